@@ -1,0 +1,129 @@
+"""`Ok` and `Err` as a user meets them."""
+
+import copy
+import pickle
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+from perdure.errors import UnwrapError
+from perdure.result import Err, Ok, Result
+
+
+def halved(number: int) -> Result[int, str]:
+    return Err("odd") if number % 2 else Ok(number // 2)
+
+
+def described(result: Result[int, str]) -> str:
+    match result:
+        case Ok(value):
+            return f"value {value}"
+        case Err(error, None):
+            return f"error {error}"
+        case Err(error, cause):
+            return f"error {error} because {cause}"
+
+
+def test_match_takes_results_apart() -> None:
+    """`match` gives the value, the error, and the cause when there is one."""
+    assert described(halved(4)) == "value 2"
+    assert described(halved(3)) == "error odd"
+    assert described(Err("odd", "rain")) == "error odd because rain"
+
+
+def test_ok_tells_the_two_apart() -> None:
+    """`.ok` is True on `Ok` and False on `Err`, as it is on the wire."""
+    assert Ok(0).ok is True
+    assert Err(0).ok is False
+
+
+def test_unwrap_gives_the_value() -> None:
+    """`unwrap` of `Ok` gives what it holds, also when that is None."""
+    assert Ok(5).unwrap() == 5
+    assert Ok(None).unwrap() is None
+
+
+def test_unwrap_raises_the_error_itself() -> None:
+    """`unwrap` of an `Err` that holds an exception raises that very exception."""
+    boom = ValueError("boom")
+    with pytest.raises(ValueError) as raised:
+        Err(boom).unwrap()
+    assert raised.value is boom
+
+
+def test_unwrap_of_a_plain_error_raises_from_the_cause() -> None:
+    """An error that is no exception comes out in an `UnwrapError` chained to the cause."""
+    cause = KeyError("user")
+    with pytest.raises(UnwrapError, match="NOT_FOUND") as raised:
+        Err("NOT_FOUND", cause).unwrap()
+    assert raised.value.error == "NOT_FOUND"
+    assert raised.value.__cause__ is cause
+
+
+def test_unwrap_with_a_cause_that_is_data() -> None:
+    """A cause that is no exception does not stand in the way of the error."""
+    with pytest.raises(UnwrapError) as raised:
+        Err("NOT_FOUND", {"id": 1}).unwrap()
+    assert raised.value.__cause__ is None
+
+
+def test_unwrap_or() -> None:
+    """`unwrap_or` gives the value, or the default for an `Err`."""
+    assert Ok(1).unwrap_or(9) == 1
+    assert Err("x").unwrap_or(9) == 9
+
+
+def test_map_changes_only_values() -> None:
+    """`map` works on `Ok` and leaves an `Err` as it is."""
+    failed: Result[int, str] = Err("x", "why")
+    assert Ok(2).map(str) == Ok("2")
+    assert failed.map(str) is failed
+
+
+def test_map_err_changes_only_errors() -> None:
+    """`map_err` works on `Err`, keeps the cause, and leaves an `Ok` as it is."""
+    fine: Result[int, str] = Ok(2)
+    assert Err("x", "why").map_err(str.upper) == Err("X", "why")
+    assert fine.map_err(str.upper) is fine
+
+
+def test_and_then_chains() -> None:
+    """`and_then` goes on from a value and stops at the first `Err`."""
+    assert halved(8).and_then(halved) == Ok(2)
+    assert halved(6).and_then(halved) == Err("odd")
+    assert halved(5).and_then(halved) == Err("odd")
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (Ok(1), "Ok(1)"),
+        (Ok("a"), "Ok('a')"),
+        (Err("x"), "Err('x')"),
+        (Err("x", ValueError("y")), "Err('x', cause=ValueError('y'))"),
+    ],
+)
+def test_repr(result: object, text: str) -> None:
+    """A result shows itself as it is written."""
+    assert repr(result) == text
+
+
+@pytest.mark.parametrize("result", [Ok([1]), Err("x", [1])])
+def test_results_are_values(result: Ok[list[int]] | Err[str]) -> None:
+    """Results are equal by what they hold, and survive copying and pickling."""
+    assert copy.deepcopy(result) == result
+    assert pickle.loads(pickle.dumps(result)) == result
+    assert Ok(1) != Err(1)
+
+
+def test_results_do_not_change() -> None:
+    """A result cannot be changed, nor given further attributes."""
+    with pytest.raises(FrozenInstanceError):
+        Ok(1).value = 2  # type: ignore[misc]  # the very thing that must not work
+    assert not hasattr(Ok(1), "__dict__")
+    assert not hasattr(Err(1), "__dict__")
+
+
+def test_the_alias_takes_types_at_run_time() -> None:
+    """`Result[User, str]` can stand in an annotation that is read at run time."""
+    assert Result[int, str] == Ok[int] | Err[str]

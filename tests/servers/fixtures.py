@@ -1,0 +1,185 @@
+"""Servers as fixtures: started on first use, shared by the session, one database per test.
+
+`PERDURE_TEST_POSTGRES_URL` and its like name a server that already runs. A server that is missing
+skips the test on a developer's machine and fails it in CI and under `make test`.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.servers import mongo, mysql, postgres, redis, sqld
+from tests.servers.given import GivenServer
+from tests.servers.pgbouncer import PgBouncer
+from tests.servers.process import Server, ServerMissing
+
+_versions: list[str] = []
+
+
+def _serve(
+    variable: str, start: Callable[[], Server], version_at: Callable[[str], str]
+) -> Iterator[Server]:
+    server = _given(variable, version_at) or _started(start)
+    _versions.append(server.version)
+    yield server
+    server.close()
+
+
+def _given(variable: str, version_at: Callable[[str], str]) -> Server | None:
+    url = os.environ.get(variable)
+    return GivenServer(variable, url, f"{version_at(url)} (given)") if url else None
+
+
+def _started(start: Callable[[], Server]) -> Server:
+    try:
+        return start()
+    except ServerMissing as error:
+        if os.environ.get("CI") or os.environ.get("PERDURE_TEST_REQUIRE_SERVERS"):
+            pytest.fail(str(error), pytrace=False)
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Server]:
+    """PostgreSQL."""
+    start = postgres.PostgresServer
+    yield from _serve(
+        "PERDURE_TEST_POSTGRES_URL", lambda: start().start(), postgres.postgres_version
+    )
+
+
+@pytest.fixture(scope="session")
+def pgbouncer_server(postgres_server: Server) -> Iterator[PgBouncer]:
+    """PgBouncer in transaction mode before `postgres_server`."""
+    server = _started(lambda: PgBouncer(postgres_server).start())
+    assert isinstance(server, PgBouncer)
+    _versions.append(server.version)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def mysql_server() -> Iterator[Server]:
+    """MariaDB, or the MySQL that `PERDURE_TEST_MYSQL_URL` names."""
+    yield from _serve(
+        "PERDURE_TEST_MYSQL_URL", lambda: mysql.MysqlServer().start(), mysql.mysql_version
+    )
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[Server]:
+    """Redis that fsyncs every write."""
+    yield from _serve(
+        "PERDURE_TEST_REDIS_URL", lambda: redis.RedisServer().start(), redis.redis_version
+    )
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[redis.RedisCluster]:
+    """Redis Cluster: three masters that share the hash slots."""
+    server = _started(lambda: redis.RedisCluster().start())
+    assert isinstance(server, redis.RedisCluster)
+    _versions.append(server.version)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def mongo_server() -> Iterator[Server]:
+    """MongoDB as a replica set of one: with transactions."""
+    yield from _serve(
+        "PERDURE_TEST_MONGO_URL", lambda: mongo.MongoServer().start(), mongo.mongo_version
+    )
+
+
+@pytest.fixture(scope="session")
+def mongo_standalone() -> Iterator[Server]:
+    """MongoDB alone: without transactions."""
+    yield from _serve(
+        "PERDURE_TEST_MONGO_STANDALONE_URL",
+        lambda: mongo.MongoStandalone().start(),
+        mongo.mongo_version,
+    )
+
+
+@pytest.fixture(scope="session")
+def sqld_server() -> Iterator[Server]:
+    """sqld, the libSQL server."""
+    yield from _serve("PERDURE_TEST_SQLD_URL", lambda: sqld.SqldServer().start(), sqld.sqld_version)
+
+
+@pytest.fixture
+def postgres_url(postgres_server: Server) -> Iterator[str]:
+    """A fresh PostgreSQL database; fails the test that leaves a connection to it open."""
+    with postgres.fresh_database(postgres_server) as url:
+        yield url
+
+
+@pytest.fixture
+def pgbouncer_url(postgres_server: Server, pgbouncer_server: PgBouncer) -> Iterator[str]:
+    """A fresh PostgreSQL database reached through PgBouncer."""
+    pgbouncer_server.ensure()
+    with postgres.fresh_database(postgres_server, pooled=True) as url:
+        yield pgbouncer_server.before(url)
+
+
+@pytest.fixture
+def mysql_url(mysql_server: Server) -> Iterator[str]:
+    """A fresh MariaDB database; fails the test that leaves a connection to it open."""
+    with mysql.fresh_database(mysql_server) as url:
+        yield url
+
+
+@pytest.fixture
+def redis_prefix(redis_server: Server) -> Iterator[str]:
+    """A key prefix of this test; fails the test that leaves other keys or a connection behind."""
+    with redis.fresh_prefix(redis_server) as prefix:
+        yield prefix
+
+
+@pytest.fixture
+def redis_url(redis_server: Server, redis_prefix: str) -> str:
+    """The Redis server; keep to the keys under `redis_prefix`."""
+    return redis_server.url
+
+
+@pytest.fixture
+def redis_cluster_prefix(redis_cluster: redis.RedisCluster) -> Iterator[str]:
+    """As `redis_prefix`, on the cluster."""
+    with redis.fresh_prefix(redis_cluster) as prefix:
+        yield prefix
+
+
+@pytest.fixture
+def redis_cluster_url(redis_cluster: redis.RedisCluster, redis_cluster_prefix: str) -> str:
+    """The first node of the cluster; keep to the keys under `redis_cluster_prefix`."""
+    return redis_cluster.url
+
+
+@pytest.fixture
+def mongo_url(mongo_server: Server) -> Iterator[str]:
+    """A fresh database on the replica set; fails the test that leaves a connection open."""
+    with mongo.fresh_database(mongo_server) as url:
+        yield url
+
+
+@pytest.fixture
+def mongo_standalone_url(mongo_standalone: Server) -> Iterator[str]:
+    """A fresh database on the standalone server; fails the test that leaves a connection open."""
+    with mongo.fresh_database(mongo_standalone) as url:
+        yield url
+
+
+@pytest.fixture
+def sqld_url(sqld_server: Server) -> Iterator[str]:
+    """The HTTP address of sqld with an empty database."""
+    with sqld.empty_database(sqld_server) as url:
+        yield url
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _versions:
+        terminalreporter.write_sep("-", "servers")
+        for version in _versions:
+            terminalreporter.write_line(version)

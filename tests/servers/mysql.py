@@ -1,0 +1,115 @@
+"""MariaDB (or MySQL): a server of our own, and a fresh database per test."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pymysql
+
+from tests.servers.process import (
+    LocalServer,
+    NotReady,
+    Server,
+    eventually,
+    identity,
+    program,
+    run_once,
+    unique_name,
+)
+
+
+class MysqlServer(LocalServer):
+    name = "MariaDB"
+    account = "mysql"
+    not_ready = (pymysql.err.OperationalError,)
+
+    @property
+    def url(self) -> str:
+        return f"mysql://root@127.0.0.1:{self.port}/mysql"
+
+    def prepare(self) -> None:
+        install = program("mariadb-install-db", package="mariadb-server")
+        # Under root the script itself changes to the account, and needs root for that.
+        flags = [f"--user={self.account}"] if identity(self.account) else []
+        login = ["--auth-root-authentication-method=normal", "--skip-test-db"]
+        run_once(
+            [install, "--no-defaults", *flags, f"--datadir={self.folder / 'data'}", *login],
+            self.folder,
+        )
+
+    def command(self) -> Sequence[str]:
+        return [
+            program("mariadbd", package="mariadb-server"),
+            "--no-defaults",
+            f"--datadir={self.folder / 'data'}",
+            f"--socket={self.folder / 'socket'}",
+            f"--pid-file={self.folder / 'pid'}",
+            f"--port={self.port}",
+            "--bind-address=127.0.0.1",
+            "--skip-name-resolve",
+            "--max-connections=400",
+        ]
+
+    def probe(self) -> str:
+        return mysql_version(self.url)
+
+
+def mysql_version(url: str) -> str:
+    """Name and version of the server that answers at `url`."""
+    version = str(_query(url, "SELECT VERSION()")[0][0])
+    return ("MariaDB " if "MariaDB" in version else "MySQL ") + version.split("-")[0]
+
+
+@contextmanager
+def fresh_database(server: Server) -> Iterator[str]:
+    """The URL of an empty database; at the end nobody may be connected to it, and it is dropped."""
+    name = unique_name()
+    server.ensure()
+    _query(server.url, f"CREATE DATABASE `{name}`")
+    try:
+        yield urlsplit(server.url)._replace(path=f"/{name}").geturl()
+    finally:
+        server.ensure()
+        try:
+            _await_no_connections(server, name)
+        finally:
+            # An open transaction would hold the tables, and the drop would wait for it for ever.
+            for row in _connections(server, name):
+                _query(server.url, f"KILL {row[0]}")
+            _query(server.url, f"DROP DATABASE IF EXISTS `{name}`")
+
+
+def _connections(server: Server, database: str) -> Sequence[tuple[Any, ...]]:
+    find = "SELECT id, command, info FROM information_schema.processlist WHERE db = %s"
+    return _query(server.url, find, database)
+
+
+def _await_no_connections(server: Server, database: str) -> None:
+    """Wait for the server to notice closed connections; fail if some were left open."""
+
+    def attempt() -> None:
+        if left := _connections(server, database):
+            raise NotReady(f"the test left connections to {database} open: {left}")
+
+    eventually(attempt, retry_on=(NotReady,), patience=2)
+
+
+def connect_arguments(url: str) -> dict[str, Any]:
+    """What PyMySQL, aiomysql and asyncmy take in place of a URL."""
+    parts = urlsplit(url)
+    return {
+        "host": parts.hostname,
+        "port": parts.port or 3306,
+        "user": unquote(parts.username or "root"),
+        "password": unquote(parts.password or ""),
+        "database": parts.path.lstrip("/"),
+        "connect_timeout": 5,
+    }
+
+
+def _query(url: str, statement: str, *values: object) -> Sequence[tuple[Any, ...]]:
+    connection = pymysql.connect(**connect_arguments(url), autocommit=True)
+    with connection, connection.cursor() as cursor:
+        cursor.execute(statement, values)
+        return tuple(cursor.fetchall())

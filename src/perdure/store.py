@@ -18,7 +18,7 @@ from enum import Enum
 from typing import Any, Literal, Protocol, Self, TypeGuard
 
 from perdure.errors import InvalidArgument, MissingAbility, ValueTooLarge
-from perdure.snapshot import RunStatus, Snapshot
+from perdure.snapshot import RunStatus, Snapshot, awaits_of, rest_status, wake_at_of
 
 MAX_ID_LENGTH = 512
 MAX_VALUE_SIZE = 16 * 1024 * 1024
@@ -86,6 +86,11 @@ class Rest:
     status: RunStatus
     wake_at: datetime | None = None
     awaits: tuple[str, ...] = ()
+
+
+def rest_of(snapshot: Snapshot) -> Rest:
+    """Give how a run with this snapshot lies in the store."""
+    return Rest(rest_status(snapshot), wake_at_of(snapshot), awaits_of(snapshot))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,14 +17,19 @@ class InvalidArgument(PerdureError, ValueError):
     """A public parameter was given something it cannot use."""
 
     def __init__(self, parameter: str, got: object, wanted: str, hint: str = "") -> None:
-        shown = repr(got)
-        if len(shown) > 120:
-            shown = shown[:117] + "..."
-        text = f"{parameter}: got {shown} ({type(got).__name__}), wanted {wanted}"
+        text = f"{parameter}: got {_shown(got)} ({type(got).__name__}), wanted {wanted}"
         super().__init__(f"{text}. {hint}" if hint else text)
         self.parameter = parameter
         self.got = got
         self.wanted = wanted
+
+
+def _shown(got: object) -> str:
+    try:
+        shown = repr(got)
+    except Exception:  # noqa: BLE001  # the repr is the caller's code
+        return "something that repr() cannot show"
+    return shown if len(shown) <= 120 else shown[:117] + "..."
 
 
 class InvalidDuration(InvalidArgument):
@@ -78,12 +83,13 @@ class StepError(PerdureError):
 
 
 class StepFailed(PerdureError):
-    """A step returned `Err`: `error` is what it held. Raised inside the workflow function."""
+    """A step returned `Err(error, cause)`. Raised inside the workflow function."""
 
-    def __init__(self, step: str, error: object) -> None:
+    def __init__(self, step: str, error: object, cause: object = None) -> None:
         super().__init__(f"step {step!r} failed: {error!r}")
         self.step = step
         self.error = error
+        self.cause = cause
 
 
 class StepTimeout(PerdureError, TimeoutError):

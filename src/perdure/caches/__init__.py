@@ -1,0 +1,23 @@
+"""The caches in the box; each is loaded when its name is first asked for."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perdure.caches.file import FileCache
+    from perdure.caches.keyvalue import KeyValueCache
+    from perdure.caches.memory import MemoryCache
+
+__all__ = ["FileCache", "KeyValueCache", "MemoryCache"]
+
+_HOMES = {
+    "FileCache": "perdure.caches.file",
+    "KeyValueCache": "perdure.caches.keyvalue",
+    "MemoryCache": "perdure.caches.memory",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

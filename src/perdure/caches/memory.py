@@ -1,0 +1,88 @@
+"""A cache in this process's memory."""
+
+import heapq
+from collections import OrderedDict
+from datetime import timedelta
+from typing import cast
+
+from perdure import codec
+from perdure.clock import Clock, Duration, SystemClock, parse_duration
+from perdure.errors import InvalidArgument
+from perdure.snapshot import StepRecord
+
+
+class MemoryCache:
+    """Keeps the records of up to `max_size` steps; the least recently used goes first.
+
+    A record lives for `ttl`, or for the step's own `ttl` when that has one, and for ever without
+    either. Records are kept encoded, so nobody who changes a value changes the cache.
+
+        cache = MemoryCache(max_size=1000, ttl=timedelta(days=7))
+    """
+
+    def __init__(
+        self,
+        *,
+        max_size: int | None = None,
+        ttl: Duration | None = None,
+        clock: Clock = SystemClock(),
+    ) -> None:
+        if max_size is not None and (
+            isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1
+        ):
+            raise InvalidArgument("max_size", max_size, "a whole number, 1 or more, or None")
+        self._max_size = max_size
+        self._ttl = None if ttl is None else parse_duration(ttl, "ttl")
+        self._clock = clock
+        self._entries: OrderedDict[str, tuple[bytes, float | None]] = OrderedDict()
+        self._ends: list[tuple[float, str]] = []
+
+    def get(self, key: str, /) -> StepRecord | None:
+        """Give the record and mark it as used, or None."""
+        self._drop_expired()
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self._entries.move_to_end(key)
+        return cast("StepRecord", codec.loads(entry[0]))
+
+    def set(self, key: str, record: StepRecord, /, *, ttl: timedelta | None = None) -> None:
+        """Keep the record; `ttl` goes before the cache's own."""
+        self._drop_expired()
+        ttl = self._ttl if ttl is None else ttl
+        end = None if ttl is None else self._clock.monotonic() + ttl.total_seconds()
+        self._entries[key] = (codec.dumps(record), end)
+        self._entries.move_to_end(key)
+        if end is not None:
+            heapq.heappush(self._ends, (end, key))
+        if self._max_size is not None and len(self._entries) > self._max_size:
+            self._entries.popitem(last=False)
+
+    def has(self, key: str, /) -> bool:
+        """Tell whether there is a record, without marking it as used."""
+        self._drop_expired()
+        return key in self._entries
+
+    def delete(self, key: str, /) -> bool:
+        """Forget the record, so that the step runs again; tell whether there was one."""
+        self._drop_expired()
+        return self._entries.pop(key, None) is not None
+
+    def clear(self) -> None:
+        """Forget every record."""
+        self._entries.clear()
+        self._ends.clear()
+
+    def __len__(self) -> int:
+        self._drop_expired()
+        return len(self._entries)
+
+    def _drop_expired(self) -> None:
+        if not self._ends:
+            return
+        now = self._clock.monotonic()
+        while self._ends and self._ends[0][0] <= now:
+            end, key = heapq.heappop(self._ends)
+            # The key may have been set anew since, with another end.
+            if self._entries.get(key, (b"", None))[1] == end:
+                del self._entries[key]

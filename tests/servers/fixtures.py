@@ -178,6 +178,27 @@ def sqld_url(sqld_server: Server) -> Iterator[str]:
         yield url
 
 
+SERVERS = frozenset(
+    {
+        postgres_server.__name__,
+        pgbouncer_server.__name__,
+        mysql_server.__name__,
+        redis_server.__name__,
+        redis_cluster.__name__,
+        mongo_server.__name__,
+        mongo_standalone.__name__,
+        sqld_server.__name__,
+    }
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test that needs a server, so that `-m "not server"` leaves it out."""
+    for item in items:
+        if isinstance(item, pytest.Function) and SERVERS & set(item.fixturenames):
+            item.add_marker(pytest.mark.server)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if _versions:
         terminalreporter.write_sep("-", "servers")

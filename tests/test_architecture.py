@@ -1,0 +1,260 @@
+"""The layers of `src/perdure`: a file imports only from rows above its own in the table."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "perdure"
+
+ROWS: tuple[tuple[str, ...], ...] = (
+    ("errors",),
+    ("clock", "result", "names", "lineage", "definition"),
+    ("codec", "retry"),
+    ("snapshot",),
+    ("events", "ledger", "keyvalue"),
+    ("cache", "resume"),
+    ("execution",),
+    ("step",),
+    ("workflow", "store"),
+    ("commit",),
+    ("durable",),
+    ("runtime", "insights"),
+    ("worker",),
+    ("stores", "caches"),
+    ("dashboard", "integrations"),
+    ("cli", "testing"),
+    ("__init__", "__main__"),
+)
+LEVEL = {unit: level for level, row in enumerate(ROWS) for unit in row}
+
+# Siblings here are alternatives to each other: what two of them share lives in a `_` file.
+SEPARATE_SIBLINGS = {"stores", "caches"}
+# Only here may an import wait until a function runs: what it brings is optional.
+LAZY = {"keyvalue", "stores", "caches", "integrations", "cli"}
+# Only here may a package beyond the two dependencies be imported at all.
+OPTIONAL = {"stores", "caches", "dashboard", "integrations", "cli", "testing"}
+DEPENDENCIES = {"msgspec", "cronsim"}
+
+
+@dataclass(frozen=True)
+class Module:
+    """A file of ours by its dotted name below `perdure`."""
+
+    name: str
+    path: Path
+
+    @property
+    def is_package(self) -> bool:
+        return self.path.name == "__init__.py"
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, absolute; `target` has no `perdure.` before it when it is ours."""
+
+    line: int
+    target: str
+    ours: bool
+    inside_function: bool
+    relative: bool = False
+
+
+def modules() -> list[Module]:
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        if parts[-1] == "__init__" and len(parts) > 1:
+            parts = parts[:-1]
+        found.append(Module(".".join(parts), path))
+    return found
+
+
+MODULES = modules()
+NAMES = {module.name for module in MODULES}
+every_module = pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)
+
+
+def unit_of(name: str) -> str:
+    """The row entry a module belongs to: its first part; `_codec_tags` is a part of `codec`."""
+    first = name.split(".")[0]
+    if first in LEVEL or not first.startswith("_"):
+        return first
+    owners = [unit for unit in LEVEL if f"{first}_".startswith(f"_{unit}_")]
+    return max(owners, key=len, default=first)
+
+
+def level_of(name: str) -> int:
+    """How high a module stands; one without a row has a test of its own to fail."""
+    return LEVEL.get(unit_of(name), 0)
+
+
+def imports_of(module: Module) -> Iterator[Import]:
+    tree = ast.parse(module.path.read_text(), str(module.path))
+    lazy = {
+        node
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield resolve(node.lineno, alias.name, None, node in lazy)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                found = resolve(node.lineno, node.module or "", alias.name, node in lazy)
+                yield Import(**{**vars(found), "relative": node.level > 0})
+
+
+def resolve(line: int, source: str, name: str | None, inside_function: bool) -> Import:
+    top, _, rest = source.partition(".")
+    if top != "perdure":
+        return Import(line, source, ours=False, inside_function=inside_function)
+    member = f"{rest}.{name}".lstrip(".") if name else rest
+    target = member if member in NAMES else rest or "__init__"
+    return Import(line, target, ours=True, inside_function=inside_function)
+
+
+def refuse(module: Module, problems: list[str]) -> None:
+    if problems:
+        pytest.fail(f"{module.path.name}: " + "; ".join(problems), pytrace=False)
+
+
+@every_module
+def test_every_module_has_a_row(module: Module) -> None:
+    """A module that is not in the table was not thought about."""
+    assert unit_of(module.name) in LEVEL, f"add {module.name} to ROWS at its level"
+
+
+@every_module
+def test_imports_point_down(module: Module) -> None:
+    """A file imports only from lower rows, or from its own unit."""
+    unit = unit_of(module.name)
+    level = level_of(module.name)
+    refuse(
+        module,
+        [
+            f"line {each.line} imports {each.target}, which is not below {unit}"
+            for each in imports_of(module)
+            if each.ours and unit_of(each.target) != unit and level_of(each.target) >= level
+        ],
+    )
+
+
+@every_module
+def test_alternatives_do_not_know_each_other(module: Module) -> None:
+    """A store imports no other store; only the package's `__init__` knows them all."""
+    package, _, own = module.name.partition(".")
+    if package not in SEPARATE_SIBLINGS or module.is_package:
+        return
+    refuse(
+        module,
+        [
+            f"line {each.line} imports its sibling {each.target}"
+            for each in imports_of(module)
+            if each.ours and is_foreign_sibling(package, own, each.target)
+        ],
+    )
+
+
+def is_foreign_sibling(package: str, own: str, target: str) -> bool:
+    if unit_of(target) != package:
+        return False
+    sibling = target.partition(".")[2].split(".")[0]
+    return sibling != own.split(".")[0] and not sibling.startswith("_")
+
+
+@every_module
+def test_private_files_are_imported_only_from_beside_them(module: Module) -> None:
+    """A leading `_` means: only files of the same unit or folder import this."""
+    refuse(
+        module,
+        [
+            f"line {each.line} imports the private {each.target}"
+            for each in imports_of(module)
+            if each.ours and not may_see(module, each.target)
+        ],
+    )
+
+
+def may_see(module: Module, target: str) -> bool:
+    parts = target.split(".")
+    hidden = next((n for n, part in enumerate(parts) if is_private(part)), None)
+    if hidden is None:
+        return True
+    folder = parts[:hidden]
+    if not folder:
+        return unit_of(module.name) == unit_of(target)
+    return module.name.split(".")[: len(folder)] == folder
+
+
+def is_private(part: str) -> bool:
+    return part.startswith("_") and not part.startswith("__")
+
+
+@every_module
+def test_imports_are_absolute(module: Module) -> None:
+    refuse(
+        module, [f"line {each.line} is relative" for each in imports_of(module) if each.relative]
+    )
+
+
+@every_module
+def test_imports_wait_only_for_optional_packages(module: Module) -> None:
+    """Inside a function: a backend's driver, or a backend of ours from the place that names it."""
+    allowed = unit_of(module.name) in LAZY
+    refuse(
+        module,
+        [
+            f"line {each.line} imports {each.target} inside a function"
+            for each in imports_of(module)
+            if each.inside_function
+            and (not allowed or each.target.split(".")[0] in sys.stdlib_module_names)
+        ],
+    )
+
+
+@every_module
+def test_the_core_needs_only_its_two_dependencies(module: Module) -> None:
+    """What a bare install lacks is imported only by the parts that an extra brings."""
+    if unit_of(module.name) in OPTIONAL and module.name not in OPTIONAL:
+        return
+    refuse(
+        module,
+        [
+            f"line {each.line} imports {each.target}, which a bare install lacks"
+            for each in imports_of(module)
+            if not each.ours
+            and not each.inside_function
+            and each.target.split(".")[0] not in sys.stdlib_module_names | DEPENDENCIES
+        ],
+    )
+
+
+BARE_IMPORT = """
+import sys
+
+class Bare:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top not in sys.stdlib_module_names | {"perdure", "msgspec", "cronsim"}:
+            raise ModuleNotFoundError(f"a bare install has no {top}", name=top)
+
+sys.meta_path.insert(0, Bare())
+import perdure, perdure.stores, perdure.caches
+for package in (perdure, perdure.stores, perdure.caches):
+    assert package.__all__ == sorted(package.__all__), package
+"""
+
+
+def test_a_bare_install_imports() -> None:
+    """`import perdure` works where only its two dependencies are; public names are sorted."""
+    done = subprocess.run(
+        [sys.executable, "-c", BARE_IMPORT], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,51 @@
+"""What a type checker must refuse: each line that ends in `# refused`, and no other.
+
+The files in `tests/typing/` beside this one hold what it must accept; mypy and pyright check them
+together with the source.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CASES = sorted((Path(__file__).parent / "refused").glob("*.py"))
+
+Lines = dict[int, str]
+
+
+def mypy(path: Path) -> Lines:
+    """The lines in which mypy sees an error, and what it says."""
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--no-pretty", str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert not done.stderr, done.stderr
+    found = re.findall(r"^.*?:(\d+): error: (.*)$", done.stdout, re.MULTILINE)
+    return {int(line): message for line, message in found}
+
+
+def pyright(path: Path) -> Lines:
+    """The lines in which pyright sees an error, and what it says."""
+    command = [sys.executable, "-m", "pyright", "--outputjson", str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return {
+        each["range"]["start"]["line"] + 1: each["message"]
+        for each in json.loads(done.stdout)["generalDiagnostics"]
+        if each["severity"] == "error"
+    }
+
+
+@pytest.mark.parametrize("checker", [mypy, pyright])
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_exactly_the_marked_lines_are_refused(path: Path, checker: Callable[[Path], Lines]) -> None:
+    found = checker(path)
+    lines = enumerate(path.read_text().splitlines(), start=1)
+    marked = {number for number, line in lines if line.endswith("# refused")}
+    accepted = marked - found.keys()
+    unexpected = {line: found[line] for line in found.keys() - marked}
+    assert not accepted, f"{checker.__name__} accepts lines {sorted(accepted)}"
+    assert not unexpected

@@ -80,12 +80,14 @@ class Rest:
     """How a run lies in the store when nobody works on it.
 
     `wake_at` is when it should be claimed (None: never by time). `awaits` are the names of the
-    events that would wake it sooner.
+    events that would wake it sooner. With `gone` nothing is left of the run: it is deleted, as by
+    `delete`, in the same fenced write.
     """
 
     status: RunStatus
     wake_at: datetime | None = None
     awaits: tuple[str, ...] = ()
+    gone: bool = False
 
 
 def rest_of(snapshot: Snapshot) -> Rest:
@@ -255,7 +257,8 @@ class LeaseStore(Store, Protocol):
 
     async def acquire(self, wants: Sequence[Want], /) -> Sequence[Grant | None]:
         """Give each want its lease and the run read under it, or None when another owner's lease
-        is unexpired, or when the run is missing and nothing was given to create it.
+        is unexpired, or when the run is missing and nothing was given to create it. A lease that the
+        same owner holds already is given again, so that a lost answer can be asked for twice.
 
         The epoch grows at each acquisition and never comes twice for one id, also after `delete`.
         An unexpired lease is never stolen, and an expired one is there for the taking. From the

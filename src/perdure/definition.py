@@ -1,0 +1,56 @@
+"""A function's definition as a short text that changes when its code does.
+
+Comments, formatting and docstrings do not count; where the source is not to be had, the compiled code
+stands in for it.
+"""
+
+import ast
+import hashlib
+import inspect
+import textwrap
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+_hashes: dict[CodeType, str] = {}
+
+
+def definition_hash(fn: Callable[..., Any]) -> str:
+    """Give the hash of a function's definition."""
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    if not isinstance(code, CodeType):
+        return _digest(type(fn).__qualname__)
+    known = _hashes.get(code)
+    if known is None:
+        known = _hashes[code] = _digest(_meaning(fn, code))
+    return known
+
+
+def _meaning(fn: Callable[..., Any], code: CodeType) -> str:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(fn)))
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return _compiled(code)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            _drop_docstring(node)
+    return ast.dump(tree, annotate_fields=False)
+
+
+def _drop_docstring(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
+    match node.body:
+        case [ast.Expr(value=ast.Constant(value=str())), *rest]:
+            node.body = rest or [ast.Pass()]
+        case _:
+            pass
+
+
+def _compiled(code: CodeType) -> str:
+    constants = [
+        _compiled(item) if isinstance(item, CodeType) else repr(item) for item in code.co_consts
+    ]
+    return repr((code.co_code, code.co_names, code.co_varnames, constants))
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

@@ -1,0 +1,187 @@
+"""Branches of a run: which line of the function's work calls a step.
+
+A branch is an asyncio task that the workflow function started, by whatever means (`gather`,
+`TaskGroup`, `create_task`), or a part that `step.all` and its like named. Its path is made of
+creation order, which the program fixes, and never of finishing order, which the weather fixes: two
+branches that call the same step ids and finish in any order replay right.
+
+To see tasks at their creation, a task factory is wrapped around the loop's own while at least one
+run is active on that loop. Tasks that have nothing to do with a run pass through it untouched.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from typing import Any, Self, TypeAlias
+from weakref import WeakKeyDictionary
+
+Task: TypeAlias = "asyncio.Task[Any]"
+
+
+class Branch:
+    """One line of work; hands out identities of step calls, each once."""
+
+    __slots__ = ("calls", "children", "lineage", "parked", "path")
+
+    def __init__(self, lineage: "Lineage", path: str = "") -> None:
+        self.lineage = lineage
+        self.path = path
+        self.calls: dict[str, int] = {}
+        self.children = 0
+        self.parked = False
+
+    def call(self, id: str) -> str:
+        """Give the identity of the next call of `id` in this branch: `id`, `id#2`, `id#3` …"""
+        n = self.calls.get(id, 0) + 1
+        self.calls[id] = n
+        # An id that looks like another's repeat always carries its count, so the two never meet.
+        return id if n == 1 and not ("#" in id and _ends_in_count(id)) else f"{id}#{n}"
+
+    def child(self, name: str = "") -> "Branch":
+        """Give a new branch below this one, by its name or by the order of creation."""
+        if not name:
+            self.children += 1
+            name = str(self.children)
+        return Branch(self.lineage, f"{self.path}/{name}" if self.path else name)
+
+
+class Call:
+    """A step that is being executed: what its function may ask about itself."""
+
+    __slots__ = ("attempt", "branch", "call", "inner")
+
+    def __init__(self, branch: Branch, call: str) -> None:
+        self.branch = branch
+        self.call = call
+        self.attempt = 1
+        self.inner: Branch | None = None
+
+    def retry(self, attempt: int) -> None:
+        """Begin another attempt: steps called within it count from the start again."""
+        self.attempt = attempt
+        self.inner = None
+
+    def within(self) -> Branch:
+        """Give the branch of steps that this step's own function calls."""
+        if self.inner is None:
+            self.inner = self.branch.child(f"{self.call}>")
+        return self.inner
+
+
+CURRENT: ContextVar[Call | None] = ContextVar("perdure_current_step", default=None)
+
+_branches: dict[Task, Branch] = {}
+_guests: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
+
+
+class Lineage:
+    """The branches of one run.
+
+    As a context manager it makes the current task the run's root branch, and sees to it that tasks
+    created meanwhile are enrolled.
+    """
+
+    __slots__ = ("_before", "_call", "_loop", "_task", "root", "tasks")
+
+    def __init__(self) -> None:
+        self.root = Branch(self)
+        self.tasks: dict[Task, Branch] = {}
+
+    def __enter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task is not None, "a run needs a task"
+        self._task = task
+        self._loop = task.get_loop()
+        self._before = _branches.get(task)
+        self.tasks[task] = _branches[task] = self.root
+        self._call = CURRENT.set(None)
+        _watch(self._loop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _unwatch(self._loop)
+        CURRENT.reset(self._call)
+        del self.tasks[self._task]
+        if self._before is None:
+            del _branches[self._task]
+        else:
+            _branches[self._task] = self._before
+
+    def branch(self) -> Branch:
+        """Give the branch in which the running code calls a step of this run."""
+        call = CURRENT.get()
+        if call is not None and call.branch.lineage is self:
+            return call.within()
+        task = asyncio.current_task()
+        assert task is not None, "a step is called inside a task"
+        branch = self.tasks.get(task)
+        if branch is None:
+            # A task that was made out of our sight (in a callback, by a foreign factory): it is a
+            # branch of the root in order of its first step.
+            branch = self.root.child()
+            enrol(task, branch)
+        return branch
+
+
+def enrol(task: Task, branch: Branch) -> None:
+    """Make `task` the carrier of `branch` until it is done."""
+    _branches[task] = branch.lineage.tasks[task] = branch
+    task.add_done_callback(_forget)
+
+
+def spawn(branch: Branch, work: Coroutine[Any, Any, Any]) -> Task:
+    """Start `work` as the given branch."""
+    task: Task = asyncio.Task(work, loop=asyncio.get_running_loop())
+    enrol(task, branch)
+    return task
+
+
+def _forget(task: Task) -> None:
+    branch = _branches.pop(task, None)
+    if branch is not None:
+        branch.lineage.tasks.pop(task, None)
+
+
+def _ends_in_count(id: str) -> bool:
+    head, mark, tail = id.rpartition("#")
+    return bool(mark) and tail.isdecimal() and bool(head)
+
+
+class _Factory:
+    """A task factory that enrols the tasks a run's branches create, and passes on all others."""
+
+    __slots__ = ("before",)
+
+    def __init__(self, before: Callable[..., Any] | None) -> None:
+        self.before = before
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
+        creator = asyncio.current_task(loop)
+        parent = _branches.get(creator) if creator is not None else None
+        # What a step's own function starts is that step's business, and no branch of the run.
+        branch = parent.child() if parent is not None and CURRENT.get() is None else None
+        if self.before is None:
+            task = asyncio.Task(coro, loop=loop, **options)
+        else:
+            task = self.before(loop, coro, **options)
+        if branch is not None:
+            enrol(task, branch)
+        return task
+
+
+def _watch(loop: asyncio.AbstractEventLoop) -> None:
+    count = _guests.get(loop, 0)
+    if not isinstance(loop.get_task_factory(), _Factory):
+        loop.set_task_factory(_Factory(loop.get_task_factory()))
+    _guests[loop] = count + 1
+
+
+def _unwatch(loop: asyncio.AbstractEventLoop) -> None:
+    count = _guests[loop] - 1
+    if count:
+        _guests[loop] = count
+        return
+    del _guests[loop]
+    factory = loop.get_task_factory()
+    if isinstance(factory, _Factory):
+        loop.set_task_factory(factory.before)

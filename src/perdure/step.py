@@ -1,0 +1,336 @@
+"""The handle in the user's hand: each method is one recorded thing.
+
+    user = await step("fetch-user", fetch_user, "123")
+    order = await step("create-order", lambda: create_order(user), key="order:1")
+    await step.sleep("settle", "1d")
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar, TypeVarTuple, overload
+
+from perdure.clock import Cron, Duration, isoformat, parse_duration
+from perdure.errors import InvalidArgument, PerdureError
+from perdure.execution import Execution, Spec
+from perdure.lineage import CURRENT, spawn
+from perdure.result import Err, Ok
+from perdure.retry import Retry, Timeout, as_retry, as_timeout
+from perdure.snapshot import PendingWait
+
+T = TypeVar("T")
+U = TypeVar("U")
+Args = TypeVarTuple("Args")
+Errors = Sequence[type[BaseException]]
+
+
+class Step:
+    """Runs steps of one run; given to the workflow function as its first argument."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, execution: Execution) -> None:
+        self._run = execution
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self._run.run_id
+
+    @property
+    def payload(self) -> Any:
+        """What the run was triggered with."""
+        return self._run.payload
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt of the step this is, from 1; for use inside a step's function."""
+        call = CURRENT.get()
+        return 1 if call is None else call.attempt
+
+    @property
+    def idempotency_key(self) -> str:
+        """A text that is the same for every attempt of this step in this run, also after a crash.
+
+        For payment providers and their like; for use inside a step's function.
+        """
+        call = CURRENT.get()
+        if call is None:
+            raise PerdureError(
+                "step.idempotency_key belongs to a step: ask for it inside the step's function, "
+                "for example step('pay', lambda: pay(amount, step.idempotency_key))"
+            )
+        identity = "\0".join((self._run.run_id, call.branch.path, call.call))
+        return hashlib.sha256(identity.encode()).hexdigest()[:32]
+
+    # The overlap is meant: a Result is a value too, and the first overload that fits unwraps it.
+    @overload
+    async def __call__(  # type: ignore[overload-overlap]
+        self,
+        id: str,
+        fn: Callable[[*Args], Coroutine[Any, Any, Ok[T] | Err[Any]]],
+        /,
+        *args: *Args,
+        key: str | None = ...,
+        ttl: Duration | None = ...,
+        retry: Retry | int | None = ...,
+        timeout: Timeout | Duration | None = ...,
+        returns: type[Any] | None = ...,
+        errors: Errors = ...,
+    ) -> T: ...
+    @overload
+    async def __call__(  # type: ignore[overload-overlap]
+        self,
+        id: str,
+        fn: Callable[[*Args], Awaitable[T]],
+        /,
+        *args: *Args,
+        key: str | None = ...,
+        ttl: Duration | None = ...,
+        retry: Retry | int | None = ...,
+        timeout: Timeout | Duration | None = ...,
+        returns: type[Any] | None = ...,
+        errors: Errors = ...,
+    ) -> T: ...
+    @overload
+    async def __call__(  # type: ignore[overload-overlap]
+        self,
+        id: str,
+        fn: Callable[[*Args], Ok[T] | Err[Any]],
+        /,
+        *args: *Args,
+        key: str | None = ...,
+        ttl: Duration | None = ...,
+        retry: Retry | int | None = ...,
+        timeout: Timeout | Duration | None = ...,
+        returns: type[Any] | None = ...,
+        errors: Errors = ...,
+    ) -> T: ...
+    @overload
+    async def __call__(
+        self,
+        id: str,
+        fn: Callable[[*Args], T],
+        /,
+        *args: *Args,
+        key: str | None = ...,
+        ttl: Duration | None = ...,
+        retry: Retry | int | None = ...,
+        timeout: Timeout | Duration | None = ...,
+        returns: type[Any] | None = ...,
+        errors: Errors = ...,
+    ) -> T: ...
+    async def __call__(
+        self,
+        id: str,
+        fn: Callable[..., Any],
+        /,
+        *args: Any,
+        key: str | None = None,
+        ttl: Duration | None = None,
+        retry: Retry | int | None = None,
+        timeout: Timeout | Duration | None = None,
+        returns: type[Any] | None = None,
+        errors: Errors = (),
+    ) -> Any:
+        """Give the value of `fn(*args)`, from its record when the step was done before.
+
+        `key` is an identity of the user's own: used twice, it answers from its record. `returns` is the
+        type of the value where `fn` does not say it; `errors` are the exception classes that come
+        back as themselves. A returned `Err` raises `StepFailed`, unless the function catches it
+        the run ends as that `Err`.
+        """
+        run = self._run
+        spec = run.spec(id, fn, args, key)
+        if retry is not None:
+            spec.retry = as_retry(retry)
+        if timeout is not None:
+            spec.timeout = as_timeout(timeout)
+        if ttl is not None:
+            spec.ttl = parse_duration(ttl, "ttl")
+        if errors:
+            spec.errors = check_errors(errors)
+        spec.returns = returns
+        return await run.perform(spec)
+
+    async def sleep(self, id: str, duration: Duration | Cron, /) -> None:
+        """Wait so long, or until the cron expression's next time; once, however often the run resumes."""
+        spec = self._run.spec(id, self.sleep)
+        spec.kind = "sleep"
+        await self._run.wait(spec, self._wait(spec, duration))
+
+    @overload
+    async def wait_for_event(
+        self, id: str, name: str, /, *, timeout: Duration | None = ..., returns: type[T]
+    ) -> T | None: ...
+    @overload
+    async def wait_for_event(
+        self, id: str, name: str, /, *, timeout: Duration | None = ..., returns: None = ...
+    ) -> Any: ...
+    async def wait_for_event(
+        self,
+        id: str,
+        name: str,
+        /,
+        *,
+        timeout: Duration | None = None,
+        returns: type[Any] | None = None,
+    ) -> Any:
+        """Give the payload of the run's next event of this name, or None when the time is over."""
+        if not isinstance(name, str) or not name:
+            raise InvalidArgument("name", name, "the event's name, a non-empty text")
+        spec = self._run.spec(id, self.wait_for_event)
+        spec.kind = "event"
+        spec.returns = returns
+        return await self._run.wait(spec, self._wait(spec, timeout, event=name))
+
+    def _wait(
+        self, spec: Spec, duration: Duration | Cron | None, event: str | None = None
+    ) -> PendingWait:
+        wait: PendingWait = {
+            "id": f"{spec.path}/{spec.call}" if spec.path else spec.call,
+            "kind": "sleep" if event is None else "event",
+        }
+        if event is not None:
+            wait["event"] = event
+        if duration is not None:
+            wait["wakeAt"] = isoformat(self._until(duration))
+        return wait
+
+    def _until(self, duration: Duration | Cron) -> datetime:
+        now = self._run.clock.now()
+        return duration.next(now) if isinstance(duration, Cron) else now + parse_duration(duration)
+
+    async def all(self, thunks: Mapping[str, Callable[[], Any]], /) -> dict[str, Any]:
+        """Run a step for each name, all at once, and give their values by name.
+
+        All are awaited, so that finished work is recorded; then the first failure, in the order of
+        the names, is raised.
+        """
+        branch = self._run.lineage.branch()
+        tasks = {
+            name: spawn(branch.child(name), self._named(name, thunk))
+            for name, thunk in _thunks(thunks).items()
+        }
+        await _settle(tasks.values())
+        return {name: task.result() for name, task in tasks.items()}
+
+    async def _named(self, name: str, thunk: Callable[[], Any]) -> Any:
+        return await self(name, thunk)
+
+    async def map(
+        self,
+        id: str,
+        items: Iterable[T],
+        fn: Callable[[T], Awaitable[U] | U],
+        /,
+        *,
+        concurrency: int = 10,
+    ) -> list[U]:
+        """Run a step for each item, so many at once, and give the values in the items' order."""
+        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
+            raise InvalidArgument("concurrency", concurrency, "a whole number, 1 or more")
+        run, parent = self._run, self._run.lineage.branch()
+        parent = parent.child(parent.call(id))
+        queue = list(enumerate(items))
+        queue.reverse()
+        values: list[Any] = [None] * len(queue)
+
+        async def work() -> None:
+            while queue:
+                index, item = queue.pop()
+                spec = run.spec(id, fn, (item,))
+                spec.branch, spec.call = parent, f"{id}[{index}]"
+                values[index] = await run.perform(spec)
+
+        workers = range(min(concurrency, len(queue)))
+        tasks = [spawn(parent.child(f"worker{n}"), work()) for n in workers]
+        await _settle(tasks)
+        for task in tasks:
+            task.result()
+        return values
+
+    async def race(self, id: str, thunks: Mapping[str, Callable[[], Any]], /) -> tuple[str, Any]:
+        """Run a branch for each name and give the name and value of the first to finish.
+
+        The others are cancelled. The winner is recorded: a replay gives the same one. A branch may call
+        steps, sleep, or wait for events.
+        """
+        run, thunks = self._run, _thunks(thunks)
+        spec = run.spec(id, self.race)
+        spec.kind = "race"
+        spec.fn = lambda: self._first(spec, thunks)
+        return await run.perform(spec)  # type: ignore[no-any-return]  # recorded as a pair
+
+    async def _first(self, spec: Spec, thunks: Mapping[str, Callable[[], Any]]) -> tuple[str, Any]:
+        # The race itself is no step that the branches run inside of: they are branches of the run.
+        outside = CURRENT.set(None)
+        parent = spec.branch.child(spec.call)
+        tasks = {spawn(parent.child(name), _call(thunk)): name for name, thunk in thunks.items()}
+        CURRENT.reset(outside)
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await _settle(tasks)
+            self._run.forget_waits(parent.path)
+        winner = next(task for task in tasks if task in done)
+        return tasks[winner], winner.result()
+
+    async def transaction(
+        self, id: str, fn: Callable[..., Awaitable[T]], /, *args: Any, returns: type[Any] | None = None
+    ) -> T:
+        """Give the value of `fn(connection, *args)`, whose writes commit together with the step's record.
+
+        The connection is the store's own: either both are there or neither, exactly once.
+        """
+        spec = self._run.spec(id, fn, args)
+        spec.kind = "transaction"
+        spec.returns = returns
+        return await self._run.transact(spec)  # type: ignore[no-any-return]  # as fn says
+
+
+async def _call(thunk: Callable[[], Any]) -> Any:
+    value = thunk()
+    return await value if isinstance(value, Awaitable) else value
+
+
+async def _settle(tasks: Iterable["asyncio.Task[Any]"]) -> None:
+    pending = list(tasks)
+    if not pending:
+        return
+    try:
+        await asyncio.wait(pending)
+    except asyncio.CancelledError:
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending)
+        raise
+    finally:
+        for task in pending:
+            if task.done() and not task.cancelled():
+                task.exception()
+
+
+def _thunks(thunks: object) -> dict[str, Callable[[], Any]]:
+    wanted = "a mapping of names to functions without arguments"
+    if not isinstance(thunks, Mapping):
+        raise InvalidArgument("thunks", thunks, wanted)
+    for name, thunk in thunks.items():
+        if not isinstance(name, str) or not name or not callable(thunk):
+            raise InvalidArgument(f"thunks[{name!r}]", thunk, wanted)
+    return dict(thunks)
+
+
+def check_errors(errors: object) -> tuple[type[BaseException], ...]:
+    """Give the declared exception classes as a tuple, or raise."""
+    wanted = "a list of exception classes"
+    if not isinstance(errors, Iterable) or isinstance(errors, str):
+        raise InvalidArgument("errors", errors, wanted)
+    declared = tuple(errors)
+    for error in declared:
+        if not isinstance(error, type) or not issubclass(error, BaseException):
+            raise InvalidArgument("errors", error, wanted)
+    return declared

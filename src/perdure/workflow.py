@@ -1,0 +1,432 @@
+"""The engine in this process: one function over one snapshot. It knows no store.
+
+    wf = Workflow("checkout", {"fetch_user": fetch_user, "create_order": create_order})
+    result = await wf.run(checkout)
+    await store.save("checkout-123", wf.snapshot())
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import (
+    Any,
+    Generic,
+    Literal,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
+
+from perdure import codec
+from perdure.cache import CacheLike, as_cache
+from perdure.clock import Clock, SystemClock, isoformat
+from perdure.definition import definition_hash
+from perdure.errors import InvalidArgument, SnapshotFormatError, SnapshotMismatch
+from perdure.events import (
+    Bus,
+    Coalesce,
+    Event,
+    Listener,
+    Mode,
+    StepComplete,
+    WorkflowCancelled,
+    WorkflowError,
+    WorkflowStart,
+    WorkflowSuccess,
+)
+from perdure.execution import Execution, outcome_of
+from perdure.ledger import Include, Ledger
+from perdure.result import Err, Ok, Result
+from perdure.resume import ResumeState, ResumeStateCollector, as_resume_state, records_of
+from perdure.snapshot import Execution as ExecutionBlock
+from perdure.snapshot import Snapshot, assert_valid_snapshot
+from perdure.step import Step, check_errors
+
+logger = logging.getLogger(__name__)
+
+D = TypeVar("D")
+T = TypeVar("T")
+Reaction: TypeAlias = Literal["warn", "error", "ignore"]
+ResumeSource: TypeAlias = (
+    ResumeState | Callable[[], ResumeState | None | Awaitable[ResumeState | None]] | None
+)
+WorkflowFunction: TypeAlias = (
+    Callable[[Step], Awaitable[T]] | Callable[[Step, D], Awaitable[T]]
+)
+
+
+class Deps(Mapping[str, Any]):
+    """The functions and things a workflow works with, by attribute or by name; frozen for the run."""
+
+    __slots__ = ("_things",)
+
+    def __init__(self, things: Mapping[str, Any]) -> None:
+        object.__setattr__(self, "_things", dict(things))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._things[name]
+        except KeyError:
+            known = ", ".join(sorted(self._things)) or "nothing"
+            raise AttributeError(f"deps has no {name!r}; it holds {known}") from None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"deps is frozen for the run; {name!r} cannot be set")
+
+    def __getitem__(self, name: str) -> Any:
+        return self._things[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._things)
+
+    def __len__(self) -> int:
+        return len(self._things)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotEvent:
+    """What a subscriber hears: what happened, and the snapshot of that moment."""
+
+    type: Literal["step_complete", "workflow_complete", "workflow_error", "workflow_cancelled"]
+    step_id: str | None
+    _ledger: Ledger
+    _execution: ExecutionBlock
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """A copy of the run's snapshot as it was at this event."""
+        return cast(Snapshot, codec.loads(self._ledger.encode(self._execution)))
+
+
+async def conduct(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:
+    """Call the function once over the run's ledger and give what became of it.
+
+    Only what is no `Exception` comes out as it is: above all, cancellation.
+    """
+    started = run.clock.monotonic()
+    run.announce(WorkflowStart)
+    try:
+        with run.lineage:
+            outcome = await _outcome(run, body)
+    except asyncio.CancelledError as error:
+        reason = str(error.args[0]) if error.args else ""
+        run.announce(WorkflowCancelled, started, reason=reason, last_step=run.last_key)
+        raise
+    finally:
+        run.end()
+    if isinstance(outcome, Ok):
+        run.announce(WorkflowSuccess, started)
+    else:
+        run.announce(WorkflowError, started, error=outcome.error)
+    return outcome
+
+
+async def _outcome(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:
+    try:
+        value = await body(Step(run))
+    except Exception as error:
+        return outcome_of(run.broken or error)
+    if run.broken is not None:
+        # The function caught what broke the run and went on; what it gives now is not durable.
+        return outcome_of(run.broken)
+    return value if isinstance(value, Ok | Err) else Ok(value)
+
+
+def body_of(fn: object, deps: object) -> Callable[[Step], Awaitable[Any]]:
+    """Give the workflow function as one that takes the step alone."""
+    wanted = "an async function of (step) or (step, deps)"
+    if not callable(fn) or not inspect.iscoroutinefunction(inspect.unwrap(fn)):
+        raise InvalidArgument("fn", fn, wanted)
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(fn).parameters.values()
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return lambda step: fn(step, deps)
+    match sum(p.kind in kinds for p in parameters):
+        case 1:
+            return fn
+        case 2:
+            return lambda step: fn(step, deps)
+        case _:
+            raise InvalidArgument("fn", fn, wanted)
+
+
+def as_deps(deps: object) -> Any:
+    """Give a mapping as `Deps`, and any other object as it is."""
+    return Deps(deps) if isinstance(deps, Mapping) and not isinstance(deps, Deps) else deps
+
+
+def react(how: Reaction, kind: Literal["unknown_steps", "definition_hash"], message: str) -> None:
+    """Ignore, warn, or raise `SnapshotMismatch`."""
+    if how == "error":
+        raise SnapshotMismatch(kind, message)
+    if how == "warn":
+        logger.warning(message)
+
+
+class Options(TypedDict, total=False):
+    """The options of `Workflow`, at creation or per run."""
+
+    snapshot: Snapshot | None
+    resume_state: ResumeSource
+    cache: CacheLike | None
+    on_event: Listener | None
+    errors: Sequence[type[BaseException]]
+    on_unknown_steps: Reaction
+    on_definition_change: Reaction
+    clock: Clock
+    random: Random
+
+
+class Workflow(Generic[D]):
+    """Runs functions over a snapshot in this process; the user saves when they like.
+
+    Options can be given here or per run, the run's winning. `snapshot` and `resume_state` hold steps that
+    are done; `cache` is asked for steps with an explicit key, across runs. `errors` are exception
+    classes that come back as themselves. `on_unknown_steps` says what to do about recorded steps that
+    a completed run never touched, `on_definition_change` about a function that is not the one the
+    snapshot was made by: `"warn"`, `"error"` or `"ignore"`.
+    """
+
+    @overload
+    def __init__(self: "Workflow[Deps]", name: str, /, **options: Unpack[Options]) -> None: ...
+    @overload
+    def __init__(
+        self: "Workflow[Deps]", name: str, deps: Mapping[str, Any], /, **options: Unpack[Options]
+    ) -> None: ...
+    @overload
+    def __init__(self, name: str, deps: D, /, **options: Unpack[Options]) -> None: ...
+    def __init__(self, name: str, deps: Any = None, /, **options: Unpack[Options]) -> None:
+        if not isinstance(name, str) or not name:
+            raise InvalidArgument("name", name, "the workflow's name, a non-empty text")
+        self.name = name
+        self._deps = as_deps({} if deps is None else deps)
+        self._options = check_options(options)
+        self._events = Bus()
+        self._snapshots = Bus()
+        self._run = self._prepare(self._options)
+
+    @property
+    def deps(self) -> D:
+        """What the function works with."""
+        return cast(D, self._deps)
+
+    async def run(
+        self, fn: "WorkflowFunction[T, D]", /, *, deps: Any = None, **options: Unpack[Options]
+    ) -> Result[T, Any]:
+        """Run the function; give `Ok(value)`, or `Err(error, cause)` when it failed.
+
+        Nothing but the cancellation of the task is raised for what happens inside the function. The
+        option `deps` replaces the workflow's for this run.
+        """
+        chosen: Options = {**self._options, **check_options(options)}
+        body = body_of(fn, self._deps if deps is None else as_deps(deps))
+        run = self._run = self._prepare(chosen)
+        run.check_definition(fn)
+        await run.load(chosen.get("resume_state"))
+        return await run.conduct(body)
+
+    async def run_with_state(
+        self, fn: "WorkflowFunction[T, D]", /, *, deps: Any = None, **options: Unpack[Options]
+    ) -> tuple[Result[T, Any], ResumeState]:
+        """Run the function and give its result together with the state to resume from."""
+        collector = ResumeStateCollector()
+        stop = self._events.subscribe(collector.handle_event)
+        try:
+            result = await self.run(fn, deps=deps, **options)
+        finally:
+            stop()
+        return result, collector.resume_state()
+
+    def snapshot(
+        self,
+        *,
+        include: Include = "all",
+        metadata: Mapping[str, Any] | None = None,
+        limit: int | None = None,
+        since: str | None = None,
+    ) -> Snapshot:
+        """Give the state of the latest run as plain JSON, a copy of the caller's own.
+
+        `include` chooses all, completed or failed steps; `since` only those after that step; `limit` so
+        many of them. `metadata` stands in place of the run's own.
+        """
+        if include not in ("all", "completed", "failed"):
+            raise InvalidArgument("include", include, "'all', 'completed' or 'failed'")
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+            raise InvalidArgument("limit", limit, "a whole number, 0 or more, or nothing")
+        if since is not None and not isinstance(since, str):
+            raise InvalidArgument("since", since, "the key of a recorded step")
+        chosen = None if metadata is None else cast("dict[str, Any]", codec.encode(dict(metadata)))
+        return self._run.snapshot(include=include, metadata=chosen, limit=limit, since=since)
+
+    def subscribe(
+        self, listener: Listener, *, mode: Mode = "sync", coalesce: Coalesce = "none"
+    ) -> Callable[[], None]:
+        """Tell `listener` of each finished step and of the end, with the snapshot; the answer ends it.
+
+        `mode="sync"` calls it in place; `"async"` beside the workflow, one event at a time, and then
+        `coalesce="latest"` skips to the newest event, but never past the last one.
+        """
+        if not callable(listener):
+            raise InvalidArgument("listener", listener, "a function of one event")
+        if mode not in ("sync", "async"):
+            raise InvalidArgument("mode", mode, "'sync' or 'async'")
+        if coalesce not in ("none", "latest"):
+            raise InvalidArgument("coalesce", coalesce, "'none' or 'latest'")
+        if coalesce == "latest" and mode == "sync":
+            raise InvalidArgument("coalesce", coalesce, "'none', since mode='sync' leaves nothing out")
+        return self._snapshots.subscribe(listener, mode=mode, coalesce=coalesce)
+
+    async def flush(self) -> None:
+        """Wait until async listeners have dealt with everything so far."""
+        await self._events.flush()
+        await self._snapshots.flush()
+
+    def _prepare(self, options: Options) -> "LocalRun":
+        return LocalRun(self.name, options, self._events, self._snapshots)
+
+
+class LocalRun:
+    """One run of a `Workflow`: its ledger, and where it stands."""
+
+    def __init__(self, name: str, options: Options, events: Bus, snapshots: Bus) -> None:
+        self._options = options
+        self._events = events
+        self._snapshots = snapshots
+        self._on_event = options.get("on_event")
+        self._clock = options.get("clock", SystemClock())
+        snapshot = options.get("snapshot")
+        self._ledger = Ledger(name, snapshot)
+        self._block: ExecutionBlock = (
+            {"status": "running", "lastUpdated": isoformat(self._clock.now())}
+            if snapshot is None
+            else snapshot["execution"]
+        )
+        cache = options.get("cache")
+        listens = bool(events) or bool(snapshots) or self._on_event is not None
+        self._execution = Execution(
+            workflow=name,
+            run_id=name,
+            ledger=self._ledger,
+            clock=self._clock,
+            random=options.get("random", Random()),
+            emit=self._emit if listens else None,
+            cache=None if cache is None else as_cache(cache, clock=self._clock),
+            errors=tuple(options.get("errors", ())),
+        )
+
+    def check_definition(self, fn: Callable[..., Any]) -> None:
+        """Compare the function with the one that made the snapshot, and note its hash."""
+        metadata, now = self._ledger.metadata, definition_hash(fn)
+        before = metadata.get("definitionHash")
+        if before is not None and before != now:
+            react(
+                self._options.get("on_definition_change", "warn"),
+                "definition_hash",
+                f"workflow {self._ledger.name!r}: the snapshot was made by another definition of the function "
+                f"(hash {before}, now {now}); recorded steps answer as they did then",
+            )
+        metadata["definitionHash"] = now
+
+    async def load(self, source: ResumeSource) -> None:
+        """Take in the steps of a resume state, calling its factory once."""
+        state = source() if callable(source) else source
+        if isinstance(state, Awaitable):
+            state = await state
+        state = as_resume_state(state)
+        if state is not None:
+            self._ledger.load(records_of(state))
+
+    async def conduct(self, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:
+        """Run the function to its end and tell the subscribers of it."""
+        self._note("running")
+        try:
+            result = await conduct(self._execution, body)
+        except asyncio.CancelledError:
+            self._publish("workflow_cancelled")
+            raise
+        self._note("completed" if result.ok else "failed", ended=True)
+        if result.ok and (unknown := self._ledger.untouched()):
+            react(
+                self._options.get("on_unknown_steps", "warn"),
+                "unknown_steps",
+                f"workflow {self._ledger.name!r} completed without touching {len(unknown)} recorded steps: "
+                + ", ".join(unknown[:10]),
+            )
+        self._publish("workflow_complete" if result.ok else "workflow_error")
+        return result
+
+    def snapshot(self, **choice: Any) -> Snapshot:
+        """Give the run's state as fresh plain JSON."""
+        return cast(Snapshot, codec.loads(self._ledger.encode(self._current_block(), **choice)))
+
+    def _note(self, status: Literal["running", "completed", "failed"], ended: bool = False) -> None:
+        now = isoformat(self._clock.now())
+        self._block = {"status": status, "lastUpdated": now}
+        if ended:
+            self._block["completedAt"] = now
+
+    def _current_block(self) -> ExecutionBlock:
+        if self._block["status"] != "running":
+            return self._block
+        block = self._block.copy()
+        if self._execution.last_key is not None:
+            block["currentStepId"] = self._execution.last_key
+        if self._ledger.pending:
+            block["pending"] = list(self._ledger.pending.values())
+        return block
+
+    def _emit(self, event: Event) -> None:
+        if isinstance(event, StepComplete):
+            self._block["lastUpdated"] = isoformat(event.at)
+        if self._on_event is not None:
+            self._events.call(self._on_event, event)
+        self._events.publish(event)
+        if isinstance(event, StepComplete):
+            self._publish("step_complete", event.key)
+
+    def _publish(
+        self,
+        type: Literal["step_complete", "workflow_complete", "workflow_error", "workflow_cancelled"],
+        step_id: str | None = None,
+    ) -> None:
+        if self._snapshots:
+            event = SnapshotEvent(type, step_id, self._ledger.copy(), self._current_block().copy())
+            self._snapshots.publish(event, terminal=type != "step_complete")
+
+
+def check_options(options: Options) -> Options:
+    """Give the options back, or raise for the first that cannot be used."""
+    for name in options:
+        if name not in Options.__annotations__:
+            known = ", ".join(sorted(Options.__annotations__))
+            raise InvalidArgument(name, options[name], f"one of the options {known}")
+    if (snapshot := options.get("snapshot")) is not None:
+        _check_snapshot(snapshot)
+        if options.get("resume_state") is not None:
+            raise InvalidArgument("resume_state", options["resume_state"], "no snapshot beside it")
+    source = options.get("resume_state")
+    if source is not None and not callable(source):
+        as_resume_state(source)
+    for name in ("on_unknown_steps", "on_definition_change"):
+        if (reaction := options.get(name, "warn")) not in ("warn", "error", "ignore"):
+            raise InvalidArgument(name, reaction, "'warn', 'error' or 'ignore'")
+    if (listener := options.get("on_event")) is not None and not callable(listener):
+        raise InvalidArgument("on_event", listener, "a function of one event")
+    if (cache := options.get("cache")) is not None:
+        as_cache(cache)
+    if "errors" in options:
+        options["errors"] = check_errors(options["errors"])
+    return options
+
+
+def _check_snapshot(snapshot: object) -> None:
+    if isinstance(snapshot, ResumeState):
+        raise SnapshotFormatError(["a resume state was given as snapshot=; pass it as resume_state="])
+    assert_valid_snapshot(snapshot)

@@ -103,7 +103,8 @@ def delay_before(retry: Retry, attempt: int, random: Random) -> timedelta:
     """Give how long to wait after attempt number `attempt` (from 1) has failed, before the next."""
     seconds = retry.delay.total_seconds() * _growth(retry.backoff, attempt)
     seconds = min(seconds, retry.max_delay.total_seconds())
-    return timedelta(seconds=seconds * (1 - retry.jitter * random.random()))
+    wait = timedelta(seconds=seconds * (1 - retry.jitter * random.random()))
+    return min(wait, retry.max_delay)
 
 
 def _growth(backoff: Backoff, attempt: int) -> int:

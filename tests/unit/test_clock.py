@@ -1,0 +1,401 @@
+"""Durations, cron, ISO times and the two clocks."""
+
+import asyncio
+import math
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta, timezone
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.clock import (
+    Clock,
+    Cron,
+    SystemClock,
+    isoformat,
+    parse_duration,
+    parse_iso,
+)
+from perdure.errors import InvalidArgument, InvalidCron, InvalidDuration, PerdureError
+from perdure.testing import TestClock
+
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+@pytest.mark.parametrize(
+    ("given_as", "seconds"),
+    [
+        (timedelta(minutes=2), 120),
+        (0, 0),
+        (90, 90),
+        (1.5, 1.5),
+        ("90s", 90),
+        ("90 sec", 90),
+        ("1 second", 1),
+        ("2 seconds", 2),
+        ("1h30m", 5400),
+        ("1h 30min", 5400),
+        ("  1h  ", 3600),
+        ("1.5h", 5400),
+        ("3 minutes", 180),
+        ("1 minute", 60),
+        ("1 hour", 3600),
+        ("2 hours", 7200),
+        ("1 day", 86_400),
+        ("2 days", 172_800),
+        ("500ms", 0.5),
+        ("1w2d", 777_600),
+        ("1 week", 604_800),
+        ("2 WEEKS", 1_209_600),
+        ("0s", 0),
+    ],
+)
+def test_durations(given_as: timedelta | float | str, seconds: float) -> None:
+    """A duration is a timedelta, seconds, or text with units."""
+    assert parse_duration(given_as) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        math.nan,
+        math.inf,
+        -math.inf,
+        -1,
+        -0.5,
+        timedelta(seconds=-1),
+        True,
+        None,
+        [],
+        b"5s",
+        "",
+        "  ",
+        "5",
+        "s",
+        "-5s",
+        "5 parsecs",
+        "1h 30",
+        "1..5s",
+        "1e5s",
+        "٣s",
+        "nan s",
+        1e300,
+        10**400,
+        pytest.param(10**5000, id="too long for text"),
+        "9" * 500 + "s",
+        "999999999999 weeks",
+    ],
+)
+def test_what_is_no_duration(nonsense: object) -> None:
+    """Anything else is an error that names the parameter."""
+    with pytest.raises(InvalidDuration, match=r"^patience: got .*, wanted ") as raised:
+        parse_duration(nonsense, "patience")  # type: ignore[arg-type]  # what is tested
+    assert raised.value.parameter == "patience"
+    assert raised.value.got is nonsense
+
+
+def test_an_unknown_unit_is_named() -> None:
+    """The error says which unit was not understood, and which are."""
+    with pytest.raises(InvalidDuration, match=r"'fortnights' is none of: ms, s, "):
+        parse_duration("2fortnights")
+
+
+@given(st.text() | st.floats() | st.integers() | st.timedeltas())
+def test_durations_never_fail_otherwise(value: str | float | timedelta) -> None:
+    """A duration is zero or more, or our own error."""
+    with suppress(InvalidDuration):
+        assert parse_duration(value) >= timedelta(0)
+
+
+def berlin(*when: int, fold: int = 0) -> datetime:
+    return datetime(*when, tzinfo=BERLIN, fold=fold).astimezone(UTC)  # type: ignore[arg-type,misc]
+
+
+def test_cron_vectors() -> None:
+    """Nine in the morning in New York, and every second."""
+    after = datetime.fromtimestamp(1_700_000_000, UTC)
+    assert Cron("0 9 * * *", tz="America/New_York").next(after).timestamp() == 1_700_056_800
+    assert Cron("* * * * * *").next(after).timestamp() == 1_700_000_001
+
+
+def test_cron_is_strictly_after_and_in_utc() -> None:
+    """A moment that matches is not its own next one; a microsecond before it is."""
+    noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
+    cron = Cron("0 12 * * *")
+    assert cron.next(noon) == noon + timedelta(days=1)
+    assert cron.next(noon - timedelta(microseconds=1)) == noon
+    assert cron.next(noon.astimezone(BERLIN)).tzinfo is UTC
+
+
+@pytest.mark.parametrize("expr", ["30 2 * * *", "0 30 2 * * *"])
+def test_cron_when_the_time_does_not_exist(expr: str) -> None:
+    """Clocks jump from 2:00 to 3:00: half past two comes at the jump, and only then."""
+    cron = Cron(expr, tz="Europe/Berlin")
+    jump = cron.next(berlin(2026, 3, 28, 12))
+    assert jump == berlin(2026, 3, 29, 3, 0)
+    assert cron.next(jump) == berlin(2026, 3, 30, 2, 30)
+
+
+@pytest.mark.parametrize("expr", ["30 2 * * *", "0 30 2 * * *"])
+def test_cron_when_the_time_comes_twice(expr: str) -> None:
+    """Clocks go from 3:00 back to 2:00: half past two counts the first time only."""
+    cron = Cron(expr, tz="Europe/Berlin")
+    first = cron.next(berlin(2026, 10, 24, 12))
+    assert first == berlin(2026, 10, 25, 2, 30, fold=0)
+    assert cron.next(first) == berlin(2026, 10, 26, 2, 30)
+    assert cron.next(berlin(2026, 10, 25, 2, 10, fold=1)) == berlin(2026, 10, 26, 2, 30)
+
+
+@pytest.mark.parametrize("day", [(2026, 3, 29), (2026, 10, 25)])
+def test_cron_with_stars_follows_the_clock(day: tuple[int, int, int]) -> None:
+    """Every half hour stays every half hour while clocks are set forward or back."""
+    cron = Cron("*/30 * * * *", tz="Europe/Berlin")
+    moment = berlin(*day)
+    for _ in range(12):
+        following = cron.next(moment)
+        assert following - moment == timedelta(minutes=30)
+        moment = following
+
+
+@given(
+    st.sampled_from(["30 2 * * *", "15,45 1-3 * * *", "*/7 * * * *", "0 */2 * * *", "5 0 2 * * *"]),
+    st.sampled_from(["Europe/Berlin", "America/Havana", "Australia/Lord_Howe", "Asia/Kolkata"]),
+    st.datetimes(datetime(2020, 1, 1), datetime(2035, 1, 1), timezones=st.just(UTC)),
+)
+def test_cron_moves_forward(expr: str, tz: str, after: datetime) -> None:
+    """The next time is always later, in any zone."""
+    assert Cron(expr, tz).next(after) > after
+
+
+@pytest.mark.parametrize(
+    "expr",
+    [
+        "0 0 31 2 *",
+        "0 0 30 2 *",
+        "0 0 31 4,6 *",
+        "0 0 */31 * 1#5",
+        "",
+        "* * * *",
+        "* * * * * * *",
+        "60 * * * *",
+        "a b c d e",
+        "9" * 5000 + " * * * *",
+        None,
+        5,
+        b"* * * * *",
+    ],
+)
+def test_impossible_cron(expr: str) -> None:
+    """An expression that can never come true is an error when it is made."""
+    with pytest.raises(InvalidCron, match=r"^expr: got "):
+        Cron(expr)
+
+
+@pytest.mark.parametrize(
+    "tz",
+    ["", "Nowhere/Land", "../UTC", "America", "a" * 300, "\0", "\ud800", None, 5],
+    ids=repr,
+)
+def test_unknown_zones(tz: str) -> None:
+    """A zone that does not exist is an error when the cron is made."""
+    with pytest.raises(InvalidCron, match=r"^tz: got "):
+        Cron("* * * * *", tz)
+
+
+@given(st.text("0123456789*/,-#LW MONJAN", max_size=30))
+def test_cron_never_fails_otherwise(expr: str) -> None:
+    """Any text is a cron expression or our own error."""
+    with suppress(InvalidCron):
+        Cron(expr)
+
+
+def test_cron_at_the_end_of_time() -> None:
+    """A moment that nothing can come after is our own error."""
+    with pytest.raises(PerdureError):
+        Cron("0 0 * * *").next(datetime.max.replace(tzinfo=UTC))
+    with pytest.raises(InvalidArgument, match=r"^after: "):
+        Cron("0 0 * * *").next(datetime(2030, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("moment", "text"),
+    [
+        (datetime(2030, 1, 2, 3, 4, 5, 678_999, tzinfo=UTC), "2030-01-02T03:04:05.678Z"),
+        (datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC), "2030-01-02T03:04:05.000Z"),
+        (datetime(2030, 7, 1, 2, tzinfo=BERLIN), "2030-07-01T00:00:00.000Z"),
+        (datetime(1, 1, 1, tzinfo=UTC), "0001-01-01T00:00:00.000Z"),
+        (datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC), "9999-12-31T23:59:59.999Z"),
+    ],
+)
+def test_isoformat(moment: datetime, text: str) -> None:
+    """A moment is text in UTC with milliseconds and Z."""
+    assert isoformat(moment) == text
+    assert isoformat(moment) == text
+
+
+@given(st.lists(st.datetimes(timezones=st.just(UTC)), min_size=1))
+def test_iso_round_trip(moments: list[datetime]) -> None:
+    """Text and moment are one another's inverse to the millisecond, whatever came before."""
+    for moment in moments:
+        whole = moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+        assert parse_iso(isoformat(moment)) == whole
+
+
+@pytest.mark.parametrize("moment", [datetime(2030, 1, 1), None, "2030-01-01"])
+def test_isoformat_wants_a_zone(moment: datetime) -> None:
+    """A moment without a zone is no moment."""
+    with pytest.raises(InvalidArgument, match="wanted a datetime with a time zone"):
+        isoformat(moment)
+
+
+def test_isoformat_of_a_moment_utc_does_not_have() -> None:
+    """A datetime beyond the last one of UTC is our own error."""
+    with pytest.raises(InvalidArgument):
+        isoformat(datetime.max.replace(tzinfo=timezone(timedelta(hours=-1))))
+
+
+@pytest.mark.parametrize("text", ["", "now", "2030-01-01", "2030-01-01T00:00:00", None, 5])
+def test_parse_iso_wants_an_offset(text: str) -> None:
+    """A text without an offset could be any of 24 moments."""
+    with pytest.raises(InvalidArgument, match=r"^lastUpdated: "):
+        parse_iso(text, "lastUpdated")
+
+
+async def test_system_clock() -> None:
+    """The machine's clock tells UTC, only grows, and sleeps for numbers and timedeltas."""
+    clock: Clock = SystemClock()
+    before = clock.monotonic()
+    await clock.sleep(timedelta(milliseconds=2))
+    await clock.sleep(0.001)
+    await clock.sleep(-5)
+    assert clock.monotonic() - before >= 0.003
+    assert clock.now().tzinfo is UTC
+    assert clock == SystemClock()
+
+
+@pytest.mark.parametrize("clock", [SystemClock(), TestClock()])
+@pytest.mark.parametrize("forever", [math.nan, math.inf])
+async def test_no_clock_sleeps_for_ever(clock: Clock, forever: float) -> None:
+    """Sleeping for NaN or infinity is an error, and no hang."""
+    with pytest.raises(InvalidDuration):
+        await clock.sleep(forever)
+
+
+async def test_test_clock_stands_still() -> None:
+    """A test clock moves when told, `now` and `monotonic` together, and by as much as told."""
+    clock = TestClock()
+    assert clock.now() == datetime(2030, 1, 1, tzinfo=UTC)
+    await clock.advance("7 days")
+    await clock.advance(0.5)
+    assert clock.now() == datetime(2030, 1, 8, 0, 0, 0, 500_000, tzinfo=UTC)
+    assert clock.monotonic() == 7 * 86_400 + 0.5
+
+
+async def test_sleepers_wake_in_order_of_their_deadlines() -> None:
+    """Each sleeper sees its own deadline as the time; those of one deadline wake as they came."""
+    clock = TestClock()
+    woken: list[tuple[str, float]] = []
+
+    async def sleeper(name: str, seconds: float) -> None:
+        await clock.sleep(seconds)
+        woken.append((name, clock.monotonic()))
+
+    async with asyncio.TaskGroup() as tasks:
+        for name, seconds in [("c", 3), ("a", 1), ("b", 2), ("b2", 2), ("d", 9)]:
+            tasks.create_task(sleeper(name, seconds))
+        await clock.advance(5)
+        assert woken == [("a", 1.0), ("b", 2.0), ("b2", 2.0), ("c", 3.0)]
+        assert clock.sleepers == 1
+        await clock.advance(4)
+    assert woken[-1] == ("d", 9.0)
+
+
+async def test_a_sleeper_that_sleeps_again_is_woken_again() -> None:
+    """One move of an hour wakes a task that sleeps a minute at a time sixty times."""
+    clock = TestClock()
+    ticks: list[datetime] = []
+
+    async def ticking() -> None:
+        while True:
+            await clock.sleep(timedelta(minutes=1))
+            await asyncio.create_task(asyncio.sleep(0))
+            ticks.append(clock.now())
+
+    task = asyncio.create_task(ticking())
+    await clock.advance("1h")
+    assert len(ticks) == 60
+    assert ticks[-1] == clock.now()
+    task.cancel()
+
+
+async def test_all_that_a_waking_starts_is_done_before_the_clock_moves_on() -> None:
+    """Tasks run until they wait for something, however many turns of the loop it takes."""
+    clock = TestClock()
+    seen: list[float] = []
+
+    async def work() -> None:
+        await clock.sleep(1)
+        for _ in range(500):
+            await asyncio.sleep(0)
+        seen.append(clock.monotonic())
+
+    task = asyncio.create_task(work())
+    await clock.advance(100)
+    assert seen == [1.0]
+    await task
+
+
+async def test_cancelled_sleepers_disappear() -> None:
+    """A cancelled sleeper is not counted and not woken."""
+    clock = TestClock()
+    task = asyncio.create_task(clock.sleep(10))
+    await asyncio.sleep(0)
+    assert clock.sleepers == 1
+    task.cancel()
+    await asyncio.sleep(0)
+    assert clock.sleepers == 0
+    await clock.advance(20)
+    assert task.cancelled()
+
+
+async def test_a_busy_task_does_not_stop_the_clock() -> None:
+    """A task that never waits cannot keep `advance` from coming back."""
+    clock = TestClock()
+
+    async def busy() -> None:
+        while True:
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(busy())
+    await clock.advance(1)
+    assert clock.monotonic() == 1.0
+    task.cancel()
+
+
+async def test_two_moves_at_once_add_up() -> None:
+    """Moves made at the same time are made one after the other."""
+    clock = TestClock()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(clock.advance(1))
+        tasks.create_task(clock.advance(2))
+    assert clock.monotonic() == 3.0
+
+
+async def test_sleeping_for_nothing_lets_others_run() -> None:
+    """Zero or less gives way once, and does not wait for the clock."""
+    clock = TestClock()
+    await clock.sleep(0)
+    await clock.sleep(timedelta(seconds=-1))
+    assert clock.monotonic() == 0.0
+
+
+async def test_the_test_clock_takes_no_nonsense() -> None:
+    """It does not go back, nor beyond the end of the calendar."""
+    clock = TestClock()
+    for nonsense in (-1, "soon", timedelta(days=9_000_000)):
+        with pytest.raises(InvalidDuration):
+            await clock.advance(nonsense)
+    with pytest.raises(InvalidArgument, match=r"^start: "):
+        TestClock(datetime(2030, 1, 1))

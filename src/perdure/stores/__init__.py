@@ -1,0 +1,124 @@
+"""The stores in the box, loaded when they are asked for, and `open_store`, which takes a URL."""
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from perdure.errors import InvalidArgument
+from perdure.store import Store
+
+if TYPE_CHECKING:
+    from perdure.stores.file import FileStore
+    from perdure.stores.keyvalue import keyvalue
+    from perdure.stores.libsql import libsql
+    from perdure.stores.memory import MemoryStore
+    from perdure.stores.mongo import mongo
+    from perdure.stores.mysql import mysql
+    from perdure.stores.postgres import postgres
+    from perdure.stores.redis import redis
+    from perdure.stores.sql import SqlStore
+    from perdure.stores.sqlite import sqlite
+
+__all__ = [
+    "FileStore",
+    "MemoryStore",
+    "SqlStore",
+    "keyvalue",
+    "libsql",
+    "mongo",
+    "mysql",
+    "open_store",
+    "postgres",
+    "redis",
+    "sqlite",
+]
+
+_MODULES = {
+    "FileStore": "file",
+    "MemoryStore": "memory",
+    "SqlStore": "sql",
+    "keyvalue": "keyvalue",
+    "libsql": "libsql",
+    "mongo": "mongo",
+    "mysql": "mysql",
+    "postgres": "postgres",
+    "redis": "redis",
+    "sqlite": "sqlite",
+}
+
+# What a URL of each scheme opens, and the scheme that its opener knows the URL by.
+_SERVERS = {
+    "libsql": ("libsql", "libsql"),
+    "libsql+http": ("libsql", "http"),
+    "libsql+https": ("libsql", "https"),
+    "mariadb": ("mysql", "mysql"),
+    "mongodb": ("mongo", "mongodb"),
+    "mongodb+srv": ("mongo", "mongodb+srv"),
+    "mysql": ("mysql", "mysql"),
+    "postgres": ("postgres", "postgres"),
+    "postgresql": ("postgres", "postgresql"),
+    "redis": ("redis", "redis"),
+    "rediss": ("redis", "rediss"),
+}
+_SCHEMES = sorted({"memory", "file", "sqlite", *_SERVERS})
+
+
+class _Names(ModuleType):
+    """Loads a store's module when its name is first asked for.
+
+    Some modules are called as the function they hold. Importing one would put the module where the
+    function belongs; here the function stays.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        module = _MODULES.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{module}"), name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if isinstance(value, ModuleType):
+            value = getattr(value, name) if name in _MODULES else value
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Names
+
+
+def open_store(url: str, **options: Any) -> Store:
+    """Give the store that a URL names; `options` are those of its constructor.
+
+    `memory://`, `file:///directory`, `sqlite:///relative.db`, `sqlite:////absolute.db`, and servers
+    by their usual URLs; a libSQL server over plain HTTP is `libsql+http://host:8080`.
+
+        store = open_store("sqlite:///workflow.db", prefix="orders:")
+    """
+    scheme, separator, rest = url.partition("://")
+    scheme = scheme.lower()
+    if not separator or scheme not in _SCHEMES:
+        wanted = "a URL that begins with one of: " + ", ".join(f"{name}://" for name in _SCHEMES)
+        raise InvalidArgument("url", url, wanted)
+    if scheme in _SERVERS:
+        opener, known_as = _SERVERS[scheme]
+        return _open(opener, f"{known_as}://{rest}", **options)
+    if scheme == "memory":
+        return _open("MemoryStore", **options)
+    path = _path(url, rest)
+    if scheme == "file":
+        return _open("FileStore", path, **options)
+    return _open("sqlite", path.removeprefix("/") or ":memory:", **options)
+
+
+def _open(opener: str, *arguments: str, **options: Any) -> Store:
+    make: Callable[..., Store] = getattr(sys.modules[__name__], opener)
+    return make(*arguments, **options)
+
+
+def _path(url: str, rest: str) -> str:
+    if "?" in rest or "#" in rest:
+        hint = "Options are keyword arguments; in a path write %3F for ? and %23 for #"
+        raise InvalidArgument("url", url, "a URL with a path and nothing after it", hint)
+    return unquote(rest)

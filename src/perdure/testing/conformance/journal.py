@@ -1,0 +1,293 @@
+"""Checks of small fenced writes, and of the write that puts a run to rest."""
+
+import asyncio
+from typing import get_args
+
+import pytest
+
+from perdure.clock import SystemClock
+from perdure.errors import ValueTooLarge
+from perdure.snapshot import RunStatus, merge_snapshots
+from perdure.store import Entry, Grant, Rest, Store, Verdict, capabilities
+from perdure.testing.conformance.harness import (
+    LONG,
+    Harness,
+    appended,
+    asked,
+    granted,
+    listed,
+    need_journal,
+    rested,
+    step,
+    steps_of,
+)
+from perdure.testing.conformance.samples import as_json, delta, snapshot
+
+ACCEPTED, FENCED, UNKNOWN = Verdict.ACCEPTED, Verdict.FENCED, Verdict.UNKNOWN
+
+
+class AppendChecks(Harness):
+    """`append` of journal entries."""
+
+    async def test_an_entry_of_the_newest_epoch_is_accepted(self, store: Store) -> None:
+        """An entry is accepted when its epoch is the run's newest."""
+        journal = need_journal(store)
+        grant = await granted(journal)
+        assert await appended(journal, step(grant, 1, "a")) == [ACCEPTED]
+        assert await steps_of(journal) == ["a"]
+
+    async def test_an_entry_is_accepted_after_expiry_while_nobody_took_the_run(
+        self, store: Store
+    ) -> None:
+        """An entry is accepted when its epoch is the run's newest, be the lease expired or not."""
+        journal = need_journal(store)
+        grant = await granted(journal, ttl=self.short)
+        await self.expire()
+        assert await appended(journal, step(grant, 1, "a")) == [ACCEPTED]
+
+    async def test_an_entry_of_an_older_epoch_is_fenced(self, store: Store) -> None:
+        """Fenced when it is older."""
+        journal = need_journal(store)
+        old = await granted(journal)
+        await journal.release([old.lease])
+        new = await granted(journal, owner="bob")
+        assert await appended(journal, step(old, 1, "a"), step(new, 1, "b")) == [FENCED, ACCEPTED]
+        assert await steps_of(journal) == ["b"]
+
+    async def test_an_entry_of_a_deleted_run_never_comes_back(self, store: Store) -> None:
+        """An epoch of the deleted run stays stale for ever, also when the id is used again."""
+        journal = need_journal(store)
+        old = await granted(journal)
+        await journal.delete("run")
+        assert await appended(journal, step(old, 1, "a")) == [UNKNOWN]
+        await granted(journal)
+        assert await appended(journal, step(old, 1, "a")) == [FENCED]
+        assert await steps_of(journal) == []
+
+    async def test_an_entry_is_fenced_after_save(self, store: Store) -> None:
+        """The run's epoch grows, so that an owner of before is fenced out."""
+        journal = need_journal(store)
+        grant = await granted(journal)
+        await journal.save("run", snapshot("saved"))
+        assert await appended(journal, step(grant, 1, "a")) == [FENCED]
+        assert await steps_of(journal) == ["saved"]
+
+    async def test_an_entry_without_a_run_is_unknown(self, store: Store) -> None:
+        """Unknown when there is no such run, and none is made by it."""
+        journal = need_journal(store)
+        assert await appended(journal, Entry("run", 1, 1, delta("a"))) == [UNKNOWN]
+        assert await journal.load("run") is None
+
+    async def test_one_refusal_harms_no_other(self, store: Store) -> None:
+        """Give a verdict for each, in order; one entry's refusal harms no other."""
+        journal = need_journal(store)
+        old = await granted(journal, "taken")
+        await journal.release([old.lease])
+        await granted(journal, "taken", "bob")
+        first, last = await granted(journal, "first"), await granted(journal, "last")
+        missing = Entry("missing", 1, 1, delta("a"))
+        batch = [step(first, 1, "a"), step(old, 1, "a"), missing, step(last, 1, "a")]
+        assert await appended(journal, *batch) == [ACCEPTED, FENCED, UNKNOWN, ACCEPTED]
+        assert await steps_of(journal, "first") == await steps_of(journal, "last") == ["a"]
+
+    async def test_an_empty_batch_is_nothing(self, store: Store) -> None:
+        """No entries, no verdicts."""
+        assert await appended(need_journal(store)) == []
+
+    async def test_load_gives_the_merge_of_everything_appended(self, store: Store) -> None:
+        """After it, `load` gives the merge of everything appended, in order."""
+        journal = need_journal(store)
+        first = snapshot("a", workflow="order", metadata={"x": 1})
+        second = snapshot("a", "b", metadata={"y": 2}, a=2)
+        third = snapshot("c", b=3)
+        grant = await granted(journal, create=first)
+        id, epoch = grant.lease.id, grant.lease.epoch
+        await appended(journal, Entry(id, epoch, 1, as_json(second)))
+        await appended(journal, Entry(id, epoch, 2, as_json(third)))
+        assert await journal.load("run") == merge_snapshots(first, second, third)
+
+    async def test_a_step_recorded_again_keeps_its_place(self, store: Store) -> None:
+        """Give the merged snapshot, its steps in the order they were recorded."""
+        journal = need_journal(store)
+        grant = await granted(journal)
+        for n, key in enumerate(["b", "10", "a", "2", "b"]):
+            await appended(journal, step(grant, n, key))
+        assert await steps_of(journal) == ["b", "10", "a", "2"]
+
+    async def test_many_entries_of_one_run_go_in_one_call(self, store: Store) -> None:
+        """Write the entries in one transaction or pipeline: those of one run stay in order."""
+        journal = need_journal(store)
+        grant = await granted(journal)
+        keys = [f"{number}" for number in range(60, 0, -1)]
+        batch = [step(grant, n, key) for n, key in enumerate(keys)]
+        assert await appended(journal, *batch) == [ACCEPTED] * len(keys)
+        assert await steps_of(journal) == keys
+
+    async def test_entries_of_a_later_epoch_come_later(self, store: Store) -> None:
+        """The journal goes on under the next owner, who counts anew: its entries come after."""
+        journal = need_journal(store)
+        for owner, keys in (("ana", ["c", "b"]), ("bob", ["a", "9"]), ("ana", ["10"])):
+            grant = await granted(journal, owner=owner)
+            for n, key in enumerate(keys):
+                await appended(journal, step(grant, n, key))
+            await journal.release([grant.lease])
+        assert await steps_of(journal) == ["c", "b", "a", "9", "10"]
+
+    async def test_an_entry_sent_again_changes_nothing(self, store: Store) -> None:
+        """An entry sent again (same id, epoch and n) is accepted and changes nothing."""
+        journal = need_journal(store)
+        grant = await granted(journal)
+        first, second = step(grant, 1, "a"), step(grant, 2, "b")
+        again = Entry(first.id, first.epoch, first.n, delta(a="changed", z="new"))
+        await appended(journal, first, second)
+        before = await journal.load("run")
+        assert await appended(journal, again, second) == [ACCEPTED, ACCEPTED]
+        assert await journal.load("run") == before
+
+    async def test_an_entry_twice_in_one_batch_is_written_once(self, store: Store) -> None:
+        """An entry sent again is accepted and changes nothing, also within one call."""
+        journal = need_journal(store)
+        grant = await granted(journal)
+        first, again = step(grant, 1, "a"), Entry("run", grant.lease.epoch, 1, delta("b"))
+        assert await appended(journal, first, again) == [ACCEPTED, ACCEPTED]
+        assert await steps_of(journal) == ["a"]
+
+    async def test_accepted_is_there_for_another_instance(self, store: Store) -> None:
+        """Accepted means durable as `capabilities.survives` says: another instance reads it."""
+        journal = need_journal(store)
+        another = await self.opened_again(store)
+        grant = await granted(journal)
+        await appended(journal, step(grant, 1, "a"))
+        assert await steps_of(another) == ["a"]
+        await another.close()
+
+    async def test_a_value_too_large_is_refused_with_the_steps_name(self, store: Store) -> None:
+        """An entry of more than `max_value_size` bytes is refused with the step's name."""
+        journal = need_journal(store)
+        grant = await granted(journal)
+        big = as_json(snapshot(big="x" * capabilities(store).max_value_size))
+        entry = Entry("run", grant.lease.epoch, 2, big, step="the big one")
+        with pytest.raises(ValueTooLarge, match="the big one"):
+            await journal.append([step(grant, 1, "a"), entry])
+        assert "big" not in await steps_of(journal)
+
+
+class RestChecks(Harness):
+    """`append` of the entry that puts a run to rest."""
+
+    async def test_rest_replaces_snapshot_and_journal(self, store: Store) -> None:
+        """With `rest`, `data` is the whole snapshot: it replaces snapshot and journal."""
+        journal = need_journal(store)
+        grant = await granted(journal, create=snapshot("first"))
+        await appended(journal, step(grant, 1, "gone"))
+        whole = snapshot("b", "10", "9", status="completed", workflow="order")
+        entry = Entry("run", grant.lease.epoch, 2, as_json(whole), rest=Rest("completed"))
+        assert await appended(journal, entry) == [ACCEPTED]
+        assert await journal.load("run") == whole
+        assert await steps_of(journal) == ["b", "10", "9"]
+
+    async def test_rest_comes_after_steps_of_the_same_call(self, store: Store) -> None:
+        """Write the entries in order: a rest after steps of its run holds."""
+        journal = need_journal(store)
+        grant = await granted(journal)
+        whole = as_json(snapshot("a", "b", status="completed"))
+        rest = Entry("run", grant.lease.epoch, 3, whole, rest=Rest("completed"))
+        batch = [step(grant, 1, "a"), step(grant, 2, "b"), rest]
+        assert await appended(journal, *batch) == [ACCEPTED] * 3
+        assert await steps_of(journal) == ["a", "b"]
+        assert (await listed(journal)).status == "completed"
+
+    async def test_rest_is_one_atomic_write(self, store: Store) -> None:
+        """In one atomic write: no reader sees less than all steps."""
+        journal = need_journal(store)
+        grant = await granted(journal)
+        keys = ["a", "b", "c", "d"]
+        await appended(journal, *(step(grant, n, key) for n, key in enumerate(keys)))
+        writing = asyncio.ensure_future(rested(journal, grant, Rest("completed"), *keys))
+        seen = [await steps_of(journal)]
+        while not writing.done():
+            await SystemClock().sleep(0)
+            seen.append(await steps_of(journal))
+        assert await writing is ACCEPTED
+        assert all(steps == keys for steps in seen)
+
+    async def test_the_run_lies_as_rest_says(self, store: Store) -> None:
+        """The run lies as `rest` says."""
+        journal = need_journal(store)
+        statuses: tuple[RunStatus, ...] = get_args(RunStatus)
+        for status in statuses:
+            grant = await granted(journal)
+            await rested(journal, grant, Rest(status))
+            assert (await listed(journal)).status == status
+
+    async def test_rest_gives_the_lease_up(self, store: Store) -> None:
+        """The lease is given up: it is not renewed, and another may have the run at once."""
+        journal = need_journal(store)
+        grant = await granted(journal)
+        await rested(journal, grant, Rest("suspended"), "a")
+        assert list(await journal.renew([grant.lease], LONG)) == [None]
+        assert await asked(journal, owner="bob") is not None
+
+    async def test_a_rest_sent_again_changes_nothing(self, store: Store) -> None:
+        """An entry sent again (same id, epoch and n) is accepted and changes nothing; so is a step
+        that the rest already holds."""
+        journal = need_journal(store)
+        grant = await granted(journal)
+        await appended(journal, step(grant, 1, "a"), step(grant, 2, "b"))
+        await rested(journal, grant, Rest("completed"), "b", "a", n=3)
+        assert await rested(journal, grant, Rest("failed"), "x", n=3) is ACCEPTED
+        assert await appended(journal, step(grant, 1, "a"), step(grant, 2, "z")) == [ACCEPTED] * 2
+        assert await steps_of(journal) == ["b", "a"]
+        assert (await listed(journal)).status == "completed"
+
+    async def test_a_stale_rest_is_fenced(self, store: Store) -> None:
+        """Fenced when it is older: it changes neither the run nor its new owner's lease."""
+        journal = need_journal(store)
+        old = await granted(journal, create=snapshot("a"))
+        await journal.release([old.lease])
+        new = await granted(journal, owner="bob")
+        assert await rested(journal, old, Rest("completed"), "x") is FENCED
+        assert await steps_of(journal) == ["a"]
+        assert (await listed(journal)).status == "running"
+        assert list(await journal.renew([new.lease], LONG)) != [None]
+
+    async def test_the_journal_goes_on_after_a_rest(self, store: Store) -> None:
+        """After a rest the next owner appends to what the rest left."""
+        journal = need_journal(store)
+        await rested(journal, await granted(journal), Rest("suspended"), "b", "a", n=1)
+        grant = await granted(journal, owner="bob")
+        assert list(grant.snapshot["steps"]) == ["b", "a"]
+        assert await appended(journal, step(grant, 1, "0")) == [ACCEPTED]
+        assert await steps_of(journal) == ["b", "a", "0"]
+
+    async def test_a_crash_between_the_writes_of_a_rest_is_harmless(self, store: Store) -> None:
+        """In one atomic write: a crash leaves the run as before or as after."""
+        journal = need_journal(store)
+        keys = ["b", "a", "9"]
+        for writes in range(50):
+            id = f"crash after {writes}"
+            grant = await granted(journal, id, ttl=self.short)
+            await appended(journal, *(step(grant, n, key) for n, key in enumerate(keys)))
+            crashing = await self.crashing(store, writes)
+            if crashing is None:
+                pytest.skip(f"{type(self).__name__} gives no crashing(): each write is atomic")
+            finished = await _rest_until_crash(crashing, grant, keys)
+            assert await steps_of(journal, id) == keys
+            assert await rested(journal, grant, Rest("completed"), *keys) is ACCEPTED
+            assert await steps_of(journal, id) == keys
+            assert (await listed(journal, id)).status == "completed"
+            if finished:
+                return
+        pytest.fail("a rest of three steps took more than 50 writes")
+
+
+async def _rest_until_crash(store: Store, grant: Grant, keys: list[str]) -> bool:
+    try:
+        verdict = await rested(need_journal(store), grant, Rest("completed"), *keys)
+    except Exception:  # noqa: BLE001 - the store's author chooses how it dies
+        return False
+    return verdict is ACCEPTED
+
+
+class JournalChecks(AppendChecks, RestChecks):
+    """What a store with a journal does."""

@@ -1,0 +1,305 @@
+"""Checks of leases: who owns a run, until when, and what an owner of before can still do."""
+
+from datetime import timedelta
+
+from perdure.store import Lease, Rest, Store, Verdict, Want
+from perdure.testing.conformance.harness import (
+    LONG,
+    Harness,
+    appended,
+    asked,
+    granted,
+    listed,
+    need_inbox,
+    need_journal,
+    need_lease,
+    rested,
+    step,
+    steps_of,
+)
+from perdure.testing.conformance.samples import as_json, snapshot
+
+
+class AcquireChecks(Harness):
+    """`acquire`."""
+
+    async def test_a_free_run_is_granted(self, store: Store) -> None:
+        """Give each want its lease and the run read under it."""
+        leases = need_lease(store)
+        await leases.save("run", snapshot("a"))
+        grant = await asked(leases, owner="ana")
+        assert grant is not None
+        assert (grant.lease.id, grant.lease.owner) == ("run", "ana")
+        assert grant.snapshot == snapshot("a")
+        assert not grant.created
+
+    async def test_another_owners_unexpired_lease_is_never_stolen(self, store: Store) -> None:
+        """Give None when another owner's lease is unexpired: an unexpired lease is never stolen."""
+        leases = need_lease(store)
+        grant = await granted(leases, owner="ana")
+        assert await asked(leases, owner="bob") is None
+        assert list(await leases.renew([grant.lease], LONG)) != [None]
+
+    async def test_an_expired_lease_is_there_for_the_taking(self, store: Store) -> None:
+        """An expired one is there for the taking."""
+        leases = need_lease(store)
+        await granted(leases, owner="ana", ttl=self.short)
+        assert await asked(leases, owner="bob") is None
+        await self.expire()
+        assert await asked(leases, owner="bob") is not None
+
+    async def test_an_owner_gets_its_own_run_again(self, store: Store) -> None:
+        """None when *another* owner's lease is unexpired: its own gets it, with a new epoch."""
+        leases = need_lease(store)
+        first = await granted(leases, owner="ana")
+        second = await granted(leases, owner="ana")
+        assert second.lease.epoch > first.lease.epoch
+        assert second.takeovers == 0
+        assert list(await leases.renew([first.lease], LONG)) == [None]
+
+    async def test_a_missing_run_is_not_granted(self, store: Store) -> None:
+        """Give None when the run is missing and nothing was given to create it."""
+        leases = need_lease(store)
+        assert await asked(leases) is None
+        (only_new,) = await leases.acquire([Want("run", "ana", LONG, existing=False)])
+        assert only_new is None
+        assert await leases.load("run") is None
+
+    async def test_create_makes_a_missing_run(self, store: Store) -> None:
+        """A run that is not there is created with it; `workflow` names a new run's workflow."""
+        leases = need_lease(store)
+        first = snapshot("b", "10", "9", metadata={"input": 1})
+        grant = await granted(leases, create=first, workflow="order")
+        assert grant.created
+        assert grant.snapshot == await leases.load("run") == first
+        assert (await listed(leases)).workflow == "order"
+
+    async def test_create_leaves_a_run_that_is_there(self, store: Store) -> None:
+        """A run that is there is not created anew."""
+        leases = need_lease(store)
+        await leases.save("run", snapshot("a", workflow="order"))
+        grant = await granted(leases, create=snapshot("b"), workflow="other")
+        assert not grant.created
+        assert list(grant.snapshot["steps"]) == await steps_of(leases) == ["a"]
+        assert (await listed(leases)).workflow == "order"
+
+    async def test_existing_false_leaves_a_run_untouched(self, store: Store) -> None:
+        """With `existing=False` only a new run is granted; one that is there stays untouched."""
+        leases = need_lease(store)
+        create = as_json(snapshot("b"))
+        await leases.save("run", snapshot("a", status="completed"))
+        want = Want("run", "ana", LONG, create=create, existing=False)
+        assert list(await leases.acquire([want])) == [None]
+        assert (await listed(leases)).status == "completed"
+        assert await steps_of(leases) == ["a"]
+
+    async def test_existing_false_does_not_fence_the_owner(self, store: Store) -> None:
+        """One that is there stays untouched: also the one who asks for it keeps what it had."""
+        leases = need_lease(store)
+        grant = await granted(leases, owner="ana")
+        create = as_json(snapshot())
+        want = Want("run", "ana", LONG, create=create, existing=False)
+        assert list(await leases.acquire([want])) == [None]
+        assert list(await leases.renew([grant.lease], LONG)) != [None]
+
+    async def test_existing_false_grants_a_new_run(self, store: Store) -> None:
+        """With `existing=False` a new run is granted."""
+        leases = need_lease(store)
+        want = Want("run", "ana", LONG, create=as_json(snapshot("a")), existing=False)
+        (grant,) = await leases.acquire([want])
+        assert grant is not None
+        assert grant.created
+
+    async def test_many_wants_are_answered_in_order(self, store: Store) -> None:
+        """Give each want its lease, or None."""
+        leases = need_lease(store)
+        await granted(leases, "taken", "bob")
+        create = as_json(snapshot())
+        wants = [
+            Want("new", "ana", LONG, create=create),
+            Want("taken", "ana", LONG, create=create),
+            Want("missing", "ana", LONG),
+            Want("other", "ana", LONG, create=create),
+            Want("new", "bob", LONG, create=create),
+        ]
+        answers = [grant and grant.lease.id for grant in await leases.acquire(wants)]
+        assert answers == ["new", None, None, "other", None]
+        assert list(await leases.acquire([])) == []
+
+    async def test_the_epoch_grows_at_each_acquisition(self, store: Store) -> None:
+        """The epoch grows at each acquisition and never comes twice, also after `delete`."""
+        leases = need_lease(store)
+        epochs = []
+        for turn in range(12):
+            grant = await granted(leases)
+            epochs.append(grant.lease.epoch)
+            if turn % 3 == 0:
+                await leases.release([grant.lease])
+            if turn % 3 == 1:
+                await leases.delete("run")
+        assert epochs == sorted(set(epochs))
+        assert epochs[0] > 0
+        assert epochs[-1] < 2**53
+
+    async def test_a_granted_run_is_running_until_its_next_rest(self, store: Store) -> None:
+        """A granted run has the status running until its next rest."""
+        journal = need_journal(store)
+        await journal.save("run", snapshot("a", status="completed"))
+        grant = await granted(journal)
+        assert (await listed(journal)).status == "running"
+        await appended(journal, step(grant, 1, "b"))
+        assert (await listed(journal)).status == "running"
+        await rested(journal, grant, Rest("waiting"))
+        assert (await listed(journal)).status == "waiting"
+
+    async def test_the_grant_holds_the_journal_too(self, store: Store) -> None:
+        """The run read under it is the merged one."""
+        journal = need_journal(store)
+        first = await granted(journal, create=snapshot("b"))
+        await appended(journal, step(first, 1, "10"), step(first, 2, "a"))
+        await journal.release([first.lease])
+        second = await granted(journal, owner="bob")
+        assert list(second.snapshot["steps"]) == ["b", "10", "a"]
+
+    async def test_times_are_aware_utc(self, store: Store) -> None:
+        """Times are aware UTC datetimes in the store's own clock; a lease lasts `ttl`."""
+        leases = need_lease(store)
+        grant = await granted(leases, ttl=LONG)
+        assert grant.now.utcoffset() == grant.lease.expires_at.utcoffset() == timedelta(0)
+        assert abs(grant.lease.expires_at - grant.now - LONG) < timedelta(seconds=1)
+
+    async def test_takeovers_are_counted_until_a_rest(self, store: Store) -> None:
+        """`takeovers` counts how often in a row the run was taken from an owner that let its lease
+        expire; a rest sets it to zero."""
+        journal = need_journal(store)
+        counts = []
+        for owner in ("ana", "bob", "ana"):
+            grant = await granted(journal, owner=owner, ttl=self.short)
+            counts.append(grant.takeovers)
+            await self.expire()
+        grant = await granted(journal, owner="cem")
+        counts.append(grant.takeovers)
+        await rested(journal, grant, Rest("suspended"))
+        counts.append((await granted(journal, owner="dan")).takeovers)
+        assert counts == [0, 1, 2, 3, 0]
+
+    async def test_a_paused_owner_is_fenced_out(self, store: Store) -> None:
+        """From the moment of the grant every entry of an older epoch is refused or ignored."""
+        journal = need_journal(store)
+        paused = await granted(journal, owner="ana", ttl=self.short)
+        await appended(journal, step(paused, 1, "a"))
+        await self.expire()
+        current = await granted(journal, owner="bob")
+        late = await appended(journal, step(paused, 2, "late"), step(current, 1, "b"))
+        assert late == [Verdict.FENCED, Verdict.ACCEPTED]
+        assert await rested(journal, paused, Rest("completed"), "late") is Verdict.FENCED
+        assert list(await journal.renew([paused.lease], LONG)) == [None]
+        assert await steps_of(journal) == ["a", "b"]
+
+
+class RenewChecks(Harness):
+    """`renew` and `release`."""
+
+    async def test_renew_moves_the_expiry(self, store: Store) -> None:
+        """Move the expiry of all leases to `ttl` from now."""
+        leases = need_lease(store)
+        grants = [await granted(leases, id, ttl=self.short) for id in ("a", "b")]
+        renewed = await leases.renew([grant.lease for grant in grants], LONG)
+        await self.expire()
+        for grant, lease in zip(grants, renewed, strict=True):
+            assert lease is not None
+            assert (lease.id, lease.epoch) == (grant.lease.id, grant.lease.epoch)
+            assert lease.expires_at > grant.lease.expires_at
+            assert await asked(leases, lease.id, "bob") is None
+
+    async def test_renew_can_shorten_a_lease(self, store: Store) -> None:
+        """Move the expiry to `ttl` from now, also to an earlier time."""
+        leases = need_lease(store)
+        grant = await granted(leases, ttl=LONG)
+        await leases.renew([grant.lease], self.short)
+        await self.expire()
+        assert await asked(leases, owner="bob") is not None
+
+    async def test_renew_gives_none_for_each_that_was_lost(self, store: Store) -> None:
+        """None for each that was lost, in order."""
+        leases = need_lease(store)
+        kept, deleted, taken, released = [
+            await granted(leases, id) for id in ("kept", "deleted", "taken", "released")
+        ]
+        await leases.delete("deleted")
+        await leases.release([taken.lease, released.lease])
+        await granted(leases, "taken", "bob")
+        all_four = [deleted.lease, taken.lease, kept.lease, released.lease]
+        answers = [lease and lease.id for lease in await leases.renew(all_four, LONG)]
+        assert answers == [None, None, "kept", None]
+        assert list(await leases.renew([], LONG)) == []
+
+    async def test_an_expired_lease_that_nobody_took_is_renewed(self, store: Store) -> None:
+        """A lease that expired and that nobody has taken is renewed."""
+        leases = need_lease(store)
+        grant = await granted(leases, owner="ana", ttl=self.short)
+        await self.expire()
+        assert list(await leases.renew([grant.lease], LONG)) != [None]
+        assert await asked(leases, owner="bob") is None
+
+    async def test_a_taken_lease_is_never_renewed(self, store: Store) -> None:
+        """A taken one never is, not even when its taker's lease has expired too, or is given up."""
+        leases = need_lease(store)
+        first = await granted(leases, owner="ana", ttl=self.short)
+        await self.expire()
+        second = await granted(leases, owner="bob", ttl=self.short)
+        assert list(await leases.renew([first.lease], LONG)) == [None]
+        await self.expire()
+        assert list(await leases.renew([first.lease], LONG)) == [None]
+        await leases.release([second.lease])
+        assert list(await leases.renew([first.lease], LONG)) == [None]
+
+    async def test_the_lease_tells_of_mail(self, store: Store) -> None:
+        """`mail` tells whether untaken messages lay in the run's inbox when the lease was given or
+        renewed."""
+        mailed = need_inbox(store)
+        first = await granted(mailed)
+        await mailed.send("run", "paid", b"1")
+        (renewed,) = await mailed.renew([first.lease], LONG)
+        second = await granted(mailed)
+        (message,) = second.inbox
+        await appended(mailed, step(second, 1, "a", takes=(message.id,)))
+        third = await granted(mailed)
+        assert renewed is not None
+        mail = [lease.mail for lease in (first.lease, renewed, second.lease, third.lease)]
+        assert mail == [False, True, True, False]
+
+    async def test_release_lets_another_have_the_run_at_once(self, store: Store) -> None:
+        """Give the leases up without a rest, so that the runs can be had at once."""
+        leases = need_lease(store)
+        grants = [await granted(leases, id) for id in ("a", "b")]
+        await leases.release([grant.lease for grant in grants])
+        for id in ("a", "b"):
+            grant = await asked(leases, id, "bob")
+            assert grant is not None
+            assert grant.takeovers == 0
+
+    async def test_the_journal_stays_on_release(self, store: Store) -> None:
+        """The journal stays."""
+        journal = need_journal(store)
+        grant = await granted(journal)
+        await appended(journal, step(grant, 1, "a"))
+        await journal.release([grant.lease])
+        assert await steps_of(journal) == ["a"]
+        assert (await listed(journal)).status == "running"
+
+    async def test_releasing_a_lease_that_is_not_ones_own_does_nothing(self, store: Store) -> None:
+        """Releasing a lease that is not one's own does nothing."""
+        leases = need_lease(store)
+        old = await granted(leases, owner="ana")
+        await leases.release([old.lease])
+        new = await granted(leases, owner="bob")
+        forged = Lease("run", "cem", new.lease.epoch, new.lease.expires_at)
+        missing = Lease("missing", "cem", 1, new.lease.expires_at)
+        await leases.release([old.lease, forged, missing])
+        assert await asked(leases, owner="cem") is None
+        assert list(await leases.renew([new.lease], LONG)) != [None]
+
+
+class LeaseChecks(AcquireChecks, RenewChecks):
+    """What a store with leases does."""

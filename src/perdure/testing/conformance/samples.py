@@ -1,0 +1,61 @@
+"""Snapshots and deltas to store: as small as they may be, in JSON as the engine would send it."""
+
+import json
+from datetime import datetime
+from typing import Any
+
+from perdure.clock import isoformat
+from perdure.snapshot import Execution, Metadata, PendingWait, RunStatus, Snapshot, StepRecord
+
+AT = "2030-01-01T00:00:00.000Z"
+
+
+def snapshot(
+    *keys: str,
+    status: RunStatus = "running",
+    workflow: str | None = None,
+    wake_at: datetime | None = None,
+    event: str | None = None,
+    metadata: Metadata | None = None,
+    **values: Any,
+) -> Snapshot:
+    """Give a snapshot with these steps; `values` are steps with a value of their own."""
+    steps: dict[str, StepRecord] = {key: {"ok": True, "value": key} for key in keys}
+    steps |= {key: {"ok": True, "value": value} for key, value in values.items()}
+    whole: Snapshot = {"formatVersion": 1, "steps": steps, "execution": _execution(status)}
+    if workflow is not None:
+        whole["workflowName"] = workflow
+    if wake_at is not None or event is not None:
+        whole["execution"]["pending"] = [_pending(wake_at, event)]
+    if metadata is not None:
+        whole["metadata"] = metadata
+    return whole
+
+
+def _execution(status: RunStatus) -> Execution:
+    match status:
+        case "running" | "completed" | "failed":
+            return {"status": status, "lastUpdated": AT}
+        case "suspended" | "waiting":
+            return {"status": "running", "lastUpdated": AT, "state": status}
+        case "cancelled":
+            return {"status": "failed", "lastUpdated": AT, "state": status}
+
+
+def _pending(wake_at: datetime | None, event: str | None) -> PendingWait:
+    pending: PendingWait = {"id": "pause", "kind": "sleep" if event is None else "event"}
+    if wake_at is not None:
+        pending["wakeAt"] = isoformat(wake_at)
+    if event is not None:
+        pending["event"] = event
+    return pending
+
+
+def delta(*keys: str, **values: Any) -> bytes:
+    """Give the JSON of a journal entry that records these steps."""
+    return as_json(snapshot(*keys, **values))
+
+
+def as_json(value: object) -> bytes:
+    """Give a value as the bytes of its JSON text."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

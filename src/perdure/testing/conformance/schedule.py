@@ -1,0 +1,286 @@
+"""Checks of what is due: enqueued, sleeping, released and orphaned runs, and who gets them."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from itertools import pairwise
+
+from perdure.store import NewRun, NotifyStore, Rest, ScheduleStore, Store
+from perdure.testing.conformance.harness import (
+    LONG,
+    Harness,
+    appended,
+    asked,
+    granted,
+    listed,
+    need,
+    need_schedule,
+    rested,
+    step,
+    steps_of,
+    store_time,
+    within,
+)
+from perdure.testing.conformance.samples import as_json, snapshot
+
+SECOND = timedelta(seconds=1)
+
+
+def new_run(id: str, workflow: str = "order", wake_at: datetime | None = None) -> NewRun:
+    """Give a run to be created at rest."""
+    return NewRun(id, workflow, as_json(snapshot()), wake_at)
+
+
+async def due_ids(
+    store: ScheduleStore, now: datetime, limit: int = 100, workflows: Sequence[str] | None = None
+) -> list[str]:
+    """Give the ids of the runs that are due, in order."""
+    return [due.id for due in await store.due(now, limit, workflows=workflows)]
+
+
+async def claimed_ids(
+    store: ScheduleStore, owner: str = "ana", limit: int = 100, ttl: timedelta = LONG
+) -> list[str]:
+    """Give the ids of the runs that a claim gives, in order."""
+    return [grant.lease.id for grant in await store.claim(owner, ttl, limit)]
+
+
+class EnqueueChecks(Harness):
+    """`enqueue` and `due`."""
+
+    async def test_enqueue_creates_runs_that_wait_for_a_claim(self, store: Store) -> None:
+        """Create runs that wait for a claim, all in one write; `wake_at` None means due at once."""
+        schedule = need_schedule(store)
+        whole = snapshot("b", "10", "a", metadata={"input": [1]})
+        runs = [NewRun("a", "order", as_json(whole)), new_run("b", "other")]
+        assert list(await schedule.enqueue(runs)) == [True, True]
+        assert await schedule.load("a") == whole
+        assert (await listed(schedule, "b")).workflow == "other"
+        assert sorted(await claimed_ids(schedule)) == ["a", "b"]
+
+    async def test_enqueue_leaves_a_run_that_is_there(self, store: Store) -> None:
+        """False for each id that was there already, which stays untouched."""
+        schedule = need_schedule(store)
+        await schedule.save("there", snapshot("a", status="completed"))
+        answers = await schedule.enqueue([new_run("new"), new_run("there"), new_run("new")])
+        assert list(answers) == [True, False, False]
+        assert await steps_of(schedule, "there") == ["a"]
+        assert await claimed_ids(schedule) == ["new"]
+        assert list(await schedule.enqueue([new_run("new")])) == [False]
+        assert await asked(schedule, "new", "bob") is None
+        assert list(await schedule.enqueue([])) == []
+
+    async def test_due_gives_the_earliest_first(self, store: Store) -> None:
+        """Give the runs whose wake time is at or before `now`, earliest first."""
+        schedule = need_schedule(store)
+        now = await store_time(schedule)
+        times = {"c": now, "a": now - 2 * SECOND, "later": now + SECOND, "b": now - SECOND}
+        await schedule.enqueue([new_run(id, wake_at=wake_at) for id, wake_at in times.items()])
+        due = await schedule.due(now, 100)
+        assert [(line.id, line.wake_at) for line in due] == [(id, times[id]) for id in "abc"]
+        assert await due_ids(schedule, now + SECOND) == ["a", "b", "c", "later"]
+
+    async def test_due_gives_at_most_limit(self, store: Store) -> None:
+        """At most `limit`, and these are the earliest; 0 gives nothing."""
+        schedule = need_schedule(store)
+        now = await store_time(schedule)
+        late = [new_run(f"{age}", wake_at=now - age * SECOND) for age in (1, 5, 3, 2, 4)]
+        await schedule.enqueue(late)
+        assert await due_ids(schedule, now, 2) == ["5", "4"]
+        assert await due_ids(schedule, now, 0) == []
+        assert await due_ids(schedule, now, 2) == ["5", "4"]
+
+    async def test_due_keeps_to_workflows(self, store: Store) -> None:
+        """`workflows` keeps to runs of these names."""
+        schedule = need_schedule(store)
+        now = await store_time(schedule)
+        names = ["a", "b", "A", "a"]
+        runs = [new_run(f"{n}", name, now - SECOND) for n, name in enumerate(names)]
+        await schedule.enqueue(runs)
+        assert sorted(await due_ids(schedule, now, workflows=["a"])) == ["0", "3"]
+        assert sorted(await due_ids(schedule, now, workflows=["b", "A"])) == ["1", "2"]
+        assert await due_ids(schedule, now, workflows=[]) == []
+
+    async def test_due_leaves_runs_with_a_live_lease(self, store: Store) -> None:
+        """Give the runs without a live lease: an orphan is due when its lease has expired."""
+        schedule = need_schedule(store)
+        await granted(schedule, "alive")
+        await granted(schedule, "orphan", ttl=self.short)
+        assert await due_ids(schedule, await store_time(schedule)) == []
+        await self.expire()
+        assert await due_ids(schedule, await store_time(schedule)) == ["orphan"]
+
+    async def test_due_gives_sleepers_at_their_time(self, store: Store) -> None:
+        """`wake_at` is when it should be claimed (None: never by time)."""
+        schedule = need_schedule(store)
+        now = await store_time(schedule)
+        rests = {
+            "sleeper": Rest("suspended", now + SECOND),
+            "waiter": Rest("waiting", now + 2 * SECOND, ("paid",)),
+            "patient": Rest("waiting", None, ("paid",)),
+            "over": Rest("completed"),
+            "runnable": Rest("running", now),
+        }
+        for id, rest in rests.items():
+            await rested(schedule, await granted(schedule, id), rest)
+        assert await due_ids(schedule, now) == ["runnable"]
+        assert await due_ids(schedule, now + SECOND) == ["runnable", "sleeper"]
+        assert await due_ids(schedule, now + LONG) == ["runnable", "sleeper", "waiter"]
+
+    async def test_a_saved_run_lies_as_its_snapshot_says(self, store: Store) -> None:
+        """Replace the whole run by `snapshot`: it wakes when its snapshot says."""
+        schedule = need_schedule(store)
+        now = await store_time(schedule)
+        await schedule.enqueue([new_run("over"), new_run("patient")])
+        await schedule.save("over", snapshot(status="completed"))
+        await schedule.save("patient", snapshot(status="waiting", event="paid"))
+        await schedule.save("sleeper", snapshot(status="suspended", wake_at=now + SECOND))
+        assert await due_ids(schedule, now) == []
+        assert await due_ids(schedule, now + LONG) == ["sleeper"]
+
+    async def test_a_deleted_run_is_not_due(self, store: Store) -> None:
+        """Remove the run: it is due no more."""
+        schedule = need_schedule(store)
+        await schedule.enqueue([new_run("run")])
+        await schedule.delete("run")
+        assert await due_ids(schedule, await store_time(schedule) + LONG) == []
+        assert await claimed_ids(schedule) == []
+
+
+class ClaimChecks(Harness):
+    """`claim`."""
+
+    async def test_claim_leases_and_loads(self, store: Store) -> None:
+        """Lease and load runs that are due: the grant is as good as an acquired one."""
+        schedule = need_schedule(store)
+        await schedule.enqueue([NewRun("run", "order", as_json(snapshot("b", "10", "a")))])
+        (grant,) = await schedule.claim("ana", LONG, 10)
+        assert (grant.lease.id, grant.lease.owner, grant.takeovers) == ("run", "ana", 0)
+        assert list(grant.snapshot["steps"]) == ["b", "10", "a"]
+        await appended(schedule, step(grant, 1, "c"))
+        assert await steps_of(schedule) == ["b", "10", "a", "c"]
+        assert await asked(schedule, owner="bob") is None
+        assert (await listed(schedule)).status == "running"
+
+    async def test_claim_gives_the_earliest_first_up_to_limit(self, store: Store) -> None:
+        """Up to `limit` runs, earliest first; 0 gives nothing."""
+        schedule = need_schedule(store)
+        now = await store_time(schedule)
+        late = [new_run(f"{age}", wake_at=now - age * SECOND) for age in (1, 5, 3, 2, 4)]
+        await schedule.enqueue(late)
+        assert await claimed_ids(schedule, limit=0) == []
+        assert await claimed_ids(schedule, limit=2) == ["5", "4"]
+        assert await claimed_ids(schedule, limit=2) == ["3", "2"]
+        assert await claimed_ids(schedule, limit=2) == ["1"]
+
+    async def test_each_run_goes_to_one_claimant_only(self, store: Store) -> None:
+        """Each goes to one claimant only, the owner that has it included."""
+        schedule = need_schedule(store)
+        await schedule.enqueue([new_run("run")])
+        assert await claimed_ids(schedule, "ana") == ["run"]
+        assert await claimed_ids(schedule, "bob") == []
+        assert await claimed_ids(schedule, "ana") == []
+
+    async def test_claim_leaves_what_is_not_due(self, store: Store) -> None:
+        """Runs that are due: not those that sleep, wait, are owned, or are over."""
+        schedule = need_schedule(store)
+        now = await store_time(schedule)
+        await schedule.enqueue([new_run("later", wake_at=now + LONG)])
+        await granted(schedule, "owned")
+        for id, rest in (
+            ("sleeper", Rest("suspended", now + LONG)),
+            ("waiter", Rest("waiting", None, ("paid",))),
+            ("over", Rest("failed")),
+        ):
+            await rested(schedule, await granted(schedule, id), rest)
+        assert await claimed_ids(schedule, "bob") == []
+
+    async def test_an_orphan_is_claimed(self, store: Store) -> None:
+        """A run is orphaned when its owner's lease has expired: it is taken with its journal."""
+        schedule = need_schedule(store)
+        grant = await granted(schedule, ttl=self.short)
+        await appended(schedule, step(grant, 1, "a"))
+        takeovers = []
+        for owner in ("bob", "cem"):
+            await self.expire()
+            (taken,) = await schedule.claim(owner, self.short, 10)
+            assert list(taken.snapshot["steps"]) == ["a"]
+            assert taken.lease.epoch > grant.lease.epoch
+            takeovers.append(taken.takeovers)
+        assert takeovers == [1, 2]
+
+    async def test_a_renewed_run_is_no_orphan(self, store: Store) -> None:
+        """A run is orphaned when its owner's lease has expired, and a renewed one has not."""
+        schedule = need_schedule(store)
+        grant = await granted(schedule, ttl=self.short)
+        await schedule.renew([grant.lease], LONG)
+        await self.expire()
+        assert await claimed_ids(schedule, "bob") == []
+
+    async def test_a_released_run_is_claimed_at_once(self, store: Store) -> None:
+        """So that the runs can be claimed at `wake_at` (None: at once)."""
+        schedule = need_schedule(store)
+        grant = await granted(schedule)
+        await schedule.release([grant.lease])
+        assert await claimed_ids(schedule, "bob") == ["run"]
+
+    async def test_a_released_run_is_claimed_at_wake_at(self, store: Store) -> None:
+        """So that the runs can be claimed at `wake_at`."""
+        schedule = need_schedule(store)
+        grant = await granted(schedule)
+        wake_at = await store_time(schedule) + self.short
+        await schedule.release([grant.lease], wake_at=wake_at)
+        assert await claimed_ids(schedule, "bob") == []
+        await self.expire()
+        assert await claimed_ids(schedule, "bob") == ["run"]
+
+    async def test_a_sleeper_is_claimed_at_its_time(self, store: Store) -> None:
+        """`wake_at` is when it should be claimed."""
+        schedule = need_schedule(store)
+        wake_at = await store_time(schedule) + self.short
+        await rested(schedule, await granted(schedule), Rest("suspended", wake_at))
+        assert await claimed_ids(schedule, "bob") == []
+        await self.expire()
+        (grant,) = await schedule.claim("bob", LONG, 10)
+        assert grant.takeovers == 0
+
+    async def test_claim_keeps_to_workflows(self, store: Store) -> None:
+        """`workflows` keeps to runs of these names."""
+        schedule = need_schedule(store)
+        await schedule.enqueue([new_run("1", "a"), new_run("2", "b"), new_run("3", "A")])
+        await granted(schedule, "4", ttl=self.short, workflow="b")
+        await self.expire()
+        assert list(await schedule.claim("ana", LONG, 10, workflows=[])) == []
+        grants = await schedule.claim("ana", LONG, 10, workflows=["b", "c"])
+        assert sorted(grant.lease.id for grant in grants) == ["2", "4"]
+        assert sorted(await claimed_ids(schedule)) == ["1", "3"]
+
+    async def test_a_claimed_epoch_grows(self, store: Store) -> None:
+        """The epoch grows at each acquisition, a claim included."""
+        schedule = need_schedule(store)
+        await schedule.enqueue([new_run("run")])
+        epochs = []
+        for _ in range(4):
+            (grant,) = await schedule.claim("ana", LONG, 1)
+            epochs.append(grant.lease.epoch)
+            await schedule.release([grant.lease])
+        assert all(earlier < later for earlier, later in pairwise(epochs))
+
+
+class HintChecks(Harness):
+    """`hints`."""
+
+    async def test_hints_come_when_a_run_becomes_due(self, store: Store) -> None:
+        """Yield whenever a run may have become due."""
+        need(store, "notify")
+        schedule: NotifyStore = need_schedule(store)  # type: ignore[assignment]  # declared above
+        hints = schedule.hints()
+        hint = asyncio.ensure_future(anext(hints))
+        await asyncio.wait([hint], timeout=0.1)
+        await schedule.enqueue([new_run("run")])
+        await within(5, hint)
+        await hints.aclose()  # type: ignore[attr-defined]  # an async generator has it
+
+
+class ScheduleChecks(EnqueueChecks, ClaimChecks, HintChecks):
+    """What a store with a schedule does."""

@@ -68,12 +68,41 @@ class SystemClock:
         await asyncio.sleep(finite_seconds(seconds))
 
 
+class SyncedClock:
+    """A clock that was set by another at one moment, and goes on at its own clock's pace.
+
+    A run lives by the time of its store: two machines whose clocks differ agree on its waits.
+    """
+
+    __slots__ = ("_clock", "_from", "_set_to")
+
+    def __init__(self, clock: Clock, set_to: datetime) -> None:
+        self._clock = clock
+        self._from = clock.monotonic()
+        self._set_to = set_to
+
+    def now(self) -> datetime:
+        """Give the present moment in UTC."""
+        return self._set_to + timedelta(seconds=self._clock.monotonic() - self._from)
+
+    def monotonic(self) -> float:
+        """Give seconds that only grow."""
+        return self._clock.monotonic()
+
+    async def sleep(self, seconds: float | timedelta, /) -> None:
+        """Wait so long; zero or less lets other tasks run once."""
+        await self._clock.sleep(seconds)
+
+
 def finite_seconds(value: float | timedelta, parameter: str = "seconds") -> float:
     """Give a time to wait as seconds, never negative; NaN and infinity are `InvalidDuration`."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if not math.isfinite(seconds):
-        raise InvalidDuration(parameter, value, "a finite number of seconds")
-    return max(seconds, 0.0)
+    try:
+        if math.isfinite(seconds):
+            return max(seconds, 0.0)
+    except (TypeError, OverflowError):
+        pass
+    raise InvalidDuration(parameter, value, "a timedelta or a finite number of seconds")
 
 
 def parse_duration(value: Duration, parameter: str = "duration") -> timedelta:

@@ -119,6 +119,10 @@ class DriftError(PerdureError):
         self.asked = asked
 
 
+class Suspended(BaseException):
+    """The run is put to rest until its time or its event comes. No error, and not for handlers."""
+
+
 class RunOver(PerdureError):
     """A step was called after its run had ended."""
 
@@ -179,6 +183,16 @@ class LeaseLost(PerdureError):
             f"the lease of run {run_id!r} was lost; what was recorded is safe, and its new owner goes on from there"
         )
         self.run_id = run_id
+
+
+class IdempotencyConflict(PerdureError):
+    """An idempotency key was used before with another input."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(
+            f"idempotency key {key!r} was used before with another input; use a new key for a new request"
+        )
+        self.key = key
 
 
 class Cancelled(PerdureError):

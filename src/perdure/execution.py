@@ -103,8 +103,8 @@ class Execution:
     """The engine's side of one run."""
 
     __slots__ = (
-        "_broken", "_emit", "_inflight", "_over", "cache", "clock", "errors", "failures", "home",
-        "last_key", "ledger", "lineage", "payload", "random", "replay_errors", "run_id", "workflow",
+        "_broken", "_emit", "_inflight", "_over", "cache", "clock", "ended_by", "errors", "failures",
+        "home", "last_key", "ledger", "lineage", "payload", "random", "run_id", "workflow",
     )  # fmt: skip
 
     def __init__(
@@ -118,8 +118,6 @@ class Execution:
         emit: Callable[[Event], None] | None = None,
         cache: StepCache | None = None,
         errors: tuple[type[BaseException], ...] = (),
-        home: Home | None = None,
-        replay_errors: bool = True,
         payload: object = None,
     ) -> None:
         self.workflow = workflow
@@ -130,10 +128,10 @@ class Execution:
         self.random = random
         self.cache = cache
         self.errors = errors
-        self.home = home
-        self.replay_errors = replay_errors
+        self.home: Home | None = None
         self.payload = payload
         self.last_key: str | None = None
+        self.ended_by: BaseException | None = None
         self.failures: dict[str, BaseException] = {}
         self._emit = emit
         self._broken: BaseException | None = None
@@ -171,6 +169,12 @@ class Execution:
         """What broke the run, if anything did."""
         return self._broken
 
+    def unhandled(self) -> list[str]:
+        """Give the keys of the failures that ended the run; all, when it does not show which did."""
+        seen = _chain(self.ended_by)
+        ended = [key for key, error in self.failures.items() if id(error) in seen]
+        return ended or list(self.failures)
+
     async def perform(self, spec: Spec) -> Any:
         """Answer from the record, from the cache, or by running the step."""
         found = self.recorded(spec)
@@ -194,7 +198,7 @@ class Execution:
             return None
         record = self.ledger.get(key)
         self._check_drift(spec, record)
-        return (key, record) if record["ok"] or self.replay_errors else None
+        return key, record
 
     async def _elsewhere(self, spec: Spec, key: str) -> tuple[str, StepRecord] | None:
         if (twin := self._inflight.get(key)) is not None:
@@ -254,6 +258,8 @@ class Execution:
             self.tell(StepStart, spec, spec.call)
         started = self.clock.monotonic()
         token = CURRENT.set(call)
+        working = spec.kind == "step"
+        spec.branch.busy += working
         try:
             if spec.retry is None and spec.timeout is None:
                 value = await invoke(spec.fn, spec.args)
@@ -264,6 +270,7 @@ class Execution:
                 raise
             return await self._fail(spec, call.attempt, started, error)
         finally:
+            spec.branch.busy -= working
             CURRENT.reset(token)
         if type(value) is Err:
             return await self._fail(spec, call.attempt, started, value)
@@ -487,6 +494,19 @@ class Execution:
                     **facts,
                 )
             )
+
+
+def _chain(error: BaseException | None) -> set[int]:
+    seen: set[int] = set()
+    todo = [error]
+    while todo:
+        error = todo.pop()
+        if error is not None and id(error) not in seen:
+            seen.add(id(error))
+            todo += [error.__cause__, error.__context__]
+            if isinstance(error, BaseExceptionGroup):
+                todo += error.exceptions
+    return seen
 
 
 def _place(spec: Spec) -> str:

@@ -10,7 +10,7 @@ run is active on that loop. Tasks that have nothing to do with a run pass throug
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from typing import Any, Self, TypeAlias
 from weakref import WeakKeyDictionary
@@ -21,13 +21,14 @@ Task: TypeAlias = "asyncio.Task[Any]"
 class Branch:
     """One line of work; hands out identities of step calls, each once."""
 
-    __slots__ = ("calls", "children", "lineage", "parked", "path")
+    __slots__ = ("busy", "calls", "children", "lineage", "parked", "path")
 
     def __init__(self, lineage: "Lineage", path: str = "") -> None:
         self.lineage = lineage
         self.path = path
         self.calls: dict[str, int] = {}
         self.children = 0
+        self.busy = 0
         self.parked = False
 
     def call(self, id: str) -> str:
@@ -121,6 +122,46 @@ class Lineage:
             branch = self.root.child()
             enrol(task, branch)
         return branch
+
+
+def about_to_run(task: Task) -> bool:
+    """Tell whether the event loop will run this task without anything else happening first."""
+    waiter = getattr(task, "_fut_waiter", None)
+    return waiter is None or waiter.done()
+
+
+def awaits_branches(task: Task, branches: Mapping[Task, Branch]) -> bool:
+    """Tell whether a task can go on only when branches of its run do.
+
+    asyncio keeps to itself what a task waits for, so this looks under its covers, and knows `await task`,
+    `gather`, `TaskGroup`, `wait` and `wait_for`. What it does not know counts as work of the task's
+    own: such a run stays in memory, and nothing worse.
+    """
+    waiter = getattr(task, "_fut_waiter", None)
+    if waiter is None or waiter.done():
+        return False
+    if isinstance(waiter, asyncio.Task):
+        return waiter in branches
+    if (children := getattr(waiter, "_children", None)) is not None:
+        return all(child.done() or child in branches for child in children)
+    return _innermost(task.get_coro()) in _JOINS
+
+
+_JOINS = frozenset(
+    fn.__code__
+    for fn in (
+        asyncio.TaskGroup.__aexit__,
+        asyncio.wait_for,
+        getattr(asyncio.tasks, "_wait", asyncio.wait),
+    )
+)
+
+
+def _innermost(coroutine: object) -> object:
+    inner = coroutine
+    while (awaited := getattr(inner, "cr_await", None)) is not None and hasattr(awaited, "cr_code"):
+        inner = awaited
+    return getattr(inner, "cr_code", None)
 
 
 def enrol(task: Task, branch: Branch) -> None:

@@ -200,7 +200,8 @@ class Store(Protocol):
     async def save(self, id: str, snapshot: Snapshot, /) -> None:
         """Replace the whole run by `snapshot`: what was there before, journal and all, is gone.
 
-        On a store with leases the run's epoch grows, so that an owner of before is fenced out.
+        On a store with a journal the run's lease ends and its epoch grows, so that an owner of before is
+        fenced out.
         """
         ...
 

@@ -27,7 +27,7 @@ from perdure import codec
 from perdure.cache import CacheLike, as_cache
 from perdure.clock import Clock, SystemClock, isoformat
 from perdure.definition import definition_hash
-from perdure.errors import InvalidArgument, SnapshotFormatError, SnapshotMismatch
+from perdure.errors import InvalidArgument, SnapshotFormatError, SnapshotMismatch, Suspended
 from perdure.events import (
     Bus,
     Coalesce,
@@ -39,6 +39,7 @@ from perdure.events import (
     WorkflowError,
     WorkflowStart,
     WorkflowSuccess,
+    WorkflowSuspended,
 )
 from perdure.execution import Execution, outcome_of
 from perdure.ledger import Include, Ledger
@@ -115,8 +116,11 @@ async def conduct(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Res
         with run.lineage:
             outcome = await _outcome(run, body)
     except asyncio.CancelledError as error:
-        reason = str(error.args[0]) if error.args else ""
-        run.announce(WorkflowCancelled, started, reason=reason, last_step=run.last_key)
+        if isinstance(run.broken, Suspended):
+            run.announce(WorkflowSuspended, started)
+        else:
+            reason = str(error.args[0]) if error.args else ""
+            run.announce(WorkflowCancelled, started, reason=reason, last_step=run.last_key)
         raise
     finally:
         run.end()
@@ -131,7 +135,8 @@ async def _outcome(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Re
     try:
         value = await body(Step(run))
     except Exception as error:
-        return outcome_of(run.broken or error)
+        run.ended_by = run.broken or error
+        return outcome_of(run.ended_by)
     if run.broken is not None:
         # The function caught what broke the run and went on; what it gives now is not durable.
         return outcome_of(run.broken)
@@ -352,6 +357,7 @@ class LocalRun:
             self._publish("workflow_cancelled")
             raise
         self._note("completed" if result.ok else "failed", ended=True)
+        self._publish("workflow_complete" if result.ok else "workflow_error")
         if result.ok and (unknown := self._ledger.untouched()):
             react(
                 self._options.get("on_unknown_steps", "warn"),
@@ -359,7 +365,6 @@ class LocalRun:
                 f"workflow {self._ledger.name!r} completed without touching {len(unknown)} recorded steps: "
                 + ", ".join(unknown[:10]),
             )
-        self._publish("workflow_complete" if result.ok else "workflow_error")
         return result
 
     def snapshot(self, **choice: Any) -> Snapshot:

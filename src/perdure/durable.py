@@ -1,0 +1,531 @@
+"""Where engine and store meet: load, lease, run, append, rest.
+
+    result = await durable.run(deps, checkout, id="checkout-123", store=store)
+
+Every step is recorded in the store before the function goes on. After a crash the same call goes on where
+the record ends.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from random import Random, SystemRandom
+from typing import Any, Literal, TypeAlias, TypeVar, cast
+
+from perdure import codec
+from perdure.clock import Clock, Duration, SyncedClock, SystemClock, parse_duration
+from perdure.errors import (
+    AlreadyRunning,
+    Cancelled,
+    IdempotencyConflict,
+    InvalidArgument,
+    LeaseLost,
+    PerdureError,
+    SnapshotFormatError,
+    StoreError,
+    VersionMismatch,
+)
+from perdure.events import Bus, Event, Listener
+from perdure.execution import Execution, failure_record, outcome_of, result_of
+from perdure.ledger import Ledger
+from perdure.ownership import Home, KeptRun, OwnedRun, Session, telling
+from perdure.result import Err, Ok, Result
+from perdure.snapshot import Execution as ExecutionBlock
+from perdure.snapshot import Snapshot, assert_valid_snapshot, new_snapshot, rest_status
+from perdure.step import Step, check_errors
+from perdure.store import (
+    Grant,
+    Listed,
+    Rest,
+    Store,
+    Want,
+    can_journal,
+    can_lease,
+    check_id,
+)
+from perdure.workflow import WorkflowFunction, as_deps, body_of, conduct
+
+logger = logging.getLogger(__name__)
+
+D = TypeVar("D")
+T = TypeVar("T")
+
+LEASE_TTL = timedelta(seconds=30)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionGap:
+    """A stored run and a call that do not agree on the version."""
+
+    id: str
+    stored: int
+    requested: int
+    snapshot: Snapshot
+
+
+Mending: TypeAlias = Literal["error", "clear"] | Snapshot
+OnVersionMismatch: TypeAlias = (
+    Literal["error", "clear"] | Callable[[VersionGap], Mending | Awaitable[Mending]]
+)
+Body: TypeAlias = Callable[[Step], Awaitable[Any]]
+
+_sessions: dict[tuple[int, int, timedelta], Session] = {}
+_active: set[tuple[int, str]] = set()
+
+
+async def run(
+    deps: D | Mapping[str, Any],
+    fn: WorkflowFunction[T, Any],
+    /,
+    *,
+    id: str,
+    store: Store | None = None,
+    version: int = 1,
+    keep: bool = False,
+    input: object = None,
+    metadata: Mapping[str, Any] | None = None,
+    on_event: Listener | None = None,
+    errors: Sequence[type[BaseException]] = (),
+    lease_ttl: Duration = LEASE_TTL,
+    allow_concurrent: bool = False,
+    on_version_mismatch: OnVersionMismatch = "error",
+    replay_errors: bool = False,
+    idempotency_key: str | None = None,
+    clock: Clock = SystemClock(),
+) -> Result[T, Any]:
+    """Run a function so that it survives crashes, and give `Ok(value)` or `Err(error, cause)`.
+
+    On success the run is deleted; with `keep` it stays, and a second call with the same id gives the
+    recorded result without running anything. On failure it stays for the next call, which runs the failed
+    step again; with `replay_errors` the recorded failure answers. Errors of the engine come as `Err` too:
+    `VersionMismatch`, `AlreadyRunning`, `LeaseLost`, `StoreError`, `DriftError`.
+
+    `on_version_mismatch` is `"error"`, `"clear"` (start afresh), or a function of a `VersionGap` that gives one
+    of these or a migrated snapshot. With `allow_concurrent` a second call takes the run over from the
+    first, which ends with `LeaseLost`. `idempotency_key` gives all calls with one key one result, whatever
+    their ids. Cancelling the task keeps the state and releases the lease.
+    """
+    request = Request(
+        id=check_id(id),
+        store=default_store() if store is None else store,
+        body=body_of(fn, as_deps(deps)),
+        fn=fn,
+        version=_check_version(version),
+        keep=keep,
+        metadata=_first_metadata(version, metadata, input),
+        on_event=on_event,
+        errors=check_errors(errors),
+        lease_ttl=parse_duration(lease_ttl, "lease_ttl"),
+        shared=allow_concurrent,
+        on_version_mismatch=on_version_mismatch,
+        replay_errors=replay_errors,
+        clock=clock,
+    )
+    try:
+        if idempotency_key is not None:
+            return await _once(request, check_id(idempotency_key, "idempotency_key"))
+        return await _run(request)
+    except (StoreError, AlreadyRunning, VersionMismatch, IdempotencyConflict, SnapshotFormatError) as error:
+        return outcome_of(error)
+
+
+def run_sync(deps: D | Mapping[str, Any], fn: WorkflowFunction[T, Any], /, **options: Any) -> Result[T, Any]:
+    """Do as `run` does, for code without an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(run(deps, fn, **options))
+    raise PerdureError("durable.run_sync was called inside an event loop; write: await durable.run(…)")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call of `run`."""
+
+    id: str
+    store: Store
+    body: Body
+    fn: Callable[..., Any]
+    version: int
+    keep: bool
+    metadata: dict[str, Any]
+    on_event: Listener | None
+    errors: tuple[type[BaseException], ...]
+    lease_ttl: timedelta
+    shared: bool
+    on_version_mismatch: OnVersionMismatch
+    replay_errors: bool
+    clock: Clock
+    random: Random = field(default_factory=SystemRandom)
+
+    def owner(self) -> str:
+        """Give the name under which this call holds the run."""
+        return f"shared:{self.id}" if self.shared else new_owner(self.random)
+
+
+async def _run(request: Request) -> Result[Any, Any]:
+    here = (id(request.store), request.id)
+    if here in _active and not request.shared:
+        raise AlreadyRunning(request.id, "here")
+    _active.add(here)
+    try:
+        async with borrow(request.store, request.clock, request.lease_ttl) as session:
+            return await _run_in(session, request)
+    finally:
+        _active.discard(here)
+
+
+async def _run_in(session: Session, request: Request) -> Result[Any, Any]:
+    with telling(request.store, f"load run {request.id!r}"):
+        stored = await request.store.load(request.id)
+    if stored is not None:
+        assert_valid_snapshot(stored)
+        if (kept := recorded_result(stored, request.fn, request.errors)) is not None:
+            return kept
+        stored = await _same_version(request, stored)
+    grant = await _lease(session, request, stored)
+    if grant is not None and stored is not None:
+        stored = await _same_version(request, grant.snapshot)
+    home = await _settle_in(session, request, grant, stored)
+    return await _carry_out(home, request)
+
+
+async def _lease(session: Session, request: Request, stored: Snapshot | None) -> Grant | None:
+    if not can_lease(request.store):
+        return None
+    first = new_snapshot(request.id, now=request.clock.now(), metadata=request.metadata)
+    want = Want(request.id, request.owner(), request.lease_ttl, create=codec.dumps(first))
+    grant = await session.acquire(want)
+    if grant is None:
+        raise AlreadyRunning(request.id, "elsewhere")
+    return grant
+
+
+async def _settle_in(
+    session: Session, request: Request, grant: Grant | None, stored: Snapshot | None
+) -> Home:
+    clock = request.clock if grant is None else SyncedClock(request.clock, grant.now)
+    ledger = Ledger(request.id, stored)
+    ledger.metadata.update(request.metadata)
+    if stored is not None and not request.replay_errors:
+        ledger.drop(failures_to_retry(stored))
+    execution = Execution(
+        workflow=request.id,
+        run_id=request.id,
+        ledger=ledger,
+        clock=clock,
+        random=request.random,
+        emit=_emitter(request.on_event),
+        errors=request.errors,
+    )
+    home: Home
+    if grant is not None and can_journal(request.store):
+        home = OwnedRun(session, grant, execution)
+    else:
+        home = KeptRun(session, request.id, execution, grant)
+        await home.persist_waits()
+    return home
+
+
+async def _carry_out(home: Home, request: Request) -> Result[Any, Any]:
+    try:
+        result = await drive(home, request.body)
+    except asyncio.CancelledError:
+        await quietly(home.release())
+        raise
+    if isinstance(home.execution.broken, PerdureError):
+        # The record did not become durable, or the run is not ours: leave it as the store has it.
+        if not isinstance(home.execution.broken, LeaseLost):
+            await quietly(home.release())
+        return outcome_of(home.execution.broken)
+    assert result is not None, "a run of durable.run waits in memory"
+    block, status = ending(home, result, request.fn)
+    gone = result.ok and not request.keep
+    try:
+        await home.rest(block, Rest(status, gone=gone))
+    except StoreError:
+        if not result.ok or request.keep:
+            raise
+        logger.warning("run %r is done, but could not be deleted from the store", request.id, exc_info=True)
+    except LeaseLost as error:
+        return outcome_of(error)
+    return result
+
+
+async def drive(home: Home, body: Body) -> Result[Any, Any] | None:
+    """Run the function in a task of its own until it ends; None when it was put to rest or lost."""
+    execution = home.execution
+    execution.home = home  # type: ignore[assignment]  # both homes record, wait and transact
+    task = asyncio.Task(conduct(execution, body), loop=asyncio.get_running_loop())
+    home.main = task
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        await _unwind(task)
+        raise
+    finally:
+        await home.parking.close()
+        await _unwind(*[member for member in execution.lineage.tasks if member is not task])
+    if execution.broken is not None:
+        if not task.cancelled() and (error := task.exception()) is not None and not home.suspended:
+            logger.debug("run %r unwound with %r", home.id, error)
+        return None
+    if task.cancelled():
+        return Err(Cancelled(home.id, "the function cancelled itself"))
+    return task.result()
+
+
+async def _unwind(*tasks: "asyncio.Task[Any]") -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+
+
+def ending(
+    home: Home, result: Result[Any, Any], fn: Callable[..., Any]
+) -> tuple[ExecutionBlock, Literal["completed", "failed"]]:
+    """Give the execution block of a run that is over, and its status."""
+    now = home.block()["lastUpdated"]
+    if isinstance(result, Ok):
+        settled = codec.settle(result.value, lambda: codec.return_type(fn), "output")
+        facts: dict[str, Any] = {"output": settled.data}
+        if settled.typed:
+            facts["outputTyped"] = True
+        return home.block("completed", completedAt=now, **facts), "completed"
+    ended_by = home.execution.ended_by
+    thrown = isinstance(ended_by, Exception) and result.error is ended_by
+    told, _ = failure_record(ended_by if thrown else result, home.id, home.execution.errors)  # type: ignore[arg-type]  # an Exception when thrown
+    failed = home.execution.unhandled()
+    return home.block("failed", completedAt=now, error=told, failed=failed), "failed"
+
+
+def recorded_result(
+    snapshot: Snapshot, fn: Callable[..., Any], errors: Sequence[type[BaseException]]
+) -> Result[Any, Any] | None:
+    """Give the result of a completed run from its record; None when it is not completed."""
+    block: Mapping[str, Any] = snapshot["execution"]
+    if block["status"] != "completed":
+        return None
+    record: Any = {"ok": True, "value": block.get("output"), "at": block["lastUpdated"]}
+    if block.get("outputTyped"):
+        record["typed"] = True
+    return result_of(record, "output", lambda: codec.return_type(fn), errors)[0]
+
+
+def failures_to_retry(snapshot: Snapshot) -> list[str]:
+    """Give the failed steps that a resumed run tries again.
+
+    Of a failed run, those that ended it. A failure that the function dealt with stays: what it did
+    next is recorded too. Another writer of the format does not tell them apart: all of its.
+    """
+    block: Mapping[str, Any] = snapshot["execution"]
+    steps = snapshot["steps"]
+    failed = [key for key, record in steps.items() if not record["ok"]]
+    if block["status"] == "failed":
+        ended = block.get("failed") or failed
+        return [key for key in failed if key in ended]
+    return [key for key in failed if "at" not in steps[key]]
+
+
+async def _same_version(request: Request, stored: Snapshot) -> Snapshot | None:
+    version = (stored.get("metadata") or {}).get("version")
+    version = version if isinstance(version, int) and not isinstance(version, bool) else 1
+    if version == request.version:
+        return stored
+    mending: Any = request.on_version_mismatch
+    if callable(mending):
+        mending = mending(VersionGap(request.id, version, request.version, stored))
+        if isinstance(mending, Awaitable):
+            mending = await mending
+    if mending == "clear":
+        return None
+    if mending == "error":
+        hint = "Finish it by that version, pass on_version_mismatch=, or delete it with durable.delete_state"
+        raise VersionMismatch(request.id, version, request.version, hint)
+    return assert_valid_snapshot(mending)
+
+
+async def _once(request: Request, key: str) -> Result[Any, Any]:
+    """Run under an idempotency key: its record is held while the run goes on, and keeps the result.
+
+    A crash or a failure leaves the record unfinished and its lease to expire: the key is free again.
+    """
+    record_id = f"idem:{key}"[:512]
+    here = (id(request.store), record_id)
+    while here in _active:
+        await request.clock.sleep(0.01)
+    _active.add(here)
+    try:
+        async with borrow(request.store, request.clock, request.lease_ttl) as session:
+            return await _once_in(session, request, key, record_id)
+    finally:
+        _active.discard(here)
+
+
+async def _once_in(
+    session: Session, request: Request, key: str, record_id: str
+) -> Result[Any, Any]:
+    given = request.metadata.get("input")
+    first = new_snapshot(record_id, now=request.clock.now())
+    first["metadata"] = {"workflowId": request.id, "idempotencyKey": key, "input": given}
+    stored = await request.store.load(record_id)
+    grant: Grant | None = None
+    if can_lease(request.store) and (stored is None or stored["execution"]["status"] == "running"):
+        want = Want(record_id, new_owner(request.random), request.lease_ttl, create=codec.dumps(first))
+        grant = await session.acquire(want)
+        if grant is None:
+            raise AlreadyRunning(request.id, "elsewhere")
+        stored = grant.snapshot
+    if stored is not None:
+        before = (stored.get("metadata") or {}).get("input")
+        if before is not None and given is not None and before != given:
+            raise IdempotencyConflict(key)
+        if (kept := recorded_result(stored, request.fn, request.errors)) is not None:
+            return kept
+    ledger = Ledger(record_id, first)
+    marker = Execution(
+        workflow=record_id, run_id=record_id, ledger=ledger, clock=request.clock, random=request.random
+    )  # fmt: skip
+    home: Home = (
+        OwnedRun(session, grant, marker)
+        if grant is not None and can_journal(request.store)
+        else KeptRun(session, record_id, marker, grant)
+    )
+    result: Result[Any, Any] | None = None
+    try:
+        result = await _run(request)
+    finally:
+        if result is None or not result.ok:
+            await quietly(home.rest(home.block(), Rest("running", gone=True)))
+    if result.ok:
+        block, status = ending(home, result, request.fn)
+        await home.rest(block, Rest(status))
+    return result
+
+
+def borrow(store: Store, clock: Clock, lease_ttl: timedelta) -> Session:
+    """Give the session of this store and event loop; enter it to use it."""
+    key = (id(store), id(asyncio.get_running_loop()), lease_ttl)
+    session = _sessions.get(key)
+    if session is None or session.idle:
+        session = _sessions[key] = Session(store, clock, lease_ttl)
+        session.on_idle = lambda: _sessions.pop(key, None)
+    return session
+
+
+def new_owner(random: Random) -> str:
+    """Give a name that no other owner has."""
+    return f"{random.getrandbits(96):024x}"
+
+
+async def quietly(work: Awaitable[None]) -> None:
+    """Do what would be good but need not be: a failure is logged."""
+    try:
+        await work
+    except PerdureError as error:
+        logger.warning("%s; the lease ends by itself", error)
+
+
+_default: list[Store] = []
+
+
+def default_store() -> Store:
+    """Give this process's own memory store, the one for calls that name none."""
+    if not _default:
+        from perdure.stores.memory import MemoryStore
+
+        _default.append(MemoryStore())
+    return _default[0]
+
+
+def _emitter(listener: Listener | None) -> Callable[[Event], None] | None:
+    if listener is None:
+        return None
+    if not callable(listener):
+        raise InvalidArgument("on_event", listener, "a function of one event")
+    bus = Bus()
+    bus.subscribe(listener)
+    return bus.publish
+
+
+def _check_version(version: object) -> int:
+    if isinstance(version, bool) or not isinstance(version, int) or version < 0:
+        raise InvalidArgument("version", version, "a whole number")
+    return version
+
+
+def _first_metadata(
+    version: int, metadata: Mapping[str, Any] | None, input: object
+) -> dict[str, Any]:
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise InvalidArgument("metadata", metadata, "a mapping of JSON values")
+    first = cast("dict[str, Any]", codec.encode(dict(metadata or {})))
+    first["version"] = version
+    if input is not None:
+        first["input"] = codec.encode(input)
+    return first
+
+
+async def has_state(store: Store, id: str, /) -> bool:
+    """Tell whether the store holds a run of this id."""
+    return await store.load(check_id(id)) is not None
+
+
+async def delete_state(store: Store, id: str, /) -> bool:
+    """Delete a run; tell whether there was one."""
+    there = await has_state(store, id)
+    await store.delete(id)
+    return there
+
+
+async def delete_states(
+    store: Store, ids: Sequence[str], /, *, concurrency: int = 10
+) -> dict[str, Exception]:
+    """Delete many runs, so many at once; give those that could not be, with their errors."""
+    gate = asyncio.Semaphore(concurrency)
+    failed: dict[str, Exception] = {}
+
+    async def delete(id: str) -> None:
+        async with gate:
+            try:
+                await store.delete(check_id(id))
+            except Exception as error:
+                failed[id] = error
+
+    await asyncio.gather(*(delete(id) for id in ids))
+    return failed
+
+
+async def list_pending(store: Store, /, *, prefix: str = "", limit: int = 100) -> list[Listed]:
+    """Give runs that are not over, newest first; records of idempotency keys are left out."""
+    pending: list[Listed] = []
+    after: str | None = None
+    while len(pending) < limit:
+        page = await store.list(prefix=prefix, limit=100, after=after)
+        for line in page:
+            if not line.id.startswith("idem:") and await _is_pending(store, line):
+                pending.append(line)
+        if len(page) < 100 or not page[-1].cursor:
+            break
+        after = page[-1].cursor
+    return pending[:limit]
+
+
+async def _is_pending(store: Store, line: Listed) -> bool:
+    if line.status != "running":
+        return line.status not in ("completed", "cancelled")
+    snapshot = await store.load(line.id)
+    return snapshot is not None and rest_status(snapshot) not in ("completed", "cancelled")
+
+
+async def clear_state(store: Store, /) -> int:
+    """Delete every run of the store (of its prefix); give how many."""
+    count = 0
+    while page := await store.list(limit=100):
+        for line in page:
+            await store.delete(line.id)
+        count += len(page)
+    return count

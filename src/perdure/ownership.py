@@ -1,0 +1,366 @@
+"""What a process does with the runs it owns: writes them through one committer, keeps their leases alive.
+
+A `Session` is one store seen by one process; it lives while runs do. An `OwnedRun` is the home of a
+run whose lease we hold: every write carries the lease's epoch, and the first refusal ends the run
+here. A `KeptRun` is the home of a run on a store without a journal: the whole snapshot is saved.
+"""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, cast
+
+from perdure import codec
+from perdure.clock import Clock, isoformat
+from perdure.commit import Committer
+from perdure.errors import LeaseLost, PerdureError, StoreError, Suspended
+from perdure.execution import Execution
+from perdure.lineage import Branch
+from perdure.parking import Parking
+from perdure.snapshot import Execution as ExecutionBlock
+from perdure.snapshot import PendingWait, Snapshot
+from perdure.store import (
+    Entry,
+    Grant,
+    Lease,
+    LeaseStore,
+    Message,
+    Rest,
+    Store,
+    Verdict,
+    Want,
+    can_inbox,
+    can_journal,
+    can_lease,
+    require_inbox,
+    require_lease,
+    require_transaction,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class Session:
+    """One store, one committer, and the leases of all runs that are alive here.
+
+    As a context manager it counts those who use it: with the last of them its tasks end.
+    """
+
+    def __init__(self, store: Store, clock: Clock, lease_ttl: timedelta) -> None:
+        self.store = store
+        self.clock = clock
+        self.lease_ttl = lease_ttl
+        self._runs: dict[str, Home] = {}
+        self.on_idle: Callable[[], object] | None = None
+        self.idle = False
+        self._users = 0
+        self._committer: Committer | None = None
+        self._renewer: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "Session":
+        self._users += 1
+        if self._committer is None and can_journal(self.store) and can_lease(self.store):
+            self._committer = Committer(self.store, self.store, clock=self.clock)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._users -= 1
+        if self._users:
+            return
+        self.idle = True
+        if self.on_idle is not None:
+            self.on_idle()
+        renewer, self._renewer = self._renewer, None
+        committer, self._committer = self._committer, None
+        if renewer is not None:
+            renewer.cancel()
+            await asyncio.wait([renewer])
+        if committer is not None:
+            await committer.close()
+
+    @property
+    def committer(self) -> Committer:
+        """The way every write goes."""
+        assert self._committer is not None, "the session is not entered, or its store has no journal"
+        return self._committer
+
+    async def acquire(self, want: Want) -> Grant | None:
+        """Give a lease, or None."""
+        if self._committer is not None:
+            return await self._committer.acquire(want)
+        store = require_lease(self.store)
+        return (await store.acquire([want]))[0]
+
+    def hold(self, run: "Home") -> None:
+        """Keep the lease of this run alive from now on."""
+        self._runs[run.id] = run
+        if self._renewer is None:
+            self._renewer = asyncio.Task(self._renew(), loop=asyncio.get_running_loop())
+
+    def drop(self, run: "Home") -> None:
+        """Let the lease of this run end."""
+        if self._runs.get(run.id) is run:
+            del self._runs[run.id]
+
+    def poke(self, run_id: str) -> None:
+        """Tell a run that is alive here that mail may have come."""
+        if (run := self._runs.get(run_id)) is not None:
+            run.parking.changed()
+
+    async def _renew(self) -> None:
+        store = self.store
+        assert can_lease(store)
+        pause = self.lease_ttl / 3
+        while True:
+            await self.clock.sleep(pause)
+            try:
+                await self._renew_once(store)
+                pause = self.lease_ttl / 3
+            except StoreError as error:
+                pause = self.lease_ttl / 12
+                logger.warning("leases could not be renewed (%s); trying again in %s", error, pause)
+
+    async def _renew_once(self, store: LeaseStore) -> None:
+        runs = list(self._runs.values())
+        if not runs:
+            return
+        leases = [run.lease for run in runs if run.lease is not None]
+        renewed = await store.renew(leases, self.lease_ttl)
+        for run, lease in zip(runs, renewed, strict=True):
+            if lease is None:
+                run.lose()
+            else:
+                run.renewed(lease)
+
+
+class Home(ABC):
+    """Where a durable run lives while this process works on it, and how it is left behind."""
+
+    def __init__(
+        self,
+        session: Session,
+        id: str,
+        execution: Execution,
+        *,
+        grant: Grant | None,
+        linger: timedelta | None = None,
+    ) -> None:
+        self.session = session
+        self.id = id
+        self.execution = execution
+        self.ledger = execution.ledger
+        self.lease = None if grant is None else grant.lease
+        self.suspended: list[PendingWait] | None = None
+        self.main: asyncio.Task[Any] | None = None
+        self.on_mail: Callable[[], None] | None = None
+        self.parking = Parking(
+            self,
+            execution.lineage,
+            execution.clock,
+            mail=[] if grant is None else list(grant.inbox),
+            linger=linger,
+        )
+        if grant is not None:
+            session.hold(self)
+
+    @abstractmethod
+    async def rest(self, block: ExecutionBlock, rest: Rest) -> None:
+        """Write the whole run as it lies from now on, and let it go."""
+
+    @abstractmethod
+    async def persist_waits(self) -> None:
+        """Make the deadlines of waits durable."""
+
+    async def fetch_mail(self) -> list[Message]:
+        """Give the untaken messages of the run."""
+        store = self.session.store
+        return list(await store.inbox(self.id)) if can_inbox(store) else []
+
+    async def wait(self, branch: Branch, wait: PendingWait) -> tuple[str, object] | None:
+        """Wait in memory or at rest."""
+        if wait["kind"] == "event":
+            require_inbox(self.session.store, "step.wait_for_event")
+        return await self.parking.wait(branch, wait)
+
+    def suspend(self, waits: list[PendingWait]) -> None:
+        """Unwind the function: every branch waits for one of these."""
+        self.suspended = waits
+        self.stop(Suspended())
+
+    def stop(self, reason: BaseException) -> None:
+        """Unwind the function for this reason; no step begins any more."""
+        self.execution.break_off(reason)
+        if self.main is not None:
+            self.main.cancel()
+
+    def renewed(self, lease: Lease) -> None:
+        """Go on with the lease's new expiry, and look at mail that came meanwhile."""
+        self.lease = lease
+        if lease.mail:
+            self.parking.changed()
+            if self.on_mail is not None:
+                self.on_mail()
+
+    def lose(self) -> None:
+        """Stop: the run belongs to somebody else now."""
+        self.session.drop(self)
+        self.stop(LeaseLost(self.id))
+
+    async def release(self) -> None:
+        """Let the run go as it is, for whoever comes next."""
+        self.session.drop(self)
+        if self.lease is not None:
+            await require_lease(self.session.store).release([self.lease])
+
+    def block(self, status: str = "running", **extra: Any) -> ExecutionBlock:
+        """Give the execution block of this moment."""
+        now = isoformat(self.execution.clock.now())
+        block: dict[str, Any] = {"status": status, "lastUpdated": now, **extra}
+        if status == "running" and self.execution.last_key is not None:
+            block["currentStepId"] = self.execution.last_key
+        return cast(ExecutionBlock, block)
+
+    def running(self) -> ExecutionBlock:
+        """Give the execution block of a run that goes on, with what it waits for."""
+        waits = list(self.ledger.pending.values())
+        return self.block(pending=waits) if waits else self.block()
+
+
+class OwnedRun(Home):
+    """A run whose lease this process holds, on a store with a journal."""
+
+    def __init__(
+        self,
+        session: Session,
+        grant: Grant,
+        execution: Execution,
+        *,
+        linger: timedelta | None = None,
+        replay_every_step: bool = False,
+    ) -> None:
+        super().__init__(session, grant.lease.id, execution, grant=grant, linger=linger)
+        self._epoch = grant.lease.epoch
+        self._n = 0
+        self._replay_every_step = replay_every_step
+
+    async def record(
+        self, step: str, key: str, record: bytes, warnings: Sequence[Any], takes: Sequence[str]
+    ) -> None:
+        """Append the step's record to the journal."""
+        await self._append(self._entry(step, key, record, warnings, tuple(takes)))
+        self.parking.changed()
+        if self._replay_every_step:
+            await self.parking.halt(self.execution.lineage.branch(), f"replay:{key}")
+
+    def _entry(
+        self, step: str, key: str, record: bytes, warnings: Sequence[Any], takes: tuple[str, ...] = ()
+    ) -> Entry:
+        data = b'{"formatVersion":1,"steps":{%b:%b},"execution":%b' % (
+            codec.dumps(key),
+            record,
+            codec.dumps(self.running()),
+        )
+        if warnings:
+            data += b',"warnings":' + codec.dumps(list(warnings))
+        return self._numbered(data + b"}", takes, step=step)
+
+    def _numbered(
+        self, data: bytes, takes: tuple[str, ...] = (), *, step: str = "", rest: Rest | None = None
+    ) -> Entry:
+        self._n += 1
+        return Entry(self.id, self._epoch, self._n, data, takes, rest, step)
+
+    async def _append(self, entry: Entry) -> None:
+        self._judge(await self.session.committer.append(entry))
+
+    def _judge(self, verdict: Verdict) -> None:
+        if verdict is not Verdict.ACCEPTED:
+            self.lose()
+            raise LeaseLost(self.id)
+
+    async def persist_waits(self) -> None:
+        """Append the deadlines of waits."""
+        block = codec.dumps(self.running())
+        await self._append(self._numbered(b'{"formatVersion":1,"steps":{},"execution":%b}' % block))
+
+    async def transact(
+        self, step: str, work: Callable[[Any], Awaitable[tuple[str, bytes]]]
+    ) -> None:
+        """Let the step's record commit with what `work` wrote."""
+        store = require_transaction(self.session.store, f"step.transaction({step!r})")
+
+        async def entry(connection: Any) -> Entry:
+            key, record = await work(connection)
+            return self._entry(step, key, record, ())
+
+        self._judge(await store.transact(self.id, self._epoch, entry))
+
+    async def rest(self, block: ExecutionBlock, rest: Rest) -> None:
+        """Fold the journal into the snapshot, set when the run wakes, and give the lease up."""
+        data = b"" if rest.gone else self.ledger.encode(block)
+        await self._append(self._numbered(data, rest=rest))
+        self.session.drop(self)
+
+
+class KeptRun(Home):
+    """A run on a store without a journal: each record saves the whole snapshot.
+
+    Saves never overtake each other: while one is under way, records gather for the next.
+    """
+
+    def __init__(
+        self, session: Session, id: str, execution: Execution, grant: Grant | None = None
+    ) -> None:
+        super().__init__(session, id, execution, grant=grant)
+        self._saving = asyncio.Lock()
+        self._saved = 0
+        self._changes = 0
+
+    async def record(
+        self, step: str, key: str, record: bytes, warnings: Sequence[Any], takes: Sequence[str]
+    ) -> None:
+        """Save the snapshot with this record in it."""
+        await self.persist_waits()
+
+    async def persist_waits(self) -> None:
+        """Save the snapshot as it is now, or find that somebody else just did."""
+        self._changes += 1
+        mine = self._changes
+        async with self._saving:
+            if self._saved >= mine:
+                return
+            upto = self._changes
+            await self._save(self.running())
+            self._saved = upto
+
+    async def _save(self, block: ExecutionBlock) -> None:
+        snapshot: Snapshot = codec.loads(self.ledger.encode(block))
+        with telling(self.session.store, f"save run {self.id!r}"):
+            await self.session.store.save(self.id, snapshot)
+
+    async def transact(self, step: str, work: Callable[[Any], Awaitable[tuple[str, bytes]]]) -> None:
+        """Refuse: the store has no transaction."""
+        require_transaction(self.session.store, f"step.transaction({step!r})")
+
+    async def rest(self, block: ExecutionBlock, rest: Rest) -> None:
+        """Save the whole snapshot, or delete it, and give the lease up."""
+        if rest.gone:
+            with telling(self.session.store, f"delete run {self.id!r}"):
+                await self.session.store.delete(self.id)
+        else:
+            await self._save(block)
+        await self.release()
+
+
+@contextmanager
+def telling(store: Store, what: str) -> Iterator[None]:
+    """Turn what a user's own store raises into a `StoreError` that says what was being done."""
+    try:
+        yield
+    except PerdureError:
+        raise
+    except Exception as error:
+        raise StoreError(f"{type(store).__name__} could not {what}: {error}") from error

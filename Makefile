@@ -33,8 +33,8 @@ check: $(VENV)/.dev lint types
 
 lint: $(VENV)/.dev
 	$(call say,lint: ruff)
-	@$(BIN)/ruff format --check --quiet . || { echo 'not formatted; run: make fmt'; exit 1; }
-	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet --output-format=concise . || { echo 'not formatted; run: make fmt'; exit 1; }
+	@$(BIN)/ruff check --quiet --output-format=concise .
 	@echo 'formatted and clean'
 
 types: $(VENV)/.dev

@@ -20,7 +20,7 @@ _versions: list[str] = []
 def _serve(
     variable: str, start: Callable[[], Server], version_at: Callable[[str], str]
 ) -> Iterator[Server]:
-    server = _given(variable, version_at) or _started(start)
+    server = _given(variable, version_at) or started(start)
     _versions.append(server.version)
     yield server
     server.close()
@@ -31,7 +31,8 @@ def _given(variable: str, version_at: Callable[[str], str]) -> Server | None:
     return GivenServer(variable, url, f"{version_at(url)} (given)") if url else None
 
 
-def _started(start: Callable[[], Server]) -> Server:
+def started(start: Callable[[], Server]) -> Server:
+    """The server that `start` gives; ends the test if it is not to be had."""
     try:
         return start()
     except ServerMissing as error:
@@ -52,7 +53,7 @@ def postgres_server() -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def pgbouncer_server(postgres_server: Server) -> Iterator[PgBouncer]:
     """PgBouncer in transaction mode before `postgres_server`."""
-    server = _started(lambda: PgBouncer(postgres_server).start())
+    server = started(lambda: PgBouncer(postgres_server).start())
     assert isinstance(server, PgBouncer)
     _versions.append(server.version)
     yield server
@@ -78,7 +79,7 @@ def redis_server() -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def redis_cluster() -> Iterator[redis.RedisCluster]:
     """Redis Cluster: three masters that share the hash slots."""
-    server = _started(lambda: redis.RedisCluster().start())
+    server = started(lambda: redis.RedisCluster().start())
     assert isinstance(server, redis.RedisCluster)
     _versions.append(server.version)
     yield server

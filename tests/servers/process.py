@@ -223,20 +223,37 @@ def _user(account: str) -> pwd.struct_passwd:
 
 def kill_tree(pid: int) -> None:
     """SIGKILL a process and all its descendants, and wait until none of them runs."""
-    handles = [os.pidfd_open(each) for each in (pid, *_descendants(pid)) if _exists(each)]
+    handles = _handles(pid)
     try:
+        # While it stands still it can neither fork nor see its children die one by one.
+        _send(signal.SIGSTOP, handles)
+        handles += [handle for child in _descendants(pid) for handle in _handles(child)]
+        _send(signal.SIGKILL, handles)
         for handle in handles:
-            _send_kill(handle)
-        for handle in handles:
-            select.select([handle], [], [], PATIENCE)
+            _await_end(handle)
     finally:
         for handle in handles:
             os.close(handle)
 
 
-def _send_kill(handle: int) -> None:
-    with suppress(ProcessLookupError):
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
+def _handles(pid: int) -> list[int]:
+    """A handle that never means a later process of the same number; none if it has ended."""
+    try:
+        return [os.pidfd_open(pid)]
+    except ProcessLookupError:
+        return []
+
+
+def _send(number: signal.Signals, handles: Sequence[int]) -> None:
+    for handle in handles:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, number)
+
+
+def _await_end(handle: int) -> None:
+    waiting = select.poll()
+    waiting.register(handle, select.POLLIN)
+    waiting.poll(PATIENCE * 1000)
 
 
 def _exists(pid: int) -> bool:
@@ -246,8 +263,10 @@ def _exists(pid: int) -> bool:
 def _descendants(pid: int) -> list[int]:
     found: list[int] = []
     for listing in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, listing.read_text().split()):
-            found += [child, *_descendants(child)]
+        # A thread may end between the listing and the reading.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for child in map(int, listing.read_text().split()):
+                found += [child, *_descendants(child)]
     return found
 
 

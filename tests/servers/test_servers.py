@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import asyncmy
 import asyncpg
 import pytest
 from pymongo import AsyncMongoClient
@@ -10,11 +11,10 @@ from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster as ClusterClient
 
 from tests.servers import postgres, sqld
+from tests.servers.fixtures import started
 from tests.servers.mysql import connect_arguments
-from tests.servers.process import NotReady, Server
+from tests.servers.process import NotReady, Server, ServerMissing
 from tests.servers.redis import RedisCluster
-
-asyncmy = pytest.importorskip("asyncmy")
 
 
 def mongo_client(url: str) -> AsyncMongoClient[dict[str, Any]]:
@@ -31,8 +31,8 @@ async def test_postgres_keeps_what_was_committed_through_kill_9(
 ) -> None:
     connection = await asyncpg.connect(postgres_url)
     await connection.execute("CREATE TABLE kept AS SELECT 42 AS n")
+    await connection.close()
     await kill_and_restart(postgres_server)
-    connection.terminate()
     connection = await asyncpg.connect(postgres_url)
     assert await connection.fetchval("SELECT n FROM kept") == 42
     assert await connection.fetchval("SHOW fsync") == "on"
@@ -131,3 +131,20 @@ def test_a_connection_left_open_is_told(postgres_server: Server) -> None:
         connection = runner.run(leave_open(url))
     connection.terminate()
     runner.close()
+
+
+@pytest.mark.parametrize(
+    ("variable", "outcome"), [("CI", pytest.fail.Exception), ("HOME", pytest.skip.Exception)]
+)
+def test_a_missing_server_fails_in_ci_and_skips_elsewhere(
+    variable: str, outcome: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.delenv("PERDURE_TEST_REQUIRE_SERVERS", raising=False)
+    monkeypatch.setenv(variable, "1")
+
+    def start() -> Server:
+        raise ServerMissing("no such server")
+
+    with pytest.raises(outcome, match="no such server"):
+        started(start)

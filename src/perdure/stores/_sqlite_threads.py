@@ -1,0 +1,299 @@
+"""The threads that own a SQLite file's connections: one writes, two read.
+
+The writer takes everything that queued up while it was busy and commits it as one transaction, so
+that many share the price of one commit. In WAL mode readers wait for nobody.
+"""
+
+import asyncio
+import os
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from perdure.errors import StoreClosed, StoreError, StoreUnavailable
+from perdure.stores._sqlite_connection import (
+    Durability,
+    drive,
+    open_connection,
+    transaction,
+    translated,
+)
+from perdure.stores._sqlite_schema import Schema
+from perdure.stores._sqlite_verbs import Verb
+
+T = TypeVar("T")
+Connect: TypeAlias = Callable[[], sqlite3.Connection]
+
+MEMORY = ":memory:"
+
+_READERS = 2
+_MOST_TOGETHER = 1000
+
+
+class Job(Generic[T]):
+    """A verb that somebody waits for. It is made anew each time it is tried."""
+
+    __slots__ = ("_answer", "_error", "_future", "_verb")
+
+    def __init__(self, verb: Callable[[], Verb[T]], future: asyncio.Future[T]) -> None:
+        self._verb = verb
+        self._future = future
+        self._answer: T
+        self._error: BaseException | None = None
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop of whoever waits."""
+        return self._future.get_loop()
+
+    def run(self, connection: sqlite3.Connection) -> None:
+        """Do it, in a thread that owns a connection; nothing when nobody waits any more."""
+        if not self._future.cancelled():
+            self._answer = drive(connection, self._verb())
+
+    def fail(self, error: BaseException) -> None:
+        """Keep what went wrong."""
+        self._error = error
+
+    def settle(self) -> None:
+        """Tell whoever waits, in their loop."""
+        if self._future.done():
+            return
+        if self._error is None:
+            self._future.set_result(self._answer)
+        else:
+            self._future.set_exception(self._error)
+
+
+class Solo(ABC):
+    """What has the writer's connection to itself until it is done."""
+
+    @abstractmethod
+    def serve(self, connection: sqlite3.Connection) -> None:
+        """Do it, in the writer's thread."""
+
+    @abstractmethod
+    def refuse(self, error: BaseException) -> None:
+        """Learn that there is no connection, in the writer's thread."""
+
+
+class _Reader:
+    """A thread that answers one question after another."""
+
+    def __init__(self, path: str, connect: Connect, jobs: SimpleQueue[Job[Any] | None]) -> None:
+        self._path = path
+        self._connect = connect
+        self._jobs = jobs
+        self._connection: sqlite3.Connection | None = None
+
+    def run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._answer(job)
+        if self._connection is not None:
+            self._connection.close()
+
+    def _answer(self, job: Job[Any]) -> None:
+        try:
+            if self._connection is None:
+                self._connection = self._connect()
+            job.run(self._connection)
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
+            job.fail(translated(error, self._path))
+        _deliver([job])
+
+
+class _Writer:
+    """The thread that commits."""
+
+    def __init__(
+        self,
+        path: str,
+        patience: timedelta,
+        connect: Connect,
+        turns: SimpleQueue[Job[Any] | Solo | None],
+    ) -> None:
+        self._path = path
+        self._patience = patience
+        self._connect = connect
+        self._turns = turns
+        self._held: list[Solo | None] = []
+        self._connection: sqlite3.Connection | None = None
+
+    def run(self) -> None:
+        while (turn := self._held.pop() if self._held else self._turns.get()) is not None:
+            if isinstance(turn, Solo):
+                self._serve_alone(turn)
+            else:
+                jobs = self._joining(turn)
+                self._serve(jobs)
+                _deliver(jobs)
+        if self._connection is not None:
+            self._connection.close()
+
+    def _joining(self, first: Job[Any]) -> list[Job[Any]]:
+        """Give the job with all those that queued up behind it."""
+        jobs = [first]
+        with suppress(Empty):
+            while len(jobs) < _MOST_TOGETHER:
+                turn = self._turns.get_nowait()
+                if not isinstance(turn, Job):
+                    self._held.append(turn)
+                    break
+                jobs.append(turn)
+        return jobs
+
+    def _serve(self, jobs: Sequence[Job[Any]]) -> None:
+        try:
+            connection = self._opened()
+            with transaction(connection, self._path, self._patience):
+                for job in jobs:
+                    job.run(connection)
+        except StoreUnavailable as error:
+            # The right to write was not to be had: asking again for each would wait as often.
+            for job in jobs:
+                job.fail(error)
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
+            if len(jobs) == 1:
+                jobs[0].fail(translated(error, self._path))
+                return
+            # Nothing was committed. One by one, the bad job harms only itself.
+            for job in jobs:
+                self._serve([job])
+
+    def _serve_alone(self, solo: Solo) -> None:
+        try:
+            connection = self._opened()
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
+            solo.refuse(translated(error, self._path))
+        else:
+            solo.serve(connection)
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self._connection = self._connect()
+        return self._connection
+
+
+class Database:
+    """One SQLite file, open to every event loop of the process that made this."""
+
+    def __init__(
+        self, path: str, schema: Schema, *, durability: Durability, patience: timedelta
+    ) -> None:
+        self.path = path
+        self.patience = patience
+        self._schema = schema
+        self._durability: Durability = durability
+        self._writes: SimpleQueue[Job[Any] | Solo | None] = SimpleQueue()
+        self._reads: SimpleQueue[Job[Any] | None] = SimpleQueue()
+        self._threads: list[Thread] = []
+        self._starting = Lock()
+        self._process = os.getpid()
+        self._migrated = False
+        self._closed = False
+
+    async def write(self, verb: Callable[[], Verb[T]]) -> T:
+        """Give what the verb gives once it is committed."""
+        self._check_open()
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._writes.put(Job(verb, future))
+        return await future
+
+    async def read(self, verb: Callable[[], Verb[T]]) -> T:
+        """Give what the verb gives of all that is committed."""
+        if self.path == MEMORY:
+            return await self.write(verb)
+        if not self._migrated:
+            await self.write(_nothing)
+        self._check_open()
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._reads.put(Job(verb, future))
+        return await future
+
+    def put(self, solo: Solo) -> None:
+        """Give the writer's connection to `solo` alone, when its turn comes."""
+        self._check_open()
+        self._writes.put(solo)
+
+    async def close(self) -> None:
+        """End the threads, after all that was asked before."""
+        with self._starting:
+            self._closed = True
+            threads, self._threads = self._threads, []
+        if threads and self._process == os.getpid():
+            self.stop()
+            await asyncio.get_running_loop().run_in_executor(None, _join, threads)
+
+    def stop(self) -> None:
+        """Let the threads end, and do not wait for it."""
+        self._writes.put(None)
+        for _ in range(_READERS):
+            self._reads.put(None)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"the store on {self.path} was closed; open a new one")
+        if self._process != os.getpid():
+            raise StoreError(
+                f"the store on {self.path} was made before this process was forked, and SQLite's "
+                "connections do not survive that; open a store in each process"
+            )
+        if not self._threads:
+            self._start()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._threads or self._closed:
+                return
+            writer = _Writer(self.path, self.patience, self._open_and_migrate, self._writes)
+            readers = [_Reader(self.path, self._open, self._reads) for _ in range(_READERS)]
+            self._threads = [
+                Thread(target=owner.run, name=f"perdure {self.path}", daemon=True)
+                for owner in (writer, *readers)
+            ]
+            for thread in self._threads:
+                thread.start()
+
+    def _open(self) -> sqlite3.Connection:
+        return open_connection(self.path, self._durability, self.patience)
+
+    def _open_and_migrate(self) -> sqlite3.Connection:
+        connection = self._open()
+        try:
+            if drive(connection, self._schema.missing()):
+                with transaction(connection, self.path, self.patience):
+                    drive(connection, self._schema.migrate())
+        except BaseException:
+            connection.close()
+            raise
+        self._migrated = True
+        return connection
+
+
+def _nothing() -> Verb[None]:
+    yield ()
+
+
+def _join(threads: Sequence[Thread]) -> None:
+    for thread in threads:
+        thread.join()
+
+
+def _deliver(jobs: Sequence[Job[Any]]) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[Job[Any]]] = {}
+    for job in jobs:
+        by_loop.setdefault(job.loop, []).append(job)
+    for loop, settled in by_loop.items():
+        # A loop that was closed in the meantime has nobody left who waits.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(_settle, settled)
+
+
+def _settle(jobs: Sequence[Job[Any]]) -> None:
+    for job in jobs:
+        job.settle()

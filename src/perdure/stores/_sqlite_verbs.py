@@ -1,0 +1,251 @@
+"""What each verb on runs says to a database with the SQLite schema, and what it reads from it.
+
+A verb is a generator: it yields rounds of statements, gets their outcomes and returns the answer.
+It does no I/O, so a file and a server are driven by the same verbs. Each round is atomic, and a
+verb is right whether all of its rounds share one transaction or each is committed by itself.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple, TypeAlias, TypeVar, cast
+
+import msgspec
+
+from perdure.clock import as_utc, isoformat
+from perdure.errors import InvalidArgument
+from perdure.snapshot import RunStatus
+from perdure.store import Delivery, Entry, Listed, Message, Rest, Stats, Verdict
+from perdure.stores import _sqlite_sql as sql
+from perdure.stores._sqlite_sql import Outcome, Statement, Tables, Value
+
+T = TypeVar("T")
+Verb: TypeAlias = Generator[Sequence[Statement], Sequence[Outcome], T]
+
+MICROSECOND = timedelta(microseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+# Sorts after every time, so that the first page begins with the newest.
+_AFTER_ALL_TIMES = "~"
+
+
+def microseconds(moment: datetime | None) -> int | None:
+    """Give a moment as microseconds since 1970, and None as None."""
+    return None if moment is None else (as_utc(moment) - _EPOCH) // MICROSECOND
+
+
+def moment_of(microseconds: int) -> datetime:
+    """Give the moment so many microseconds after the beginning of 1970."""
+    return _EPOCH + timedelta(microseconds=microseconds)
+
+
+def json_text(values: Sequence[object] | None) -> str | None:
+    """Give a list as JSON for `json_each`, and None as None."""
+    return None if values is None else msgspec.json.encode(values).decode()
+
+
+def message_of(seq: int, name: str, payload: bytes, sent_at: int) -> Message:
+    """Give the message of a row of the inbox."""
+    return Message(str(seq), name, payload, moment_of(sent_at))
+
+
+class Verbs:
+    """Statements on the tables of one name, for the runs whose ids begin with `prefix`.
+
+    `now` gives the store's time in microseconds, or None where the database's clock counts.
+    """
+
+    def __init__(self, tables: Tables, prefix: str, now: Callable[[], int | None]) -> None:
+        self._tables = tables
+        self._prefix = prefix
+        self._now = now
+
+    def _on(self, statement: str, **values: Value) -> Statement:
+        return Statement(self._tables[statement], values)
+
+    def _id(self, key: str) -> str:
+        return key[len(self._prefix) :]
+
+
+class _Write(NamedTuple):
+    """A statement, and how many rows it changes when its entries are allowed and new."""
+
+    statement: Statement
+    rows: int | None
+
+
+class RunVerbs(Verbs):
+    """The verbs of the contract that need no lease of their own."""
+
+    def load(self, id: str) -> Verb[Sequence[bytes]]:
+        """Give the snapshot and the journal after it, in order; nothing when there is no run."""
+        [found] = yield [self._on(sql.LOAD, id=self._prefix + id)]
+        return [row[2] for row in found.rows]
+
+    def save(self, id: str, snapshot: bytes, workflow: str | None, rest: Rest) -> Verb[None]:
+        """Replace the run."""
+        key = self._prefix + id
+        lying = _lying(rest)
+        yield [
+            self._on(
+                sql.SAVE, id=key, snapshot=snapshot, workflow=workflow, now=self._now(), **lying
+            ),
+            self._on(sql.FORGET_JOURNAL, id=key),
+        ]
+
+    def delete(self, id: str) -> Verb[bool]:
+        """Remove the run; a trigger removes what belongs to it."""
+        [deleted] = yield [self._on(sql.DELETE, id=self._prefix + id)]
+        return deleted.changed > 0
+
+    def list(
+        self,
+        prefix: str,
+        limit: int,
+        status: RunStatus | None,
+        workflow: str | None,
+        after: str | None,
+    ) -> Verb[Sequence[Listed]]:
+        """Give a page of runs, newest first."""
+        mark, mark_id = (_AFTER_ALL_TIMES, "") if after is None else self._mark(after)
+        [page] = yield [
+            self._on(
+                sql.LIST,
+                prefix=self._prefix + prefix,
+                limit=limit,
+                status=status,
+                workflow=workflow,
+                mark=mark,
+                mark_id=mark_id,
+            )
+        ]
+        return [self._listed(*row) for row in page.rows]
+
+    def append(self, entries: Sequence[Entry]) -> Verb[Sequence[Verdict]]:
+        """Write the entries and give a verdict for each."""
+        if (yield from self.write(entries)):
+            return [Verdict.ACCEPTED] * len(entries)
+        keys = dict.fromkeys(self._prefix + entry.id for entry in entries)
+        [found] = yield [self._on(sql.EPOCHS, ids=json_text([*keys]))]
+        epochs = dict(cast("Sequence[tuple[str, int]]", found.rows))
+        return [self._verdict(entry, epochs) for entry in entries]
+
+    def write(self, entries: Sequence[Entry]) -> Verb[bool]:
+        """Write the entries and tell whether each of them was both allowed and new."""
+        # An entry has its place by epoch and number: the order of writing does not matter.
+        plain = [entry for entry in entries if entry.rest is None and not entry.takes]
+        writes = [*self._additions(plain)]
+        if len(plain) < len(entries):
+            for entry in entries:
+                if entry.rest is not None or entry.takes:
+                    writes += self._deed(entry)
+        outcomes = yield [write.statement for write in writes]
+        return all(
+            write.rows is None or write.rows == outcome.changed
+            for write, outcome in zip(writes, outcomes, strict=True)
+        )
+
+    def epoch(self, id: str) -> Verb[int | None]:
+        """Give the run's newest epoch."""
+        [found] = yield [self._on(sql.EPOCHS, ids=json_text([self._prefix + id]))]
+        return found.rows[0][1] if found.rows else None
+
+    def send(self, id: str, name: str, payload: bytes, dedup_id: str | None) -> Verb[Delivery]:
+        """Put an event in the run's inbox and wake the run that awaits it."""
+        key, now = self._prefix + id, self._now()
+        sent, _, refused = yield [
+            self._on(sql.SEND, id=key, name=name, payload=payload, dedup_id=dedup_id, now=now),
+            self._on(sql.WAKE, id=key, name=name, now=now),
+            self._on(sql.WHY_NOT_SENT, id=key, dedup_id=dedup_id),
+        ]
+        if sent.changed:
+            return Delivery.DELIVERED
+        if not refused.rows:
+            return Delivery.UNKNOWN
+        return Delivery.DUPLICATE if refused.rows[0][0] else Delivery.OVER
+
+    def inbox(self, id: str) -> Verb[Sequence[Message]]:
+        """Give the run's messages that were not taken."""
+        [found] = yield [self._on(sql.INBOX, id=self._prefix + id)]
+        return [message_of(*row) for row in found.rows]
+
+    def prune(self, older_than: timedelta, status: RunStatus | None, limit: int) -> Verb[int]:
+        """Delete runs that are over and old; give how many."""
+        [pruned] = yield [
+            self._on(
+                sql.PRUNE,
+                older_than=older_than // MICROSECOND,
+                status=status,
+                limit=limit,
+                prefix=self._prefix,
+                now=self._now(),
+            )
+        ]
+        return pruned.changed
+
+    def stats(self) -> Verb[Stats]:
+        """Count the runs by status and find the oldest due one."""
+        counted, oldest = yield [
+            self._on(sql.COUNT, prefix=self._prefix),
+            self._on(sql.OLDEST_DUE, prefix=self._prefix, now=self._now()),
+        ]
+        by_status = dict(cast("Sequence[tuple[str, int]]", counted.rows))
+        return Stats(by_status, moment_of(oldest.rows[0][0]) if oldest.rows else None)
+
+    def _mark(self, cursor: str) -> tuple[str, str]:
+        listed_at, space, id = cursor.partition(" ")
+        if not space:
+            raise InvalidArgument("after", cursor, "the cursor of a line that list() gave")
+        return listed_at, self._prefix + id
+
+    def _listed(self, key: str, listed_at: str, status: RunStatus, workflow: str | None) -> Listed:
+        id = self._id(key)
+        return Listed(id, _with_milliseconds(listed_at), status, workflow, f"{listed_at} {id}")
+
+    def _additions(self, entries: Sequence[Entry]) -> Iterator[_Write]:
+        rows = [(self._prefix + entry.id, entry.epoch, entry.n, entry.data) for entry in entries]
+        chunked = len(rows) - len(rows) % sql.APPEND_CHUNK
+        # One statement for many rows: between statements Python's lock changes hands.
+        for start in range(0, chunked, sql.APPEND_CHUNK):
+            chunk = rows[start : start + sql.APPEND_CHUNK]
+            values = [value for row in chunk for value in row]
+            yield _Write(Statement(self._tables[sql.APPEND_MANY], values), len(chunk))
+        for row in rows[chunked:]:
+            yield _Write(Statement(self._tables[sql.APPEND], row), 1)
+
+    def _deed(self, entry: Entry) -> Iterator[_Write]:
+        """Give what an entry says that does more than add to the journal."""
+        place: dict[str, Value] = {"id": self._prefix + entry.id, "epoch": entry.epoch}
+        if entry.takes:
+            takes = json_text(entry.takes)
+            yield _Write(self._on(sql.TAKE_KNOWN, takes=takes, **place), None)
+            yield _Write(self._on(sql.TAKE_UNKNOWN, takes=takes, **place), None)
+        if entry.rest is None:
+            yield from self._additions([entry])
+            return
+        place["n"] = entry.n
+        lying = _lying(entry.rest)
+        rest = self._on(sql.REST, data=entry.data, now=self._now(), **place, **lying)
+        yield _Write(rest, 1)
+        yield _Write(self._on(sql.FOLD, **place), None)
+
+    def _verdict(self, entry: Entry, epochs: dict[str, int]) -> Verdict:
+        epoch = epochs.get(self._prefix + entry.id)
+        if epoch is None:
+            return Verdict.UNKNOWN
+        return Verdict.ACCEPTED if entry.epoch == epoch else Verdict.FENCED
+
+
+def _lying(rest: Rest) -> dict[str, Value]:
+    return {
+        "status": rest.status,
+        "awaits": json_text(rest.awaits or None),
+        "wake_at": microseconds(rest.wake_at),
+    }
+
+
+def _with_milliseconds(listed_at: str) -> str:
+    try:
+        moment = datetime.fromisoformat(listed_at)
+    except ValueError:
+        return listed_at
+    return isoformat(moment if moment.tzinfo else moment.replace(tzinfo=UTC))

@@ -21,7 +21,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("execution",),
     ("step",),
     ("workflow", "store"),
-    ("commit",),
+    ("commit", "parking", "registry", "run"),
+    ("ownership",),
     ("durable",),
     ("runtime", "insights"),
     ("worker",),
@@ -237,13 +238,14 @@ def test_the_core_needs_only_its_two_dependencies(module: Module) -> None:
 
 
 BARE_IMPORT = """
-import sys
+import importlib.metadata, sys
+
+EXTRA = importlib.metadata.packages_distributions().keys() - {"perdure", "msgspec", "cronsim"}
 
 class Bare:
     def find_spec(self, name, path=None, target=None):
-        top = name.partition(".")[0]
-        if top not in sys.stdlib_module_names | {"perdure", "msgspec", "cronsim"}:
-            raise ModuleNotFoundError(f"a bare install has no {top}", name=top)
+        if name.partition(".")[0] in EXTRA:
+            raise ModuleNotFoundError(f"a bare install has no {name}", name=name)
 
 sys.meta_path.insert(0, Bare())
 import perdure, perdure.stores, perdure.caches
@@ -258,3 +260,22 @@ def test_a_bare_install_imports() -> None:
         [sys.executable, "-c", BARE_IMPORT], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_check_sees_what_it_should(tmp_path: Path) -> None:
+    """Each form of import is found, with where it leads and whether it waits."""
+    path = tmp_path / "codec.py"
+    path.write_text(
+        "import msgspec.json\n"
+        "from perdure import errors\n"
+        "from perdure.stores.memory import MemoryStore\n"
+        "from .result import Ok\n"
+        "def late():\n    import asyncpg\n"
+    )
+    found = [(each.target, each.ours) for each in imports_of(Module("codec", path))]
+    late = [each.target for each in imports_of(Module("codec", path)) if each.inside_function]
+    relative = [each.line for each in imports_of(Module("codec", path)) if each.relative]
+    assert found[:3] == [("msgspec.json", False), ("errors", True), ("stores.memory", True)]
+    assert (late, relative) == (["asyncpg"], [4])
+    assert unit_of("_codec_tags") == "codec"
+    assert level_of("stores.memory") > level_of("_codec_tags")

@@ -154,3 +154,13 @@ def test_a_failing_block_points_at_its_line_of_the_page(namespace: dict[str, obj
     with asyncio.Runner() as runner, pytest.raises(ZeroDivisionError) as raised:
         run(block, Path("page.md"), namespace, runner)
     assert raised.traceback[-1].lineno + 1 == 4
+
+
+LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    """A link to a file of the project names one that is there."""
+    targets = LINK.findall(FENCE.sub("", page.read_text()))
+    assert [target for target in targets if not (page.parent / target).exists()] == []

@@ -74,7 +74,8 @@ def as_cache(cache: CacheLike, *, clock: Clock = SystemClock()) -> StepCache:
         return cache
     if isinstance(cache, MutableMapping):
         return _MappingCache(cache, clock)
-    if all(callable(getattr(cache, verb, None)) for verb in ("get", "set", "delete")):
+    methods = [getattr(cache, verb, None) for verb in ("get", "set", "delete")]
+    if all(map(callable, methods)) and not isinstance(cache, type):
         return _ObjectCache(cache, clock)
     raise InvalidArgument("cache", cache, "a dict, or an object with get, set and delete")
 

@@ -5,7 +5,7 @@
 """
 
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, Protocol, SupportsFloat, runtime_checkable
@@ -50,8 +50,11 @@ class KeyValueStore(Protocol):
 class CompareAndSet(Protocol):
     """What a key-value store can add so that two processes never overwrite each other."""
 
-    async def replace(self, key: str, old: str | None, new: str, /) -> bool:
-        """Put `new` where `old` is (None: where nothing is) in one atomic act; False when it is not."""
+    async def replace(self, key: str, old: str | None, new: str | None, /) -> bool:
+        """Put `new` where `old` is, in one atomic act; False when `old` is not there.
+
+        None stands for nothing: as `old` it means a key that is not there, as `new` to remove it.
+        """
         ...
 
 
@@ -126,11 +129,14 @@ class MemoryKeyValue:
             raise InvalidArgument("value", value, "text")
         self._entries[key] = (value, self._end(ttl))
 
-    async def replace(self, key: str, old: str | None, new: str, /) -> bool:
-        """Put `new` where `old` is (None: where nothing is); False when it is not."""
+    async def replace(self, key: str, old: str | None, new: str | None, /) -> bool:
+        """Put `new` where `old` is (None: nothing); False when `old` is not there."""
         if self._live(key) != old:
             return False
-        self._entries[key] = (new, None)
+        if new is None:
+            self._entries.pop(key, None)
+        else:
+            self._entries[key] = (new, None)
         return True
 
     async def delete(self, key: str, /) -> bool:
@@ -220,7 +226,7 @@ class DriverKeyValue:
         return [key for key in found if matches(key)]
 
     @asynccontextmanager
-    async def _translated(self) -> AsyncIterator[None]:
+    async def _translated(self) -> AsyncGenerator[None, None]:
         try:
             yield
         except (self._unavailable, ConnectionError, TimeoutError) as error:

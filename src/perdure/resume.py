@@ -1,18 +1,18 @@
 """Resume states: what the finished steps of a run gave, to be handed to the next run.
 
-`ResumeStateCollector` gathers one from a run's events, `stringify_state` and `parse_state` make text
-of it and back, and `StatePersistence` keeps such texts in any key-value store. A snapshot holds more
-(how far the run is, its metadata) and goes to another option: `snapshot=`, not `resume_state=`.
+`ResumeStateCollector` gathers one from a run's events, `stringify_state` and `parse_state` turn it
+into text and back, and `StatePersistence` keeps such texts in any key-value store. A snapshot holds
+more (how far the run is, its metadata) and is given as `snapshot=`, not as `resume_state=`.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, TypeGuard, cast, overload
 
 from perdure import codec
 from perdure._resume_text import OUTCOME, entry_of, record_of
-from perdure.errors import CodecError, InvalidArgument, StateFormatError
+from perdure.clock import isoformat
+from perdure.errors import CodecError, InvalidArgument, StateFormatError, StepError
 from perdure.events import StepCacheHit, StepComplete
 from perdure.keyvalue import AsyncKeyValue, KeyValueStore, as_keyvalue
 from perdure.result import Err, Ok, Result
@@ -20,7 +20,8 @@ from perdure.snapshot import Origin, Snapshot, StepRecord
 
 _VERSION = 1
 _KIND = "ResumeState"
-_NO_FACTS: Mapping[str, Any] = MappingProxyType({})
+# Only records with a time are known as perdure's own, whose tags are read.
+_SOME_TIME = "1970-01-01T00:00:00.000Z"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,14 @@ class ResumeEntry:
 
     `origin` tells of a failure whether it was returned as `Err` ("result") or raised ("throw").
     `facts` are the other fields of the step's record; with `typed` among them, the value is data
-    from which the step's return type is rebuilt.
+    from which the step's return type is rebuilt. `told` is a failure's cause as it was recorded:
+    from it, its class comes back where it is declared.
     """
 
     result: Result[Any, Any]
     origin: Origin | None = None
-    facts: Mapping[str, Any] = _NO_FACTS
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    told: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,8 @@ class ResumeState:
 class ResumeStateCollector:
     """Gathers a resume state from the events of a run.
 
-    Steps that answered from a record are gathered like those that ran, so the state of a resumed run
-    holds the earlier steps too.
+    Steps that answered from a record are gathered like those that ran, so the state of a resumed
+    run holds the earlier steps too.
 
         collector = ResumeStateCollector()
         workflow = Workflow("checkout", deps, on_event=collector.handle_event)
@@ -74,7 +77,8 @@ class ResumeStateCollector:
     def handle_event(self, event: object) -> None:
         """Take the outcome of a finished step; other events are ignored."""
         if isinstance(event, StepComplete | StepCacheHit):
-            self._steps[event.key] = ResumeEntry(event.result, event.origin)
+            facts = {"at": isoformat(event.at)}
+            self._steps[event.key] = ResumeEntry(event.result, event.origin, facts)
 
     def resume_state(self) -> ResumeState:
         """Give what was gathered so far; what comes later does not change it."""
@@ -90,7 +94,7 @@ def is_step_complete(state: ResumeState | None, key: str, /) -> bool: ...
 @overload
 def is_step_complete(event: object, /) -> TypeGuard[StepComplete]: ...
 def is_step_complete(subject: object, key: str | None = None, /) -> bool:
-    """Tell whether a state holds the step, success or failure; or whether an event is `StepComplete`.
+    """Tell whether a state holds the step, success or failure; or whether an event ends a step.
 
     is_step_complete(state, "user:123")
     is_step_complete(event)
@@ -102,7 +106,7 @@ def is_step_complete(subject: object, key: str | None = None, /) -> bool:
 
 
 def as_resume_state(value: object, parameter: str = "resume_state") -> ResumeState | None:
-    """Give the state, or None for None; anything else is a `StateFormatError` that says what to do."""
+    """Give the state, or None for None; else a `StateFormatError` says what to do instead."""
     if value is None or isinstance(value, ResumeState):
         return value
     if isinstance(value, Mapping) and "formatVersion" in value:
@@ -139,7 +143,7 @@ def parse_state(text: str | bytes, /) -> ResumeState:
 
 
 def serialize_state(state: ResumeState, /) -> dict[str, Any]:
-    """Give the state as plain JSON of the form `{"kind": "ResumeState", "steps": [[key, record]]}`."""
+    """Give the state as plain JSON: `{"kind": "ResumeState", "steps": [[key, record], …]}`."""
     return {"kind": _KIND, "steps": [[key, record] for key, record in _records(state)]}
 
 
@@ -170,9 +174,7 @@ class StatePersistence:
     is a `StateFormatError`, and never "no state": a run would begin anew and do everything twice.
     """
 
-    def __init__(
-        self, kv: KeyValueStore | AsyncKeyValue, prefix: str = "workflow:state:"
-    ) -> None:
+    def __init__(self, kv: KeyValueStore | AsyncKeyValue, prefix: str = "workflow:state:") -> None:
         self._kv = as_keyvalue(kv, "kv")
         if not isinstance(prefix, str):
             raise InvalidArgument("prefix", prefix, "text")
@@ -225,29 +227,46 @@ def _records(state: ResumeState) -> Iterator[tuple[str, dict[str, Any]]]:
 def _outcome(entry: ResumeEntry) -> dict[str, Any]:
     result = entry.result
     if isinstance(result, Ok):
-        return {"ok": True, "value": result.value if entry.facts.get("typed") else _data(result.value)}
-    error, cause = result.error, result.cause
-    raised = isinstance(error, BaseException)
-    meta = {"origin": entry.origin or ("throw" if raised else "result")}
+        return _success(result.value, entry.facts)
+    told = entry.told or _told(result)
+    raised = isinstance(result.error, BaseException)
+    outcome = {
+        "ok": False,
+        "error": _summary(told or {}) if raised else codec.settle(result.error, lambda: None).data,
+        "meta": {"origin": entry.origin or ("throw" if raised else "result")},
+    }
+    return outcome if told is None else {**outcome, "cause": told}
+
+
+def _told(failure: Err[Any]) -> Mapping[str, Any] | None:
+    error, cause = failure.error, failure.cause
+    if isinstance(error, StepError):
+        # It stands for an exception whose class is not known here, and that one is told.
+        if isinstance(cause, BaseException):
+            return codec.encode_cause(cause)
+        stack = {"stack": error.traceback} if error.traceback else {}
+        return {"type": "error", "name": error.name, "message": error.message, **stack}
     if isinstance(error, BaseException):
-        told = codec.encode_cause(error)
-        return {"ok": False, "error": _summary(told), "cause": told, "meta": meta}
-    outcome = {"ok": False, "error": _data(error), "meta": meta}
-    if cause is not None:
-        outcome["cause"] = codec.encode_cause(cause)
-    return outcome
+        return codec.encode_cause(error)
+    return None if cause is None else codec.encode_cause(cause)
 
 
-def _data(value: Any) -> Any:
-    return codec.settle(value, lambda: None).data
+def _success(value: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
+    if facts.get("typed"):
+        return {"ok": True, "value": value}
+    data, _, typed, _ = codec.settle(value, lambda: type(value))
+    outcome = {"ok": True, "value": data}
+    if data is not value:
+        outcome["at"] = _SOME_TIME
+    return {**outcome, "typed": True} if typed else outcome
 
 
 def _summary(told: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": told["name"], "message": told["message"]}
+    return {"type": told.get("name", ""), "message": told.get("message", "")}
 
 
 def _with_cause(record: dict[str, Any]) -> dict[str, Any]:
-    # A snapshot's failure always has a cause, which stands for the error itself where there is none.
+    # A snapshot's failure always has a cause; where none is known, the error itself.
     if record["ok"] or "cause" in record:
         return record
     cause = codec.encode_cause(codec.decode(record["error"]))
@@ -267,31 +286,37 @@ def _entry(key: str, record: Any) -> ResumeEntry:
     try:
         if record["ok"]:
             value = record.get("value")
-            return ResumeEntry(Ok(value if facts.get("typed") else codec.decode(value)), None, facts)
-        return ResumeEntry(*_failure(record), facts)
+            return ResumeEntry(
+                Ok(value if facts.get("typed") else codec.decode(value)), None, facts
+            )
+        return _failure(record, facts)
     except (CodecError, TypeError, AttributeError, LookupError) as error:
         raise StateFormatError(f"step {key!r}: its record cannot be read: {error}") from error
 
 
-def _failure(record: Mapping[str, Any]) -> tuple[Err[Any], Origin]:
+def _failure(record: Mapping[str, Any], facts: Mapping[str, Any]) -> ResumeEntry:
     meta = record.get("meta") or {}
     origin: Origin = "throw" if meta.get("origin") == "throw" else "result"
     told = record.get("cause")
     if told is None or meta.get("causeless"):
-        return Err(codec.decode(record["error"])), origin
+        return ResumeEntry(Err(codec.decode(record["error"])), origin, facts)
     cause = codec.decode_cause(told)
     if isinstance(cause, BaseException) and record["error"] == _summary(told):
-        return Err(cause, cause.__cause__), origin
-    return Err(codec.decode(record["error"]), cause), origin
+        return ResumeEntry(Err(cause, cause.__cause__), origin, facts, told)
+    return ResumeEntry(Err(codec.decode(record["error"]), cause), origin, facts, told)
 
 
 def _parse(text: str | bytes) -> dict[str, Any]:
     if not isinstance(text, str | bytes):
-        raise StateFormatError(f"text: got {type(text).__name__}, wanted the text of a resume state")
+        raise StateFormatError(
+            f"text: got {type(text).__name__}, wanted the text of a resume state"
+        )
     try:
         document = codec.loads(text)
     except CodecError as error:
-        raise StateFormatError(f"this is no resume state but text that is no JSON: {error}") from error
+        raise StateFormatError(
+            f"this is no resume state but text that is no JSON: {error}"
+        ) from error
     if not isinstance(document, dict):
         raise StateFormatError("this is no resume state: a JSON object was wanted")
     if "formatVersion" in document:
@@ -302,7 +327,9 @@ def _parse(text: str | bytes) -> dict[str, Any]:
 def _raw_records(document: dict[str, Any]) -> dict[str, Any]:
     version = document.get("version", _VERSION)
     if version != _VERSION:
-        raise StateFormatError(f"this resume state has version {version!r}; {_VERSION} is known here")
+        raise StateFormatError(
+            f"this resume state has version {version!r}; {_VERSION} is known here"
+        )
     entries = document.get("entries")
     if not isinstance(entries, dict):
         raise StateFormatError("this is no resume state: its `entries` are missing or no object")

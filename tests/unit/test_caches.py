@@ -1,0 +1,376 @@
+"""Step caches: what serves as one, and the three in the box."""
+
+import logging
+import multiprocessing
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.cache import as_cache
+from perdure.caches import FileCache, KeyValueCache, MemoryCache
+from perdure.errors import InvalidArgument, InvalidDuration, MissingAbility, StoreCorrupted
+from perdure.keyvalue import DriverKeyValue, MemoryKeyValue, as_keyvalue, glob_match
+from perdure.snapshot import StepRecord
+from perdure.testing.clock import TestClock
+
+HOUR = timedelta(hours=1)
+ODD_KEYS = [
+    "user:1",
+    "a/b",
+    "a_b",
+    "../up",
+    "A",
+    "a",
+    "",
+    " ",
+    "é",
+    "😀",
+    "x" * 5000,
+    "a\nb",
+    "con",
+]
+
+
+def record(value: Any) -> StepRecord:
+    return {"ok": True, "value": value}
+
+
+class AsyncOnly:
+    """A cache of the user's own whose methods are coroutines, without `ttl`."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Any] = {}
+
+    async def get(self, key: str) -> Any:
+        return self.entries.get(key)
+
+    async def set(self, key: str, value: Any) -> None:
+        self.entries[key] = value
+
+    async def delete(self, key: str) -> bool:
+        return self.entries.pop(key, None) is not None
+
+
+@pytest.fixture
+def clock() -> TestClock:
+    return TestClock()
+
+
+@pytest.fixture(params=["dict", "async", "memory", "file", "keyvalue"])
+def cache(request: pytest.FixtureRequest, tmp_path: Path, clock: TestClock) -> Any:
+    makers: dict[str, Callable[[], Any]] = {
+        "dict": dict,
+        "async": AsyncOnly,
+        "memory": lambda: MemoryCache(clock=clock),
+        "file": lambda: FileCache(tmp_path, clock=clock),
+        "keyvalue": lambda: KeyValueCache(MemoryKeyValue(clock=clock)),
+    }
+    return makers[request.param]()
+
+
+class TestAnyCache:
+    """One face for all of them."""
+
+    async def test_keeps_records_by_key(self, cache: Any) -> None:
+        """What was set is what is got, until it is deleted."""
+        face = as_cache(cache)
+        assert await face.get("a") is None
+        await face.set("a", record([1]))
+        assert await face.get("a") == record([1])
+        assert [await face.has("a"), await face.has("b")] == [True, False]
+        assert [await face.delete("a"), await face.delete("a")] == [True, False]
+        assert await face.get("a") is None
+
+    async def test_any_key_is_its_own(self, cache: Any) -> None:
+        """No two keys share an entry."""
+        face = as_cache(cache)
+        for key in ODD_KEYS:
+            await face.set(key, record(key))
+        assert [await face.get(key) for key in ODD_KEYS] == [record(key) for key in ODD_KEYS]
+
+    async def test_a_changed_value_is_not_in_the_cache(self, cache: Any) -> None:
+        """What a function does to a value it got is not recorded."""
+        face = as_cache(cache)
+        given: Any = record([1])
+        await face.set("a", given)
+        given["value"].append(2)
+        got: Any = await face.get("a")
+        got["value"].append(3)
+        assert await face.get("a") == record([1])
+
+    async def test_a_record_lives_for_its_ttl(self, cache: Any, clock: TestClock) -> None:
+        """A step's own `ttl` is kept, also by a dict and by a cache that knows none."""
+        face = as_cache(cache, clock=clock)
+        await face.set("a", record(1), ttl=HOUR)
+        await clock.advance(HOUR - timedelta(seconds=1))
+        assert await face.get("a") == record(1)
+        await clock.advance("1s")
+        assert await face.get("a") is None
+        assert not await face.has("a")
+
+    async def test_a_failure_is_kept(self, cache: Any) -> None:
+        """With its error, cause and origin."""
+        failure: StepRecord = {
+            "ok": False,
+            "error": "NOT_FOUND",
+            "cause": {"type": "error", "name": "KeyError", "message": "'x'"},
+            "meta": {"origin": "result"},
+        }
+        face = as_cache(cache)
+        await face.set("a", failure)
+        assert await face.get("a") == failure
+
+
+class TestAdapting:
+    async def test_a_dicts_entry_is_the_record(self) -> None:
+        """Taking the key out of the dict is all it takes to have the step run again."""
+        mine: dict[str, Any] = {}
+        face = as_cache(mine)
+        await face.set("a", record(1))
+        assert mine["a"] == record(1)
+        del mine["a"]
+        assert await face.get("a") is None
+
+    async def test_an_adapted_cache_is_adapted_once(self) -> None:
+        """The engine's face of the engine's face is itself."""
+        face = as_cache({})
+        assert as_cache(face) is face
+
+    async def test_clear_forgets_all(self, tmp_path: Path) -> None:
+        """Every record, and nothing else."""
+        kv = MemoryKeyValue()
+        await kv.set("other", "x")
+        caches: list[Any] = [{}, MemoryCache(), FileCache(tmp_path), KeyValueCache(kv)]
+        for face in map(as_cache, caches):
+            await face.set("a", record(1))
+            await face.clear()
+            assert await face.get("a") is None
+        assert await kv.keys() == ["other"]
+
+    @pytest.mark.parametrize("cache", [5, "text", [], object(), MemoryKeyValue])
+    def test_anything_else_is_refused(self, cache: Any) -> None:
+        """The error says what serves as a cache."""
+        with pytest.raises(InvalidArgument, match="cache: got"):
+            as_cache(cache)
+
+    async def test_a_cache_without_clear_says_so(self) -> None:
+        """Never a silent nothing."""
+        with pytest.raises(InvalidArgument, match="clear"):
+            await as_cache(AsyncOnly()).clear()
+
+    async def test_a_value_that_is_no_record_is_refused(self) -> None:
+        """A dict that holds the user's own values under a step's key is told apart."""
+        with pytest.raises(InvalidArgument, match="'user:1'"):
+            await as_cache({"user:1": {"name": "Ana"}}).get("user:1")
+
+
+class TestMemoryCache:
+    def test_the_least_recently_used_goes_first(self) -> None:
+        """Reading counts as use, asking whether it is there does not."""
+        cache = MemoryCache(max_size=2)
+        cache.set("a", record(1))
+        cache.set("b", record(2))
+        cache.get("a")
+        cache.has("b")
+        cache.set("c", record(3))
+        assert [cache.has(key) for key in "abc"] == [True, False, True]
+
+    def test_setting_a_key_again_evicts_nothing(self) -> None:
+        """A full cache has room for what it holds."""
+        cache = MemoryCache(max_size=2)
+        for key in ("a", "b", "b", "a"):
+            cache.set(key, record(key))
+        assert len(cache) == 2
+
+    async def test_expired_records_make_room(self, clock: TestClock) -> None:
+        """What is over is not held, and takes nobody's place."""
+        cache = MemoryCache(max_size=2, ttl="1h", clock=clock)
+        cache.set("long", record(1), ttl=2 * HOUR)
+        cache.set("short", record(2))
+        await clock.advance(HOUR)
+        assert len(cache) == 1
+        cache.set("new", record(3))
+        assert cache.has("long")
+
+    async def test_a_steps_ttl_goes_before_the_caches(self, clock: TestClock) -> None:
+        """Longer or shorter, and a record set again begins anew."""
+        cache = MemoryCache(ttl=HOUR, clock=clock)
+        cache.set("a", record(1), ttl=timedelta(minutes=1))
+        cache.set("b", record(2), ttl=2 * HOUR)
+        cache.set("c", record(3))
+        await clock.advance(timedelta(minutes=30))
+        cache.set("c", record(4))
+        await clock.advance(timedelta(minutes=45))
+        assert [cache.get(key) for key in "abc"] == [None, record(2), record(4)]
+
+    @pytest.mark.parametrize("size", [0, -1, True, 1.5, "10"])
+    def test_max_size_is_checked(self, size: Any) -> None:
+        """The parameter is named."""
+        with pytest.raises(InvalidArgument, match="max_size"):
+            MemoryCache(max_size=size)
+
+    @pytest.mark.parametrize("ttl", [-1, "soon", float("nan"), True])
+    def test_ttl_is_checked(self, ttl: Any, tmp_path: Path) -> None:
+        """The parameter is named, in every cache."""
+        for make in (
+            lambda: MemoryCache(ttl=ttl),
+            lambda: FileCache(tmp_path, ttl=ttl),
+            lambda: KeyValueCache(MemoryKeyValue(), ttl=ttl),
+        ):
+            with pytest.raises(InvalidDuration, match="ttl"):
+                make()
+
+
+def _write_many(directory: str, name: str) -> None:
+    import asyncio
+
+    async def write() -> None:
+        cache = FileCache(directory)
+        for turn in range(50):
+            await cache.set("shared", record([name] * (turn * 100)))
+            assert await cache.get("shared") is not None
+
+    asyncio.run(write())
+
+
+class TestFileCache:
+    async def test_outlives_the_object(self, tmp_path: Path) -> None:
+        """Another one on the directory has the records."""
+        await FileCache(tmp_path / "new" / "place").set("a", record(1))
+        assert await FileCache(tmp_path / "new" / "place").get("a") == record(1)
+
+    async def test_a_damaged_file_is_no_record(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It is logged, and the next set repairs it."""
+        cache = FileCache(tmp_path)
+        await cache.set("a", record(1))
+        (file,) = tmp_path.glob("*/*.json")
+        for content in (b"", b"{", b"[]", b"5", b'{"key":"a"}', file.read_bytes()[:-5]):
+            file.write_bytes(content)
+            caplog.clear()
+            with caplog.at_level(logging.WARNING):
+                assert await cache.get("a") is None
+            assert str(file) in caplog.text
+        await cache.set("a", record(2))
+        assert await cache.get("a") == record(2)
+
+    async def test_another_keys_file_is_not_used(self, tmp_path: Path) -> None:
+        """The key inside counts, not the name."""
+        cache = FileCache(tmp_path)
+        await cache.set("a", record(1))
+        await cache.set("b", record(2))
+        a, b = sorted(tmp_path.glob("*/*.json"), key=lambda path: path.name)
+        b.write_bytes(a.read_bytes())
+        assert await cache.get("b") is None
+
+    async def test_prune_removes_what_is_over(self, tmp_path: Path, clock: TestClock) -> None:
+        """The files of expired records go, the others stay."""
+        cache = FileCache(tmp_path, clock=clock)
+        await cache.set("short", record(1), ttl=HOUR)
+        await cache.set("long", record(2))
+        await clock.advance(HOUR)
+        assert cache.prune() == 1
+        assert cache.prune() == 0
+        assert len(list(tmp_path.glob("*/*"))) == 1
+
+    def test_two_processes_write_the_same_key(self, tmp_path: Path) -> None:
+        """Each reader sees a whole record, whoever wrote it last."""
+        fork = multiprocessing.get_context("spawn")
+        writers = [fork.Process(target=_write_many, args=(str(tmp_path), name)) for name in "ab"]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        assert [writer.exitcode for writer in writers] == [0, 0]
+        assert not list(tmp_path.glob("*/*.tmp"))
+
+    def test_the_directory_is_checked(self) -> None:
+        """The parameter is named."""
+        with pytest.raises(InvalidArgument, match="directory"):
+            FileCache(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:A configured store is unstable")
+class TestKeyValue:
+    @pytest.mark.parametrize(
+        ("pattern", "key", "matches"),
+        [
+            ("*", "", True), ("a*", "a", True), ("a*c", "abbc", True), ("a*c", "abcd", False),
+            ("a.c", "abc", False), ("a?", "ab", False), ("[a]", "a", False), ("a*", "a\nb", True),
+            ("*:*", "a:b", True), ("", "a", False), ("A*", "a", False),
+        ],
+    )  # fmt: skip
+    def test_only_the_star_is_special(self, pattern: str, key: str, matches: bool) -> None:
+        """`*` stands for any text, everything else for itself."""
+        assert glob_match(pattern, key) is matches
+
+    async def test_memory_keeps_texts_for_their_ttl(self, clock: TestClock) -> None:
+        """Set without a `ttl` keeps for ever, also what had one before."""
+        kv = MemoryKeyValue(clock=clock)
+        await kv.set("a", "1", ttl="1h")
+        await kv.set("b", "1", ttl="1h")
+        await kv.set("b", "2")
+        await clock.advance(HOUR)
+        assert await kv.get_many(["a", "b"]) == [None, "2"]
+        assert [await kv.exists("a"), await kv.delete("a")] == [False, False]
+        assert await kv.keys() == ["b"]
+
+    async def test_memory_compares_and_sets(self) -> None:
+        """One of two wins; None is what is not there."""
+        kv = MemoryKeyValue()
+        assert [await kv.replace("a", None, "1"), await kv.replace("a", None, "2")] == [True, False]
+        assert [await kv.replace("a", "1", "2"), await kv.replace("a", "1", "3")] == [True, False]
+        assert [await kv.replace("a", "2", None), await kv.exists("a")] == [True, False]
+
+    async def test_a_driver_serves(self) -> None:
+        """Any `py-key-value-aio` driver is a key-value store."""
+        from key_value.aio.stores.simple import SimpleStore
+
+        kv = as_keyvalue(SimpleStore())
+        await kv.set("a:1", "x", ttl=100)
+        await kv.set("a:2", "y", ttl=0)
+        assert [await kv.get("a:1"), await kv.get("a:2"), await kv.exists("a:2")] == [
+            "x",
+            None,
+            False,
+        ]
+        assert await kv.keys("a:*") == ["a:1"]
+        assert [await kv.delete("a:1"), await kv.delete("a:1")] == [True, False]
+
+    async def test_a_driver_serves_a_cache(self) -> None:
+        """`KeyValueCache` takes it as it is."""
+        from key_value.aio.stores.simple import SimpleStore
+
+        cache = as_cache(KeyValueCache(SimpleStore()))
+        await cache.set("a", record(1), ttl=HOUR)
+        assert await cache.get("a") == record(1)
+
+    async def test_a_driver_that_cannot_enumerate_says_so(self) -> None:
+        """Listing fails with the name of what is missing, and everything else works."""
+        from key_value.aio.stores.null import NullStore
+
+        with pytest.raises(MissingAbility, match="NullStore has no 'keys'"):
+            await as_keyvalue(NullStore()).keys()
+
+    async def test_foreign_entries_are_told_apart(self) -> None:
+        """What something else wrote is corrupt, not missing."""
+        from key_value.aio.stores.simple import SimpleStore
+
+        driver = SimpleStore()
+        await driver.put("a", {"other": 1}, collection="perdure")
+        with pytest.raises(StoreCorrupted, match="'a'"):
+            await DriverKeyValue(driver).get("a")
+        kv = MemoryKeyValue()
+        await kv.set("workflow:a", "{")
+        with pytest.raises(StoreCorrupted, match="delete it"):
+            await KeyValueCache(kv).get("a")
+
+    @pytest.mark.parametrize("store", [5, {}, object()])
+    def test_anything_else_is_refused(self, store: Any) -> None:
+        """The error says what serves."""
+        with pytest.raises(InvalidArgument, match="store: got"):
+            as_keyvalue(store)

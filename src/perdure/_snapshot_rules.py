@@ -192,7 +192,7 @@ def _failure_problems(record: dict[str, Any]) -> Iterator[str]:
     meta = record.get("meta")
     if meta is None:
         return
-    for problem in [flaw] if (flaw := object_flaw(meta)) else _field_problems(meta, _META):
+    for problem in [flaw] if (flaw := object_flaw(meta)) else _field_problems(meta, _META, *_META):
         yield f".meta{problem}"
 
 

@@ -18,6 +18,7 @@ from perdure._snapshot_rules import (
     warnings_problems,
 )
 from perdure.clock import isoformat, parse_iso
+from perdure.codec import SerializedCause
 from perdure.errors import SnapshotFormatError
 
 RunStatus: TypeAlias = Literal[
@@ -28,29 +29,6 @@ ExecutionState: TypeAlias = Literal["suspended", "waiting", "cancelled"]
 Origin: TypeAlias = Literal["result", "throw"]
 Metadata: TypeAlias = dict[str, Any]
 """Any JSON by name; `workflowId`, `definitionHash` and `input` have a meaning of their own."""
-
-
-class ErrorCause(TypedDict):
-    """An exception as data. `stack` is its traceback, `cause` the exception it came from."""
-
-    type: Literal["error"]
-    name: str
-    message: str
-    stack: NotRequired[str]
-    cause: NotRequired["Cause"]
-
-
-class ThrownCause(TypedDict):
-    """A failure that was no exception. `value` is there when JSON can hold it."""
-
-    type: Literal["thrown"]
-    stringRepresentation: str
-    originalType: NotRequired[str]
-    value: NotRequired[Any]
-    truncated: NotRequired[bool]
-
-
-Cause: TypeAlias = ErrorCause | ThrownCause
 
 
 class StepMeta(TypedDict):
@@ -89,7 +67,7 @@ class StepFailure(StepFacts):
 
     ok: Literal[False]
     error: Any
-    cause: Cause | None
+    cause: SerializedCause | None
     meta: NotRequired[StepMeta]
 
 

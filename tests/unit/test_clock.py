@@ -276,9 +276,9 @@ async def test_system_clock() -> None:
 
 
 @pytest.mark.parametrize("clock", [SystemClock(), TestClock()])
-@pytest.mark.parametrize("forever", [math.nan, math.inf])
+@pytest.mark.parametrize("forever", [math.nan, math.inf, 10**400, "5s", None])
 async def test_no_clock_sleeps_for_ever(clock: Clock, forever: float) -> None:
-    """Sleeping for NaN or infinity is an error, and no hang."""
+    """Sleeping for NaN, infinity or what is no number is an error, and no hang."""
     with pytest.raises(InvalidDuration):
         await clock.sleep(forever)
 

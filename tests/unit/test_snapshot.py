@@ -161,6 +161,7 @@ def test_good_snapshots(good: Any) -> None:
             with_step(failure(meta={"origin": "rain"})),
             'steps["a"].meta.origin has to be "result" or "throw", got \'rain\'',
         ),
+        (with_step(failure(meta={})), 'steps["a"].meta.origin is missing'),
         (with_step(failure(meta=[])), 'steps["a"].meta has to be an object, got list'),
         (
             with_step({"ok": True, "at": "noon"}),

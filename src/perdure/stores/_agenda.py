@@ -42,20 +42,22 @@ class Agenda(Generic[R]):
         """Forget where a run was filed."""
         run.line = 0
 
-    def take(
+    def due(
         self, now: datetime, limit: int, workflows: Sequence[str] | None, prefix: str
     ) -> list[R]:
-        """Take the runs that are due off the agenda, earliest first; each is to be put back."""
+        """Give the runs that are due and have the prefix, earliest first."""
         names: Iterable[str | None] = self._lanes if workflows is None else dict.fromkeys(workflows)
         lanes = [self._lanes[name] for name in names if name in self._lanes]
-        taken: list[R] = []
-        strangers: list[R] = []
-        while len(taken) < limit and (lane := _earliest(lanes, now)) is not None:
+        seen: list[R] = []
+        due: list[R] = []
+        while len(due) < limit and (lane := _earliest(lanes, now)) is not None:
             run = lane.pop()
-            (taken if run.id.startswith(prefix) else strangers).append(run)
-        for run in strangers:
+            seen.append(run)
+            if run.id.startswith(prefix):
+                due.append(run)
+        for run in seen:
             self.put(run)
-        return taken
+        return due
 
 
 class _Lane(Generic[R]):

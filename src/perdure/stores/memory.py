@@ -3,15 +3,14 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from heapq import nlargest
-from itertools import count, islice
+from itertools import islice
 
 from perdure import codec
-from perdure.clock import Clock, SystemClock, isoformat, parse_iso
+from perdure.clock import Clock, SystemClock, as_utc, isoformat, parse_iso
 from perdure.errors import StoreClosed, ValueTooLarge
-from perdure.snapshot import RunStatus, Snapshot, is_over, merge_snapshots, workflow_of
+from perdure.snapshot import RunStatus, Snapshot, is_over, workflow_of
 from perdure.store import (
     MAX_VALUE_SIZE,
     Capabilities,
@@ -34,40 +33,7 @@ from perdure.store import (
     check_prefix,
     rest_of,
 )
-from perdure.stores._agenda import Agenda, Planned
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Run(Planned):
-    """One run as its rows would be: encoded, so that it holds nothing a database would refuse.
-
-    While it has an owner, `wake_at` is the end of the lease. `folded` is the place of the last
-    entry that the snapshot holds.
-    """
-
-    snapshot: bytes
-    updated_at: datetime
-    epoch: int
-    status: RunStatus = "running"
-    owner: str | None = None
-    awaits: tuple[str, ...] = ()
-    takeovers: int = 0
-    folded: tuple[int, int] = (0, 0)
-    journal: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    mail: dict[str, Message] = field(default_factory=dict)
-    known_mail: set[str] = field(default_factory=set)
-
-
-class _Shelf:
-    """What stores that share their runs share."""
-
-    def __init__(self) -> None:
-        self.runs: dict[str, _Run] = {}
-        self.agenda: Agenda[_Run] = Agenda()
-        # One count for all runs: a deleted run's epochs need no memory to stay stale for ever.
-        self.epochs = count(1)
-        self.message_ids = count(1)
-        self.listeners: set[asyncio.Event] = set()
+from perdure.stores._shelf import Run, Shelf
 
 
 class MemoryStore(Closing):
@@ -83,7 +49,7 @@ class MemoryStore(Closing):
         self,
         *,
         prefix: str = "",
-        clock: Clock = SystemClock(),  # noqa: B008 - immutable and without state
+        clock: Clock = SystemClock(),
         max_value_size: int = MAX_VALUE_SIZE,
         shares: "MemoryStore | None" = None,
     ) -> None:
@@ -100,7 +66,7 @@ class MemoryStore(Closing):
         )
         self._prefix = check_prefix(prefix)
         self._clock = clock
-        self._shelf: _Shelf = _Shelf() if shares is None else shares._shelf
+        self._shelf: Shelf = Shelf() if shares is None else shares._shelf
         self._runs = self._shelf.runs
         self._agenda = self._shelf.agenda
         self._closed = False
@@ -110,15 +76,16 @@ class MemoryStore(Closing):
         key = self._key(id)
         data = codec.dumps(snapshot)
         self._check_size(f"the snapshot of run {id!r}", data)
+        rest = rest_of(snapshot)
         run = self._runs.get(key) or self._create(key, data)
         run.epoch = next(self._shelf.epochs)
         run.workflow = workflow_of(snapshot)
-        self._lay(run, data, rest_of(snapshot))
+        self._lay(run, data, rest)
 
     async def load(self, id: str, /) -> Snapshot | None:
         """Give the merged snapshot, or None."""
         run = self._runs.get(self._key(id))
-        return None if run is None else _merged(run)
+        return None if run is None else run.merged()
 
     async def delete(self, id: str, /) -> bool:
         """Remove the run and all that belongs to it; tell whether there was one."""
@@ -146,9 +113,9 @@ class MemoryStore(Closing):
             if run.id.startswith(key_prefix)
             and (status is None or run.status == status)
             and (workflow is None or run.workflow == workflow)
-            and (mark is None or _place(run) < mark)
+            and (mark is None or run.place() < mark)
         )
-        return [self._listed(run) for run in nlargest(check_limit(limit), chosen, key=_place)]
+        return [self._listed(run) for run in nlargest(check_limit(limit), chosen, key=Run.place)]
 
     async def close(self) -> None:
         """Refuse further calls; stores that share the runs go on."""
@@ -175,12 +142,12 @@ class MemoryStore(Closing):
 
     async def release(self, leases: Sequence[Lease], /, *, wake_at: datetime | None = None) -> None:
         """Give the leases up without a rest, so that the runs can be claimed at `wake_at`."""
-        now = self._now()
+        at = self._now() if wake_at is None else as_utc(wake_at, "wake_at")
         for lease in leases:
             run = self._owned(lease)
             if run is not None:
                 run.owner = None
-                self._wake(run, wake_at or now)
+                self._wake(run, at)
 
     async def enqueue(self, runs: Sequence[NewRun], /) -> Sequence[bool]:
         """Create runs that wait for a claim; False for each id that was there already."""
@@ -195,9 +162,7 @@ class MemoryStore(Closing):
     ) -> Sequence[Due]:
         """Give the runs that are due at `now`, earliest first."""
         self._check_open()
-        runs = self._agenda.take(now, check_limit(limit), workflows, self._prefix)
-        for run in runs:
-            self._agenda.put(run)
+        runs = self._agenda.due(as_utc(now), check_limit(limit), workflows, self._prefix)
         return [Due(self._id(run), run.wake_at) for run in runs if run.wake_at is not None]
 
     async def claim(
@@ -211,7 +176,7 @@ class MemoryStore(Closing):
     ) -> Sequence[Grant]:
         """Lease and load up to `limit` runs that are due, runnable or orphaned, earliest first."""
         now = self._now()
-        runs = self._agenda.take(now, check_limit(limit), workflows, self._prefix)
+        runs = self._agenda.due(now, check_limit(limit), workflows, self._prefix)
         return [self._grant(run, owner, now, ttl) for run in runs]
 
     async def send(
@@ -292,7 +257,7 @@ class MemoryStore(Closing):
             self._lay(run, entry.data, entry.rest)
         return Verdict.ACCEPTED
 
-    def _lay(self, run: _Run, snapshot: bytes, rest: Rest) -> None:
+    def _lay(self, run: Run, snapshot: bytes, rest: Rest) -> None:
         """Put a run to rest: what it was before is gone, but for its inbox."""
         now = run.updated_at = self._now()
         run.snapshot = snapshot
@@ -312,14 +277,16 @@ class MemoryStore(Closing):
                 return None
             run = self._create(key, want.create, want.workflow)
             return self._grant(run, want.owner, now, want.ttl, created=True)
-        if not want.existing or _held_by_another(run, want.owner, now):
+        free = run.owner in (None, want.owner) or run.orphaned(now)
+        if not free or not want.existing:
             return None
         return self._grant(run, want.owner, now, want.ttl)
 
     def _grant(
-        self, run: _Run, owner: str, now: datetime, ttl: timedelta, *, created: bool = False
+        self, run: Run, owner: str, now: datetime, ttl: timedelta, *, created: bool = False
     ) -> Grant:
-        if run.owner is not None and _expired(run, now):
+        snapshot = run.merged()
+        if run.orphaned(now):
             run.takeovers += 1
         run.epoch = next(self._shelf.epochs)
         run.owner = owner
@@ -328,7 +295,7 @@ class MemoryStore(Closing):
         self._wake(run, now + ttl)
         mail = tuple(run.mail.values())
         lease = Lease(self._id(run), owner, run.epoch, now + ttl, bool(mail))
-        return Grant(lease, _merged(run), now, mail, run.takeovers, created)
+        return Grant(lease, snapshot, now, mail, run.takeovers, created)
 
     def _renew(self, lease: Lease, expires_at: datetime) -> Lease | None:
         run = self._owned(lease)
@@ -341,17 +308,18 @@ class MemoryStore(Closing):
         key = self._prefix + new.id
         if key in self._runs:
             return False
-        self._wake(self._create(key, new.snapshot, new.workflow), new.wake_at or now)
+        wake_at = now if new.wake_at is None else as_utc(new.wake_at, "wake_at")
+        self._wake(self._create(key, new.snapshot, new.workflow), wake_at)
         return True
 
-    def _create(self, key: str, snapshot: bytes, workflow: str | None = None) -> _Run:
+    def _create(self, key: str, snapshot: bytes, workflow: str | None = None) -> Run:
         epoch = next(self._shelf.epochs)
         now = self._now()
-        run = _Run(id=key, workflow=workflow, snapshot=snapshot, updated_at=now, epoch=epoch)
+        run = Run(id=key, workflow=workflow, snapshot=snapshot, updated_at=now, epoch=epoch)
         self._runs[key] = run
         return run
 
-    def _wake(self, run: _Run, at: datetime | None) -> None:
+    def _wake(self, run: Run, at: datetime | None) -> None:
         run.wake_at = at
         self._agenda.put(run)
         # The end of a lease comes with time: nothing tells of it.
@@ -359,17 +327,17 @@ class MemoryStore(Closing):
             for listener in self._shelf.listeners:
                 listener.set()
 
-    def _owned(self, lease: Lease) -> _Run | None:
+    def _owned(self, lease: Lease) -> Run | None:
         run = self._runs.get(self._prefix + lease.id)
         if run is None or run.epoch != lease.epoch or run.owner != lease.owner:
             return None
         return run
 
-    def _mine(self) -> Iterator[_Run]:
+    def _mine(self) -> Iterator[Run]:
         self._check_open()
         return (run for run in self._runs.values() if run.id.startswith(self._prefix))
 
-    def _listed(self, run: _Run) -> Listed:
+    def _listed(self, run: Run) -> Listed:
         updated_at = isoformat(run.updated_at)
         cursor = f"{run.updated_at.isoformat()} {self._id(run)}"
         return Listed(self._id(run), updated_at, run.status, run.workflow, cursor)
@@ -382,7 +350,7 @@ class MemoryStore(Closing):
         self._check_open()
         return self._prefix + check_id(id)
 
-    def _id(self, run: _Run) -> str:
+    def _id(self, run: Run) -> str:
         return run.id[len(self._prefix) :]
 
     def _now(self) -> datetime:
@@ -396,22 +364,3 @@ class MemoryStore(Closing):
     def _check_size(self, what: str, data: bytes) -> None:
         if len(data) > self.capabilities.max_value_size:
             raise ValueTooLarge(what, len(data), self.capabilities.max_value_size)
-
-
-def _merged(run: _Run) -> Snapshot:
-    places = sorted(run.journal)
-    return merge_snapshots(
-        codec.loads(run.snapshot), *(codec.loads(run.journal[place]) for place in places)
-    )
-
-
-def _place(run: _Run) -> tuple[datetime, str]:
-    return run.updated_at, run.id
-
-
-def _expired(run: _Run, now: datetime) -> bool:
-    return run.wake_at is None or run.wake_at <= now
-
-
-def _held_by_another(run: _Run, owner: str, now: datetime) -> bool:
-    return run.owner is not None and run.owner != owner and not _expired(run, now)

@@ -47,6 +47,10 @@ class Mailed(Scheduled, InboxStore, Protocol):
     """A store with journal, lease, schedule and inbox."""
 
 
+class Everything(Mailed, UpkeepStore, Protocol):
+    """A store with all abilities but transactions and hints."""
+
+
 class Transacting(TransactionStore, LeaseStore, Protocol):
     """A store with journal, lease and transaction."""
 
@@ -145,6 +149,12 @@ def need_upkeep(store: Store) -> Kept:
     """Give the store as one that prunes and counts, or skip."""
     need(store, "upkeep")
     return cast(Kept, store)
+
+
+def need_everything(store: Store) -> Everything:
+    """Give the store as one with all abilities but transactions and hints, or skip."""
+    need(store, "upkeep", "inbox", "schedule", "journal", "lease")
+    return cast(Everything, store)
 
 
 def need_transaction(store: Store) -> Transacting:

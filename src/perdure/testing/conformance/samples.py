@@ -32,6 +32,15 @@ def snapshot(
     return whole
 
 
+def with_step(key: str, value: object) -> Snapshot:
+    """Give a snapshot with one step of this value."""
+    return {
+        "formatVersion": 1,
+        "steps": {key: {"ok": True, "value": value}},
+        "execution": _execution("running"),
+    }
+
+
 def _execution(status: RunStatus) -> Execution:
     match status:
         case "running" | "completed" | "failed":

@@ -1,0 +1,281 @@
+"""Checks with ids and names that break stores that quote, split, fold or sort carelessly."""
+
+import unicodedata
+from typing import Any
+
+import pytest
+
+from perdure.errors import InvalidArgument
+from perdure.store import MAX_ID_LENGTH, Delivery, Entry, NewRun, Rest, Store, Verdict, Want
+from perdure.testing.conformance.harness import (
+    LONG,
+    Harness,
+    appended,
+    granted,
+    need_inbox,
+    need_journal,
+    need_lease,
+    need_schedule,
+    rested,
+    step,
+    steps_of,
+)
+from perdure.testing.conformance.samples import as_json, snapshot
+
+NAMES = [
+    "'",
+    '"',
+    "`",
+    "'; DROP TABLE runs; --",
+    "%",
+    "_",
+    "a%b_c",
+    "\\",
+    "a\\",
+    "\\%",
+    ".",
+    "..",
+    "../../etc/passwd",
+    "/",
+    "a/b//c/",
+    "$",
+    "$where",
+    "$1",
+    "a.b.c",
+    ":name",
+    "?",
+    "{}",
+    "{a}",
+    "[0]",
+    "*",
+    "a*",
+    "h?llo",
+    "~",
+    "#2",
+    "a b",
+    " a",
+    "a ",
+    "a  ",
+    "\t",
+    "\n",
+    "a\r\nb",
+    "\x01\x1f\x7f",
+    "null",
+    "None",
+    "0",
+    "00",
+    "1e3",
+    "-1",
+    "true",
+    "__proto__",
+    "constructor",
+    "toString",
+    "CON",
+    "a:b",
+    "A",
+    "a",
+    "ss",
+    "ß",
+    "ẞ",
+    "i",
+    "İ",
+    "ı",
+    "é",
+    unicodedata.normalize("NFD", "é"),
+    "ﬁ",
+    "fi",
+    "Å",
+    unicodedata.normalize("NFD", "Å"),
+    "\u212b",
+    "\u200b",
+    "a\u200d",
+    "\u202eabc",
+    "🦊",
+    "👩‍👩‍👧",
+    "𝕏",
+    "\ufeff",
+    "\uffff",
+    "日本語",
+    "x" * MAX_ID_LENGTH,
+    "x" * (MAX_ID_LENGTH - 1) + "y",
+    "🦊" * MAX_ID_LENGTH,
+    "'" * MAX_ID_LENGTH,
+]
+IMPOSSIBLE_IDS: list[Any] = ["", "a\0b", "x" * (MAX_ID_LENGTH + 1), "\ud800", None, 7, b"run"]
+
+
+class HostileIdChecks(Harness):
+    """Ids are any non-empty text up to 512 characters without NUL."""
+
+    async def test_every_id_is_its_own_run(self, store: Store) -> None:
+        """Ids are any non-empty text up to 512 characters without NUL, and no two are the same."""
+        for number, id in enumerate(NAMES):
+            await store.save(id, snapshot(f"step {number}"))
+        for number, id in enumerate(NAMES):
+            assert await steps_of(store, id) == [f"step {number}"], ascii(id)
+        assert {line.id for line in await store.list(limit=1_000)} == set(NAMES)
+
+    async def test_deleting_one_id_leaves_the_others(self, store: Store) -> None:
+        """Remove the run, and no other."""
+        for id in NAMES:
+            await store.save(id, snapshot())
+        for number, id in enumerate(NAMES):
+            await store.delete(id)
+            left = await store.list(limit=1_000)
+            assert {line.id for line in left} == set(NAMES[number + 1 :]), ascii(id)
+
+    async def test_every_prefix_is_exact(self, store: Store) -> None:
+        """`prefix` is exact and case-sensitive, whatever characters it has."""
+        for id in NAMES:
+            await store.save(id, snapshot())
+        for prefix in NAMES:
+            found = {line.id for line in await store.list(prefix=prefix, limit=1_000)}
+            assert found == {id for id in NAMES if id.startswith(prefix)}, ascii(prefix)
+
+    async def test_paging_goes_through_every_id(self, store: Store) -> None:
+        """`after` is the `cursor` of the last line, whatever its id is."""
+        for id in NAMES:
+            await store.save(id, snapshot())
+        seen: list[str] = []
+        after = None
+        while page := await store.list(limit=3, after=after):
+            seen += [line.id for line in page]
+            after = page[-1].cursor
+        assert sorted(seen) == sorted(NAMES)
+
+    async def test_an_impossible_id_is_refused(self, store: Store) -> None:
+        """Ids are any non-empty text up to 512 characters without NUL: anything else is refused."""
+        for id in IMPOSSIBLE_IDS:
+            with pytest.raises(InvalidArgument):
+                await store.save(id, snapshot())
+            with pytest.raises(InvalidArgument):
+                await store.load(id)
+            with pytest.raises(InvalidArgument):
+                await store.delete(id)
+        assert list(await store.list()) == []
+
+    async def test_an_impossible_id_gets_no_lease(self, store: Store) -> None:
+        """Anything else is refused, whatever verb it comes with."""
+        leases = need_lease(store)
+        for id in IMPOSSIBLE_IDS:
+            with pytest.raises(InvalidArgument):
+                await leases.acquire([Want(id, "ana", LONG, create=as_json(snapshot()))])
+        assert list(await leases.list()) == []
+
+    async def test_an_impossible_id_is_not_enqueued(self, store: Store) -> None:
+        """Anything else is refused, and the whole batch with it: it is one write."""
+        schedule = need_schedule(store)
+        for id in IMPOSSIBLE_IDS:
+            with pytest.raises(InvalidArgument):
+                await schedule.enqueue(
+                    [NewRun(each, "order", as_json(snapshot())) for each in ("good", id)]
+                )
+        assert list(await schedule.list()) == []
+
+    async def test_every_id_can_be_owned_and_journalled(self, store: Store) -> None:
+        """Each id has its own lease and its own journal."""
+        journal = need_journal(store)
+        wants = [Want(id, "ana", LONG, create=as_json(snapshot())) for id in NAMES]
+        grants = await journal.acquire(wants)
+        entries = [
+            Entry(grant.lease.id, grant.lease.epoch, 1, as_json(snapshot(f"step {number}")))
+            for number, grant in enumerate(grants)
+            if grant is not None
+        ]
+        assert await appended(journal, *entries) == [Verdict.ACCEPTED] * len(NAMES)
+        for number, id in enumerate(NAMES):
+            assert await steps_of(journal, id) == [f"step {number}"], ascii(id)
+
+    async def test_every_id_can_be_claimed(self, store: Store) -> None:
+        """Each id is enqueued, claimed and released by itself."""
+        schedule = need_schedule(store)
+        runs = [NewRun(id, "order", as_json(snapshot())) for id in NAMES]
+        assert all(await schedule.enqueue(runs))
+        grants = await schedule.claim("ana", LONG, 1_000)
+        assert {grant.lease.id for grant in grants} == set(NAMES)
+        renewed = await schedule.renew([grant.lease for grant in grants], LONG)
+        assert {lease.id for lease in renewed if lease is not None} == set(NAMES)
+        await schedule.release([grants[0].lease])
+        (again,) = await schedule.claim("bob", LONG, 1_000)
+        assert again.lease.id == grants[0].lease.id
+
+    async def test_owners_may_have_any_name(self, store: Store) -> None:
+        """Give None when another owner's lease is unexpired: no two names are the same owner."""
+        leases = need_lease(store)
+        owners = [name for name in NAMES if len(name) < 100]
+        for number, owner in enumerate(owners):
+            other = owners[number - 1]
+            grant = await granted(leases, owner=owner)
+            assert grant.lease.owner == owner
+            assert list(await leases.acquire([Want("run", other, LONG)])) == [None], ascii(owner)
+            await leases.release([grant.lease])
+
+
+class HostileNameChecks(Harness):
+    """Names of workflows, events and steps, and dedup ids."""
+
+    async def test_workflows_may_have_any_name(self, store: Store) -> None:
+        """`workflow` keeps to runs of this name, whatever characters it has."""
+        for number, name in enumerate(NAMES):
+            await store.save(f"run {number}", snapshot(workflow=name))
+        for number, name in enumerate(NAMES):
+            lines = await store.list(workflow=name)
+            assert [(line.id, line.workflow) for line in lines] == [(f"run {number}", name)]
+
+    async def test_claims_take_workflows_of_any_name(self, store: Store) -> None:
+        """`workflows` keeps to runs of these names, whatever characters they have."""
+        schedule = need_schedule(store)
+        whole = as_json(snapshot())
+        await schedule.enqueue([NewRun(f"{n}", name, whole) for n, name in enumerate(NAMES)])
+        for number, name in enumerate(NAMES):
+            grants = await schedule.claim("ana", LONG, 10, workflows=[name])
+            assert [grant.lease.id for grant in grants] == [f"{number}"], ascii(name)
+
+    async def test_events_may_have_any_name(self, store: Store) -> None:
+        """A run at rest that awaits `name` becomes due at once: exactly that run."""
+        mailed = need_inbox(store)
+        for number, name in enumerate(NAMES):
+            grant = await granted(mailed, f"{number}")
+            await rested(mailed, grant, Rest("waiting", None, (name, f"never {number}")))
+        for number, name in enumerate(NAMES):
+            await mailed.send(f"{number}", name, b"1")
+            (claimed,) = await mailed.claim("ana", LONG, 10)
+            assert claimed.lease.id == f"{number}", ascii(name)
+            assert [message.name for message in claimed.inbox] == [name]
+
+    async def test_an_event_of_a_like_name_wakes_nobody(self, store: Store) -> None:
+        """Exactly this name: one that only looks like it does not count."""
+        mailed = need_inbox(store)
+        awaited = NAMES[::2]
+        await rested(mailed, await granted(mailed), Rest("waiting", None, tuple(awaited)))
+        for name in NAMES[1::2]:
+            await mailed.send("run", name, b"1")
+        assert list(await mailed.claim("ana", LONG, 10)) == []
+
+    async def test_dedup_ids_may_be_any_text(self, store: Store) -> None:
+        """A `dedup_id` is any text, and no two are the same."""
+        mailed = need_inbox(store)
+        await granted(mailed)
+        first = [await mailed.send("run", "paid", b"1", dedup_id=name) for name in NAMES]
+        again = [await mailed.send("run", "paid", b"1", dedup_id=name) for name in NAMES]
+        assert first == [Delivery.DELIVERED] * len(NAMES)
+        assert again == [Delivery.DUPLICATE] * len(NAMES)
+
+    async def test_steps_may_have_any_key(self, store: Store) -> None:
+        """Its steps in the order they were recorded, whatever their keys are."""
+        await store.save("run", snapshot("", *NAMES, "\0"))
+        assert await steps_of(store) == ["", *NAMES, "\0"]
+
+    async def test_journalled_steps_may_have_any_key(self, store: Store) -> None:
+        """In the order they were recorded, through journal and rest."""
+        journal = need_journal(store)
+        keys = ["\0", *reversed(NAMES), ""]
+        grant = await granted(journal)
+        await appended(journal, *(step(grant, n, key) for n, key in enumerate(keys)))
+        assert await steps_of(journal) == keys
+        await rested(journal, grant, Rest("completed"), *keys)
+        assert await steps_of(journal) == keys
+
+
+class HostileChecks(HostileIdChecks, HostileNameChecks):
+    """What a store does with names that nobody would give on purpose."""

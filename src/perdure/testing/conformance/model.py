@@ -1,0 +1,84 @@
+"""Checks by random sequences of all verbs: the store and a simple model must always agree."""
+
+from itertools import count
+from typing import Any
+
+from hypothesis import strategies as st
+
+from perdure.snapshot import merge_snapshots
+from perdure.store import Entry, Rest, Store, Verdict
+from perdure.testing.conformance.harness import Harness, granted, need_everything, need_journal
+from perdure.testing.conformance.machine import StoreMachine
+from perdure.testing.conformance.randomly import JSON, TEXT, for_all, run_machine
+from perdure.testing.conformance.samples import AT, as_json, snapshot
+
+KEYS = st.sampled_from(["a", "b", "A", "10", "9", "", "a.b", "$a", "é"]) | TEXT
+STEPS = st.dictionaries(
+    KEYS, st.fixed_dictionaries({"ok": st.just(True)}, optional={"value": JSON}), max_size=4
+)
+WARNINGS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "type": st.just("lossy_value"),
+            "stepId": KEYS,
+            "path": st.just("value"),
+            "reason": st.just("non-json"),
+        }
+    ),
+    min_size=1,
+    max_size=2,
+)
+EXECUTION = st.just({"status": "running", "lastUpdated": AT})
+DELTAS = st.fixed_dictionaries(
+    {"formatVersion": st.just(1), "steps": STEPS, "execution": EXECUTION},
+    optional={"metadata": st.dictionaries(TEXT, JSON, max_size=3), "warnings": WARNINGS},
+)
+BATCHES = st.lists(st.lists(DELTAS, min_size=1, max_size=4), max_size=4)
+
+
+class ModelChecks(Harness):
+    """What holds for any sequence of calls."""
+
+    async def test_load_is_the_merge_of_snapshot_and_journal(self, store: Store) -> None:
+        """`load` gives `merge_snapshots(snapshot, *journal)`, whatever was appended in whatever
+        batches."""
+        journal = need_journal(store)
+
+        async def check(batches: Any) -> None:
+            await journal.delete("run")
+            first = snapshot("b", "10", metadata={"x": 1})
+            grant = await granted(journal, create=first)
+            numbers = count(1)
+            for batch in batches:
+                epoch = grant.lease.epoch
+                entries = [Entry("run", epoch, next(numbers), as_json(delta)) for delta in batch]
+                assert set(await journal.append(entries)) == {Verdict.ACCEPTED}
+            merged = merge_snapshots(first, *(delta for batch in batches for delta in batch))
+            await same(journal, merged)
+            rest = Entry("run", grant.lease.epoch, 999, as_json(merged), rest=Rest("completed"))
+            await journal.append([rest])
+            await same(journal, merged)
+
+        await for_all(BATCHES, self.examples, check)
+
+    async def test_saved_is_loaded(self, store: Store) -> None:
+        """What was saved is what is loaded, whatever it was."""
+
+        async def check(whole: Any) -> None:
+            await store.save("run", whole)
+            await same(store, whole)
+
+        await for_all(DELTAS, self.examples, check)
+
+    async def test_the_store_agrees_with_a_simple_model(self, store: Store) -> None:
+        """Every verb keeps its promise after any sequence of all verbs."""
+        whole = need_everything(store)
+        await run_machine(lambda bridge: StoreMachine(whole, bridge, self), self.examples)
+
+
+async def same(store: Store, wanted: Any) -> None:
+    """Check that the run is loaded as wanted, its steps in order."""
+    loaded = await store.load("run")
+    assert loaded == wanted
+    assert loaded is not None
+    assert list(loaded["steps"]) == list(wanted["steps"])

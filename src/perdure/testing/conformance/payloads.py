@@ -1,0 +1,148 @@
+"""Checks with values that break stores that take JSON apart, and with values that are too large."""
+
+from typing import Any
+
+import pytest
+
+from perdure.errors import ValueTooLarge
+from perdure.store import Entry, Rest, Store, Want, capabilities
+from perdure.testing.conformance.harness import (
+    LONG,
+    Harness,
+    granted,
+    listed,
+    need_inbox,
+    need_journal,
+    need_lease,
+    steps_of,
+)
+from perdure.testing.conformance.samples import as_json, snapshot, with_step
+
+VALUES: dict[str, Any] = {
+    "NUL": "a\0b\0",
+    "control characters": "".join(map(chr, range(32))) + "\x7f\x80\x9f",
+    "line separators": "\u2028\u2029\r\n",
+    "emoji": "👩‍👩‍👧🦊",
+    "noncharacters": "\ufffe\uffff",
+    "looks like JSON": '{"a": [1, "\\u0000"]}',
+    "looks like SQL": "'); DROP TABLE runs; --",
+    "64-bit integers": [2**63 - 1, -(2**63), 2**53, 2**53 + 1, 0],
+    "floats": [0.1, 1e308, 5e-324, -0.5, 1.5e-10, 123456789.123456789],
+    "booleans and null": [True, False, None],
+    "tags": {"~datetime": "2030-01-01T00:00:00"},
+    "escaped tags": {"~": {"~datetime": 1}},
+    "keys with dots and dollars": {"a.b": 1, "$set": {"$inc": {"x": 1}}, "$": 2, ".": 3},
+    "empty key": {"": {"": ""}},
+    "prototype keys": {"__proto__": {"x": 1}, "constructor": None, "hasOwnProperty": []},
+    "keys that look like numbers": {"10": 1, "9": 2, "-1": 3, "1.0": 4},
+    "keys with NUL": {"a\0": 1},
+    "case pairs": {"A": 1, "a": 2},
+    "Mongo types": {"$oid": "507f1f77bcf86cd799439011", "$date": 0},
+    "empty": [[], {}, "", [[]], [{}]],
+    "long text": "🦊x" * 100_000,
+    "many items": list(range(20_000)),
+}
+
+
+def nested(depth: int) -> Any:
+    """Give a value that is nested so deep."""
+    value: Any = "bottom"
+    for level in range(depth):
+        value = {"down": value} if level % 2 else [value]
+    return value
+
+
+class PayloadChecks(Harness):
+    """Values of steps, metadata and payloads."""
+
+    async def test_values_come_back_as_they_were(self, store: Store) -> None:
+        """What was saved is what is loaded, to the type and to the order of keys."""
+        whole = snapshot(metadata=VALUES, **VALUES)
+        await store.save("run", whole)
+        loaded = await store.load("run")
+        assert loaded is not None
+        assert exact(loaded["steps"]) == exact(whole["steps"])
+        assert exact(loaded.get("metadata")) == exact(VALUES)
+
+    async def test_journalled_values_come_back_as_they_were(self, store: Store) -> None:
+        """What was appended is what is loaded, and what rested is what is loaded."""
+        journal = need_journal(store)
+        grant = await granted(journal)
+        whole = snapshot(**VALUES)
+        for n, (key, value) in enumerate(VALUES.items()):
+            data = as_json(with_step(key, value))
+            await journal.append([Entry("run", grant.lease.epoch, n, data, step=key)])
+        loaded = await journal.load("run")
+        assert loaded is not None
+        assert exact(loaded["steps"]) == exact(whole["steps"])
+        rest = Entry("run", grant.lease.epoch, 999, as_json(whole), rest=Rest("completed"))
+        await journal.append([rest])
+        loaded = await journal.load("run")
+        assert loaded is not None
+        assert exact(loaded["steps"]) == exact(whole["steps"])
+
+    async def test_deep_values_come_back(self, store: Store) -> None:
+        """A value may be nested deep."""
+        await store.save("run", snapshot(deep=nested(80)))
+        assert await store.load("run") == snapshot(deep=nested(80))
+
+    async def test_payloads_come_back_byte_for_byte(self, store: Store) -> None:
+        """`payload` is JSON, and comes back as the same bytes."""
+        mailed = need_inbox(store)
+        await granted(mailed)
+        payloads = [as_json(value) for value in VALUES.values()] + [b'{ "b" : 1.0, "a":1e2 }']
+        for payload in payloads:
+            await mailed.send("run", "paid", payload)
+        assert [message.payload for message in await mailed.inbox("run")] == payloads
+
+    async def test_a_snapshot_too_large_is_refused(self, store: Store) -> None:
+        """More than `capabilities.max_value_size` bytes are refused, and what was there stays."""
+        await store.save("run", snapshot("a"))
+        with pytest.raises(ValueTooLarge):
+            await store.save("run", snapshot(big="x" * capabilities(store).max_value_size))
+        assert await steps_of(store) == ["a"]
+
+    async def test_a_payload_too_large_is_refused(self, store: Store) -> None:
+        """More than `capabilities.max_value_size` bytes are refused in an event too."""
+        mailed = need_inbox(store)
+        await granted(mailed)
+        with pytest.raises(ValueTooLarge):
+            await mailed.send("run", "paid", as_json("x" * capabilities(store).max_value_size))
+        assert list(await mailed.inbox("run")) == []
+
+    async def test_a_first_snapshot_too_large_is_refused(self, store: Store) -> None:
+        """More than `capabilities.max_value_size` bytes make no new run."""
+        leases = need_lease(store)
+        big = as_json(snapshot(big="x" * capabilities(store).max_value_size))
+        with pytest.raises(ValueTooLarge):
+            await leases.acquire([Want("run", "ana", LONG, create=big)])
+        assert await leases.load("run") is None
+
+    async def test_values_change_nothing_in_the_header(self, store: Store) -> None:
+        """A step named as a field of the run is a step."""
+        fields = [
+            "status",
+            "workflow",
+            "id",
+            "_id",
+            "epoch",
+            "owner",
+            "wake_at",
+            "steps",
+            "snapshot",
+        ]
+        await store.save("run", snapshot(*fields, workflow="order"))
+        line = await listed(store)
+        assert (line.status, line.workflow) == ("running", "order")
+        assert await steps_of(store) == fields
+
+
+def exact(value: Any) -> Any:
+    """Give a value in a form whose equality minds types and the order of keys."""
+    match value:
+        case dict():
+            return [(key, exact(item)) for key, item in value.items()]
+        case list():
+            return [exact(item) for item in value]
+        case _:
+            return (type(value).__name__, value)

@@ -1,0 +1,141 @@
+"""Checks of stores that share their runs under different prefixes."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from perdure.errors import InvalidArgument
+from perdure.store import Delivery, Entry, Lease, Rest, Store, Verdict
+from perdure.testing.conformance.harness import (
+    LONG,
+    TICK,
+    Harness,
+    appended,
+    asked,
+    granted,
+    need_inbox,
+    need_journal,
+    need_lease,
+    need_schedule,
+    need_upkeep,
+    rested,
+    step,
+    steps_of,
+    store_time,
+)
+from perdure.testing.conformance.hostile import IMPOSSIBLE_IDS
+from perdure.testing.conformance.samples import delta, snapshot
+from perdure.testing.conformance.schedule import claimed_ids, due_ids, new_run
+
+
+class PrefixChecks(Harness):
+    """A store's prefix is part of every id in the database, and of none that the caller sees."""
+
+    async def test_runs_of_another_prefix_are_not_there(self, store: Store) -> None:
+        """Stored id = prefix + id: the same id under two prefixes is two runs."""
+        async with self._two(store) as (one, two):
+            await one.save("run", snapshot("one"))
+            assert await two.load("run") is None
+            await two.save("run", snapshot("two"))
+            await two.delete("run")
+            assert await steps_of(one) == ["one"]
+
+    async def test_list_keeps_to_the_prefix(self, store: Store) -> None:
+        """Returned ids have the prefix removed, and `list` knows no other runs."""
+        async with self._two(store) as (one, two):
+            for id in ("a", "b", "p_:a", "P_:a"):
+                await one.save(id, snapshot())
+                await two.save(id, snapshot())
+            assert sorted(line.id for line in await one.list()) == ["P_:a", "a", "b", "p_:a"]
+            assert [line.id for line in await one.list(prefix="a")] == ["a"]
+            (first, *_) = await one.list(limit=1)
+            assert len(await one.list(after=first.cursor)) == 3
+
+    async def test_a_store_without_a_prefix_sees_whole_ids(self, store: Store) -> None:
+        """Stored id = prefix + id."""
+        whole = await self.opened_again(store)
+        async with self._two(store) as (one, _):
+            await one.save("run", snapshot("one"))
+            assert await steps_of(whole, "p_:run") == ["one"]
+        await whole.close()
+
+    async def test_leases_keep_to_the_prefix(self, store: Store) -> None:
+        """Prefixes apply to leases too: one tenant never blocks another."""
+        async with self._two(store) as (first, second):
+            one, two = need_lease(first), need_lease(second)
+            mine, theirs = await granted(one, owner="ana"), await granted(two, owner="bob")
+            assert mine.lease.id == theirs.lease.id == "run"
+            forged = Lease("run", "bob", theirs.lease.epoch, theirs.lease.expires_at)
+            await one.release([forged])
+            assert list(await one.renew([forged], LONG)) == [None]
+            assert await asked(two, owner="cem") is None
+
+    async def test_the_journal_keeps_to_the_prefix(self, store: Store) -> None:
+        """Prefixes apply to the journal too."""
+        async with self._two(store) as (first, second):
+            one, two = need_journal(first), need_journal(second)
+            mine, theirs = await granted(one), await granted(two)
+            await appended(one, step(mine, 1, "one"))
+            await appended(two, step(theirs, 1, "two"))
+            await rested(one, mine, Rest("completed"), "one", "more")
+            assert await steps_of(two) == ["two"]
+            await one.delete("run")
+            assert await appended(two, step(theirs, 2, "three")) == [Verdict.ACCEPTED]
+            assert await appended(one, Entry("run", theirs.lease.epoch, 3, delta("x"))) == [
+                Verdict.UNKNOWN
+            ]
+
+    async def test_claims_keep_to_the_prefix(self, store: Store) -> None:
+        """Prefixes apply to what is due too."""
+        async with self._two(store) as (first, second):
+            one, two = need_schedule(first), need_schedule(second)
+            now = await store_time(one)
+            await two.enqueue([new_run(f"other {number}") for number in range(5)])
+            await one.enqueue([new_run("run", wake_at=now)])
+            assert await due_ids(one, now, limit=1) == ["run"]
+            assert await claimed_ids(one, limit=3) == ["run"]
+            assert len(await claimed_ids(two)) == 5
+
+    async def test_the_inbox_keeps_to_the_prefix(self, store: Store) -> None:
+        """Prefixes apply to the inbox too."""
+        async with self._two(store) as (first, second):
+            one, two = need_inbox(first), need_inbox(second)
+            await granted(one)
+            assert await two.send("run", "paid", b"1") is Delivery.UNKNOWN
+            await granted(two)
+            assert await one.send("run", "paid", b"1", dedup_id="x") is Delivery.DELIVERED
+            assert await two.send("run", "paid", b"2", dedup_id="x") is Delivery.DELIVERED
+            assert [message.payload for message in await two.inbox("run")] == [b"2"]
+
+    async def test_upkeep_keeps_to_the_prefix(self, store: Store) -> None:
+        """Prefixes apply to pruning and counting too."""
+        async with self._two(store) as (first, second):
+            one, two = need_upkeep(first), need_upkeep(second)
+            await one.save("run", snapshot(status="completed"))
+            await two.save("run", snapshot(status="completed"))
+            await two.save("other", snapshot(status="failed"))
+            await self.let_pass(TICK)
+            stats = await one.stats()
+            assert {name: n for name, n in stats.by_status.items() if n} == {"completed": 1}
+            assert await one.prune(TICK * 0) == 1
+            assert len(await two.list()) == 2
+
+    async def test_an_impossible_prefix_is_refused(self, store: Store) -> None:
+        """A prefix is text up to 512 characters without NUL; empty is none."""
+        await (await self.opened_again(store)).close()
+        for prefix in IMPOSSIBLE_IDS[1:]:
+            try:
+                another = await self.reopen(store, prefix=prefix)
+            except InvalidArgument:
+                continue
+            assert another is None, f"{prefix!r} was taken for a prefix"
+
+    @asynccontextmanager
+    async def _two(self, store: Store) -> AsyncGenerator[tuple[Store, Store], None]:
+        """Give two stores whose prefixes differ in case alone, and would match as patterns."""
+        one = await self.opened_again(store, "p_:")
+        two = await self.opened_again(store, "P_:")
+        try:
+            yield one, two
+        finally:
+            await one.close()
+            await two.close()

@@ -1,0 +1,246 @@
+"""Checks of what must hold when many want the same thing at the same moment."""
+
+import asyncio
+import json
+import sys
+from asyncio.subprocess import PIPE, Process, create_subprocess_exec
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Iterable
+from contextlib import asynccontextmanager
+from itertools import cycle
+from typing import TypeVar
+
+import pytest
+
+from perdure.store import Delivery, Rest, Store, Verdict, Want, capabilities
+from perdure.testing.conformance.harness import (
+    LONG,
+    Harness,
+    Scheduled,
+    appended,
+    asked,
+    granted,
+    listed,
+    need_atomic_lease,
+    need_inbox,
+    need_journal,
+    need_lease,
+    need_schedule,
+    rested,
+    step,
+    steps_of,
+    within,
+)
+from perdure.testing.conformance.samples import as_json, snapshot
+from perdure.testing.conformance.schedule import claimed_ids, new_run
+
+MANY = 50
+ROUNDS = 20
+
+T = TypeVar("T")
+
+
+async def together(works: Iterable[Awaitable[T]]) -> list[T]:
+    """Give what all give, started at the same moment."""
+    return list(await asyncio.gather(*works))
+
+
+class LeaseRaceChecks(Harness):
+    """One owner at a time, however many ask at once."""
+
+    async def test_one_of_many_gets_the_run(self, store: Store) -> None:
+        """An unexpired lease is never stolen: of fifty that ask at once, one gets the run."""
+        need_atomic_lease(store)
+        leases = need_lease(store)
+        await leases.save("run", snapshot())
+        grants = await together(asked(leases, owner=f"owner {n}") for n in range(MANY))
+        assert len([grant for grant in grants if grant is not None]) == 1
+
+    async def test_one_of_many_takes_an_expired_lease(self, store: Store) -> None:
+        """An expired one is there for the taking, by one."""
+        need_atomic_lease(store)
+        leases = need_lease(store)
+        await granted(leases, owner="ana", ttl=self.short)
+        await self.expire()
+        grants = await together(asked(leases, owner=f"owner {n}") for n in range(MANY))
+        assert [grant.takeovers for grant in grants if grant is not None] == [1]
+
+    async def test_one_of_many_creates_the_run(self, store: Store) -> None:
+        """With `existing=False` only a new run is granted: it is new once."""
+        need_atomic_lease(store)
+        leases = need_lease(store)
+        create = as_json(snapshot())
+        answers = await together(
+            leases.acquire([Want("run", f"owner {n}", LONG, create=create, existing=False)])
+            for n in range(MANY)
+        )
+        created = [grant.created for (grant,) in answers if grant is not None]
+        assert created == [True]
+
+    async def test_epochs_that_are_given_together_differ(self, store: Store) -> None:
+        """The epoch never comes twice for one id, and the highest one fences the others out."""
+        need_atomic_lease(store)
+        journal = need_journal(store)
+        grants = await together(granted(journal, owner="ana") for _ in range(MANY))
+        epochs = [grant.lease.epoch for grant in grants]
+        assert len(set(epochs)) == MANY
+        verdicts = await appended(journal, *(step(grant, 1, "a") for grant in grants))
+        accepted = [v is Verdict.ACCEPTED for v in verdicts]
+        assert accepted == [epoch == max(epochs) for epoch in epochs]
+
+    async def test_renewing_and_taking_exclude_each_other(self, store: Store) -> None:
+        """A lease that expired and that nobody has taken is renewed; a taken one never is."""
+        need_atomic_lease(store)
+        leases = need_lease(store)
+        olds = [await granted(leases, f"{n}", "ana", self.short) for n in range(ROUNDS)]
+        await self.expire()
+        for old in olds:
+            (renewed,), taken = await asyncio.gather(
+                leases.renew([old.lease], LONG), asked(leases, old.lease.id, "bob")
+            )
+            assert (renewed is None) != (taken is None), "both have it, or nobody"
+
+    async def test_an_accepted_entry_is_seen_by_the_next_owner(self, store: Store) -> None:
+        """From the moment of the grant every entry of an older epoch is refused or ignored: what is
+        accepted is in the grant, and what is not is never there."""
+        need_atomic_lease(store)
+        journal = need_journal(store)
+        for number in range(ROUNDS):
+            old = await granted(journal, f"{number}")
+            await journal.release([old.lease])
+            (verdict,), new = await asyncio.gather(
+                appended(journal, step(old, 1, "late")), asked(journal, f"{number}", "bob")
+            )
+            assert new is not None
+            wanted = ["late"] if verdict is Verdict.ACCEPTED else []
+            assert list(new.snapshot["steps"]) == await steps_of(journal, f"{number}") == wanted
+
+    async def test_a_rest_and_the_next_owner_exclude_each_other(self, store: Store) -> None:
+        """A rest that is accepted was there before the grant; one that is fenced never was."""
+        need_atomic_lease(store)
+        journal = need_journal(store)
+        for number in range(ROUNDS):
+            old = await granted(journal, f"{number}")
+            await journal.release([old.lease])
+            verdict, new = await asyncio.gather(
+                rested(journal, old, Rest("completed"), "end"), asked(journal, f"{number}", "bob")
+            )
+            assert new is not None
+            wanted = ["end"] if verdict is Verdict.ACCEPTED else []
+            assert list(new.snapshot["steps"]) == await steps_of(journal, f"{number}") == wanted
+            assert (await listed(journal, f"{number}")).status == "running"
+
+    async def test_many_runs_append_together(self, store: Store) -> None:
+        """Concurrent appends of many runs all arrive, each run's in order."""
+        journal = need_journal(store)
+        grants = [await granted(journal, f"run {n}") for n in range(MANY)]
+        keys = [f"{n}" for n in range(9, -1, -1)]
+        for n, key in enumerate(keys):
+            await together(appended(journal, step(grant, n, key)) for grant in grants)
+        for grant in grants:
+            assert await steps_of(journal, grant.lease.id) == keys
+
+
+class ScheduleRaceChecks(Harness):
+    """Each run goes to one claimant only."""
+
+    async def test_many_claimants_share_what_is_due(self, store: Store) -> None:
+        """Each goes to one claimant only, and none is left."""
+        need_atomic_lease(store)
+        await self._share([need_schedule(store)])
+
+    async def test_claimants_of_two_instances_share_what_is_due(self, store: Store) -> None:
+        """Each goes to one claimant only, through whichever instance it claims."""
+        need_atomic_lease(store)
+        another = await self.opened_again(store)
+        await self._share([need_schedule(store), need_schedule(another)])
+        await another.close()
+
+    async def _share(self, stores: list[Scheduled]) -> None:
+        runs = [new_run(f"{n}") for n in range(2 * MANY)]
+        await stores[0].enqueue(runs)
+        claims = await together(
+            claimed_ids(store, f"owner {n}", limit=3)
+            for n, store in zip(range(MANY), cycle(stores), strict=False)
+        )
+        # A claim may pass over what another holds just now, and then finds it in no later one.
+        claims.append(await claimed_ids(stores[0], "the last", limit=2 * MANY))
+        counted = Counter(id for claim in claims for id in claim)
+        assert counted == Counter(run.id for run in runs)
+
+    async def test_one_of_many_enqueues_a_run(self, store: Store) -> None:
+        """False for each id that was there already: of many at once, one is first."""
+        need_atomic_lease(store)
+        schedule = need_schedule(store)
+        answers = await together(schedule.enqueue([new_run("run")]) for _ in range(MANY))
+        assert Counter(created for (created,) in answers) == {True: 1, False: MANY - 1}
+
+    async def test_one_of_many_duplicates_is_delivered(self, store: Store) -> None:
+        """A `dedup_id` that was used before is a duplicate: of many at once, one is not."""
+        need_atomic_lease(store)
+        mailed = need_inbox(store)
+        await granted(mailed)
+        answers = await together(
+            mailed.send("run", "paid", b"1", dedup_id="x") for _ in range(MANY)
+        )
+        assert Counter(answers) == {Delivery.DELIVERED: 1, Delivery.DUPLICATE: MANY - 1}
+        assert len(await mailed.inbox("run")) == 1
+
+    async def test_mail_that_meets_a_rest_wakes_the_run(self, store: Store) -> None:
+        """An event is neither lost nor late, also when it is sent as the run goes to rest."""
+        need_atomic_lease(store)
+        mailed = need_inbox(store)
+        for number in range(ROUNDS):
+            grant = await granted(mailed, f"{number}")
+            rest = Rest("waiting", None, ("paid",))
+            await asyncio.gather(
+                mailed.send(f"{number}", "paid", b"1"), rested(mailed, grant, rest)
+            )
+            assert await claimed_ids(mailed, "bob") == [f"{number}"]
+
+    async def test_each_run_goes_to_one_of_two_processes(self, store: Store) -> None:
+        """Each goes to one claimant only, also when the claimants are processes."""
+        schedule = need_schedule(store)
+        if capabilities(store).shared == "process":
+            pytest.skip(f"{type(store).__name__} is not shared by processes")
+        if self.url is None:
+            pytest.skip(f"{type(self).__name__} gives no url: a second process is not checked")
+        need_atomic_lease(store)
+        await schedule.enqueue([new_run(f"{n}") for n in range(2 * MANY)])
+        async with contenders(self.url, 2) as processes:
+            outputs = await within(60, asyncio.ensure_future(together(map(claimed_by, processes))))
+        counted = Counter(id for ids in outputs for id in ids)
+        assert counted == Counter(f"{n}" for n in range(2 * MANY))
+        assert {line.status for line in await schedule.list(limit=1_000)} == {"completed"}
+
+
+@asynccontextmanager
+async def contenders(url: str, count: int) -> AsyncGenerator[list[Process], None]:
+    """Give processes that have opened the store and wait for the word to claim."""
+    command = [sys.executable, "-m", "perdure.testing.conformance.contend", url]
+    processes = [
+        await create_subprocess_exec(*command, f"owner {n}", stdin=PIPE, stdout=PIPE)
+        for n in range(count)
+    ]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert (await process.stdout.readline()).strip() == b"ready"
+        yield processes
+    finally:
+        for process in processes:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+async def claimed_by(process: Process) -> list[str]:
+    """Let the process go, and give the ids of the runs it claimed."""
+    output, _ = await process.communicate(b"go\n")
+    assert process.returncode == 0, "a claiming process failed; its error is above"
+    ids: list[str] = json.loads(output)
+    return ids
+
+
+class RaceChecks(LeaseRaceChecks, ScheduleRaceChecks):
+    """What a store does when many come at once."""

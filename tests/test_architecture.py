@@ -14,9 +14,9 @@ SOURCE = Path(__file__).parents[1] / "src" / "perdure"
 ROWS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("clock", "result", "names", "lineage", "definition"),
-    ("codec", "retry"),
+    ("codec", "retry", "calling"),
     ("snapshot",),
-    ("events", "ledger", "keyvalue"),
+    ("events", "ledger", "keyvalue", "record"),
     ("cache", "resume"),
     ("execution",),
     ("step",),
@@ -37,6 +37,8 @@ LEVEL = {unit: level for level, row in enumerate(ROWS) for unit in row}
 SEPARATE_SIBLINGS = {"stores", "caches"}
 # Only here may an import wait until a function runs: what it brings is optional.
 LAZY = {"keyvalue", "stores", "caches", "integrations", "cli"}
+# The one look upwards: what is used when the user names no store.
+DEFAULTS = {("durable", "stores.memory")}
 # Only here may a package beyond the two dependencies be imported at all.
 OPTIONAL = {"stores", "caches", "dashboard", "integrations", "cli", "testing"}
 DEPENDENCIES = {"msgspec", "cronsim"}
@@ -143,6 +145,7 @@ def test_imports_point_down(module: Module) -> None:
             f"line {each.line} imports {each.target}, which is not below {unit}"
             for each in imports_of(module)
             if each.ours and unit_of(each.target) != unit and level_of(each.target) >= level
+            if (unit, each.target) not in DEFAULTS
         ],
     )
 
@@ -215,7 +218,8 @@ def test_imports_wait_only_for_optional_packages(module: Module) -> None:
             f"line {each.line} imports {each.target} inside a function"
             for each in imports_of(module)
             if each.inside_function
-            and (not allowed or each.target.split(".")[0] in sys.stdlib_module_names)
+            if (unit_of(module.name), each.target) not in DEFAULTS
+            if (not allowed or each.target.split(".")[0] in sys.stdlib_module_names)
         ],
     )
 

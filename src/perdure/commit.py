@@ -1,4 +1,5 @@
-"""The group committer: while one write is in flight, what all runs want written gathers and goes out together.
+"""The group committer: while one write is in flight, what all runs want written gathers and goes
+out together.
 
 A lone run pays one commit per step; a thousand runs share commits. Requests keep their order. One
 that spoils a batch harms only itself: the batch is tried again one by one. A write whose answer was
@@ -54,7 +55,8 @@ class Lane(Generic[Q, A]):
     async def submit(self, request: Q) -> A:
         """Give the store's answer to this request once it is durable.
 
-        Cancelling the caller does not take the request back: it is written in its place all the same.
+        Cancelling the caller does not take the request back: it is written in its place all the
+        same.
         """
         while len(self._queue) >= self._max_waiting and not self._closed:
             await self._wait_for_room()
@@ -114,13 +116,15 @@ class Lane(Generic[Q, A]):
     async def _deliver(self, batch: Sequence[tuple[Q, "asyncio.Future[A]"]]) -> None:
         try:
             answers = await self._persist([request for request, _ in batch])
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # handed to whoever waits for the write
             if len(batch) == 1 or isinstance(error, StoreUnavailable):
                 for _, future in batch:
                     if not future.done():
                         future.set_exception(error)
                 return
-            logger.warning("a batch of %d writes failed (%s); trying them one by one", len(batch), error)
+            logger.warning(
+                "a batch of %d writes failed (%s); trying them one by one", len(batch), error
+            )
             for single in batch:
                 await self._deliver([single])
             return

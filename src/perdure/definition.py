@@ -1,7 +1,7 @@
 """A function's definition as a short text that changes when its code does.
 
-Comments, formatting and docstrings do not count; where the source is not to be had, the compiled code
-stands in for it.
+Comments, formatting and docstrings do not count; where the source is not to be had, the compiled
+code stands in for it.
 """
 
 import ast

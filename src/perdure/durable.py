@@ -2,8 +2,8 @@
 
     result = await durable.run(deps, checkout, id="checkout-123", store=store)
 
-Every step is recorded in the store before the function goes on. After a crash the same call goes on where
-the record ends.
+Every step is recorded in the store before the function goes on. After a crash the same call goes on
+where the record ends.
 """
 
 import asyncio
@@ -28,9 +28,10 @@ from perdure.errors import (
     VersionMismatch,
 )
 from perdure.events import Bus, Event, Listener
-from perdure.execution import Execution, failure_record, outcome_of, result_of
+from perdure.execution import Execution
 from perdure.ledger import Ledger
 from perdure.ownership import Home, KeptRun, OwnedRun, Session, telling
+from perdure.record import failure_record, outcome_of, result_of
 from perdure.result import Err, Ok, Result
 from perdure.snapshot import Execution as ExecutionBlock
 from perdure.snapshot import Snapshot, assert_valid_snapshot, new_snapshot, rest_status
@@ -49,7 +50,6 @@ from perdure.workflow import WorkflowFunction, as_deps, body_of, conduct
 
 logger = logging.getLogger(__name__)
 
-D = TypeVar("D")
 T = TypeVar("T")
 
 LEASE_TTL = timedelta(seconds=30)
@@ -76,7 +76,7 @@ _active: set[tuple[int, str]] = set()
 
 
 async def run(
-    deps: D | Mapping[str, Any],
+    deps: object,
     fn: WorkflowFunction[T, Any],
     /,
     *,
@@ -97,15 +97,15 @@ async def run(
 ) -> Result[T, Any]:
     """Run a function so that it survives crashes, and give `Ok(value)` or `Err(error, cause)`.
 
-    On success the run is deleted; with `keep` it stays, and a second call with the same id gives the
-    recorded result without running anything. On failure it stays for the next call, which runs the failed
-    step again; with `replay_errors` the recorded failure answers. Errors of the engine come as `Err` too:
-    `VersionMismatch`, `AlreadyRunning`, `LeaseLost`, `StoreError`, `DriftError`.
+    On success the run is deleted; with `keep` it stays, and a second call with the same id gives
+    the recorded result without running anything. On failure it stays for the next call, which runs
+    the failed step again; with `replay_errors` the recorded failure answers. Errors of the engine
+    come as `Err` too: `VersionMismatch`, `AlreadyRunning`, `LeaseLost`, `StoreError`, `DriftError`.
 
-    `on_version_mismatch` is `"error"`, `"clear"` (start afresh), or a function of a `VersionGap` that gives one
-    of these or a migrated snapshot. With `allow_concurrent` a second call takes the run over from the
-    first, which ends with `LeaseLost`. `idempotency_key` gives all calls with one key one result, whatever
-    their ids. Cancelling the task keeps the state and releases the lease.
+    `on_version_mismatch` is `"error"`, `"clear"` (start afresh), or a function of a `VersionGap`
+    that gives one of these or a migrated snapshot. With `allow_concurrent` a second call takes the
+    run over from the first, which ends with `LeaseLost`. `idempotency_key` gives all calls with one
+    key one result, whatever their ids. Cancelling the task keeps the state and releases the lease.
     """
     request = Request(
         id=check_id(id),
@@ -127,17 +127,25 @@ async def run(
         if idempotency_key is not None:
             return await _once(request, check_id(idempotency_key, "idempotency_key"))
         return await _run(request)
-    except (StoreError, AlreadyRunning, VersionMismatch, IdempotencyConflict, SnapshotFormatError) as error:
+    except (
+        StoreError,
+        AlreadyRunning,
+        VersionMismatch,
+        IdempotencyConflict,
+        SnapshotFormatError,
+    ) as error:
         return outcome_of(error)
 
 
-def run_sync(deps: D | Mapping[str, Any], fn: WorkflowFunction[T, Any], /, **options: Any) -> Result[T, Any]:
+def run_sync(deps: object, fn: WorkflowFunction[T, Any], /, **options: Any) -> Result[T, Any]:
     """Do as `run` does, for code without an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(run(deps, fn, **options))
-    raise PerdureError("durable.run_sync was called inside an event loop; write: await durable.run(…)")
+    raise PerdureError(
+        "durable.run_sync was called inside an event loop; write: await durable.run(…)"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +256,9 @@ async def _carry_out(home: Home, request: Request) -> Result[Any, Any]:
     except StoreError:
         if not result.ok or request.keep:
             raise
-        logger.warning("run %r is done, but could not be deleted from the store", request.id, exc_info=True)
+        logger.warning(
+            "run %r is done, but could not be deleted from the store", request.id, exc_info=True
+        )
     except LeaseLost as error:
         return outcome_of(error)
     return result
@@ -296,8 +306,8 @@ def ending(
             facts["outputTyped"] = True
         return home.block("completed", completedAt=now, **facts), "completed"
     ended_by = home.execution.ended_by
-    thrown = isinstance(ended_by, Exception) and result.error is ended_by
-    told, _ = failure_record(ended_by if thrown else result, home.id, home.execution.errors)  # type: ignore[arg-type]  # an Exception when thrown
+    failure = ended_by if ended_by is not None and ended_by is result.error else result
+    told, _ = failure_record(failure, home.id, home.execution.errors)
     failed = home.execution.unhandled()
     return home.block("failed", completedAt=now, error=told, failed=failed), "failed"
 
@@ -343,7 +353,7 @@ async def _same_version(request: Request, stored: Snapshot) -> Snapshot | None:
     if mending == "clear":
         return None
     if mending == "error":
-        hint = "Finish it by that version, pass on_version_mismatch=, or delete it with durable.delete_state"
+        hint = "Finish it by that version, pass on_version_mismatch=, or durable.delete_state it"
         raise VersionMismatch(request.id, version, request.version, hint)
     return assert_valid_snapshot(mending)
 
@@ -351,7 +361,8 @@ async def _same_version(request: Request, stored: Snapshot) -> Snapshot | None:
 async def _once(request: Request, key: str) -> Result[Any, Any]:
     """Run under an idempotency key: its record is held while the run goes on, and keeps the result.
 
-    A crash or a failure leaves the record unfinished and its lease to expire: the key is free again.
+    A crash or a failure leaves the record unfinished and its lease to expire: the key is free
+    again.
     """
     record_id = f"idem:{key}"[:512]
     here = (id(request.store), record_id)
@@ -374,7 +385,9 @@ async def _once_in(
     stored = await request.store.load(record_id)
     grant: Grant | None = None
     if can_lease(request.store) and (stored is None or stored["execution"]["status"] == "running"):
-        want = Want(record_id, new_owner(request.random), request.lease_ttl, create=codec.dumps(first))
+        want = Want(
+            record_id, new_owner(request.random), request.lease_ttl, create=codec.dumps(first)
+        )
         grant = await session.acquire(want)
         if grant is None:
             raise AlreadyRunning(request.id, "elsewhere")
@@ -387,22 +400,27 @@ async def _once_in(
             return kept
     ledger = Ledger(record_id, first)
     marker = Execution(
-        workflow=record_id, run_id=record_id, ledger=ledger, clock=request.clock, random=request.random
-    )  # fmt: skip
+        workflow=record_id,
+        run_id=record_id,
+        ledger=ledger,
+        clock=request.clock,
+        random=request.random,
+    )
     home: Home = (
         OwnedRun(session, grant, marker)
         if grant is not None and can_journal(request.store)
         else KeptRun(session, record_id, marker, grant)
     )
-    result: Result[Any, Any] | None = None
     try:
         result = await _run(request)
-    finally:
-        if result is None or not result.ok:
-            await quietly(home.rest(home.block(), Rest("running", gone=True)))
-    if result.ok:
-        block, status = ending(home, result, request.fn)
-        await home.rest(block, Rest(status))
+    except BaseException:
+        await quietly(home.rest(home.block(), Rest("running", gone=True)))
+        raise
+    if not result.ok:
+        await quietly(home.rest(home.block(), Rest("running", gone=True)))
+        return result
+    block, status = ending(home, result, request.fn)
+    await home.rest(block, Rest(status))
     return result
 
 
@@ -492,7 +510,7 @@ async def delete_states(
         async with gate:
             try:
                 await store.delete(check_id(id))
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # told to the caller
                 failed[id] = error
 
     await asyncio.gather(*(delete(id) for id in ids))
@@ -505,9 +523,11 @@ async def list_pending(store: Store, /, *, prefix: str = "", limit: int = 100) -
     after: str | None = None
     while len(pending) < limit:
         page = await store.list(prefix=prefix, limit=100, after=after)
-        for line in page:
-            if not line.id.startswith("idem:") and await _is_pending(store, line):
-                pending.append(line)
+        pending += [
+            line
+            for line in page
+            if not line.id.startswith("idem:") and await _is_pending(store, line)
+        ]
         if len(page) < 100 or not page[-1].cursor:
             break
         after = page[-1].cursor

@@ -131,7 +131,9 @@ class RunNotFound(PerdureError):
     """There is no run of this id in the store."""
 
     def __init__(self, run_id: str) -> None:
-        super().__init__(f"there is no run {run_id!r} in this store; list_runs() shows those there are")
+        super().__init__(
+            f"there is no run {run_id!r} in this store; list_runs() shows those there are"
+        )
         self.run_id = run_id
 
 
@@ -149,7 +151,9 @@ class InvalidPayload(PerdureError):
     def __init__(self, workflow: str, errors: Sequence[str]) -> None:
         self.workflow = workflow
         self.errors = tuple(errors)
-        super().__init__(f"payload of workflow {workflow!r} is not valid: " + "; ".join(self.errors))
+        super().__init__(
+            f"payload of workflow {workflow!r} is not valid: " + "; ".join(self.errors)
+        )
 
 
 class VersionMismatch(PerdureError):
@@ -180,7 +184,8 @@ class LeaseLost(PerdureError):
 
     def __init__(self, run_id: str) -> None:
         super().__init__(
-            f"the lease of run {run_id!r} was lost; what was recorded is safe, and its new owner goes on from there"
+            f"the lease of run {run_id!r} was lost; what was recorded is safe, "
+            "and its new owner goes on from there"
         )
         self.run_id = run_id
 
@@ -190,7 +195,8 @@ class IdempotencyConflict(PerdureError):
 
     def __init__(self, key: str) -> None:
         super().__init__(
-            f"idempotency key {key!r} was used before with another input; use a new key for a new request"
+            f"idempotency key {key!r} was used before with another input; "
+            "use a new key for a new request"
         )
         self.key = key
 

@@ -9,9 +9,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, Literal, TypeAlias
+
+import msgspec
 
 from perdure.result import Result
 
@@ -21,8 +22,7 @@ Mode: TypeAlias = Literal["sync", "async"]
 Coalesce: TypeAlias = Literal["none", "latest"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(msgspec.Struct, frozen=True, kw_only=True):
     """What all news has: which workflow, which run, when."""
 
     type: ClassVar[str]
@@ -31,23 +31,20 @@ class Event:
     at: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkflowStart(Event):
+class WorkflowStart(Event, frozen=True, kw_only=True):
     """The function is about to be called."""
 
     type: ClassVar[Literal["workflow_start"]] = "workflow_start"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkflowSuccess(Event):
+class WorkflowSuccess(Event, frozen=True, kw_only=True):
     """The function returned."""
 
     type: ClassVar[Literal["workflow_success"]] = "workflow_success"
     duration: timedelta
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkflowError(Event):
+class WorkflowError(Event, frozen=True, kw_only=True):
     """The function ended with an error."""
 
     type: ClassVar[Literal["workflow_error"]] = "workflow_error"
@@ -55,8 +52,7 @@ class WorkflowError(Event):
     error: object
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkflowCancelled(Event):
+class WorkflowCancelled(Event, frozen=True, kw_only=True):
     """The task that ran the function was cancelled; the state is kept."""
 
     type: ClassVar[Literal["workflow_cancelled"]] = "workflow_cancelled"
@@ -65,39 +61,34 @@ class WorkflowCancelled(Event):
     last_step: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkflowSuspended(Event):
+class WorkflowSuspended(Event, frozen=True, kw_only=True):
     """Every branch of the run waits; it goes on when its time or its event comes."""
 
     type: ClassVar[Literal["workflow_suspended"]] = "workflow_suspended"
     duration: timedelta
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepEvent(Event):
+class StepEvent(Event, frozen=True, kw_only=True):
     """News of one step: `step` is the id it was called by, `key` its identity in the record."""
 
     step: str
     key: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepStart(StepEvent):
+class StepStart(StepEvent, frozen=True, kw_only=True):
     """The step's function is about to be called."""
 
     type: ClassVar[Literal["step_start"]] = "step_start"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSuccess(StepEvent):
+class StepSuccess(StepEvent, frozen=True, kw_only=True):
     """The step's function gave a value."""
 
     type: ClassVar[Literal["step_success"]] = "step_success"
     duration: timedelta
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepFailure(StepEvent):
+class StepFailure(StepEvent, frozen=True, kw_only=True):
     """The step's function failed for good."""
 
     type: ClassVar[Literal["step_error"]] = "step_error"
@@ -105,8 +96,7 @@ class StepFailure(StepEvent):
     error: object
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepComplete(StepEvent):
+class StepComplete(StepEvent, frozen=True, kw_only=True):
     """The step is recorded, success or failure; `result` is what the function sees."""
 
     type: ClassVar[Literal["step_complete"]] = "step_complete"
@@ -115,8 +105,7 @@ class StepComplete(StepEvent):
     origin: Literal["result", "throw"] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRetry(StepEvent):
+class StepRetry(StepEvent, frozen=True, kw_only=True):
     """An attempt failed and another will follow after `delay`."""
 
     type: ClassVar[Literal["step_retry"]] = "step_retry"
@@ -126,8 +115,7 @@ class StepRetry(StepEvent):
     error: object
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimedOut(StepEvent):
+class StepTimedOut(StepEvent, frozen=True, kw_only=True):
     """An attempt did not answer within its time."""
 
     type: ClassVar[Literal["step_timeout"]] = "step_timeout"
@@ -135,31 +123,29 @@ class StepTimedOut(StepEvent):
     attempt: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCacheHit(StepEvent):
-    """The step answered from its record, from a resume state or from the cache; `result` is what it gave."""
+class StepCacheHit(StepEvent, frozen=True, kw_only=True):
+    """The step answered from its record, from a resume state or from the cache; `result` is what
+    it gave.
+    """
 
     type: ClassVar[Literal["step_cache_hit"]] = "step_cache_hit"
     result: Result[Any, Any]
     origin: Literal["result", "throw"] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCacheMiss(StepEvent):
+class StepCacheMiss(StepEvent, frozen=True, kw_only=True):
     """The cache was asked and had nothing."""
 
     type: ClassVar[Literal["step_cache_miss"]] = "step_cache_miss"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PersistSuccess(StepEvent):
+class PersistSuccess(StepEvent, frozen=True, kw_only=True):
     """The step's record is durable in the store."""
 
     type: ClassVar[Literal["persist_success"]] = "persist_success"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PersistError(StepEvent):
+class PersistError(StepEvent, frozen=True, kw_only=True):
     """The step's record could not be written; the run stops."""
 
     type: ClassVar[Literal["persist_error"]] = "persist_error"

@@ -7,7 +7,7 @@ as.
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
 
@@ -22,7 +22,16 @@ Include: TypeAlias = Literal["all", "completed", "failed"]
 class Ledger:
     """What is recorded of one run."""
 
-    __slots__ = ("_calls", "_foreign", "_loaded", "_records", "metadata", "name", "pending", "warnings")
+    __slots__ = (
+        "_calls",
+        "_foreign",
+        "_loaded",
+        "_records",
+        "metadata",
+        "name",
+        "pending",
+        "warnings",
+    )
 
     def __init__(self, name: str, snapshot: Snapshot | None = None) -> None:
         self.name = name
@@ -71,14 +80,18 @@ class Ledger:
         return key
 
     def get(self, key: str) -> StepRecord:
-        """Give a record as a dict."""
+        """Give a record as a dict of the caller's own: changing it changes nothing here."""
         record = self._records[key]
-        if isinstance(record, bytes):
+        if type(record) is bytes:
             return codec.loads(record)  # type: ignore[no-any-return]  # our own bytes
-        return record
+        # The loaded dict is given away, and what it says is kept.
+        self._records[key] = codec.dumps(record)
+        return cast(StepRecord, record)
 
     def key_for(self, branch: str, call: str) -> str:
-        """Give the key under which this call's record stands or will stand: the call itself when that is free."""
+        """Give the key under which this call's record stands or will stand: the call itself when
+        that is free.
+        """
         calls = self._calls.get(branch)
         if calls is not None and call in calls:
             return calls[call]
@@ -112,7 +125,7 @@ class Ledger:
 
     def failed(self) -> list[str]:
         """Give the keys of failed steps."""
-        return [key for key in self._records if not self.get(key)["ok"]]
+        return [key for key in tuple(self._records) if not self.get(key)["ok"]]
 
     def untouched(self) -> list[str]:
         """Give the keys of loaded records that nothing has asked for."""
@@ -128,10 +141,13 @@ class Ledger:
     def warn(self, key: str, loss: codec.Loss) -> None:
         """Keep a warning that a step's value could not be recorded as it was."""
         logger.warning(
-            "step %r: %s cannot come back after a crash as it was (%s); the function sees what was recorded. "
-            "Pass the function and its arguments instead of a lambda, or returns=, when the type is known",
-            key, loss.path, loss.reason,
-        )  # fmt: skip
+            "step %r: %s cannot come back after a crash as it was (%s), so the function sees what "
+            "was recorded. Where the type is known, pass the function and its arguments instead of "
+            "a lambda, or returns=",
+            key,
+            loss.path,
+            loss.reason,
+        )
         self.warnings.append(
             {"type": "lossy_value", "stepId": key, "path": loss.path, "reason": loss.reason}
         )

@@ -57,9 +57,9 @@ class Call:
         self.attempt = 1
         self.inner: Branch | None = None
 
-    def retry(self, attempt: int) -> None:
+    def retry(self) -> None:
         """Begin another attempt: steps called within it count from the start again."""
-        self.attempt = attempt
+        self.attempt += 1
         self.inner = None
 
     def within(self) -> Branch:
@@ -133,9 +133,9 @@ def about_to_run(task: Task) -> bool:
 def awaits_branches(task: Task, branches: Mapping[Task, Branch]) -> bool:
     """Tell whether a task can go on only when branches of its run do.
 
-    asyncio keeps to itself what a task waits for, so this looks under its covers, and knows `await task`,
-    `gather`, `TaskGroup`, `wait` and `wait_for`. What it does not know counts as work of the task's
-    own: such a run stays in memory, and nothing worse.
+    asyncio keeps to itself what a task waits for, so this looks under its covers, and knows `await
+    task`, `gather`, `TaskGroup`, `wait` and `wait_for`. What it does not know counts as work of the
+    task's own: such a run stays in memory, and nothing worse.
     """
     waiter = getattr(task, "_fut_waiter", None)
     if waiter is None or waiter.done():
@@ -151,7 +151,7 @@ _JOINS = frozenset(
     fn.__code__
     for fn in (
         asyncio.TaskGroup.__aexit__,
-        asyncio.wait_for,
+        asyncio.wait_for,  # noqa: TID251  # recognised, not called
         getattr(asyncio.tasks, "_wait", asyncio.wait),
     )
 )

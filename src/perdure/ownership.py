@@ -1,4 +1,5 @@
-"""What a process does with the runs it owns: writes them through one committer, keeps their leases alive.
+"""What a process does with the runs it owns: writes them through one committer, keeps their leases
+alive.
 
 A `Session` is one store seen by one process; it lives while runs do. An `OwnedRun` is the home of a
 run whose lease we hold: every write carries the lease's epoch, and the first refusal ends the run
@@ -8,7 +9,7 @@ here. A `KeptRun` is the home of a run on a store without a journal: the whole s
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, cast
@@ -62,8 +63,8 @@ class Session:
 
     async def __aenter__(self) -> "Session":
         self._users += 1
-        if self._committer is None and can_journal(self.store) and can_lease(self.store):
-            self._committer = Committer(self.store, self.store, clock=self.clock)
+        if self._committer is None and can_journal(self.store):
+            self._committer = Committer(self.store, require_lease(self.store), clock=self.clock)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -84,7 +85,9 @@ class Session:
     @property
     def committer(self) -> Committer:
         """The way every write goes."""
-        assert self._committer is not None, "the session is not entered, or its store has no journal"
+        assert self._committer is not None, (
+            "the session is not entered, or its store has no journal"
+        )
         return self._committer
 
     async def acquire(self, want: Want) -> Grant | None:
@@ -256,7 +259,12 @@ class OwnedRun(Home):
             await self.parking.halt(self.execution.lineage.branch(), f"replay:{key}")
 
     def _entry(
-        self, step: str, key: str, record: bytes, warnings: Sequence[Any], takes: tuple[str, ...] = ()
+        self,
+        step: str,
+        key: str,
+        record: bytes,
+        warnings: Sequence[Any],
+        takes: tuple[str, ...] = (),
     ) -> Entry:
         data = b'{"formatVersion":1,"steps":{%b:%b},"execution":%b' % (
             codec.dumps(key),
@@ -341,7 +349,9 @@ class KeptRun(Home):
         with telling(self.session.store, f"save run {self.id!r}"):
             await self.session.store.save(self.id, snapshot)
 
-    async def transact(self, step: str, work: Callable[[Any], Awaitable[tuple[str, bytes]]]) -> None:
+    async def transact(
+        self, step: str, work: Callable[[Any], Awaitable[tuple[str, bytes]]]
+    ) -> None:
         """Refuse: the store has no transaction."""
         require_transaction(self.session.store, f"step.transaction({step!r})")
 
@@ -356,7 +366,7 @@ class KeptRun(Home):
 
 
 @contextmanager
-def telling(store: Store, what: str) -> Iterator[None]:
+def telling(store: Store, what: str) -> Generator[None, None, None]:
     """Turn what a user's own store raises into a `StoreError` that says what was being done."""
     try:
         yield

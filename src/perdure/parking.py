@@ -1,7 +1,7 @@
 """Where the branches of a durable run wait: in memory for a short while, at rest for a long one.
 
-A run is put to rest when every branch of it waits: none is in a step, none does work of its own. What
-finished beside a sleeping branch is recorded by then, since its record was awaited. Until that
+A run is put to rest when every branch of it waits: none is in a step, none does work of its own.
+What finished beside a sleeping branch is recorded by then, since its record was awaited. Until that
 moment the waits are spent here, and a wait whose time or event comes goes on at once.
 """
 
@@ -157,7 +157,8 @@ class Parking:
         return min(times, default=None)
 
     async def _persist(self) -> None:
-        # A short wait that a crash makes longer by itself is no loss; a long one keeps its deadline.
+        # A crash may make a short wait longer by itself, and nothing is lost by it; a long one
+        # keeps its deadline.
         horizon = self._clock.now() + (self._linger or POLL)
         long = frozenset(
             id for id, p in self._parked.items() if p.wake_at is not None and p.wake_at > horizon

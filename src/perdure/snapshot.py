@@ -42,7 +42,7 @@ class StepFacts(TypedDict, total=False):
 
     `at` is when it ended, `args` the fingerprint of its arguments. Absent, `attempts` is 1, `kind`
     is "step", `branch` is the root, and `call` is the record's key. With `typed` the value is
-    rebuilt by the step's return type.
+    rebuilt by the step's return type; with `coded` it holds tags.
     """
 
     at: str
@@ -51,6 +51,7 @@ class StepFacts(TypedDict, total=False):
     args: str
     kind: str
     typed: bool
+    coded: bool
     branch: str
     call: str
 

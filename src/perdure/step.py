@@ -1,8 +1,8 @@
 """The handle in the user's hand: each method is one recorded thing.
 
-    user = await step("fetch-user", fetch_user, "123")
-    order = await step("create-order", lambda: create_order(user), key="order:1")
-    await step.sleep("settle", "1d")
+user = await step("fetch-user", fetch_user, "123")
+order = await step("create-order", lambda: create_order(user), key="order:1")
+await step.sleep("settle", "1d")
 """
 
 import asyncio
@@ -136,15 +136,15 @@ class Step:
     ) -> Any:
         """Give the value of `fn(*args)`, from its record when the step was done before.
 
-        `key` is an identity of the user's own: used twice, it answers from its record. `returns` is the
-        type of the value where `fn` does not say it; `errors` are the exception classes that come
-        back as themselves. A returned `Err` raises `StepFailed`, unless the function catches it
-        the run ends as that `Err`.
+        `key` is an identity of the user's own: used twice, it answers from its record. `returns` is
+        the type of the value where `fn` does not say it; `errors` are the exception classes that
+        come back as themselves. A returned `Err` raises `StepFailed`, unless the function catches
+        it the run ends as that `Err`.
         """
         run = self._run
         spec = run.spec(id, fn, args, key)
         if retry is not None:
-            spec.retry = as_retry(retry)
+            spec.retries = as_retry(retry)
         if timeout is not None:
             spec.timeout = as_timeout(timeout)
         if ttl is not None:
@@ -155,7 +155,9 @@ class Step:
         return await run.perform(spec)
 
     async def sleep(self, id: str, duration: Duration | Cron, /) -> None:
-        """Wait so long, or until the cron expression's next time; once, however often the run resumes."""
+        """Wait so long, or until the cron expression's next time; once, however often the run
+        resumes.
+        """
         spec = self._run.spec(id, self.sleep)
         spec.kind = "sleep"
         await self._run.wait(spec, self._wait(spec, duration))
@@ -254,8 +256,8 @@ class Step:
     async def race(self, id: str, thunks: Mapping[str, Callable[[], Any]], /) -> tuple[str, Any]:
         """Run a branch for each name and give the name and value of the first to finish.
 
-        The others are cancelled. The winner is recorded: a replay gives the same one. A branch may call
-        steps, sleep, or wait for events.
+        The others are cancelled. The winner is recorded: a replay gives the same one. A branch may
+        call steps, sleep, or wait for events.
         """
         run, thunks = self._run, _thunks(thunks)
         spec = run.spec(id, self.race)
@@ -280,9 +282,15 @@ class Step:
         return tasks[winner], winner.result()
 
     async def transaction(
-        self, id: str, fn: Callable[..., Awaitable[T]], /, *args: Any, returns: type[Any] | None = None
+        self,
+        id: str,
+        fn: Callable[..., Awaitable[T]],
+        /,
+        *args: Any,
+        returns: type[Any] | None = None,
     ) -> T:
-        """Give the value of `fn(connection, *args)`, whose writes commit together with the step's record.
+        """Give the value of `fn(connection, *args)`, whose writes commit together with the step's
+        record.
 
         The connection is the store's own: either both are there or neither, exactly once.
         """

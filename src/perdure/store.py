@@ -12,10 +12,11 @@ store's own clock: the database's where there is one.
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, Literal, Protocol, Self, TypeGuard
+
+import msgspec
 
 from perdure.errors import InvalidArgument, MissingAbility, ValueTooLarge
 from perdure.snapshot import RunStatus, Snapshot, awaits_of, rest_status, wake_at_of
@@ -24,8 +25,7 @@ MAX_ID_LENGTH = 512
 MAX_VALUE_SIZE = 16 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
+class Capabilities(msgspec.Struct, frozen=True):
     """What a store can do. Declared once, asked by the engine, checked by the conformance kit."""
 
     journal: bool = False
@@ -40,8 +40,7 @@ class Capabilities:
     max_value_size: int = MAX_VALUE_SIZE
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(msgspec.Struct, frozen=True):
     """One line of `list`. `updated_at` is ISO 8601 in UTC with milliseconds and `Z`."""
 
     id: str
@@ -51,11 +50,11 @@ class Listed:
     cursor: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(msgspec.Struct, frozen=True):
     """The right to write a run: until `expires_at`, or until somebody takes it with a higher epoch.
 
-    `mail` tells whether untaken messages lay in the run's inbox when the lease was given or renewed.
+    `mail` tells whether untaken messages lay in the run's inbox when the lease was given or
+    renewed.
     """
 
     id: str
@@ -65,8 +64,7 @@ class Lease:
     mail: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(msgspec.Struct, frozen=True):
     """One event in a run's inbox, not yet taken. `payload` is JSON."""
 
     id: str
@@ -75,8 +73,7 @@ class Message:
     sent_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Rest:
+class Rest(msgspec.Struct, frozen=True):
     """How a run lies in the store when nobody works on it.
 
     `wake_at` is when it should be claimed (None: never by time). `awaits` are the names of the
@@ -95,8 +92,7 @@ def rest_of(snapshot: Snapshot) -> Rest:
     return Rest(rest_status(snapshot), wake_at_of(snapshot), awaits_of(snapshot))
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
+class Want(msgspec.Struct, frozen=True):
     """A request for the lease of a run.
 
     `create` is the JSON of a first snapshot: a run that is not there is created with it. Without
@@ -112,8 +108,7 @@ class Want:
     existing: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class NewRun:
+class NewRun(msgspec.Struct, frozen=True):
     """A run to be created at rest: `snapshot` is JSON, and `wake_at` None means due at once."""
 
     id: str
@@ -122,8 +117,7 @@ class NewRun:
     wake_at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(msgspec.Struct, frozen=True):
     """A lease together with all that its owner needs to go on, read under that lease.
 
     `now` is the store's time of the grant. `takeovers` counts how often in a row the run was taken
@@ -138,8 +132,7 @@ class Grant:
     created: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One write of a run's owner, fenced by its epoch.
 
     Without `rest`, `data` is a snapshot delta that is added to the journal as entry `n` of the
@@ -166,7 +159,9 @@ class Verdict(Enum):
 
 
 class Delivery(Enum):
-    """What became of one event: put in the inbox, known already, no such run, or the run is over."""
+    """What became of one event: put in the inbox, known already, no such run, or the run is
+    over.
+    """
 
     DELIVERED = "delivered"
     DUPLICATE = "duplicate"
@@ -174,19 +169,17 @@ class Delivery(Enum):
     OVER = "over"
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
+class Due(msgspec.Struct, frozen=True):
     """A run whose time has come."""
 
     id: str
     wake_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Stats:
+class Stats(msgspec.Struct, frozen=True):
     """Counts for people: runs by status, and the oldest wake time among runs that are due."""
 
-    by_status: Mapping[str, int] = field(default_factory=dict)
+    by_status: Mapping[str, int] = msgspec.field(default_factory=dict)
     oldest_due: datetime | None = None
 
 
@@ -200,8 +193,8 @@ class Store(Protocol):
     async def save(self, id: str, snapshot: Snapshot, /) -> None:
         """Replace the whole run by `snapshot`: what was there before, journal and all, is gone.
 
-        On a store with a journal the run's lease ends and its epoch grows, so that an owner of before is
-        fenced out.
+        On a store with a journal the run's lease ends and its epoch grows, so that an owner of
+        before is fenced out.
         """
         ...
 
@@ -257,8 +250,8 @@ class LeaseStore(Store, Protocol):
     """A store that lets one owner at a time have a run."""
 
     async def acquire(self, wants: Sequence[Want], /) -> Sequence[Grant | None]:
-        """Give each want its lease and the run read under it, or None when another owner's lease
-        is unexpired, or when the run is missing and nothing was given to create it. A lease that the
+        """Give each want its lease and the run read under it, or None when another owner's lease is
+        unexpired, or when the run is missing and nothing was given to create it. A lease that the
         same owner holds already is given again, so that a lost answer can be asked for twice.
 
         The epoch grows at each acquisition and never comes twice for one id, also after `delete`.
@@ -274,7 +267,8 @@ class LeaseStore(Store, Protocol):
         ...
 
     async def release(self, leases: Sequence[Lease], /, *, wake_at: datetime | None = None) -> None:
-        """Give the leases up without a rest, so that the runs can be claimed at `wake_at` (None: at once).
+        """Give the leases up without a rest, so that the runs can be claimed at `wake_at` (None: at
+        once).
 
         The journal stays. Releasing a lease that is not one's own does nothing.
         """
@@ -285,14 +279,17 @@ class ScheduleStore(LeaseStore, Protocol):
     """A store that knows which runs want a worker, by an index and never by a scan."""
 
     async def enqueue(self, runs: Sequence[NewRun], /) -> Sequence[bool]:
-        """Create runs that wait for a claim, all in one write; False for each id that was there already,
-        which stays untouched."""
+        """Create runs that wait for a claim, all in one write; False for each id that was there
+        already, which stays untouched.
+        """
         ...
 
     async def due(
         self, now: datetime, limit: int, /, *, workflows: Sequence[str] | None = None
     ) -> Sequence[Due]:
-        """Give the runs without a live lease whose wake time is at or before `now`, earliest first."""
+        """Give the runs without a live lease whose wake time is at or before `now`, earliest
+        first.
+        """
         ...
 
     async def claim(
@@ -318,14 +315,17 @@ class InboxStore(LeaseStore, Protocol):
     async def send(
         self, id: str, name: str, payload: bytes, /, *, dedup_id: str | None = None
     ) -> Delivery:
-        """Put an event in the run's inbox; a `dedup_id` that was used before for this run is a duplicate,
-        also after the first one was taken. A run at rest that awaits `name` becomes due at once; a
-        run that goes to rest awaiting a name that lies untaken in its inbox is due at once."""
+        """Put an event in the run's inbox; a `dedup_id` that was used before for this run is a
+        duplicate, also after the first one was taken. A run at rest that awaits `name` becomes
+        due at once; a run that goes to rest awaiting a name that lies untaken in its inbox is
+        due at once.
+        """
         ...
 
     async def inbox(self, id: str, /) -> Sequence[Message]:
-        """Give the run's messages that were not taken, in the order they were sent. A message is taken by
-        the entry that names it in `takes`, in the same write."""
+        """Give the run's messages that were not taken, in the order they were sent. A message is
+        taken by the entry that names it in `takes`, in the same write.
+        """
         ...
 
 
@@ -355,9 +355,10 @@ class UpkeepStore(Store, Protocol):
     async def prune(
         self, older_than: timedelta, /, *, status: RunStatus | None = None, limit: int = 1000
     ) -> int:
-        """Delete up to `limit` runs that are over (completed, failed, cancelled; or only `status`) and
-        were last updated longer ago than `older_than`; give how many. A run that is not over is
-        never pruned."""
+        """Delete up to `limit` runs that are over (completed, failed, cancelled; or only
+        `status`) and were last updated longer ago than `older_than`; give how many. A run that
+        is not over is never pruned.
+        """
         ...
 
     async def stats(self) -> Stats:

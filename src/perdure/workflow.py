@@ -1,8 +1,8 @@
 """The engine in this process: one function over one snapshot. It knows no store.
 
-    wf = Workflow("checkout", {"fetch_user": fetch_user, "create_order": create_order})
-    result = await wf.run(checkout)
-    await store.save("checkout-123", wf.snapshot())
+wf = Workflow("checkout", {"fetch_user": fetch_user, "create_order": create_order})
+result = await wf.run(checkout)
+await store.save("checkout-123", wf.snapshot())
 """
 
 import asyncio
@@ -41,8 +41,9 @@ from perdure.events import (
     WorkflowSuccess,
     WorkflowSuspended,
 )
-from perdure.execution import Execution, outcome_of
+from perdure.execution import Execution
 from perdure.ledger import Include, Ledger
+from perdure.record import outcome_of
 from perdure.result import Err, Ok, Result
 from perdure.resume import ResumeState, ResumeStateCollector, as_resume_state, records_of
 from perdure.snapshot import Execution as ExecutionBlock
@@ -55,15 +56,15 @@ D = TypeVar("D")
 T = TypeVar("T")
 Reaction: TypeAlias = Literal["warn", "error", "ignore"]
 ResumeSource: TypeAlias = (
-    ResumeState | Callable[[], ResumeState | None | Awaitable[ResumeState | None]] | None
+    ResumeState | Callable[[], ResumeState | Awaitable[ResumeState | None] | None] | None
 )
-WorkflowFunction: TypeAlias = (
-    Callable[[Step], Awaitable[T]] | Callable[[Step, D], Awaitable[T]]
-)
+WorkflowFunction: TypeAlias = Callable[[Step], Awaitable[T]] | Callable[[Step, D], Awaitable[T]]
 
 
 class Deps(Mapping[str, Any]):
-    """The functions and things a workflow works with, by attribute or by name; frozen for the run."""
+    """The functions and things a workflow works with, by attribute or by name; frozen for the
+    run.
+    """
 
     __slots__ = ("_things",)
 
@@ -134,7 +135,7 @@ async def conduct(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Res
 async def _outcome(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:
     try:
         value = await body(Step(run))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # the user's function
         run.ended_by = run.broken or error
         return outcome_of(run.ended_by)
     if run.broken is not None:
@@ -146,7 +147,7 @@ async def _outcome(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Re
 def body_of(fn: object, deps: object) -> Callable[[Step], Awaitable[Any]]:
     """Give the workflow function as one that takes the step alone."""
     wanted = "an async function of (step) or (step, deps)"
-    if not callable(fn) or not inspect.iscoroutinefunction(inspect.unwrap(fn)):
+    if not inspect.iscoroutinefunction(fn):
         raise InvalidArgument("fn", fn, wanted)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(fn).parameters.values()
@@ -191,11 +192,11 @@ class Options(TypedDict, total=False):
 class Workflow(Generic[D]):
     """Runs functions over a snapshot in this process; the user saves when they like.
 
-    Options can be given here or per run, the run's winning. `snapshot` and `resume_state` hold steps that
-    are done; `cache` is asked for steps with an explicit key, across runs. `errors` are exception
-    classes that come back as themselves. `on_unknown_steps` says what to do about recorded steps that
-    a completed run never touched, `on_definition_change` about a function that is not the one the
-    snapshot was made by: `"warn"`, `"error"` or `"ignore"`.
+    Options can be given here or per run, the run's winning. `snapshot` and `resume_state` hold
+    steps that are done; `cache` is asked for steps with an explicit key, across runs. `errors` are
+    exception classes that come back as themselves. `on_unknown_steps` says what to do about
+    recorded steps that a completed run never touched, `on_definition_change` about a function that
+    is not the one the snapshot was made by: `"warn"`, `"error"` or `"ignore"`.
     """
 
     @overload
@@ -258,12 +259,14 @@ class Workflow(Generic[D]):
     ) -> Snapshot:
         """Give the state of the latest run as plain JSON, a copy of the caller's own.
 
-        `include` chooses all, completed or failed steps; `since` only those after that step; `limit` so
-        many of them. `metadata` stands in place of the run's own.
+        `include` chooses all, completed or failed steps; `since` only those after that step;
+        `limit` so many of them. `metadata` stands in place of the run's own.
         """
         if include not in ("all", "completed", "failed"):
             raise InvalidArgument("include", include, "'all', 'completed' or 'failed'")
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+        if limit is not None and (
+            isinstance(limit, bool) or not isinstance(limit, int) or limit < 0
+        ):
             raise InvalidArgument("limit", limit, "a whole number, 0 or more, or nothing")
         if since is not None and not isinstance(since, str):
             raise InvalidArgument("since", since, "the key of a recorded step")
@@ -273,10 +276,11 @@ class Workflow(Generic[D]):
     def subscribe(
         self, listener: Listener, *, mode: Mode = "sync", coalesce: Coalesce = "none"
     ) -> Callable[[], None]:
-        """Tell `listener` of each finished step and of the end, with the snapshot; the answer ends it.
+        """Tell `listener` of each finished step and of the end, with the snapshot; the answer ends
+        it.
 
-        `mode="sync"` calls it in place; `"async"` beside the workflow, one event at a time, and then
-        `coalesce="latest"` skips to the newest event, but never past the last one.
+        `mode="sync"` calls it in place; `"async"` beside the workflow, one event at a time, and
+        then `coalesce="latest"` skips to the newest event, but never past the last one.
         """
         if not callable(listener):
             raise InvalidArgument("listener", listener, "a function of one event")
@@ -285,7 +289,9 @@ class Workflow(Generic[D]):
         if coalesce not in ("none", "latest"):
             raise InvalidArgument("coalesce", coalesce, "'none' or 'latest'")
         if coalesce == "latest" and mode == "sync":
-            raise InvalidArgument("coalesce", coalesce, "'none', since mode='sync' leaves nothing out")
+            raise InvalidArgument(
+                "coalesce", coalesce, "'none', since mode='sync' leaves nothing out"
+            )
         return self._snapshots.subscribe(listener, mode=mode, coalesce=coalesce)
 
     async def flush(self) -> None:
@@ -334,8 +340,8 @@ class LocalRun:
             react(
                 self._options.get("on_definition_change", "warn"),
                 "definition_hash",
-                f"workflow {self._ledger.name!r}: the snapshot was made by another definition of the function "
-                f"(hash {before}, now {now}); recorded steps answer as they did then",
+                f"workflow {self._ledger.name!r}: the snapshot was made by another definition of "
+                f"the function (hash {before}, now {now}); recorded steps answer as they did then",
             )
         metadata["definitionHash"] = now
 
@@ -362,8 +368,8 @@ class LocalRun:
             react(
                 self._options.get("on_unknown_steps", "warn"),
                 "unknown_steps",
-                f"workflow {self._ledger.name!r} completed without touching {len(unknown)} recorded steps: "
-                + ", ".join(unknown[:10]),
+                f"workflow {self._ledger.name!r} completed without touching {len(unknown)} "
+                f"recorded steps: {', '.join(unknown[:10])}",
             )
         return result
 
@@ -408,17 +414,17 @@ class LocalRun:
 
 def check_options(options: Options) -> Options:
     """Give the options back, or raise for the first that cannot be used."""
-    for name in options:
+    for name, value in options.items():
         if name not in Options.__annotations__:
             known = ", ".join(sorted(Options.__annotations__))
-            raise InvalidArgument(name, options[name], f"one of the options {known}")
-    if (snapshot := options.get("snapshot")) is not None:
-        _check_snapshot(snapshot)
-        if options.get("resume_state") is not None:
-            raise InvalidArgument("resume_state", options["resume_state"], "no snapshot beside it")
+            raise InvalidArgument(name, value, f"one of the options {known}")
     source = options.get("resume_state")
     if source is not None and not callable(source):
         as_resume_state(source)
+    if (snapshot := options.get("snapshot")) is not None:
+        _check_snapshot(snapshot)
+        if source is not None:
+            raise InvalidArgument("resume_state", source, "no snapshot= beside it")
     for name in ("on_unknown_steps", "on_definition_change"):
         if (reaction := options.get(name, "warn")) not in ("warn", "error", "ignore"):
             raise InvalidArgument(name, reaction, "'warn', 'error' or 'ignore'")
@@ -433,5 +439,7 @@ def check_options(options: Options) -> Options:
 
 def _check_snapshot(snapshot: object) -> None:
     if isinstance(snapshot, ResumeState):
-        raise SnapshotFormatError(["a resume state was given as snapshot=; pass it as resume_state="])
+        raise SnapshotFormatError(
+            ["a resume state was given as snapshot=; pass it as resume_state="]
+        )
     assert_valid_snapshot(snapshot)

@@ -1,8 +1,7 @@
 """Connections to a SQLite file: opened, driven, waited for, and their errors in our words."""
 
 import sqlite3
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from threading import Event
 from typing import Literal, TypeAlias, TypeVar
@@ -82,18 +81,16 @@ def drive(connection: sqlite3.Connection, verb: Verb[T]) -> T:
         return answer
 
 
-@contextmanager
-def transaction(connection: sqlite3.Connection, path: str, patience: timedelta) -> Generator[None]:
-    """Begin at once with the right to write, and commit; an exception rolls back."""
-    # A transaction that begins by reading could not wait for the right to write later.
+def begin(connection: sqlite3.Connection, path: str, patience: timedelta) -> None:
+    """Begin a transaction at once with the right to write."""
+    # One that begins by reading could not wait for the right to write later.
     patiently(lambda: connection.execute("BEGIN IMMEDIATE"), path, patience)
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
+
+
+def rollback(connection: sqlite3.Connection) -> None:
+    """End the transaction, if one is open, as if it had not been."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
 
 
 def translated(error: BaseException, path: str) -> BaseException:

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from perdure.errors import StoreError
-from perdure.stores._sqlite_connection import drive, execute, patiently, translated
+from perdure.stores._sqlite_connection import begin, drive, execute, rollback, translated
 from perdure.stores._sqlite_sql import Outcome, Statement
 from perdure.stores._sqlite_threads import Database, Solo
 from perdure.stores._sqlite_transaction import Session, Values
@@ -80,8 +80,7 @@ class FileSession(Session, Solo):
         """Serve the coroutine, in the writer's thread, until it ends the session."""
         while (request := self._requests.get()) is not None:
             request.serve(connection)
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
+        rollback(connection)
 
     def refuse(self, error: BaseException) -> None:
         """Learn that there is no connection, in the writer's thread."""
@@ -94,12 +93,11 @@ class FileSession(Session, Solo):
         return request.answer
 
     def _begin(self, verb: Callable[[], Verb[T]], connection: sqlite3.Connection) -> T:
-        path, patience = self._database.path, self._database.patience
         try:
-            patiently(lambda: connection.execute("BEGIN IMMEDIATE"), path, patience)
+            begin(connection, self._database.path, self._database.patience)
             return drive(connection, verb())
         except sqlite3.Error as error:
-            raise translated(error, path) from error
+            raise translated(error, self._database.path) from error
 
     def _finish(self, verb: Callable[[], Verb[bool]], connection: sqlite3.Connection) -> bool:
         try:

@@ -16,7 +16,7 @@ Value: TypeAlias = str | bytes | int | None
 
 APPEND_CHUNK = 32
 
-_NOW = """
+NOW = """
     coalesce(:now, CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000)
 """
 _STAMP = """
@@ -274,7 +274,7 @@ class Tables:
             "journal": f'"{table}_journal"',
             "inbox": f'"{table}_inbox"',
             "floor": f'"{table}_floor"',
-            "now": _NOW,
+            "now": NOW,
             "stamp": _STAMP,
             "leased": _LEASED,
             "rows": ", ".join(["(?, ?, ?, ?)"] * APPEND_CHUNK),

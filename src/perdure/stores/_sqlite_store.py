@@ -94,7 +94,7 @@ class SqliteSchemaStore(Closing):
         """Give runs newest first, at most `limit`."""
         check_prefix(prefix)
         check_limit(limit)
-        return await self._read(partial(self._runs.list, prefix, limit, status, workflow, after))
+        return await self._read(partial(self._runs.page, prefix, limit, status, workflow, after))
 
     async def append(self, entries: Sequence[Entry], /) -> Sequence[Verdict]:
         """Write the entries in one transaction and give a verdict for each, in order."""
@@ -176,7 +176,7 @@ class SqliteSchemaStore(Closing):
                 raise InvalidArgument("work", entry, wanted)
             check_entries([entry], self.capabilities.max_value_size)
             # An entry that was there before means that the user's writes were, too.
-            await session.finish(partial(self._runs.write, [entry]))
+            await session.finish(partial(self._runs.record, entry))
             return Verdict.ACCEPTED
         finally:
             session.end()

@@ -15,12 +15,13 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from perdure.errors import StoreClosed, StoreError, StoreUnavailable
+from perdure.errors import StoreClosed, StoreError
 from perdure.stores._sqlite_connection import (
     Durability,
+    begin,
     drive,
     open_connection,
-    transaction,
+    rollback,
     translated,
 )
 from perdure.stores._sqlite_schema import Schema
@@ -150,14 +151,17 @@ class _Writer:
     def _serve(self, jobs: Sequence[Job[Any]]) -> None:
         try:
             connection = self._opened()
-            with transaction(connection, self._path, self._patience):
-                for job in jobs:
-                    job.run(connection)
-        except StoreUnavailable as error:
-            # The right to write was not to be had: asking again for each would wait as often.
-            for job in jobs:
-                job.fail(error)
+            begin(connection, self._path, self._patience)
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
+            for job in jobs:
+                job.fail(translated(error, self._path))
+            return
+        try:
+            for job in jobs:
+                job.run(connection)
+            connection.execute("COMMIT")
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
+            rollback(connection)
             if len(jobs) == 1:
                 jobs[0].fail(translated(error, self._path))
                 return
@@ -266,8 +270,9 @@ class Database:
         connection = self._open()
         try:
             if drive(connection, self._schema.missing()):
-                with transaction(connection, self.path, self.patience):
-                    drive(connection, self._schema.migrate())
+                begin(connection, self.path, self.patience)
+                drive(connection, self._schema.migrate())
+                connection.execute("COMMIT")
         except BaseException:
             connection.close()
             raise

@@ -5,9 +5,9 @@ It does no I/O, so a file and a server are driven by the same verbs. Each round 
 verb is right whether all of its rounds share one transaction or each is committed by itself.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple, TypeAlias, TypeVar, cast
+from typing import TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -26,6 +26,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # Sorts after every time, so that the first page begins with the newest.
 _AFTER_ALL_TIMES = "~"
+
+_ENTRY_VALUES = 4
 
 
 def microseconds(moment: datetime | None) -> int | None:
@@ -66,13 +68,6 @@ class Verbs:
         return key[len(self._prefix) :]
 
 
-class _Write(NamedTuple):
-    """A statement, and how many rows it changes when its entries are allowed and new."""
-
-    statement: Statement
-    rows: int | None
-
-
 class RunVerbs(Verbs):
     """The verbs of the contract that need no lease of their own."""
 
@@ -97,7 +92,7 @@ class RunVerbs(Verbs):
         [deleted] = yield [self._on(sql.DELETE, id=self._prefix + id)]
         return deleted.changed > 0
 
-    def list(
+    def page(
         self,
         prefix: str,
         limit: int,
@@ -122,27 +117,18 @@ class RunVerbs(Verbs):
 
     def append(self, entries: Sequence[Entry]) -> Verb[Sequence[Verdict]]:
         """Write the entries and give a verdict for each."""
-        if (yield from self.write(entries)):
+        statements, expected = self._plan(entries)
+        if _as_expected(expected, (yield statements)):
             return [Verdict.ACCEPTED] * len(entries)
         keys = dict.fromkeys(self._prefix + entry.id for entry in entries)
         [found] = yield [self._on(sql.EPOCHS, ids=json_text([*keys]))]
         epochs = dict(cast("Sequence[tuple[str, int]]", found.rows))
         return [self._verdict(entry, epochs) for entry in entries]
 
-    def write(self, entries: Sequence[Entry]) -> Verb[bool]:
-        """Write the entries and tell whether each of them was both allowed and new."""
-        # An entry has its place by epoch and number: the order of writing does not matter.
-        plain = [entry for entry in entries if entry.rest is None and not entry.takes]
-        writes = [*self._additions(plain)]
-        if len(plain) < len(entries):
-            for entry in entries:
-                if entry.rest is not None or entry.takes:
-                    writes += self._deed(entry)
-        outcomes = yield [write.statement for write in writes]
-        return all(
-            write.rows is None or write.rows == outcome.changed
-            for write, outcome in zip(writes, outcomes, strict=True)
-        )
+    def record(self, entry: Entry) -> Verb[bool]:
+        """Write one entry and tell whether it was both allowed and new."""
+        statements, expected = self._plan([entry])
+        return _as_expected(expected, (yield statements))
 
     def epoch(self, id: str) -> Verb[int | None]:
         """Give the run's newest epoch."""
@@ -201,38 +187,59 @@ class RunVerbs(Verbs):
         id = self._id(key)
         return Listed(id, _with_milliseconds(listed_at), status, workflow, f"{listed_at} {id}")
 
-    def _additions(self, entries: Sequence[Entry]) -> Iterator[_Write]:
+    def _plan(self, entries: Sequence[Entry]) -> tuple[list[Statement], list[int | None]]:
+        """Give the statements, and how many rows each changes if all is allowed and new."""
+        # An entry has its place by epoch and number: the order of writing does not matter.
+        plain = [entry for entry in entries if entry.rest is None and not entry.takes]
+        statements = self._additions(plain)
+        expected: list[int | None] = [len(one.values) // _ENTRY_VALUES for one in statements]
+        if len(plain) < len(entries):
+            for entry in entries:
+                if entry.rest is not None or entry.takes:
+                    deed, record = self._deed(entry)
+                    statements += deed
+                    expected += [1 if one is record else None for one in deed]
+        return statements, expected
+
+    def _additions(self, entries: Sequence[Entry]) -> list[Statement]:
         rows = [(self._prefix + entry.id, entry.epoch, entry.n, entry.data) for entry in entries]
         chunked = len(rows) - len(rows) % sql.APPEND_CHUNK
         # One statement for many rows: between statements Python's lock changes hands.
-        for start in range(0, chunked, sql.APPEND_CHUNK):
-            chunk = rows[start : start + sql.APPEND_CHUNK]
-            values = [value for row in chunk for value in row]
-            yield _Write(Statement(self._tables[sql.APPEND_MANY], values), len(chunk))
-        for row in rows[chunked:]:
-            yield _Write(Statement(self._tables[sql.APPEND], row), 1)
+        chunks = [rows[at : at + sql.APPEND_CHUNK] for at in range(0, chunked, sql.APPEND_CHUNK)]
+        many, one = self._tables[sql.APPEND_MANY], self._tables[sql.APPEND]
+        return [
+            *[Statement(many, [value for row in chunk for value in row]) for chunk in chunks],
+            *[Statement(one, row) for row in rows[chunked:]],
+        ]
 
-    def _deed(self, entry: Entry) -> Iterator[_Write]:
-        """Give what an entry says that does more than add to the journal."""
+    def _deed(self, entry: Entry) -> tuple[list[Statement], Statement]:
+        """Give what an entry with takes or a rest says, and which of it is the record."""
         place: dict[str, Value] = {"id": self._prefix + entry.id, "epoch": entry.epoch}
+        deed: list[Statement] = []
         if entry.takes:
             takes = json_text(entry.takes)
-            yield _Write(self._on(sql.TAKE_KNOWN, takes=takes, **place), None)
-            yield _Write(self._on(sql.TAKE_UNKNOWN, takes=takes, **place), None)
+            deed.append(self._on(sql.TAKE_KNOWN, takes=takes, **place))
+            deed.append(self._on(sql.TAKE_UNKNOWN, takes=takes, **place))
         if entry.rest is None:
-            yield from self._additions([entry])
-            return
+            [record] = self._additions([entry])
+            return [*deed, record], record
         place["n"] = entry.n
         lying = _lying(entry.rest)
-        rest = self._on(sql.REST, data=entry.data, now=self._now(), **place, **lying)
-        yield _Write(rest, 1)
-        yield _Write(self._on(sql.FOLD, **place), None)
+        record = self._on(sql.REST, data=entry.data, now=self._now(), **place, **lying)
+        return [*deed, record, self._on(sql.FOLD, **place)], record
 
     def _verdict(self, entry: Entry, epochs: dict[str, int]) -> Verdict:
         epoch = epochs.get(self._prefix + entry.id)
         if epoch is None:
             return Verdict.UNKNOWN
         return Verdict.ACCEPTED if entry.epoch == epoch else Verdict.FENCED
+
+
+def _as_expected(expected: Sequence[int | None], outcomes: Sequence[Outcome]) -> bool:
+    return all(
+        rows is None or rows == outcome.changed
+        for rows, outcome in zip(expected, outcomes, strict=True)
+    )
 
 
 def _lying(rest: Rest) -> dict[str, Value]:

@@ -9,6 +9,7 @@ from perdure.clock import Clock, Duration, SystemClock, parse_duration
 from perdure.errors import InvalidArgument
 from perdure.store import MAX_VALUE_SIZE, Capabilities
 from perdure.stores._sqlite_connection import Durability
+from perdure.stores._sqlite_keyvalue import SqliteSchemaKeyValue
 from perdure.stores._sqlite_schema import Schema
 from perdure.stores._sqlite_session import FileSession
 from perdure.stores._sqlite_sql import Tables
@@ -17,7 +18,7 @@ from perdure.stores._sqlite_threads import MEMORY, Database
 from perdure.stores._sqlite_transaction import Session, Transaction, check_outside
 from perdure.stores._sqlite_verbs import Verb, microseconds
 
-__all__ = ["SqliteStore", "Transaction", "sqlite"]
+__all__ = ["SqliteKeyValue", "SqliteStore", "Transaction", "sqlite"]
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ def sqlite(
     table: str = "perdure_runs",
     durability: Durability = "full",
     busy_timeout: Duration = 60,
-    clock: Clock = SystemClock(),  # noqa: B008 - immutable and without state
+    clock: Clock = SystemClock(),
     max_value_size: int = MAX_VALUE_SIZE,
 ) -> "SqliteStore":
     """Give the store on a SQLite file, which is made at first use; `":memory:"` is for tests.
@@ -62,7 +63,7 @@ class SqliteStore(SqliteSchemaStore):
         table: str = "perdure_runs",
         durability: Durability = "full",
         busy_timeout: Duration = 60,
-        clock: Clock = SystemClock(),  # noqa: B008 - immutable and without state
+        clock: Clock = SystemClock(),
         max_value_size: int = MAX_VALUE_SIZE,
     ) -> None:
         name = os.fspath(path)
@@ -104,6 +105,41 @@ class SqliteStore(SqliteSchemaStore):
     def _session(self) -> Session:
         check_outside(self._database)
         return FileSession(self._database)
+
+
+class SqliteKeyValue(SqliteSchemaKeyValue):
+    """Keeps texts under keys in a SQLite file, for state, caches and `keyvalue`.
+
+    persistence = StatePersistence(SqliteKeyValue("state.db"))
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        table: str = "perdure_keyvalue",
+        durability: Durability = "full",
+        busy_timeout: Duration = 60,
+        clock: Clock = SystemClock(),
+    ) -> None:
+        super().__init__(table, lambda: microseconds(clock.now()))
+        self._database = Database(
+            os.fspath(path),
+            Schema("sqlite_keyvalue", table),
+            durability=durability,
+            patience=parse_duration(busy_timeout, "busy_timeout"),
+        )
+        weakref.finalize(self, self._database.stop)
+
+    async def close(self) -> None:
+        """Finish what was asked, and close the file."""
+        await self._database.close()
+
+    async def _write(self, verb: Callable[[], Verb[T]]) -> T:
+        return await self._database.write(verb)
+
+    async def _read(self, verb: Callable[[], Verb[T]]) -> T:
+        return await self._database.read(verb)
 
 
 def _survives(

@@ -30,5 +30,5 @@ ALTER TABLE {runs}
     ADD COLUMN IF NOT EXISTS exact bytea;
 
 CREATE INDEX IF NOT EXISTS {updated_at_idx} ON {runs} (updated_at DESC, id DESC);
-CREATE INDEX IF NOT EXISTS {status_idx} ON {runs} (status, updated_at DESC, id DESC);
+CREATE INDEX IF NOT EXISTS {status_idx} ON {runs} (status, updated_at DESC);
 CREATE INDEX IF NOT EXISTS {wake_at_idx} ON {runs} (wake_at, workflow) WHERE wake_at IS NOT NULL;

@@ -1,4 +1,5 @@
--- A message with a dedup_id stays after it was taken: the same event may come again.
+-- A message with a dedup_id stays when it was taken, for the same event may come again. Only the
+-- digest of that id is kept: the id itself might be too long for an index.
 CREATE TABLE IF NOT EXISTS {inbox} (
     seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     run text COLLATE "C" NOT NULL,
@@ -6,9 +7,9 @@ CREATE TABLE IF NOT EXISTS {inbox} (
     name text NOT NULL,
     payload bytea NOT NULL,
     sent_at timestamptz NOT NULL,
-    dedup_id text,
+    dedup bytea,
     taken boolean NOT NULL DEFAULT false
 );
 
-CREATE INDEX IF NOT EXISTS {inbox_waiting_idx} ON {inbox} (run, seq) WHERE NOT taken;
-CREATE UNIQUE INDEX IF NOT EXISTS {inbox_dedup_idx} ON {inbox} (run, born, dedup_id) WHERE dedup_id IS NOT NULL;
+CREATE INDEX IF NOT EXISTS {inbox_run_idx} ON {inbox} (run, taken, seq);
+CREATE UNIQUE INDEX IF NOT EXISTS {inbox_dedup_idx} ON {inbox} (run, born, dedup) WHERE dedup IS NOT NULL;

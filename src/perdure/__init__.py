@@ -1,0 +1,58 @@
+"""Ordinary async functions that survive crashes.
+
+Each step's result is recorded in a store of your choice; after a crash, a deploy or a week of
+waiting the function runs again, and every finished step answers from its record.
+"""
+
+from perdure import durable
+from perdure.clock import Clock, Cron, SystemClock
+from perdure.errors import PerdureError, StepError, StepFailed, StepTimeout
+from perdure.registry import workflow
+from perdure.result import Err, Ok, Result
+from perdure.resume import (
+    ResumeState,
+    ResumeStateCollector,
+    StatePersistence,
+    is_step_complete,
+    parse_state,
+    stringify_state,
+)
+from perdure.retry import Retry, Timeout
+from perdure.run import Run
+from perdure.runtime import Runtime
+from perdure.snapshot import Snapshot, assert_valid_snapshot, merge_snapshots, validate_snapshot
+from perdure.step import Step
+from perdure.worker import Worker
+from perdure.workflow import Workflow
+
+__all__ = [
+    "Clock",
+    "Cron",
+    "Err",
+    "Ok",
+    "PerdureError",
+    "Result",
+    "ResumeState",
+    "ResumeStateCollector",
+    "Retry",
+    "Run",
+    "Runtime",
+    "Snapshot",
+    "StatePersistence",
+    "Step",
+    "StepError",
+    "StepFailed",
+    "StepTimeout",
+    "SystemClock",
+    "Timeout",
+    "Worker",
+    "Workflow",
+    "assert_valid_snapshot",
+    "durable",
+    "is_step_complete",
+    "merge_snapshots",
+    "parse_state",
+    "stringify_state",
+    "validate_snapshot",
+    "workflow",
+]

@@ -1,0 +1,97 @@
+"""The record of one step: made once from what the step gave, read each time it answers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from perdure import codec
+from perdure.errors import StepFailed
+from perdure.result import Err, Ok, Result
+from perdure.snapshot import StepRecord
+
+
+class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A step record as it is written; what is as usual is left out."""
+
+    ok: bool
+    value: Any = msgspec.UNSET
+    error: Any = msgspec.UNSET
+    cause: Any = msgspec.UNSET
+    meta: Any = msgspec.UNSET
+    at: str = ""
+    durationMs: float = -1  # noqa: N815  # the name on the wire
+    attempts: int = 1
+    args: str = ""
+    kind: str = "step"
+    typed: bool = False
+    coded: bool = False
+    branch: str = ""
+    call: str = ""
+
+
+def failure_record(
+    failure: BaseException | Err[Any], step: str, declared: Sequence[type[BaseException]]
+) -> tuple[Record, BaseException]:
+    """Give the record of a failure, and the exception that the function sees of it."""
+    if isinstance(failure, Err):
+        error = codec.settle(failure.error, lambda: None, "error").data
+        meta: dict[str, Any] = {"origin": "result"}
+        cause = failure.cause
+        if cause is None:
+            meta["causeless"] = True
+            cause = failure.error
+        told = codec.encode_cause(cause)
+        return Record(ok=False, error=error, cause=told, meta=meta), _failed(
+            step, error, None if "causeless" in meta else codec.decode_cause(told, declared)
+        )
+    told, seen = codec.settle_error(failure, declared)
+    summary = {"type": type(failure).__name__, "message": told.get("message", "")}
+    return Record(ok=False, error=summary, cause=told, meta={"origin": "throw"}), seen
+
+
+def result_of(
+    record: StepRecord,
+    step: str,
+    returns: Callable[[], object],
+    declared: Sequence[type[BaseException]],
+) -> tuple[Result[Any, Any], BaseException | None]:
+    """Give what a record says: the result, and the exception the function sees of a failure."""
+    if record["ok"]:
+        return Ok(_value(record, returns)), None
+    failure: Any = record
+    meta, told = failure.get("meta") or {}, failure["cause"]
+    cause = None
+    if told is not None and not meta.get("causeless"):
+        cause = codec.decode_cause(told, declared)
+    if meta.get("origin") == "throw" and isinstance(cause, BaseException):
+        return outcome_of(cause), cause
+    failed = _failed(step, failure["error"], cause)
+    return outcome_of(failed), failed
+
+
+def _value(record: StepRecord, returns: Callable[[], object]) -> Any:
+    data: Any = record.get("value")
+    if record.get("typed"):
+        return codec.decode(data, returns(), typed=True)
+    if "at" in record:
+        return codec.decode(data) if record.get("coded") else data
+    # Another writer of the format, or a resume state: it has no classes, and the step may say one.
+    value = codec.decode(data)
+    if value is data and (wanted := returns()) is not None:
+        return codec.convert(data, wanted)
+    return value
+
+
+def _failed(step: str, error: Any, cause: object) -> StepFailed:
+    failed = StepFailed(step, codec.decode(error), cause)
+    if isinstance(cause, BaseException):
+        failed.__cause__ = cause
+    return failed
+
+
+def outcome_of(error: BaseException) -> Err[Any]:
+    """Give an exception that ended a run or a step as `Err(error, cause)`."""
+    if isinstance(error, StepFailed):
+        return Err(error.error, error.cause)
+    return Err(error, error.__cause__)

@@ -1,0 +1,230 @@
+"""Named workflow definitions with typed payloads.
+
+@workflow("welcome", version=1)
+async def welcome(step: Step, payload: Signup) -> str: ...
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar, get_type_hints, overload
+
+from perdure import codec
+from perdure.errors import (
+    CodecError,
+    InvalidArgument,
+    InvalidPayload,
+    UnknownWorkflow,
+    VersionMismatch,
+)
+from perdure.snapshot import Snapshot
+from perdure.step import Step, check_errors
+from perdure.store import check_id
+
+P = TypeVar("P")
+T = TypeVar("T")
+Migrate: TypeAlias = Callable[[Snapshot, int], Snapshot]
+
+
+class Definition(Generic[P, T]):
+    """A workflow by name and version; calling it calls the function itself."""
+
+    def __init__(
+        self,
+        name: str,
+        fn: Callable[..., Awaitable[T]],
+        *,
+        version: int = 1,
+        errors: Sequence[type[BaseException]] = (),
+        migrate: Migrate | None = None,
+    ) -> None:
+        if isinstance(version, bool) or not isinstance(version, int) or version < 0:
+            raise InvalidArgument("version", version, "a whole number")
+        if not inspect.iscoroutinefunction(fn):
+            raise InvalidArgument("fn", fn, "an async function of (step) or (step, payload)")
+        self.name = check_id(name, "workflow")
+        self.fn = fn
+        self.version = version
+        self.errors = check_errors(errors)
+        self.migrate = migrate
+        self.takes_payload = len(inspect.signature(fn).parameters) > 1
+        self.payload_type = _payload_type(fn) if self.takes_payload else None
+        self.__name__ = fn.__name__
+        self.__doc__ = fn.__doc__
+
+    def __call__(self, step: Step, payload: Any = None) -> Awaitable[T]:
+        """Call the function."""
+        return self.fn(step, payload) if self.takes_payload else self.fn(step)
+
+    def __repr__(self) -> str:
+        return f"<workflow {self.name!r} version {self.version}>"
+
+    def encode_payload(self, payload: object) -> Any:
+        """Give the payload as JSON once it is known to fit, or raise `InvalidPayload` naming
+        each field.
+        """
+        if not self.takes_payload:
+            if payload is not None:
+                raise InvalidPayload(self.name, ["the workflow takes no payload"])
+            return None
+        try:
+            data = codec.settle(payload, lambda: self.payload_type, "payload").data
+            self.decode_payload(data)
+        except CodecError as error:
+            problems = payload_problems(payload, self.payload_type)
+            raise InvalidPayload(self.name, problems or [str(error)]) from error
+        return data
+
+    def decode_payload(self, data: Any) -> Any:
+        """Give the payload as the function takes it."""
+        if self.payload_type is None:
+            return codec.decode(data)
+        return codec.decode(data, self.payload_type, typed=True)
+
+
+def _payload_type(fn: Callable[..., Any]) -> Any:
+    try:
+        hints = get_type_hints(fn)
+    except (NameError, TypeError):
+        return None
+    name = list(inspect.signature(fn).parameters)[1]
+    hint = hints.get(name)
+    return None if hint is Any or hint is object else hint
+
+
+def payload_problems(payload: object, wanted: Any) -> list[str]:
+    """Give what is wrong with each field of a payload, as far as its fields can be told apart."""
+    try:
+        hints = get_type_hints(wanted)
+    except (TypeError, NameError):
+        return []
+    if not isinstance(payload, Mapping) or not hints:
+        return []
+    problems = []
+    for name, hint in hints.items():
+        if name not in payload:
+            if name in _required(wanted, hints):
+                problems.append(f"{name}: missing")
+            continue
+        try:
+            codec.convert(codec.encode(payload[name]), hint)
+        except CodecError as error:
+            problems.append(f"{name}: {error}")
+    return problems
+
+
+def _required(wanted: Any, hints: Mapping[str, Any]) -> Iterable[str]:
+    if dataclasses.is_dataclass(wanted):
+        missing = dataclasses.MISSING
+        return {
+            f.name
+            for f in dataclasses.fields(wanted)
+            if f.default is missing and f.default_factory is missing
+        }
+    if (keys := getattr(wanted, "__required_keys__", None)) is not None:
+        return frozenset(keys)
+    if (fields := getattr(wanted, "model_fields", None)) is not None:
+        return {name for name, f in fields.items() if f.is_required()}
+    if (config := getattr(wanted, "__struct_defaults__", None)) is not None:
+        names = wanted.__struct_fields__
+        return names[: len(names) - len(config)]  # type: ignore[no-any-return]  # a tuple of names
+    return hints
+
+
+def workflow(
+    name: str,
+    /,
+    *,
+    version: int = 1,
+    errors: Sequence[type[BaseException]] = (),
+    migrate: Migrate | None = None,
+) -> "Decorator":
+    """Make a workflow of an async function of `(step)` or `(step, payload)`.
+
+    `migrate` gets the snapshot of a run that another version began, and that version, and gives the
+    snapshot this version goes on from.
+    """
+    if not isinstance(name, str):
+        hint = 'Write @workflow("name") with the parentheses'
+        raise InvalidArgument("name", name, "the workflow's name", hint)
+    return Decorator(name, version, errors, migrate)
+
+
+class Decorator:
+    """Makes a `Definition` of the function it is put on."""
+
+    def __init__(
+        self,
+        name: str,
+        version: int,
+        errors: Sequence[type[BaseException]],
+        migrate: Migrate | None,
+    ) -> None:
+        self._name = name
+        self._version = version
+        self._errors = errors
+        self._migrate = migrate
+
+    @overload
+    def __call__(self, fn: Callable[[Step, P], Awaitable[T]]) -> Definition[P, T]: ...
+    @overload
+    def __call__(self, fn: Callable[[Step], Awaitable[T]]) -> Definition[None, T]: ...
+    def __call__(self, fn: Callable[..., Awaitable[Any]]) -> Definition[Any, Any]:
+        return Definition(
+            self._name, fn, version=self._version, errors=self._errors, migrate=self._migrate
+        )
+
+
+class Registry:
+    """The definitions a runtime knows, by name and version."""
+
+    def __init__(self, definitions: Iterable[Definition[Any, Any]] = ()) -> None:
+        self._known: dict[str, dict[int, Definition[Any, Any]]] = {}
+        for definition in definitions:
+            self.add(definition)
+
+    def add(self, definition: Definition[Any, Any]) -> None:
+        """Make a definition known."""
+        if not isinstance(definition, Definition):
+            raise InvalidArgument("workflows", definition, "functions decorated with @workflow")
+        versions = self._known.setdefault(definition.name, {})
+        known = versions.get(definition.version)
+        if known is not None and known is not definition:
+            raise InvalidArgument(
+                "workflows", definition, f"one definition of {definition.name!r} per version"
+            )
+        versions[definition.version] = definition
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all known workflows."""
+        return list(self._known)
+
+    def newest(self, name: str) -> Definition[Any, Any]:
+        """Give the definition of the highest version, or raise `UnknownWorkflow`."""
+        versions = self._known.get(name)
+        if not versions:
+            known = ", ".join(sorted(self._known)) or "none"
+            raise UnknownWorkflow(
+                name,
+                f"no workflow {name!r} is registered here (known: {known}); "
+                "pass it in Runtime(store, workflows=[…])",
+            )
+        return versions[max(versions)]
+
+    def for_run(self, run_id: str, snapshot: Snapshot) -> tuple[Definition[Any, Any], Snapshot]:
+        """Give the definition that goes on with a run, and the snapshot it goes on from."""
+        newest = self.newest(snapshot.get("workflowName") or "")
+        stored = (snapshot.get("metadata") or {}).get("version", 1)
+        if stored in self._known[newest.name]:
+            return self._known[newest.name][stored], snapshot
+        if newest.migrate is None:
+            raise VersionMismatch(
+                run_id,
+                stored,
+                newest.version,
+                "Register the old definition beside the new one, or give the new one migrate=",
+            )
+        migrated = newest.migrate(snapshot, stored)
+        migrated.setdefault("metadata", {})["version"] = newest.version
+        return newest, migrated

@@ -1,0 +1,247 @@
+"""Objects that misbehave when they are looked at cost a loss, never an exception of theirs."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, tzinfo
+from enum import Enum
+from typing import Any, NoReturn
+
+import pytest
+
+from perdure.codec import (
+    decode,
+    decode_cause,
+    dumps,
+    encode_cause,
+    fingerprint,
+    loads,
+    return_type,
+    settle,
+    settle_error,
+)
+from perdure.errors import StepError
+
+
+class Boom(Exception):
+    """What the hostile objects raise."""
+
+
+def boom(*_args: object, **_options: object) -> NoReturn:
+    raise Boom
+
+
+class RaisingEverywhere:
+    __eq__ = boom
+    __hash__ = boom
+    __repr__ = boom
+    __str__ = boom
+    __getattr__ = boom
+    __class__ = property(boom)
+
+
+class RaisingDict(dict[str, Any]):
+    items = boom
+    keys = boom
+    __iter__ = boom
+    __getitem__ = boom
+
+
+class RaisingList(list[Any]):
+    __iter__ = boom
+    __len__ = boom
+
+
+class RaisingText(str):
+    __slots__ = ()
+    __str__ = boom
+    encode = boom
+    isascii = boom
+
+
+class RaisingNumber(int):
+    __index__ = boom
+    __int__ = boom
+
+
+@dataclasses.dataclass
+class RaisingField:
+    good: int = 1
+
+    @property
+    def bad(self) -> int:
+        raise Boom
+
+
+RaisingField.__dataclass_fields__["bad"] = dataclasses.fields(RaisingField)[0]
+
+
+@dataclasses.dataclass
+class UnequalToItself:
+    x: int = 1
+    __eq__ = boom
+    __hash__ = boom
+
+
+class RaisingZone(tzinfo):
+    utcoffset = boom
+    tzname = boom
+    dst = boom
+
+
+class LyingZone(tzinfo):
+    def utcoffset(self, _when: datetime | None) -> timedelta:
+        return "soon"
+
+
+class RaisingMeta(type):
+    def __hash__(cls) -> int:
+        raise Boom
+
+    def __getattribute__(cls, name: str) -> Any:
+        raise Boom
+
+
+def of_raising_class(*bases: type) -> Any:
+    """Made when it is wanted, for a test collector would look at it."""
+    return type.__call__(RaisingMeta("RaisingClass", bases, {}))
+
+
+class RaisingDictAttribute:
+    __dict__ = property(boom)
+
+
+class RaisingSlot:
+    __slots__ = ("__weakref__", "here", "not_here")
+
+    def __init__(self) -> None:
+        self.here = 1
+
+
+class LyingSlots:
+    __slots__ = ("a",)
+
+
+LyingSlots.__slots__ = 5
+
+
+class RaisingEnumValue(Enum):
+    A = object()
+
+
+class Endless:
+    """Holds a new object of its kind whenever it is asked."""
+
+    def __getattribute__(self, name: str) -> Any:
+        return {"next": Endless(), "more": [Endless(), Endless()]} if name == "__dict__" else object
+
+
+class RaisingIterator:
+    def __iter__(self) -> Iterator[int]:
+        raise Boom
+
+
+class CallableObject:
+    def __call__(self) -> None:
+        raise Boom
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+MAKERS: list[Callable[[], object]] = [
+    RaisingEverywhere,
+    lambda: RaisingDict(a=1),
+    lambda: RaisingList([1]),
+    lambda: RaisingText("x"),
+    lambda: RaisingNumber(5),
+    RaisingField,
+    UnequalToItself,
+    lambda: datetime(2024, 1, 1, tzinfo=RaisingZone()),
+    lambda: datetime(2024, 1, 1, tzinfo=LyingZone()),
+    of_raising_class,
+    RaisingDictAttribute,
+    RaisingSlot,
+    LyingSlots,
+    lambda: RaisingEnumValue.A,
+    Endless,
+    RaisingIterator,
+    CallableObject,
+    generator,
+    lambda: boom,
+    lambda: type,
+    lambda: NotImplemented,
+    lambda: ...,
+    lambda: memoryview(b"abc")[::2],
+    lambda: range(3),
+    lambda: pytest,
+]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda value: value,
+        lambda value: [value],
+        lambda value: {"k": (value,)},
+        ValueError,
+    ],
+)
+@pytest.mark.parametrize("annotation", [None, RaisingField, UnequalToItself, RaisingEnumValue, Any])
+def test_settling_never_raises(
+    make: Callable[[], object], place: Callable[[object], object], annotation: object
+) -> None:
+    """There is always something to store, it is JSON, and it can be read."""
+    result = settle(place(make()), lambda: annotation)
+    data = loads(dumps(result.data))
+    decode(data, annotation, result.typed)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_fingerprints_never_raise(make: Callable[[], object]) -> None:
+    """They are the same for two objects of a kind."""
+    assert fingerprint((make(), [make()])) == fingerprint((make(), [make()]))
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_causes_never_raise(make: Callable[[], object]) -> None:
+    """Any value can stand for a failure, and be inside one."""
+    for error in (make(), RuntimeError("m", make())):
+        cause = encode_cause(error)
+        decode_cause(loads(dumps(cause)))
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_return_types_never_raise(make: Callable[[], object]) -> None:
+    """What is no function has no return type."""
+    return_type(make())
+
+
+class RaisingError(Exception):
+    __str__ = boom
+    __repr__ = boom
+    __notes__ = property(boom)
+
+
+class RaisingState(Exception):
+    __reduce__ = boom
+    __dict__ = property(boom)
+    __cause__ = property(boom)
+
+
+@pytest.mark.parametrize("cls", [RaisingError, RaisingState])
+@pytest.mark.parametrize("declared", [True, False])
+def test_hostile_exceptions_are_told_all_the_same(cls: type[Exception], declared: bool) -> None:
+    """Name and some text are always there."""
+    cause, _seen = settle_error(cls("x"), [cls] if declared else [])
+    assert cause["type"] == "error"
+    assert cause["name"] == cls.__name__
+
+
+def test_an_exception_of_a_hostile_class_is_told_all_the_same() -> None:
+    """Even a class that cannot be asked for its name has one."""
+    error = of_raising_class(Exception)
+    assert settle([error], lambda: None).losses
+    assert encode_cause(error)["type"] == "error"
+    assert type(settle_error(error, [])[1]) is StepError

@@ -1,0 +1,281 @@
+"""Who gets a run, and when: leases, claims and messages of the file store, blocking."""
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from itertools import islice
+
+from perdure.errors import StoreCorrupted
+from perdure.snapshot import is_over
+from perdure.store import Delivery, Due, Grant, Lease, Message, NewRun, Want
+from perdure.stores._file_disk import locked_now, opened, read_lines
+from perdure.stores._file_run import (
+    Header,
+    Mail,
+    Mark,
+    RunFiles,
+    Standing,
+    head_content,
+    mail_line,
+    mark_content,
+    message_of,
+    read_inbox,
+)
+from perdure.stores._file_shelf import Shelf
+from perdure.stores._file_wakes import Scan, Wake
+from perdure.stores._times import moment_of
+
+logger = logging.getLogger(__name__)
+
+_MICROSECOND = timedelta(microseconds=1)
+# How long a run is left alone whose files cannot be read.
+_SETBACK = timedelta(hours=1) // _MICROSECOND
+
+
+class Desk(Shelf):
+    """The runs of a directory, and those who ask for them."""
+
+    def acquire(self, wants: Sequence[Want], now: int) -> list[Grant | None]:
+        """Give each want its lease and the run read under it, or None."""
+        with self.gate():
+            # An orphan is found by its wake line, which is therefore there before the lease.
+            likely = [self._is_free(self.files(want.id).standing(), want, now) for want in wants]
+            self.wakes.add(
+                Wake(now + want.ttl // _MICROSECOND, self.prefix + want.id, self._workflow(want))
+                for want, free in zip(wants, likely, strict=True)
+                if free
+            )
+            return [
+                self._acquire(want, now) if free else None
+                for want, free in zip(wants, likely, strict=True)
+            ]
+
+    def _acquire(self, want: Want, now: int) -> Grant | None:
+        files = self.files(want.id)
+        with self.guard(files):
+            standing = files.standing()
+            if not self._is_free(standing, want, now):
+                return None
+            if standing is not None:
+                return self._grant(files, standing, want.owner, want.ttl, now)
+            wake_at = now + want.ttl // _MICROSECOND
+            made = self._create(files, want.create or b"", want.workflow, wake_at, now)
+            return self._grant(files, made, want.owner, want.ttl, now, created=True)
+
+    def renew(self, leases: Sequence[Lease], ttl: timedelta, now: int) -> list[Lease | None]:
+        """Move the ends of leases, and give None for each that was lost."""
+        with self.gate():
+            return [self._renew(lease, now + ttl // _MICROSECOND) for lease in leases]
+
+    def _renew(self, lease: Lease, until: int) -> Lease | None:
+        files = self.files(lease.id)
+        with self.guard(files):
+            standing = files.standing()
+            if standing is None or standing.mark is None:
+                return None
+            if not standing.holds(lease.owner, lease.epoch):
+                return None
+            if until < standing.mark.until:
+                self.wakes.add([Wake(until, files.id, standing.header.workflow)])
+            mark = Mark(lease.owner, lease.epoch, until, standing.mark.takeovers)
+            self.disk.overwrite(files.lease, mark_content(mark))
+            mail = bool(files.mail(standing.header))
+            return Lease(lease.id, lease.owner, lease.epoch, moment_of(until), mail)
+
+    def release(self, leases: Sequence[Lease], wake_at: int) -> None:
+        """Give leases up without a rest."""
+        with self.gate():
+            for lease in leases:
+                files = self.files(lease.id)
+                with self.guard(files):
+                    standing = files.standing()
+                    if standing is None or not standing.holds(lease.owner, lease.epoch):
+                        continue
+                    self.wakes.add([Wake(wake_at, files.id, standing.header.workflow)])
+                    takeovers = standing.mark.takeovers if standing.mark is not None else 0
+                    mark = Mark(None, lease.epoch, wake_at, takeovers)
+                    self.disk.overwrite(files.lease, mark_content(mark))
+
+    def enqueue(self, new: Sequence[tuple[NewRun, int]], now: int) -> list[bool]:
+        """Create runs that wait for a claim, each with its wake time."""
+        with self.gate():
+            missing = [not self.files(run.id).head.exists() for run, _ in new]
+            self.wakes.add(
+                Wake(wake_at, self.prefix + run.id, run.workflow)
+                for (run, wake_at), free in zip(new, missing, strict=True)
+                if free
+            )
+            return [
+                free and self._enqueue(run, wake_at, now)
+                for (run, wake_at), free in zip(new, missing, strict=True)
+            ]
+
+    def _enqueue(self, run: NewRun, wake_at: int, now: int) -> bool:
+        files = self.files(run.id)
+        with self.guard(files):
+            if files.head.exists():
+                return False
+            self._create(files, run.snapshot, run.workflow, wake_at, now)
+        return True
+
+    def due(self, now: int, limit: int, workflows: Sequence[str] | None) -> list[Due]:
+        """Find the runs that want a worker, earliest first."""
+        found = islice(self._due(self.wakes.scan(now), now, workflows), limit)
+        return [Due(self._id(wake.id), moment_of(wake.at)) for wake in sorted(found)]
+
+    def claim(
+        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None, now: int
+    ) -> list[Grant]:
+        """Lease and load the runs that want a worker, earliest first."""
+        scan = self.wakes.scan(now)
+        grants: list[Grant] = []
+        with self.gate():
+            due = self._due(scan, now, workflows)
+            while chosen := list(islice(due, limit - len(grants))):
+                end = now + ttl // _MICROSECOND
+                self.wakes.add(wake._replace(at=end) for wake in chosen)
+                found = (self._claim(wake, owner, ttl, now) for wake in chosen)
+                grants.extend(grant for grant in found if grant is not None)
+        self._tidy(scan, now)
+        return grants
+
+    def _claim(self, wake: Wake, owner: str, ttl: timedelta, now: int) -> Grant | None:
+        files = self.files(self._id(wake.id))
+        with self.guard(files):
+            standing = files.standing()
+            if standing is None or standing.wake_at is None or standing.wake_at > now:
+                return None
+            try:
+                return self._grant(files, standing, owner, ttl, now)
+            except StoreCorrupted:
+                logger.exception("run %r cannot be read and is put off for an hour", wake.id)
+                self.wakes.add([wake._replace(at=now + _SETBACK)])
+                setback = Mark(None, self.next_epoch(now), now + _SETBACK)
+                self.disk.overwrite(files.lease, mark_content(setback))
+                return None
+
+    def send(self, id: str, name: str, payload: bytes, dedup_id: str | None, now: int) -> Delivery:
+        """Put an event in a run's inbox, and wake a run at rest that awaits it."""
+        files = self.files(id)
+        with self.gate(), self.guard(files):
+            standing = files.standing()
+            if standing is None:
+                return Delivery.UNKNOWN
+            known = (mail.dedup_id for mail in read_inbox(files.inbox))
+            if dedup_id is not None and dedup_id in known:
+                return Delivery.DUPLICATE
+            if is_over(standing.status):
+                return Delivery.OVER
+            if standing.mark is None and name in standing.header.awaits:
+                self.wakes.add([Wake(now, files.id, standing.header.workflow)])
+            number = str(self.next_epoch(now))
+            self._post(files, Mail(number, name, payload.decode(), now, dedup_id))
+        return Delivery.DELIVERED
+
+    def inbox(self, id: str) -> list[Message]:
+        """Read a run's messages that were not taken."""
+        files = self.files(id)
+        with self.guard(files, shared=True):
+            standing = files.standing()
+            mail = [] if standing is None else files.mail(standing.header)
+        return [message_of(each) for each in mail]
+
+    def _post(self, files: RunFiles, mail: Mail) -> None:
+        created = not files.inbox.exists()
+        with opened(files.inbox, os.O_RDWR | os.O_CREAT | os.O_APPEND) as descriptor:
+            lines = read_lines(files.inbox)
+            if lines.torn:
+                logger.warning("%s ends in a line that a crash tore; it is cut off", files.inbox)
+                self.disk.truncate(descriptor, lines.size)
+            self.disk.append(descriptor, mail_line(mail))
+            self.disk.sync(descriptor)
+        if created:
+            self.disk.sync_directory(files.inbox.parent)
+
+    def _create(
+        self, files: RunFiles, data: bytes, workflow: str | None, wake_at: int, now: int
+    ) -> Standing:
+        self.clear(files)
+        header = Header(
+            id=files.id,
+            workflow=workflow,
+            status="running",
+            wake_at=wake_at,
+            awaits=(),
+            epoch=self.next_epoch(now),
+            n=0,
+            updated_at=now,
+        )
+        self.disk.replace(files.head, head_content(header, data))
+        return Standing(header, None, ())
+
+    def _grant(
+        self,
+        files: RunFiles,
+        standing: Standing,
+        owner: str,
+        ttl: timedelta,
+        now: int,
+        *,
+        created: bool = False,
+    ) -> Grant:
+        whole = files.whole()
+        assert whole is not None, "the run's lock is held, and it was there"
+        header, snapshot = whole
+        until = now + ttl // _MICROSECOND
+        takeovers = _takeovers(standing.mark, now)
+        mark = Mark(owner, self.next_epoch(now), until, takeovers)
+        self.disk.overwrite(files.lease, mark_content(mark))
+        mail = tuple(map(message_of, files.mail(header)))
+        lease = Lease(self._id(files.id), owner, mark.epoch, moment_of(until), bool(mail))
+        return Grant(lease, snapshot, moment_of(now), mail, takeovers, created)
+
+    def _is_free(self, standing: Standing | None, want: Want, now: int) -> bool:
+        if standing is None:
+            return want.create is not None
+        mine = standing.mark is not None and standing.mark.owner == want.owner
+        return want.existing and (mine or not standing.is_held(now))
+
+    def _workflow(self, want: Want) -> str | None:
+        standing = self.files(want.id).standing()
+        return want.workflow if standing is None else standing.header.workflow
+
+    def _due(self, scan: Scan, now: int, workflows: Sequence[str] | None) -> Iterator[Wake]:
+        for wake in scan:
+            chosen = workflows is None or wake.workflow in workflows
+            if not chosen or not wake.id.startswith(self.prefix):
+                continue
+            at = self._wake_of(wake.id, now)
+            if at is not None and at <= now:
+                yield wake._replace(at=at)
+            else:
+                scan.untrue(wake)
+
+    def _wake_of(self, stored_id: str, now: int) -> int | None:
+        try:
+            standing = RunFiles(self.runs, stored_id).standing()
+        except StoreCorrupted:
+            logger.exception("run %r cannot be read and is put off for an hour", stored_id)
+            return now + _SETBACK
+        return None if standing is None else standing.wake_at
+
+    def _tidy(self, scan: Scan, now: int) -> None:
+        if not scan.to_deal() and not scan.to_sweep():
+            return
+        with locked_now(self.gate_path) as alone:
+            if alone:
+                for path in scan.to_sweep():
+                    self.wakes.sweep(path, lambda id: self._wake_of(id, now))
+                for path in scan.to_deal():
+                    if path.exists():
+                        self.wakes.deal(path)
+
+    def _id(self, stored_id: str) -> str:
+        return stored_id[len(self.prefix) :]
+
+
+def _takeovers(mark: Mark | None, now: int) -> int:
+    if mark is None:
+        return 0
+    return mark.takeovers + (mark.owner is not None and mark.until <= now)

@@ -1,0 +1,239 @@
+"""What the file store does to its runs, as functions that block: writing them and reading them.
+
+A run's shard lock is held while its files are read or changed, and the gate is shared by whatever
+writes a wake line and then the run. Locks are taken in one order: gate, shard, epochs.
+"""
+
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from perdure.snapshot import Snapshot, is_over
+from perdure.store import Entry, Rest, Verdict
+from perdure.stores._file_disk import Disk, locked
+from perdure.stores._file_journal import Journals, JournalWriter
+from perdure.stores._file_run import (
+    Header,
+    Mail,
+    Place,
+    RunFiles,
+    Standing,
+    head_content,
+    mail_line,
+    read_header,
+    read_inbox,
+)
+from perdure.stores._file_wakes import Wake, Wakes
+from perdure.stores._times import micros
+
+_GATE = "gate"
+
+
+class Shelf:
+    """The runs of a directory whose ids begin with `prefix`. Times are microseconds since 1970."""
+
+    def __init__(self, root: Path, disk: Disk, prefix: str) -> None:
+        self.runs = root / "runs"
+        self.disk = disk
+        self.prefix = prefix
+        self.wakes = Wakes(disk, root / "wakes")
+        self._root = root
+        self._locks = root / "locks"
+        self._epochs = root / "epoch"
+        self._journals = Journals()
+        self._is_open = False
+        self._opening = threading.Lock()
+
+    def open(self) -> None:
+        """Make the directories, once; after a failure they are tried again."""
+        with self._opening:
+            if not self._is_open:
+                for directory in (self.runs, self._locks, self._root / "wakes"):
+                    self.disk.make_directory(directory)
+                self._is_open = True
+
+    def files(self, id: str) -> RunFiles:
+        """Give the files of a run by its id without the prefix."""
+        return RunFiles(self.runs, self.prefix + id)
+
+    def guard(self, files: RunFiles, *, shared: bool = False) -> AbstractContextManager[None]:
+        """Hold a run against others; shared by those who only read."""
+        return locked(self._locks / files.shard, shared=shared)
+
+    def gate(self) -> AbstractContextManager[None]:
+        """Hold off those who sweep wake lines, until the run is written that a line tells of."""
+        return locked(self.gate_path, shared=True)
+
+    @property
+    def gate_path(self) -> Path:
+        """The lock that is shared while a run is written."""
+        return self._locks / _GATE
+
+    def next_epoch(self, now: int) -> int:
+        """Give a number that was never given before in this directory.
+
+        It follows the clock, so that also a loss of power that takes the last ones repeats none.
+        """
+        with locked(self._epochs):
+            try:
+                last = int(self._epochs.read_bytes() or b"0")
+            except ValueError:
+                last = 0
+            epoch = max(last + 1, now)
+            self.disk.overwrite(self._epochs, b"%d" % epoch)
+        return epoch
+
+    def save(self, id: str, data: bytes, workflow: str | None, rest: Rest, now: int) -> None:
+        """Replace a whole run."""
+        files = self.files(id)
+        with self.gate(), JournalWriter(self.disk, self._journals) as journals:
+            self._announce(files, rest, workflow)
+            with self.guard(files):
+                standing = files.standing()
+                if standing is None:
+                    self.clear(files)
+                place = (self.next_epoch(now), 0)
+                before = None if standing is None else standing.header
+                self._lay(files, journals, before, place, data, rest, (), workflow, now)
+
+    def load(self, id: str) -> Snapshot | None:
+        """Read the merged snapshot."""
+        files = self.files(id)
+        with self.guard(files, shared=True):
+            whole = files.whole()
+        return None if whole is None else whole[1]
+
+    def delete(self, id: str) -> bool:
+        """Remove a run; tell whether there was one."""
+        files = self.files(id)
+        with self.guard(files):
+            return self._delete(files)
+
+    def prune(self, id: str, before: int) -> bool:
+        """Remove a run if it is still over and was last written before a time."""
+        files = self.files(id)
+        with self.guard(files):
+            standing = files.standing()
+            if standing is None or not is_over(standing.status):
+                return False
+            return standing.header.updated_at < before and self._delete(files)
+
+    def _delete(self, files: RunFiles) -> bool:
+        there = self.disk.remove(files.head)
+        if there:
+            self.disk.sync_directory(files.head.parent)
+        self.clear(files)
+        return there
+
+    def clear(self, files: RunFiles) -> None:
+        """Remove what belongs to a run that is not there: a crash may have left it behind."""
+        self._journals.forget(files.name)
+        for path in (files.lease, files.journal, files.inbox):
+            self.disk.remove(path)
+
+    def append(self, entries: Sequence[Entry], now: int) -> list[Verdict]:
+        """Write the entries of many runs, each run's journal synced once."""
+        verdicts = [Verdict.UNKNOWN] * len(entries)
+        turns: dict[str, list[int]] = {}
+        for turn, entry in enumerate(entries):
+            turns.setdefault(entry.id, []).append(turn)
+        with self.gate(), JournalWriter(self.disk, self._journals) as journals:
+            for id, mine in turns.items():
+                files = self.files(id)
+                group = [entries[turn] for turn in mine]
+                for entry in group:
+                    if entry.rest is not None:
+                        self._announce(files, entry.rest)
+                with self.guard(files):
+                    answers = self._append(files, journals, group, now)
+                for turn, verdict in zip(mine, answers, strict=True):
+                    verdicts[turn] = verdict
+            journals.sync()
+        return verdicts
+
+    def _append(
+        self, files: RunFiles, journals: JournalWriter, entries: Sequence[Entry], now: int
+    ) -> list[Verdict]:
+        standing = files.standing()
+        if standing is None:
+            return [Verdict.UNKNOWN] * len(entries)
+        header = standing.header
+        known = journals.places(files)
+        fresh: dict[Place, Entry] = {}
+        for entry in entries:
+            place = (entry.epoch, entry.n)
+            old = place <= (header.epoch, header.n) or place in known or place in fresh
+            if entry.epoch != standing.epoch or old:
+                continue
+            fresh[place] = entry
+            if entry.rest is not None:
+                takes = [id for each in fresh.values() for id in each.takes]
+                header = self._lay(
+                    files, journals, header, place, entry.data, entry.rest, takes,
+                    header.workflow, now,
+                )  # fmt: skip
+                known = ()
+                fresh.clear()
+        if fresh:
+            journals.add(files, fresh.values())
+        return [_verdict(standing, entry) for entry in entries]
+
+    def _announce(self, files: RunFiles, rest: Rest, workflow: str | None = None) -> None:
+        """Write the wake line of a run that is about to rest."""
+        if rest.wake_at is not None:
+            header = read_header(files.head) if workflow is None else None
+            name = workflow if header is None else header.workflow
+            self.wakes.add([Wake(micros(rest.wake_at), files.id, name)])
+
+    def _lay(
+        self,
+        files: RunFiles,
+        journals: JournalWriter,
+        before: Header | None,
+        place: Place,
+        data: bytes,
+        rest: Rest,
+        takes: Sequence[str],
+        workflow: str | None,
+        now: int,
+    ) -> Header:
+        """Put a run to rest: replacing the header is the one act that counts."""
+        inbox = read_inbox(files.inbox)
+        taken = {*takes}
+        if before is not None:
+            taken.update(before.taken)
+            taken.update(id for entry in files.entries(before) for id in entry.takes)
+        if any(mail.name in rest.awaits and mail.id not in taken for mail in inbox):
+            self.wakes.add([Wake(now, files.id, workflow)])
+        header = Header(
+            id=files.id,
+            workflow=workflow,
+            status=rest.status,
+            wake_at=None if rest.wake_at is None else micros(rest.wake_at),
+            awaits=rest.awaits,
+            epoch=place[0],
+            n=place[1],
+            updated_at=now,
+            taken=tuple(mail.id for mail in inbox if mail.id in taken),
+        )
+        self.disk.replace(files.head, head_content(header, data))
+        # What follows is behind the header's place and says nothing any more, swept out or not.
+        journals.drop(files)
+        self.disk.remove(files.lease)
+        if header.taken:
+            self._sweep_inbox(files, inbox, taken)
+        return header
+
+    def _sweep_inbox(self, files: RunFiles, inbox: Sequence[Mail], taken: set[str]) -> None:
+        # Of a message that was taken, only the id that makes a second one a duplicate is kept.
+        kept = (
+            Mail(mail.id, None, "", 0, mail.dedup_id) if mail.id in taken else mail
+            for mail in inbox
+            if mail.id not in taken or mail.dedup_id is not None
+        )
+        self.disk.replace(files.inbox, b"".join(map(mail_line, kept)))
+
+
+def _verdict(standing: Standing, entry: Entry) -> Verdict:
+    return Verdict.ACCEPTED if entry.epoch == standing.epoch else Verdict.FENCED

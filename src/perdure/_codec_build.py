@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import chain, repeat
 from typing import Any, Literal, TypeAlias, get_args, get_origin, is_typeddict
 
-from perdure._codec_faults import name_of, restored
+from perdure._codec_faults import name_of, restored, safe_text
 from perdure._codec_read import dict_of, gathered, list_of, opened, pair_of, untag
 from perdure._codec_records import Record, hints_of, record_of, undumped
 from perdure._codec_tags import LEAF_BY_NAME, JSONValue
@@ -66,7 +66,14 @@ def _fits(data: JSONValue, member: Any, named: bool, exact: bool) -> bool:
         return not named and stored is dict and _has_fields(record, payload, exact)
     if is_typeddict(cls):
         return stored is dict
-    return issubclass(stored, cls) or (stored is int and cls is float)
+    return _is_kind(stored, cls) or (stored is int and cls is float)
+
+
+def _is_kind(stored: type, cls: type) -> bool:
+    try:
+        return issubclass(stored, cls)
+    except TypeError:  # a protocol that says nothing at run time
+        return False
 
 
 def _is_value(cls: type[Enum], data: JSONValue) -> bool:
@@ -106,9 +113,13 @@ Plan: TypeAlias = Callable[[Builder, JSONValue, str], Any]
 def build(data: JSONValue, annotation: Any, path: str) -> Any:
     """Give the value that stored JSON stands for, with the classes that the annotation names."""
     tag, payload = opened(data)
-    if tag == "named":
-        return Builder(named=True).build(payload, annotation, path)
-    return Builder().build(data, annotation, path)
+    named = tag == "named"
+    try:
+        return Builder(named).build(payload if named else data, annotation, path)
+    except (CodecError, RecursionError):
+        raise
+    except Exception as error:
+        raise CodecError(f"the type {safe_text(annotation)} cannot be used: {error!r}") from error
 
 
 def _plan_of(annotation: Any) -> Plan:

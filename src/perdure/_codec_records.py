@@ -18,6 +18,9 @@ Default = Callable[[], object]
 
 _UNSET = object()
 
+# The slot in which attrs keeps a hash, once computed; it has to be there from the start.
+_CACHED_HASH = "_attrs_cached_hash"
+
 
 class Record(NamedTuple):
     """What the codec knows about one class with fields.
@@ -172,6 +175,8 @@ def _attrs(cls: Any) -> Record:
                 defaults[name] = _constant(field.default)
             elif not field.default.takes_self:
                 defaults[name] = factory
+    if hasattr(cls, _CACHED_HASH):
+        defaults[_CACHED_HASH] = _constant(None)
     names = tuple(fields)
     required = frozenset(name for name, field in fields.items() if field.init) - optional
     make = _revive(cls, defaults, "__attrs_post_init__")

@@ -69,6 +69,8 @@ class Writer:
     def whole(self, value: object, root: str) -> JSONValue:
         """Give a value as JSON with tags, or raise `CodecError` when it is nested too deep."""
         data = self.write(value, root)
+        if self.form is Form.NAMED:
+            data = {"~named": data}
         if not is_shallow(data):
             raise CodecError(f"a value of more than {MAX_DEPTH} levels of JSON", root)
         return data
@@ -228,9 +230,10 @@ class Writer:
         self.report(path, "non-json")
         if self._hashed:
             return safe_text(value)
+        held = attributes_of(value)
         self._strangers += 1
         self._strangers_deep += 1
-        data = self.write(attributes_of(value), path)
+        data = self.write(held, path)
         self._strangers_deep -= 1
         return data
 

@@ -89,8 +89,7 @@ def _settle_rich(value: object, returns: Callable[[], object], root: str) -> Set
     writer = Writer(Form.FIELDS)
     data = writer.whole(value, root)
     if writer.typed:
-        annotation = returns()
-        settled = _settle_by_type(value, annotation, writer, data, root) if annotation else None
+        settled = _settle_by_type(value, returns(), writer, data, root)
         if settled is not None:
             return settled
         writer = Writer(Form.LOST)
@@ -102,11 +101,16 @@ def _settle_by_type(
     value: object, annotation: object, writer: Writer, data: JSONValue, root: str
 ) -> Settled | None:
     """Give the value by its type: as bare fields if they do, else with the names of classes."""
+    if annotation is None:
+        return None
     fields = _attempt(value, annotation, writer, data, root)
     if fields is not None and not fields.losses:
         return fields
     namer = Writer(Form.NAMED)
-    named = _attempt(value, annotation, namer, {"~named": namer.whole(value, root)}, root)
+    try:
+        named = _attempt(value, annotation, namer, namer.whole(value, root), root)
+    except CodecError:  # names take room, and may be what is too deep
+        return fields
     # Where something is lost in writing, names are the surer of the two; else they have to pay off.
     if named is not None and (namer.losses or not named.losses):
         return named
@@ -118,15 +122,23 @@ def _attempt(
 ) -> Settled | None:
     try:
         back = build(data, annotation, root)
-        where = difference(value, back, root)
-        if where is not None and difference(untag(data, root), back, root) is None:
-            return None
     except CodecError:
+        return None
+    where = difference(value, back, root)
+    if where is not None and _is_untyped(back, data, root):
         return None
     losses = tuple(writer.losses)
     if where is not None and not losses:
         losses = (Loss(where, "non-json"),)
     return Settled(data, back, True, losses)
+
+
+def _is_untyped(back: object, data: JSONValue, root: str) -> bool:
+    """Say whether the type has put no class back, so that it is as good as none."""
+    try:
+        return difference(untag(data, root), back, root) is None
+    except CodecError:
+        return False
 
 
 def encode(value: object, returns: object = None) -> JSONValue:
@@ -172,8 +184,12 @@ def convert(data: JSONValue, type: object) -> Any:
     """
     try:
         return convert_foreign(data, type, "value")
+    except CodecError:
+        raise
     except RecursionError:
         raise CodecError(_NO_STACK, "value") from None
+    except Exception as error:
+        raise CodecError(f"the type cannot be used: {error!r}", "value") from error
 
 
 def dumps(data: JSONValue) -> bytes:
@@ -199,7 +215,11 @@ def fingerprint(args: tuple[object, ...]) -> str:
     """
     if not args:
         return _NO_ARGUMENTS
-    printed = [_print(arg) for arg in args]
+    printed: Any = args
+    for arg in args:
+        if type(arg) is not str or not arg.isascii():
+            printed = [_print(arg) for arg in args]
+            break
     return blake2b(sorted_json(printed), digest_size=8).hexdigest()
 
 

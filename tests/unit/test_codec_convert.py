@@ -158,3 +158,24 @@ def test_a_class_that_refuses_is_our_error() -> None:
 
     with pytest.raises(CodecError, match="negative"):
         convert({"number": -1}, Positive)
+
+
+@dataclass
+class Add:
+    left: "Add | Mul | None"
+    right: int
+
+
+@dataclass
+class Mul:
+    left: "Add | Mul | None"
+    right: int
+
+
+def test_guessing_ends() -> None:
+    """A payload that fits no alternative at any level is refused soon, not after every one."""
+    data: JSONValue = {"left": None, "right": "no number"}
+    for _ in range(80):
+        data = {"left": data, "right": 1}
+    with pytest.raises(CodecError):
+        convert(data, Add | Mul)

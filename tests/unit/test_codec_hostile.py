@@ -2,13 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta, tzinfo
 from enum import Enum
-from typing import Any, NoReturn
+from typing import Annotated, Any, ForwardRef, NoReturn, Protocol
 
 import pytest
 
 from perdure.codec import (
+    convert,
     decode,
     decode_cause,
     dumps,
@@ -19,7 +21,7 @@ from perdure.codec import (
     settle,
     settle_error,
 )
-from perdure.errors import StepError
+from perdure.errors import CodecError, StepError
 
 
 class Boom(Exception):
@@ -210,6 +212,35 @@ def test_causes_never_raise(make: Callable[[], object]) -> None:
     for error in (make(), RuntimeError("m", make())):
         cause = encode_cause(error)
         decode_cause(loads(dumps(cause)))
+
+
+class Protocolic(Protocol):
+    def method(self) -> int: ...
+
+
+@pytest.mark.parametrize(
+    "make_type",
+    [
+        lambda: type(of_raising_class()),
+        lambda: Annotated[int, {"not": "hashable"}],
+        lambda: Protocolic | UnequalToItself,
+        lambda: Protocolic,
+        lambda: [1, 2],
+        lambda: "no ( type",
+        lambda: ForwardRef("Nowhere"),
+        lambda: Callable[[int], str],
+        lambda: 5,
+    ],
+)
+def test_hostile_types_are_as_good_as_none(make_type: Callable[[], Any]) -> None:
+    """An annotation that means nothing costs a loss at most."""
+    annotation = make_type()
+    result = settle([UnequalToItself(), RaisingEnumValue.A], lambda: annotation)
+    dumps(result.data)
+    with suppress(CodecError):
+        decode({"x": 1}, annotation, typed=True)
+    with suppress(CodecError):
+        convert({"x": 1}, annotation)
 
 
 @pytest.mark.parametrize("make", MAKERS)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import subprocess
+import sys
 import threading
 from dataclasses import InitVar, dataclass, field
 from datetime import UTC, datetime
@@ -25,7 +27,7 @@ import msgspec
 import pydantic
 import pytest
 
-from perdure.codec import JSONValue, Loss, Settled, decode, dumps, encode, loads, settle
+from perdure.codec import MAX_DEPTH, JSONValue, Loss, Settled, decode, dumps, encode, loads, settle
 from perdure.errors import CodecError
 from perdure.result import Err, Ok
 
@@ -325,6 +327,16 @@ def test_equality_is_not_asked_of_the_class() -> None:
     assert dataclasses.asdict(result.value) == {"x": 3}
 
 
+def test_a_class_that_keeps_its_hash_can_be_hashed() -> None:
+    """attrs keeps a computed hash in the instance; one that came back has a place for it too."""
+
+    @attrs.frozen(cache_hash=True)
+    class Keeper:
+        x: int
+
+    assert hash(settled(Keeper(1), Keeper).value) == hash(Keeper(1))
+
+
 def test_derived_attributes_are_derived_again() -> None:
     """What `__post_init__` makes beside the fields is there again, also what is no data."""
     value = Derived([1, 2])
@@ -483,6 +495,19 @@ def test_guessing_ends() -> None:
         decode(data, Add | Mul, typed=True)
 
 
+def test_names_that_would_be_too_deep_are_left_out() -> None:
+    """A value as deep as allowed is stored as its fields, with a loss where they mislead."""
+    value: Any = Rejected("a")
+    for _ in range(MAX_DEPTH - 1):
+        value = [value]
+    annotation: Any = Approved | Rejected
+    for _ in range(MAX_DEPTH - 1):
+        annotation = list[annotation]
+    result = settled(value, annotation)
+    assert len(result.losses) == 1
+    assert encode(decode(result.data, annotation, typed=True), annotation) == result.data
+
+
 def test_local_classes_come_back() -> None:
     """A class inside a function, that names itself, needs no module to be found in."""
 
@@ -493,3 +518,12 @@ def test_local_classes_come_back() -> None:
 
     value = Local(Local())
     assert settled(value, Local).value == value
+
+
+def test_no_optional_library_is_imported() -> None:
+    """pydantic and attrs are known when a user's class comes with them, and not before."""
+    check = "import sys, perdure.codec; print({'pydantic', 'attr', 'attrs'} & set(sys.modules))"
+    shown = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.strip() == "set()"

@@ -24,7 +24,7 @@ from perdure.stores._file_run import (
 )
 from perdure.stores._file_shelf import Shelf
 from perdure.stores._file_wakes import Scan, Wake
-from perdure.stores._times import moment_of
+from perdure.stores._times import micros, moment_of
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +46,9 @@ class Desk(Shelf):
                 for want, free in zip(wants, likely, strict=True)
                 if free
             )
-            return [
-                self._acquire(want, now) if free else None
-                for want, free in zip(wants, likely, strict=True)
-            ]
+            free = [want for want, is_free in zip(wants, likely, strict=True) if is_free]
+            grants = iter(self.by_run(lambda mine: [self._acquire(w, now) for w in mine], free))
+        return [next(grants) if is_free else None for is_free in likely]
 
     def _acquire(self, want: Want, now: int) -> Grant | None:
         files = self.files(want.id)
@@ -66,7 +65,8 @@ class Desk(Shelf):
     def renew(self, leases: Sequence[Lease], ttl: timedelta, now: int) -> list[Lease | None]:
         """Move the ends of leases, and give None for each that was lost."""
         with self.gate():
-            return [self._renew(lease, now + ttl // _MICROSECOND) for lease in leases]
+            until = now + ttl // _MICROSECOND
+            return self.by_run(lambda mine: [self._renew(lease, until) for lease in mine], leases)
 
     def _renew(self, lease: Lease, until: int) -> Lease | None:
         files = self.files(lease.id)
@@ -86,37 +86,36 @@ class Desk(Shelf):
     def release(self, leases: Sequence[Lease], wake_at: int) -> None:
         """Give leases up without a rest."""
         with self.gate():
-            for lease in leases:
-                files = self.files(lease.id)
-                with self.guard(files):
-                    standing = files.standing()
-                    if standing is None or not standing.holds(lease.owner, lease.epoch):
-                        continue
-                    self.wakes.add([Wake(wake_at, files.id, standing.header.workflow)])
-                    takeovers = standing.mark.takeovers if standing.mark is not None else 0
-                    mark = Mark(None, lease.epoch, wake_at, takeovers)
-                    self.disk.overwrite(files.lease, mark_content(mark))
+            self.announce((self.files(lease.id), wake_at) for lease in leases)
+            self.by_run(lambda mine: [self._release(lease, wake_at) for lease in mine], leases)
 
-    def enqueue(self, new: Sequence[tuple[NewRun, int]], now: int) -> list[bool]:
-        """Create runs that wait for a claim, each with its wake time."""
+    def _release(self, lease: Lease, wake_at: int) -> None:
+        files = self.files(lease.id)
+        with self.guard(files):
+            standing = files.standing()
+            if standing is None or standing.mark is None:
+                return
+            if standing.holds(lease.owner, lease.epoch):
+                mark = Mark(None, lease.epoch, wake_at, standing.mark.takeovers)
+                self.disk.overwrite(files.lease, mark_content(mark))
+
+    def enqueue(self, runs: Sequence[NewRun], now: int) -> list[bool]:
+        """Create runs that wait for a claim; those without a time are due at once."""
         with self.gate():
-            missing = [not self.files(run.id).head.exists() for run, _ in new]
+            likely = [not self.files(run.id).head.exists() for run in runs]
+            new = [run for run, is_new in zip(runs, likely, strict=True) if is_new]
             self.wakes.add(
-                Wake(wake_at, self.prefix + run.id, run.workflow)
-                for (run, wake_at), free in zip(new, missing, strict=True)
-                if free
+                Wake(_wake_at(run, now), self.prefix + run.id, run.workflow) for run in new
             )
-            return [
-                free and self._enqueue(run, wake_at, now)
-                for (run, wake_at), free in zip(new, missing, strict=True)
-            ]
+            made = iter(self.by_run(lambda mine: [self._enqueue(run, now) for run in mine], new))
+        return [is_new and next(made) for is_new in likely]
 
-    def _enqueue(self, run: NewRun, wake_at: int, now: int) -> bool:
+    def _enqueue(self, run: NewRun, now: int) -> bool:
         files = self.files(run.id)
         with self.guard(files):
             if files.head.exists():
                 return False
-            self._create(files, run.snapshot, run.workflow, wake_at, now)
+            self._create(files, run.snapshot, run.workflow, _wake_at(run, now), now)
         return True
 
     def due(self, now: int, limit: int, workflows: Sequence[str] | None) -> list[Due]:
@@ -135,8 +134,12 @@ class Desk(Shelf):
             while chosen := list(islice(due, limit - len(grants))):
                 end = now + ttl // _MICROSECOND
                 self.wakes.add(wake._replace(at=end) for wake in chosen)
-                found = (self._claim(wake, owner, ttl, now) for wake in chosen)
+                found = self.by_run(
+                    lambda mine: [self._claim(wake, owner, ttl, now) for wake in mine], chosen
+                )
                 grants.extend(grant for grant in found if grant is not None)
+                for wake in chosen:
+                    scan.untrue(wake)
         self._tidy(scan, now)
         return grants
 
@@ -273,6 +276,10 @@ class Desk(Shelf):
 
     def _id(self, stored_id: str) -> str:
         return stored_id[len(self.prefix) :]
+
+
+def _wake_at(run: NewRun, now: int) -> int:
+    return now if run.wake_at is None else micros(run.wake_at, "wake_at")
 
 
 def _takeovers(mark: Mark | None, now: int) -> int:

@@ -5,9 +5,11 @@ writes a wake line and then the run. Locks are taken in one order: gate, shard, 
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from perdure.snapshot import Snapshot, is_over
 from perdure.store import Entry, Rest, Verdict
@@ -27,7 +29,21 @@ from perdure.stores._file_run import (
 from perdure.stores._file_wakes import Wake, Wakes
 from perdure.stores._times import micros
 
+
+class OfRun(Protocol):
+    """Something that a run is asked for, or told."""
+
+    @property
+    def id(self) -> str:
+        """The run's id."""
+        ...
+
+
+T = TypeVar("T", bound=OfRun)
+R = TypeVar("R")
+
 _GATE = "gate"
+_THREADS = 8
 
 
 class Shelf:
@@ -44,6 +60,7 @@ class Shelf:
         self._journals = Journals()
         self._is_open = False
         self._opening = threading.Lock()
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="perdure-file-run")
 
     def open(self) -> None:
         """Make the directories, once; after a failure they are tried again."""
@@ -52,6 +69,26 @@ class Shelf:
                 for directory in (self.runs, self._locks, self._root / "wakes"):
                     self.disk.make_directory(directory)
                 self._is_open = True
+
+    def close(self) -> None:
+        """End the threads that deal with many runs at once."""
+        self._threads.shutdown()
+
+    def by_run(self, deal: Callable[[list[T]], Sequence[R]], items: Sequence[T]) -> list[R]:
+        """Deal with each run's items in order, with several runs at once, and answer in order.
+
+        A disk syncs many files in the time that it takes for one.
+        """
+        groups: dict[str, list[T]] = {}
+        for item in items:
+            groups.setdefault(item.id, []).append(item)
+        if len(groups) == 1:
+            return list(deal(list(items)))
+        futures = {id: self._threads.submit(deal, group) for id, group in groups.items()}
+        # Also after a failure nothing may go on behind the caller, who holds the gate.
+        wait(futures.values())
+        answers = {id: iter(future.result()) for id, future in futures.items()}
+        return [next(answers[item.id]) for item in items]
 
     def files(self, id: str) -> RunFiles:
         """Give the files of a run by its id without the prefix."""
@@ -88,7 +125,8 @@ class Shelf:
         """Replace a whole run."""
         files = self.files(id)
         with self.gate(), JournalWriter(self.disk, self._journals) as journals:
-            self._announce(files, rest, workflow)
+            if rest.wake_at is not None:
+                self.wakes.add([Wake(micros(rest.wake_at), files.id, workflow)])
             with self.guard(files):
                 standing = files.standing()
                 if standing is None:
@@ -134,25 +172,24 @@ class Shelf:
 
     def append(self, entries: Sequence[Entry], now: int) -> list[Verdict]:
         """Write the entries of many runs, each run's journal synced once."""
-        verdicts = [Verdict.UNKNOWN] * len(entries)
-        turns: dict[str, list[int]] = {}
-        for turn, entry in enumerate(entries):
-            turns.setdefault(entry.id, []).append(turn)
-        with self.gate(), JournalWriter(self.disk, self._journals) as journals:
-            for id, mine in turns.items():
-                files = self.files(id)
-                group = [entries[turn] for turn in mine]
-                for entry in group:
-                    if entry.rest is not None:
-                        self._announce(files, entry.rest)
-                with self.guard(files):
-                    answers = self._append(files, journals, group, now)
-                for turn, verdict in zip(mine, answers, strict=True):
-                    verdicts[turn] = verdict
+        with self.gate():
+            self.announce(
+                (self.files(entry.id), micros(entry.rest.wake_at))
+                for entry in entries
+                if entry.rest is not None and entry.rest.wake_at is not None
+            )
+            return self.by_run(lambda mine: self._append(mine, now), entries)
+
+    def _append(self, entries: Sequence[Entry], now: int) -> list[Verdict]:
+        files = self.files(entries[0].id)
+        with JournalWriter(self.disk, self._journals) as journals:
+            with self.guard(files):
+                verdicts = self._write(files, journals, entries, now)
+            # Whoever gets the lock now and reads what is not synced yet, syncs it with their own.
             journals.sync()
         return verdicts
 
-    def _append(
+    def _write(
         self, files: RunFiles, journals: JournalWriter, entries: Sequence[Entry], now: int
     ) -> list[Verdict]:
         standing = files.standing()
@@ -179,12 +216,14 @@ class Shelf:
             journals.add(files, fresh.values())
         return [_verdict(standing, entry) for entry in entries]
 
-    def _announce(self, files: RunFiles, rest: Rest, workflow: str | None = None) -> None:
-        """Write the wake line of a run that is about to rest."""
-        if rest.wake_at is not None:
-            header = read_header(files.head) if workflow is None else None
-            name = workflow if header is None else header.workflow
-            self.wakes.add([Wake(micros(rest.wake_at), files.id, name)])
+    def announce(self, wakes: Iterable[tuple[RunFiles, int]]) -> None:
+        """Write the wake lines of runs, under the names of their workflows."""
+        headers = ((read_header(files.head), wake_at) for files, wake_at in wakes)
+        self.wakes.add(
+            Wake(wake_at, header.id, header.workflow)
+            for header, wake_at in headers
+            if header is not None
+        )
 
     def _lay(
         self,

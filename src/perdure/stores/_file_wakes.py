@@ -93,7 +93,7 @@ class Scan:
         self._now = now
         self._held: Counter[Path] = Counter()
         self._untrue: Counter[Path] = Counter()
-        self._home: dict[str, Path] = {}
+        self._homes: dict[str, set[Path]] = {}
 
     def __iter__(self) -> Iterator[Wake]:
         names = sorted(path.name for path in self._folder.iterdir() if path.suffix != ".tmp")
@@ -108,8 +108,8 @@ class Scan:
                     yield wake
 
     def untrue(self, wake: Wake) -> None:
-        """Note that a line's run has other plans."""
-        self._untrue[self._home[wake.id]] += 1
+        """Note that the lines of a run, as far as they were read, are not true any more."""
+        self._untrue.update(self._homes[wake.id])
 
     def to_deal(self) -> list[Path]:
         """Give the files that hold so many lines that they should be split."""
@@ -130,7 +130,7 @@ class Scan:
         lines = sorted(_lines(path), key=_order)
         self._held[path] = len({wake.id for wake in lines})
         for wake in lines:
-            self._home.setdefault(wake.id, path)
+            self._homes.setdefault(wake.id, set()).add(path)
         return lines
 
 

@@ -51,8 +51,8 @@ _THREADS = 4
 class FileStore(Closing):
     """Keeps runs as files in a directory, which several processes of one machine may share.
 
-    With `durability="full"` a write outlasts a loss of power when it is answered; with `"normal"` it
-    outlasts the end of the process only. Locks are held during an operation and end with the process.
+    With `durability="full"` an answered write outlasts a loss of power, with `"normal"` only the
+    end of the process. Locks are held during an operation, and end with the process.
 
         async with FileStore("./workflows") as store:
             await store.save("checkout-123", snapshot)
@@ -128,6 +128,7 @@ class FileStore(Closing):
         if not self._closed:
             self._closed = True
             await asyncio.to_thread(self._threads.shutdown)
+            await asyncio.to_thread(self._desk.close)
 
     async def append(self, entries: Sequence[Entry], /) -> Sequence[Verdict]:
         """Write the entries and give a verdict for each, in order; each journal is synced once."""
@@ -151,18 +152,14 @@ class FileStore(Closing):
 
     async def enqueue(self, runs: Sequence[NewRun], /) -> Sequence[bool]:
         """Create runs that wait for a claim; False for each id that was there already."""
-        now = self._now()
-        timed = []
         for run in runs:
             self._check_size(f"the snapshot of run {check_id(run.id)!r}", run.snapshot)
-            wake_at = now if run.wake_at is None else micros(run.wake_at, "wake_at")
-            timed.append((run, wake_at))
-        return await self._call(self._desk.enqueue, timed, now)
+        return await self._call(self._desk.enqueue, runs, self._now())
 
     async def due(
         self, now: datetime, limit: int, /, *, workflows: Sequence[str] | None = None
     ) -> Sequence[Due]:
-        """Give the runs without a live lease whose wake time is at or before `now`, earliest first."""
+        """Give the runs without a live lease whose wake time has come at `now`, earliest first."""
         return await self._call(self._desk.due, micros(now, "now"), check_limit(limit), workflows)
 
     async def claim(
@@ -208,7 +205,7 @@ class FileStore(Closing):
 
     async def stats(self) -> Stats:
         """Count the runs by status and find the oldest due one."""
-        by_status = Counter(line.status for line in await self._lines())
+        by_status = Counter[str](line.status for line in await self._lines())
         oldest = await self.due(moment_of(self._now()), 1)
         return Stats(by_status, oldest[0].wake_at if oldest else None)
 
@@ -227,9 +224,7 @@ class FileStore(Closing):
         except OSError as error:
             raise StoreError(f"the files could not be written or read: {error}") from error
         except msgspec.MsgspecError as error:
-            raise StoreCorrupted(
-                f"a file of the store holds what it should not: {error}"
-            ) from error
+            raise StoreCorrupted(f"a file of the store is damaged: {error}") from error
 
     def _now(self) -> int:
         self._check_open()

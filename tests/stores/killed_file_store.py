@@ -1,0 +1,103 @@
+"""Kills processes that append to a file store, and checks after each what the store holds.
+
+Run as a script with a directory, a count and a seed. It forks from one process that has imported
+everything, so that a hundred deaths take seconds, and prints a line of JSON with what was seen.
+"""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from perdure.snapshot import Snapshot
+from perdure.store import Entry, Want
+from perdure.stores.file import FileStore
+
+RUNS = ("one", "two", "three")
+EMPTY = {"formatVersion": 1, "steps": {}, "execution": {"status": "running", "lastUpdated": ""}}
+
+
+def delta(n: int) -> bytes:
+    step = {"ok": True, "value": [n] * (n % 50)}
+    return json.dumps({**EMPTY, "steps": {str(n): step}}).encode()
+
+
+async def append_for_ever(directory: Path, acknowledged: int) -> None:
+    """Append batches to all runs and write the number of each batch when it was acknowledged."""
+    async with FileStore(directory) as store:
+        first = json.dumps(EMPTY).encode()
+        wants = [Want(id, "owner", timedelta(hours=1), create=first) for id in RUNS]
+        grants = [grant for grant in await store.acquire(wants) if grant is not None]
+        next_step = [len(grant.snapshot["steps"]) for grant in grants]
+        os.write(acknowledged, b"ready\n")
+        n = 0
+        while True:
+            n += 1
+            entries = [
+                Entry(grant.lease.id, grant.lease.epoch, n, delta(start + n - 1))
+                for grant, start in zip(grants, next_step, strict=True)
+            ]
+            assert all(verdict.name == "ACCEPTED" for verdict in await store.append(entries))
+            totals = [start + n for start in next_step]
+            os.write(acknowledged, json.dumps(totals).encode() + b"\n")
+
+
+def kill_once(directory: Path, rng: random.Random) -> list[int]:
+    """Give how many steps of each run had been acknowledged when the process was killed."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        asyncio.run(append_for_ever(directory, writing))
+    os.close(writing)
+    with os.fdopen(reading) as lines:
+        assert lines.readline() == "ready\n"
+        time.sleep(rng.random() * 0.03)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        # The last line may be cut by the death itself.
+        whole = [line for line in lines if line.endswith("\n")]
+    return json.loads(whole[-1]) if whole else [0] * len(RUNS)
+
+
+def check(snapshot: Snapshot, acknowledged: int) -> int:
+    steps: dict[str, Any] = snapshot["steps"]
+    assert len(steps) >= acknowledged, f"{acknowledged} were acknowledged, {len(steps)} are there"
+    for n, (key, record) in enumerate(steps.items()):
+        assert key == str(n)
+        assert record == {"ok": True, "value": [n] * (n % 50)}
+    return len(steps)
+
+
+async def look(directory: Path) -> list[Snapshot]:
+    async with FileStore(directory) as store:
+        found = [await store.load(id) for id in RUNS]
+    return [snapshot for snapshot in found if snapshot is not None]
+
+
+def main() -> None:
+    directory, count, rng = Path(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.argv[3]))
+    seen = {"acknowledged": 0, "there": 0}
+    for _ in range(count):
+        acknowledged = kill_once(directory, rng)
+        # Looked at in a process of its own: the one that forks must have no threads.
+        looker = os.fork()
+        if looker == 0:
+            found = asyncio.run(look(directory))
+            there = [check(run, n) for run, n in zip(found, acknowledged, strict=True)]
+            (directory / "there").write_text(str(sum(there)))
+            os._exit(0)
+        assert os.waitpid(looker, 0)[1] == 0, "the check failed; its error is above"
+        seen["acknowledged"] = sum(acknowledged) or seen["acknowledged"]
+        seen["there"] = int((directory / "there").read_text())
+    print(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main()

@@ -54,7 +54,7 @@ class Home(Protocol):
         """Return when the record is durable; an exception breaks the run."""
         ...
 
-    async def wait(self, branch: Branch, wait: PendingWait) -> tuple[str, object] | None:
+    async def wait(self, wait: PendingWait) -> tuple[str, object] | None:
         """Wait for the wait's time or event: an event gives its message id and payload."""
         ...
 
@@ -66,10 +66,7 @@ class Home(Protocol):
 
 
 class Spec(Call):
-    """One call of a step, as the function asked for it.
-
-    `path` is the branch its record belongs to: an explicit key is one identity in the whole run.
-    """
+    """One call of a step, as the function asked for it."""
 
     __slots__ = (
         "args",
@@ -78,7 +75,6 @@ class Spec(Call):
         "id",
         "key",
         "kind",
-        "path",
         "print",
         "retries",
         "returns",
@@ -179,7 +175,12 @@ class Execution:
         self._inflight: dict[str, asyncio.Event] = {}
 
     def spec(
-        self, id: str, fn: Callable[..., Any], args: tuple[Any, ...] = (), key: str | None = None
+        self,
+        id: str,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        key: str | None = None,
+        branch: Branch | None = None,
     ) -> Spec:
         """Check a call and give it its identity."""
         if self._broken is not None:
@@ -192,7 +193,7 @@ class Execution:
             check_callable(id, fn)
         if key is not None and (type(key) is not str or not key):
             raise InvalidArgument("key", key, "a non-empty text, or nothing")
-        return Spec(id, self.lineage.branch(), key, fn, args)
+        return Spec(id, self.lineage.branch() if branch is None else branch, key, fn, args)
 
     def end(self) -> None:
         """Refuse steps from now on."""
@@ -341,25 +342,30 @@ class Execution:
         except CodecError as error:
             text = f"the value of {spec.place()} cannot be recorded: {error}"
             raise self.break_off(CodecError(text)) from error
-        record = Record(ok=True, value=data, typed=typed, coded=data is not value)
-        return self._finished(record, spec, key, started), seen, losses
-
-    def _finished(self, record: Record, spec: Spec, key: str, started: float) -> bytes:
         clock = self.clock
-        record.at = isoformat(clock.now())
-        record.durationMs = int((clock.monotonic() - started) * 1e6) / 1e3
-        record.attempts = spec.attempt
-        record.args = spec.print
-        record.kind = spec.kind
-        record.branch = spec.path
-        if key != spec.call:
-            record.call = spec.call
-        return codec.dumps(record)
+        record = Record(
+            ok=True,
+            value=data,
+            at=isoformat(clock.now()),
+            durationMs=_milliseconds(clock.monotonic() - started),
+            attempts=spec.attempt,
+            args=spec.print,
+            kind=spec.kind,
+            typed=typed,
+            coded=data is not value,
+            branch=spec.path,
+            call="" if key == spec.call else spec.call,
+        )
+        return codec.dumps(record), seen, losses
 
     async def _fail(self, spec: Spec, started: float, failure: Exception | Err[Any]) -> Any:
         failed, seen = failure_record(failure, spec.id, (*spec.errors, *self.errors))
         key = self.ledger.key_for(spec.path, spec.call)
-        record = self._finished(failed, spec, key, started)
+        failed.at = isoformat(self.clock.now())
+        failed.durationMs = _milliseconds(self.clock.monotonic() - started)
+        failed.attempts, failed.args, failed.kind = spec.attempt, spec.print, spec.kind
+        failed.branch, failed.call = spec.path, "" if key == spec.call else spec.call
+        record = codec.dumps(failed)
         self.admit(spec, key, record)
         self.failures[key] = seen
         if self.home is not None:
@@ -439,7 +445,7 @@ class Execution:
         started = self.clock.monotonic()
         try:
             if self.home is not None:
-                answer = await self.home.wait(spec.branch, wait)
+                answer = await self.home.wait(wait)
             else:
                 answer = await self._wait_here(spec, wait)
         except Exception as error:  # noqa: BLE001  # whatever keeps the run from waiting
@@ -506,6 +512,10 @@ class Execution:
     def tell(self, event: Callable[..., Event], spec: Spec, key: str, **facts: Any) -> None:
         """Publish news of a step, if anybody listens."""
         self.announce(event, step=spec.id, key=key, **facts)
+
+
+def _milliseconds(seconds: float) -> float:
+    return int(seconds * 1e6) / 1e3
 
 
 class _RolledBack(Exception):

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias, cast
 import msgspec
 
 from perdure import codec
+from perdure.lineage import inner_path
 from perdure.snapshot import Execution, Snapshot, StepRecord
 
 logger = logging.getLogger(__name__)
@@ -128,8 +129,21 @@ class Ledger:
         return [key for key in tuple(self._records) if not self.get(key)["ok"]]
 
     def untouched(self) -> list[str]:
-        """Give the keys of loaded records that nothing has asked for."""
-        return [key for key in self._records if key in self._loaded]
+        """Give the keys of loaded records that nothing has asked for.
+
+        Steps inside a step that answered from its record had no need to be asked.
+        """
+        answered = {
+            inner_path(branch, call)
+            for branch, calls in self._calls.items()
+            for call, key in calls.items()
+            if key not in self._loaded
+        }
+        return [
+            key
+            for key in self._records
+            if key in self._loaded and not _lies_within(self.get(key).get("branch", ""), answered)
+        ]
 
     def __len__(self) -> int:
         return len(self._records)
@@ -188,6 +202,11 @@ class Ledger:
         if include != "all":
             keys = [key for key in keys if self.get(key)["ok"] == (include == "completed")]
         return keys if limit is None else keys[:limit]
+
+
+def _lies_within(branch: str, paths: set[str]) -> bool:
+    parts = branch.split("/")
+    return any("/".join(parts[:length]) in paths for length in range(1, len(parts) + 1))
 
 
 def _embeddable(record: bytes | StepRecord) -> object:

@@ -47,13 +47,17 @@ class Branch:
 
 
 class Call:
-    """A step that is being executed: what its function may ask about itself."""
+    """A step that is being executed: what its function may ask about itself.
 
-    __slots__ = ("attempt", "branch", "call", "inner")
+    `path` is the branch its record belongs to: an explicit key is one identity in the whole run.
+    """
 
-    def __init__(self, branch: Branch, call: str) -> None:
+    __slots__ = ("attempt", "branch", "call", "inner", "path")
+
+    def __init__(self, branch: Branch, call: str, path: str) -> None:
         self.branch = branch
         self.call = call
+        self.path = path
         self.attempt = 1
         self.inner: Branch | None = None
 
@@ -65,13 +69,19 @@ class Call:
     def within(self) -> Branch:
         """Give the branch of steps that this step's own function calls."""
         if self.inner is None:
-            self.inner = self.branch.child(f"{self.call}>")
+            self.inner = Branch(self.branch.lineage, inner_path(self.path, self.call))
         return self.inner
+
+
+def inner_path(path: str, call: str) -> str:
+    """Give the path of steps that the function of this call of this branch calls."""
+    return f"{path}/{call}>" if path else f"{call}>"
 
 
 CURRENT: ContextVar[Call | None] = ContextVar("perdure_current_step", default=None)
 
 _branches: dict[Task, Branch] = {}
+_asides: WeakKeyDictionary[Task, tuple[Call, Branch]] = WeakKeyDictionary()
 _guests: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
 
 
@@ -112,7 +122,11 @@ class Lineage:
         """Give the branch in which the running code calls a step of this run."""
         call = CURRENT.get()
         if call is not None and call.branch.lineage is self:
-            return call.within()
+            return _inside(call)
+        return self.carrier()
+
+    def carrier(self) -> Branch:
+        """Give the branch that the running task carries."""
         task = asyncio.current_task()
         assert task is not None, "a step is called inside a task"
         branch = self.tasks.get(task)
@@ -164,6 +178,16 @@ def _innermost(coroutine: object) -> object:
     return getattr(inner, "cr_code", None)
 
 
+def _inside(call: Call) -> Branch:
+    """Give the branch of the running code, which belongs to a step's own function."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # in a thread
+        return call.within()
+    aside = _asides.get(task) if task is not None else None
+    return aside[1] if aside is not None and aside[0] is call else call.within()
+
+
 def enrol(task: Task, branch: Branch) -> None:
     """Make `task` the carrier of `branch` until it is done."""
     _branches[task] = branch.lineage.tasks[task] = branch
@@ -174,6 +198,8 @@ def spawn(branch: Branch, work: Coroutine[Any, Any, Any]) -> Task:
     """Start `work` as the given branch."""
     task: Task = asyncio.Task(work, loop=asyncio.get_running_loop())
     enrol(task, branch)
+    if (call := CURRENT.get()) is not None:
+        _asides[task] = (call, branch)
     return task
 
 
@@ -197,15 +223,18 @@ class _Factory:
         self.before = before
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
-        creator = asyncio.current_task(loop)
-        parent = _branches.get(creator) if creator is not None else None
-        # What a step's own function starts is that step's business, and no branch of the run.
-        branch = parent.child() if parent is not None and CURRENT.get() is None else None
+        creator, call = asyncio.current_task(loop), CURRENT.get()
+        parent = _inside(call) if call is not None else creator and _branches.get(creator)
+        branch = None if parent is None else parent.child()
         if self.before is None:
             task = asyncio.Task(coro, loop=loop, **options)
         else:
             task = self.before(loop, coro, **options)
-        if branch is not None:
+        if call is not None and branch is not None:
+            # What a step's own function starts is that step's business, and no branch of the run;
+            # only the steps it calls are told apart by it.
+            _asides[task] = (call, branch)
+        elif branch is not None:
             enrol(task, branch)
         return task
 

@@ -19,7 +19,6 @@ from perdure.clock import Clock, isoformat
 from perdure.commit import Committer
 from perdure.errors import LeaseLost, PerdureError, StoreError, Suspended
 from perdure.execution import Execution
-from perdure.lineage import Branch
 from perdure.parking import Parking
 from perdure.snapshot import Execution as ExecutionBlock
 from perdure.snapshot import PendingWait, Snapshot
@@ -182,11 +181,11 @@ class Home(ABC):
         store = self.session.store
         return list(await store.inbox(self.id)) if can_inbox(store) else []
 
-    async def wait(self, branch: Branch, wait: PendingWait) -> tuple[str, object] | None:
+    async def wait(self, wait: PendingWait) -> tuple[str, object] | None:
         """Wait in memory or at rest."""
         if wait["kind"] == "event":
             require_inbox(self.session.store, "step.wait_for_event")
-        return await self.parking.wait(branch, wait)
+        return await self.parking.wait(wait)
 
     def suspend(self, waits: list[PendingWait]) -> None:
         """Unwind the function: every branch waits for one of these."""
@@ -256,7 +255,7 @@ class OwnedRun(Home):
         await self._append(self._entry(step, key, record, warnings, tuple(takes)))
         self.parking.changed()
         if self._replay_every_step:
-            await self.parking.halt(self.execution.lineage.branch(), f"replay:{key}")
+            await self.parking.halt(f"replay:{key}")
 
     def _entry(
         self,

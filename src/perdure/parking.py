@@ -6,14 +6,18 @@ moment the waits are spent here, and a wait whose time or event comes goes on at
 """
 
 import asyncio
+import logging
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from perdure import codec
 from perdure.clock import Clock, parse_iso
+from perdure.errors import StoreUnavailable
 from perdure.lineage import Branch, Lineage, about_to_run, awaits_branches
 from perdure.snapshot import PendingWait
 from perdure.store import Message
+
+logger = logging.getLogger(__name__)
 
 POLL = timedelta(milliseconds=250)
 SLOWEST_POLL = timedelta(seconds=1)
@@ -33,6 +37,10 @@ class Host(Protocol):
 
     def suspend(self, waits: list[PendingWait]) -> None:
         """Put the run to rest with these waits."""
+        ...
+
+    def stop(self, reason: BaseException) -> None:
+        """End the run here: it cannot wait as it must."""
         ...
 
 
@@ -73,16 +81,16 @@ class Parking:
         self._change: asyncio.Future[None] | None = None
         self._warden: asyncio.Task[None] | None = None
 
-    async def wait(self, branch: Branch, wait: PendingWait) -> tuple[str, Any] | None:
+    async def wait(self, wait: PendingWait) -> tuple[str, Any] | None:
         """Wait for the time or the event; an event gives its message's id and payload."""
-        parked = _Parked(branch, wait)
+        parked = _Parked(self._lineage.carrier(), wait)
         if self._settle(parked):
             return parked.answer.result()
         return await self._park(wait["id"], parked)
 
-    async def halt(self, branch: Branch, id: str) -> None:
+    async def halt(self, id: str) -> None:
         """Stop this branch here until the run was put to rest and resumed."""
-        await self._park(id, _Parked(branch, {"id": id, "kind": "event"}))
+        await self._park(id, _Parked(self._lineage.carrier(), {"id": id, "kind": "event"}))
 
     async def _park(self, id: str, parked: _Parked) -> tuple[str, Any] | None:
         self._parked[id] = parked
@@ -111,11 +119,19 @@ class Parking:
 
     async def close(self) -> None:
         """Stop watching."""
-        if self._warden is not None:
-            self._warden.cancel()
-            await asyncio.wait([self._warden])
+        if (warden := self._warden) is not None:
+            warden.cancel()
+            await asyncio.wait([warden])
 
     async def _watch(self) -> None:
+        try:
+            await self._tend()
+        except Exception as error:  # noqa: BLE001  # told to the run, which cannot go on
+            self._host.stop(error)
+        finally:
+            self._warden = None
+
+    async def _tend(self) -> None:
         while self._parked:
             await self._let_others_run()
             if self._rests():
@@ -124,11 +140,17 @@ class Parking:
             await self._persist()
             await self._nap()
             if any(parked.wait["kind"] == "event" for parked in self._parked.values()):
-                mail = await self._host.fetch_mail()
-                self._mail = [message for message in mail if message.id not in self._handed_out]
+                await self._read_mail()
             for parked in list(self._parked.values()):
                 self._settle(parked)
-        self._warden = None
+
+    async def _read_mail(self) -> None:
+        try:
+            mail = await self._host.fetch_mail()
+        except StoreUnavailable as error:
+            logger.warning("mail cannot be read (%s); looking again", error)
+            return
+        self._mail = [message for message in mail if message.id not in self._handed_out]
 
     async def _let_others_run(self) -> None:
         for _ in range(_TURNS):

@@ -61,12 +61,12 @@ class Step:
                 "step.idempotency_key belongs to a step: ask for it inside the step's function, "
                 "for example step('pay', lambda: pay(amount, step.idempotency_key))"
             )
-        identity = "\0".join((self._run.run_id, call.branch.path, call.call))
+        identity = "\0".join((self._run.run_id, call.path, call.call))
         return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
     # The overlap is meant: a Result is a value too, and the first overload that fits unwraps it.
     @overload
-    async def __call__(  # type: ignore[overload-overlap]
+    def __call__(  # type: ignore[overload-overlap]
         self,
         id: str,
         fn: Callable[[*Args], Coroutine[Any, Any, Ok[T] | Err[Any]]],
@@ -78,9 +78,9 @@ class Step:
         timeout: Timeout | Duration | None = ...,
         returns: type[Any] | None = ...,
         errors: Errors = ...,
-    ) -> T: ...
+    ) -> Coroutine[Any, Any, T]: ...
     @overload
-    async def __call__(  # type: ignore[overload-overlap]
+    def __call__(  # type: ignore[overload-overlap]
         self,
         id: str,
         fn: Callable[[*Args], Awaitable[T]],
@@ -92,9 +92,9 @@ class Step:
         timeout: Timeout | Duration | None = ...,
         returns: type[Any] | None = ...,
         errors: Errors = ...,
-    ) -> T: ...
+    ) -> Coroutine[Any, Any, T]: ...
     @overload
-    async def __call__(  # type: ignore[overload-overlap]
+    def __call__(  # type: ignore[overload-overlap]
         self,
         id: str,
         fn: Callable[[*Args], Ok[T] | Err[Any]],
@@ -106,9 +106,9 @@ class Step:
         timeout: Timeout | Duration | None = ...,
         returns: type[Any] | None = ...,
         errors: Errors = ...,
-    ) -> T: ...
+    ) -> Coroutine[Any, Any, T]: ...
     @overload
-    async def __call__(
+    def __call__(
         self,
         id: str,
         fn: Callable[[*Args], T],
@@ -120,8 +120,8 @@ class Step:
         timeout: Timeout | Duration | None = ...,
         returns: type[Any] | None = ...,
         errors: Errors = ...,
-    ) -> T: ...
-    async def __call__(
+    ) -> Coroutine[Any, Any, T]: ...
+    def __call__(
         self,
         id: str,
         fn: Callable[..., Any],
@@ -133,7 +133,7 @@ class Step:
         timeout: Timeout | Duration | None = None,
         returns: type[Any] | None = None,
         errors: Errors = (),
-    ) -> Any:
+    ) -> Coroutine[Any, Any, Any]:
         """Give the value of `fn(*args)`, from its record when the step was done before.
 
         `key` is an identity of the user's own: used twice, it answers from its record. `returns` is
@@ -152,7 +152,7 @@ class Step:
         if errors:
             spec.errors = check_errors(errors)
         spec.returns = returns
-        return await run.perform(spec)
+        return run.perform(spec)
 
     async def sleep(self, id: str, duration: Duration | Cron, /) -> None:
         """Wait so long, or until the cron expression's next time; once, however often the run
@@ -242,8 +242,7 @@ class Step:
         async def work() -> None:
             while queue:
                 index, item = queue.pop()
-                spec = run.spec(id, fn, (item,))
-                spec.branch, spec.call = parent, f"{id}[{index}]"
+                spec = run.spec(f"{id}[{index}]", fn, (item,), branch=parent)
                 values[index] = await run.perform(spec)
 
         workers = range(min(concurrency, len(queue)))
@@ -268,7 +267,7 @@ class Step:
     async def _first(self, spec: Spec, thunks: Mapping[str, Callable[[], Any]]) -> tuple[str, Any]:
         # The race itself is no step that the branches run inside of: they are branches of the run.
         outside = CURRENT.set(None)
-        parent = spec.branch.child(spec.call)
+        parent = spec.within()
         tasks = {spawn(parent.child(name), _call(thunk)): name for name, thunk in thunks.items()}
         CURRENT.reset(outside)
         try:

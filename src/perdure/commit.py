@@ -73,6 +73,10 @@ class Lane(Generic[Q, A]):
             self._task = asyncio.Task(self._run(), loop=loop)
         return await answer
 
+    def __len__(self) -> int:
+        """How many requests wait for the next write."""
+        return len(self._queue)
+
     async def close(self) -> None:
         """Write what is waiting, then stop; later requests are refused."""
         self._closed = True

@@ -28,6 +28,7 @@ RUN = "explored"
 _LEASE = timedelta(seconds=30)
 _MOST_ROUNDS = 1000
 _PATIENCE = 0.005
+_HOWS: tuple[How, How] = ("before", "after")
 
 
 class Exploration(msgspec.Struct, frozen=True):
@@ -55,17 +56,17 @@ async def explore_crashes(
 ) -> Exploration:
     """Run a workflow once cleanly and once for each crash there can be, and compare the ends.
 
-    `events` are sent when the run waits for them. `store` makes a fresh store by a clock; the default
-    is memory. Each crash kills the process before or after one store call; another process goes on
-    when the lease has expired. A result or a history that differs is a `CrashFound`.
+    `events` are sent when the run waits for them. `store` makes a fresh store by a clock; the
+    default is memory. Each crash kills the process before or after one store call; another process
+    goes on when the lease has expired. A result or a history that differs is a `CrashFound`.
     """
     world = _World(workflow, payload, events or {}, store or _memory, always_replay)
     clean, calls, _ = await world.live(None, "before")
     doubled: Counter[str] = Counter()
     crashes = 0
     for number in range(1, calls + 1):
-        for how in ("before", "after"):
-            survived, _, starts = await world.live(number, how)  # type: ignore[arg-type]  # both are
+        for how in _HOWS:
+            survived, _, starts = await world.live(number, how)
             _compare(clean, survived, f"a crash {how} store call {number} of {calls}")
             doubled.update({step: n - 1 for step, n in starts.items() if n > 1})
             crashes += 1
@@ -94,7 +95,9 @@ class _World:
         self._always_replay = always_replay
 
     async def live(self, fail_at: int | None, how: How) -> tuple[Run, int, Counter[str]]:
-        """Give the run's end, how many store calls the first process made, and the steps' starts."""
+        """Give the run's end, how many store calls the first process made, and the steps'
+        starts.
+        """
         clock = TestClock()
         starts: Counter[str] = Counter()
         inner = self._store(clock)
@@ -147,7 +150,7 @@ class _World:
     async def _outside(self, runtime: Runtime, clock: TestClock, run: Run) -> None:
         """Send what the run waits for, or let time pass until it wakes."""
         for wait in run.pending:
-            if wait.event in self._events:
+            if wait.event is not None and wait.event in self._events:
                 payload = self._events[wait.event]
                 await runtime.signal(RUN, wait.event, payload, dedup_id=wait.id, wait=False)
                 return

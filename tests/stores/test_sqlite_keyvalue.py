@@ -1,0 +1,142 @@
+"""Texts under keys in SQLite: they really expire, and only `*` is special."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from perdure.errors import InvalidArgument, InvalidDuration
+from perdure.keyvalue import CompareAndSet, GetMany, KeyValueStore
+from perdure.stores.sqlite import SqliteKeyValue
+from perdure.testing.clock import TestClock
+
+HOSTILE = ["a%b", "a_b", "a.b", "a[b]c", "a\\b", "a?b", "a'b", 'a"b', "ä😀", "A%B"]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state.db"
+
+
+@pytest.fixture
+def clock() -> TestClock:
+    return TestClock()
+
+
+@pytest.fixture
+async def kv(path: Path, clock: TestClock) -> AsyncIterator[SqliteKeyValue]:
+    async with SqliteKeyValue(path, clock=clock) as kv:
+        yield kv
+
+
+def test_it_is_what_it_says(path: Path) -> None:
+    """The five methods, compare-and-set, and many keys in one round trip."""
+    kv = SqliteKeyValue(path)
+    assert isinstance(kv, KeyValueStore)
+    assert isinstance(kv, CompareAndSet)
+    assert isinstance(kv, GetMany)
+
+
+async def test_a_text_is_kept_until_it_is_deleted(kv: SqliteKeyValue) -> None:
+    """`set` replaces, `delete` tells whether there was one."""
+    assert await kv.get("a") is None
+    await kv.set("a", "one")
+    await kv.set("a", "two")
+    assert await kv.get("a") == "two"
+    assert await kv.exists("a")
+    assert await kv.delete("a")
+    assert not await kv.delete("a")
+    assert not await kv.exists("a")
+
+
+async def test_many_keys_come_in_the_order_asked(kv: SqliteKeyValue) -> None:
+    """A key that is not there gives None in its place."""
+    await kv.set("a", "1")
+    await kv.set("b", "2")
+    assert await kv.get_many(["b", "missing", "a", "b"]) == ["2", None, "1", "2"]
+
+
+async def test_a_text_ends_with_its_time(kv: SqliteKeyValue, clock: TestClock) -> None:
+    """After `ttl` the key is gone from every method, and a `set` without one is for ever."""
+    await kv.set("a", "1", ttl=timedelta(seconds=10))
+    await kv.set("b", "2", ttl="10s")
+    await kv.set("b", "2")
+    await clock.advance(9.999)
+    assert await kv.keys() == ["a", "b"]
+    await clock.advance(0.001)
+    assert await kv.get("a") is None
+    assert not await kv.exists("a")
+    assert await kv.keys() == ["b"]
+    assert not await kv.delete("a")
+
+
+async def test_expired_texts_are_purged(kv: SqliteKeyValue, clock: TestClock, path: Path) -> None:
+    """What has expired leaves the file with later writes."""
+    for number in range(50):
+        await kv.set(f"key {number}", "x", ttl=1)
+    await clock.advance(2)
+    await kv.set("last", "x")
+    with closing(sqlite3.connect(path)) as connection:
+        found = connection.execute("SELECT key FROM perdure_keyvalue").fetchall()
+    assert found == [("last",)]
+
+
+@pytest.mark.parametrize("key", HOSTILE)
+async def test_only_the_star_is_special(kv: SqliteKeyValue, key: str) -> None:
+    """Every other character of a pattern stands for itself, and case matters."""
+    for name in HOSTILE:
+        await kv.set(name, name)
+    assert await kv.get(key) == key
+    assert await kv.keys(key) == [key]
+    assert await kv.keys(f"{key[:-1]}*") == [key]
+
+
+async def test_a_star_stands_for_any_text(kv: SqliteKeyValue) -> None:
+    """Also for none, and anywhere."""
+    for name in ("ab", "axb", "ax/yb", "b"):
+        await kv.set(name, name)
+    assert await kv.keys("a*b") == ["ab", "ax/yb", "axb"]
+    assert await kv.keys("*b") == ["ab", "ax/yb", "axb", "b"]
+    assert len(await kv.keys()) == 4
+
+
+async def test_replace_is_atomic(kv: SqliteKeyValue) -> None:
+    """Of twenty that count up at once, none is lost."""
+
+    async def count_up() -> None:
+        while True:
+            old = await kv.get("count")
+            if await kv.replace("count", old, str(int(old or "0") + 1)):
+                return
+
+    await asyncio.gather(*(count_up() for _ in range(20)))
+    assert await kv.get("count") == "20"
+
+
+async def test_replace_takes_none_for_nothing(kv: SqliteKeyValue, clock: TestClock) -> None:
+    """None as the old text is a key that is not there or over, as the new one its removal."""
+    assert await kv.replace("a", None, None)
+    assert not await kv.replace("a", "1", "2")
+    assert await kv.replace("a", None, "1")
+    assert not await kv.replace("a", None, "2")
+    assert not await kv.replace("a", None, None)
+    assert not await kv.replace("a", "2", None)
+    assert await kv.replace("a", "1", None)
+    await kv.set("a", "1", ttl=1)
+    await clock.advance(1)
+    assert await kv.replace("a", None, "2")
+    assert await kv.get("a") == "2"
+
+
+async def test_what_is_no_text_is_refused(kv: SqliteKeyValue) -> None:
+    """A wrong value or duration is a clear error."""
+    with pytest.raises(InvalidArgument, match="value"):
+        await kv.set("a", 1)  # type: ignore[arg-type]
+    with pytest.raises(InvalidDuration, match="ttl"):
+        await kv.set("a", "1", ttl=-1)
+    with pytest.raises(InvalidArgument, match="table"):
+        SqliteKeyValue(":memory:", table="a b")

@@ -1,0 +1,148 @@
+"""SQLite does no more work than the question needs, however much there is in the file."""
+
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import pytest
+
+from perdure.store import Entry, Verdict, Want
+from perdure.stores import _sqlite_sql as sql
+from perdure.stores._sqlite_sql import Tables
+from perdure.stores.sqlite import SqliteStore, sqlite
+from perdure.testing.conformance.samples import as_json, delta, snapshot
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+# One run in a hundred is due.
+SLEEPERS = """
+    WITH RECURSIVE number (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM number WHERE i + 1 < :count)
+    INSERT INTO perdure_runs (id, snapshot, updated_at, workflow, status, wake_at, epoch)
+    SELECT printf('run %08d', i), '{}', '2029-01-01T00:00:00.000000Z', 'nap', 'suspended',
+        :now + (i - :count / 100) * 1000000, 1
+    FROM number
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "runs.db"
+
+
+@pytest.fixture
+async def store(path: Path) -> AsyncIterator[SqliteStore]:
+    async with sqlite(path, durability="normal") as store:
+        await store.load("run")
+        yield store
+
+
+@pytest.fixture
+def database(path: Path, store: SqliteStore) -> Iterator[sqlite3.Connection]:
+    """The store's file, opened beside it."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        yield connection
+
+
+def fall_asleep(database: sqlite3.Connection, sleepers: int) -> None:
+    now = int(NOW.timestamp() * 1_000_000)
+    database.execute("PRAGMA synchronous = OFF")
+    database.execute(SLEEPERS, {"count": sleepers, "now": now})
+
+
+def values(**given: object) -> dict[str, object]:
+    names = ["until", "now", "id", "prefix", "workflows", "status", "workflow", "mark", "mark_id"]
+    return {**dict.fromkeys(names), "limit": 100, "owner": "ana", "ttl": 1, **given}
+
+
+PLANS = {
+    "load": (
+        sql.LOAD,
+        {"sqlite_autoindex_perdure_runs_1", "sqlite_autoindex_perdure_runs_journal_1"},
+    ),
+    "list": (sql.LIST, {"perdure_runs_list"}),
+    "due": (sql.DUE, {"perdure_runs_wake"}),
+    "claim": (sql.CLAIM, {"perdure_runs_wake", "sqlite_autoindex_perdure_runs_1"}),
+    "prune": (sql.PRUNE, {"perdure_runs_list", "sqlite_autoindex_perdure_runs_1"}),
+    "acquire": (sql.ACQUIRE, {"sqlite_autoindex_perdure_runs_1"}),
+    "inbox": (sql.INBOX, {"perdure_runs_inbox_waiting"}),
+}
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+@pytest.mark.parametrize("verb", PLANS)
+def test_a_verb_finds_by_index(database: sqlite3.Connection, verb: str, analyzed: bool) -> None:
+    """`load`, `list`, `due`, `claim` and the rest search an index; none scans or sorts a table."""
+    statement, indexes = PLANS[verb]
+    fall_asleep(database, 1_000)
+    if analyzed:
+        database.execute("ANALYZE")
+    explained = database.execute(
+        f"EXPLAIN QUERY PLAN {Tables('perdure_runs')[statement]}", values(older_than=1)
+    )
+    plan = [row[3] for row in explained]
+    used = {index for index in indexes if any(f"INDEX {index} (" in line for line in plan)}
+    assert used == indexes
+    assert not [line for line in plan if line.startswith("SCAN perdure") or "B-TREE" in line]
+
+
+def test_due_reads_no_more_than_it_gives(database: sqlite3.Connection) -> None:
+    """The work for a hundred due runs does not grow with those that sleep."""
+    fall_asleep(database, 20_000)
+    before = steps_of_due(database)
+    database.execute(
+        "UPDATE perdure_runs SET id = 'late ' || id, wake_at = wake_at + 1000000000000"
+    )
+    fall_asleep(database, 20_000)
+    assert steps_of_due(database) <= before * 1.05
+
+
+def steps_of_due(database: sqlite3.Connection) -> int:
+    """Give how many tens of steps SQLite's machine takes for a hundred due runs."""
+    steps = count()
+    database.set_progress_handler(lambda: next(steps) < 0, 10)
+    until = int(NOW.timestamp() * 1_000_000)
+    due = database.execute(Tables("perdure_runs")[sql.DUE], values(until=until, prefix=""))
+    assert len(due.fetchall()) == 100
+    database.set_progress_handler(None, 0)
+    return next(steps)
+
+
+@pytest.mark.parametrize("sleepers", [200_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+async def test_due_among_very_many_sleepers_is_quick(
+    store: SqliteStore, database: sqlite3.Connection, sleepers: int
+) -> None:
+    """`due(limit=100)` among a million sleeping runs takes less than 5 ms."""
+    fall_asleep(database, sleepers)
+    times = []
+    for _ in range(11):
+        began = perf_counter()
+        due = await store.due(NOW, 100)
+        times.append(perf_counter() - began)
+        assert len(due) == 100
+    assert [one.wake_at for one in due] == sorted(one.wake_at for one in due)
+    assert median(times) < 0.005
+
+
+async def test_the_5000th_entry_costs_what_the_10th_did(path: Path) -> None:
+    """Appending takes no longer because a run is long."""
+    async with sqlite(path) as store:
+        wants = [Want(id, "ana", HOUR, create=as_json(snapshot())) for id in ("long", "short")]
+        long, short = [grant.lease for grant in await store.acquire(wants) if grant]
+        entries = [Entry("long", long.epoch, n, delta(f"step {n}")) for n in range(5_000)]
+        for start in range(0, 5_000, 500):
+            await store.append(entries[start : start + 500])
+        times: dict[str, list[float]] = {"long": [], "short": []}
+        # In turns, so that what else the machine does weighs on both alike.
+        for n in range(300):
+            for lease, first in ((long, 5_000), (short, 10)):
+                entry = Entry(lease.id, lease.epoch, first + n, delta(f"step {n}"))
+                began = perf_counter()
+                assert await store.append([entry]) == [Verdict.ACCEPTED]
+                times[lease.id].append(perf_counter() - began)
+    assert median(times["long"]) <= 1.3 * median(times["short"])

@@ -72,7 +72,7 @@ def fresh_database(server: Server, *, pooled: bool = False) -> Iterator[str]:
         server.ensure()
         try:
             if not pooled:
-                _await_no_connections(server, name)
+                await_no_connections(server, name)
         finally:
             _administer(server, f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
@@ -83,7 +83,7 @@ def _administer(server: Server, statement: str) -> None:
         connection.execute(statement.encode())
 
 
-def _await_no_connections(server: Server, database: str) -> None:
+def await_no_connections(server: Server, database: str) -> None:
     """Wait for the server to notice closed connections; fail if some were left open."""
     find = (
         "SELECT pid, state, query FROM pg_stat_activity "

@@ -21,7 +21,7 @@ class Lifecycle:
         self._lock = asyncio.Lock()
         self._home: asyncio.AbstractEventLoop | None = None
         self._is_set_up = False
-        self._is_closed = False
+        self.is_closed = False
 
     async def ready(self) -> None:
         """Set the store up if that was not done yet; raise when it is closed."""
@@ -37,13 +37,13 @@ class Lifecycle:
 
     def check_open(self) -> None:
         """Raise `StoreClosed` after `close`."""
-        if self._is_closed:
+        if self.is_closed:
             raise StoreClosed(f"this {self._name} store was closed; open a new one")
 
     def close(self) -> bool:
         """Let no further call through; False when that was so already."""
-        was_open = not self._is_closed
-        self._is_closed = True
+        was_open = not self.is_closed
+        self.is_closed = True
         return was_open
 
     def _settle(self) -> None:

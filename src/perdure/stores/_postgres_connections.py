@@ -1,0 +1,185 @@
+"""Connections to PostgreSQL: our own, a few and kept, or those of a pool that was passed in."""
+
+import asyncio
+from typing import Any, Protocol
+
+from perdure.clock import Clock, Duration, parse_duration
+from perdure.errors import InvalidArgument, StoreClosed, StoreUnavailable
+from perdure.store import check_limit
+from perdure.stores._postgres_errors import is_away, load_driver, translated
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+
+
+class Connections(Protocol):
+    """Where a statement gets its connection from."""
+
+    where: str
+
+    async def take(self) -> Any:
+        """Give a connection that nobody else uses until it is given back."""
+        ...
+
+    async def give_back(self, connection: Any, *, sound: bool) -> None:
+        """Take a connection back; one that is not sound may have an answer on its way."""
+        ...
+
+    async def dedicate(self) -> Any:
+        """Give a connection to be kept for long, beside those that statements use."""
+        ...
+
+    async def dismiss(self, connection: Any) -> None:
+        """Take back a connection that was kept for long."""
+        ...
+
+    async def close(self) -> None:
+        """Close what was opened here."""
+        ...
+
+
+class OwnConnections:
+    """At most `limit` connections, opened when needed and kept.
+
+    The driver's own pool spends a fifth of a commit's time on handing a connection out and back:
+    it resets the session, which perdure leaves as it is, and makes a task for it.
+    """
+
+    def __init__(
+        self, url: str, *, limit: int, prepared: bool, patience: float, clock: Clock
+    ) -> None:
+        self.where = place(url)
+        self._url = url
+        self._limit = limit
+        self._prepared = prepared
+        self._patience = patience
+        self._clock = clock
+        self._idle: list[Any] = []
+        self._free = asyncio.Semaphore(limit)
+        self._home: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    async def take(self) -> Any:
+        """Give an idle connection or a new one; waits when all are in use."""
+        if self._home is not asyncio.get_running_loop():
+            self._move_in()
+        await self._free.acquire()
+        try:
+            while self._idle:
+                connection = self._idle.pop()
+                if not connection.is_closed():
+                    return connection
+            return await self.dedicate()
+        except BaseException:
+            self._free.release()
+            raise
+
+    async def give_back(self, connection: Any, *, sound: bool) -> None:
+        """Keep a sound connection for the next one who needs it."""
+        if sound and not self._closed and not connection.is_closed():
+            self._idle.append(connection)
+        else:
+            connection.terminate()
+        self._free.release()
+
+    async def dedicate(self) -> Any:
+        """Give a new connection, trying for as long as patience lasts."""
+        driver = load_driver()
+        began = self._clock.monotonic()
+        pause = _FIRST_PAUSE
+        while not self._closed:
+            try:
+                return await self._connect_once(driver)
+            except (driver.PostgresError, driver.InterfaceError, OSError, TimeoutError) as error:
+                tried = self._clock.monotonic() - began
+                if not is_away(error):
+                    raise translated(error, self.where, "perdure") from error
+                if tried + pause > self._patience:
+                    raise StoreUnavailable(
+                        f"PostgreSQL at {self.where} cannot be reached, tried for {tried:.1f}s: "
+                        f"{error or type(error).__name__}"
+                    ) from error
+            await self._clock.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        raise StoreClosed("this PostgreSQL store was closed; open a new one")
+
+    async def dismiss(self, connection: Any) -> None:
+        """Say goodbye to the server, or hang up when it does not answer."""
+        driver = load_driver()
+        try:
+            await connection.close(timeout=2)
+        except (driver.PostgresError, driver.InterfaceError, OSError, TimeoutError):
+            connection.terminate()
+
+    async def close(self) -> None:
+        """Close the idle connections; those in use are closed when they come back."""
+        self._closed = True
+        while self._idle:
+            await self.dismiss(self._idle.pop())
+
+    async def _connect_once(self, driver: Any) -> Any:
+        return await driver.connect(
+            self._url,
+            timeout=max(self._patience, 1),
+            statement_cache_size=100 if self._prepared else 0,
+            max_cached_statement_lifetime=0,
+            server_settings={"application_name": "perdure"},
+        )
+
+    def _move_in(self) -> None:
+        # Connections of a loop that has ended are lost with it.
+        self._home = asyncio.get_running_loop()
+        self._idle.clear()
+        self._free = asyncio.Semaphore(self._limit)
+
+
+class LentConnections:
+    """The connections of an asyncpg pool that is somebody else's: never closed here."""
+
+    where = "the pool that was passed in"
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    async def take(self) -> Any:
+        """Give a connection of the pool, as soon as it has one."""
+        driver = load_driver()
+        try:
+            return await self._pool.acquire()
+        except (driver.PostgresError, driver.InterfaceError, OSError, TimeoutError) as error:
+            raise translated(error, self.where, "perdure") from error
+
+    async def give_back(self, connection: Any, *, sound: bool) -> None:
+        """Let the pool have it back; it knows itself what to do with an unsound one."""
+        await self._pool.release(connection)
+
+    async def dedicate(self) -> Any:
+        """Give a connection of the pool, which then has one less."""
+        return await self.take()
+
+    async def dismiss(self, connection: Any) -> None:
+        """Let the pool have it back."""
+        await self._pool.release(connection)
+
+    async def close(self) -> None:
+        """Do nothing: whoever opened the pool closes it."""
+
+
+def open_connections(
+    url: str | None, pool: Any, limit: int, prepared: bool, patience: Duration, clock: Clock
+) -> Connections:
+    """Give the connections that a store's options ask for; none is opened yet."""
+    span = parse_duration(patience, "patience").total_seconds()
+    if pool is not None:
+        if not isinstance(pool, load_driver().Pool):
+            raise InvalidArgument("pool", pool, "an asyncpg pool, as asyncpg.create_pool gives it")
+        return LentConnections(pool)
+    if not isinstance(url, str) or "://" not in url:
+        raise InvalidArgument("url", url, "a URL such as postgresql://user@host/database")
+    if check_limit(limit, "max_connections") == 0:
+        raise InvalidArgument("max_connections", limit, "a whole number, 1 or more")
+    return OwnConnections(url, limit=limit, prepared=prepared, patience=span, clock=clock)
+
+
+def place(url: str) -> str:
+    """Give the host and database of a URL, for people: no user, no password."""
+    return url.partition("://")[2].rpartition("@")[2].partition("?")[0] or url.partition(":")[0]

@@ -1,0 +1,95 @@
+"""Hints that a run became due, by LISTEN and NOTIFY."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from perdure.clock import Clock
+from perdure.errors import StoreUnavailable
+from perdure.store import Capabilities
+from perdure.stores._postgres_database import Database
+from perdure.stores._postgres_schema import Names
+from perdure.stores._postgres_store import PostgresStore
+
+logger = logging.getLogger(__name__)
+
+
+class HintingPostgresStore(PostgresStore):
+    """A store whose sessions are its own, so that they can listen."""
+
+    def __init__(
+        self,
+        database: Database,
+        names: Names,
+        *,
+        prefix: str,
+        capabilities: Capabilities,
+        clock: Clock,
+    ) -> None:
+        super().__init__(database, names, prefix=prefix, capabilities=capabilities)
+        self._clock = clock
+        self._ears: set[_Ear] = set()
+
+    async def hints(self) -> AsyncIterator[None]:
+        """Yield whenever a run may have become due, in any process; ends when the store is closed.
+
+        A connection of its own listens. When that is lost, a new one is made, and a hint comes for
+        what may have happened meanwhile.
+        """
+        await self._life.ready()
+        while not self._life.is_closed:
+            try:
+                async with self._listening() as ear:
+                    yield
+                    while await ear.hears():
+                        yield
+            except StoreUnavailable as error:
+                logger.warning("no hints for now: %s", error)
+                await self._clock.sleep(1)
+
+    async def close(self) -> None:
+        """Close the connections that were opened here, and end the hints."""
+        await super().close()
+        for ear in self._ears:
+            ear.deafen()
+
+    @asynccontextmanager
+    async def _listening(self) -> AsyncGenerator["_Ear"]:
+        connections = self._database.connections
+        connection = await connections.dedicate()
+        ear = _Ear()
+        self._ears.add(ear)
+        try:
+            connection.add_termination_listener(ear.deafen)
+            with self._database.speaking():
+                await connection.add_listener(self._names.channel, ear.wake)
+            yield ear
+        finally:
+            self._ears.discard(ear)
+            connection.remove_termination_listener(ear.deafen)
+            with self._database.speaking():
+                await connection.remove_listener(self._names.channel, ear.wake)
+            await connections.dismiss(connection)
+
+
+class _Ear:
+    """What a connection that listens has heard since it was last asked."""
+
+    def __init__(self) -> None:
+        self._news = asyncio.Event()
+        self._is_deaf = False
+
+    def wake(self, *_: Any) -> None:
+        self._news.set()
+
+    def deafen(self, *_: Any) -> None:
+        self._is_deaf = True
+        self._news.set()
+
+    async def hears(self) -> bool:
+        """Wait for news; False when there can be none any more."""
+        await self._news.wait()
+        self._news.clear()
+        return not self._is_deaf

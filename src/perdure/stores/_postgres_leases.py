@@ -1,0 +1,120 @@
+"""Giving runs to owners: leased in one statement, and read under the lease."""
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from datetime import timedelta
+from typing import Any
+
+from perdure import codec
+from perdure.store import Grant, Lease, Message, Want
+from perdure.stores._postgres_append import Fetch
+from perdure.stores._postgres_rows import read_message, read_run
+from perdure.stores._postgres_sql import CLAIM, CREATE, INBOXES, JOURNALS, LEASE, Statements
+
+
+class Leases:
+    """Leases of the runs whose stored ids begin with `prefix`."""
+
+    def __init__(self, fetch: Fetch, statements: Statements, prefix: str) -> None:
+        self._fetch = fetch
+        self._statements = statements
+        self._prefix = prefix
+
+    async def acquire(self, wants: Sequence[Want]) -> list[Grant | None]:
+        """Give each want its grant or None, in order."""
+        grants: list[Grant | None] = [None] * len(wants)
+        places = list(range(len(wants)))
+        while places:
+            # Of two wants for one run the first is served first, by a statement of its own.
+            turn = {wants[place].id: place for place in reversed(places)}
+            granted = await self._acquire_distinct([wants[place] for place in turn.values()])
+            for id, place in turn.items():
+                grants[place] = granted.get(id)
+            places = [place for place in places if turn[wants[place].id] != place]
+        return grants
+
+    async def claim(
+        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
+    ) -> list[Grant]:
+        """Give up to `limit` grants of runs that are due, earliest first."""
+        values: list[object] = [owner, ttl, limit, self._prefix]
+        statement = self._statements[CLAIM]
+        if workflows is not None:
+            statement = self._statements.extended(CLAIM, "AND run.workflow = ANY ($5::text[])")
+            values.append(list(workflows))
+        return list((await self._read(await self._fetch(statement, *values))).values())
+
+    async def _acquire_distinct(self, wants: Sequence[Want]) -> dict[str, Grant]:
+        wants = sorted(wants, key=lambda want: want.id)
+        granted: dict[str, Grant] = {}
+        while wants:
+            granted |= await self._create([want for want in wants if want.create is not None])
+            known = [want for want in wants if want.existing and want.id not in granted]
+            found = await self._lease(known, granted)
+            # One that was neither created nor found was deleted in between.
+            wants = [want for want in known if want.create is not None and want.id not in found]
+        return granted
+
+    async def _create(self, wants: Sequence[Want]) -> dict[str, Grant]:
+        if not wants:
+            return {}
+        rows = await self._fetch(
+            self._statements[CREATE],
+            [self._prefix + want.id for want in wants],
+            [want.owner for want in wants],
+            [want.ttl for want in wants],
+            [want.create for want in wants],
+            [want.workflow for want in wants],
+        )
+        created = {row["id"].removeprefix(self._prefix): row for row in rows}
+        return {want.id: _created(want, created[want.id]) for want in wants if want.id in created}
+
+    async def _lease(self, wants: Sequence[Want], granted: dict[str, Grant]) -> Collection[str]:
+        """Add the grants of the runs that are free; give the ids of all that are there."""
+        if not wants:
+            return ()
+        rows = await self._fetch(
+            self._statements[LEASE],
+            [self._prefix + want.id for want in wants],
+            [want.owner for want in wants],
+            [want.ttl for want in wants],
+        )
+        granted |= await self._read([row for row in rows if row["epoch"] is not None])
+        return {row["held"].removeprefix(self._prefix) for row in rows}
+
+    async def _read(self, rows: Sequence[Any]) -> dict[str, Grant]:
+        """Give the grants of leased rows, in order, by the runs' ids.
+
+        The statement that leased them could not see what was committed while it waited. Where
+        something may lie in the journal or in the inbox, it is read now, under the lease.
+        """
+        unclean = [row["id"] for row in rows if not row["clean"]]
+        mailed = [row["id"] for row in rows if row["mail"]]
+        journals = await self._journals(unclean) if unclean else {}
+        inboxes = await self._inboxes(mailed) if mailed else {}
+        grants = (
+            self._granted(row, journals.get(row["id"]), inboxes.get(row["id"], ())) for row in rows
+        )
+        return {grant.lease.id: grant for grant in grants}
+
+    async def _journals(self, keys: Sequence[str]) -> dict[str, bytes | None]:
+        return dict(await self._fetch(self._statements[JOURNALS], keys))
+
+    async def _inboxes(self, keys: Sequence[str]) -> dict[str, list[Message]]:
+        found: dict[str, list[Message]] = defaultdict(list)
+        for row in await self._fetch(self._statements[INBOXES], keys):
+            found[row["run"]].append(read_message(row))
+        return found
+
+    def _granted(self, row: Any, journal: bytes | None, inbox: Sequence[Message]) -> Grant:
+        id = row["id"].removeprefix(self._prefix)
+        snapshot = read_run(id, row["snapshot"], row["updated_at"], journal)
+        lease = Lease(id, row["owner"], row["epoch"], row["wake_at"], bool(inbox))
+        return Grant(lease, snapshot, row["now"], tuple(inbox), row["takeovers"])
+
+
+def _created(want: Want, row: Any) -> Grant:
+    assert want.create is not None
+    lease = Lease(want.id, want.owner, row["epoch"], row["wake_at"])
+    snapshot: Any = codec.loads(want.create)
+    return Grant(lease, snapshot, row["now"], created=True)

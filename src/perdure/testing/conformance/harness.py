@@ -64,14 +64,16 @@ class Harness:
 
     `clock` is the store's clock when a test can move it; without one the checks really wait, and
     `short` is how long a lease is that they let expire. `url` (or `"module:function"`, which makes
-    the store) lets other processes open the same runs. `examples` is how many random cases the
-    checks with random cases try.
+    the store) lets other processes open the same runs. `examples` is how many random cases are
+    tried where cases are random. With `shrink` a random sequence of calls that fails is made as
+    short as it can be, which may take minutes.
     """
 
     clock: TestClock | None = None
     short: timedelta = timedelta(milliseconds=150)
     url: str | None = None
     examples: int = 25
+    shrink: bool = False
 
     async def reopen(self, store: Store, *, prefix: str = "") -> Store | None:
         """Give another instance on the same runs, with this prefix; it is closed by the check."""
@@ -167,7 +169,7 @@ def need_atomic_lease(store: Store) -> Capabilities:
     """Skip when the store's leases are best effort: such a store may lose a race."""
     declared = capabilities(store)
     if declared.lease != "atomic":
-        pytest.skip(f"{type(store).__name__} declares its leases {declared.lease}, not atomic")
+        pytest.skip(f"{type(store).__name__} does not declare: atomic leases")
     return declared
 
 

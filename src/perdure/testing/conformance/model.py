@@ -73,7 +73,9 @@ class ModelChecks(Harness):
     async def test_the_store_agrees_with_a_simple_model(self, store: Store) -> None:
         """Every verb keeps its promise after any sequence of all verbs."""
         whole = need_everything(store)
-        await run_machine(lambda bridge: StoreMachine(whole, bridge, self), self.examples)
+        await run_machine(
+            lambda bridge: StoreMachine(whole, bridge, self), self.examples, shrink=self.shrink
+        )
 
 
 async def same(store: Store, wanted: Any) -> None:

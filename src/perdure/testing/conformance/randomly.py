@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
@@ -32,10 +32,11 @@ class Bridge:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
 
-def _settings(examples: int, steps: int = 25) -> settings:
+def _settings(examples: int, *, shrink: bool = True) -> settings:
     return settings(
         max_examples=examples,
-        stateful_step_count=steps,
+        phases=[Phase.generate, Phase.shrink] if shrink else [Phase.generate],
+        stateful_step_count=40,
         deadline=None,
         database=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -56,8 +57,11 @@ async def for_all(
     await asyncio.to_thread(run)
 
 
-async def run_machine(make: Callable[[Bridge], RuleBasedStateMachine], examples: int) -> None:
+async def run_machine(
+    make: Callable[[Bridge], RuleBasedStateMachine], examples: int, *, shrink: bool
+) -> None:
     """Run a state machine through many random sequences of its rules."""
     bridge = Bridge()
     machine: Any = lambda: make(bridge)  # noqa: E731 - hypothesis types it as a class, and calls it
-    await asyncio.to_thread(run_state_machine_as_test, machine, settings=_settings(examples))
+    rules = _settings(examples, shrink=shrink)
+    await asyncio.to_thread(run_state_machine_as_test, machine, settings=rules)

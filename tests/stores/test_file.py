@@ -70,7 +70,7 @@ class CrashingDisk(Disk):
 
 def crashing_store(directory: Path, clock: TestClock, changes: int) -> FileStore:
     store = FileStore(directory, clock=clock, durability="normal")
-    store._desk.disk = store._desk.wakes._disk = CrashingDisk(changes)
+    store._files.disk = store._files.wakes._disk = CrashingDisk(changes)
     return store
 
 

@@ -4,24 +4,15 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from perdure.clock import SystemClock
-from perdure.snapshot import RunStatus
+from perdure.stores._embedded import Line
 from perdure.stores._file_run import Header, RunFiles, read_header
 
 Headers: TypeAlias = dict[str, tuple[tuple[int, int], Header]]
 
 _TICK = 2.0
-
-
-class Line(NamedTuple):
-    """A run as a list shows it."""
-
-    updated_at: int
-    id: str
-    status: RunStatus
-    workflow: str | None
 
 
 class Catalog:

@@ -33,7 +33,7 @@ _MICROSECOND = timedelta(microseconds=1)
 _SETBACK = timedelta(hours=1) // _MICROSECOND
 
 
-class Desk(Shelf):
+class FileDesk(Shelf):
     """The runs of a directory, and those who ask for them."""
 
     def acquire(self, wants: Sequence[Want], now: int) -> list[Grant | None]:

@@ -13,6 +13,8 @@ from typing import Protocol, TypeVar
 
 from perdure.snapshot import Snapshot, is_over
 from perdure.store import Entry, Rest, Verdict
+from perdure.stores._embedded import Line
+from perdure.stores._file_catalog import Catalog
 from perdure.stores._file_disk import Disk, locked
 from perdure.stores._file_journal import Journals, JournalWriter
 from perdure.stores._file_run import (
@@ -58,6 +60,7 @@ class Shelf:
         self._locks = root / "locks"
         self._epochs = root / "epoch"
         self._journals = Journals()
+        self._catalog = Catalog(self.runs)
         self._is_open = False
         self._opening = threading.Lock()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="perdure-file-run")
@@ -163,6 +166,10 @@ class Shelf:
             self.disk.sync_directory(files.head.parent)
         self.clear(files)
         return there
+
+    def lines(self, prefix: str) -> list[Line]:
+        """Give all runs whose stored ids begin with `prefix`, in no order."""
+        return self._catalog.lines(prefix)
 
     def clear(self, files: RunFiles) -> None:
         """Remove what belongs to a run that is not there: a crash may have left it behind."""

@@ -1,0 +1,182 @@
+"""Scripts on runs: on one, on each of many, and on all shards read as one."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from perdure.snapshot import RunStatus
+from perdure.stores import _redis_scripts as scripts
+from perdure.stores._redis_batches import Row, batches
+from perdure.stores._redis_keys import SHARDS, STATUSES, Keys
+from perdure.stores._redis_links import Value
+from perdure.stores._redis_replies import to_json, workflow_argument
+from perdure.stores._redis_scripts import Script
+from perdure.stores._redis_server import Call, Server
+
+_FROM_THE_BEGINNING: tuple[Value, Value] = ("", "")
+
+
+class Runs:
+    """The runs whose ids begin with `prefix`. Ids that come in are without it, replies with it."""
+
+    def __init__(self, server: Server, keys: Keys, prefix: str) -> None:
+        self._server = server
+        self._keys = keys
+        self._prefix = prefix
+        self._is_split = server.link.is_split
+
+    async def one(self, script: Script, id: str, *values: Value, repeatable: bool = True) -> Any:
+        """Give what a script gives for one run."""
+        call = Call([self._keys.run(self._prefix + id)], values)
+        [reply] = await self._server.run(script, [call], repeatable=repeatable)
+        return reply
+
+    async def mail(self, id: str) -> Any:
+        """Give the hash of a run's inbox."""
+        call = Call([self._keys.mail(self._prefix + id)], ())
+        [reply] = await self._server.run(scripts.READ, [call])
+        return reply
+
+    async def each(
+        self, script: Script, rows: Sequence[Row], *head: Value, repeatable: bool = True
+    ) -> Sequence[Any]:
+        """Give what a script gives for each run; `head` is what it is told first."""
+        if not rows:
+            return ()
+        parts = batches(rows, self._keys, self._prefix, is_split=self._is_split, head=head)
+        calls = [part.call for part in parts]
+        replies = await self._server.run(script, calls, repeatable=repeatable)
+        if len(parts) == 1:
+            return replies[0] or ()
+        answers: list[Any] = [None] * len(rows)
+        for part, reply in zip(parts, replies, strict=True):
+            for place, answer in zip(part.places, reply or (), strict=False):
+                answers[place] = answer
+        return answers
+
+    async def page(
+        self,
+        statuses: Sequence[RunStatus],
+        prefix: str,
+        limit: int,
+        workflow: str | None,
+        mark: tuple[Value, Value],
+    ) -> Sequence[Any]:
+        """Give up to `limit` lines of each group of shards, of the statuses by turns."""
+        groups = [
+            [self._keys.list(shard, status) for shard in shards for status in statuses]
+            for shards in self._groups()
+        ]
+        name = workflow_argument(workflow)
+        return await self._all(scripts.LIST, groups, limit, name, prefix=prefix, mark=mark)
+
+    async def due(
+        self, now: int | None, limit: int, workflows: Sequence[str] | None
+    ) -> Sequence[Any]:
+        """Give the shard, id and time of up to `limit` due runs, earliest first."""
+        at = "" if now is None else now
+        groups = [self._lanes(shards) for shards in self._groups()]
+        lines = await self._all(scripts.DUE, groups, limit, _lanes_argument(workflows), at)
+        return sorted(lines, key=lambda line: (int(line[2]), line[1]))[:limit]
+
+    async def claim(
+        self, owner: str, ttl: int, limit: int, workflows: Sequence[str] | None
+    ) -> Sequence[Any]:
+        """Give the time and grant of up to `limit` due runs, earliest first."""
+        values = (_lanes_argument(workflows), owner, ttl)
+        claims = [
+            self._part(scripts.CLAIM, self._lanes(shards), share, *values, repeatable=False)
+            for shards, share in await self._shares(limit, workflows)
+        ]
+        parts = await asyncio.gather(*claims)
+        lines = [line for part in parts for line in part]
+        return sorted(lines, key=lambda line: (int(line[0]), line[1][0]))
+
+    async def count(self) -> Counter[str]:
+        """Give the number of runs by status; under a prefix they are counted one by one."""
+        counts: Counter[str] = Counter()
+        for shards in self._groups():
+            offset, more = 0, 1
+            while more:
+                keys = [self._keys.list(shard, status) for shard in shards for status in STATUSES]
+                call = Call(keys, (self._prefix, offset))
+                [(more, window, found)] = await self._server.run(scripts.COUNT, [call])
+                for n, number in enumerate(found):
+                    counts[STATUSES[n % len(STATUSES)]] += number
+                offset += window
+        return counts
+
+    async def prune(self, age: int, statuses: Sequence[RunStatus], limit: int) -> int:
+        """Delete up to `limit` runs of these statuses that are older; give how many."""
+        pruned = 0
+        for key in [self._keys.list(shard, one) for shard in range(SHARDS) for one in statuses]:
+            offset, more = 0, 1
+            while more and pruned < limit:
+                call = Call([key], (age, limit - pruned, self._prefix, offset))
+                [(deleted, passed, more)] = await self._server.run(scripts.PRUNE, [call])
+                pruned += deleted
+                offset += passed
+        return pruned
+
+    def _groups(self) -> Sequence[Sequence[int]]:
+        """Give the shards that one script may read together."""
+        return [[shard] for shard in range(SHARDS)] if self._is_split else [range(SHARDS)]
+
+    def _lanes(self, shards: Sequence[int]) -> Sequence[bytes]:
+        return [self._keys.lanes(shard) for shard in shards]
+
+    async def _shares(
+        self, limit: int, workflows: Sequence[str] | None
+    ) -> Sequence[tuple[Sequence[int], int]]:
+        """Give how many of the earliest runs lie in which group of shards."""
+        if not self._is_split:
+            return [(range(SHARDS), limit)]
+        due = await self.due(None, limit, workflows)
+        counted = Counter(self._keys.shard_of(base) for base, _, _ in due)
+        return [((shard,), share) for shard, share in counted.items()]
+
+    async def _all(
+        self,
+        script: Script,
+        groups: Sequence[Sequence[bytes]],
+        limit: int,
+        *values: Value,
+        prefix: str = "",
+        mark: tuple[Value, Value] = _FROM_THE_BEGINNING,
+    ) -> Sequence[Any]:
+        parts = [
+            self._part(script, keys, limit, *values, prefix=prefix, mark=mark) for keys in groups
+        ]
+        if len(parts) == 1:
+            return await parts[0]
+        return [line for part in await asyncio.gather(*parts) for line in part]
+
+    async def _part(
+        self,
+        script: Script,
+        keys: Sequence[bytes],
+        limit: int,
+        *values: Value,
+        prefix: str = "",
+        mark: tuple[Value, Value] = _FROM_THE_BEGINNING,
+        repeatable: bool = True,
+    ) -> Sequence[Any]:
+        """Give up to `limit` lines of a script that stops now and then, and says where."""
+        lines: list[Any] = []
+        while len(lines) < limit:
+            told = (limit - len(lines), self._prefix + prefix, *mark, *values)
+            [(stopped, found)] = await self._server.run(
+                script, [Call(keys, told)], repeatable=repeatable
+            )
+            lines += found
+            if stopped is None:
+                break
+            mark = stopped
+        return lines
+
+
+def _lanes_argument(workflows: Sequence[str] | None) -> Value:
+    if workflows is None:
+        return ""
+    return to_json([workflow_argument(name) for name in dict.fromkeys(workflows)])

@@ -1,0 +1,153 @@
+"""Scripts and commands, with the driver's errors translated."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, TypeVar
+
+from perdure.clock import Clock, Duration, parse_duration
+from perdure.stores._redis_errors import (
+    driver_errors,
+    is_away,
+    is_idle,
+    load_exceptions,
+    translated,
+)
+from perdure.stores._redis_links import Command, Link, Value
+from perdure.stores._redis_scripts import Script
+
+T = TypeVar("T")
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+
+
+class Call(NamedTuple):
+    """What one run of a script is given."""
+
+    keys: Sequence[bytes]
+    values: Sequence[Value]
+
+
+class Server:
+    """Runs scripts on a server that may be away.
+
+    As long as patience lasts it is asked again when it certainly did nothing yet. When an answer
+    was lost, what is `repeatable` is asked once more: when doing it twice is as good as once.
+    """
+
+    def __init__(self, link: Link, *, patience: Duration, clock: Clock) -> None:
+        self.link = link
+        self._patience = parse_duration(patience, "patience").total_seconds()
+        self._clock = clock
+        self._errors = driver_errors()
+        self._no_script: type[Exception] = load_exceptions().NoScriptError
+
+    async def run(
+        self, script: Script, calls: Sequence[Call], *, repeatable: bool = True
+    ) -> list[Any]:
+        """Give what the script gives for each of the calls, all sent together."""
+        return await self._patiently(lambda: self._run(script, calls), repeatable)
+
+    async def send(self, commands: Sequence[Command], *, repeatable: bool = True) -> list[Any]:
+        """Give the reply to each of the commands, all sent together."""
+        return await self._patiently(lambda: self._send(commands), repeatable)
+
+    async def ask(self, command: Command) -> list[Any]:
+        """Give the reply of each primary; an exception where it refused."""
+        return await self._patiently(lambda: self.link.send_everywhere(command), repeatable=True)
+
+    async def scan(self, pattern: str) -> AsyncIterator[bytes]:
+        """Give the keys that match; a key may come twice."""
+        try:
+            async for key in self.link.scan(pattern):
+                yield key
+        except self._errors as error:
+            raise translated(error, self.link.where) from error
+
+    @asynccontextmanager
+    async def listening(self, channel: bytes) -> AsyncGenerator["Ear"]:
+        """Give an ear for what is published on a channel."""
+        try:
+            async with self.link.subscriber() as subscriber:
+                await subscriber.subscribe(channel)
+                yield Ear(subscriber)
+        except self._errors as error:
+            raise translated(error, self.link.where) from error
+
+    async def close(self) -> None:
+        """Close what was opened here."""
+        try:
+            await self.link.close()
+        except self._errors as error:
+            raise translated(error, self.link.where) from error
+
+    async def _run(self, script: Script, calls: Sequence[Call]) -> list[Any]:
+        replies = await self.link.send(
+            [("EVALSHA", script.sha, len(keys), *keys, *values) for keys, values in calls]
+        )
+        unknown = [n for n, reply in enumerate(replies) if isinstance(reply, self._no_script)]
+        if unknown:
+            again = [calls[n] for n in unknown]
+            late = await self.link.send(
+                [("EVAL", script.text, len(keys), *keys, *values) for keys, values in again]
+            )
+            for n, reply in zip(unknown, late, strict=True):
+                replies[n] = reply
+        return _accepted(replies)
+
+    async def _send(self, commands: Sequence[Command]) -> list[Any]:
+        return _accepted(await self.link.send(commands))
+
+    async def _patiently(self, attempt: Callable[[], Awaitable[T]], repeatable: bool) -> T:
+        began = self._clock.monotonic()
+        pause = _FIRST_PAUSE
+        losses = 0
+        while True:
+            try:
+                return await attempt()
+            except self._errors as error:
+                tried = self._clock.monotonic() - began
+                is_patient = tried + pause <= self._patience
+                losses += not is_idle(error)
+                hopeful = is_idle(error) or (is_away(error) and repeatable and losses == 1)
+                if not (hopeful and is_patient):
+                    raise translated(error, self.link.where, tried) from error
+            await self._clock.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _accepted(replies: list[Any]) -> list[Any]:
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
+
+
+class Ear:
+    """Hears what is published on a channel."""
+
+    def __init__(self, subscriber: Any) -> None:
+        self._subscriber = subscriber
+
+    async def hears(self, end: asyncio.Event) -> bool:
+        """Wait for news; False when the end came first."""
+        ended = asyncio.ensure_future(end.wait())
+        try:
+            while not ended.done():
+                news = asyncio.ensure_future(
+                    self._subscriber.get_message(ignore_subscribe_messages=True, timeout=None)
+                )
+                try:
+                    await asyncio.wait([news, ended], return_when=asyncio.FIRST_COMPLETED)
+                    if news.done() and news.result() is not None:
+                        return True
+                finally:
+                    await _stop(news)
+            return False
+        finally:
+            await _stop(ended)
+
+
+async def _stop(task: "asyncio.Future[Any]") -> None:
+    task.cancel()
+    await asyncio.wait([task])

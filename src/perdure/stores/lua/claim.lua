@@ -1,0 +1,17 @@
+-- KEYS: the lanes of shards. ARGV: limit, prefix, time and id to go on from or "", lanes as JSON
+-- or "", owner, ttl. Gives where it stopped or nil, and {wake time, grant} for each run.
+local prefix = ARGV[2]
+local mark = mark_of(ARGV[3], ARGV[4])
+local lanes = ARGV[5] ~= '' and cjson.decode(ARGV[5])
+
+local function wanted(id)
+    return begins_with(id, prefix)
+end
+
+local lines, stopped = agenda(lanes, text(now), mark, tonumber(ARGV[1]), wanted)
+local grants = {}
+for number, line in ipairs(lines) do
+    local shard, id, at = unpack(line)
+    grants[number] = {at, grant(shard, id, ARGV[6], tonumber(ARGV[7]))}
+end
+return {stopped, grants}

@@ -98,7 +98,13 @@ class DeleteChecks(Harness):
 
     async def test_a_missing_run_is_no_error(self, store: Store) -> None:
         """A missing run is no error."""
-        await store.delete("run")
+        assert not await store.delete("run")
+
+    async def test_delete_may_answer_whether_there_was_one(self, store: Store) -> None:
+        """The stores in the box answer whether there was one; any other answers None."""
+        await store.save("run", snapshot())
+        assert await store.delete("run") in {True, None}
+        assert await store.delete("run") in {False, None}
 
     async def test_delete_removes_journal_and_lease(self, store: Store) -> None:
         """Remove the run with its journal and lease: a new run of the id is new."""

@@ -17,6 +17,7 @@ from perdure.store import (
     JournalStore,
     LeaseStore,
     Listed,
+    NotifyStore,
     Rest,
     ScheduleStore,
     Store,
@@ -49,6 +50,10 @@ class Mailed(Scheduled, InboxStore, Protocol):
 
 class Everything(Mailed, UpkeepStore, Protocol):
     """A store with all abilities but transactions and hints."""
+
+
+class Hinting(Scheduled, NotifyStore, Protocol):
+    """A store with journal, lease, schedule and hints."""
 
 
 class Transacting(TransactionStore, LeaseStore, Protocol):
@@ -139,6 +144,12 @@ def need_schedule(store: Store) -> Scheduled:
     """Give the store as one with a schedule, or skip."""
     need(store, "schedule", "journal", "lease")
     return cast(Scheduled, store)
+
+
+def need_hints(store: Store) -> Hinting:
+    """Give the store as one with hints, or skip."""
+    need(store, "notify", "schedule", "journal", "lease")
+    return cast(Hinting, store)
 
 
 def need_inbox(store: Store) -> Mailed:

@@ -42,19 +42,19 @@ class PruneChecks(Harness):
         """And were last updated longer ago than `older_than`."""
         upkeep = need_upkeep(store)
         await upkeep.save("old", snapshot(status="completed"))
-        await self.let_pass(self.short)
-        await upkeep.save("new", snapshot(status="completed"))
         assert await upkeep.prune(LONG) == 0
-        assert await upkeep.prune(self.short / 2) == 1
+        await self.let_pass(2 * self.short)
+        await upkeep.save("new", snapshot(status="completed"))
+        assert await upkeep.prune(1.5 * self.short) == 1
         assert [line.id for line in await upkeep.list()] == ["new"]
 
     async def test_prune_counts_from_the_rest(self, store: Store) -> None:
         """Last updated: a run that came to rest just now is new, however long ago it began."""
         upkeep, journal = need_upkeep(store), need_journal(store)
         grant = await granted(journal)
-        await self.let_pass(self.short)
+        await self.let_pass(2 * self.short)
         await rested(journal, grant, Rest("completed"))
-        assert await upkeep.prune(self.short / 2) == 0
+        assert await upkeep.prune(1.5 * self.short) == 0
 
     async def test_prune_may_keep_to_one_status(self, store: Store) -> None:
         """Or only `status`."""

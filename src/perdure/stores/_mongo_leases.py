@@ -1,0 +1,355 @@
+"""Leases: given, moved and taken back; and the runs that wait for one."""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from bson.objectid import ObjectId
+from pymongo import ReturnDocument
+from pymongo.errors import DuplicateKeyError
+
+from perdure.clock import Clock
+from perdure.errors import StoreCorrupted
+from perdure.store import Due, Grant, Lease, Message, NewRun, Want
+from perdure.stores._mongo_connection import casual
+from perdure.stores._mongo_documents import body_of, read_run
+from perdure.stores._mongo_inbox import (
+    have_mail,
+    mark_taken,
+    message_ids,
+    taken_in,
+    untaken,
+)
+from perdure.stores._mongo_log import Log, Positions, Record, record_in, seal_logs
+from perdure.stores._mongo_schema import Collections, insert, together
+from perdure.stores._mongo_updates import (
+    Document,
+    begins_with,
+    creating,
+    date,
+    is_due,
+    later,
+    leasing,
+    life_of,
+    milliseconds,
+    next_epoch,
+    releasing,
+)
+
+_log = logging.getLogger(__name__)
+
+_ATTEMPTS = 3
+_AT_ONCE = 500
+
+
+class Epochs:
+    """Epochs that no run had before; `floor` is the highest that was seen to end with its run."""
+
+    def __init__(self) -> None:
+        self.floor = 0
+
+    def next(self) -> Document:
+        """Give the expression of a new epoch."""
+        # An ObjectId ends in a count that begins anywhere: another process has another one.
+        salt = int.from_bytes(ObjectId().binary[-3:], "big") % 1000
+        return next_epoch(salt, self.floor)
+
+    def ended(self, epoch: int) -> None:
+        """Note an epoch that must not come again, though nothing in the database tells of it."""
+        self.floor = max(self.floor, epoch)
+
+
+class Leases:
+    """The verbs of leases and schedule on the runs whose ids begin with `prefix`."""
+
+    def __init__(self, prefix: str, positions: Positions, epochs: Epochs, clock: Clock) -> None:
+        self._prefix = prefix
+        self._positions = positions
+        self._epochs = epochs
+        self._clock = clock
+
+    async def acquire(self, db: Collections, wants: Sequence[Want]) -> list[Grant | None]:
+        """Give each want its lease, or None."""
+        grants: list[Grant | None] = [None] * len(wants)
+        left = [*enumerate(wants)]
+        while left:
+            # Wants for one run are answered one after another.
+            wave = {want.id: (place, want) for place, want in reversed(left)}
+            places = {place for place, _ in wave.values()}
+            asked = [want for _, want in wave.values()]
+            for (place, _), grant in zip(
+                wave.values(), await self._acquire(db, asked), strict=True
+            ):
+                grants[place] = grant
+            left = [(place, want) for place, want in left if place not in places]
+        return grants
+
+    async def _acquire(self, db: Collections, wants: Sequence[Want]) -> list[Grant | None]:
+        claim = ObjectId()
+        if len(wants) == 1:
+            found = [await self._lease_one(db, wants[0], claim)]
+        else:
+            found = await self._lease_many(db, wants, claim)
+        leased = {run["_id"]: run for run in found if run is not None}
+        ttls = {self._prefix + want.id: want.ttl for want in wants}
+        granted = await self._equip(db, leased, ttls)
+        grants = [granted.get(self._prefix + want.id) for want in wants]
+        for grant in grants:
+            if isinstance(grant, StoreCorrupted):
+                raise grant
+        return [grant for grant in grants if not isinstance(grant, StoreCorrupted)]
+
+    async def _lease_one(self, db: Collections, want: Want, claim: ObjectId) -> Any:
+        pipeline = [
+            leasing(want.owner, want.ttl, claim, self._epochs.next(), existing=want.existing)
+        ]
+        if want.create is not None:
+            pipeline.insert(0, creating(self._new(want, claim)))
+        run = None
+        for _ in range(_ATTEMPTS):
+            try:
+                run = await db.runs.find_one_and_update(
+                    {"_id": self._prefix + want.id},
+                    pipeline,
+                    upsert=want.create is not None,
+                    return_document=ReturnDocument.AFTER,
+                )
+                break
+            except DuplicateKeyError:
+                # Somebody else created the run at the same moment: now it is there.
+                continue
+        return run if run is not None and run.get("claim") == claim else None
+
+    async def _lease_many(
+        self, db: Collections, wants: Sequence[Want], claim: ObjectId
+    ) -> list[Any]:
+        # Inserts are many times quicker than updates that insert. A new run whose creator dies
+        # before it has the lease is claimed like one whose lease has expired.
+        now = self._clock.now()
+        new = [want for want in wants if want.create is not None]
+        documents = [
+            {
+                "_id": self._prefix + want.id,
+                **self._new(want, claim),
+                "status": "running",
+                "updatedAt": now,
+                "wakeAt": date(now + want.ttl),
+            }
+            for want in new
+        ]
+        known = {new[place].id for place in await insert(db.runs, documents)} if new else set()
+        made = {want.id for want in new} - known
+        groups: dict[tuple[str, timedelta], list[str]] = {}
+        for want in wants:
+            if want.existing or want.id in made:
+                groups.setdefault((want.owner, want.ttl), []).append(self._prefix + want.id)
+        await together(
+            [
+                db.runs.update_many(
+                    {"_id": {"$in": keys}}, [leasing(owner, ttl, claim, self._epochs.next())]
+                )
+                for (owner, ttl), keys in groups.items()
+            ]
+        )
+        keys = [key for group in groups.values() for key in group]
+        return await db.runs.find({"_id": {"$in": keys}, "claim": claim}).to_list()
+
+    def _new(self, want: Want, claim: ObjectId) -> Document:
+        assert want.create is not None
+        document = body_of(want.create, f"the snapshot of run {want.id!r}")
+        if want.workflow is not None:
+            document["workflow"] = want.workflow
+        return {**document, "claim": claim, "born": claim}
+
+    async def claim(
+        self,
+        db: Collections,
+        owner: str,
+        ttl: timedelta,
+        limit: int,
+        workflows: Sequence[str] | None,
+    ) -> list[Grant]:
+        """Lease and load runs that are due, earliest first."""
+        for _ in range(_ATTEMPTS):
+            keys = await self._due_keys(db, limit, workflows)
+            if not keys:
+                return []
+            claim = ObjectId()
+            await db.runs.update_many(
+                {"_id": {"$in": keys}, **is_due()},
+                [leasing(owner, ttl, claim, self._epochs.next())],
+            )
+            found = await db.runs.find({"_id": {"$in": keys}, "claim": claim}).to_list()
+            if found:
+                leased = {run["_id"]: run for run in found}
+                granted = await self._equip(db, leased, dict.fromkeys(keys, ttl))
+                return _readable(granted[key] for key in keys if key in granted)
+        return []
+
+    async def _due_keys(
+        self, db: Collections, limit: int, workflows: Sequence[str] | None
+    ) -> list[str]:
+        if not limit:
+            return []
+        due = db.runs.find({**is_due(), **self._mine(workflows)}, {"_id": 1})
+        return [run["_id"] async for run in due.sort("wakeAt").limit(limit)]
+
+    async def due(
+        self, db: Collections, now: datetime, limit: int, workflows: Sequence[str] | None
+    ) -> list[Due]:
+        """Give the runs without a live lease whose time has come by `now`, earliest first."""
+        if not limit:
+            return []
+        chosen = {
+            "wakeAt": {"$type": "date", "$lte": date(now, "now")},
+            "$or": [{"owner": None}, {"$expr": {"$lte": ["$wakeAt", "$$NOW"]}}],
+            **self._mine(workflows),
+        }
+        found = db.runs.find(chosen, {"wakeAt": 1}).sort("wakeAt").limit(limit)
+        return [Due(self._id(run["_id"]), run["wakeAt"]) async for run in found]
+
+    async def renew(
+        self, db: Collections, leases: Sequence[Lease], ttl: timedelta
+    ) -> list[Lease | None]:
+        """Move the expiry of all leases; None for each that was lost."""
+        keys = [self._prefix + lease.id for lease in leases]
+        held = {
+            "_id": {"$in": keys},
+            "epoch": {"$in": [lease.epoch for lease in leases]},
+            "owner": {"$in": [*{lease.owner for lease in leases}]},
+        }
+        await db.runs.update_many(held, [{"$set": {"wakeAt": later(ttl)}}])
+        fields = {"epoch": 1, "owner": 1, "wakeAt": 1, "letters": 1}
+        found = db.runs.find({"_id": {"$in": keys}}, fields)
+        runs = {run["_id"]: run async for run in found}
+        mailed = [key for key, run in runs.items() if run.get("letters")]
+        mail = await have_mail(db, mailed) if mailed else set()
+        return [
+            self._renewed(lease, runs.get(key), key in mail)
+            for key, lease in zip(keys, leases, strict=True)
+        ]
+
+    def _renewed(self, lease: Lease, run: Any, mail: bool) -> Lease | None:
+        key = self._prefix + lease.id
+        if run is None or (run.get("epoch"), run.get("owner")) != (lease.epoch, lease.owner):
+            self._positions.drop(key, lease.epoch)
+            return None
+        self._positions.confirm(key, lease.epoch)
+        return Lease(lease.id, lease.owner, lease.epoch, run["wakeAt"], mail)
+
+    async def release(
+        self, db: Collections, leases: Sequence[Lease], wake_at: datetime | None
+    ) -> None:
+        """Give the leases up."""
+        for start in range(0, len(leases), _AT_ONCE):
+            held = [
+                {"_id": self._prefix + lease.id, "epoch": lease.epoch, "owner": lease.owner}
+                for lease in leases[start : start + _AT_ONCE]
+            ]
+            await db.runs.update_many({"$or": held}, releasing(wake_at))
+        for lease in leases:
+            self._positions.drop(self._prefix + lease.id, lease.epoch)
+
+    async def enqueue(self, db: Collections, runs: Sequence[NewRun]) -> list[bool]:
+        """Create runs that wait for a claim; False for each id that was there."""
+        if not runs:
+            return []
+        claim, now = ObjectId(), self._clock.now()
+        documents = [
+            {
+                "_id": self._prefix + run.id,
+                **body_of(run.snapshot, f"the snapshot of run {run.id!r}"),
+                "workflow": run.workflow,
+                "status": "running",
+                "updatedAt": now,
+                "wakeAt": date(run.wake_at or now),
+                "claim": claim,
+                "born": claim,
+            }
+            for run in runs
+        ]
+        known = await insert(db.runs, documents)
+        made = [run for place, run in enumerate(runs) if place not in known]
+        await self._set_times(db, made, claim)
+        return [place not in known for place in range(len(runs))]
+
+    async def _set_times(self, db: Collections, runs: Sequence[NewRun], claim: ObjectId) -> None:
+        """Replace this machine's time by the server's in runs that nobody has claimed since."""
+        for at_once in (True, False):
+            keys = [self._prefix + run.id for run in runs if (run.wake_at is None) is at_once]
+            if keys:
+                times = {"updatedAt": "$$NOW"} | ({"wakeAt": "$$NOW"} if at_once else {})
+                mine = {"_id": {"$in": keys}, "claim": claim}
+                await casual(db.runs).update_many(mine, [{"$set": times}])
+
+    async def _equip(
+        self, db: Collections, leased: Mapping[str, Any], ttls: Mapping[str, timedelta]
+    ) -> dict[str, "Grant | StoreCorrupted"]:
+        """Read under their leases what the runs' owners need, and shut out the owners of before."""
+        older = {key: run["epochs"][:-1] for key, run in leased.items() if len(run["epochs"]) > 1}
+        mailed = {key: life_of(run) for key, run in leased.items() if run.get("letters")}
+        mail = await untaken(db, mailed) if mailed else {}
+        logs = await seal_logs(db, older) if older else {}
+        grants: dict[str, Grant | StoreCorrupted] = {}
+        marks: list[str] = []
+        for key, run in leased.items():
+            taken = taken_in(run).union(*(log.taken() for log in logs.get(key, ())))
+            letters = mail.get(key, [])
+            marks += message_ids(key, (letter.id for letter in letters if letter.id in taken))
+            left = tuple(letter for letter in letters if letter.id not in taken)
+            try:
+                grants[key] = self._grant(run, ttls[key], logs.get(key, ()), left)
+            except StoreCorrupted as error:
+                grants[key] = error
+        if marks:
+            await mark_taken(db, marks)
+        return grants
+
+    def _grant(
+        self, run: Any, ttl: timedelta, logs: Sequence[Log], mail: tuple[Message, ...]
+    ) -> Grant:
+        id, expires_at = self._id(run["_id"]), run["wakeAt"]
+        lease = Lease(id, run["owner"], run["epoch"], expires_at, bool(mail))
+        snapshot = read_run(id, run, merged_data(run, logs))
+        self._positions.grant(
+            run["_id"],
+            lease.epoch,
+            life_of(run),
+            sealed=bool(logs),
+            letters=run.get("letters", 0),
+            mail={message.id: message.name for message in mail},
+        )
+        now = expires_at - timedelta(milliseconds=milliseconds(ttl))
+        created = run.get("born") == run["claim"]
+        return Grant(lease, snapshot, now, mail, run["takeovers"], created)
+
+    def _mine(self, workflows: Sequence[str] | None) -> Document:
+        named = {} if workflows is None else {"workflow": {"$in": [*workflows]}}
+        return {**begins_with(self._prefix), **named}
+
+    def _id(self, key: str) -> str:
+        return key[len(self._prefix) :]
+
+
+def merged_data(run: Mapping[str, Any], logs: Iterable[Log]) -> list[bytes]:
+    """Give the data of all entries that count on top of a run's snapshot, in their order."""
+    records: dict[tuple[int, int], Record] = {}
+    for log in logs:
+        for record in log.records:
+            records.setdefault((record.epoch, record.n), record)
+    for late in run.get("tail", ()):
+        record = record_in(late, late["epoch"])
+        records.setdefault((record.epoch, record.n), record)
+    return [records[place].data for place in sorted(records)]
+
+
+def _readable(grants: "Iterable[Grant | StoreCorrupted]") -> list[Grant]:
+    """Give the grants of runs that can be read; others are tried again when their leases end."""
+    readable: list[Grant] = []
+    for grant in grants:
+        if isinstance(grant, StoreCorrupted):
+            _log.error("a run was claimed that cannot be read", exc_info=grant)
+        else:
+            readable.append(grant)
+    return readable

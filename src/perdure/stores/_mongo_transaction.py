@@ -1,0 +1,103 @@
+"""A user's own writes that commit with a step's entry, on a server that has transactions.
+
+The entry's slot is the fence here as everywhere. While the transaction is open, a seal for that
+slot waits for its end; when it has committed, whoever seals finds the entry and all that came with
+it. The run's own document is not written: an owner's lease is renewed while its transaction is
+open, and the two would refuse each other.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.errors import OperationFailure
+from pymongo.read_concern import ReadConcern
+
+from perdure.errors import InvalidArgument, StoreUnavailable
+from perdure.store import Entry, Verdict
+from perdure.stores._mongo_append import Appender, Plan, Turn
+from perdure.stores._mongo_connection import Connection
+from perdure.stores._mongo_schema import Collections
+
+_CONFLICT = 112
+
+
+@dataclass(frozen=True, slots=True)
+class MongoTransaction:
+    """The store's session in a transactional step: what is written with it commits with the step.
+
+    async def debit(transaction: MongoTransaction) -> None:
+        accounts = transaction.database["accounts"]
+        await accounts.update_one(
+            {"_id": "ana"}, {"$inc": {"balance": -5}}, session=transaction.session
+        )
+    """
+
+    session: AsyncClientSession
+    database: AsyncDatabase[Any]
+
+
+Work = Callable[[MongoTransaction], Awaitable[Entry]]
+
+
+class Transactor:
+    """Runs work in a transaction that an entry ends."""
+
+    def __init__(
+        self, connection: Connection[Collections], prefix: str, appender: Appender
+    ) -> None:
+        self._connection = connection
+        self._prefix = prefix
+        self._appender = appender
+
+    async def transact(
+        self, id: str, epoch: int, work: Work, check: Callable[[Entry], None]
+    ) -> Verdict:
+        """Commit what `work` writes together with the entry it returns."""
+        use = self._connection.use
+        key = self._prefix + id
+        async with use() as db:
+            run = await db.runs.find_one({"_id": key}, {"epoch": 1})
+            if run is None or run.get("epoch") != epoch:
+                return Verdict.UNKNOWN if run is None else Verdict.FENCED
+            session = db.client.start_session()
+        async with session:
+            async with use():
+                concern = db.database.write_concern
+                await session.start_transaction(ReadConcern("snapshot"), concern)
+            # What the user's code raises comes out as it is, and so it is called outside.
+            database = db.client.get_database(db.database.name)
+            entry = await work(MongoTransaction(session, database))
+            if (entry.id, entry.epoch) != (id, epoch):
+                wanted = f"a function that gives an entry of run {id!r} and epoch {epoch}"
+                raise InvalidArgument("work", entry, wanted)
+            check(entry)
+            async with use(), self._appender.writing([key]):
+                return await self._end(db, session, Turn(key, [entry]))
+
+    async def _end(self, db: Collections, session: AsyncClientSession, turn: Turn) -> Verdict:
+        plan = self._appender.plan_by_memory(db, turn) or await self._appender.plan(db, turn)
+        if isinstance(plan, Verdict):
+            # An entry that was there before means that the user's writes were, too.
+            return plan
+        if await _commit(session, plan):
+            await self._appender.written(db, turn, plan)
+            return Verdict.ACCEPTED
+        settled = await self._appender.plan(db, turn)
+        if isinstance(settled, Verdict):
+            return settled
+        raise StoreUnavailable(f"run {turn.last.id!r} was written at the same moment; try again")
+
+
+async def _commit(session: AsyncClientSession, plan: Plan) -> bool:
+    try:
+        if not await plan.execute(session):
+            return False
+    except OperationFailure as error:
+        if error.code != _CONFLICT:
+            raise
+        return False
+    await session.commit_transaction()
+    return True

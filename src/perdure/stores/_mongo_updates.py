@@ -1,0 +1,199 @@
+"""What is said to the server about a run's document: filters, and updates that it computes itself.
+
+A run's document at rest is `_id`, `snapshot`, `updatedAt`, as awaitly writes them, and beside them:
+
+`workflow`, `status`, `wakeAt`, `awaits`, `takeovers`  what lists, claims and events look at
+`owner`     who has the lease; its end is `wakeAt`
+`epoch`     of the last acquisition or save
+`epochs`    those whose journal counts on top of the snapshot, oldest first
+`rested`    epoch and number of the entry that wrote the snapshot
+`tail`      entries that came after that rest and before the next acquisition
+`claim`     marks the documents that one call leased or created
+`born`      the claim that created the run; tells its mail from that of a run of the same id before
+`letters`   how many events were ever sent to it
+`took`      messages that the last rest took
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, TypeAlias
+
+from bson.objectid import ObjectId
+
+from perdure.clock import as_utc
+from perdure.store import Entry, Rest
+
+Document: TypeAlias = dict[str, Any]
+Pipeline: TypeAlias = list[Document]
+
+OVER = ("completed", "failed", "cancelled")
+HEADER = dict.fromkeys(
+    ("epoch", "epochs", "owner", "rested", "tail", "born", "letters", "took", "status", "wakeAt"), 1
+)
+
+_MILLISECOND = timedelta(milliseconds=1)
+_IS_NEW = {"$eq": [{"$type": "$snapshot"}, "missing"]}
+_HAS_OWNER = {"$gt": ["$owner", None]}
+_HAS_EXPIRED = {"$lte": ["$wakeAt", "$$NOW"]}
+
+
+def milliseconds(span: timedelta) -> int:
+    """Give a span as whole milliseconds, the next above."""
+    return -(-span // _MILLISECOND)
+
+
+def date(moment: datetime, parameter: str = "wake_at") -> datetime:
+    """Give a moment as BSON keeps it: in whole milliseconds, the next above, and so never early."""
+    utc = as_utc(moment, parameter)
+    return utc + timedelta(microseconds=-utc.microsecond % 1000)
+
+
+def is_due() -> Document:
+    """Match runs whose time has come by the server's clock."""
+    return {"wakeAt": {"$type": "date"}, "$expr": _HAS_EXPIRED}
+
+
+def is_over() -> Document:
+    """Match runs that will not go on by themselves."""
+    return status_is(OVER)
+
+
+def status_is(statuses: Sequence[str]) -> Document:
+    """Match runs of these statuses, those without our header by what their snapshot says."""
+    finer = [status for status in statuses if status in ("suspended", "waiting", "cancelled")]
+    plain = {"snapshot.execution.state": None, "snapshot.execution.status": {"$in": [*statuses]}}
+    headless = [plain, {"snapshot.execution.state": {"$in": finer}}]
+    return {"$or": [{"status": {"$in": [*statuses]}}, {"status": None, "$or": headless}]}
+
+
+def later(ttl: timedelta) -> Document:
+    """Give the server's time so much later."""
+    return {"$add": ["$$NOW", milliseconds(ttl)]}
+
+
+def next_epoch(salt: int, floor: int) -> Document:
+    """Give an epoch that the run never had: above its last, above `floor`, and by the clock.
+
+    A run that was deleted and begun again has no last one. Then the clock tells them apart, and
+    within the same millisecond the salt, which is below 1,000.
+    """
+    clock = {"$add": [{"$multiply": [{"$toLong": "$$NOW"}, 1000]}, salt]}
+    return {"$max": [{"$add": ["$epoch", 1]}, clock, floor + 1]}
+
+
+def creating(document: Mapping[str, Any]) -> Document:
+    """Make a document that is not there yet; leave one that is."""
+    new = {"$mergeObjects": ["$$ROOT", {"$literal": document}, {"updatedAt": "$$NOW"}]}
+    return {"$replaceWith": {"$cond": [_IS_NEW, new, "$$ROOT"]}}
+
+
+def leasing(
+    owner: str, ttl: timedelta, claim: ObjectId, epoch: Document, *, existing: bool = True
+) -> Document:
+    """Lease a document that is free or that `claim` created, and mark it; leave any other."""
+    created = {"$eq": ["$born", claim]}
+    unowned = {"$lte": ["$owner", None]}
+    own = {"$eq": ["$owner", {"$literal": owner}]}
+    free = {"$or": [unowned, own, _HAS_EXPIRED]} if existing else created
+    orphaned = {"$cond": [{"$and": [_HAS_OWNER, _HAS_EXPIRED]}, 1, 0]}
+    leased = {
+        "epoch": "$$epoch",
+        "epochs": {"$concatArrays": [{"$ifNull": ["$epochs", []]}, ["$$epoch"]]},
+        "owner": {"$literal": owner},
+        "wakeAt": later(ttl),
+        "status": "running",
+        "awaits": [],
+        "takeovers": {"$add": [{"$ifNull": ["$takeovers", 0]}, orphaned]},
+        "updatedAt": {"$cond": [created, "$$NOW", "$updatedAt"]},
+        "claim": claim,
+    }
+    granted = {
+        "$let": {"vars": {"epoch": epoch}, "in": {"$mergeObjects": ["$$ROOT", leased]}},
+    }
+    return {"$replaceWith": {"$cond": [free, granted, "$$ROOT"]}}
+
+
+def releasing(wake_at: datetime | None) -> Pipeline:
+    """Give a lease up."""
+    at = "$$NOW" if wake_at is None else date(wake_at)
+    return [{"$set": {"owner": "$$REMOVE", "wakeAt": at}}]
+
+
+def saving(document: Mapping[str, Any], epoch: Document, claim: ObjectId) -> Pipeline:
+    """Replace a run, or make it; its mail stays."""
+    kept = {
+        "_id": "$_id",
+        "letters": "$letters",
+        "took": "$took",
+        "born": {"$cond": [_IS_NEW, claim, "$born"]},
+        "epoch": "$$epoch",
+        "epochs": [],
+        "rested": {"epoch": "$$epoch", "n": -1},
+        "updatedAt": "$$NOW",
+    }
+    merged = {"$mergeObjects": [{"$literal": document}, kept]}
+    return [{"$replaceWith": {"$let": {"vars": {"epoch": epoch}, "in": merged}}}]
+
+
+def lying(rest: Rest) -> Document:
+    """Give the fields that tell how a run lies."""
+    fields: Document = {"status": rest.status, "awaits": [*rest.awaits], "takeovers": 0}
+    if rest.wake_at is not None:
+        fields["wakeAt"] = date(rest.wake_at)
+    return fields
+
+
+def fenced(key: str, entry: Entry) -> Document:
+    """Match the run if the entry's epoch is its newest and no rest holds the entry already."""
+    held = {"rested.epoch": entry.epoch, "rested.n": {"$gte": entry.n}}
+    return {"_id": key, "epoch": entry.epoch, "$nor": [held]}
+
+
+def resting(
+    entry: Entry, rest: Rest, body: Document, takes: Sequence[str], *, due: bool
+) -> Document:
+    """Put a run to rest: snapshot, header and the end of the lease in one write."""
+    fields = {**lying(rest), **body}
+    fields["epochs"] = []
+    fields["rested"] = {"epoch": entry.epoch, "n": entry.n}
+    if takes:
+        fields["took"] = [*takes]
+    now = {"updatedAt": True}
+    if due:
+        fields.pop("wakeAt", None)
+        now["wakeAt"] = True
+    gone = {"owner", "tail", "packed", "took", "wakeAt"} - fields.keys() - now.keys()
+    return {"$set": fields, "$currentDate": now, "$unset": dict.fromkeys(gone, "")}
+
+
+def waking(name: str) -> Pipeline:
+    """Count an event, and make a run at rest that awaits it due."""
+    awaited = {"$in": [{"$literal": name}, {"$ifNull": ["$awaits", []]}]}
+    soonest = {"$min": ["$wakeAt", "$$NOW"]}
+    return [
+        {
+            "$set": {
+                "letters": {"$add": [{"$ifNull": ["$letters", 0]}, 1]},
+                "wakeAt": {"$cond": [awaited, soonest, "$wakeAt"]},
+            }
+        }
+    ]
+
+
+def life_of(run: Mapping[str, Any]) -> str:
+    """Give the text that tells a run from others of its id."""
+    born = run.get("born")
+    return "0" if born is None else str(born)
+
+
+def begins_with(prefix: str) -> Document:
+    """Match ids that begin with a text, by a range of the index."""
+    if not prefix:
+        return {}
+    shorter = prefix.rstrip(chr(0x10FFFF))
+    if not shorter:
+        return {"_id": {"$gte": prefix}}
+    last = ord(shorter[-1]) + 1
+    # The range of surrogates holds no characters.
+    after = shorter[:-1] + chr(0xE000 if last == 0xD800 else last)
+    return {"_id": {"$gte": prefix, "$lt": after}}

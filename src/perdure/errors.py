@@ -234,7 +234,8 @@ class MissingAbility(StoreError):
     """The store does not declare an ability that was asked of it."""
 
     def __init__(self, store: object, ability: str, needed_for: str = "") -> None:
-        text = f"{type(store).__name__} has no {ability!r} ability"
+        name = store if isinstance(store, str) else type(store).__name__
+        text = f"{name} has no {ability!r} ability"
         if needed_for:
             text += f", which {needed_for} needs"
         super().__init__(f"{text}; choose a store that declares it (docs/stores)")

@@ -8,7 +8,7 @@ listener that fails is logged and harms nobody; one that returns an awaitable is
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -97,12 +97,16 @@ class StepFailure(StepEvent, frozen=True, kw_only=True):
 
 
 class StepComplete(StepEvent, frozen=True, kw_only=True):
-    """The step is recorded, success or failure; `result` is what the function sees."""
+    """The step is recorded, success or failure; `result` is what the function sees.
+
+    `facts` are what the record holds of the step's identity.
+    """
 
     type: ClassVar[Literal["step_complete"]] = "step_complete"
     duration: timedelta
     result: Result[Any, Any]
     origin: Literal["result", "throw"] | None = None
+    facts: Mapping[str, Any] = {}
 
 
 class StepRetry(StepEvent, frozen=True, kw_only=True):
@@ -131,6 +135,7 @@ class StepCacheHit(StepEvent, frozen=True, kw_only=True):
     type: ClassVar[Literal["step_cache_hit"]] = "step_cache_hit"
     result: Result[Any, Any]
     origin: Literal["result", "throw"] | None = None
+    facts: Mapping[str, Any] = {}
 
 
 class StepCacheMiss(StepEvent, frozen=True, kw_only=True):

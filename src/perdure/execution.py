@@ -6,7 +6,7 @@ later step raises the same error, whatever the function catches.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from random import Random
 from typing import Any, Literal, Protocol, TypeAlias
@@ -36,12 +36,13 @@ from perdure.events import (
     StepTimedOut,
 )
 from perdure.ledger import Ledger
-from perdure.lineage import CURRENT, Branch, Call, Lineage
+from perdure.lineage import CURRENT, Branch, Call, Lineage, outside
 from perdure.record import Record, failure_record, outcome_of, result_of
 from perdure.result import Err, Ok
 from perdure.retry import Retry, Timeout, delay_before
 from perdure.snapshot import PendingWait, StepRecord
 
+_NO_STORE = "a Workflow in this process"
 Kind: TypeAlias = Literal["step", "sleep", "event", "race", "transaction"]
 
 
@@ -114,6 +115,12 @@ class Spec(Call):
     def return_type(self) -> object:
         """Give the type the value comes back as, if that is known."""
         return self.returns if self.returns is not None else codec.return_type(self.fn)
+
+    def facts(self, key: str) -> dict[str, str]:
+        """Give what a record under `key` holds of the call's identity."""
+        named = {"kind": self.kind, "args": self.print, "branch": self.path, "call": self.call}
+        usual = {"kind": "step", "args": "", "branch": "", "call": key}
+        return {name: fact for name, fact in named.items() if fact != usual[name]}
 
     def place(self) -> str:
         """Give the step's name for people."""
@@ -214,24 +221,31 @@ class Execution:
         """Give the keys of the failures that ended the run; all, when it does not show which
         did.
         """
-        seen = _chain(self.ended_by)
-        ended = [key for key, error in self.failures.items() if id(error) in seen]
-        return ended or list(self.failures)
+        return _blamed(self.failures, self.ended_by)
 
     async def perform(self, spec: Spec) -> Any:
         """Answer from the record, from the cache, or by running the step."""
         found = self.recorded(spec)
-        if found is None and spec.key is not None:
-            found = await self._elsewhere(spec, spec.key)
         if found is not None:
             return self._replay(spec, *found)
         if spec.key is None:
             return await self._execute(spec)
-        done = self._inflight[spec.key] = asyncio.Event()
+        return await self._perform_keyed(spec, spec.key)
+
+    async def _perform_keyed(self, spec: Spec, key: str) -> Any:
+        """Let one call of a key at a time go on; those that waited find its record."""
+        while (twin := self._inflight.get(key)) is not None:
+            if (inside := CURRENT.get()) is not None and (inside.path, inside.call) == ("", key):
+                raise InvalidArgument("key", key, "a key that is not the one of the step around it")
+            await twin.wait()
+        done = self._inflight[key] = asyncio.Event()
         try:
+            found = self.recorded(spec) or await self._cached(spec, key)
+            if found is not None:
+                return self._replay(spec, *found)
             return await self._execute(spec)
         finally:
-            del self._inflight[spec.key]
+            del self._inflight[key]
             done.set()
 
     def recorded(self, spec: Spec) -> tuple[str, StepRecord] | None:
@@ -243,14 +257,11 @@ class Execution:
         self._check_drift(spec, record)
         return key, record
 
-    async def _elsewhere(self, spec: Spec, key: str) -> tuple[str, StepRecord] | None:
-        if (twin := self._inflight.get(key)) is not None:
-            await twin.wait()
-            if (found := self.recorded(spec)) is not None:
-                return found
+    async def _cached(self, spec: Spec, key: str) -> tuple[str, StepRecord] | None:
         if self.cache is None:
             return None
-        record = await self.cache.get(key)
+        with outside():
+            record = await self.cache.get(key)
         if record is None:
             self.tell(StepCacheMiss, spec, key)
             return None
@@ -286,7 +297,8 @@ class Execution:
         if self._emit is not None:
             meta: Any = record.get("meta") or {"origin": "result"}
             origin = None if result.ok else meta["origin"]
-            self.tell(StepCacheHit, spec, key, result=result, origin=origin)
+            facts = spec.facts(key)
+            self.tell(StepCacheHit, spec, key, result=result, origin=origin, facts=facts)
         if isinstance(result, Ok):
             return result.value
         assert seen is not None
@@ -326,12 +338,16 @@ class Execution:
         if self.home is not None:
             await self._send_home(spec, key, record, losses, takes)
         if self.cache is not None and spec.key is not None:
-            await self.cache.set(spec.key, codec.loads(record), ttl=spec.ttl)
-        if self._emit is not None:
-            took = timedelta(seconds=self.clock.monotonic() - started)
-            self.tell(StepSuccess, spec, key, duration=took)
-            self.tell(StepComplete, spec, key, duration=took, result=Ok(seen))
+            with outside():
+                await self.cache.set(spec.key, codec.loads(record), ttl=spec.ttl)
+        self._tell_success(spec, key, started, seen)
         return seen
+
+    def _tell_success(self, spec: Spec, key: str, started: float, seen: Any) -> None:
+        if self._emit is not None:
+            took, facts = timedelta(seconds=self.clock.monotonic() - started), spec.facts(key)
+            self.tell(StepSuccess, spec, key, duration=took)
+            self.tell(StepComplete, spec, key, duration=took, result=Ok(seen), facts=facts)
 
     def encode(
         self, spec: Spec, key: str, started: float, value: Any
@@ -371,12 +387,13 @@ class Execution:
         if self.home is not None:
             await self._send_home(spec, key, record)
         if self.cache is not None and spec.key is not None:
-            await self.cache.set(spec.key, codec.loads(record), ttl=spec.ttl)
+            with outside():
+                await self.cache.set(spec.key, codec.loads(record), ttl=spec.ttl)
         if self._emit is not None:
             took, result = timedelta(seconds=self.clock.monotonic() - started), outcome_of(seen)
-            origin = failed.meta["origin"]
+            outcome = {"result": result, "origin": failed.meta["origin"], "facts": spec.facts(key)}
             self.tell(StepFailure, spec, key, duration=took, error=result.error)
-            self.tell(StepComplete, spec, key, duration=took, result=result, origin=origin)
+            self.tell(StepComplete, spec, key, duration=took, **outcome)
         raise seen
 
     async def _send_home(
@@ -390,7 +407,8 @@ class Execution:
         assert self.home is not None
         warnings = [w for w in self.ledger.warnings if w["stepId"] == key] if losses else ()
         try:
-            await self.home.record(spec.id, key, record, warnings, takes)
+            with outside():
+                await self.home.record(spec.id, key, record, warnings, takes)
         except Exception as error:  # noqa: BLE001  # whatever keeps the record from the store
             raise self.break_off(error) from error.__cause__
 
@@ -419,7 +437,15 @@ class Execution:
             facts = {"attempt": spec.attempt, "attempts": retry.attempts, "delay": delay}
             self.tell(StepRetry, spec, spec.call, error=failure, **facts)
             await self.clock.sleep(delay)
+            self._forget_failures(spec, failure)
             spec.retry()
+
+    def _forget_failures(self, spec: Spec, failure: Exception) -> None:
+        """Let the steps inside a failed attempt that made it fail run again in the next one."""
+        within = spec.within().path
+        inner = [key for key in self.failures if self.ledger.lies_within(key, within)]
+        ended = _blamed({key: self.failures.pop(key) for key in inner}, failure)
+        self.ledger.drop(ended)
 
     def _tries_again(self, retry: Retry, spec: Spec, failure: Exception) -> bool:
         if self._broken is not None or spec.attempt >= retry.attempts:
@@ -456,7 +482,7 @@ class Execution:
 
     async def _wait_here(self, spec: Spec, wait: PendingWait) -> tuple[str, object] | None:
         if wait["kind"] == "event":
-            raise MissingAbility(self, "inbox", f"step.wait_for_event({spec.id!r})")
+            raise MissingAbility(_NO_STORE, "inbox", f"step.wait_for_event({spec.id!r})")
         remaining = parse_iso(wait.get("wakeAt", "")) - self.clock.now()
         await self.clock.sleep(max(remaining, timedelta(0)))
         return None
@@ -472,13 +498,17 @@ class Execution:
         if found is not None:
             return self._replay(spec, *found)
         if self.home is None:
-            raise MissingAbility(self, "transaction", f"step.transaction({spec.id!r})")
+            raise MissingAbility(_NO_STORE, "transaction", f"step.transaction({spec.id!r})")
         key = self.ledger.key_for(spec.path, spec.call)
+        self.tell(StepStart, spec, key)
         started = self.clock.monotonic()
         kept: list[Any] = []
 
         async def work(connection: Any) -> tuple[str, bytes]:
-            value = await spec.fn(connection, *spec.args)
+            try:
+                value = await spec.fn(connection, *spec.args)
+            except Exception as error:  # the user's function
+                raise _RolledBack(error) from error
             if isinstance(value, Err):
                 raise _RolledBack(value)
             kept[:] = self.encode(spec, key, started, value.value if type(value) is Ok else value)
@@ -489,14 +519,13 @@ class Execution:
             await self.home.transact(spec.id, work)
         except _RolledBack as rolled_back:
             return await self._fail(spec, started, rolled_back.failure)
-        except Exception as error:
-            if self._broken is not None:
-                raise
-            return await self._fail(spec, started, error)
+        except Exception as error:  # noqa: BLE001  # the store: nobody knows whether it committed
+            raise self.break_off(error) from error.__cause__
         finally:
             CURRENT.reset(token)
         record, seen, losses = kept
         self.admit(spec, key, record, losses)
+        self._tell_success(spec, key, started, seen)
         return seen
 
     def announce(
@@ -507,7 +536,8 @@ class Execution:
             if started is not None:
                 facts["duration"] = timedelta(seconds=self.clock.monotonic() - started)
             now = self.clock.now()
-            self._emit(event(workflow=self.workflow, run_id=self.run_id, at=now, **facts))
+            with outside():
+                self._emit(event(workflow=self.workflow, run_id=self.run_id, at=now, **facts))
 
     def tell(self, event: Callable[..., Event], spec: Spec, key: str, **facts: Any) -> None:
         """Publish news of a step, if anybody listens."""
@@ -519,10 +549,16 @@ def _milliseconds(seconds: float) -> float:
 
 
 class _RolledBack(Exception):
-    """Takes a returned `Err` out through the store's transaction."""
+    """Takes a failure of the user's function out through the store's transaction."""
 
-    def __init__(self, failure: Err[Any]) -> None:
+    def __init__(self, failure: Exception | Err[Any]) -> None:
         self.failure = failure
+
+
+def _blamed(failures: Mapping[str, BaseException], error: BaseException | None) -> list[str]:
+    """Give the keys of failures that led to the error; all of them, when it does not show which."""
+    seen = _chain(error)
+    return [key for key, failure in failures.items() if id(failure) in seen] or list(failures)
 
 
 def _chain(error: BaseException | None) -> set[int]:

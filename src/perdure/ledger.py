@@ -124,6 +124,13 @@ class Ledger:
             for call in [call for call, key in calls.items() if key in gone]:
                 del calls[call]
 
+    def lies_within(self, key: str, path: str) -> bool:
+        """Tell whether the record under `key` belongs to a branch at or below `path`."""
+        if key not in self._records:
+            return False
+        branch = self.get(key).get("branch", "")
+        return branch == path or branch.startswith(f"{path}/")
+
     def failed(self) -> list[str]:
         """Give the keys of failed steps."""
         return [key for key in tuple(self._records) if not self.get(key)["ok"]]
@@ -133,6 +140,8 @@ class Ledger:
 
         Steps inside a step that answered from its record had no need to be asked.
         """
+        if not self._loaded:
+            return []
         answered = {
             inner_path(branch, call)
             for branch, calls in self._calls.items()

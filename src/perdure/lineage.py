@@ -10,7 +10,8 @@ run is active on that loop. Tasks that have nothing to do with a run pass throug
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Self, TypeAlias
 from weakref import WeakKeyDictionary
@@ -40,10 +41,12 @@ class Branch:
 
     def child(self, name: str = "") -> "Branch":
         """Give a new branch below this one, by its name or by the order of creation."""
-        if not name:
+        if name:
+            part = _part(name)
+        else:
             self.children += 1
-            name = str(self.children)
-        return Branch(self.lineage, f"{self.path}/{name}" if self.path else name)
+            part = str(self.children)
+        return Branch(self.lineage, f"{self.path}/{part}" if self.path else part)
 
 
 class Call:
@@ -75,10 +78,19 @@ class Call:
 
 def inner_path(path: str, call: str) -> str:
     """Give the path of steps that the function of this call of this branch calls."""
-    return f"{path}/{call}>" if path else f"{call}>"
+    part = f"{_part(call)}>"
+    return f"{path}/{part}" if path else part
+
+
+def _part(name: str) -> str:
+    """Give a name as one part of a path, unlike any other part: no slash, and no bare number."""
+    if "/" in name or "%" in name:
+        name = name.replace("%", "%25").replace("/", "%2F")
+    return f"%{name}" if name.isdecimal() else name
 
 
 CURRENT: ContextVar[Call | None] = ContextVar("perdure_current_step", default=None)
+_OUTSIDE: ContextVar[bool] = ContextVar("perdure_outside", default=False)
 
 _branches: dict[Task, Branch] = {}
 _asides: WeakKeyDictionary[Task, tuple[Call, Branch]] = WeakKeyDictionary()
@@ -136,6 +148,20 @@ class Lineage:
             branch = self.root.child()
             enrol(task, branch)
         return branch
+
+
+@contextmanager
+def outside() -> Generator[None, None, None]:
+    """Make tasks that are started in here no branches of the run.
+
+    For what the engine calls beside the function: listeners, caches, stores. How many tasks they
+    start differs from one time to the next, and must not move the branches' numbers.
+    """
+    token = _OUTSIDE.set(True)
+    try:
+        yield
+    finally:
+        _OUTSIDE.reset(token)
 
 
 def about_to_run(task: Task) -> bool:
@@ -223,20 +249,29 @@ class _Factory:
         self.before = before
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
-        creator, call = asyncio.current_task(loop), CURRENT.get()
-        parent = _inside(call) if call is not None else creator and _branches.get(creator)
+        call, parent = CURRENT.get(), _parent(loop)
         branch = None if parent is None else parent.child()
         if self.before is None:
             task = asyncio.Task(coro, loop=loop, **options)
         else:
             task = self.before(loop, coro, **options)
-        if call is not None and branch is not None:
-            # What a step's own function starts is that step's business, and no branch of the run;
-            # only the steps it calls are told apart by it.
-            _asides[task] = (call, branch)
-        elif branch is not None:
-            enrol(task, branch)
+        if branch is not None:
+            if call is None:
+                enrol(task, branch)
+            else:
+                # What a step's own function starts is that step's business, and no branch of the
+                # run; only the steps it calls are told apart by it.
+                _asides[task] = (call, branch)
         return task
+
+
+def _parent(loop: asyncio.AbstractEventLoop) -> Branch | None:
+    if _OUTSIDE.get():
+        return None
+    if (call := CURRENT.get()) is not None:
+        return _inside(call)
+    creator = asyncio.current_task(loop)
+    return None if creator is None else _branches.get(creator)
 
 
 def _watch(loop: asyncio.AbstractEventLoop) -> None:

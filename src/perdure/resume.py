@@ -77,7 +77,7 @@ class ResumeStateCollector:
     def handle_event(self, event: object) -> None:
         """Take the outcome of a finished step; other events are ignored."""
         if isinstance(event, StepComplete | StepCacheHit):
-            facts = {"at": isoformat(event.at)}
+            facts = {"at": isoformat(event.at), **event.facts}
             self._steps[event.key] = ResumeEntry(event.result, event.origin, facts)
 
     def resume_state(self) -> ResumeState:

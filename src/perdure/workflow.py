@@ -22,6 +22,7 @@ from typing import (
     cast,
     overload,
 )
+from uuid import UUID
 
 from perdure import codec
 from perdure.cache import CacheLike, as_cache
@@ -260,7 +261,8 @@ class Workflow(Generic[D]):
         """Give the state of the latest run as plain JSON, a copy of the caller's own.
 
         `include` chooses all, completed or failed steps; `since` only those after that step;
-        `limit` so many of them. `metadata` stands in place of the run's own.
+        `limit` so many of them. `metadata` stands in place of what the snapshot before held; the
+        definition's hash and the run's id stay.
         """
         if include not in ("all", "completed", "failed"):
             raise InvalidArgument("include", include, "'all', 'completed' or 'failed'")
@@ -303,6 +305,9 @@ class Workflow(Generic[D]):
         return LocalRun(self.name, options, self._events, self._snapshots)
 
 
+_OWN_METADATA = ("definitionHash", "workflowId")
+
+
 class LocalRun:
     """One run of a `Workflow`: its ledger, and where it stands."""
 
@@ -321,19 +326,21 @@ class LocalRun:
         )
         cache = options.get("cache")
         listens = bool(events) or bool(snapshots) or self._on_event is not None
+        random = options.get("random", Random())
+        run_id = self._ledger.metadata.get("workflowId")
         self._execution = Execution(
             workflow=name,
-            run_id=name,
+            run_id=run_id or f"{name}:{UUID(int=random.getrandbits(128), version=4)}",
             ledger=self._ledger,
             clock=self._clock,
-            random=options.get("random", Random()),
+            random=random,
             emit=self._emit if listens else None,
             cache=None if cache is None else as_cache(cache, clock=self._clock),
             errors=tuple(options.get("errors", ())),
         )
 
     def check_definition(self, fn: Callable[..., Any]) -> None:
-        """Compare the function with the one that made the snapshot, and note its hash."""
+        """Compare the function with the one that made the snapshot; note its hash and the run."""
         metadata, now = self._ledger.metadata, definition_hash(fn)
         before = metadata.get("definitionHash")
         if before is not None and before != now:
@@ -344,6 +351,7 @@ class LocalRun:
                 f"the function (hash {before}, now {now}); recorded steps answer as they did then",
             )
         metadata["definitionHash"] = now
+        metadata["workflowId"] = self._execution.run_id
 
     async def load(self, source: ResumeSource) -> None:
         """Take in the steps of a resume state, calling its factory once."""
@@ -373,9 +381,13 @@ class LocalRun:
             )
         return result
 
-    def snapshot(self, **choice: Any) -> Snapshot:
+    def snapshot(self, *, metadata: Mapping[str, Any] | None, **choice: Any) -> Snapshot:
         """Give the run's state as fresh plain JSON."""
-        return cast(Snapshot, codec.loads(self._ledger.encode(self._current_block(), **choice)))
+        if metadata is not None:
+            own = self._ledger.metadata
+            metadata = {name: own[name] for name in _OWN_METADATA if name in own} | {**metadata}
+        block = self._current_block()
+        return cast(Snapshot, codec.loads(self._ledger.encode(block, metadata=metadata, **choice)))
 
     def _note(self, status: Literal["running", "completed", "failed"], ended: bool = False) -> None:
         now = isoformat(self._clock.now())

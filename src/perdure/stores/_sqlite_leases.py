@@ -14,9 +14,9 @@ from perdure.stores._sqlite_verbs import (
     Verbs,
     json_text,
     message_of,
-    microseconds,
-    moment_of,
+    micros_or_none,
 )
+from perdure.stores._times import micros, moment_of
 
 
 class Leased(NamedTuple):
@@ -61,13 +61,13 @@ class LeaseVerbs(Verbs):
 
     def release(self, leases: Sequence[Lease], wake_at: datetime | None) -> Verb[None]:
         """Give the leases up."""
-        keys, at = self._keys(leases), microseconds(wake_at)
+        keys, at = self._keys(leases), micros_or_none(wake_at)
         yield [self._on(sql.RELEASE, leases=keys, wake_at=at, now=self._now())]
 
     def enqueue(self, runs: Sequence[NewRun]) -> Verb[Sequence[bool]]:
         """Create runs that wait for a claim; False for each id that was there."""
         outcomes = yield [
-            self._create(run.id, run.snapshot, run.workflow, wake_at=microseconds(run.wake_at))
+            self._create(run.id, run.snapshot, run.workflow, wake_at=micros_or_none(run.wake_at))
             for run in runs
         ]
         return [bool(outcome.rows) for outcome in outcomes]
@@ -77,7 +77,7 @@ class LeaseVerbs(Verbs):
     ) -> Verb[Sequence[Due]]:
         """Give the runs whose time has come by `until`, earliest first."""
         values = self._due(limit, workflows)
-        [found] = yield [self._on(sql.DUE, until=microseconds(until), **values)]
+        [found] = yield [self._on(sql.DUE, until=micros(until, "now"), **values)]
         return [Due(self._id(key), moment_of(wake_at)) for key, wake_at in found.rows]
 
     def claim(

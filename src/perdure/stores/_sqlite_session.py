@@ -71,8 +71,8 @@ class FileSession(Session, Solo):
         """Drive the verb and commit if it says so; roll back if not, or if it fails."""
         return await self._ask(partial(self._finish, verb))
 
-    def end(self) -> None:
-        """Roll back what was not committed, without waiting for it."""
+    async def end(self) -> None:
+        """Roll back what was not committed; whoever writes next comes after that."""
         self.open = False
         self._requests.put(None)
 

@@ -24,9 +24,9 @@ _STAMP = """
 """
 
 LOAD = """
-    SELECT -1, -1, CAST(snapshot AS BLOB) FROM $runs WHERE id = :id
+    SELECT -1, -1, CAST(snapshot AS BLOB), listed_at FROM $runs WHERE id = :id
     UNION ALL
-    SELECT epoch, n, CAST(data AS BLOB) FROM $journal WHERE run = :id
+    SELECT epoch, n, CAST(data AS BLOB), NULL FROM $journal WHERE run = :id
     ORDER BY 1, 2
 """
 

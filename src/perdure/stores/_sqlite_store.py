@@ -8,7 +8,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from perdure import codec
-from perdure.errors import CodecError, InvalidArgument, StoreCorrupted, ValueTooLarge
+from perdure.errors import (
+    CodecError,
+    InvalidArgument,
+    SnapshotFormatError,
+    StoreCorrupted,
+    ValueTooLarge,
+)
 from perdure.snapshot import RunStatus, Snapshot, merge_snapshots, workflow_of
 from perdure.store import (
     Capabilities,
@@ -30,6 +36,7 @@ from perdure.store import (
     check_prefix,
     rest_of,
 )
+from perdure.stores._foreign import as_snapshot
 from perdure.stores._sqlite_leases import Leased, LeaseVerbs
 from perdure.stores._sqlite_sql import Tables
 from perdure.stores._sqlite_transaction import Session, Transaction
@@ -55,15 +62,18 @@ class SqliteSchemaStore(Closing):
         self._leases = LeaseVerbs(tables, prefix, now)
 
     @abstractmethod
-    async def _write(self, verb: Callable[[], Verb[T]]) -> T:
-        """Give what the verb gives once it is committed."""
+    async def _write(self, verb: Callable[[], Verb[T]], *, repeatable: bool = False) -> T:
+        """Give what the verb gives once it is committed.
+
+        One that is `repeatable` may be done again: it is fenced or numbered, and harms nobody.
+        """
 
     @abstractmethod
     async def _read(self, verb: Callable[[], Verb[T]]) -> T:
         """Give what the verb gives of all that is committed."""
 
     @abstractmethod
-    def _session(self) -> Session:
+    async def _session(self) -> Session:
         """Give a transaction that has not begun."""
 
     async def save(self, id: str, snapshot: Snapshot, /) -> None:
@@ -74,9 +84,9 @@ class SqliteSchemaStore(Closing):
         await self._write(partial(self._runs.save, check_id(id), data, workflow, rest))
 
     async def load(self, id: str, /) -> Snapshot | None:
-        """Give the merged snapshot, or None. A row that is no snapshot comes back as it is."""
-        parts = await self._read(partial(self._runs.load, check_id(id)))
-        return _merged(id, parts) if parts else None
+        """Give the merged snapshot, or None; awaitly's resume states come as snapshots."""
+        found = await self._read(partial(self._runs.load, check_id(id)))
+        return None if found is None else _merged(id, *found)
 
     async def delete(self, id: str, /) -> bool:
         """Remove the run and all that belongs to it; tell whether there was one."""
@@ -99,7 +109,7 @@ class SqliteSchemaStore(Closing):
     async def append(self, entries: Sequence[Entry], /) -> Sequence[Verdict]:
         """Write the entries in one transaction and give a verdict for each, in order."""
         check_entries(entries, self.capabilities.max_value_size)
-        return await self._write(partial(self._runs.append, entries))
+        return await self._write(partial(self._runs.append, entries), repeatable=True)
 
     async def acquire(self, wants: Sequence[Want], /) -> Sequence[Grant | None]:
         """Give each want its lease and the run read under it, or None."""
@@ -111,11 +121,11 @@ class SqliteSchemaStore(Closing):
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
         """Move the expiry of all leases to `ttl` from now; None for each that was lost."""
-        return await self._write(partial(self._leases.renew, leases, ttl))
+        return await self._write(partial(self._leases.renew, leases, ttl), repeatable=True)
 
     async def release(self, leases: Sequence[Lease], /, *, wake_at: datetime | None = None) -> None:
         """Give the leases up without a rest, so that the runs can be claimed at `wake_at`."""
-        await self._write(partial(self._leases.release, leases, wake_at))
+        await self._write(partial(self._leases.release, leases, wake_at), repeatable=True)
 
     async def enqueue(self, runs: Sequence[NewRun], /) -> Sequence[bool]:
         """Create runs that wait for a claim; False for each id that was there already."""
@@ -165,7 +175,7 @@ class SqliteSchemaStore(Closing):
 
         Other writes of this store wait until it is done, so `work` must not call the store.
         """
-        session = self._session()
+        session = await self._session()
         try:
             newest = await session.begin(partial(self._runs.epoch, check_id(id)))
             if newest != epoch:
@@ -179,7 +189,7 @@ class SqliteSchemaStore(Closing):
             await session.finish(partial(self._runs.record, entry))
             return Verdict.ACCEPTED
         finally:
-            session.end()
+            await session.end()
 
     async def prune(
         self, older_than: timedelta, /, *, status: RunStatus | None = None, limit: int = 1000
@@ -196,20 +206,20 @@ class SqliteSchemaStore(Closing):
             raise ValueTooLarge(what, len(data), self.capabilities.max_value_size)
 
 
-def _merged(id: str, parts: Sequence[bytes]) -> Snapshot:
+def _merged(id: str, parts: Sequence[bytes], updated_at: datetime) -> Snapshot:
     try:
-        snapshot: Snapshot = codec.loads(parts[0])
+        snapshot = as_snapshot(codec.loads(parts[0]), updated_at)
         if len(parts) == 1:
             return snapshot
         return merge_snapshots(snapshot, *codec.loads(b"[%s]" % b",".join(parts[1:])))
-    except CodecError as error:
+    except (CodecError, SnapshotFormatError) as error:
         raise StoreCorrupted(f"run {id!r} cannot be read: {error}") from error
 
 
 def _grant(leased: Leased) -> Grant:
-    lease = leased.lease
-    snapshot = _merged(lease.id, leased.parts)
-    return Grant(lease, snapshot, leased.now, leased.inbox, leased.takeovers, leased.created)
+    lease, now = leased.lease, leased.now
+    snapshot = _merged(lease.id, leased.parts, now)
+    return Grant(lease, snapshot, now, leased.inbox, leased.takeovers, leased.created)
 
 
 def _readable(leased: Iterable[Leased]) -> Sequence[Grant]:

@@ -41,8 +41,8 @@ class Session(ABC):
         """Drive the verb and commit if it says so; roll back if not, or if it fails."""
 
     @abstractmethod
-    def end(self) -> None:
-        """Roll back what was not committed, without waiting for it."""
+    async def end(self) -> None:
+        """Roll back what was not committed."""
 
     async def enter(
         self, work: Callable[["Transaction"], Awaitable[T]], transaction: "Transaction"

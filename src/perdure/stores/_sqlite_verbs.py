@@ -11,18 +11,18 @@ from typing import TypeAlias, TypeVar, cast
 
 import msgspec
 
-from perdure.clock import as_utc, isoformat
+from perdure.clock import isoformat
 from perdure.errors import InvalidArgument
 from perdure.snapshot import RunStatus
 from perdure.store import Delivery, Entry, Listed, Message, Rest, Stats, Verdict
 from perdure.stores import _sqlite_sql as sql
 from perdure.stores._sqlite_sql import Outcome, Statement, Tables, Value
+from perdure.stores._times import micros, moment_of
 
 T = TypeVar("T")
 Verb: TypeAlias = Generator[Sequence[Statement], Sequence[Outcome], T]
 
 MICROSECOND = timedelta(microseconds=1)
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # Sorts after every time, so that the first page begins with the newest.
 _AFTER_ALL_TIMES = "~"
@@ -30,14 +30,9 @@ _AFTER_ALL_TIMES = "~"
 _ENTRY_VALUES = 4
 
 
-def microseconds(moment: datetime | None) -> int | None:
+def micros_or_none(moment: datetime | None) -> int | None:
     """Give a moment as microseconds since 1970, and None as None."""
-    return None if moment is None else (as_utc(moment) - _EPOCH) // MICROSECOND
-
-
-def moment_of(microseconds: int) -> datetime:
-    """Give the moment so many microseconds after the beginning of 1970."""
-    return _EPOCH + timedelta(microseconds=microseconds)
+    return None if moment is None else micros(moment)
 
 
 def json_text(values: Sequence[object] | None) -> str | None:
@@ -71,10 +66,13 @@ class Verbs:
 class RunVerbs(Verbs):
     """The verbs of the contract that need no lease of their own."""
 
-    def load(self, id: str) -> Verb[Sequence[bytes]]:
-        """Give the snapshot and the journal after it, in order; nothing when there is no run."""
+    def load(self, id: str) -> Verb[tuple[Sequence[bytes], datetime] | None]:
+        """Give the snapshot and the journal after it, in order, and when the former was written."""
         [found] = yield [self._on(sql.LOAD, id=self._prefix + id)]
-        return [row[2] for row in found.rows]
+        if not found.rows:
+            return None
+        updated_at = _moment_in(found.rows[0][3]) or moment_of(0)
+        return [row[2] for row in found.rows], updated_at
 
     def save(self, id: str, snapshot: bytes, workflow: str | None, rest: Rest) -> Verb[None]:
         """Replace the run."""
@@ -246,13 +244,19 @@ def _lying(rest: Rest) -> dict[str, Value]:
     return {
         "status": rest.status,
         "awaits": json_text(rest.awaits or None),
-        "wake_at": microseconds(rest.wake_at),
+        "wake_at": micros_or_none(rest.wake_at),
     }
 
 
 def _with_milliseconds(listed_at: str) -> str:
+    moment = _moment_in(listed_at)
+    return listed_at if moment is None else isoformat(moment)
+
+
+def _moment_in(listed_at: str) -> datetime | None:
     try:
         moment = datetime.fromisoformat(listed_at)
     except ValueError:
-        return listed_at
-    return isoformat(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+        return None
+    # Another program's times have no zone, and are UTC.
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -308,10 +308,11 @@ class Execution:
     async def _execute(self, spec: Spec) -> Any:
         if self._emit is not None:
             self.tell(StepStart, spec, spec.call)
-        branch, working = spec.branch, spec.kind == "step"
         started = self.clock.monotonic()
         token = CURRENT.set(spec)
-        branch.busy += working
+        # A step within a step is no further work, and a race only waits for its branches.
+        working = spec.kind == "step" and not isinstance(token.old_value, Call)
+        self.lineage.busy += working
         try:
             if spec.retries is None and spec.timeout is None:
                 value = await invoke(spec.fn, spec.args)
@@ -322,7 +323,7 @@ class Execution:
                 raise
             return await self._fail(spec, started, error)
         finally:
-            branch.busy -= working
+            self.lineage.busy -= working
             CURRENT.reset(token)
         if type(value) is Err:
             return await self._fail(spec, started, value)

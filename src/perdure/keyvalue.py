@@ -179,7 +179,7 @@ class DriverKeyValue:
             from key_value.aio.errors import BaseKeyValueError, KeyValueStoreError
         except ImportError:
             raise MissingDependency("py-key-value-aio", "keyvalue") from None
-        self._driver = driver
+        self.driver = driver
         self._collection = collection
         self._errors = BaseKeyValueError
         self._unavailable = KeyValueStoreError
@@ -187,12 +187,12 @@ class DriverKeyValue:
     async def get(self, key: str, /) -> str | None:
         """Give the text, or None when there is none or its time is over."""
         async with self._translated():
-            return _text(key, await self._driver.get(key, collection=self._collection))
+            return _text(key, await self.driver.get(key, collection=self._collection))
 
     async def get_many(self, keys: Sequence[str], /) -> list[str | None]:
         """Give the text of each key, in order."""
         async with self._translated():
-            found = await self._driver.get_many(list(keys), collection=self._collection)
+            found = await self.driver.get_many(list(keys), collection=self._collection)
             return [_text(key, entry) for key, entry in zip(keys, found, strict=True)]
 
     async def set(self, key: str, value: str, /, *, ttl: Duration | None = None) -> None:
@@ -205,12 +205,12 @@ class DriverKeyValue:
         seconds = None if span is None else span.total_seconds()
         async with self._translated():
             entry = {"value": value}
-            await self._driver.put(key, entry, collection=self._collection, ttl=seconds)
+            await self.driver.put(key, entry, collection=self._collection, ttl=seconds)
 
     async def delete(self, key: str, /) -> bool:
         """Remove the key; tell whether it was there."""
         async with self._translated():
-            return await self._driver.delete(key, collection=self._collection)
+            return await self.driver.delete(key, collection=self._collection)
 
     async def exists(self, key: str, /) -> bool:
         """Tell whether the key is there and its time is not over."""
@@ -218,10 +218,10 @@ class DriverKeyValue:
 
     async def keys(self, pattern: str = "*", /) -> list[str]:
         """Give the keys that match, or raise `MissingAbility` when the driver cannot enumerate."""
-        if not isinstance(self._driver, _Enumerates):
-            raise MissingAbility(self._driver, "keys", "listing or clearing")
+        if not isinstance(self.driver, _Enumerates):
+            raise MissingAbility(self.driver, "keys", "listing or clearing")
         async with self._translated():
-            found = await self._driver.keys(self._collection)
+            found = await self.driver.keys(self._collection)
         matches = _compile(pattern).fullmatch
         return [key for key in found if matches(key)]
 
@@ -230,10 +230,10 @@ class DriverKeyValue:
         try:
             yield
         except (self._unavailable, ConnectionError, TimeoutError) as error:
-            name = type(self._driver).__name__
+            name = type(self.driver).__name__
             raise StoreUnavailable(f"{name} cannot be reached: {error}") from error
         except self._errors as error:
-            name = type(self._driver).__name__
+            name = type(self.driver).__name__
             raise StoreError(f"{name} did not do what it was asked: {error}") from error
 
 

@@ -22,14 +22,13 @@ Task: TypeAlias = "asyncio.Task[Any]"
 class Branch:
     """One line of work; hands out identities of step calls, each once."""
 
-    __slots__ = ("busy", "calls", "children", "lineage", "parked", "path")
+    __slots__ = ("calls", "children", "lineage", "parked", "path")
 
     def __init__(self, lineage: "Lineage", path: str = "") -> None:
         self.lineage = lineage
         self.path = path
         self.calls: dict[str, int] = {}
         self.children = 0
-        self.busy = 0
         self.parked = False
 
     def call(self, id: str) -> str:
@@ -98,16 +97,17 @@ _guests: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
 
 
 class Lineage:
-    """The branches of one run.
+    """The branches of one run, and how many of them are in a step just now.
 
     As a context manager it makes the current task the run's root branch, and sees to it that tasks
     created meanwhile are enrolled.
     """
 
-    __slots__ = ("_before", "_call", "_loop", "_task", "root", "tasks")
+    __slots__ = ("_before", "_call", "_loop", "_task", "busy", "root", "tasks")
 
     def __init__(self) -> None:
         self.root = Branch(self)
+        self.busy = 0
         self.tasks: dict[Task, Branch] = {}
 
     def __enter__(self) -> Self:

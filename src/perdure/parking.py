@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from perdure import codec
 from perdure.clock import Clock, parse_iso
 from perdure.errors import StoreUnavailable
-from perdure.lineage import Branch, Lineage, about_to_run, awaits_branches
+from perdure.lineage import CURRENT, Branch, Lineage, about_to_run, awaits_branches
 from perdure.snapshot import PendingWait
 from perdure.store import Message
 
@@ -95,6 +95,9 @@ class Parking:
     async def _park(self, id: str, parked: _Parked) -> tuple[str, Any] | None:
         self._parked[id] = parked
         parked.branch.parked = True
+        # A step whose own function waits here does nothing else meanwhile.
+        inside_step = CURRENT.get() is not None
+        self._lineage.busy -= inside_step
         self.changed()
         if self._warden is None:
             # No branch of the run: created past the loop's task factory.
@@ -108,6 +111,7 @@ class Parking:
                 self._mail.insert(0, parked.message)
             raise
         finally:
+            self._lineage.busy += inside_step
             parked.branch.parked = False
             del self._parked[id]
 
@@ -168,8 +172,8 @@ class Parking:
         if wake_at is not None and wake_at - self._clock.now() <= self._linger:
             return False
         tasks = self._lineage.tasks
-        return all(
-            branch.parked or (not branch.busy and awaits_branches(task, tasks))
+        return not self._lineage.busy and all(
+            branch.parked or awaits_branches(task, tasks)
             for task, branch in tasks.items()
             if not task.done()
         )

@@ -23,6 +23,7 @@ from perdure.store import check_id
 
 P = TypeVar("P")
 T = TypeVar("T")
+_PLAIN = (dict, list, str, int, float, bool, type(None))
 Migrate: TypeAlias = Callable[[Snapshot, int], Snapshot]
 
 
@@ -68,12 +69,12 @@ class Definition(Generic[P, T]):
                 raise InvalidPayload(self.name, ["the workflow takes no payload"])
             return None
         try:
-            data = codec.settle(payload, lambda: self.payload_type, "payload").data
-            self.decode_payload(data)
+            if self.payload_type is not None and isinstance(payload, _PLAIN):
+                payload = codec.convert(payload, self.payload_type)
+            return codec.encode(payload, self.payload_type)
         except CodecError as error:
             problems = payload_problems(payload, self.payload_type)
             raise InvalidPayload(self.name, problems or [str(error)]) from error
-        return data
 
     def decode_payload(self, data: Any) -> Any:
         """Give the payload as the function takes it."""

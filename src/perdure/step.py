@@ -7,6 +7,7 @@ await step.sleep("settle", "1d")
 
 import asyncio
 import hashlib
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar, TypeVarTuple, overload
@@ -14,7 +15,7 @@ from typing import Any, TypeVar, TypeVarTuple, overload
 from perdure.clock import Cron, Duration, isoformat, parse_duration
 from perdure.errors import InvalidArgument, PerdureError
 from perdure.execution import Execution, Spec
-from perdure.lineage import CURRENT, spawn
+from perdure.lineage import CURRENT, Branch, spawn
 from perdure.result import Err, Ok
 from perdure.retry import Retry, Timeout, as_retry, as_timeout
 from perdure.snapshot import PendingWait
@@ -64,9 +65,9 @@ class Step:
         identity = "\0".join((self._run.run_id, call.path, call.call))
         return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
-    # The overlap is meant: a Result is a value too, and the first overload that fits unwraps it.
+    # A Result is a value too: the first overload that fits unwraps it.
     @overload
-    def __call__(  # type: ignore[overload-overlap]
+    def __call__(
         self,
         id: str,
         fn: Callable[[*Args], Coroutine[Any, Any, Ok[T] | Err[Any]]],
@@ -80,7 +81,7 @@ class Step:
         errors: Errors = ...,
     ) -> Coroutine[Any, Any, T]: ...
     @overload
-    def __call__(  # type: ignore[overload-overlap]
+    def __call__(
         self,
         id: str,
         fn: Callable[[*Args], Awaitable[T]],
@@ -94,7 +95,7 @@ class Step:
         errors: Errors = ...,
     ) -> Coroutine[Any, Any, T]: ...
     @overload
-    def __call__(  # type: ignore[overload-overlap]
+    def __call__(
         self,
         id: str,
         fn: Callable[[*Args], Ok[T] | Err[Any]],
@@ -121,7 +122,7 @@ class Step:
         returns: type[Any] | None = ...,
         errors: Errors = ...,
     ) -> Coroutine[Any, Any, T]: ...
-    def __call__(
+    def __call__(  # type: ignore[misc]  # mypy loses `*args: *Args` in an implementation
         self,
         id: str,
         fn: Callable[..., Any],
@@ -154,23 +155,23 @@ class Step:
         spec.returns = returns
         return run.perform(spec)
 
-    async def sleep(self, id: str, duration: Duration | Cron, /) -> None:
+    def sleep(self, id: str, duration: Duration | Cron, /) -> Coroutine[Any, Any, None]:
         """Wait so long, or until the cron expression's next time; once, however often the run
         resumes.
         """
         spec = self._run.spec(id, self.sleep)
         spec.kind = "sleep"
-        await self._run.wait(spec, self._wait(spec, duration))
+        return self._run.wait(spec, self._wait(spec, duration))
 
     @overload
-    async def wait_for_event(
+    def wait_for_event(
         self, id: str, name: str, /, *, timeout: Duration | None = ..., returns: type[T]
-    ) -> T | None: ...
+    ) -> Coroutine[Any, Any, T | None]: ...
     @overload
-    async def wait_for_event(
+    def wait_for_event(
         self, id: str, name: str, /, *, timeout: Duration | None = ..., returns: None = ...
-    ) -> Any: ...
-    async def wait_for_event(
+    ) -> Coroutine[Any, Any, Any]: ...
+    def wait_for_event(
         self,
         id: str,
         name: str,
@@ -178,14 +179,14 @@ class Step:
         *,
         timeout: Duration | None = None,
         returns: type[Any] | None = None,
-    ) -> Any:
+    ) -> Coroutine[Any, Any, Any]:
         """Give the payload of the run's next event of this name, or None when the time is over."""
         if not isinstance(name, str) or not name:
             raise InvalidArgument("name", name, "the event's name, a non-empty text")
         spec = self._run.spec(id, self.wait_for_event)
         spec.kind = "event"
         spec.returns = returns
-        return await self._run.wait(spec, self._wait(spec, timeout, event=name))
+        return self._run.wait(spec, self._wait(spec, timeout, event=name))
 
     def _wait(
         self, spec: Spec, duration: Duration | Cron | None, event: str | None = None
@@ -204,24 +205,24 @@ class Step:
         now = self._run.clock.now()
         return duration.next(now) if isinstance(duration, Cron) else now + parse_duration(duration)
 
-    async def all(self, thunks: Mapping[str, Callable[[], Any]], /) -> dict[str, Any]:
+    def all(
+        self, thunks: Mapping[str, Callable[[], Any]], /
+    ) -> Coroutine[Any, Any, dict[str, Any]]:
         """Run a step for each name, all at once, and give their values by name.
 
         All are awaited, so that finished work is recorded; then the first failure, in the order of
         the names, is raised.
         """
-        branch = self._run.lineage.branch()
-        tasks = {
-            name: spawn(branch.child(name), self._named(name, thunk))
-            for name, thunk in _thunks(thunks).items()
-        }
+        return self._all(self._run.lineage.branch(), _thunks(thunks))
+
+    async def _all(self, branch: Branch, thunks: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+        run = self._run
+        specs = {name: run.spec(name, thunk, branch=branch) for name, thunk in thunks.items()}
+        tasks = {name: spawn(branch.child(name), run.perform(spec)) for name, spec in specs.items()}
         await _settle(tasks.values())
         return {name: task.result() for name, task in tasks.items()}
 
-    async def _named(self, name: str, thunk: Callable[[], Any]) -> Any:
-        return await self(name, thunk)
-
-    async def map(
+    def map(
         self,
         id: str,
         items: Iterable[T],
@@ -229,40 +230,50 @@ class Step:
         /,
         *,
         concurrency: int = 10,
-    ) -> list[U]:
+    ) -> Coroutine[Any, Any, list[U]]:
         """Run a step for each item, so many at once, and give the values in the items' order."""
         if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
             raise InvalidArgument("concurrency", concurrency, "a whole number, 1 or more")
-        run, parent = self._run, self._run.lineage.branch()
-        parent = parent.child(parent.call(id))
-        queue = list(enumerate(items))
-        queue.reverse()
-        values: list[Any] = [None] * len(queue)
+        if not isinstance(items, Iterable):
+            raise InvalidArgument("items", items, "something to iterate over")
+        branch = self._run.lineage.branch()
+        return self._map(branch.child(branch.call(id)), id, list(items), fn, concurrency)
+
+    async def _map(
+        self, branch: Branch, id: str, items: list[Any], fn: Callable[..., Any], concurrency: int
+    ) -> list[Any]:
+        run = self._run
+        queue = deque(enumerate(items))
+        values: list[Any] = [None] * len(items)
 
         async def work() -> None:
             while queue:
-                index, item = queue.pop()
-                spec = run.spec(f"{id}[{index}]", fn, (item,), branch=parent)
+                index, item = queue.popleft()
+                spec = run.spec(f"{id}[{index}]", fn, (item,), branch=branch)
                 values[index] = await run.perform(spec)
 
-        workers = range(min(concurrency, len(queue)))
-        tasks = [spawn(parent.child(f"worker{n}"), work()) for n in workers]
+        workers = range(min(concurrency, len(items)))
+        tasks = [spawn(branch.child(f"worker{n}"), work()) for n in workers]
         await _settle(tasks)
         for task in tasks:
             task.result()
         return values
 
-    async def race(self, id: str, thunks: Mapping[str, Callable[[], Any]], /) -> tuple[str, Any]:
+    def race(
+        self, id: str, thunks: Mapping[str, Callable[[], Any]], /
+    ) -> Coroutine[Any, Any, tuple[str, Any]]:
         """Run a branch for each name and give the name and value of the first to finish.
 
         The others are cancelled. The winner is recorded: a replay gives the same one. A branch may
         call steps, sleep, or wait for events.
         """
-        run, thunks = self._run, _thunks(thunks)
-        spec = run.spec(id, self.race)
+        branches = _thunks(thunks)
+        if not branches:
+            raise InvalidArgument("thunks", thunks, "at least one branch")
+        spec = self._run.spec(id, self.race)
         spec.kind = "race"
-        spec.fn = lambda: self._first(spec, thunks)
-        return await run.perform(spec)  # type: ignore[no-any-return]  # recorded as a pair
+        spec.fn = lambda: self._first(spec, branches)
+        return self._run.perform(spec)
 
     async def _first(self, spec: Spec, thunks: Mapping[str, Callable[[], Any]]) -> tuple[str, Any]:
         # The race itself is no step that the branches run inside of: they are branches of the run.
@@ -276,18 +287,18 @@ class Step:
             for task in tasks:
                 task.cancel()
             await _settle(tasks)
-            self._run.forget_waits(parent.path)
+        self._run.forget_waits(parent.path)
         winner = next(task for task in tasks if task in done)
         return tasks[winner], winner.result()
 
-    async def transaction(
+    def transaction(
         self,
         id: str,
         fn: Callable[..., Awaitable[T]],
         /,
         *args: Any,
         returns: type[Any] | None = None,
-    ) -> T:
+    ) -> Coroutine[Any, Any, T]:
         """Give the value of `fn(connection, *args)`, whose writes commit together with the step's
         record.
 
@@ -296,7 +307,7 @@ class Step:
         spec = self._run.spec(id, fn, args)
         spec.kind = "transaction"
         spec.returns = returns
-        return await self._run.transact(spec)  # type: ignore[no-any-return]  # as fn says
+        return self._run.transact(spec)
 
 
 async def _call(thunk: Callable[[], Any]) -> Any:

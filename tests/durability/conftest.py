@@ -1,0 +1,70 @@
+"""A runtime on a store and a clock of the test's own, straight and replaying after every step."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from perdure import Runtime
+from perdure.registry import Definition
+from perdure.store import Store
+from perdure.stores.memory import MemoryStore
+from perdure.testing.clock import TestClock
+
+MakeRuntime = Callable[..., Runtime]
+
+
+@pytest.fixture
+def clock() -> TestClock:
+    return TestClock()
+
+
+@pytest.fixture
+def store(clock: TestClock) -> MemoryStore:
+    return MemoryStore(clock=clock)
+
+
+@pytest.fixture(params=[False, True], ids=["straight", "always_replay"])
+def always_replay(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+def make_runtime(store: MemoryStore, clock: TestClock, always_replay: bool) -> MakeRuntime:
+    """Make a runtime as another process would: on the same store, with nothing in memory."""
+
+    def make(*workflows: Definition[Any, Any], on: Store | None = None, **options: Any) -> Runtime:
+        return Settling(
+            store if on is None else on,
+            workflows=workflows,
+            clock=clock,
+            always_replay=always_replay,
+            **options,
+        )
+
+    return make
+
+
+class Settling(Runtime):
+    """A runtime that sweeps right away what always_replay put off to the next sweep."""
+
+    async def trigger(self, *arguments: Any, **options: Any) -> Any:
+        run = await super().trigger(*arguments, **options)
+        return await self._settle(run) if options.get("wait", True) else run
+
+    async def resume(self, run_id: str) -> Any:
+        return await self._settle(await super().resume(run_id))
+
+    async def retry(self, run_id: str) -> Any:
+        return await self._settle(await super().retry(run_id))
+
+    async def sweep(self, *arguments: Any, **options: Any) -> Any:
+        return [await self._settle(run) for run in await super().sweep(*arguments, **options)]
+
+    async def _settle(self, run: Any) -> Any:
+        if self._always_replay:
+            for _ in range(200):
+                if not await super().sweep():
+                    return await self.get_run(run.run_id)
+            raise AssertionError(f"{run!r} does not come to rest")
+        return run

@@ -1,0 +1,594 @@
+"""The runtime's promises, each also with a replay after every step."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypedDict
+
+import msgspec
+import pydantic
+import pytest
+
+from perdure import Cron, Err, Retry, Runtime, Step, workflow
+from perdure.errors import (
+    Cancelled,
+    InvalidPayload,
+    RunNotFound,
+    UnknownWorkflow,
+    VersionMismatch,
+)
+from perdure.store import Delivery, Want
+from perdure.stores.memory import MemoryStore
+from perdure.testing.clock import TestClock
+
+MakeRuntime = Callable[..., Runtime]
+
+
+@dataclass
+class Signup:
+    email: str
+    age: int = 18
+
+
+@pytest.fixture
+def effects() -> list[str]:
+    return []
+
+
+async def test_a_run_sleeps_waits_and_ends(
+    make_runtime: MakeRuntime, clock: TestClock, effects: list[str]
+) -> None:
+    """The seed's story: a step, a day's sleep, an approval, an end."""
+
+    async def create(email: str) -> str:
+        effects.append(email)
+        return "user-1"
+
+    @workflow("welcome")
+    async def welcome(step: Step, payload: Signup) -> str:
+        user = await step("create", create, payload.email)
+        await step.sleep("settle", timedelta(days=1))
+        answer = await step.wait_for_event("approval", "approved", timeout="3d")
+        return f"{user} by {answer['by']}"
+
+    runtime = make_runtime(welcome)
+    run = await runtime.trigger(welcome, {"email": "a@b.c"})
+    assert run.status == "suspended"
+    assert await runtime.sweep() == []
+    await clock.advance("1d")
+    (run,) = await make_runtime(welcome).sweep()
+    assert run.status == "waiting"
+    signalled = await make_runtime(welcome).signal(run.run_id, "approved", {"by": "ana"})
+    assert signalled.run is not None
+    assert (signalled.run.status, signalled.run.output) == ("completed", "user-1 by ana")
+    assert effects == ["a@b.c"]
+
+
+async def test_a_signal_before_the_wait_is_kept(
+    make_runtime: MakeRuntime, clock: TestClock
+) -> None:
+    """An event that comes early waits for the run."""
+
+    @workflow("early")
+    async def early(step: Step) -> Any:
+        await step.sleep("nap", "1h")
+        return await step.wait_for_event("go", "go")
+
+    runtime = make_runtime(early)
+    run = await runtime.trigger(early)
+    assert (await runtime.signal(run.run_id, "go", 7)).delivery is Delivery.DELIVERED
+    await clock.advance("1h")
+    (run,) = await runtime.sweep()
+    assert (run.status, run.output) == ("completed", 7)
+
+
+async def test_a_signal_while_the_run_is_owned_elsewhere_is_kept(
+    make_runtime: MakeRuntime, store: MemoryStore, clock: TestClock
+) -> None:
+    """A lease held by another process neither loses nor refuses an event."""
+
+    @workflow("owned")
+    async def owned(step: Step) -> Any:
+        return await step.wait_for_event("go", "go")
+
+    runtime = make_runtime(owned)
+    run = await runtime.trigger(owned)
+    (grant,) = await store.acquire([Want(run.run_id, "other", timedelta(seconds=30))])
+    assert grant is not None
+    signalled = await runtime.signal(run.run_id, "go", "hello")
+    assert signalled.delivery is Delivery.DELIVERED
+    assert signalled.run is not None
+    assert not signalled.run.over
+    await clock.advance("31s")
+    (run,) = await runtime.sweep()
+    assert run.output == "hello"
+
+
+async def test_a_signal_sent_twice_with_one_dedup_id_counts_once(make_runtime: MakeRuntime) -> None:
+    """The second is a duplicate, also after the first was taken."""
+
+    @workflow("twice")
+    async def twice(step: Step) -> list[Any]:
+        return [await step.wait_for_event("one", "go"), await step.wait_for_event("two", "go")]
+
+    runtime = make_runtime(twice)
+    run = await runtime.trigger(twice)
+    await runtime.signal(run.run_id, "go", 1, dedup_id="x")
+    again = await runtime.signal(run.run_id, "go", 1, dedup_id="x")
+    assert again.delivery is Delivery.DUPLICATE
+    last = await runtime.signal(run.run_id, "go", 2, dedup_id="y")
+    assert last.run is not None
+    assert last.run.output == [1, 2]
+
+
+async def test_a_signal_says_when_there_is_no_run_or_it_is_over(make_runtime: MakeRuntime) -> None:
+    """Nothing is dropped silently."""
+
+    @workflow("short")
+    async def short(step: Step) -> int:
+        return 1
+
+    runtime = make_runtime(short)
+    assert (await runtime.signal("nobody", "go")).delivery is Delivery.UNKNOWN
+    run = await runtime.trigger(short)
+    assert (await runtime.signal(run.run_id, "go")).delivery is Delivery.OVER
+
+
+async def test_a_wait_times_out_with_none(make_runtime: MakeRuntime, clock: TestClock) -> None:
+    """No event in time gives None."""
+
+    @workflow("late")
+    async def late(step: Step) -> Any:
+        return await step.wait_for_event("go", "go", timeout="3d")
+
+    runtime = make_runtime(late)
+    await runtime.trigger(late)
+    await clock.advance("3d")
+    (run,) = await runtime.sweep()
+    assert (run.status, run.output) == ("completed", None)
+
+
+async def test_suspension_cannot_be_swallowed(make_runtime: MakeRuntime, clock: TestClock) -> None:
+    """`except Exception` does not see it, and finally blocks run."""
+    unwound: list[str] = []
+
+    @workflow("greedy")
+    async def greedy(step: Step) -> str:
+        try:
+            await step.sleep("nap", "1d")
+        except Exception:  # noqa: BLE001
+            return "swallowed"
+        finally:
+            unwound.append("finally")
+        return "slept"
+
+    runtime = make_runtime(greedy)
+    assert (await runtime.trigger(greedy)).status == "suspended"
+    assert unwound
+    await clock.advance("1d")
+    (run,) = await runtime.sweep()
+    assert run.output == "slept"
+
+
+async def test_even_a_handler_of_everything_cannot_keep_a_run_from_resting(
+    make_runtime: MakeRuntime, clock: TestClock
+) -> None:
+    """What a function does after it swallowed the suspension does not count."""
+
+    @workflow("stubborn")
+    async def stubborn(step: Step) -> str:
+        try:
+            await step.sleep("nap", "1d")
+        except BaseException:  # noqa: BLE001
+            return "swallowed"
+        return "slept"
+
+    runtime = make_runtime(stubborn)
+    assert (await runtime.trigger(stubborn)).status == "suspended"
+    await clock.advance("1d")
+    (run,) = await runtime.sweep()
+    assert run.output == "slept"
+
+
+async def test_a_sleeping_branch_does_not_kill_the_step_beside_it(
+    make_runtime: MakeRuntime, clock: TestClock, effects: list[str]
+) -> None:
+    """The run rests when every branch waits, and finished work is recorded first."""
+
+    async def slow() -> str:
+        for _ in range(30):
+            await asyncio.sleep(0)
+        effects.append("slow")
+        return "done"
+
+    @workflow("beside")
+    async def beside(step: Step) -> list[Any]:
+        return await asyncio.gather(step.sleep("nap", "1d"), step("slow", slow))
+
+    runtime = make_runtime(beside)
+    assert (await runtime.trigger(beside)).status == "suspended"
+    assert effects == ["slow"]
+    await clock.advance("1d")
+    (run,) = await runtime.sweep()
+    assert run.output == [None, "done"]
+    assert effects == ["slow"]
+
+
+async def test_work_between_steps_beside_a_sleeper_goes_on(
+    make_runtime: MakeRuntime, clock: TestClock, effects: list[str]
+) -> None:
+    """A branch that awaits something of its own is not cut off for a day by its sibling's sleep."""
+
+    async def note(text: str) -> None:
+        effects.append(text)
+
+    @workflow("between")
+    async def between(step: Step) -> None:
+        async def busy() -> None:
+            await clock.sleep(5)
+            await step("after", note, "after")
+
+        await asyncio.gather(step.sleep("nap", "1d"), busy())
+
+    runtime = make_runtime(between)
+    trigger = asyncio.ensure_future(runtime.trigger(between))
+    while not trigger.done():
+        await clock.advance(1)
+    run = await trigger
+    assert (run.status, effects) == ("suspended", ["after"])
+
+
+async def test_several_waits_at_once(make_runtime: MakeRuntime, clock: TestClock) -> None:
+    """gather, TaskGroup and step.all rest as one and wake one by one."""
+
+    @workflow("waits")
+    async def waits(step: Step) -> list[Any]:
+        async with asyncio.TaskGroup() as group:
+            one = group.create_task(step.wait_for_event("one", "one"))
+            two = group.create_task(step.sleep("two", "1h"))
+        three = await step.all(
+            {
+                "x": lambda: step.wait_for_event("three", "three"),
+                "y": lambda: step.sleep("four", "1h"),
+            }
+        )
+        return [one.result(), two.result(), three["x"]]
+
+    runtime = make_runtime(waits)
+    run = await runtime.trigger(waits)
+    assert {(wait.id, wait.event) for wait in run.pending} == {("one", "one"), ("two", None)}
+    await runtime.signal(run.run_id, "one", 1)
+    await clock.advance("1h")
+    await runtime.sweep()
+    await clock.advance("1h")
+    await runtime.sweep()
+    last = await runtime.signal(run.run_id, "three", 3)
+    assert last.run is not None
+    assert last.run.output == [1, None, 3]
+
+
+@pytest.mark.parametrize("winner", ["approved", "late"])
+async def test_a_wait_raced_against_a_sleep(
+    make_runtime: MakeRuntime, clock: TestClock, winner: str
+) -> None:
+    """The first wins; the other is no longer waited for."""
+
+    @workflow("raced")
+    async def raced(step: Step) -> tuple[str, Any]:
+        return await step.race(
+            "first",
+            {
+                "approved": lambda: step.wait_for_event("approval", "approved"),
+                "late": lambda: step.sleep("limit", "3d"),
+            },
+        )
+
+    runtime = make_runtime(raced)
+    run = await runtime.trigger(raced)
+    assert len(run.pending) == 2
+    if winner == "approved":
+        await runtime.signal(run.run_id, "approved", True)
+    else:
+        await clock.advance("3d")
+        await runtime.sweep()
+    ended = await runtime.get_run(run.run_id)
+    assert ended is not None
+    assert ended.output[0] == winner
+    assert ended.pending == ()
+
+
+async def test_a_cron_sleep_wakes_at_the_local_time_across_dst(
+    make_runtime: MakeRuntime, clock: TestClock
+) -> None:
+    """Nine in Berlin is another UTC hour after the clocks change."""
+    await clock.advance(datetime(2030, 3, 30, 12, tzinfo=UTC) - clock.now())
+
+    @workflow("morning")
+    async def morning(step: Step) -> None:
+        await step.sleep("nine", Cron("0 9 * * *", tz="Europe/Berlin"))
+
+    run = await make_runtime(morning).trigger(morning)
+    assert run.pending[0].wake_at == datetime(2030, 3, 31, 7, tzinfo=UTC)
+
+
+async def test_the_same_run_id_gives_the_same_run(
+    make_runtime: MakeRuntime, effects: list[str]
+) -> None:
+    """A trigger sent twice begins one run."""
+
+    async def note() -> None:
+        effects.append("ran")
+
+    @workflow("once")
+    async def once(step: Step) -> str:
+        await step("note", note)
+        return "done"
+
+    runtime = make_runtime(once)
+    first = await runtime.trigger(once, run_id="order-7")
+    second = await runtime.trigger(once, run_id="order-7")
+    assert first == second
+    assert effects == ["ran"]
+
+
+async def test_a_trigger_without_waiting_leaves_the_run_for_a_worker(
+    make_runtime: MakeRuntime, effects: list[str]
+) -> None:
+    """It is durable, and due at once."""
+
+    @workflow("queued")
+    async def queued(step: Step) -> str:
+        effects.append("ran")
+        return "done"
+
+    runtime = make_runtime(queued)
+    run = await runtime.trigger(queued, wait=False)
+    assert (run.status, effects) == ("running", [])
+    (run,) = await runtime.sweep()
+    assert run.output == "done"
+
+
+async def test_a_failed_run_is_retried_from_the_step_that_failed(
+    make_runtime: MakeRuntime, effects: list[str]
+) -> None:
+    """Finished steps do not run again; the failed one does."""
+    broken = True
+
+    async def first() -> None:
+        effects.append("first")
+
+    async def second() -> str:
+        effects.append("second")
+        if broken:
+            raise ConnectionError("down")
+        return "up"
+
+    @workflow("shaky")
+    async def shaky(step: Step) -> str:
+        await step("first", first)
+        return await step("second", second)
+
+    runtime = make_runtime(shaky)
+    run = await runtime.trigger(shaky)
+    assert run.status == "failed"
+    assert isinstance(run.error, ConnectionError)
+    broken = False
+    run = await runtime.retry(run.run_id)
+    assert (run.status, run.output) == ("completed", "up")
+    assert effects == ["first", "second", "second"]
+
+
+async def test_a_returned_err_is_the_runs_error(make_runtime: MakeRuntime) -> None:
+    """`Err` from a step or from the function ends the run as failed with that error."""
+
+    @workflow("typed failure")
+    async def typed(step: Step) -> Any:
+        return Err({"code": "NOT_FOUND"})
+
+    run = await make_runtime(typed).trigger(typed)
+    assert (run.status, run.error) == ("failed", {"code": "NOT_FOUND"})
+
+
+async def test_cancel_ends_a_resting_run(make_runtime: MakeRuntime, clock: TestClock) -> None:
+    """Cancelled is final: its time comes and nothing happens."""
+
+    @workflow("doomed")
+    async def doomed(step: Step) -> None:
+        await step.sleep("nap", "1d")
+
+    runtime = make_runtime(doomed)
+    run = await runtime.trigger(doomed)
+    run = await runtime.cancel(run.run_id, reason="not needed")
+    assert run.status == "cancelled"
+    assert isinstance(run.error, Cancelled)
+    await clock.advance("2d")
+    assert await runtime.sweep() == []
+    assert (await runtime.resume(run.run_id)).status == "cancelled"
+
+
+async def test_cancel_reaches_a_run_that_is_owned_elsewhere(
+    make_runtime: MakeRuntime, clock: TestClock
+) -> None:
+    """Its owner sees the request with its next renewal, at the latest."""
+
+    @workflow("busy")
+    async def busy(step: Step) -> None:
+        await step("long", lambda: clock.sleep(3600))
+
+    runtime, other = make_runtime(busy), make_runtime(busy, lease_ttl="31s")
+    driving = asyncio.ensure_future(runtime.trigger(busy, run_id="busy"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    await other.cancel("busy", reason="enough")
+    await clock.advance("15s")
+    run = await driving
+    assert run.status == "cancelled"
+
+
+@pytest.mark.parametrize("payload", [{"email": 5}, {"age": "x"}, {"email": "a", "age": []}, 7])
+async def test_a_bad_payload_is_refused_before_anything_is_written(
+    make_runtime: MakeRuntime, store: MemoryStore, payload: Any
+) -> None:
+    """The error names each field, and no run is there."""
+
+    @workflow("typed")
+    async def typed(step: Step, payload: Signup) -> None:
+        raise AssertionError("not called")
+
+    with pytest.raises(InvalidPayload, match=r"payload of workflow 'typed'"):
+        await make_runtime(typed).trigger(typed, payload)
+    assert list(await store.list()) == []
+
+
+class Struct(msgspec.Struct):
+    n: int
+
+
+class Model(pydantic.BaseModel):
+    n: int
+
+
+class Typed(TypedDict):
+    n: int
+
+
+@pytest.mark.parametrize("kind", [Struct, Model, Typed])
+async def test_payloads_of_every_kind_come_as_themselves(
+    make_runtime: MakeRuntime, kind: Any
+) -> None:
+    """A struct, a pydantic model and a TypedDict arrive as what they are."""
+    seen: list[Any] = []
+
+    async def body(step: Step, payload: Any) -> int:
+        seen.append(payload)
+        return await step("n", lambda: 1)
+
+    body.__annotations__["payload"] = kind
+    definition = workflow("kinds")(body)
+    await make_runtime(definition).trigger(definition, {"n": 3})
+    assert seen[0] == kind(n=3)
+
+
+async def test_an_unknown_workflow_and_an_unknown_run_are_told(make_runtime: MakeRuntime) -> None:
+    """Errors say what is missing and what to do."""
+    runtime = make_runtime()
+    with pytest.raises(UnknownWorkflow, match="no workflow 'x' is registered"):
+        await runtime.trigger("x")
+    with pytest.raises(RunNotFound, match="there is no run 'y'"):
+        await runtime.resume("y")
+    assert await runtime.get_run("y") is None
+
+
+async def test_a_run_of_an_old_version_needs_its_definition_or_a_migration(
+    make_runtime: MakeRuntime, clock: TestClock
+) -> None:
+    """Refused with what to do; run by the old definition; or migrated."""
+
+    @workflow("v", version=1)
+    async def old(step: Step) -> str:
+        await step.sleep("nap", "1d")
+        return "old"
+
+    def migrate(snapshot: Any, version: int) -> Any:
+        return snapshot
+
+    @workflow("v", version=2)
+    async def new(step: Step) -> str:
+        return "new"
+
+    @workflow("v", version=2, migrate=migrate)
+    async def migrating(step: Step) -> str:
+        await step.sleep("nap", "1d")
+        return "migrated"
+
+    run = await make_runtime(old).trigger(old)
+    await clock.advance("1d")
+    with pytest.raises(VersionMismatch, match="Register the old definition"):
+        await make_runtime(new).resume(run.run_id)
+    await clock.advance("1m")
+    assert (await make_runtime(migrating).resume(run.run_id)).output == "migrated"
+
+
+async def test_both_versions_side_by_side(make_runtime: MakeRuntime, clock: TestClock) -> None:
+    """A run goes on by the definition that began it."""
+
+    @workflow("v", version=1)
+    async def old(step: Step) -> str:
+        await step.sleep("nap", "1d")
+        return "old"
+
+    @workflow("v", version=2)
+    async def new(step: Step) -> str:
+        return "new"
+
+    run = await make_runtime(old).trigger(old)
+    await clock.advance("1d")
+    assert (await make_runtime(old, new).resume(run.run_id)).output == "old"
+
+
+async def test_the_idempotency_key_is_the_same_for_every_attempt(make_runtime: MakeRuntime) -> None:
+    """What a payment provider sees does not change when the step runs again."""
+    keys: list[str] = []
+    broken = True
+
+    @workflow("pay")
+    async def pay(step: Step) -> str:
+        async def charge() -> str:
+            keys.append(step.idempotency_key)
+            if broken:
+                raise ConnectionError
+            return "paid"
+
+        return await step("charge", charge)
+
+    runtime = make_runtime(pay)
+    run = await runtime.trigger(pay)
+    broken = False
+    await runtime.retry(run.run_id)
+    assert len(keys) == 2
+    assert keys[0] == keys[1]
+
+
+async def test_history_tells_times_and_attempts(make_runtime: MakeRuntime) -> None:
+    """`get_run` gives every step with when, how long and how often."""
+
+    async def flaky() -> int:
+        if len(tries) < 2:
+            tries.append(1)
+            raise ConnectionError
+        return 5
+
+    tries: list[int] = []
+
+    @workflow("told")
+    async def told(step: Step) -> int:
+        return await step("flaky", flaky, retry=Retry(attempts=3, delay=0))
+
+    run = await make_runtime(told).trigger(told)
+    (line,) = run.history
+    assert (line.key, line.ok, line.value, line.attempts) == ("flaky", True, 5, 3)
+    assert line.at is not None
+
+
+async def test_one_bad_run_does_not_starve_the_others(
+    make_runtime: MakeRuntime, store: MemoryStore
+) -> None:
+    """A run that cannot be driven is put off, and the sweep goes on."""
+
+    @workflow("fine")
+    async def fine(step: Step) -> str:
+        return "ok"
+
+    @workflow("gone", version=1)
+    async def gone(step: Step) -> None: ...
+
+    @workflow("gone", version=2)
+    async def other(step: Step) -> None: ...
+
+    await make_runtime(gone).trigger(gone, run_id="a-bad", wait=False)
+    runtime = make_runtime(fine, other)
+    await runtime.trigger(fine, run_id="b-good", wait=False)
+    runs = await runtime.sweep()
+    assert [run.run_id for run in runs] == ["b-good"]
+    assert list(await store.due(runtime.clock.now(), 10)) == []

@@ -8,8 +8,9 @@ import msgspec
 
 from perdure import codec
 from perdure.clock import parse_iso
+from perdure.errors import CodecError
 from perdure.record import result_of
-from perdure.result import Err, Ok
+from perdure.result import Err
 from perdure.snapshot import PendingWait, RunStatus, Snapshot, StepRecord, is_over, rest_status
 
 
@@ -80,22 +81,25 @@ def run_of(
         output=_output(block, returns),
         error=_error(block, errors),
         pending=tuple(_wait(wait) for wait in block.get("pending") or ()),
-        payload=codec.decode(metadata.get("input")),
+        payload=_shown(metadata.get("input")),
         updated_at=parse_iso(block["lastUpdated"]),
         history=tuple(step_info(key, record) for key, record in snapshot["steps"].items()),
     )
 
 
 def step_info(key: str, record: StepRecord) -> StepInfo:
-    """Give a record as a line of history."""
-    result, _ = result_of(record, key, lambda: None, ())
+    """Give a record as a line of history; a value of the user's class is shown as its fields."""
+    error: object = None
+    if not record["ok"]:
+        result, _ = result_of(record, key, lambda: None, ())
+        error = result.error if isinstance(result, Err) else None
     took = record.get("durationMs")
     return StepInfo(
         key=key,
         kind=record.get("kind", "step"),
         ok=record["ok"],
-        value=result.value if isinstance(result, Ok) else None,
-        error=result.error if isinstance(result, Err) else None,
+        value=_shown(record.get("value")),
+        error=error,
         at=parse_iso(record["at"]) if "at" in record else None,
         duration=None if took is None else timedelta(milliseconds=took),
         attempts=record.get("attempts", 1),
@@ -103,9 +107,17 @@ def step_info(key: str, record: StepRecord) -> StepInfo:
     )
 
 
+def _shown(data: Any) -> object:
+    try:
+        return codec.decode(data)
+    except CodecError:
+        return data
+
+
 def _output(block: Mapping[str, Any], returns: object) -> object:
-    typed = bool(block.get("outputTyped")) and returns is not None
-    return codec.decode(block.get("output"), returns if typed else None, typed=typed)
+    if block.get("outputTyped") and returns is not None:
+        return codec.decode(block.get("output"), returns, typed=True)
+    return _shown(block.get("output"))
 
 
 def _error(block: Mapping[str, Any], errors: Sequence[type[BaseException]]) -> object:

@@ -91,7 +91,11 @@ class Timeout:
 
 def as_retry(value: Retry | int | None) -> Retry | None:
     """Give the retry that a step option stands for; a number is the number of attempts."""
-    return value if value is None or isinstance(value, Retry) else Retry(value)
+    if value is None or isinstance(value, Retry):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgument("retry", value, "a Retry, or a number of attempts, 1 or more")
+    return Retry(value)
 
 
 def as_timeout(value: Timeout | Duration | None) -> Timeout | None:

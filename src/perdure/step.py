@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, TypeVar, TypeVarTuple, overload
 
 from perdure.clock import Cron, Duration, isoformat, parse_duration
-from perdure.errors import InvalidArgument, PerdureError
+from perdure.errors import InvalidArgument, InvalidDuration, PerdureError
 from perdure.execution import Execution, Spec
 from perdure.lineage import CURRENT, Branch, spawn
 from perdure.result import Err, Ok
@@ -197,13 +197,20 @@ class Step:
         }
         if event is not None:
             wait["event"] = event
-        if duration is not None:
-            wait["wakeAt"] = isoformat(self._until(duration))
+        if duration is not None or event is None:
+            parameter = "duration" if event is None else "timeout"
+            wait["wakeAt"] = isoformat(self._until(duration, parameter))
         return wait
 
-    def _until(self, duration: Duration | Cron) -> datetime:
+    def _until(self, duration: Any, parameter: str) -> datetime:
         now = self._run.clock.now()
-        return duration.next(now) if isinstance(duration, Cron) else now + parse_duration(duration)
+        if isinstance(duration, Cron):
+            return duration.next(now)
+        try:
+            return now + parse_duration(duration, parameter)
+        except OverflowError:
+            wanted = "a duration that ends before the year 10000"
+            raise InvalidDuration(parameter, duration, wanted) from None
 
     def all(
         self, thunks: Mapping[str, Callable[[], Any]], /
@@ -236,8 +243,9 @@ class Step:
             raise InvalidArgument("concurrency", concurrency, "a whole number, 1 or more")
         if not isinstance(items, Iterable):
             raise InvalidArgument("items", items, "something to iterate over")
-        branch = self._run.lineage.branch()
-        return self._map(branch.child(branch.call(id)), id, list(items), fn, concurrency)
+        spec = self._run.spec(id, fn)
+        branch = spec.branch.child(spec.call)
+        return self._map(branch, id, list(items), fn, concurrency)
 
     async def _map(
         self, branch: Branch, id: str, items: list[Any], fn: Callable[..., Any], concurrency: int

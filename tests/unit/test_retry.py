@@ -98,7 +98,7 @@ def test_options_that_stand_for_a_retry() -> None:
     assert as_retry(None) is None
     assert as_retry(retry) is retry
     assert as_retry(5) == retry
-    with pytest.raises(InvalidArgument, match=r"^attempts: "):
+    with pytest.raises(InvalidArgument, match=r"^retry: "):
         as_retry("5")  # type: ignore[arg-type]  # what is tested
 
 

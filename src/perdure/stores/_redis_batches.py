@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from perdure.stores._redis_keys import Keys
+from perdure.stores._redis_keys import Keys, shard_of
 from perdure.stores._redis_links import Value
 from perdure.stores._redis_server import Call
 
@@ -31,7 +31,7 @@ def batches(
 ) -> Sequence[Batch]:
     """Give the calls for rows; those of one run stay in order. `head` comes first in each."""
     names = [keys.run(prefix + row.id) for row in rows]
-    groups = _by_shard(names, keys) if is_split else [range(len(rows))]
+    groups = _by_shard(rows, prefix) if is_split else [range(len(rows))]
     return [
         Batch(places, _call(names, rows, places, head))
         for group in groups
@@ -39,10 +39,10 @@ def batches(
     ]
 
 
-def _by_shard(names: Sequence[bytes], keys: Keys) -> Sequence[Sequence[int]]:
+def _by_shard(rows: Sequence[Row], prefix: str) -> Sequence[Sequence[int]]:
     groups: dict[int, list[int]] = {}
-    for place, name in enumerate(names):
-        groups.setdefault(keys.shard_of(name), []).append(place)
+    for place, row in enumerate(rows):
+        groups.setdefault(shard_of((prefix + row.id).encode()), []).append(place)
     return [*groups.values()]
 
 

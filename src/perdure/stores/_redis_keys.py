@@ -30,6 +30,11 @@ def _slot(tag: str) -> int:
 _TAGS = tuple(map(_tag, range(SHARDS)))
 
 
+def shard_of(id: bytes) -> int:
+    """Give the number of the shard that a run of this stored id lies in."""
+    return crc32(id) % SHARDS
+
+
 class Keys:
     """The keys of one namespace.
 
@@ -43,7 +48,6 @@ class Keys:
             raise InvalidArgument("namespace", namespace, "a text without braces")
         self.channel = f"{namespace}:hints".encode()
         self._shards = [f"{namespace}:{{{tag}}}:".encode() for tag in _TAGS]
-        self._numbers = {shard: number for number, shard in enumerate(self._shards)}
 
     def run(self, id: str) -> bytes:
         """Give the key of a run."""
@@ -61,10 +65,6 @@ class Keys:
         """Give the key of the list of a shard's runs of one status."""
         return self._shards[shard] + b"list:" + status.encode()
 
-    def shard_of(self, key: bytes) -> int:
-        """Give the number of the shard that a key, or what it begins with, belongs to."""
-        return self._numbers[key[: key.index(b"}") + 2]]
-
     def _of(self, kind: bytes, id: str) -> bytes:
         name = id.encode()
-        return self._shards[crc32(name) % SHARDS] + kind + name
+        return self._shards[shard_of(name)] + kind + name

@@ -1,6 +1,6 @@
 """What the scripts take and give, as the contract's records."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -51,29 +51,22 @@ def entry_values(entry: Entry) -> Sequence[Value]:
     return entry.epoch, place, entry.data, to_json(more) if more else b""
 
 
-def snapshot_of(id: str, run: Sequence[bytes]) -> Snapshot | None:
-    """Give the merged snapshot of a run's hash, or None when there is no such run."""
-    if not run:
-        return None
-    fields = dict(_pairs(run))
-    journal = sorted(field for field in fields if field[:1].isdigit())
+def snapshot_of(id: str, content: Sequence[bytes]) -> Snapshot:
+    """Give the merged snapshot of a run's content."""
+    whole, journal = content
     try:
-        snapshot: Snapshot = codec.loads(fields[b"snapshot"])
+        snapshot: Snapshot = codec.loads(whole)
         if not journal:
             return snapshot
-        deltas = b",".join([fields[place] for place in journal])
-        return merge_snapshots(snapshot, *codec.loads(b"[%s]" % deltas))
-    except (CodecError, SnapshotFormatError, KeyError) as error:
+        return merge_snapshots(snapshot, *codec.loads(b"[%s]" % journal))
+    except (CodecError, SnapshotFormatError) as error:
         raise StoreCorrupted(f"run {id!r} cannot be read: {error}") from error
-
-
-def _pairs(flat: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
-    return zip(flat[::2], flat[1::2], strict=True)
 
 
 def messages_of(mail: Sequence[bytes]) -> tuple[Message, ...]:
     """Give the messages of an inbox's hash, in the order they were sent."""
-    return tuple(_message(field.decode(), payload) for field, payload in sorted(_pairs(mail)))
+    messages = zip(mail[::2], mail[1::2], strict=True)
+    return tuple(_message(field.decode(), payload) for field, payload in sorted(messages))
 
 
 def _message(field: str, payload: bytes) -> Message:
@@ -81,15 +74,20 @@ def _message(field: str, payload: bytes) -> Message:
     return Message(field, name, payload, moment_of(int(number)))
 
 
-def grant_of(reply: Sequence[Any], prefix: str, owner: str, *, created: bool = False) -> Grant:
-    """Give the grant that a script gave."""
-    key, epoch, now, ends, takeovers, run, mail = reply
+def grant_of(reply: Sequence[Any], prefix: str, owner: str, *, is_claim: bool = False) -> Grant:
+    """Give the grant that a script gave; that of a claim has its wake time for a last fact."""
+    key, facts, snapshot, journal, mail = reply
+    epoch, now, ends, takeovers, last = map(int, facts.split())
     id = key.decode()[len(prefix) :]
-    snapshot = snapshot_of(id, run)
-    assert snapshot is not None, "a run that was granted is there"
     inbox = messages_of(mail)
-    lease = Lease(id, owner, int(epoch), moment_of(int(ends)), bool(inbox))
-    return Grant(lease, snapshot, moment_of(int(now)), inbox, int(takeovers), created)
+    lease = Lease(id, owner, epoch, moment_of(ends), bool(inbox))
+    whole = snapshot_of(id, (snapshot, journal))
+    return Grant(lease, whole, moment_of(now), inbox, takeovers, bool(last) and not is_claim)
+
+
+def wake_time_of(reply: Sequence[Any]) -> tuple[int, bytes]:
+    """Give the wake time of a run that was claimed, and its id to tell it from others."""
+    return int(reply[1].split()[-1]), reply[0]
 
 
 def renewed_of(reply: Sequence[Any], lease: Lease) -> Lease:
@@ -98,23 +96,32 @@ def renewed_of(reply: Sequence[Any], lease: Lease) -> Lease:
     return Lease(lease.id, lease.owner, lease.epoch, moment_of(int(ends)), mail == 1)
 
 
-def due_of(reply: Sequence[Any], prefix: str) -> Due:
+def due_of(line: bytes, prefix: str) -> Due:
     """Give a due run."""
-    _, key, at = reply
+    at, _, key = line.partition(b" ")
     return Due(key.decode()[len(prefix) :], moment_of(int(at)))
 
 
-def listed_of(
-    reply: Sequence[Any], prefix: str, statuses: Sequence[RunStatus]
-) -> tuple[tuple[int, bytes], Listed]:
-    """Give a line of the list, and its place among others."""
-    number, line, at = reply
-    key, zero, workflow = line.partition(b"\0")
+def due_place(line: bytes) -> tuple[int, bytes]:
+    """Give what due runs are ordered by: their time, then their stored id."""
+    at, _, key = line.partition(b" ")
+    return int(at), key
+
+
+def listed_of(line: bytes, prefix: str, statuses: Sequence[RunStatus]) -> Listed:
+    """Give a run of the list; its place there tells the status."""
+    number, at, member = line.split(b" ", 2)
+    key, zero, workflow = member.partition(b"\0")
     id = key.decode()[len(prefix) :]
     updated_at = isoformat(moment_of(int(at)))
-    status = statuses[(number - 1) % len(statuses)]
-    name = workflow.decode() if zero else None
-    return (int(at), key), Listed(id, updated_at, status, name, f"{int(at)} {id}")
+    status = statuses[(int(number) - 1) % len(statuses)]
+    return Listed(id, updated_at, status, workflow.decode() if zero else None, f"{int(at)} {id}")
+
+
+def list_place(line: bytes) -> tuple[int, bytes]:
+    """Give what runs are listed by: their time, then their stored id."""
+    _, at, member = line.split(b" ", 2)
+    return int(at), member.partition(b"\0")[0]
 
 
 def mark_of(cursor: str | None, prefix: str) -> tuple[Value, Value]:

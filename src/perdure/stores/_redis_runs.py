@@ -8,9 +8,15 @@ from typing import Any
 from perdure.snapshot import RunStatus
 from perdure.stores import _redis_scripts as scripts
 from perdure.stores._redis_batches import Row, batches
-from perdure.stores._redis_keys import SHARDS, STATUSES, Keys
+from perdure.stores._redis_keys import SHARDS, STATUSES, Keys, shard_of
 from perdure.stores._redis_links import Value
-from perdure.stores._redis_replies import to_json, workflow_argument
+from perdure.stores._redis_replies import (
+    due_place,
+    list_place,
+    to_json,
+    wake_time_of,
+    workflow_argument,
+)
 from perdure.stores._redis_scripts import Script
 from perdure.stores._redis_server import Call, Server
 
@@ -35,7 +41,7 @@ class Runs:
     async def mail(self, id: str) -> Any:
         """Give the hash of a run's inbox."""
         call = Call([self._keys.mail(self._prefix + id)], ())
-        [reply] = await self._server.run(scripts.READ, [call])
+        [reply] = await self._server.run(scripts.INBOX, [call])
         return reply
 
     async def each(
@@ -63,35 +69,35 @@ class Runs:
         workflow: str | None,
         mark: tuple[Value, Value],
     ) -> Sequence[Any]:
-        """Give up to `limit` lines of each group of shards, of the statuses by turns."""
+        """Give up to `limit` lines of the list, newest first."""
         groups = [
             [self._keys.list(shard, status) for shard in shards for status in statuses]
             for shards in self._groups()
         ]
         name = workflow_argument(workflow)
-        return await self._all(scripts.LIST, groups, limit, name, prefix=prefix, mark=mark)
+        lines = await self._all(scripts.LIST, groups, limit, name, prefix=prefix, mark=mark)
+        return sorted(lines, key=list_place, reverse=True)[:limit]
 
     async def due(
         self, now: int | None, limit: int, workflows: Sequence[str] | None
     ) -> Sequence[Any]:
-        """Give the shard, id and time of up to `limit` due runs, earliest first."""
+        """Give up to `limit` lines of due runs, earliest first."""
         at = "" if now is None else now
         groups = [self._lanes(shards) for shards in self._groups()]
         lines = await self._all(scripts.DUE, groups, limit, _lanes_argument(workflows), at)
-        return sorted(lines, key=lambda line: (int(line[2]), line[1]))[:limit]
+        return sorted(lines, key=due_place)[:limit]
 
     async def claim(
         self, owner: str, ttl: int, limit: int, workflows: Sequence[str] | None
     ) -> Sequence[Any]:
-        """Give the time and grant of up to `limit` due runs, earliest first."""
+        """Give the grants of up to `limit` due runs, earliest first."""
         values = (_lanes_argument(workflows), owner, ttl)
         claims = [
             self._part(scripts.CLAIM, self._lanes(shards), share, *values, repeatable=False)
             for shards, share in await self._shares(limit, workflows)
         ]
         parts = await asyncio.gather(*claims)
-        lines = [line for part in parts for line in part]
-        return sorted(lines, key=lambda line: (int(line[0]), line[1][0]))
+        return sorted((line for part in parts for line in part), key=wake_time_of)
 
     async def count(self) -> Counter[str]:
         """Give the number of runs by status; under a prefix they are counted one by one."""
@@ -133,7 +139,7 @@ class Runs:
         if not self._is_split:
             return [(range(SHARDS), limit)]
         due = await self.due(None, limit, workflows)
-        counted = Counter(self._keys.shard_of(base) for base, _, _ in due)
+        counted = Counter(shard_of(due_place(line)[1]) for line in due)
         return [((shard,), share) for shard, share in counted.items()]
 
     async def _all(

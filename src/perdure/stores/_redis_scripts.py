@@ -5,7 +5,7 @@ from hashlib import sha1
 from importlib.resources import files
 
 _RUN = ("run",)
-_LEASE = ("run", "lease")
+_LEASE = ("run", "content", "lease")
 _MERGE = ("run", "merge")
 
 
@@ -32,9 +32,10 @@ COUNT = _script("count", ())
 DELETE = _script("delete", _RUN)
 DUE = _script("due", _MERGE)
 ENQUEUE = _script("enqueue", _RUN)
+INBOX = _script("inbox", ())
 LIST = _script("list", _MERGE)
+LOAD = _script("load", ("content",))
 PRUNE = _script("prune", _RUN)
-READ = _script("read", ())
 RELEASE = _script("release", _RUN)
 RENEW = _script("renew", _RUN)
 REPLACE = _script("replace", ())

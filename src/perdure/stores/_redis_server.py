@@ -40,6 +40,7 @@ class Server:
         self._patience = parse_duration(patience, "patience").total_seconds()
         self._clock = clock
         self._errors = driver_errors()
+        self._ears: set[Ear] = set()
         self._no_script: type[Exception] = load_exceptions().NoScriptError
 
     async def run(
@@ -70,13 +71,20 @@ class Server:
         try:
             async with self.link.subscriber() as subscriber:
                 await subscriber.subscribe(channel)
-                yield Ear(subscriber)
+                ear = Ear(subscriber)
+                self._ears.add(ear)
+                try:
+                    yield ear
+                finally:
+                    self._ears.discard(ear)
         except self._errors as error:
             raise translated(error, self.link.where) from error
 
     async def close(self) -> None:
-        """Close what was opened here."""
+        """Close what was opened here; who listens hears no more."""
         try:
+            for ear in [*self._ears]:
+                await ear.close()
             await self.link.close()
         except self._errors as error:
             raise translated(error, self.link.where) from error
@@ -124,30 +132,34 @@ def _accepted(replies: list[Any]) -> list[Any]:
 
 
 class Ear:
-    """Hears what is published on a channel."""
+    """Hears what is published on a channel, until it is closed."""
 
     def __init__(self, subscriber: Any) -> None:
         self._subscriber = subscriber
+        self._news: asyncio.Future[Any] | None = None
+        self._is_closed = False
 
-    async def hears(self, end: asyncio.Event) -> bool:
-        """Wait for news; False when the end came first."""
-        ended = asyncio.ensure_future(end.wait())
-        try:
-            while not ended.done():
-                news = asyncio.ensure_future(
-                    self._subscriber.get_message(ignore_subscribe_messages=True, timeout=None)
-                )
-                try:
-                    await asyncio.wait([news, ended], return_when=asyncio.FIRST_COMPLETED)
-                    if news.done() and news.result() is not None:
-                        return True
-                finally:
-                    await _stop(news)
-            return False
-        finally:
-            await _stop(ended)
+    async def hears(self) -> bool:
+        """Wait for news; False when there can be none any more."""
+        while not self._is_closed:
+            message = self._subscriber.get_message(ignore_subscribe_messages=True, timeout=None)
+            news = self._news = asyncio.ensure_future(message)
+            try:
+                await asyncio.wait([news])
+            finally:
+                await self._stop()
+            if not news.cancelled() and news.result() is not None:
+                return True
+        return False
 
+    async def close(self) -> None:
+        """Hear no more, also when somebody is waiting for news."""
+        self._is_closed = True
+        # While it is being read from, a connection that is closed opens itself again.
+        await self._stop()
+        await self._subscriber.aclose()
 
-async def _stop(task: "asyncio.Future[Any]") -> None:
-    task.cancel()
-    await asyncio.wait([task])
+    async def _stop(self) -> None:
+        if self._news is not None:
+            self._news.cancel()
+            await asyncio.wait([self._news])

@@ -1,6 +1,5 @@
 """Runs in Redis, one server or a cluster: each write of a run is one atomic script."""
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime, timedelta
@@ -138,7 +137,6 @@ class RedisStore(Closing):
         self._channel = keys.channel
         self._durability = durability
         self._clock = clock
-        self._end = asyncio.Event()
         self._life = Lifecycle("Redis", self._set_up)
 
     async def save(self, id: str, snapshot: Snapshot, /) -> None:
@@ -153,7 +151,8 @@ class RedisStore(Closing):
     async def load(self, id: str, /) -> Snapshot | None:
         """Give the merged snapshot, or None."""
         await self._life.ready()
-        return snapshot_of(id, await self._runs.one(scripts.READ, check_id(id)))
+        content = await self._runs.one(scripts.LOAD, check_id(id))
+        return content and snapshot_of(id, content)
 
     async def delete(self, id: str, /) -> bool:
         """Remove the run and all that belongs to it; tell whether there was one."""
@@ -176,14 +175,11 @@ class RedisStore(Closing):
         lines = await self._runs.page(
             statuses, check_prefix(prefix), check_limit(limit), workflow, mark
         )
-        placed = [listed_of(line, self._prefix, statuses) for line in lines]
-        placed.sort(key=lambda one: one[0], reverse=True)
-        return [listed for _, listed in placed[:limit]]
+        return [listed_of(line, self._prefix, statuses) for line in lines]
 
     async def close(self) -> None:
         """Close the connections that were opened here, and end the hints."""
         if self._life.close():
-            self._end.set()
             await self._server.close()
 
     async def append(self, entries: Sequence[Entry], /) -> Sequence[Verdict]:
@@ -198,7 +194,7 @@ class RedisStore(Closing):
         await self._life.ready()
         answers = await self._runs.each(scripts.ACQUIRE, [self._row_of(want) for want in wants])
         return [
-            answer and grant_of(answer[1], self._prefix, want.owner, created=answer[0] == 1)
+            answer and grant_of(answer, self._prefix, want.owner)
             for want, answer in zip(wants, answers, strict=True)
         ]
 
@@ -250,11 +246,11 @@ class RedisStore(Closing):
         A run that cannot be read is left out and logged; it is tried again when its lease ends.
         """
         await self._life.ready()
-        lines = await self._runs.claim(owner, ttl // _MICROSECOND, check_limit(limit), workflows)
+        replies = await self._runs.claim(owner, ttl // _MICROSECOND, check_limit(limit), workflows)
         grants = []
-        for _, reply in lines:
+        for reply in replies:
             try:
-                grants.append(grant_of(reply, self._prefix, owner))
+                grants.append(grant_of(reply, self._prefix, owner, is_claim=True))
             except StoreCorrupted:
                 logger.exception("a run was claimed that cannot be read")
         return grants
@@ -281,7 +277,8 @@ class RedisStore(Closing):
     ) -> int:
         """Delete up to `limit` runs that are over and were last updated longer ago than that."""
         await self._life.ready()
-        statuses = [one for one in STATUSES if is_over(one) and status in (None, one)]
+        wanted = STATUSES if status is None else (status,)
+        statuses = tuple(one for one in wanted if is_over(one))
         return await self._runs.prune(older_than // _MICROSECOND, statuses, check_limit(limit))
 
     async def stats(self) -> Stats:
@@ -298,11 +295,11 @@ class RedisStore(Closing):
         what may have happened meanwhile.
         """
         await self._life.ready()
-        while not self._end.is_set():
+        while not self._life.is_closed:
             try:
                 async with self._server.listening(self._channel) as ear:
                     yield
-                    while await ear.hears(self._end):
+                    while await ear.hears():
                         yield
             except StoreUnavailable as error:
                 logger.warning("no hints for now: %s", error)

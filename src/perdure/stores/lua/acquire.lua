@@ -1,5 +1,6 @@
 -- KEYS: the run of each want. ARGV, five for each: owner, ttl, "1" if a run that is there will do,
--- workflow, and the first snapshot or "". Gives for each {1 if it was created, grant}, or nil.
+-- workflow, and the first snapshot or "". Gives a grant for each, with "1" when it was created, or
+-- nil.
 local answers = {}
 
 local function is_free(run, owner)
@@ -14,10 +15,10 @@ for number, run in ipairs(KEYS) do
     local is_there = redis.call('EXISTS', run) == 1
     local answer = false
     if is_there and ARGV[at - 2] == '1' and is_free(run, owner) then
-        answer = {0, grant(shard, id, owner, ttl)}
+        answer = grant(shard, id, owner, ttl, '0')
     elseif not is_there and ARGV[at] ~= '' then
         create(shard, id, workflow_of(ARGV[at - 1]), ARGV[at])
-        answer = {1, grant(shard, id, owner, ttl)}
+        answer = grant(shard, id, owner, ttl, '1')
     end
     answers[number] = answer
 end

@@ -1,5 +1,5 @@
 -- KEYS: the lanes of shards. ARGV: limit, prefix, time and id to go on from or "", lanes as JSON
--- or "", owner, ttl. Gives where it stopped or nil, and {wake time, grant} for each run.
+-- or "", owner, ttl. Gives where it stopped or nil, and a grant for each run, with its wake time.
 local prefix = ARGV[2]
 local mark = mark_of(ARGV[3], ARGV[4])
 local lanes = ARGV[5] ~= '' and cjson.decode(ARGV[5])
@@ -12,6 +12,6 @@ local lines, stopped = agenda(lanes, text(now), mark, tonumber(ARGV[1]), wanted)
 local grants = {}
 for number, line in ipairs(lines) do
     local shard, id, at = unpack(line)
-    grants[number] = {at, grant(shard, id, ARGV[6], tonumber(ARGV[7]))}
+    grants[number] = grant(shard, id, ARGV[6], tonumber(ARGV[7]), at)
 end
 return {stopped, grants}

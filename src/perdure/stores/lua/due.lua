@@ -1,5 +1,5 @@
 -- KEYS: the lanes of shards. ARGV: limit, prefix, time and id to go on from or "", lanes as JSON
--- or "", and the time or "". Gives where it stopped or nil, and {shard, id, time} for each run.
+-- or "", and the time or "". Gives where it stopped or nil, and "<time> <id>" for each run.
 local prefix = ARGV[2]
 local mark = mark_of(ARGV[3], ARGV[4])
 local lanes = ARGV[5] ~= '' and cjson.decode(ARGV[5])
@@ -12,4 +12,8 @@ local function wanted(id, at, shard)
 end
 
 local lines, stopped = agenda(lanes, to, mark, tonumber(ARGV[1]), wanted)
+for number, line in ipairs(lines) do
+    local _, id, at = unpack(line)
+    lines[number] = at .. ' ' .. id
+end
 return {stopped, lines}

@@ -1,5 +1,6 @@
--- Gives a run to an owner: {id, epoch, now, end of the lease, takeovers, the run's hash, inbox}.
-local function grant(shard, id, owner, ttl)
+-- Gives a run to an owner: {id, facts, snapshot, journal, inbox}. The facts are one text: epoch,
+-- now, end of the lease, takeovers, and what the caller adds.
+local function grant(shard, id, owner, ttl, more)
     local run = shard .. 'run:' .. id
     local was = redis.call('HMGET', run, 'status', 'workflow', 'updated', 'owner', 'wake', 'takeovers')
     local workflow = was[2] or nil
@@ -22,6 +23,7 @@ local function grant(shard, id, owner, ttl)
         enlist(shard, id, workflow, 'running', was[3])
     end
     wake(shard, id, workflow, ends)
-    local mail = redis.call('HGETALL', shard .. 'mail:' .. id)
-    return {id, epoch, text(now), ends, takeovers, redis.call('HGETALL', run), mail}
+    local facts = table.concat({epoch, text(now), ends, takeovers, more}, ' ')
+    local snapshot, journal = unpack(content(run))
+    return {id, facts, snapshot, journal, redis.call('HGETALL', shard .. 'mail:' .. id)}
 end

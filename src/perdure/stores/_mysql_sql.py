@@ -1,0 +1,179 @@
+"""The statements of the MySQL store.
+
+Whoever writes a run locks its row first, those of several runs in the order of their ids. What is
+decided by the rows is decided in Python, and written while they are still locked; in a transaction
+that reads what is committed, statements after the lock see all that was there before it. `FORCE
+INDEX` keeps a small table from being scanned: a scan would wait for rows of other runs.
+"""
+
+from perdure.stores._mysql_literals import Statement, Value
+from perdure.stores._mysql_schema import Dialect, Names
+
+NOW = "SELECT UTC_TIMESTAMP(6)"
+
+LOAD = """
+    SELECT -1, -1, CAST(snapshot AS BINARY) FROM {runs} WHERE id = %s
+    UNION ALL
+    SELECT epoch, n, data FROM {journal} WHERE run = %s
+"""
+
+LIST = """
+    SELECT id, updated_at, status, workflow FROM {runs}
+    WHERE {conditions} ORDER BY updated_at DESC, id DESC LIMIT %s
+"""
+# Not LIKE: by an index, MariaDB's LIKE loses ids that go on with a character beyond U+FFFF.
+WITH_PREFIX = "LEFT(id, %s) = %s"
+WITH_STATUS = "status = %s"
+WITH_WORKFLOW = "workflow = %s"
+IN_WORKFLOWS = "workflow IN (%s)"
+AFTER = "updated_at <= %s AND (updated_at < %s OR id < %s)"
+
+LOCK = """
+    SELECT id, epoch, folded FROM {runs} FORCE INDEX (PRIMARY)
+    WHERE id IN (%s) ORDER BY id FOR UPDATE
+"""
+LOCK_LEASES = """
+    SELECT id, epoch, owner, wake_at, takeovers FROM {runs} FORCE INDEX (PRIMARY)
+    WHERE id IN (%s) ORDER BY id FOR UPDATE
+"""
+LOCK_RECEIVER = "SELECT status, owner, awaits, wake_at FROM {runs} WHERE id = %s FOR UPDATE"
+
+# A run that is made in this transaction has the epoch -1 until its end. One that is there already
+# is locked by the update that changes nothing; INSERT IGNORE would lock it for reading only, and
+# two that want to write it then would wait for each other.
+CREATE = """
+    INSERT INTO {runs} (id, snapshot, workflow, wake_at, epoch) VALUES %s
+    ON DUPLICATE KEY UPDATE epoch = epoch
+"""
+CREATED = "SELECT id FROM {runs} FORCE INDEX (PRIMARY) WHERE id IN (%s) AND epoch = -1"
+ENQUEUE = """
+    UPDATE {runs} SET
+        wake_at = COALESCE(wake_at, UTC_TIMESTAMP(6)), updated_at = UTC_TIMESTAMP(6),
+        epoch = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
+    WHERE id IN (%s) AND epoch = -1
+"""
+
+SAVE = """
+    UPDATE {runs} SET
+        snapshot = %s, workflow = %s, status = %s, wake_at = %s, awaits = %s, updated_at = %s,
+        owner = NULL, takeovers = 0, folded = -1, epoch = GREATEST(epoch + 1, %s)
+    WHERE id = %s
+"""
+
+APPEND_ONE = """
+    INSERT INTO {journal} (run, epoch, n, data)
+    SELECT id, epoch, %s, %s FROM {runs} WHERE id = %s AND epoch = %s AND folded < %s FOR UPDATE
+"""
+APPEND = """
+    INSERT INTO {journal} (run, epoch, n, data)
+    SELECT STRAIGHT_JOIN entry.id, IF(run.id IS NULL, 0, entry.epoch), entry.n, entry.data
+    FROM ({entries}) AS entry LEFT JOIN {runs} AS run
+        ON run.id = entry.id AND run.epoch = entry.epoch AND run.folded < entry.n
+    FOR UPDATE
+"""
+FIRST_ENTRY = "SELECT %s COLLATE {collation} AS id, %s AS epoch, %s AS n, %s AS data"
+NEXT_ENTRY = " UNION ALL SELECT %s, %s, %s, %s"
+
+ADD = """
+    INSERT INTO {journal} (run, epoch, n, data) VALUES %s
+    ON DUPLICATE KEY UPDATE n = n
+"""
+ENTRY = "SELECT 1 FROM {journal} WHERE run = %s AND epoch = %s AND n = %s"
+REST = """
+    UPDATE {runs} SET
+        snapshot = %s, status = %s, wake_at = %s, awaits = %s, updated_at = %s, folded = %s,
+        owner = NULL, takeovers = 0
+    WHERE id = %s
+"""
+EPOCH = "SELECT epoch FROM {runs} WHERE id = %s"
+
+FORGET_RUNS = "DELETE FROM {runs} WHERE id IN (%s)"
+FORGET_JOURNALS = "DELETE FROM {journal} WHERE run IN (%s)"
+FORGET_INBOXES = "DELETE FROM {inbox} WHERE run IN (%s)"
+
+DUE = """
+    SELECT id, wake_at FROM {runs} FORCE INDEX (by_wake)
+    WHERE {conditions} ORDER BY wake_at LIMIT %s
+"""
+IS_DUE = "wake_at <= %s AND (owner IS NULL OR wake_at <= UTC_TIMESTAMP(6))"
+CLAIM = """
+    SELECT id, epoch, owner, wake_at, takeovers, CAST(snapshot AS BINARY)
+    FROM {runs} FORCE INDEX (by_wake)
+    WHERE {conditions} ORDER BY wake_at LIMIT %s FOR UPDATE {skip_locked}
+"""
+IS_DUE_NOW = "wake_at <= UTC_TIMESTAMP(6)"
+
+# The order matters: what comes first still sees how the run was.
+LEASE = """
+    UPDATE {runs} SET
+        takeovers = takeovers + (owner IS NOT NULL AND wake_at <= %s),
+        updated_at = IF(epoch = -1, %s, updated_at),
+        epoch = GREATEST(epoch + 1, %s),
+        owner = %s, wake_at = %s, status = 'running', awaits = NULL, folded = -1
+    WHERE id IN (%s)
+"""
+RENEW = "UPDATE {runs} SET wake_at = %s WHERE id IN (%s)"
+RELEASE = "UPDATE {runs} SET owner = NULL, wake_at = %s WHERE id IN (%s)"
+WAKE = "UPDATE {runs} SET wake_at = %s WHERE id = %s"
+
+SNAPSHOTS = "SELECT id, CAST(snapshot AS BINARY) FROM {runs} WHERE id IN (%s)"
+JOURNALS = "SELECT run, data FROM {journal} WHERE run IN (%s) ORDER BY run, epoch, n"
+INBOXES = """
+    SELECT run, seq, name, payload, sent_at FROM {inbox}
+    WHERE run IN (%s) AND taken = 0 ORDER BY seq
+"""
+MAIL = "SELECT run, seq, name, dedup IS NOT NULL FROM {inbox} WHERE run IN (%s) AND taken = 0"
+MAILED = "SELECT DISTINCT run FROM {inbox} WHERE run IN (%s) AND taken = 0"
+KNOWN = "SELECT 1 FROM {inbox} WHERE run = %s AND dedup = %s"
+SEND = "INSERT INTO {inbox} (run, name, payload, sent_at, dedup) VALUES (%s, %s, %s, %s, %s)"
+TAKE = "DELETE FROM {inbox} WHERE seq IN (%s)"
+TAKE_KNOWN = "UPDATE {inbox} SET taken = 1, payload = '{{}}' WHERE seq IN (%s)"
+
+OLD = """
+    SELECT id FROM {runs} FORCE INDEX (by_status)
+    WHERE {conditions} LIMIT %s FOR UPDATE {skip_locked}
+"""
+IS_OLD = "status IN (%s) AND updated_at < UTC_TIMESTAMP(6) - INTERVAL %s MICROSECOND"
+COUNT = "SELECT status, COUNT(*) FROM {runs} WHERE {conditions} GROUP BY status"
+OLDEST_DUE = """
+    SELECT wake_at FROM {runs} FORCE INDEX (by_wake)
+    WHERE {conditions} ORDER BY wake_at LIMIT 1
+"""
+
+
+class Statements:
+    """The statements for the tables of one name: `statements(LOAD, id, id)`."""
+
+    def __init__(self, names: Names, dialect: Dialect) -> None:
+        self._names = names
+        self._dialect = dialect
+        self._filled: dict[str, bytes] = {}
+
+    def __call__(self, sql: str, *values: Value) -> Statement:
+        filled = self._filled.get(sql)
+        if filled is None:
+            filled = self._filled[sql] = self._names.fill(sql, self._dialect)
+        return Statement(filled, values)
+
+    def where(self, sql: str, conditions: "Conditions", *values: Value) -> Statement:
+        """Give a statement for the rows that meet all of the conditions."""
+        together = " AND ".join(conditions.texts) or "TRUE"
+        return self(sql.replace("{conditions}", together), *conditions.values, *values)
+
+
+class Conditions:
+    """What rows must be like, and the values to compare them with."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.values: list[Value] = []
+
+    def add(self, text: str, *values: Value) -> None:
+        """Keep to rows of which this holds too."""
+        self.texts.append(text)
+        self.values += values
+
+    def add_prefix(self, prefix: str) -> None:
+        """Keep to runs whose stored id begins so."""
+        if prefix:
+            self.add(WITH_PREFIX, len(prefix), prefix)

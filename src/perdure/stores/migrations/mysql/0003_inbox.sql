@@ -1,0 +1,14 @@
+-- A message with a dedup id stays when it was taken, for the same event may come again. Only the
+-- digest of that id is kept: the id itself might be too long for an index.
+CREATE TABLE IF NOT EXISTS {inbox} (
+    seq BIGINT NOT NULL AUTO_INCREMENT,
+    run VARCHAR(760) NOT NULL,
+    name LONGTEXT NOT NULL,
+    payload LONGBLOB NOT NULL,
+    sent_at DATETIME(6) NOT NULL,
+    dedup BINARY(16) NULL,
+    taken TINYINT NOT NULL DEFAULT 0,
+    PRIMARY KEY (seq),
+    KEY by_run (run, taken, seq),
+    UNIQUE KEY by_dedup (run, dedup)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE {collation};

@@ -1,0 +1,72 @@
+"""The worker of the chaos test: drives runs, and logs each accepted write with who wrote it."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from perdure import Runtime, Step, Worker, workflow
+from perdure.store import Entry, Store, Verdict, capabilities
+from perdure.stores import open_store
+
+LEASE = 1.0
+
+
+async def add(a: int, b: int) -> int:
+    return a + b
+
+
+@workflow("chaos")
+async def chaos(step: Step, n: int) -> list[Any]:
+    first = await step("first", add, n, 1)
+
+    async def branch(start: int) -> int:
+        once = await step("work", add, start, 10)
+        return await step("work", add, once, 100)
+
+    left, right = await asyncio.gather(branch(first), branch(first + 1))
+    await step.sleep("nap", 0.5)
+    told = await step.wait_for_event("go", "go")
+    again = await step.wait_for_event("again", "go", timeout=60)
+    last = await step("last", add, told, again)
+    return [first, left, right, told, again, last]
+
+
+def expected(n: int) -> list[int]:
+    """What run `n` gives, when it is sent the events `n` and `n + 1000`."""
+    return [n + 1, n + 111, n + 112, n, n + 1000, 2 * n + 1000]
+
+
+class Witness:
+    """A store that writes down who wrote what in which epoch, with one atomic append a line."""
+
+    def __init__(self, store: Store, path: str) -> None:
+        self.capabilities = capabilities(store)
+        self._store = store
+        self._log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def append(self, entries: Sequence[Entry]) -> Sequence[Verdict]:
+        verdicts: Sequence[Verdict] = await self._store.append(entries)  # type: ignore[attr-defined]
+        for entry, verdict in zip(entries, verdicts, strict=True):
+            if verdict is Verdict.ACCEPTED:
+                line = f"{entry.id} {entry.epoch} {entry.n} {os.getpid()}\n"
+                os.write(self._log, line.encode())
+        return verdicts
+
+
+async def main(url: str, log: str) -> None:
+    store = open_store(url)
+    runtime = Runtime(Witness(store, log), workflows=[chaos], lease_ttl=LEASE, linger=0.05)  # type: ignore[arg-type]
+    async with Worker(runtime, concurrency=50, poll=0.2, max_takeovers=1000) as worker:
+        await worker.serve()
+    await store.close()
+
+
+def work(url: str, log: str) -> None:
+    """Be a worker process until it is killed."""
+    logging.basicConfig(level=logging.ERROR)
+    asyncio.run(main(url, log))

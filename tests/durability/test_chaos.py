@@ -1,0 +1,145 @@
+"""Real workers on real stores, killed and paused all the time: nothing is lost, nothing forks."""
+
+import asyncio
+import multiprocessing
+import os
+import random
+import signal
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+from perdure import Runtime
+from perdure.store import Store
+from perdure.stores import open_store
+from tests.durability.chaos import LEASE, chaos, expected, work
+
+RUNS = 300
+DEADLINE = 90.0
+
+
+class Workers:
+    """Three worker processes; one is replaced whenever it is killed."""
+
+    def __init__(self, url: str, log: Path) -> None:
+        # Forked from a process that has everything imported: a worker that lives for less than a
+        # second must not spend it on starting.
+        self._processes = multiprocessing.get_context("forkserver")
+        self._processes.set_forkserver_preload(["tests.durability.chaos"])
+        self._arguments = (url, str(log))
+        self.kills = self.pauses = 0
+        self.alive = [self._start() for _ in range(3)]
+
+    def _start(self) -> BaseProcess:
+        process = self._processes.Process(target=work, args=self._arguments)
+        process.start()
+        return process
+
+    def kill_one(self) -> None:
+        victim = self.alive.pop(random.randrange(3))
+        victim.kill()
+        victim.join()
+        self.alive.append(self._start())
+        self.kills += 1
+
+    async def pause_one(self) -> None:
+        """Stop a worker for longer than its lease, and let it go on as if nothing had happened."""
+        victim = random.choice(self.alive)
+        pid = victim.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(LEASE * 1.5)
+        if victim.is_alive():
+            os.kill(pid, signal.SIGCONT)
+            self.pauses += 1
+
+    def stop(self) -> None:
+        for process in self.alive:
+            process.kill()
+            process.join()
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/chaos.db"
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mysql", "mongo", "redis"])
+def url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(f"{request.param}_url"))
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[Store]:
+    store = open_store(url)
+    yield store
+    await store.close()
+
+
+async def trouble(workers: Workers, done: asyncio.Event) -> None:
+    pauses: set[asyncio.Task[None]] = set()
+    while not done.is_set():
+        await asyncio.sleep(0.3)
+        workers.kill_one()
+        if workers.kills % 4 == 0:
+            pauses.add(asyncio.ensure_future(workers.pause_one()))
+    await asyncio.gather(*pauses)
+
+
+async def send_events(runtime: Runtime) -> None:
+    """Send each run its two events, in order, each of them twice."""
+    for n in random.sample(range(RUNS), RUNS):
+        for payload in (n, n + 1000):
+            for _ in range(2):
+                dedup = f"{payload}"
+                assert await runtime.signal(f"run-{n}", "go", payload, dedup_id=dedup, wait=False)
+
+
+async def all_over(store: Store) -> None:
+    left = {f"run-{n}" for n in range(RUNS)}
+    while left:
+        for id in sorted(left):
+            snapshot = await store.load(id)
+            if snapshot is not None and snapshot["execution"]["status"] == "completed":
+                left.discard(id)
+        await asyncio.sleep(0.2)
+
+
+@pytest.mark.timeout(180)
+async def test_runs_survive_killed_and_paused_workers(
+    store: Store, url: str, tmp_path: Path
+) -> None:
+    """All complete with right results, each event counted once, and no epoch has two owners."""
+    runtime = Runtime(store, workflows=[chaos])
+    log = tmp_path / "writes.log"
+    await asyncio.gather(
+        *(runtime.trigger(chaos, n, run_id=f"run-{n}", wait=False) for n in range(RUNS))
+    )
+    workers, done = Workers(url, log), asyncio.Event()
+    troubling = asyncio.ensure_future(trouble(workers, done))
+    try:
+        await send_events(runtime)
+        await asyncio.wait_for(all_over(store), DEADLINE)
+    finally:
+        done.set()
+        await troubling
+        workers.stop()
+    assert workers.kills > 5
+    for n in range(RUNS):
+        run = await runtime.get_run(f"run-{n}")
+        assert run is not None
+        assert run.output == expected(n)
+        assert len(run.history) == 9
+    check_owners(log)
+
+
+def check_owners(log: Path) -> None:
+    """No two processes wrote in one epoch of one run, and no entry was accepted from two."""
+    owners: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for line in log.read_text().splitlines():
+        id, epoch, _, pid = line.rsplit(" ", 3)
+        owners[id, epoch].add(pid)
+    assert {key: pids for key, pids in owners.items() if len(pids) > 1} == {}

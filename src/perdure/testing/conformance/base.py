@@ -15,6 +15,7 @@ from perdure.testing.conformance.harness import (
     listed,
     need_journal,
     need_lease,
+    pages_of,
     step,
     steps_of,
 )
@@ -219,7 +220,7 @@ class ListChecks(Harness):
         twice, also when many were updated at the same moment."""
         for number in range(23):
             await store.save(f"run-{number}", snapshot())
-        pages = await self._pages(store, limit=5)
+        pages = await pages_of(store, limit=5)
         assert [len(page) for page in pages] == [5, 5, 5, 5, 3]
         assert sorted(chain(*pages)) == sorted(f"run-{number}" for number in range(23))
 
@@ -241,26 +242,8 @@ class ListChecks(Harness):
             name = "order" if number % 2 else "other"
             await store.save(f"a-{number}", snapshot(workflow=name))
             await store.save(f"b-{number}", snapshot(workflow=name))
-        pages = await self._pages(store, limit=4, prefix="a-", workflow="order", status="running")
+        pages = await pages_of(store, limit=4, prefix="a-", workflow="order", status="running")
         assert sorted(chain(*pages)) == sorted(f"a-{number}" for number in range(1, 12, 2))
-
-    async def _pages(
-        self,
-        store: Store,
-        *,
-        limit: int,
-        prefix: str = "",
-        status: RunStatus | None = None,
-        workflow: str | None = None,
-    ) -> list[list[str]]:
-        pages: list[list[str]] = []
-        after: str | None = None
-        while page := await store.list(
-            prefix=prefix, limit=limit, status=status, workflow=workflow, after=after
-        ):
-            pages.append([line.id for line in page])
-            after = page[-1].cursor
-        return pages
 
 
 class BaseChecks(SaveChecks, DeleteChecks, ListChecks):

@@ -1,6 +1,7 @@
 """Checks with ids and names that break stores that quote, split, fold or sort carelessly."""
 
 import unicodedata
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from perdure.testing.conformance.harness import (
     need_journal,
     need_lease,
     need_schedule,
+    pages_of,
     rested,
     step,
     steps_of,
@@ -136,12 +138,7 @@ class HostileIdChecks(Harness):
         """`after` is the `cursor` of the last line, whatever its id is."""
         for id in NAMES:
             await store.save(id, snapshot())
-        seen: list[str] = []
-        after = None
-        while page := await store.list(limit=3, after=after):
-            seen += [line.id for line in page]
-            after = page[-1].cursor
-        assert sorted(seen) == sorted(NAMES)
+        assert sorted(chain(*await pages_of(store, limit=3))) == sorted(NAMES)
 
     async def test_an_impossible_id_is_refused(self, store: Store) -> None:
         """Ids are any non-empty text up to 512 characters without NUL: anything else is refused."""

@@ -10,14 +10,22 @@ class Lifecycle:
     """Sets a store up when it is first used, and says when it cannot be used any more.
 
     All who come at once wait for one set-up; when it fails, the next of them tries again. A store
-    belongs to the event loop that first used it, and after that loop's end to the next one.
+    belongs to the event loop that first used it, and after that loop's end to the next one: then
+    `on_move` is called, to forget what was bound to the old one.
 
         await self._life.ready()  # first line of every verb
     """
 
-    def __init__(self, name: str, set_up: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        set_up: Callable[[], Awaitable[None]],
+        *,
+        on_move: Callable[[], object] = lambda: None,
+    ) -> None:
         self._name = name
         self._set_up = set_up
+        self._on_move = on_move
         self._lock = asyncio.Lock()
         self._home: asyncio.AbstractEventLoop | None = None
         self._is_set_up = False
@@ -52,5 +60,7 @@ class Lifecycle:
                 f"this {self._name} store belongs to another event loop, where its connections "
                 "are; open a store in each loop"
             )
+        if self._home is not None:
+            self._on_move()
         self._home = asyncio.get_running_loop()
         self._lock = asyncio.Lock()

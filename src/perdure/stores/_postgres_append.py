@@ -1,6 +1,6 @@
 """Writing journal entries and rests: which statement a batch takes, and the verdicts it gives."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from perdure import codec
@@ -12,22 +12,20 @@ from perdure.stores._postgres_sql import Statements
 # ON CONFLICT would cost every batch a quarter more.
 APPEND_ONE = """
     WITH held AS MATERIALIZED (
-        SELECT epoch, owner IS NULL AND clean AS at_rest, folded_n FROM {runs}
-        WHERE id = $1 FOR NO KEY UPDATE
+        SELECT epoch = $2 AS newest, owner IS NULL AND clean AS at_rest,
+            (folded_epoch, folded_n) >= ($2, $3) AS folded
+        FROM {runs} WHERE id = $1 FOR NO KEY UPDATE
     ), written AS (
         INSERT INTO {journal} (run, epoch, n, data)
-        SELECT $1, $2, $3, $4 FROM held WHERE epoch = $2 AND NOT at_rest
+        SELECT $1, $2, $3, $4 FROM held WHERE newest AND NOT at_rest AND NOT folded
     )
-    SELECT epoch = $2 AS newest, at_rest, folded_n FROM held
+    SELECT newest, at_rest FROM held
 """
 
+# What is deleted hangs on what the fenced statement gives: by itself it would see the fence as it
+# was before another owner came.
 REST_ONE = """
-    WITH held AS MATERIALIZED (
-        SELECT epoch, owner IS NULL AND clean AS at_rest, folded_n FROM {runs}
-        WHERE id = $1 FOR NO KEY UPDATE
-    ), emptied AS (
-        DELETE FROM {journal} WHERE run = $1 AND (SELECT epoch = $2 AND NOT at_rest FROM held)
-    ), rested AS (
+    WITH rested AS (
         UPDATE {runs} AS run SET
             snapshot = {json_of_data}, exact = {exact_of_data}, status = $5, awaits = given.awaits,
             wake_at = CASE WHEN run.mail > 0 AND (
@@ -38,57 +36,64 @@ REST_ONE = """
             folded_epoch = $2, folded_n = $3, updated_at = statement_timestamp(),
             owner = NULL, takeovers = 0, clean = true
         FROM (SELECT $4::bytea AS data, $7::text::jsonb AS awaits) AS given
-        WHERE run.id = $1 AND (SELECT epoch = $2 AND NOT at_rest FROM held)
-        RETURNING {hint_if_due}
+        WHERE run.id = $1 AND run.epoch = $2 AND NOT (run.owner IS NULL AND run.clean)
+            AND (run.folded_epoch, run.folded_n) < ($2, $3)
+        RETURNING run.id, {hint_if_due}
+    ), emptied AS (
+        DELETE FROM {journal} AS entry USING rested WHERE entry.run = rested.id
     )
-    SELECT epoch = $2 AS newest, at_rest, folded_n FROM held
+    SELECT id FROM rested
 """
 
 FORGET_ONE = """
-    WITH held AS MATERIALIZED (
-        SELECT epoch, owner IS NULL AND clean AS at_rest, folded_n FROM {runs}
-        WHERE id = $1 FOR UPDATE
+    WITH forgotten AS (
+        DELETE FROM {runs} AS run
+        WHERE run.id = $1 AND run.epoch = $2 AND NOT (run.owner IS NULL AND run.clean)
+            AND (run.folded_epoch, run.folded_n) < ($2, $3)
+        RETURNING run.id
     ), emptied AS (
-        DELETE FROM {journal} WHERE run = $1 AND (SELECT epoch = $2 AND NOT at_rest FROM held)
+        DELETE FROM {journal} AS entry USING forgotten WHERE entry.run = forgotten.id
     ), unread AS (
-        DELETE FROM {inbox} WHERE run = $1 AND (SELECT epoch = $2 AND NOT at_rest FROM held)
-    ), forgotten AS (
-        DELETE FROM {runs} WHERE id = $1 AND (SELECT epoch = $2 AND NOT at_rest FROM held)
+        DELETE FROM {inbox} AS message USING forgotten WHERE message.run = forgotten.id
     )
-    SELECT epoch = $2 AS newest, at_rest, folded_n FROM held
+    SELECT id FROM forgotten
 """
 
 APPEND = """
     WITH held AS MATERIALIZED (
-        SELECT entry.*, run.epoch = entry.epoch AS newest, run.at_rest, run.folded_n
+        SELECT entry.*, run.epoch = entry.epoch AS newest, run.at_rest,
+            (run.folded_epoch, run.folded_n) >= (entry.epoch, entry.n) AS folded
         FROM unnest(
             (SELECT $1::text[]), (SELECT $2::bigint[]), (SELECT $3::bigint[]), (SELECT $4::bytea[])
         ) WITH ORDINALITY AS entry (id, epoch, n, data, i)
         CROSS JOIN LATERAL (
-            SELECT epoch, owner IS NULL AND clean AS at_rest, folded_n FROM {runs} AS run
+            SELECT epoch, owner IS NULL AND clean AS at_rest, folded_epoch, folded_n
+            FROM {runs} AS run
             WHERE run.id = entry.id FOR NO KEY UPDATE
         ) AS run
     ), written AS (
         INSERT INTO {journal} (run, epoch, n, data)
-        SELECT id, epoch, n, data FROM held WHERE newest AND NOT at_rest
+        SELECT id, epoch, n, data FROM held WHERE newest AND NOT at_rest AND NOT folded
     )
     {verdicts}
 """
 
 WRITE = """
     WITH held AS MATERIALIZED (
-        SELECT entry.*, run.epoch = entry.epoch AS newest, run.at_rest, run.folded_n
+        SELECT entry.*, run.epoch = entry.epoch AS newest, run.at_rest,
+            (run.folded_epoch, run.folded_n) >= (entry.epoch, entry.n) AS folded
         FROM unnest(
             (SELECT $1::text[]), (SELECT $2::bigint[]), (SELECT $3::bigint[]), (SELECT $4::bytea[]),
             (SELECT $5::text[]), (SELECT $6::timestamptz[]), (SELECT $7::text[]),
             (SELECT $8::boolean[])
         ) WITH ORDINALITY AS entry (id, epoch, n, data, status, wake_at, awaits, gone, i)
         CROSS JOIN LATERAL (
-            SELECT epoch, owner IS NULL AND clean AS at_rest, folded_n FROM {runs} AS run
+            SELECT epoch, owner IS NULL AND clean AS at_rest, folded_epoch, folded_n
+            FROM {runs} AS run
             WHERE run.id = entry.id FOR NO KEY UPDATE
         ) AS run
     ), fit AS MATERIALIZED (
-        SELECT * FROM held WHERE newest AND NOT at_rest
+        SELECT * FROM held WHERE newest AND NOT at_rest AND NOT folded
     ), written AS (
         INSERT INTO {journal} (run, epoch, n, data)
         SELECT id, epoch, n, data FROM fit WHERE status IS NULL
@@ -172,95 +177,94 @@ class Writer:
         self,
         fetch: Fetch,
         statements: Statements,
-        key: Callable[[str], str],
+        prefix: str,
         *,
         careful: bool = False,
     ) -> None:
         self._fetch = fetch
         self._statements = statements
-        self._key = key
+        self._prefix = prefix
         self._careful = careful
 
     async def write(self, entries: Sequence[Entry]) -> list[Verdict]:
         """Give a verdict for each entry, in order."""
         if len(entries) == 1 and not entries[0].takes and not self._careful:
-            return [await self._write_one(entries[0])]
-        if not entries:
-            return []
-        batch = Batch(entries)
-        verdicts = await self._write_batch(batch)
-        if batch.later:
-            later = await self.write([entries[place] for place in batch.later])
-            verdicts.update(zip(batch.later, later, strict=True))
-        return [verdicts[place] for place in range(len(entries))]
+            verdict = await self._write_one(entries[0])
+            if verdict is not None:
+                return [verdict]
+        return await self._write_many(entries) if entries else []
 
-    async def _write_one(self, entry: Entry) -> Verdict:
-        statement, values = _alone(entry)
+    async def _write_many(self, entries: Sequence[Entry]) -> list[Verdict]:
+        batch = Batch(entries, self._prefix)
         try:
-            rows = await self._fetch(self._statements[statement], self._key(entry.id), *values)
+            answer = await self._send(batch)
+        except Doubled:
+            answer = await self._send(batch, again=True)
+        if resting := batch.keys(answer["resting"]):
+            # A crash after it is harmless: it only says that the journals may hold something.
+            await self._fetch(self._statements[REOPEN], resting)
+        verdicts = batch.verdicts(answer)
+        left = [place for place, verdict in enumerate(verdicts) if verdict is None]
+        late = iter(await self.write([entries[place] for place in left]) if left else ())
+        return [next(late) if verdict is None else verdict for verdict in verdicts]
+
+    async def _write_one(self, entry: Entry) -> Verdict | None:
+        """Write one entry in the quickest way; None when it takes another to tell what it met."""
+        key = self._prefix + entry.id
+        if entry.rest is not None:
+            statement, values = _rest_alone(entry, entry.rest)
+            rested = await self._fetch(self._statements[statement], key, *values)
+            return Verdict.ACCEPTED if rested else None
+        values = (entry.epoch, entry.n, entry.data)
+        try:
+            rows = await self._fetch(self._statements[APPEND_ONE], key, *values)
         except Doubled:
             # It was written only if the fence let it, and lies there: as good as written now.
             return Verdict.ACCEPTED
         if not rows:
             return Verdict.UNKNOWN
-        newest, at_rest, folded_n = rows[0]
-        if newest and at_rest and entry.n > folded_n:
-            return (await self._write_after_rest([entry]))[0]
+        newest, at_rest = rows[0]
+        if at_rest:
+            return None
         return Verdict.ACCEPTED if newest else Verdict.FENCED
-
-    async def _write_batch(self, batch: "Batch") -> dict[int, Verdict]:
-        try:
-            answer = await self._send(batch)
-        except Doubled:
-            answer = await self._send(batch, again=True)
-        resting = [batch.entry(position) for position in answer["resting"] or ()]
-        late = await self._write_after_rest(resting) if resting else []
-        return batch.verdicts(answer, late)
 
     async def _send(self, batch: "Batch", *, again: bool = False) -> Any:
         if again or self._careful:
             statement = self._statements.extended(WRITE, "ON CONFLICT DO NOTHING")
-            columns = batch.columns(self._key) + batch.rest_columns()
+            columns = batch.columns() + batch.rest_columns()
         elif batch.is_mixed:
             statement = self._statements[WRITE]
-            columns = batch.columns(self._key) + batch.rest_columns()
+            columns = batch.columns() + batch.rest_columns()
         else:
             statement = self._statements[APPEND]
-            columns = batch.columns(self._key)
+            columns = batch.columns()
         [answer] = await self._fetch(statement, *columns)
         return answer
-
-    async def _write_after_rest(self, entries: Sequence[Entry]) -> list[Verdict]:
-        # A crash in between is harmless: it only says that the journal may hold something.
-        ids = [self._key(entry.id) for entry in entries]
-        await self._fetch(self._statements[REOPEN], ids)
-        return await self.write(entries)
 
 
 class Batch:
     """Entries of one call as columns, by id, so that all lock the runs in the same order.
 
     Entries before a rest of their run go with it, for the rest holds what they hold. Those after it
-    are for a `later` statement.
+    are left for another statement.
     """
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
+    def __init__(self, entries: Sequence[Entry], prefix: str) -> None:
         self._entries = entries
-        self._rests: dict[tuple[str, int], int] = {}
-        for place, entry in enumerate(entries):
-            if entry.rest is not None:
-                self._rests.setdefault((entry.id, entry.epoch), place)
-        self.is_mixed = bool(self._rests) or any(entry.takes for entry in entries)
-        places = range(len(entries))
-        self.later = [place for place in places if self._fate(place) < place]
-        sent = [place for place in places if self._fate(place) == place]
-        self._sent = sorted(sent, key=lambda place: entries[place].id)
+        self._prefix = prefix
+        self._fates = _fates(entries)
+        self.is_mixed = self._fates is not None or any(entry.takes for entry in entries)
+        ids = [entry.id for entry in entries]
+        places: Sequence[int] = range(len(ids))
+        if self._fates is not None:
+            places = [place for place, fate in enumerate(self._fates) if fate == place]
+        self._sent = sorted(places, key=ids.__getitem__)
 
-    def columns(self, key: Callable[[str], str]) -> list[list[Any]]:
+    def columns(self) -> list[list[Any]]:
         """Give what every entry has."""
         entries = [self._entries[place] for place in self._sent]
         return [
-            [key(entry.id) for entry in entries],
+            [self._prefix + entry.id for entry in entries],
             [entry.epoch for entry in entries],
             [entry.n for entry in entries],
             [entry.data for entry in entries],
@@ -273,44 +277,48 @@ class Batch:
         columns = [list(column) for column in zip(*rests, strict=True)]
         return [*columns, [position for position, _ in takes], [seq for _, seq in takes]]
 
-    def entry(self, position: int) -> Entry:
-        """Give the entry that the statement knew by its position, from 1."""
-        return self._entries[self._sent[position - 1]]
+    def keys(self, positions: Sequence[int] | None) -> list[str]:
+        """Give the stored ids of entries that the statement knows by their positions, from 1."""
+        return [self._prefix + self._entries[self._sent[at - 1]].id for at in positions or ()]
 
-    def verdicts(self, answer: Any, late: Sequence[Verdict]) -> dict[int, Verdict]:
-        """Give the verdict of each place that this batch decides."""
-        found = dict.fromkeys(self._sent, Verdict.UNKNOWN)
-        for position in answer["accepted"] or ():
-            found[self._sent[position - 1]] = Verdict.ACCEPTED
-        for position in answer["fenced"] or ():
-            found[self._sent[position - 1]] = Verdict.FENCED
-        for position, verdict in zip(answer["resting"] or (), late, strict=True):
-            found[self._sent[position - 1]] = verdict
-        return {
-            place: found[fate]
-            for place in range(len(self._entries))
-            if (fate := self._fate(place)) >= place
-        }
-
-    def _fate(self, place: int) -> int:
-        """Give the place whose verdict this place shares: its run's rest, or its own."""
-        entry = self._entries[place]
-        return self._rests.get((entry.id, entry.epoch), place) if self._rests else place
+    def verdicts(self, answer: Any) -> list[Verdict | None]:
+        """Give a verdict for each entry; None when another statement must give it."""
+        accepted, fenced, resting = answer
+        verdicts: list[Verdict | None] = [Verdict.UNKNOWN] * len(self._entries)
+        for verdict, positions in ((Verdict.ACCEPTED, accepted), (Verdict.FENCED, fenced)):
+            for position in positions or ():
+                verdicts[self._sent[position - 1]] = verdict
+        for position in resting or ():
+            verdicts[self._sent[position - 1]] = None
+        for place, fate in enumerate(self._fates or ()):
+            verdicts[place] = verdicts[fate] if fate >= place else None
+        return verdicts
 
     def _takes(self) -> Iterator[tuple[int, int]]:
         position = {place: number for number, place in enumerate(self._sent, 1)}
         for place, entry in enumerate(self._entries):
-            fate = self._fate(place)
+            fate = place if self._fates is None else self._fates[place]
             if fate >= place:
                 yield from ((position[fate], int(id)) for id in entry.takes if id.isdecimal())
 
 
-def _alone(entry: Entry) -> tuple[str, Sequence[object]]:
-    rest = entry.rest
-    if rest is None:
-        return APPEND_ONE, (entry.epoch, entry.n, entry.data)
+def _fates(entries: Sequence[Entry]) -> list[int] | None:
+    """Give for each place the one whose verdict it shares: its run's first rest, or its own.
+
+    None when there is no rest: each then stands for itself.
+    """
+    rests: dict[tuple[str, int], int] = {}
+    for place, entry in enumerate(entries):
+        if entry.rest is not None:
+            rests.setdefault((entry.id, entry.epoch), place)
+    if not rests:
+        return None
+    return [rests.get((entry.id, entry.epoch), place) for place, entry in enumerate(entries)]
+
+
+def _rest_alone(entry: Entry, rest: Rest) -> tuple[str, Sequence[object]]:
     if rest.gone:
-        return FORGET_ONE, (entry.epoch,)
+        return FORGET_ONE, (entry.epoch, entry.n)
     status, wake_at, awaits, _ = _columns_of(rest)
     return REST_ONE, (entry.epoch, entry.n, entry.data, status, wake_at, awaits)
 

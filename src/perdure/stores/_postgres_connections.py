@@ -32,6 +32,10 @@ class Connections(Protocol):
         """Take back a connection that was kept for long."""
         ...
 
+    def forget(self) -> None:
+        """Drop what belongs to an event loop that has ended."""
+        ...
+
     async def close(self) -> None:
         """Close what was opened here."""
         ...
@@ -55,13 +59,10 @@ class OwnConnections:
         self._clock = clock
         self._idle: list[Any] = []
         self._free = asyncio.Semaphore(limit)
-        self._home: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
     async def take(self) -> Any:
         """Give an idle connection or a new one; waits when all are in use."""
-        if self._home is not asyncio.get_running_loop():
-            self._move_in()
         await self._free.acquire()
         try:
             while self._idle:
@@ -102,6 +103,11 @@ class OwnConnections:
             pause = min(2 * pause, _LONGEST_PAUSE)
         raise StoreClosed("this PostgreSQL store was closed; open a new one")
 
+    def forget(self) -> None:
+        """Drop the connections of an event loop that has ended: they are lost with it."""
+        self._idle.clear()
+        self._free = asyncio.Semaphore(self._limit)
+
     async def dismiss(self, connection: Any) -> None:
         """Say goodbye to the server, or hang up when it does not answer."""
         driver = load_driver()
@@ -124,12 +130,6 @@ class OwnConnections:
             max_cached_statement_lifetime=0,
             server_settings={"application_name": "perdure"},
         )
-
-    def _move_in(self) -> None:
-        # Connections of a loop that has ended are lost with it.
-        self._home = asyncio.get_running_loop()
-        self._idle.clear()
-        self._free = asyncio.Semaphore(self._limit)
 
 
 class LentConnections:
@@ -159,6 +159,9 @@ class LentConnections:
     async def dismiss(self, connection: Any) -> None:
         """Let the pool have it back."""
         await self._pool.release(connection)
+
+    def forget(self) -> None:
+        """Do nothing: a pool of an event loop that has ended is of no more use."""
 
     async def close(self) -> None:
         """Do nothing: whoever opened the pool closes it."""

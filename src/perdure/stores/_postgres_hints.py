@@ -30,7 +30,7 @@ class HintingPostgresStore(PostgresStore):
     ) -> None:
         super().__init__(database, names, prefix=prefix, capabilities=capabilities)
         self._clock = clock
-        self._ears: set[_Ear] = set()
+        self._ears: dict[_Ear, Any] = {}
 
     async def hints(self) -> AsyncIterator[None]:
         """Yield whenever a run may have become due, in any process; ends when the store is closed.
@@ -52,32 +52,43 @@ class HintingPostgresStore(PostgresStore):
     async def close(self) -> None:
         """Close the connections that were opened here, and end the hints."""
         await super().close()
-        for ear in self._ears:
+        for ear in list(self._ears):
             ear.deafen()
+            await self._hang_up(ear)
 
     @asynccontextmanager
     async def _listening(self) -> AsyncGenerator["_Ear"]:
-        connections = self._database.connections
-        connection = await connections.dedicate()
+        connection = await self._database.connections.dedicate()
         ear = _Ear()
-        self._ears.add(ear)
+        self._ears[ear] = connection
         try:
             connection.add_termination_listener(ear.deafen)
             with self._database.speaking():
                 await connection.add_listener(self._names.channel, ear.wake)
             yield ear
         finally:
-            self._ears.discard(ear)
+            await self._hang_up(ear)
+
+    async def _hang_up(self, ear: "_Ear") -> None:
+        # Whoever comes second, be it the store that closes, waits until the first is done.
+        async with ear.hanging_up:
+            connection = self._ears.get(ear)
+            if connection is None:
+                return
             connection.remove_termination_listener(ear.deafen)
-            with self._database.speaking():
-                await connection.remove_listener(self._names.channel, ear.wake)
-            await connections.dismiss(connection)
+            try:
+                with self._database.speaking():
+                    await connection.remove_listener(self._names.channel, ear.wake)
+            finally:
+                await self._database.connections.dismiss(connection)
+                del self._ears[ear]
 
 
 class _Ear:
     """What a connection that listens has heard since it was last asked."""
 
     def __init__(self) -> None:
+        self.hanging_up = asyncio.Lock()
         self._news = asyncio.Event()
         self._is_deaf = False
 

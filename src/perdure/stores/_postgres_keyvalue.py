@@ -95,7 +95,8 @@ class PostgresKeyValue(Closing):
             prepared=prepared_statements,
             timeout=parse_duration(timeout, "timeout").total_seconds(),
         )
-        self._life = Lifecycle("PostgreSQL key-value", self._set_up)
+        forget = self._database.connections.forget
+        self._life = Lifecycle("PostgreSQL key-value", self._set_up, on_move=forget)
 
     async def get(self, key: str, /) -> str | None:
         """Give the text, or None when there is none or its time is over."""

@@ -9,7 +9,15 @@ from perdure import codec
 from perdure.store import Grant, Lease, Message, Want
 from perdure.stores._postgres_append import Fetch
 from perdure.stores._postgres_rows import read_message, read_run
-from perdure.stores._postgres_sql import CLAIM, CREATE, INBOXES, JOURNALS, LEASE, Statements
+from perdure.stores._postgres_sql import (
+    CLAIM,
+    CREATE,
+    CREATE_ONE,
+    INBOXES,
+    JOURNALS,
+    LEASE,
+    Statements,
+)
 
 
 class Leases:
@@ -58,14 +66,18 @@ class Leases:
     async def _create(self, wants: Sequence[Want]) -> dict[str, Grant]:
         if not wants:
             return {}
-        rows = await self._fetch(
-            self._statements[CREATE],
+        values = [
             [self._prefix + want.id for want in wants],
             [want.owner for want in wants],
             [want.ttl for want in wants],
             [want.create for want in wants],
             [want.workflow for want in wants],
-        )
+        ]
+        if len(wants) == 1:
+            one = [column[0] for column in values]
+            rows = await self._fetch(self._statements[CREATE_ONE], *one)
+        else:
+            rows = await self._fetch(self._statements[CREATE], *values)
         created = {row["id"].removeprefix(self._prefix): row for row in rows}
         return {want.id: _created(want, created[want.id]) for want in wants if want.id in created}
 

@@ -67,6 +67,19 @@ LIST = """
 
 FENCE = "SELECT epoch = $2 FROM {runs} WHERE id = $1"
 
+CREATE_ONE = """
+    INSERT INTO {runs} (
+        id, snapshot, exact, workflow, status, owner, wake_at,
+        epoch, born, folded_epoch, clean, updated_at
+    )
+    SELECT $1, {json_of_data}, {exact_of_data}, $5, 'running', $2,
+        statement_timestamp() + $3::interval, {clock}, {clock}, {clock}, false,
+        statement_timestamp()
+    FROM (SELECT $4::bytea AS data) AS want
+    ON CONFLICT (id) DO NOTHING
+    RETURNING id, epoch, wake_at, statement_timestamp() AS now
+"""
+
 CREATE = """
     INSERT INTO {runs} (
         id, snapshot, exact, workflow, status, owner, wake_at,
@@ -252,9 +265,9 @@ _HELD = """
 """
 _VERDICTS = """
     SELECT
-        array_agg(i) FILTER (WHERE newest AND (NOT at_rest OR n <= folded_n)) AS accepted,
+        array_agg(i) FILTER (WHERE newest AND (folded OR NOT at_rest)) AS accepted,
         array_agg(i) FILTER (WHERE NOT newest) AS fenced,
-        array_agg(i) FILTER (WHERE newest AND at_rest AND n > folded_n) AS resting
+        array_agg(i) FILTER (WHERE newest AND NOT folded AND at_rest) AS resting
     FROM held
 """
 _HINT_IF_DUE = """

@@ -77,7 +77,7 @@ class PostgresStore(Closing):
         self._prefix = check_prefix(prefix)
         self._database = database
         self._names = names
-        self._life = Lifecycle("PostgreSQL", self._set_up)
+        self._life = Lifecycle("PostgreSQL", self._set_up, on_move=database.connections.forget)
         self._learn("json")
 
     async def save(self, id: str, snapshot: Snapshot, /) -> None:
@@ -154,7 +154,7 @@ class PostgresStore(Closing):
             if found and found[0][0]:
                 entry = await work(transaction.connection)
                 self._check_entry_of(id, epoch, entry)
-                writer = Writer(transaction.fetch, self._statements, self._key, careful=True)
+                writer = Writer(transaction.fetch, self._statements, self._prefix, careful=True)
                 [verdict] = await writer.write([entry])
             else:
                 verdict = Verdict.FENCED if found else Verdict.UNKNOWN
@@ -291,7 +291,7 @@ class PostgresStore(Closing):
     def _learn(self, snapshot_type: str) -> None:
         fetch = self._database.fetch
         self._statements = Statements(self._names, snapshot_type)
-        self._writer = Writer(fetch, self._statements, self._key)
+        self._writer = Writer(fetch, self._statements, self._prefix)
         self._leases = Leases(fetch, self._statements, self._prefix)
 
     async def _create(self, runs: dict[str, NewRun]) -> set[str]:

@@ -1,0 +1,52 @@
+"""The conformance kit on PostgreSQL: one database for all checks of a class."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from perdure.store import Store
+from perdure.testing.conformance import StoreConformance
+from tests.servers.postgres import await_no_connections, fresh_database
+from tests.servers.process import Server
+
+_TABLES = ("perdure_runs", "perdure_runs_journal", "perdure_runs_inbox", "notes")
+
+
+class PostgresConformance(StoreConformance):
+    """What every way of opening the store shares. Making a database takes longer than most checks:
+    it is made once and emptied after each of them."""
+
+    direct_url: str
+
+    @pytest.fixture(scope="class")
+    def database(self, postgres_server: Server) -> Iterator[str]:
+        """A database that each check finds empty."""
+        with fresh_database(postgres_server, pooled=True) as url:
+            with psycopg.connect(url) as connection:
+                connection.execute("CREATE TABLE notes (note text)")
+            yield url
+
+    @pytest.fixture
+    def empty_url(self, database: str, postgres_server: Server) -> Iterator[str]:
+        """The database; fails the check that leaves a connection open."""
+        yield database
+        await_no_connections(postgres_server, urlsplit(database).path[1:])
+        empty(database)
+
+    async def user_write(self, connection: Any, note: str) -> None:
+        await connection.execute("INSERT INTO notes VALUES ($1)", note)
+
+    async def user_notes(self, store: Store) -> Sequence[str]:
+        with psycopg.connect(self.direct_url) as connection:
+            return [note for (note,) in connection.execute("SELECT note FROM notes")]
+
+
+def empty(url: str) -> None:
+    """Remove the rows of all tables."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        for table in _TABLES:
+            if connection.execute("SELECT to_regclass(%s)", [table]).fetchone() != (None,):
+                connection.execute(f"DELETE FROM {table}".encode())

@@ -22,7 +22,8 @@ class PostgresConformance(StoreConformance):
     direct_url: str
 
     @pytest.fixture(scope="class")
-    def database(self, postgres_server: Server) -> Iterator[str]:
+    @classmethod
+    def database(cls, postgres_server: Server) -> Iterator[str]:
         """A database that each check finds empty."""
         with fresh_database(postgres_server, pooled=True) as url:
             with psycopg.connect(url) as connection:

@@ -293,7 +293,11 @@ class Execution:
     def _replay(self, spec: Spec, key: str, record: StepRecord) -> Any:
         self.last_key = key
         declared = (*spec.errors, *self.errors)
-        result, seen = result_of(record, spec.id, spec.return_type, declared)
+        try:
+            result, seen = result_of(record, spec.id, spec.return_type, declared)
+        except CodecError as error:
+            text = f"the record of {spec.place()} cannot be read: {error}"
+            raise self.break_off(CodecError(text)) from error
         if self._emit is not None:
             meta: Any = record.get("meta") or {"origin": "result"}
             origin = None if result.ok else meta["origin"]

@@ -257,7 +257,7 @@ def _success(value: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
     data, _, typed, _ = codec.settle(value, lambda: type(value))
     outcome = {"ok": True, "value": data}
     if data is not value:
-        outcome["at"] = _SOME_TIME
+        outcome |= {"at": _SOME_TIME, "coded": True}
     return {**outcome, "typed": True} if typed else outcome
 
 

@@ -231,7 +231,7 @@ class Workflow(Generic[D]):
         Nothing but the cancellation of the task is raised for what happens inside the function. The
         option `deps` replaces the workflow's for this run.
         """
-        chosen: Options = {**self._options, **check_options(options)}
+        chosen = _check_sources({**self._options, **check_options(options)})
         body = body_of(fn, self._deps if deps is None else as_deps(deps))
         run = self._run = self._prepare(chosen)
         run.check_definition(fn)
@@ -435,8 +435,7 @@ def check_options(options: Options) -> Options:
         as_resume_state(source)
     if (snapshot := options.get("snapshot")) is not None:
         _check_snapshot(snapshot)
-        if source is not None:
-            raise InvalidArgument("resume_state", source, "no snapshot= beside it")
+    _check_sources(options)
     for name in ("on_unknown_steps", "on_definition_change"):
         if (reaction := options.get(name, "warn")) not in ("warn", "error", "ignore"):
             raise InvalidArgument(name, reaction, "'warn', 'error' or 'ignore'")
@@ -446,6 +445,12 @@ def check_options(options: Options) -> Options:
         as_cache(cache)
     if "errors" in options:
         options["errors"] = check_errors(options["errors"])
+    return options
+
+
+def _check_sources(options: Options) -> Options:
+    if options.get("snapshot") is not None and (source := options.get("resume_state")) is not None:
+        raise InvalidArgument("resume_state", source, "no snapshot= beside it")
     return options
 
 

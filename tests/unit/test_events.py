@@ -1,0 +1,381 @@
+"""News of a run: the event stream, and subscribers that hear of each step with the snapshot."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from perdure import Err, Ok, Retry, Step, Workflow, is_step_complete
+from perdure.events import (
+    Event,
+    StepComplete,
+    StepFailure,
+    WorkflowCancelled,
+    WorkflowError,
+    WorkflowSuccess,
+)
+from perdure.testing import TestClock
+
+Body = Callable[[Step], Awaitable[Any]]
+
+
+async def abc(step: Step) -> str:
+    """A step, then two at once, then the end."""
+    await step("a", lambda: 1)
+    await asyncio.gather(step("b", lambda: 2), step("c", lambda: 3))
+    return "end"
+
+
+async def burst(step: Step) -> None:
+    """Four steps at once."""
+    await asyncio.gather(*(step(id, lambda: None) for id in "abcd"))
+
+
+async def failing(step: Step) -> None:
+    await step("a", lambda: 1)
+    await step("b", lambda: Err("NOPE"))
+
+
+def names(events: list[Any]) -> list[str]:
+    """Each event as a subscriber would call it: a step by its key, an end by its type."""
+    return [event.step_id or event.type.removeprefix("workflow_") for event in events]
+
+
+async def heard(body: Body, **how: Any) -> list[str]:
+    """What a subscriber hears of one run."""
+    workflow = Workflow("w")
+    events: list[Any] = []
+    workflow.subscribe(events.append, **how)
+    await workflow.run(body)
+    await workflow.flush()
+    return names(events)
+
+
+async def types_of(body: Body, **options: Any) -> list[str]:
+    """The types of all events of one run, each step's with its key."""
+    events: list[Any] = []
+    await Workflow("w", on_event=events.append, **options).run(body)
+    return [f"{e.type} {e.key}" if hasattr(e, "key") else e.type for e in events]
+
+
+class TestSubscribe:
+    @pytest.mark.parametrize(
+        ("how", "of_abc", "of_burst"),
+        [
+            ({}, ["a", "b", "c", "complete"], ["a", "b", "c", "d", "complete"]),
+            (
+                {"mode": "async"},
+                ["a", "b", "c", "complete"],
+                ["a", "b", "c", "d", "complete"],
+            ),
+            ({"mode": "async", "coalesce": "latest"}, ["a", "c", "complete"], ["d", "complete"]),
+        ],
+        ids=["sync", "async", "latest"],
+    )
+    async def test_who_hears_what(
+        self, how: dict[str, Any], of_abc: list[str], of_burst: list[str]
+    ) -> None:
+        """Every event in order; with `latest` the newest of a burst, and always the end."""
+        assert await heard(abc, **how) == of_abc
+        assert await heard(burst, **how) == of_burst
+
+    async def test_sync_is_at_once_and_async_later(self) -> None:
+        """A sync listener has heard of a step when the function goes on, an async one has not."""
+        workflow = Workflow("w")
+        at_once: list[Any] = []
+        later: list[Any] = []
+        workflow.subscribe(at_once.append)
+        workflow.subscribe(later.append, mode="async")
+
+        async def body(step: Step) -> list[int]:
+            await step("a", lambda: 1)
+            return [len(at_once), len(later)]
+
+        assert await workflow.run(body) == Ok([1, 0])
+        await workflow.flush()
+        assert names(later) == ["a", "complete"]
+
+    async def test_an_event_has_the_snapshot_of_its_moment(self) -> None:
+        """With the steps so far; listeners that keep it have a copy of their own."""
+        workflow = Workflow("w")
+        events: list[Any] = []
+        workflow.subscribe(events.append)
+        await workflow.run(abc)
+        assert [list(event.snapshot["steps"]) for event in events] == [
+            ["a"], ["a", "b"], ["a", "b", "c"], ["a", "b", "c"],
+        ]  # fmt: skip
+        states = [event.snapshot["execution"]["status"] for event in events]
+        assert states == ["running", "running", "running", "completed"]
+        events[0].snapshot["steps"].clear()
+        assert list(events[0].snapshot["steps"]) == ["a"]
+
+    async def test_the_running_snapshot_names_the_newest_step(self) -> None:
+        """`currentStepId` is there while the run goes on, and gone at its end."""
+        workflow = Workflow("w")
+        events: list[Any] = []
+        workflow.subscribe(events.append)
+        await workflow.run(abc)
+        current = [event.snapshot["execution"].get("currentStepId") for event in events]
+        assert current == ["a", "b", "c", None]
+
+    async def test_a_failed_step_and_run_are_told(self) -> None:
+        """The failed step is a complete step, and the end is `workflow_error`."""
+        assert await heard(failing) == ["a", "b", "error"]
+
+    async def test_steps_from_the_record_are_not_told_again(self) -> None:
+        """A resumed run tells of what is new."""
+        first = Workflow("w")
+        await first.run(abc)
+        resumed = Workflow("w", snapshot=first.snapshot())
+        events: list[Any] = []
+        resumed.subscribe(events.append)
+        await resumed.run(abc)
+        assert names(events) == ["complete"]
+
+    async def test_a_cancelled_run_has_an_end_too(self) -> None:
+        """`workflow_cancelled`, in every mode, also past a burst."""
+        workflow = Workflow("w")
+        events: list[Any] = []
+        workflow.subscribe(events.append, mode="async", coalesce="latest")
+
+        async def body(step: Step) -> None:
+            await burst(step)
+            await asyncio.get_running_loop().create_future()
+
+        running = asyncio.ensure_future(workflow.run(body))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await workflow.flush()
+        assert names(events) == ["d", "cancelled"]
+        assert len(events[-1].snapshot["steps"]) == 4
+
+    async def test_an_async_listener_hears_one_event_at_a_time(self) -> None:
+        """Order is kept, however long it takes, and `flush` waits for the last."""
+        workflow = Workflow("w")
+        log: list[str] = []
+
+        async def slow(event: Any) -> None:
+            log.append(f"<{names([event])[0]}")
+            await asyncio.sleep(0.001)
+            log.append(">")
+
+        workflow.subscribe(slow, mode="async")
+        await workflow.run(abc)
+        await workflow.flush()
+        assert "".join(log) == "<a><b><c><complete>"
+
+    async def test_a_slow_listener_with_latest_skips_to_the_newest(self) -> None:
+        """While it is busy, only the newest event waits for it; the end is never skipped."""
+        workflow = Workflow("w")
+        log: list[str] = []
+
+        async def slow(event: Any) -> None:
+            log.extend(names([event]))
+            await asyncio.sleep(0.005)
+
+        async def body(step: Step) -> None:
+            for id in "abcdef":
+                await step(id, lambda: asyncio.sleep(0))
+
+        workflow.subscribe(slow, mode="async", coalesce="latest")
+        await workflow.run(body)
+        await workflow.run(body)
+        await workflow.flush()
+        assert log.count("complete") == 2
+        assert log[-1] == "complete"
+        assert len(log) < 14
+
+    @pytest.mark.parametrize("mode", ["sync", "async"])
+    async def test_a_failing_listener_harms_nobody(
+        self, mode: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It is logged; the run and the other listeners go on."""
+        workflow = Workflow("w")
+        events: list[Any] = []
+
+        def fail(event: object) -> None:
+            raise ValueError("a bad listener")
+
+        async def fail_later(event: object) -> None:
+            raise ValueError("a bad async listener")
+
+        workflow.subscribe(fail, mode=mode)
+        workflow.subscribe(fail_later, mode=mode)
+        workflow.subscribe(events.append, mode=mode)
+        assert await workflow.run(abc) == Ok("end")
+        await workflow.flush()
+        assert len(events) == 4
+        assert "a bad listener" in caplog.text
+        assert "a bad async listener" in caplog.text
+
+    async def test_listeners_are_called_in_order(self) -> None:
+        """Who subscribed first hears first; who unsubscribed hears nothing more."""
+        workflow = Workflow("w")
+        log: list[str] = []
+        stop = workflow.subscribe(lambda event: log.append("1"))
+        workflow.subscribe(lambda event: log.append("2"))
+        await workflow.run(failing)
+        stop()
+        stop()
+        await workflow.run(failing)
+        assert "".join(log) == "121212" + "222"
+
+    async def test_a_listener_may_unsubscribe_itself(self) -> None:
+        """Also while it is being told."""
+        workflow = Workflow("w")
+        events: list[Any] = []
+
+        def first_only(event: Any) -> None:
+            events.append(event)
+            stop()
+
+        stop = workflow.subscribe(first_only)
+        await workflow.run(abc)
+        assert names(events) == ["a"]
+
+    async def test_flush_without_news_returns(self) -> None:
+        """There is nothing to wait for."""
+        await Workflow("w").flush()
+
+
+class TestStream:
+    async def test_the_order_of_one_step(self) -> None:
+        """Start, outcome, complete; and around them the run."""
+
+        async def body(step: Step) -> None:
+            await step("a", lambda: 1)
+            await step("b", lambda: Err("NOPE"))
+
+        assert await types_of(body) == [
+            "workflow_start",
+            "step_start a", "step_success a", "step_complete a",
+            "step_start b", "step_error b", "step_complete b",
+            "workflow_error",
+        ]  # fmt: skip
+
+    async def test_a_cache_is_told_of(self) -> None:
+        """A miss before the step starts; a hit in place of it."""
+
+        async def body(step: Step) -> None:
+            await step("a", lambda: 1, key="k")
+
+        cache: dict[str, Any] = {}
+        assert await types_of(body, cache=cache) == [
+            "workflow_start",
+            "step_cache_miss k", "step_start k", "step_success k", "step_complete k",
+            "workflow_success",
+        ]  # fmt: skip
+        assert await types_of(body, cache=cache) == [
+            "workflow_start", "step_cache_hit k", "workflow_success",
+        ]  # fmt: skip
+
+    async def test_retries_and_timeouts_are_told_of(self) -> None:
+        """Each attempt that failed, before the next."""
+        tries: list[int] = []
+
+        async def flaky() -> None:
+            tries.append(1)
+            if len(tries) == 1:
+                await asyncio.get_running_loop().create_future()
+
+        async def body(step: Step) -> None:
+            await step("a", flaky, retry=Retry(2, delay=0), timeout="1s")
+
+        clock = TestClock()
+        running = asyncio.ensure_future(types_of(body, clock=clock))
+        await clock.advance("1s")
+        assert await running == [
+            "workflow_start",
+            "step_start a", "step_timeout a", "step_retry a", "step_success a", "step_complete a",
+            "workflow_success",
+        ]  # fmt: skip
+
+    async def test_what_events_hold(self) -> None:
+        """The workflow, the run, the moment; a step by id and key; results and times."""
+        clock = TestClock()
+        events: list[Event] = []
+        workflow = Workflow("orders", on_event=events.append, clock=clock)
+
+        async def body(step: Step) -> str:
+            await step("slow", lambda: clock.sleep(2), key="k")
+            return "done"
+
+        running = asyncio.ensure_future(workflow.run(body))
+        await clock.advance("2s")
+        await running
+        assert {event.workflow for event in events} == {"orders"}
+        assert len({event.run_id for event in events}) == 1
+        complete, success = events[-2:]
+        assert isinstance(complete, StepComplete)
+        assert (complete.step, complete.key, complete.result) == ("slow", "k", Ok(None))
+        assert complete.duration.total_seconds() == 2
+        assert isinstance(success, WorkflowSuccess)
+        assert success.duration.total_seconds() == 2
+        assert success.at == clock.now()
+
+    async def test_failures_tell_their_origin(self) -> None:
+        """Returned or raised, with the error that the function sees."""
+        events: list[Any] = []
+
+        async def fail() -> None:
+            raise ValueError("raised")
+
+        async def body(step: Step) -> None:
+            try:
+                await step("raised", fail)
+            except ValueError:
+                await step("returned", lambda: Err("NOPE"))
+
+        await Workflow("w", on_event=events.append).run(body)
+        completes = [event for event in events if is_step_complete(event)]
+        assert [event.origin for event in completes] == ["throw", "result"]
+        failures = [event.error for event in events if isinstance(event, StepFailure)]
+        assert [str(error) for error in failures] == ["raised", "NOPE"]
+        (ended,) = (event for event in events if isinstance(event, WorkflowError))
+        assert ended.error == "NOPE"
+
+    async def test_cancelling_tells_why_and_where(self) -> None:
+        """The reason given to `cancel`, and the last finished step."""
+        events: list[Any] = []
+
+        async def body(step: Step) -> None:
+            await step("a", lambda: 1)
+            await asyncio.get_running_loop().create_future()
+
+        running = asyncio.ensure_future(Workflow("w", on_event=events.append).run(body))
+        await asyncio.sleep(0)
+        running.cancel("shutting down")
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        (cancelled,) = (event for event in events if isinstance(event, WorkflowCancelled))
+        assert (cancelled.reason, cancelled.last_step) == ("shutting down", "a")
+
+    async def test_on_event_may_be_async_and_may_fail(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It runs beside the workflow; `flush` waits for it."""
+        heard: list[str] = []
+
+        async def listen(event: Event) -> None:
+            await asyncio.sleep(0)
+            heard.append(event.type)
+            raise ValueError("a bad listener")
+
+        workflow = Workflow("w", on_event=listen)
+        assert await workflow.run(abc) == Ok("end")
+        await workflow.flush()
+        assert heard[0] == "workflow_start"
+        assert heard[-1] == "workflow_success"
+        assert "a bad listener" in caplog.text
+
+    async def test_the_runs_own_listener_goes_before_the_workflows(self) -> None:
+        """An option per run replaces the one given at creation."""
+        first: list[Any] = []
+        second: list[Any] = []
+        workflow = Workflow("w", on_event=first.append)
+        await workflow.run(abc, on_event=second.append)
+        assert (len(first), len(second) > 0) == (0, True)

@@ -139,14 +139,16 @@ class Appender:
     async def _insert(self, db: Collections, turns: list[Turn]) -> list[Turn]:
         documents: list[Document] = []
         owners: list[Turn] = []
+        weight = 0
         for turn in turns:
             assert turn.position is not None
             for slot, entry in enumerate(turn.entries, turn.position.slot):
                 documents.append(entry_document(turn.key, entry, slot))
                 owners.append(turn)
+                weight += len(entry.data)
         try:
             with _in_doubt(turns):
-                beaten = await insert(db.journal, documents)
+                beaten = await insert(db.journal, documents, weight)
                 # A seal that lies in the way of one entry makes those after it void.
                 doubtful = {owners[place].key for place in beaten}
                 written = [turn for turn in turns if turn.key not in doubtful]
@@ -250,15 +252,19 @@ class Appender:
             return verdict
         turn.life = life_of(run)
         log = (await read_logs(db, {turn.key: [entry.epoch]}))[turn.key][0]
+        counts = entry.epoch in run.get("epochs", ())
+        closed = log.sealed or not counts
         position = self._positions.confirm(turn.key, entry.epoch)
-        if position is not None:
+        if closed:
+            self._positions.drop(turn.key, entry.epoch)
+        elif position is not None:
             position.slot, position.last, position.sure = log.next, log.last, True
-        if log.holds(entry.n):
+        if counts and log.holds(entry.n):
             return Verdict.ACCEPTED
         if entry.rest is not None:
             return Plan(db.runs, await self._rest_one(db, turn, entry.rest, run, log))
-        if log.sealed or entry.epoch not in run.get("epochs", ()):
-            # The log is closed, and nobody owns the run: its own document takes the entry.
+        if closed:
+            # The run was put to rest, and nobody has it since: its own document takes the entry.
             late = {"tail": {**_place(entry), **content_of(entry)}}
             return Plan(db.runs, UpdateOne(fenced(turn.key, entry), {"$push": late}))
         return Plan(db.journal, InsertOne(entry_document(turn.key, entry, log.next)))

@@ -168,7 +168,12 @@ def target_of(url: str, database: str | None, replica_set: bool | None) -> Targe
     try:
         parsed = parse_uri(plain, validate=False)
     except (InvalidURI, ValueError) as error:
-        raise InvalidArgument("url", _host(url), "a MongoDB URL", str(error)) from None
+        # What is wrong may be a character of the password: neither it nor the driver's words show.
+        login, _, rest = plain.rpartition("@")
+        quoted = "Characters such as / and @ in user and password are written as %2F and %40"
+        raise InvalidArgument(
+            "url", rest, "a MongoDB URL", quoted if login else str(error)
+        ) from None
     named = any(option.lower() == "replicaset" for option in parsed["options"])
     several = named or plain != url or len(parsed["nodelist"]) > 1
     name = database or parsed["database"] or DEFAULT_DATABASE

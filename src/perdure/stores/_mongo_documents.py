@@ -51,8 +51,8 @@ _DEEPEST = 160
 _LARGEST_INT, _LARGEST_UNSIGNED = 2**63 - 1, 2**64 - 1
 _EXACT_IN_JAVASCRIPT = 2**53
 
-_MAY_NEED_ESCAPES = re.compile(rb'"[$%]|\\u00|[0-9]{19}')
-# An element is its type, a byte, and then its name.
+# In JSON, a key that may need an escape; in BSON, a key (after its type, a byte) that may have one.
+_MAY_NEED_ESCAPES = (b'"$', b'"%', b"\\u00")
 _MAY_HAVE_ESCAPES = re.compile(rb"[\x01-\x13]%")
 _OUTLINED = ("status", "state", "lastUpdated", "completedAt")
 
@@ -113,24 +113,32 @@ def _snapshot_in(run: Mapping[str, Any]) -> Snapshot:
 
 
 def _embedded(value: JSONValue, data: bytes) -> bytes | None:
-    if not _fits(value, _DEEPEST):
+    if data.count(b"{") + data.count(b"[") > _DEEPEST and not _fits(value, _DEEPEST):
         return None
-    if _MAY_NEED_ESCAPES.search(data):
+    if any(mark in data for mark in _MAY_NEED_ESCAPES):
         value = _escaped(value)
     if type(value.get("formatVersion")) is int:
         value["formatVersion"] = Int64(value["formatVersion"])
     try:
         return bson.encode(value)
     except OverflowError:
+        return _encode_large(value)
+
+
+def _encode_large(value: JSONValue) -> bytes | None:
+    """Give a value whose integers need more than 63 bits, or None when some need more than 64."""
+    try:
+        return bson.encode(_widened(value))
+    except OverflowError:
         return None
 
 
 def _fits(value: JSONValue, room: int) -> bool:
-    kind = type(value)
-    if kind is dict:
-        return room > 0 and all(_fits(item, room - 1) for item in value.values())
-    if kind is list:
-        return room > 0 and all(_fits(item, room - 1) for item in value)
+    """Tell whether no more than `room` containers lie in each other."""
+    for item in value.values() if type(value) is dict else value:
+        kind = type(item)
+        if (kind is dict or kind is list) and not (room > 1 and _fits(item, room - 1)):
+            return False
     return True
 
 
@@ -147,6 +155,15 @@ def _escaped(value: JSONValue) -> Any:
         return {_escaped_key(key): _escaped(item) for key, item in value.items()}
     if kind is list:
         return [_escaped(item) for item in value]
+    return value
+
+
+def _widened(value: Any) -> Any:
+    kind = type(value)
+    if kind is dict:
+        return {key: _widened(item) for key, item in value.items()}
+    if kind is list:
+        return [_widened(item) for item in value]
     if kind is int and _LARGEST_INT < value <= _LARGEST_UNSIGNED:
         return Decimal128(str(value))
     return value

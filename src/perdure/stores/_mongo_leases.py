@@ -91,7 +91,7 @@ class Leases:
             found = [await self._lease_one(db, wants[0], claim)]
         else:
             found = await self._lease_many(db, wants, claim)
-        leased = {run["_id"]: run for run in found if run is not None}
+        leased = {run["_id"]: {**run} for run in found if run is not None}
         ttls = {self._prefix + want.id: want.ttl for want in wants}
         granted = await self._equip(db, leased, ttls)
         grants = [granted.get(self._prefix + want.id) for want in wants]
@@ -138,8 +138,9 @@ class Leases:
             }
             for want in new
         ]
-        known = {new[place].id for place in await insert(db.runs, documents)} if new else set()
-        made = {want.id for want in new} - known
+        weight = sum(len(want.create or b"") for want in new)
+        known = await insert(db.runs, documents, weight) if new else set()
+        made = {want.id for place, want in enumerate(new) if place not in known}
         groups: dict[tuple[str, timedelta], list[str]] = {}
         for want in wants:
             if want.existing or want.id in made:
@@ -182,7 +183,7 @@ class Leases:
             )
             found = await db.runs.find({"_id": {"$in": keys}, "claim": claim}).to_list()
             if found:
-                leased = {run["_id"]: run for run in found}
+                leased = {run["_id"]: {**run} for run in found}
                 granted = await self._equip(db, leased, dict.fromkeys(keys, ttl))
                 return _readable(granted[key] for key in keys if key in granted)
         return []
@@ -269,7 +270,7 @@ class Leases:
             }
             for run in runs
         ]
-        known = await insert(db.runs, documents)
+        known = await insert(db.runs, documents, sum(len(run.snapshot) for run in runs))
         made = [run for place, run in enumerate(runs) if place not in known]
         await self._set_times(db, made, claim)
         return [place not in known for place in range(len(runs))]

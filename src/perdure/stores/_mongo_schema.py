@@ -85,13 +85,17 @@ async def together(works: Sequence[Awaitable[T]]) -> list[T]:
     return cast("list[T]", done)
 
 
-async def insert(collection: Collection, documents: Sequence[Mapping[str, Any]]) -> set[int]:
+async def insert(
+    collection: Collection, documents: Sequence[Mapping[str, Any]], weight: int = 0
+) -> set[int]:
     """Insert documents in one round trip; give the places of those whose `_id` was there already.
+
+    `weight` is about how many bytes they have; very many are more than one round trip takes.
 
     As a bare command it carries no number for the driver's retries, which the server would have to
     write down beside the documents. Who inserts here finds out itself what a lost answer meant.
     """
-    if sum(map(_weight, documents)) > _COMMAND_ROOM:
+    if weight > _COMMAND_ROOM:
         return await _insert_apart(collection, documents)
     answer = await collection.database.command(
         {
@@ -114,12 +118,6 @@ async def _insert_apart(collection: Collection, documents: Sequence[Mapping[str,
             raise WriteConcernError(concerns[0].get("errmsg", "")) from error
         return _duplicates(error.details["writeErrors"])
     return set()
-
-
-def _weight(document: Mapping[str, Any]) -> int:
-    """Give about how many bytes a document has: only one field of it can be large."""
-    body = document.get("data") or document.get("packed") or document.get("snapshot")
-    return len(body.raw) if isinstance(body, RawBSONDocument) else len(body or ())
 
 
 def _duplicates(errors: Sequence[Mapping[str, Any]]) -> set[int]:

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -21,15 +22,22 @@ RUNS = 300
 DEADLINE = 90.0
 
 
+class Place(NamedTuple):
+    """Where a store is."""
+
+    url: str
+    prefix: str
+
+
 class Workers:
     """Three worker processes; one is replaced whenever it is killed."""
 
-    def __init__(self, url: str, log: Path) -> None:
+    def __init__(self, place: Place, log: Path) -> None:
         # Forked from a process that has everything imported: a worker that lives for less than a
         # second must not spend it on starting.
         self._processes = multiprocessing.get_context("forkserver")
         self._processes.set_forkserver_preload(["tests.durability.chaos"])
-        self._arguments = (url, str(log))
+        self._arguments = (*place, str(log))
         self.kills = self.pauses = 0
         self.alive = [self._start() for _ in range(3)]
 
@@ -68,13 +76,15 @@ def sqlite_url(tmp_path: Path) -> str:
 
 
 @pytest.fixture(params=["sqlite", "postgres", "mysql", "mongo", "redis"])
-def url(request: pytest.FixtureRequest) -> str:
-    return str(request.getfixturevalue(f"{request.param}_url"))
+def place(request: pytest.FixtureRequest) -> Place:
+    url = str(request.getfixturevalue(f"{request.param}_url"))
+    prefix = request.getfixturevalue("redis_prefix") if request.param == "redis" else ""
+    return Place(url, str(prefix))
 
 
 @pytest.fixture
-async def store(url: str) -> AsyncIterator[Store]:
-    store = open_store(url)
+async def store(place: Place) -> AsyncIterator[Store]:
+    store = open_store(place.url, prefix=place.prefix)
     yield store
     await store.close()
 
@@ -110,7 +120,7 @@ async def all_over(store: Store) -> None:
 
 @pytest.mark.timeout(180)
 async def test_runs_survive_killed_and_paused_workers(
-    store: Store, url: str, tmp_path: Path
+    store: Store, place: Place, tmp_path: Path
 ) -> None:
     """All complete with right results, each event counted once, and no epoch has two owners."""
     runtime = Runtime(store, workflows=[chaos])
@@ -118,7 +128,7 @@ async def test_runs_survive_killed_and_paused_workers(
     await asyncio.gather(
         *(runtime.trigger(chaos, n, run_id=f"run-{n}", wait=False) for n in range(RUNS))
     )
-    workers, done = Workers(url, log), asyncio.Event()
+    workers, done = Workers(place, log), asyncio.Event()
     troubling = asyncio.ensure_future(trouble(workers, done))
     try:
         await send_events(runtime)

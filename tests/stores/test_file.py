@@ -5,8 +5,7 @@ import logging
 import statistics
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 from time import perf_counter
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import InvalidArgument, StoreClosed, StoreCorrupted, StoreError
-from perdure.store import Delivery, Entry, Grant, NewRun, Rest, Store, Verdict, Want
+from perdure.store import Entry, Grant, NewRun, Store, Want
 from perdure.stores._file_disk import Disk
 from perdure.stores._file_run import RunFiles
 from perdure.stores._file_wakes import Wake, Wakes
@@ -23,12 +22,9 @@ from perdure.stores.file import FileStore
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance import StoreConformance
 from perdure.testing.conformance.samples import as_json, snapshot
+from tests.stores.crashes import VERBS, Crash, finishes, survives_crash
 
 HOUR = timedelta(hours=1)
-
-
-class Crash(Exception):
-    """The process dies here."""
 
 
 class CrashingDisk(Disk):
@@ -220,39 +216,6 @@ class TestDamage:
         return list(loaded["steps"])
 
 
-Verb = Callable[[FileStore, Grant], Coroutine[Any, Any, object]]
-
-
-async def _rest(store: FileStore, grant: Grant) -> object:
-    data = as_json(snapshot("a", "b", status="suspended"))
-    rest = Rest("suspended", grant.now + 2 * HOUR)
-    return await store.append([Entry("run", grant.lease.epoch, 9, data, rest=rest)])
-
-
-async def _rest_awaiting_mail(store: FileStore, grant: Grant) -> object:
-    data = as_json(snapshot("a", "b", status="waiting"))
-    rest = Rest("waiting", None, ("paid",))
-    return await store.append([Entry("run", grant.lease.epoch, 9, data, rest=rest)])
-
-
-VERBS: dict[str, Verb] = {
-    "append": lambda store, grant: store.append([step(grant, 7, "c")]),
-    "rest": _rest,
-    "rest awaiting mail": _rest_awaiting_mail,
-    "renew": lambda store, grant: store.renew([grant.lease], timedelta(minutes=1)),
-    "release": lambda store, grant: store.release([grant.lease]),
-    "take over": lambda store, grant: store.acquire([Want("run", "ana", HOUR)]),
-    "send": lambda store, grant: store.send("run", "other", b"1"),
-    "enqueue": lambda store, grant: store.enqueue([NewRun("new", "w", as_json(snapshot()))]),
-    "create": lambda store, grant: store.acquire(
-        [Want("new", "ana", HOUR, create=as_json(snapshot()))]
-    ),
-    "save": lambda store, grant: store.save(
-        "run", snapshot("a", "b", status="suspended", wake_at=grant.now)
-    ),
-}
-
-
 class TestCrashes:
     @pytest.mark.parametrize("verb", list(VERBS))
     async def test_a_crash_between_any_two_writes_loses_no_run(
@@ -261,31 +224,13 @@ class TestCrashes:
         """Whatever was acknowledged is there, and every run that is not over is found again."""
         for changes in range(100):
             directory = tmp_path / str(changes)
-            async with FileStore(directory, clock=clock, durability="normal") as store:
-                grant = await granted(store)
-                await store.append([step(grant, 1, "a"), step(grant, 2, "b")])
-                assert await store.send("run", "paid", b"1") is Delivery.DELIVERED
-                finished = await self._crash(directory, clock, changes, VERBS[verb], grant)
-                await clock.advance(3 * HOUR)
-                claimed = {g.lease.id: g for g in await store.claim("bob", HOUR, 10)}
-                assert list(claimed["run"].snapshot["steps"])[:2] == ["a", "b"]
-                assert [message.name for message in claimed["run"].inbox][:1] == ["paid"]
-                assert set(claimed) == {line.id for line in await store.list()}
-                verdicts = await store.append([step(g, 1, "z") for g in claimed.values()])
-                assert set(verdicts) == {Verdict.ACCEPTED}
-            if finished:
-                return
+            async with (
+                FileStore(directory, clock=clock, durability="normal") as store,
+                crashing_store(directory, clock, changes) as dying,
+            ):
+                if await survives_crash(store, dying, clock, VERBS[verb]):
+                    return
         pytest.fail("this verb makes more than 100 changes")
-
-    async def _crash(
-        self, directory: Path, clock: TestClock, changes: int, verb: Verb, grant: Grant
-    ) -> bool:
-        async with crashing_store(directory, clock, changes) as dying:
-            try:
-                await verb(dying, grant)
-            except Crash:
-                return False
-        return True
 
     async def test_a_deleted_run_stays_deleted(self, tmp_path: Path, clock: TestClock) -> None:
         """A crash while deleting leaves it there whole, or gone: nothing of it comes back."""
@@ -296,8 +241,7 @@ class TestCrashes:
                 await store.append([step(grant, 1, "a")])
                 await store.send("run", "paid", b"1")
                 async with crashing_store(directory, clock, changes) as dying:
-                    with suppress(Crash):
-                        await dying.delete("run")
+                    await finishes(dying.delete("run"))
                 if await store.load("run") is not None:
                     continue
                 again = await granted(store)
@@ -375,11 +319,11 @@ class TestWakes:
     def test_sweeping_keeps_what_is_true(self, wakes: Wakes, tmp_path: Path) -> None:
         """What is over goes, what has moved is filed under its new time."""
         wakes.add(Wake(1, id, None) for id in ("over", "moved", "true"))
-        times = {"over": None, "moved": 600_000_000, "true": 1}
-        wakes.sweep(tmp_path / "0000000000", times.__getitem__)
+        plans = {"moved": Wake(600_000_000, "moved", "w"), "true": Wake(1, "true", None)}
+        wakes.sweep(tmp_path / "0000000000", lambda wake: plans.get(wake.id))
         assert [wake.id for wake in wakes.scan(2)] == ["true"]
         assert [wake.id for wake in wakes.scan(600_000_000)] == ["true", "moved"]
-        wakes.sweep(tmp_path / "0000000000", lambda id: None)
+        wakes.sweep(tmp_path / "0000000000", lambda wake: None)
         assert [path.name for path in tmp_path.iterdir()] == ["0000000010"]
 
     def test_half_a_line_harms_no_other(self, wakes: Wakes, tmp_path: Path) -> None:
@@ -405,6 +349,17 @@ class TestWakes:
 
 
 class TestUse:
+    async def test_a_line_of_an_older_workflow_claims_nothing(
+        self, store: FileStore, clock: TestClock
+    ) -> None:
+        """A run that was saved under another name is of that name, whatever was written down."""
+        await store.enqueue([NewRun("run", "old", as_json(snapshot()))])
+        whole = snapshot(status="suspended", wake_at=clock.now(), workflow="new")
+        await store.save("run", whole)
+        assert list(await store.due(clock.now(), 10, workflows=["old"])) == []
+        assert list(await store.claim("ana", HOUR, 10, workflows=["old"])) == []
+        assert len(await store.claim("ana", HOUR, 10, workflows=["new"])) == 1
+
     async def test_the_file_is_json_that_others_can_read(
         self, store: FileStore, tmp_path: Path
     ) -> None:

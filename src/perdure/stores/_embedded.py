@@ -73,7 +73,7 @@ class Desk(Protocol):
         self, leases: Sequence[Lease], ttl: timedelta, now: int
     ) -> Answer[list[Lease | None]]: ...
 
-    def release(self, leases: Sequence[Lease], wake_at: int) -> Answer[None]: ...
+    def release(self, leases: Sequence[Lease], wake_at: int, now: int) -> Answer[None]: ...
 
     def enqueue(self, runs: Sequence[NewRun], now: int) -> Answer[list[bool]]: ...
 
@@ -158,8 +158,9 @@ class EmbeddedStore(Closing):
 
     async def release(self, leases: Sequence[Lease], /, *, wake_at: datetime | None = None) -> None:
         """Give the leases up without a rest, so that the runs can be claimed at `wake_at`."""
-        at = self._now() if wake_at is None else micros(wake_at, "wake_at")
-        await self._call(self._desk.release, leases, at)
+        now = self._now()
+        at = now if wake_at is None else micros(wake_at, "wake_at")
+        await self._call(self._desk.release, leases, at, now)
 
     async def enqueue(self, runs: Sequence[NewRun], /) -> Sequence[bool]:
         """Create runs that wait for a claim; False for each id that was there already."""

@@ -83,7 +83,7 @@ class FileDesk(Shelf):
             mail = bool(files.mail(standing.header))
             return Lease(lease.id, lease.owner, lease.epoch, moment_of(until), mail)
 
-    def release(self, leases: Sequence[Lease], wake_at: int) -> None:
+    def release(self, leases: Sequence[Lease], wake_at: int, now: int) -> None:
         """Give leases up without a rest."""
         with self.gate():
             self.announce((self.files(lease.id), wake_at) for lease in leases)
@@ -249,19 +249,22 @@ class FileDesk(Shelf):
             chosen = workflows is None or wake.workflow in workflows
             if not chosen or not wake.id.startswith(self.prefix):
                 continue
-            at = self._wake_of(wake.id, now)
-            if at is not None and at <= now:
-                yield wake._replace(at=at)
-            else:
+            true = self._plan(wake, now)
+            if true is None or true.at > now:
                 scan.untrue(wake)
+            elif workflows is None or true.workflow in workflows:
+                yield true
 
-    def _wake_of(self, stored_id: str, now: int) -> int | None:
+    def _plan(self, wake: Wake, now: int) -> Wake | None:
+        """Give when a run really wants a worker, and of which workflow it is by now."""
         try:
-            standing = RunFiles(self.runs, stored_id).standing()
+            standing = RunFiles(self.runs, wake.id).standing()
         except StoreCorrupted:
-            logger.exception("run %r cannot be read and is put off for an hour", stored_id)
-            return now + _SETBACK
-        return None if standing is None else standing.wake_at
+            logger.exception("run %r cannot be read and is put off for an hour", wake.id)
+            return wake._replace(at=now + _SETBACK)
+        if standing is None or standing.wake_at is None:
+            return None
+        return Wake(standing.wake_at, wake.id, standing.header.workflow)
 
     def _tidy(self, scan: Scan, now: int) -> None:
         if not scan.to_deal() and not scan.to_sweep():
@@ -269,7 +272,7 @@ class FileDesk(Shelf):
         with locked_now(self.gate_path) as alone:
             if alone:
                 for path in scan.to_sweep():
-                    self.wakes.sweep(path, lambda id: self._wake_of(id, now))
+                    self.wakes.sweep(path, lambda wake: self._plan(wake, now))
                 for path in scan.to_deal():
                     if path.exists():
                         self.wakes.deal(path)

@@ -65,15 +65,15 @@ class Wakes:
         # A crash before this leaves lines doubled, which is harmless.
         self._disk.remove(path)
 
-    def sweep(self, path: Path, wake_of: Callable[[str], int | None]) -> None:
+    def sweep(self, path: Path, plan: Callable[[Wake], Wake | None]) -> None:
         """Keep the lines that are still true, and file under its new time what has moved."""
         kept: list[Wake] = []
         moved: list[Wake] = []
         for wake in {wake.id: wake for wake in _lines(path)}.values():
-            at = wake_of(wake.id)
-            if at is not None:
-                later = _minute(wake._replace(at=at)) > int(path.name[:10])
-                (moved if later else kept).append(wake._replace(at=at))
+            true = plan(wake)
+            if true is not None:
+                later = _minute(true) > int(path.name[:10])
+                (moved if later else kept).append(true)
         # Filed anew before it is taken out here: a crash between leaves it in both places.
         self.add(moved)
         if kept:

@@ -1,0 +1,94 @@
+"""Verbs that die between any two of their writes, and what must be there afterwards.
+
+For stores whose verbs are several writes, of files or of keys.
+"""
+
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from typing import Any
+
+from perdure.errors import StoreError
+from perdure.store import Delivery, Entry, Grant, NewRun, Rest, Verdict, Want
+from perdure.testing.clock import TestClock
+from perdure.testing.conformance.harness import Everything
+from perdure.testing.conformance.samples import as_json, snapshot
+
+HOUR = timedelta(hours=1)
+
+
+class Crash(Exception):
+    """The process dies here."""
+
+
+Verb = Callable[[Everything, Grant], Coroutine[Any, Any, object]]
+
+
+def step(grant: Grant, n: int, key: str) -> Entry:
+    return Entry(grant.lease.id, grant.lease.epoch, n, as_json(snapshot(key)))
+
+
+async def _rest(store: Everything, grant: Grant) -> object:
+    data = as_json(snapshot("a", "b", status="suspended"))
+    rest = Rest("suspended", grant.now + 2 * HOUR)
+    return await store.append([Entry("run", grant.lease.epoch, 9, data, rest=rest)])
+
+
+async def _rest_awaiting_mail(store: Everything, grant: Grant) -> object:
+    data = as_json(snapshot("a", "b", status="waiting"))
+    rest = Rest("waiting", None, ("paid",))
+    return await store.append([Entry("run", grant.lease.epoch, 9, data, rest=rest)])
+
+
+async def _save(store: Everything, grant: Grant) -> object:
+    whole = snapshot("a", "b", status="suspended", wake_at=grant.now)
+    return await store.save("run", whole)
+
+
+async def _create(store: Everything, grant: Grant) -> object:
+    return await store.acquire([Want("new", "ana", HOUR, create=as_json(snapshot()))])
+
+
+VERBS: dict[str, Verb] = {
+    "append": lambda store, grant: store.append([step(grant, 7, "c")]),
+    "rest": _rest,
+    "rest awaiting mail": _rest_awaiting_mail,
+    "renew": lambda store, grant: store.renew([grant.lease], timedelta(minutes=1)),
+    "release": lambda store, grant: store.release([grant.lease]),
+    "take over": lambda store, grant: store.acquire([Want("run", "ana", HOUR)]),
+    "send": lambda store, grant: store.send("run", "other", b"1"),
+    "enqueue": lambda store, grant: store.enqueue([NewRun("new", "w", as_json(snapshot()))]),
+    "create": _create,
+    "save": _save,
+}
+
+
+async def survives_crash(
+    store: Everything, dying: Everything, clock: TestClock, verb: Verb
+) -> bool:
+    """Run the verb on the dying store, check what the other one finds, and tell if it finished."""
+    (grant,) = await store.acquire([Want("run", "ana", HOUR, create=as_json(snapshot()))])
+    assert grant is not None
+    await store.append([step(grant, 1, "a"), step(grant, 2, "b")])
+    assert await store.send("run", "paid", b"1") is Delivery.DELIVERED
+    finished = await finishes(verb(dying, grant))
+    await clock.advance(3 * HOUR)
+    claimed = {grant.lease.id: grant for grant in await store.claim("bob", HOUR, 10)}
+    assert list(claimed["run"].snapshot["steps"])[:2] == ["a", "b"]
+    assert [message.name for message in claimed["run"].inbox][:1] == ["paid"]
+    assert set(claimed) == {line.id for line in await store.list()}
+    verdicts = await store.append([step(grant, 1, "z") for grant in claimed.values()])
+    assert set(verdicts) == {Verdict.ACCEPTED}
+    return finished
+
+
+async def finishes(work: Coroutine[Any, Any, object]) -> bool:
+    """Tell whether the work was done before the process died."""
+    try:
+        await work
+    except Crash:
+        return False
+    except StoreError as error:
+        if not isinstance(error.__cause__, Crash):
+            raise
+        return False
+    return True

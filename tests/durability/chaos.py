@@ -58,15 +58,15 @@ class Witness:
         return verdicts
 
 
-async def main(url: str, prefix: str, log: str) -> None:
-    store = open_store(url, prefix=prefix)
+async def main(url: str, options: dict[str, str], log: str) -> None:
+    store = open_store(url, **options)
     runtime = Runtime(Witness(store, log), workflows=[chaos], lease_ttl=LEASE, linger=0.05)  # type: ignore[arg-type]
     async with Worker(runtime, concurrency=50, poll=0.2, max_takeovers=1000) as worker:
         await worker.serve()
     await store.close()
 
 
-def work(url: str, prefix: str, log: str) -> None:
+def work(url: str, options: dict[str, str], log: str) -> None:
     """Be a worker process until it is killed."""
     logging.basicConfig(level=logging.ERROR)
-    asyncio.run(main(url, prefix, log))
+    asyncio.run(main(url, options, log))

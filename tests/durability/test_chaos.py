@@ -26,7 +26,7 @@ class Place(NamedTuple):
     """Where a store is."""
 
     url: str
-    prefix: str
+    options: dict[str, str]
 
 
 class Workers:
@@ -78,13 +78,14 @@ def sqlite_url(tmp_path: Path) -> str:
 @pytest.fixture(params=["sqlite", "postgres", "mysql", "mongo", "redis"])
 def place(request: pytest.FixtureRequest) -> Place:
     url = str(request.getfixturevalue(f"{request.param}_url"))
-    prefix = request.getfixturevalue("redis_prefix") if request.param == "redis" else ""
-    return Place(url, str(prefix))
+    if request.param == "redis":
+        return Place(url, {"namespace": str(request.getfixturevalue("redis_prefix"))})
+    return Place(url, {})
 
 
 @pytest.fixture
 async def store(place: Place) -> AsyncIterator[Store]:
-    store = open_store(place.url, prefix=place.prefix)
+    store = open_store(place.url, **place.options)
     yield store
     await store.close()
 

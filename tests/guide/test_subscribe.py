@@ -1,0 +1,70 @@
+"""Subscribing: hear of each finished step, with the snapshot of that moment."""
+
+from typing import Any
+
+from perdure import Ok, Step, Workflow, is_step_complete
+from perdure.stores import MemoryStore
+from tests.guide.shop import Shop
+
+
+async def user_and_posts(step: Step, shop: Shop) -> int:
+    user = await step("fetch_user", shop.fetch_user, "1", key="user:1")
+    return len(await step("fetch_posts", shop.fetch_posts, user["id"], key="posts:1"))
+
+
+async def test_saving_after_each_step(shop: Shop) -> None:
+    """A listener may save what it hears; `flush` waits until it has."""
+    store = MemoryStore()
+    workflow = Workflow("w", shop)
+
+    async def save(event: Any) -> None:
+        if event.type == "step_complete":
+            await store.save("wf-123", event.snapshot)
+
+    unsubscribe = workflow.subscribe(save, mode="async")
+    shop.down.add("fetch_posts")
+    await workflow.run(user_and_posts)
+    await workflow.flush()
+    unsubscribe()
+    saved = await store.load("wf-123")
+    assert saved is not None
+    assert saved["steps"]["user:1"]["ok"]
+
+
+async def test_sync_is_in_place(shop: Shop) -> None:
+    """By default a listener is called before the function goes on: keep it fast."""
+    workflow = Workflow("w", shop)
+    heard: list[str] = []
+    workflow.subscribe(lambda event: heard.append(event.step_id or event.type))
+    assert await workflow.run(user_and_posts) == Ok(1)
+    assert heard == ["user:1", "posts:1", "workflow_complete"]
+
+
+async def test_bursts_can_be_skipped(shop: Shop) -> None:
+    """`coalesce="latest"` saves a database from a burst: the newest event, and always the last."""
+    workflow = Workflow("w", shop)
+    heard: list[str] = []
+    workflow.subscribe(
+        lambda event: heard.append(event.step_id or event.type), mode="async", coalesce="latest"
+    )
+
+    async def burst(step: Step) -> None:
+        await step.all({f"step-{n}": lambda n=n: n for n in range(100)})
+
+    await workflow.run(burst)
+    await workflow.flush()
+    assert heard == ["step-99", "workflow_complete"]
+
+
+async def test_the_stream_of_all_events(shop: Shop) -> None:
+    """`on_event` hears everything: starts, retries, time-outs, answers from a cache."""
+    heard: list[Any] = []
+    await Workflow("w", shop, on_event=heard.append).run(user_and_posts)
+    assert [event.type for event in heard] == [
+        "workflow_start",
+        "step_start", "step_success", "step_complete",
+        "step_start", "step_success", "step_complete",
+        "workflow_success",
+    ]  # fmt: skip
+    completed = [event.key for event in heard if is_step_complete(event)]
+    assert completed == ["user:1", "posts:1"]

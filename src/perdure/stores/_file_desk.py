@@ -245,14 +245,16 @@ class FileDesk(Shelf):
         return want.workflow if standing is None else standing.header.workflow
 
     def _due(self, scan: Scan, now: int, workflows: Sequence[str] | None) -> Iterator[Wake]:
+        found: set[str] = set()
         for wake in scan:
             chosen = workflows is None or wake.workflow in workflows
-            if not chosen or not wake.id.startswith(self.prefix):
+            if not chosen or wake.id in found or not wake.id.startswith(self.prefix):
                 continue
             true = self._plan(wake, now)
             if true is None or true.at > now:
                 scan.untrue(wake)
             elif workflows is None or true.workflow in workflows:
+                found.add(wake.id)
                 yield true
 
     def _plan(self, wake: Wake, now: int) -> Wake | None:

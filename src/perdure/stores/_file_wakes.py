@@ -98,13 +98,13 @@ class Scan:
     def __iter__(self) -> Iterator[Wake]:
         names = sorted(path.name for path in self._folder.iterdir() if path.suffix != ".tmp")
         last = f"{self._now // _MINUTE:010}"
-        seen: set[str] = set()
+        seen: set[tuple[str, str | None]] = set()
         for minute, group in groupby(names, key=lambda name: name[:10]):
             if minute > last:
                 return
             for wake in self._minute(list(group)):
-                if wake.at <= self._now and wake.id not in seen:
-                    seen.add(wake.id)
+                if wake.at <= self._now and wake[1:] not in seen:
+                    seen.add(wake[1:])
                     yield wake
 
     def untrue(self, wake: Wake) -> None:

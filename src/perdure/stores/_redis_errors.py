@@ -38,15 +38,21 @@ def is_away(error: BaseException) -> bool:
     redis = load_exceptions()
     if isinstance(error, redis.AuthenticationError | redis.AuthorizationError):
         return False
-    return is_idle(error) or isinstance(
-        error,
-        redis.ConnectionError
-        | redis.TimeoutError
-        | redis.ReadOnlyError
-        | redis.ClusterError
-        | redis.TryAgainError
-        | OSError
-        | TimeoutError,
+    # A slot is moving to another node, and this run's keys are on both.
+    is_moving = isinstance(error, redis.ResponseError) and "non local key" in str(error)
+    return (
+        is_moving
+        or is_idle(error)
+        or isinstance(
+            error,
+            redis.ConnectionError
+            | redis.TimeoutError
+            | redis.ReadOnlyError
+            | redis.ClusterError
+            | redis.TryAgainError
+            | OSError
+            | TimeoutError,
+        )
     )
 
 
@@ -72,7 +78,8 @@ def translated(error: BaseException, where: str, tried: float = 0.0) -> StoreErr
         return StoreUnavailable(f"{at} is away, tried for {tried:.1f}s: {words}")
     if isinstance(error, redis.AuthenticationError | redis.AuthorizationError):
         return StoreError(f"{at} does not let this user in: {words}")
-    if isinstance(error, redis.NoPermissionError):
+    # A script's own commands are refused in other words.
+    if isinstance(error, redis.NoPermissionError) or "user executing the script can't" in words:
         return StoreError(
             f"{at} refuses: {words}. As an administrator run, for the user perdure logs in as and "
             "its namespace: ACL SETUSER … ~perdure:* &perdure:* +@read +@write +@scripting "

@@ -57,6 +57,11 @@ class Keys:
         """Give the key of a run's inbox."""
         return self._of(b"mail:", id)
 
+    @property
+    def trial(self) -> bytes:
+        """Give a key that holds nothing for long."""
+        return self._shards[0] + b"trial"
+
     def lanes(self, shard: int) -> bytes:
         """Give the key of the lanes of a shard's wake times."""
         return self._shards[shard] + b"lanes"

@@ -1,10 +1,12 @@
 """Scripts on runs: on one, on each of many, and on all shards read as one."""
 
 import asyncio
+import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
+from perdure.errors import StoreUnavailable
 from perdure.snapshot import RunStatus
 from perdure.stores import _redis_scripts as scripts
 from perdure.stores._redis_batches import Row, batches
@@ -20,6 +22,8 @@ from perdure.stores._redis_replies import (
 from perdure.stores._redis_scripts import Script
 from perdure.stores._redis_server import Call, Server
 
+logger = logging.getLogger(__name__)
+
 _FROM_THE_BEGINNING: tuple[Value, Value] = ("", "")
 
 
@@ -31,6 +35,10 @@ class Runs:
         self._keys = keys
         self._prefix = prefix
         self._is_split = server.link.is_split
+
+    async def try_rights(self) -> None:
+        """Raise unless this user may do all that the scripts do."""
+        await self._server.run(scripts.RIGHTS, [Call([self._keys.trial], ())])
 
     async def one(self, script: Script, id: str, *values: Value, repeatable: bool = True) -> Any:
         """Give what a script gives for one run."""
@@ -96,8 +104,7 @@ class Runs:
             self._part(scripts.CLAIM, self._lanes(shards), share, *values, repeatable=False)
             for shards, share in await self._shares(limit, workflows)
         ]
-        parts = await asyncio.gather(*claims)
-        return sorted((line for part in parts for line in part), key=wake_time_of)
+        return sorted(await _reachable(claims), key=wake_time_of)
 
     async def count(self) -> Counter[str]:
         """Give the number of runs by status; under a prefix they are counted one by one."""
@@ -138,7 +145,12 @@ class Runs:
         """Give how many of the earliest runs lie in which group of shards."""
         if not self._is_split:
             return [(range(SHARDS), limit)]
-        due = await self.due(None, limit, workflows)
+        lanes = _lanes_argument(workflows)
+        parts = [
+            self._part(scripts.DUE, self._lanes(shards), limit, lanes, "")
+            for shards in self._groups()
+        ]
+        due = sorted(await _reachable(parts), key=due_place)[:limit]
         counted = Counter(shard_of(due_place(line)[1]) for line in due)
         return [((shard,), share) for shard, share in counted.items()]
 
@@ -180,6 +192,24 @@ class Runs:
                 break
             mark = stopped
         return lines
+
+
+async def _reachable(parts: Sequence[Awaitable[Sequence[Any]]]) -> Sequence[Any]:
+    """Give the lines of all parts whose server is there; raise when none is."""
+    lines: list[Any] = []
+    away: list[StoreUnavailable] = []
+    for found in await asyncio.gather(*parts, return_exceptions=True):
+        if isinstance(found, StoreUnavailable):
+            away.append(found)
+        elif isinstance(found, BaseException):
+            raise found
+        else:
+            lines += found
+    if away and len(away) == len(parts):
+        raise away[0]
+    for error in away:
+        logger.warning("some runs cannot be claimed for now: %s", error)
+    return lines
 
 
 def _lanes_argument(workflows: Sequence[str] | None) -> Value:

@@ -277,8 +277,8 @@ class RedisStore(Closing):
     ) -> int:
         """Delete up to `limit` runs that are over and were last updated longer ago than that."""
         await self._life.ready()
-        wanted = STATUSES if status is None else (status,)
-        statuses = tuple(one for one in wanted if is_over(one))
+        wanted: Sequence[RunStatus] = STATUSES if status is None else [status]
+        statuses: Sequence[RunStatus] = [one for one in wanted if is_over(one)]
         return await self._runs.prune(older_than // _MICROSECOND, statuses, check_limit(limit))
 
     async def stats(self) -> Stats:
@@ -311,6 +311,7 @@ class RedisStore(Closing):
         return await explain(self._server)
 
     async def _set_up(self) -> None:
+        await self._runs.try_rights()
         if self._durability == "full":
             await require_durability(self._server)
 

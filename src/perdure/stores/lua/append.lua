@@ -4,6 +4,8 @@ local verdicts = {}
 
 local function deed(run, epoch, place, data, more)
     local shard, id = shard_and_id(run)
+    local workflow = redis.call('HGET', run, 'workflow') or nil
+    look(shard, id, workflow)
     for _, message in ipairs(more.takes or {}) do
         redis.call('HDEL', shard .. 'mail:' .. id, message)
     end
@@ -12,7 +14,6 @@ local function deed(run, epoch, place, data, more)
     elseif more.rest.gone then
         remove(shard, id)
     else
-        local workflow = redis.call('HGET', run, 'workflow') or nil
         local header = {epoch = epoch, folded = place, workflow = workflow}
         lay(shard, id, header, data, more.rest)
     end

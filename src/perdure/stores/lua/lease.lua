@@ -5,6 +5,7 @@ local function grant(shard, id, owner, ttl, more)
     local was = redis.call('HMGET', run, 'status', 'workflow', 'updated', 'owner', 'wake', 'takeovers')
     local workflow = was[2] or nil
     local takeovers = tonumber(was[6] or 0)
+    look(shard, id, workflow)
     if was[4] and tonumber(was[5]) <= now then
         takeovers = takeovers + 1
     end

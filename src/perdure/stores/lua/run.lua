@@ -65,6 +65,27 @@ local function wake(shard, id, workflow, at)
     end
 end
 
+-- While a slot of a cluster moves to another node, some of its keys are here and some there, and a
+-- script is broken off where one is missing. To look at all of a run's keys before the first write
+-- makes that harmless: the server refuses to look, and nothing is half done.
+local function look(shard, id, workflow)
+    redis.call(
+        'EXISTS',
+        shard .. 'run:' .. id,
+        shard .. 'mail:' .. id,
+        shard .. 'seen:' .. id,
+        shard .. 'tick',
+        shard .. 'lanes',
+        shard .. 'wake:' .. (workflow and '=' .. workflow or ''),
+        shard .. 'list:running',
+        shard .. 'list:suspended',
+        shard .. 'list:waiting',
+        shard .. 'list:completed',
+        shard .. 'list:failed',
+        shard .. 'list:cancelled'
+    )
+end
+
 local function write(key, fields)
     local flat = {}
     for name, value in pairs(fields) do
@@ -75,6 +96,7 @@ local function write(key, fields)
 end
 
 local function create(shard, id, workflow, snapshot)
+    look(shard, id, workflow)
     local updated = text(now)
     write(shard .. 'run:' .. id, {
         status = 'running',
@@ -105,6 +127,8 @@ local function lay(shard, id, header, snapshot, rest)
     local was = redis.call('HMGET', run, 'status', 'workflow')
     local workflow = header.workflow
     local at = rest.wake and text(rest.wake)
+    look(shard, id, workflow)
+    look(shard, id, was[2] or nil)
     if rest.awaits and lies_in_inbox(shard, id, rest.awaits) then
         at = text(now)
     end
@@ -136,6 +160,7 @@ local function remove(shard, id)
     if not was[1] then
         return false
     end
+    look(shard, id, was[2] or nil)
     delist(shard, id, was[2] or nil, was[1])
     wake(shard, id, was[2] or nil, nil)
     redis.call('UNLINK', run, shard .. 'mail:' .. id, shard .. 'seen:' .. id)

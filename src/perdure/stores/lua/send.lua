@@ -7,6 +7,7 @@ local seen = shard .. 'seen:' .. id
 if not was[1] then
     return 'U'
 end
+look(shard, id, was[2] or nil)
 if ARGV[3] ~= '' and redis.call('SISMEMBER', seen, ARGV[3]) == 1 then
     return 'K'
 end

@@ -20,7 +20,7 @@ from perdure.errors import (
     StoreError,
     StoreUnavailable,
 )
-from perdure.keyvalue import CompareAndSet, KeyValueStore, MemoryKeyValue
+from perdure.keyvalue import CompareAndSet, DriverKeyValue, KeyValueStore, MemoryKeyValue
 from perdure.store import Delivery, Entry, Grant, NewRun, Rest, Store, Verdict, Want
 from perdure.stores._keyvalue_documents import Documents
 from perdure.stores._keyvalue_wakes import Wake, Wakes
@@ -145,6 +145,24 @@ class TestDriver(StoreConformance):
 
     async def reopen(self, store: Store, *, prefix: str = "") -> KeyValueRuns:
         return keyvalue(self.driver, prefix=prefix)
+
+
+class TestRedisDriver(StoreConformance):
+    """On a driver of `py-key-value-aio` that talks to a server."""
+
+    examples = 5
+
+    @pytest.fixture
+    async def store(self, redis_url: str, redis_prefix: str) -> AsyncIterator[KeyValueRuns]:
+        from key_value.aio.stores.redis import RedisStore
+
+        async with RedisStore(url=redis_url) as driver:
+            self.kv = DriverKeyValue(driver, collection=redis_prefix)
+            async with keyvalue(self.kv) as store:
+                yield store
+
+    async def reopen(self, store: Store, *, prefix: str = "") -> KeyValueRuns:
+        return keyvalue(self.kv, prefix=prefix)
 
 
 @pytest.fixture

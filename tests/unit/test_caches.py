@@ -2,6 +2,7 @@
 
 import logging
 import multiprocessing
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -11,7 +12,14 @@ import pytest
 
 from perdure.cache import as_cache
 from perdure.caches import FileCache, KeyValueCache, MemoryCache
-from perdure.errors import InvalidArgument, InvalidDuration, MissingAbility, StoreCorrupted
+from perdure.errors import (
+    InvalidArgument,
+    InvalidDuration,
+    MissingAbility,
+    MissingDependency,
+    StoreCorrupted,
+    StoreError,
+)
 from perdure.keyvalue import DriverKeyValue, MemoryKeyValue, as_keyvalue, glob_match
 from perdure.snapshot import StepRecord
 from perdure.testing.clock import TestClock
@@ -288,6 +296,15 @@ class TestFileCache:
         assert [writer.exitcode for writer in writers] == [0, 0]
         assert not list(tmp_path.glob("*/*.tmp"))
 
+    async def test_errors_of_the_file_system_are_ours(self, tmp_path: Path) -> None:
+        """A cache that cannot be written says which key it was about."""
+        (tmp_path / "file").write_text("")
+        cache = FileCache(tmp_path / "file")
+        with pytest.raises(StoreError, match="'a'"):
+            await cache.set("a", record(1))
+        with pytest.raises(StoreError, match="'a'"):
+            cache.delete("a")
+
     def test_the_directory_is_checked(self) -> None:
         """The parameter is named."""
         with pytest.raises(InvalidArgument, match="directory"):
@@ -368,6 +385,17 @@ class TestKeyValue:
         await kv.set("workflow:a", "{")
         with pytest.raises(StoreCorrupted, match="delete it"):
             await KeyValueCache(kv).get("a")
+
+    def test_a_missing_package_says_how_to_install_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With the name of the extra."""
+        from key_value.aio.stores.simple import SimpleStore
+
+        driver = SimpleStore()
+        monkeypatch.setitem(sys.modules, "key_value.aio.errors", None)
+        with pytest.raises(MissingDependency, match=r"pip install 'perdure\[keyvalue\]'"):
+            as_keyvalue(driver)
 
     @pytest.mark.parametrize("store", [5, {}, object()])
     def test_anything_else_is_refused(self, store: Any) -> None:

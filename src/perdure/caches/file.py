@@ -62,13 +62,19 @@ class FileCache:
     def delete(self, key: str, /) -> bool:
         """Forget the record, so that the step runs again; tell whether there was one."""
         there = self.has(key)
-        self._path(key).unlink(missing_ok=True)
+        try:
+            self._path(key).unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"the cache entry {key!r} could not be deleted: {error}") from error
         return there
 
     def clear(self) -> None:
         """Forget every record."""
-        for path in self._files():
-            path.unlink(missing_ok=True)
+        try:
+            for path in self._files():
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"the cache could not be cleared: {error}") from error
 
     def prune(self) -> int:
         """Remove the files of records whose time is over; give how many."""

@@ -1,7 +1,7 @@
 """A libSQL server reached over HTTP: rounds of statements, and patience while it is away."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit, urlunsplit
@@ -19,6 +19,7 @@ from perdure.stores._hrana import (
     outcome_of,
     outcomes_of,
 )
+from perdure.stores._libsql_rounds import Rounds, Unanswered
 from perdure.stores._sqlite_sql import Outcome, Statement
 from perdure.stores._sqlite_verbs import Verb
 
@@ -30,14 +31,6 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 # The server's words for a lock that was not to be had, and for one that was taken away: either way
 # nothing was written.
 _BUSY = {"SQLITE_BUSY", "SQLITE_LOCKED", "TRANSACTION_TIMEOUT", "TRANSACTION_BUSY"}
-
-
-class Unanswered(StoreUnavailable):
-    """The server gave no answer; `sent` tells whether it may have got the request all the same."""
-
-    def __init__(self, message: str, *, sent: bool) -> None:
-        super().__init__(message)
-        self.sent = sent
 
 
 class Address:
@@ -58,7 +51,7 @@ class Address:
 
 
 class Server:
-    """Drives verbs: each of their rounds is one request and one transaction."""
+    """Drives verbs: each of their rounds is part of one request and one transaction."""
 
     def __init__(
         self,
@@ -79,6 +72,7 @@ class Server:
         self._lent = client
         self._own: Any = None
         self._home: asyncio.AbstractEventLoop | None = None
+        self._writes = Rounds(self._send)
 
     async def drive(
         self, verb: Callable[[], Verb[T]], *, writes: bool, repeatable: bool = True
@@ -88,13 +82,16 @@ class Server:
         try:
             statements = next(driven)
             while True:
-                outcomes = await self._round(statements, writes, repeatable)
+                if writes:
+                    outcomes = await self._writes.put(statements, repeatable)
+                else:
+                    outcomes = await self._send(statements, atomic=False)
                 statements = driven.send(outcomes)
         except StopIteration as done:
             answer: T = done.value
             return answer
 
-    async def patiently(self, act: Callable[[], Any], *, repeatable: bool) -> Any:
+    async def patiently(self, act: Callable[[], Awaitable[T]], *, repeatable: bool) -> T:
         """Give what `act` gives, trying again while the server is away or locked."""
         began = self._clock.monotonic()
         pause = _FIRST_PAUSE
@@ -138,35 +135,35 @@ class Server:
 
     async def close(self) -> None:
         """Close our own connections; a client that was passed in stays open."""
+        await self._writes.drained()
         client, self._own = self._own, None
         if client is not None and self._home is asyncio.get_running_loop():
             await client.aclose()
 
-    async def _round(
-        self, statements: Sequence[Statement], writes: bool, repeatable: bool
+    async def _send(
+        self, statements: Sequence[Statement], repeatable: bool = True, *, atomic: bool = True
     ) -> Sequence[Outcome]:
         # A lone statement is its own transaction.
-        if len(statements) == 1:
-            request = executing(statements[0])
-        else:
-            request = batching(statements, atomic=writes)
+        lone = len(statements) == 1
+        request = executing(statements[0]) if lone else batching(statements, atomic=atomic)
 
         async def once() -> Sequence[Outcome]:
             result = (await self.pipeline([request, CLOSE])).results[0]
-            if len(statements) == 1:
+            if lone:
                 return [outcome_of(result)]
-            return outcomes_of(result, len(statements), atomic=writes)
+            return outcomes_of(result, len(statements), atomic=atomic)
 
-        outcomes: Sequence[Outcome] = await self.patiently(once, repeatable=repeatable)
-        return outcomes
+        return await self.patiently(once, repeatable=repeatable)
 
     def _client(self) -> Any:
         if self._lent is not None:
             return self._lent
         loop = asyncio.get_running_loop()
         if self._own is None or self._home is not loop:
-            # Connections of a loop that has ended are lost with it.
-            self._own, self._home = self._httpx.AsyncClient(), loop
+            # Connections of a loop that has ended are lost with it. Certificates take long to load
+            # and are of no use to plain HTTP.
+            secure = self.where.startswith("https:")
+            self._own, self._home = self._httpx.AsyncClient(verify=secure), loop
         return self._own
 
     def _away(self, error: Exception) -> str:

@@ -12,6 +12,15 @@ from perdure.errors import InvalidArgument
 
 _IN_PLACE, _AWAITED, _THREADED = range(3)
 _manners: dict[object, int] = {}
+_awaited: set[object] = set()
+
+
+def is_awaited(fn: Any) -> bool:
+    """Tell whether a step's function is known to be async, which most are."""
+    try:
+        return fn.__code__ in _awaited
+    except AttributeError:
+        return False
 
 
 async def invoke(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -22,6 +31,8 @@ async def invoke(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         manner = _manner(fn)
         if code is not None:
             _manners[code] = manner
+            if manner == _AWAITED:
+                _awaited.add(code)
     if manner == _AWAITED:
         return await fn(*args)
     value = fn(*args) if manner == _IN_PLACE else await asyncio.to_thread(fn, *args)

@@ -223,7 +223,8 @@ def isoformat(moment: datetime) -> str:
     # Each step asks for this text, and most ask within the same second: only the last three digits
     # are new then, which is four times as quick. The pair is replaced whole: threads see either.
     global _latest_second  # noqa: PLW0603  # a cache of one
-    moment = as_utc(moment)
+    if type(moment) is not datetime or moment.tzinfo is not UTC:
+        moment = as_utc(moment)
     second, text = _latest_second
     since = moment - second
     if since.seconds or since.days:

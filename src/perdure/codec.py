@@ -6,8 +6,8 @@ a `Loss` that names its place. Nothing is pickled, and no class is looked up by 
 """
 
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import msgspec
 
@@ -45,6 +45,7 @@ __all__ = [
     "encode",
     "encode_cause",
     "fingerprint",
+    "is_plain",
     "loads",
     "return_type",
     "settle",
@@ -54,7 +55,7 @@ __all__ = [
 _to_json = msgspec.json.Encoder().encode
 _from_json = msgspec.json.Decoder().decode
 
-_NO_ARGUMENTS = blake2b(b"[]", digest_size=8).hexdigest()
+_NO_ARGUMENTS = f"{crc32(b'[]'):08x}"
 _NO_STACK = "nested too deep for what is left of Python's stack"
 
 
@@ -220,7 +221,7 @@ def fingerprint(args: tuple[object, ...]) -> str:
         if type(arg) is not str or not arg.isascii():
             printed = [_print(arg) for arg in args]
             break
-    return blake2b(sorted_json(printed), digest_size=8).hexdigest()
+    return f"{crc32(sorted_json(printed)):08x}"
 
 
 def _print(arg: object) -> JSONValue:

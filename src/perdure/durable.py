@@ -27,7 +27,7 @@ from perdure.errors import (
     StoreError,
     VersionMismatch,
 )
-from perdure.events import Bus, Event, Listener
+from perdure.events import Bus, Listener
 from perdure.execution import Execution
 from perdure.ledger import Ledger
 from perdure.ownership import Home, KeptRun, OwnedRun, Session, telling
@@ -45,6 +45,7 @@ from perdure.store import (
     can_journal,
     can_lease,
     check_id,
+    require_lease,
 )
 from perdure.workflow import WorkflowFunction, as_deps, body_of, conduct
 
@@ -115,7 +116,7 @@ async def run(
         version=_check_version(version),
         keep=keep,
         metadata=_first_metadata(version, metadata, input),
-        on_event=on_event,
+        bus=_bus(on_event),
         errors=check_errors(errors),
         lease_ttl=parse_duration(lease_ttl, "lease_ttl"),
         shared=allow_concurrent,
@@ -123,10 +124,9 @@ async def run(
         replay_errors=replay_errors,
         clock=clock,
     )
+    key = None if idempotency_key is None else check_id(idempotency_key, "idempotency_key")
     try:
-        if idempotency_key is not None:
-            return await _once(request, check_id(idempotency_key, "idempotency_key"))
-        return await _run(request)
+        result = await (_run(request) if key is None else _once(request, key))
     except (
         StoreError,
         AlreadyRunning,
@@ -134,7 +134,9 @@ async def run(
         IdempotencyConflict,
         SnapshotFormatError,
     ) as error:
-        return outcome_of(error)
+        result = outcome_of(error)
+    await request.bus.flush()
+    return result
 
 
 def run_sync(deps: object, fn: WorkflowFunction[T, Any], /, **options: Any) -> Result[T, Any]:
@@ -159,7 +161,7 @@ class Request:
     version: int
     keep: bool
     metadata: dict[str, Any]
-    on_event: Listener | None
+    bus: Bus
     errors: tuple[type[BaseException], ...]
     lease_ttl: timedelta
     shared: bool
@@ -192,15 +194,41 @@ async def _run_in(session: Session, request: Request) -> Result[Any, Any]:
         assert_valid_snapshot(stored)
         if (kept := recorded_result(stored, request.fn, request.errors)) is not None:
             return kept
-        stored = await _same_version(request, stored)
-    grant = await _lease(session, request, stored)
-    if grant is not None and stored is not None:
-        stored = await _same_version(request, grant.snapshot)
+    grant = await _lease(session, request)
+    if grant is not None:
+        # Another process may have begun the run since it was looked for.
+        stored = None if grant.created else grant.snapshot
+    if stored is not None:
+        grant, stored = await _at_version(session, request, grant, stored)
     home = await _settle_in(session, request, grant, stored)
     return await _carry_out(home, request)
 
 
-async def _lease(session: Session, request: Request, stored: Snapshot | None) -> Grant | None:
+async def _at_version(
+    session: Session, request: Request, grant: Grant | None, stored: Snapshot
+) -> tuple[Grant | None, Snapshot | None]:
+    """Give the run as this version goes on from it; what was mended is stored so first."""
+    try:
+        mended = await _same_version(request, stored)
+    except BaseException:
+        if grant is not None:
+            await quietly(require_lease(request.store).release([grant.lease]))
+        raise
+    if mended is stored:
+        return grant, stored
+    with telling(request.store, f"write run {request.id!r} for version {request.version}"):
+        if mended is None:
+            await request.store.delete(request.id)
+        else:
+            mended["metadata"] = {**(mended.get("metadata") or {}), "version": request.version}
+            await request.store.save(request.id, mended)
+    if grant is not None:
+        # Both end the lease, so that a crash in between leaves either the old run or the new one.
+        grant = await _lease(session, request)
+    return grant, mended
+
+
+async def _lease(session: Session, request: Request) -> Grant | None:
     if not can_lease(request.store):
         return None
     first = new_snapshot(request.id, now=request.clock.now(), metadata=request.metadata)
@@ -225,7 +253,7 @@ async def _settle_in(
         ledger=ledger,
         clock=clock,
         random=request.random,
-        emit=_emitter(request.on_event),
+        emit=request.bus.publish if request.bus else None,
         errors=request.errors,
     )
     home: Home
@@ -459,14 +487,13 @@ def default_store() -> Store:
     return _default[0]
 
 
-def _emitter(listener: Listener | None) -> Callable[[Event], None] | None:
-    if listener is None:
-        return None
-    if not callable(listener):
-        raise InvalidArgument("on_event", listener, "a function of one event")
+def _bus(listener: Listener | None) -> Bus:
     bus = Bus()
-    bus.subscribe(listener)
-    return bus.publish
+    if listener is not None:
+        if not callable(listener):
+            raise InvalidArgument("on_event", listener, "a function of one event")
+        bus.subscribe(listener)
+    return bus
 
 
 def _check_version(version: object) -> int:

@@ -6,14 +6,14 @@ later step raises the same error, whatever the function catches.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
 from random import Random
 from typing import Any, Literal, Protocol, TypeAlias
 
 from perdure import codec
 from perdure.cache import StepCache
-from perdure.calling import Elapsed, check_callable, invoke, within
+from perdure.calling import Elapsed, check_callable, invoke, is_awaited, within
 from perdure.clock import Clock, isoformat, parse_iso
 from perdure.errors import (
     CodecError,
@@ -26,6 +26,8 @@ from perdure.errors import (
 )
 from perdure.events import (
     Event,
+    PersistError,
+    PersistSuccess,
     StepCacheHit,
     StepCacheMiss,
     StepComplete,
@@ -43,6 +45,8 @@ from perdure.retry import Retry, Timeout, delay_before
 from perdure.snapshot import PendingWait, StepRecord
 
 _NO_STORE = "a Workflow in this process"
+_NOTHING_LOST: tuple[codec.Loss, ...] = ()
+
 Kind: TypeAlias = Literal["step", "sleep", "event", "race", "transaction"]
 
 
@@ -223,14 +227,9 @@ class Execution:
         """
         return _blamed(self.failures, self.ended_by)
 
-    async def perform(self, spec: Spec) -> Any:
+    def perform(self, spec: Spec) -> Coroutine[Any, Any, Any]:
         """Answer from the record, from the cache, or by running the step."""
-        found = self.recorded(spec)
-        if found is not None:
-            return self._replay(spec, *found)
-        if spec.key is None:
-            return await self._execute(spec)
-        return await self._perform_keyed(spec, spec.key)
+        return self._execute(spec) if spec.key is None else self._perform_keyed(spec, spec.key)
 
     async def _perform_keyed(self, spec: Spec, key: str) -> Any:
         """Let one call of a key at a time go on; those that waited find its record."""
@@ -310,6 +309,9 @@ class Execution:
         raise seen
 
     async def _execute(self, spec: Spec) -> Any:
+        found = self.recorded(spec)
+        if found is not None:
+            return self._replay(spec, *found)
         if self._emit is not None:
             self.tell(StepStart, spec, spec.call)
         started = self.clock.monotonic()
@@ -318,10 +320,12 @@ class Execution:
         working = spec.kind == "step" and not isinstance(token.old_value, Call)
         self.lineage.busy += working
         try:
-            if spec.retries is None and spec.timeout is None:
-                value = await invoke(spec.fn, spec.args)
-            else:
+            if spec.retries is not None or spec.timeout is not None:
                 value = await self._attempts(spec)
+            elif is_awaited(spec.fn):
+                value = await spec.fn(*spec.args)
+            else:
+                value = await invoke(spec.fn, spec.args)
         except Exception as error:
             if self._broken is not None:
                 raise
@@ -331,15 +335,17 @@ class Execution:
             CURRENT.reset(token)
         if type(value) is Err:
             return await self._fail(spec, started, value)
-        return await self.succeed(spec, started, value.value if type(value) is Ok else value)
+        if type(value) is Ok:
+            value = value.value
+        if self.home is None and self.cache is None and self._emit is None:
+            return self._record(spec, started, value)[2]
+        return await self.succeed(spec, started, value)
 
     async def succeed(
         self, spec: Spec, started: float, value: Any, takes: Sequence[str] = ()
     ) -> Any:
         """Record a value and give what the function sees of it."""
-        key = self.ledger.key_for(spec.path, spec.call)
-        record, seen, losses = self.encode(spec, key, started, value)
-        self.admit(spec, key, record, losses)
+        key, record, seen, losses = self._record(spec, started, value)
         if self.home is not None:
             await self._send_home(spec, key, record, losses, takes)
         if self.cache is not None and spec.key is not None:
@@ -347,6 +353,17 @@ class Execution:
                 await self.cache.set(spec.key, codec.loads(record), ttl=spec.ttl)
         self._tell_success(spec, key, started, seen)
         return seen
+
+    def _record(
+        self, spec: Spec, started: float, value: Any
+    ) -> tuple[str, bytes, Any, tuple[codec.Loss, ...]]:
+        key = self.ledger.key_for(spec.path, spec.call)
+        record, seen, losses = self.encode(spec, key, started, value)
+        self.ledger.put(spec.path, spec.call, key, record)
+        self.last_key = key
+        if losses:
+            self.ledger.warn(key, losses)
+        return key, record, seen, losses
 
     def _tell_success(self, spec: Spec, key: str, started: float, seen: Any) -> None:
         if self._emit is not None:
@@ -358,17 +375,19 @@ class Execution:
         self, spec: Spec, key: str, started: float, value: Any
     ) -> tuple[bytes, Any, tuple[codec.Loss, ...]]:
         """Give the record of a value, what the function sees of it, and what was lost."""
-        try:
-            data, seen, typed, losses = codec.settle(value, spec.return_type)
-        except CodecError as error:
-            text = f"the value of {spec.place()} cannot be recorded: {error}"
-            raise self.break_off(CodecError(text)) from error
+        data, seen, typed, losses = value, value, False, _NOTHING_LOST
+        if not codec.is_plain(value):
+            try:
+                data, seen, typed, losses = codec.settle(value, spec.return_type)
+            except CodecError as error:
+                text = f"the value of {spec.place()} cannot be recorded: {error}"
+                raise self.break_off(CodecError(text)) from error
         clock = self.clock
         record = Record(
             ok=True,
             value=data,
             at=isoformat(clock.now()),
-            durationMs=_milliseconds(clock.monotonic() - started),
+            durationMs=int((clock.monotonic() - started) * 1e6) / 1e3,
             attempts=spec.attempt,
             args=spec.print,
             kind=spec.kind,
@@ -383,7 +402,7 @@ class Execution:
         failed, seen = failure_record(failure, spec.id, (*spec.errors, *self.errors))
         key = self.ledger.key_for(spec.path, spec.call)
         failed.at = isoformat(self.clock.now())
-        failed.durationMs = _milliseconds(self.clock.monotonic() - started)
+        failed.durationMs = int((self.clock.monotonic() - started) * 1e6) / 1e3
         failed.attempts, failed.args, failed.kind = spec.attempt, spec.print, spec.kind
         failed.branch, failed.call = spec.path, "" if key == spec.call else spec.call
         record = codec.dumps(failed)
@@ -415,14 +434,16 @@ class Execution:
             with outside():
                 await self.home.record(spec.id, key, record, warnings, takes)
         except Exception as error:  # noqa: BLE001  # whatever keeps the record from the store
+            self.tell(PersistError, spec, key, error=error)
             raise self.break_off(error) from error.__cause__
+        self.tell(PersistSuccess, spec, key)
 
     def admit(self, spec: Spec, key: str, record: bytes, losses: Sequence[codec.Loss] = ()) -> None:
         """Put a record in the ledger, with a warning for each thing that was lost."""
         self.ledger.put(spec.path, spec.call, key, record)
         self.last_key = key
-        for loss in losses:
-            self.ledger.warn(key, loss)
+        if losses:
+            self.ledger.warn(key, losses)
 
     async def _attempts(self, spec: Spec) -> Any:
         retry = spec.retries
@@ -547,10 +568,6 @@ class Execution:
     def tell(self, event: Callable[..., Event], spec: Spec, key: str, **facts: Any) -> None:
         """Publish news of a step, if anybody listens."""
         self.announce(event, step=spec.id, key=key, **facts)
-
-
-def _milliseconds(seconds: float) -> float:
-    return int(seconds * 1e6) / 1e3
 
 
 class _RolledBack(Exception):

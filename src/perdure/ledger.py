@@ -6,7 +6,7 @@ as.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
@@ -161,19 +161,20 @@ class Ledger:
         """Give the keys in order."""
         return list(self._records)
 
-    def warn(self, key: str, loss: codec.Loss) -> None:
-        """Keep a warning that a step's value could not be recorded as it was."""
-        logger.warning(
-            "step %r: %s cannot come back after a crash as it was (%s), so the function sees what "
-            "was recorded. Where the type is known, pass the function and its arguments instead of "
-            "a lambda, or returns=",
-            key,
-            loss.path,
-            loss.reason,
-        )
-        self.warnings.append(
-            {"type": "lossy_value", "stepId": key, "path": loss.path, "reason": loss.reason}
-        )
+    def warn(self, key: str, losses: Sequence[codec.Loss]) -> None:
+        """Keep a warning for each part of a value that could not be recorded as it was."""
+        for path, reason in losses:
+            logger.warning(
+                "step %r: %s cannot come back after a crash as it was (%s), so the function sees "
+                "what was recorded. Where the type is known, pass the function and its arguments "
+                "instead of a lambda, or returns=",
+                key,
+                path,
+                reason,
+            )
+            self.warnings.append(
+                {"type": "lossy_value", "stepId": key, "path": path, "reason": reason}
+            )
 
     def copy(self) -> "Ledger":
         """Give the ledger as it is now; what is recorded later is not in it."""

@@ -22,7 +22,7 @@ from perdure.stores._mongo_inbox import (
     untaken,
 )
 from perdure.stores._mongo_log import Log, Positions, Record, record_in, seal_logs
-from perdure.stores._mongo_schema import Collections, insert, together
+from perdure.stores._mongo_schema import WAKE_INDEX, Collections, insert, together
 from perdure.stores._mongo_updates import (
     Document,
     begins_with,
@@ -154,7 +154,7 @@ class Leases:
             ]
         )
         keys = [key for group in groups.values() for key in group]
-        return await db.runs.find({"_id": {"$in": keys}, "claim": claim}).to_list()
+        return await _claimed(db, keys, claim)
 
     def _new(self, want: Want, claim: ObjectId) -> Document:
         assert want.create is not None
@@ -181,7 +181,7 @@ class Leases:
                 {"_id": {"$in": keys}, **is_due()},
                 [leasing(owner, ttl, claim, self._epochs.next())],
             )
-            found = await db.runs.find({"_id": {"$in": keys}, "claim": claim}).to_list()
+            found = await _claimed(db, keys, claim)
             if found:
                 leased = {run["_id"]: {**run} for run in found}
                 granted = await self._equip(db, leased, dict.fromkeys(keys, ttl))
@@ -193,7 +193,8 @@ class Leases:
     ) -> list[str]:
         if not limit:
             return []
-        due = db.runs.find({**is_due(), **self._mine(workflows)}, {"_id": 1})
+        mine = await self._mine(db, workflows)
+        due = db.runs.find({**is_due(), **mine}, {"_id": 1}, batch_size=limit + 1)
         return [run["_id"] async for run in due.sort("wakeAt").limit(limit)]
 
     async def due(
@@ -205,9 +206,10 @@ class Leases:
         chosen = {
             "wakeAt": {"$type": "date", "$lte": date(now, "now")},
             "$or": [{"owner": None}, {"$expr": {"$lte": ["$wakeAt", "$$NOW"]}}],
-            **self._mine(workflows),
+            **await self._mine(db, workflows),
         }
-        found = db.runs.find(chosen, {"wakeAt": 1}).sort("wakeAt").limit(limit)
+        found = db.runs.find(chosen, {"wakeAt": 1}, batch_size=limit + 1)
+        found = found.sort("wakeAt").limit(limit)
         return [Due(self._id(run["_id"]), run["wakeAt"]) async for run in found]
 
     async def renew(
@@ -222,7 +224,7 @@ class Leases:
         }
         await db.runs.update_many(held, [{"$set": {"wakeAt": later(ttl)}}])
         fields = {"epoch": 1, "owner": 1, "wakeAt": 1, "letters": 1}
-        found = db.runs.find({"_id": {"$in": keys}}, fields)
+        found = db.runs.find({"_id": {"$in": keys}}, fields, batch_size=len(keys) + 1)
         runs = {run["_id"]: run async for run in found}
         mailed = [key for key, run in runs.items() if run.get("letters")]
         mail = await have_mail(db, mailed) if mailed else set()
@@ -325,12 +327,34 @@ class Leases:
         created = run.get("born") == run["claim"]
         return Grant(lease, snapshot, now, mail, run["takeovers"], created)
 
-    def _mine(self, workflows: Sequence[str] | None) -> Document:
-        named = {} if workflows is None else {"workflow": {"$in": [*workflows]}}
-        return {**begins_with(self._prefix), **named}
+    async def _mine(self, db: Collections, workflows: Sequence[str] | None) -> Document:
+        names: Sequence[str | None] | None = workflows
+        if names is None:
+            names = await sleeping_workflows(db)
+        return {**begins_with(self._prefix), "workflow": {"$in": [*names]}}
 
     def _id(self, key: str) -> str:
         return key[len(self._prefix) :]
+
+
+async def sleeping_workflows(db: Collections) -> list[str | None]:
+    """Give the names of all workflows that have runs with a wake time."""
+    names: list[str | None] = [None]
+    above: Document = {"$gte": ""}
+    while True:
+        # From name to name: the server's own `distinct` would look at every run.
+        timed = {"workflow": above, "wakeAt": {"$type": "date"}}
+        found = db.runs.find(timed, {"workflow": 1}).sort("workflow").limit(1)
+        if not (first := await found.hint(WAKE_INDEX).to_list()):
+            return names
+        names.append(first[0]["workflow"])
+        above = {"$gt": names[-1]}
+
+
+async def _claimed(db: Collections, keys: Sequence[str], claim: ObjectId) -> list[Any]:
+    marked = {"_id": {"$in": [*keys]}, "claim": claim}
+    # In one batch: by itself the server would give the first hundred, and want to be asked again.
+    return await db.runs.find(marked, batch_size=len(keys) + 1).to_list()
 
 
 def merged_data(run: Mapping[str, Any], logs: Iterable[Log]) -> list[bytes]:

@@ -25,6 +25,7 @@ from perdure.stores._mongo_schema import Collections, insert
 TRUST = timedelta(minutes=5)
 SEALS_STAY = timedelta(days=1)
 _MANY_POSITIONS = 10_000
+_BATCH = 10_000
 
 
 class Record(NamedTuple):
@@ -117,7 +118,7 @@ async def read_logs(db: Collections, wanted: Mapping[str, Sequence[int]]) -> dic
     ]
     if ranges:
         chosen = ranges[0] if len(ranges) == 1 else {"$or": ranges}
-        async for document in db.journal.find(chosen).sort("_id"):
+        async for document in db.journal.find(chosen, batch_size=_BATCH).sort("_id"):
             run, epoch, slot = document["_id"].split("\0")
             log = logs[run].get(int(epoch, 16))
             if log is not None:

@@ -15,7 +15,7 @@ from perdure.snapshot import RunStatus, Snapshot
 from perdure.store import Listed, Rest, Stats
 from perdure.stores._mongo_documents import body_of, read_run
 from perdure.stores._mongo_inbox import awaited, status_of, taken_in, untaken
-from perdure.stores._mongo_leases import Epochs, merged_data
+from perdure.stores._mongo_leases import Epochs, merged_data, sleeping_workflows
 from perdure.stores._mongo_log import read_logs, seal_logs
 from perdure.stores._mongo_schema import Collections, together
 from perdure.stores._mongo_sweeper import Sweeper
@@ -217,7 +217,8 @@ class Runs:
             ]
         )
         by_status = Counter(counted) + Counter(foreign)
-        due = db.runs.find({**mine, **is_due()}, {"wakeAt": 1}).sort("wakeAt").limit(1)
+        named = {"workflow": {"$in": await sleeping_workflows(db)}}
+        due = db.runs.find({**mine, **named, **is_due()}, {"wakeAt": 1}).sort("wakeAt").limit(1)
         oldest = [run["wakeAt"] async for run in due]
         return Stats(by_status, oldest[0] if oldest else None)
 

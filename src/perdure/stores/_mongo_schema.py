@@ -22,12 +22,14 @@ _RAW: CodecOptions[Any] = CodecOptions(
     document_class=RawBSONDocument, tz_aware=True, type_registry=TypeRegistry(AS_PLAIN_INTEGERS)
 )
 
+WAKE_INDEX = "perdure_wakeAt"
 RUN_INDEXES = (
     IndexModel([("updatedAt", -1), ("_id", -1)], name="perdure_updatedAt"),
     IndexModel([("status", 1), ("updatedAt", -1), ("_id", -1)], name="perdure_status"),
+    # By workflow first: a crowd of due runs that nobody here works on is not looked at.
     IndexModel(
-        [("wakeAt", 1), ("workflow", 1), ("_id", 1)],
-        name="perdure_wakeAt",
+        [("workflow", 1), ("wakeAt", 1), ("_id", 1)],
+        name=WAKE_INDEX,
         partialFilterExpression={"wakeAt": {"$type": "date"}},
     ),
 )

@@ -118,9 +118,9 @@ async def run(
         metadata=_first_metadata(version, metadata, input),
         bus=_bus(on_event),
         errors=check_errors(errors),
-        lease_ttl=parse_duration(lease_ttl, "lease_ttl"),
+        lease_ttl=check_lease_ttl(lease_ttl),
         shared=allow_concurrent,
-        on_version_mismatch=on_version_mismatch,
+        on_version_mismatch=_check_mending(on_version_mismatch),
         replay_errors=replay_errors,
         clock=clock,
     )
@@ -196,9 +196,13 @@ async def _run_in(session: Session, request: Request) -> Result[Any, Any]:
             return kept
     grant = await _lease(session, request)
     if grant is not None:
-        # Another process may have begun the run since it was looked for.
+        # Another process may have begun the run since it was looked for, or ended it.
         stored = None if grant.created else grant.snapshot
     if stored is not None:
+        if (kept := recorded_result(stored, request.fn, request.errors)) is not None:
+            home = await _settle_in(session, request, grant, stored)
+            await home.rest(stored["execution"], Rest("completed"))
+            return kept
         grant, stored = await _at_version(session, request, grant, stored)
     home = await _settle_in(session, request, grant, stored)
     return await _carry_out(home, request)
@@ -261,7 +265,11 @@ async def _settle_in(
         home = OwnedRun(session, grant, execution)
     else:
         home = KeptRun(session, request.id, execution, grant)
-        await home.persist_waits()
+        try:
+            await home.persist_waits()
+        except BaseException:
+            await quietly(home.release())
+            raise
     return home
 
 
@@ -271,18 +279,19 @@ async def _carry_out(home: Home, request: Request) -> Result[Any, Any]:
     except asyncio.CancelledError:
         await quietly(home.release())
         raise
-    if isinstance(home.execution.broken, PerdureError):
+    if (broken := home.execution.broken) is not None:
         # The record did not become durable, or the run is not ours: leave it as the store has it.
-        if not isinstance(home.execution.broken, LeaseLost):
+        if not isinstance(broken, LeaseLost):
             await quietly(home.release())
-        return outcome_of(home.execution.broken)
+        return outcome_of(broken)
     assert result is not None, "a run of durable.run waits in memory"
     block, status = ending(home, result, request.fn)
     gone = result.ok and not request.keep
     try:
         await home.rest(block, Rest(status, gone=gone))
     except StoreError:
-        if not result.ok or request.keep:
+        await quietly(home.release())
+        if not gone:
             raise
         logger.warning(
             "run %r is done, but could not be deleted from the store", request.id, exc_info=True
@@ -301,6 +310,8 @@ async def drive(home: Home, body: Body) -> Result[Any, Any] | None:
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
+        # What the function catches does not matter: it begins no further step.
+        execution.break_off(Cancelled(home.id, "the task that ran it was cancelled"))
         await _unwind(task)
         raise
     finally:
@@ -494,6 +505,21 @@ def _bus(listener: Listener | None) -> Bus:
             raise InvalidArgument("on_event", listener, "a function of one event")
         bus.subscribe(listener)
     return bus
+
+
+def check_lease_ttl(lease_ttl: Duration) -> timedelta:
+    """Give how long a lease lasts, or raise: longer than nothing."""
+    ttl = parse_duration(lease_ttl, "lease_ttl")
+    if not ttl:
+        raise InvalidArgument("lease_ttl", lease_ttl, "a duration longer than nothing")
+    return ttl
+
+
+def _check_mending(mending: OnVersionMismatch) -> OnVersionMismatch:
+    if mending not in ("error", "clear") and not callable(mending):
+        wanted = '"error", "clear", or a function of a VersionGap'
+        raise InvalidArgument("on_version_mismatch", mending, wanted)
+    return mending
 
 
 def _check_version(version: object) -> int:

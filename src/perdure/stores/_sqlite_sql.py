@@ -48,6 +48,8 @@ FORGET_JOURNAL = "DELETE FROM $journal WHERE run = :id"
 
 DELETE = "DELETE FROM $runs WHERE id = :id"
 
+DELETE_OWNED = "DELETE FROM $runs WHERE id = :id AND epoch = :epoch"
+
 LIST = """
     SELECT id, listed_at, status, workflow FROM $runs
     WHERE (listed_at, id) < (:mark, :mark_id)

@@ -5,7 +5,7 @@ It does no I/O, so a file and a server are driven by the same verbs. Each round 
 verb is right whether all of its rounds share one transaction or each is committed by itself.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TypeAlias, TypeVar, cast
 
@@ -121,7 +121,8 @@ class RunVerbs(Verbs):
         keys = dict.fromkeys(self._prefix + entry.id for entry in entries)
         [found] = yield [self._on(sql.EPOCHS, ids=json_text([*keys]))]
         epochs = dict(cast("Sequence[tuple[str, int]]", found.rows))
-        return [self._verdict(entry, epochs) for entry in entries]
+        leaving = {entry.id for entry in entries if entry.rest is not None and entry.rest.gone}
+        return [self._verdict(entry, epochs, entry.id in leaving) for entry in entries]
 
     def record(self, entry: Entry) -> Verb[bool]:
         """Write one entry and tell whether it was both allowed and new."""
@@ -221,15 +222,19 @@ class RunVerbs(Verbs):
         if entry.rest is None:
             [record] = self._additions([entry])
             return [*deed, record], record
+        if entry.rest.gone:
+            record = self._on(sql.DELETE_OWNED, **place)
+            return [*deed, record], record
         place["n"] = entry.n
         lying = _lying(entry.rest)
         record = self._on(sql.REST, data=entry.data, now=self._now(), **place, **lying)
         return [*deed, record, self._on(sql.FOLD, **place)], record
 
-    def _verdict(self, entry: Entry, epochs: dict[str, int]) -> Verdict:
+    def _verdict(self, entry: Entry, epochs: Mapping[str, int], leaving: bool) -> Verdict:
         epoch = epochs.get(self._prefix + entry.id)
         if epoch is None:
-            return Verdict.UNKNOWN
+            # One that should be gone, and is: by this write, or when its answer was lost before.
+            return Verdict.ACCEPTED if leaving else Verdict.UNKNOWN
         return Verdict.ACCEPTED if entry.epoch == epoch else Verdict.FENCED
 
 

@@ -252,6 +252,9 @@ class MemoryStore(Closing):
             run.mail.pop(message_id, None)
         if entry.rest is None:
             run.journal[place] = entry.data
+        elif entry.rest.gone:
+            del self._runs[self._prefix + entry.id]
+            self._agenda.drop(run)
         else:
             run.folded = place
             self._lay(run, entry.data, entry.rest)

@@ -1,0 +1,118 @@
+"""A store of one's own: five methods, and `durable.run` works on it."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from perdure import Err, Ok, Step, Workflow, durable
+from perdure.clock import SystemClock, isoformat
+from perdure.errors import MissingAbility, StoreError
+from perdure.snapshot import RunStatus, Snapshot
+from perdure.store import Listed
+from tests.guide.shop import Shop
+
+
+class MyStore:
+    """Keeps snapshots as text in a dict, as one would in any key-value service."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+        self.times: dict[str, str] = {}
+        self.down = False
+
+    async def save(self, id: str, snapshot: Snapshot) -> None:
+        if self.down:
+            raise TimeoutError("no answer")
+        self.texts[id] = json.dumps(snapshot)
+        self.times[id] = isoformat(SystemClock().now())
+
+    async def load(self, id: str) -> Snapshot | None:
+        text = self.texts.get(id)
+        return json.loads(text) if text else None
+
+    async def delete(self, id: str) -> None:
+        self.texts.pop(id, None)
+
+    async def list(
+        self,
+        *,
+        prefix: str = "",
+        limit: int = 100,
+        status: RunStatus | None = None,
+        workflow: str | None = None,
+        after: str | None = None,
+    ) -> Sequence[Listed]:
+        newest = sorted(self.texts, key=self.times.__getitem__, reverse=True)
+        ids = [id for id in newest if id.startswith(prefix)]
+        return [Listed(id, self.times[id]) for id in ids[:limit]]
+
+    async def close(self) -> None: ...
+
+
+async def checkout(step: Step, shop: Shop) -> str:
+    user = await step("fetch_user", shop.fetch_user, "1")
+    return str((await step("create_order", shop.create_order, user))["id"])
+
+
+async def test_it_keeps_snapshots(shop: Shop) -> None:
+    """`save` and `load` are all that a workflow in this process needs."""
+    store = MyStore()
+    workflow = Workflow("w", shop)
+    await workflow.run(checkout)
+    await store.save("wf-1", workflow.snapshot())
+    resumed = Workflow("w", shop, snapshot=await store.load("wf-1"))
+    assert await resumed.run(checkout) == Ok("o-1")
+    assert len(shop.calls) == 2
+
+
+async def test_it_carries_durable_runs(shop: Shop) -> None:
+    """Each step saves the snapshot before the function goes on; a failed run resumes."""
+    store = MyStore()
+    shop.down.add("create_order")
+    assert not (await durable.run(shop, checkout, id="c-1", store=store)).ok
+    shop.down.clear()
+    assert await durable.run(shop, checkout, id="c-1", store=store) == Ok("o-1")
+    assert shop.calls == ["fetch_user", "create_order", "create_order"]
+
+
+async def test_parallel_steps_are_all_kept(shop: Shop) -> None:
+    """Saves never overtake each other, so no finished step is lost."""
+    store = MyStore()
+
+    async def body(step: Step) -> None:
+        await step.map("each", range(20), lambda n: n)
+        raise ValueError("the end")
+
+    await durable.run(shop, body, id="c-1", store=store)
+    saved = await store.load("c-1")
+    assert saved is not None
+    assert len(saved["steps"]) == 20
+
+
+async def test_a_store_that_fails_stops_the_run(shop: Shop) -> None:
+    """The function never goes on undurably: the next step is not begun."""
+    store = MyStore()
+
+    async def body(step: Step, shop: Shop) -> Any:
+        await step("fetch_user", shop.fetch_user, "1")
+        store.down = True
+        await step("fetch_posts", shop.fetch_posts, "1")
+        await step("create_order", shop.create_order, {"id": "1"})
+
+    result = await durable.run(shop, body, id="c-1", store=store)
+    assert isinstance(result, Err)
+    assert isinstance(result.error, StoreError)
+    assert str(result.error) == "MyStore could not save run 'c-1': no answer"
+    assert shop.calls == ["fetch_user", "fetch_posts"]
+
+
+async def test_what_it_cannot_do_is_said(shop: Shop) -> None:
+    """Events need an inbox, which this store does not declare."""
+
+    async def body(step: Step) -> None:
+        await step.wait_for_event("approval", "approved")
+
+    result = await durable.run(shop, body, id="c-1", store=MyStore())
+    assert isinstance(result, Err)
+    assert isinstance(result.error, MissingAbility)
+    assert "MyStore has no 'inbox' ability" in str(result.error)

@@ -98,9 +98,11 @@ def _setting(reply: Any) -> str:
 
 
 def _fields(reply: Any) -> dict[str, str]:
-    """Give the fields of INFO's text; none when it was refused."""
+    """Give the fields of INFO, which some clients take apart; none when it was refused."""
     if isinstance(reply, Exception):
         return {}
+    if isinstance(reply, Mapping):
+        return {name: str(value) for name, value in reply.items()}
     lines = (line.partition(":") for line in reply.decode().splitlines())
     return {name: value for name, colon, value in lines if colon}
 

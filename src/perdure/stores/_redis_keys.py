@@ -20,11 +20,14 @@ _SLOTS = 16384
 def _tag(shard: int) -> str:
     """Give a hash tag whose slot lies in the shard's share of all slots."""
     tags = (f"{shard:x}-{number}" for number in count())
-    return next(tag for tag in tags if _slot(tag) * SHARDS // _SLOTS == shard)
+    return next(tag for tag in tags if slot_of(tag.encode()) * SHARDS // _SLOTS == shard)
 
 
-def _slot(tag: str) -> int:
-    return crc_hqx(tag.encode(), 0) % _SLOTS
+def slot_of(key: bytes) -> int:
+    """Give the slot of a cluster that a key lies in: that of its first braces, if they hold any."""
+    _, _, rest = key.partition(b"{")
+    tag, brace, _ = rest.partition(b"}")
+    return crc_hqx(tag if tag and brace else key, 0) % _SLOTS
 
 
 _TAGS = tuple(map(_tag, range(SHARDS)))

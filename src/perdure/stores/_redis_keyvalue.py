@@ -10,7 +10,8 @@ from perdure.keyvalue import glob_match
 from perdure.store import Closing, check_prefix
 from perdure.stores import _redis_scripts as scripts
 from perdure.stores._lifecycle import Lifecycle
-from perdure.stores._redis_links import Command, open_link
+from perdure.stores._redis_links import Command
+from perdure.stores._redis_open import open_link
 from perdure.stores._redis_server import Call, Server
 
 _MILLISECOND = timedelta(milliseconds=1)

@@ -36,7 +36,7 @@ from perdure.stores._redis_batches import Row
 from perdure.stores._redis_explain import Explanation, explain, require_durability
 from perdure.stores._redis_keys import STATUSES, Keys
 from perdure.stores._redis_keyvalue import RedisKeyValue
-from perdure.stores._redis_links import open_link
+from perdure.stores._redis_open import open_link
 from perdure.stores._redis_replies import (
     due_of,
     entry_values,

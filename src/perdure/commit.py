@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Generic, TypeVar
 
 from perdure.clock import Clock, SystemClock
-from perdure.errors import StoreClosed, StoreUnavailable
+from perdure.errors import PerdureError, StoreClosed, StoreError, StoreUnavailable
 from perdure.store import Entry, Grant, JournalStore, LeaseStore, Verdict, Want
 
 logger = logging.getLogger(__name__)
@@ -52,14 +52,22 @@ class Lane(Generic[Q, A]):
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
-    async def submit(self, request: Q) -> A:
+    def submit(self, request: Q) -> Awaitable[A]:
         """Give the store's answer to this request once it is durable.
 
         Cancelling the caller does not take the request back: it is written in its place all the
         same.
         """
+        if len(self._queue) < self._max_waiting:
+            return self._enqueue(request)
+        return self._submit_later(request)
+
+    async def _submit_later(self, request: Q) -> A:
         while len(self._queue) >= self._max_waiting and not self._closed:
             await self._wait_for_room()
+        return await self._enqueue(request)
+
+    def _enqueue(self, request: Q) -> asyncio.Future[A]:
         if self._closed:
             raise StoreClosed("the committer is closed; nothing more can be written through it")
         loop = asyncio.get_running_loop()
@@ -71,7 +79,7 @@ class Lane(Generic[Q, A]):
         elif self._task is None:
             # The lane outlives the run that opened it, and must be no branch of that run.
             self._task = asyncio.Task(self._run(), loop=loop)
-        return await answer
+        return answer
 
     def __len__(self) -> int:
         """How many requests wait for the next write."""
@@ -122,9 +130,10 @@ class Lane(Generic[Q, A]):
             answers = await self._persist([request for request, _ in batch])
         except Exception as error:  # noqa: BLE001  # handed to whoever waits for the write
             if len(batch) == 1 or isinstance(error, StoreUnavailable):
+                failure = _as_store_error(error)
                 for _, future in batch:
                     if not future.done():
-                        future.set_exception(error)
+                        future.set_exception(failure)
                 return
             logger.warning(
                 "a batch of %d writes failed (%s); trying them one by one", len(batch), error
@@ -150,6 +159,14 @@ class Lane(Generic[Q, A]):
             pause = min(pause * 2, 1.0)
 
 
+def _as_store_error(error: Exception) -> Exception:
+    if isinstance(error, PerdureError):
+        return error
+    failure = StoreError(f"the store could not write: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
+
+
 class Committer:
     """What all runs of this process write to one store."""
 
@@ -173,13 +190,13 @@ class Committer:
             leases.acquire, clock=clock, patience=patience, max_waiting=max_waiting
         )
 
-    async def append(self, entry: Entry) -> Verdict:
+    def append(self, entry: Entry) -> Awaitable[Verdict]:
         """Give the verdict on an entry once it is durable."""
-        return await self._entries.submit(entry)
+        return self._entries.submit(entry)
 
-    async def acquire(self, want: Want) -> Grant | None:
+    def acquire(self, want: Want) -> Awaitable[Grant | None]:
         """Give the lease that was asked for, or None."""
-        return await self._wants.submit(want)
+        return self._wants.submit(want)
 
     async def close(self) -> None:
         """Write what is waiting, then stop."""

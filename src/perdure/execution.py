@@ -431,12 +431,12 @@ class Execution:
         assert self.home is not None
         warnings = [w for w in self.ledger.warnings if w["stepId"] == key] if losses else ()
         try:
-            with outside():
-                await self.home.record(spec.id, key, record, warnings, takes)
+            await self.home.record(spec.id, key, record, warnings, takes)
         except Exception as error:  # noqa: BLE001  # whatever keeps the record from the store
             self.tell(PersistError, spec, key, error=error)
             raise self.break_off(error) from error.__cause__
-        self.tell(PersistSuccess, spec, key)
+        if self._emit is not None:
+            self.tell(PersistSuccess, spec, key)
 
     def admit(self, spec: Spec, key: str, record: bytes, losses: Sequence[codec.Loss] = ()) -> None:
         """Put a record in the ledger, with a warning for each thing that was lost."""

@@ -19,6 +19,7 @@ from perdure.clock import Clock, isoformat
 from perdure.commit import Committer
 from perdure.errors import LeaseLost, PerdureError, StoreError, Suspended
 from perdure.execution import Execution
+from perdure.lineage import outside
 from perdure.parking import Parking
 from perdure.snapshot import Execution as ExecutionBlock
 from perdure.snapshot import PendingWait, Snapshot
@@ -91,10 +92,10 @@ class Session:
 
     async def acquire(self, want: Want) -> Grant | None:
         """Give a lease, or None."""
-        if self._committer is not None:
-            return await self._committer.acquire(want)
-        store = require_lease(self.store)
-        return (await store.acquire([want]))[0]
+        with telling(self.store, f"lease run {want.id!r}"):
+            if self._committer is not None:
+                return await self._committer.acquire(want)
+            return (await require_lease(self.store).acquire([want]))[0]
 
     def hold(self, run: "Home") -> None:
         """Keep the lease of this run alive from now on."""
@@ -265,14 +266,16 @@ class OwnedRun(Home):
         warnings: Sequence[Any],
         takes: tuple[str, ...] = (),
     ) -> Entry:
-        data = b'{"formatVersion":1,"steps":{%b:%b},"execution":%b' % (
-            codec.dumps(key),
-            record,
-            codec.dumps(self.running()),
-        )
-        if warnings:
-            data += b',"warnings":' + codec.dumps(list(warnings))
-        return self._numbered(data + b"}", takes, step=step)
+        name = codec.dumps(key)
+        if self.ledger.pending:
+            block = codec.dumps(self.running())
+        else:
+            # What `running` gives, written out: it goes with every step.
+            now = isoformat(self.execution.clock.now()).encode()
+            block = b'{"status":"running","lastUpdated":"%b","currentStepId":%b}' % (now, name)
+        more = b',"warnings":' + codec.dumps(list(warnings)) if warnings else b""
+        data = b'{"formatVersion":1,"steps":{%b:%b},"execution":%b%b}' % (name, record, block, more)
+        return self._numbered(data, takes, step=step)
 
     def _numbered(
         self, data: bytes, takes: tuple[str, ...] = (), *, step: str = "", rest: Rest | None = None
@@ -281,7 +284,13 @@ class OwnedRun(Home):
         return Entry(self.id, self._epoch, self._n, data, takes, rest, step)
 
     async def _append(self, entry: Entry) -> None:
-        self._judge(await self.session.committer.append(entry))
+        verdict = await self.session.committer.append(entry)
+        if verdict is Verdict.ACCEPTED:
+            return
+        if verdict is Verdict.UNKNOWN and entry.rest is not None and entry.rest.gone:
+            # It was deleted by this very write, whose first answer was lost.
+            return
+        self._judge(verdict)
 
     def _judge(self, verdict: Verdict) -> None:
         if verdict is not Verdict.ACCEPTED:
@@ -345,7 +354,7 @@ class KeptRun(Home):
 
     async def _save(self, block: ExecutionBlock) -> None:
         snapshot: Snapshot = codec.loads(self.ledger.encode(block))
-        with telling(self.session.store, f"save run {self.id!r}"):
+        with telling(self.session.store, f"save run {self.id!r}"), outside():
             await self.session.store.save(self.id, snapshot)
 
     async def transact(

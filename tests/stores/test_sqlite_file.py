@@ -20,7 +20,7 @@ from perdure.errors import (
     StoreError,
     StoreUnavailable,
 )
-from perdure.store import Capabilities, Entry, Grant, Verdict, Want
+from perdure.store import Capabilities, Entry, Grant, Rest, Verdict, Want
 from perdure.stores import _sqlite_threads
 from perdure.stores._sqlite_connection import Durability
 from perdure.stores._sqlite_sql import Statement
@@ -165,6 +165,19 @@ async def test_a_bad_write_harms_only_itself(store: SqliteStore, path: Path) -> 
     assert first == second == [Verdict.ACCEPTED]
     assert isinstance(bad, UnicodeEncodeError)
     assert await store.load("c") is None
+
+
+async def test_a_run_that_leaves_does_so_whatever_else_is_refused(store: SqliteStore) -> None:
+    """The verdict on the end of one run does not depend on another's; sent again, it stands."""
+    leaving, stale = await granted(store, "leaving", "stale")
+    await store.save("stale", snapshot())
+    end = Entry("leaving", leaving.lease.epoch, 2, b"", rest=Rest("completed", gone=True))
+    entries = [entry(leaving), end, entry(stale)]
+    for _ in range(2):
+        verdicts = await store.append(entries)
+        assert verdicts == [Verdict.ACCEPTED, Verdict.ACCEPTED, Verdict.FENCED]
+    assert await store.load("leaving") is None
+    assert await store.append([entry(leaving, 3)]) == [Verdict.UNKNOWN]
 
 
 async def test_a_cancelled_wait_leaves_no_lease(store: SqliteStore, path: Path) -> None:

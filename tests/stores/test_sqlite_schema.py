@@ -126,13 +126,23 @@ async def test_awaitlys_rows_stay_as_they_are(path: Path, awaitly: sqlite3.Conne
         assert found.fetchall() == rows
 
 
-async def test_a_resume_state_of_awaitlys_comes_as_it_is(
+async def test_a_resume_state_of_awaitlys_comes_as_a_snapshot(
     path: Path, awaitly: sqlite3.Connection
 ) -> None:
-    """A store does not judge what another program wrote."""
-    awaitly.execute(UPSERT_OF_AWAITLY, ("run", json.dumps(RESUME_STATE)))
+    """Its steps are there by their keys, its time is the row's, and it can be gone on with."""
+    row = ("run", json.dumps(RESUME_STATE), "2024-05-01 09:30:00")
+    awaitly.execute("INSERT INTO awaitly_snapshots VALUES (?, ?, ?)", row)
     async with sqlite(path, table="awaitly_snapshots") as store:
-        assert await store.load("run") == RESUME_STATE
+        loaded = await store.load("run")
+        assert loaded is not None
+        assert loaded["steps"] == {"user:1": {"ok": True, "value": {"x": 1}}}
+        assert loaded["execution"]["lastUpdated"] == "2024-05-01T09:30:00.000Z"
+        [grant] = await store.acquire([Want("run", "ana", HOUR)])
+        assert grant is not None
+        await store.append([Entry("run", grant.lease.epoch, 1, delta("b"))])
+        merged = await store.load("run")
+        assert merged is not None
+        assert list(merged["steps"]) == ["user:1", "b"]
 
 
 async def test_awaitlys_times_are_listed_in_order_with_ours(

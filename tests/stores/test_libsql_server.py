@@ -1,0 +1,345 @@
+"""What only a libSQL server has: requests, another clock, a network that fails."""
+
+import asyncio
+import gc
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+
+import httpx
+import pytest
+
+from perdure.errors import StoreError, StoreUnavailable
+from perdure.store import Entry, Grant, Rest, Verdict, Want
+from perdure.stores import _sqlite_sql as sql
+from perdure.stores._sqlite_sql import Tables
+from perdure.stores.libsql import LibsqlStore, Transaction, libsql
+from perdure.testing.clock import TestClock
+from perdure.testing.conformance.samples import as_json, delta, snapshot
+from tests.servers.process import Server
+from tests.servers.proxy import TcpProxy
+from tests.servers.sqld import query
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+async def store(sqld_url: str) -> AsyncIterator[LibsqlStore]:
+    async with opened(sqld_url) as store:
+        yield store
+
+
+def opened(url: str, **options: object) -> LibsqlStore:
+    store = libsql(url, **options)  # type: ignore[arg-type]
+    assert isinstance(store, LibsqlStore)
+    return store
+
+
+async def granted(store: LibsqlStore, *ids: str) -> list[Grant]:
+    wants = [Want(id, "ana", HOUR, create=as_json(snapshot())) for id in ids or ("run",)]
+    return [grant for grant in await store.acquire(wants) if grant is not None]
+
+
+def entry(grant: Grant, n: int = 1) -> Entry:
+    return Entry(grant.lease.id, grant.lease.epoch, n, delta(f"step {n}"))
+
+
+async def steps(store: LibsqlStore, id: str = "run") -> list[str]:
+    loaded = await store.load(id)
+    return [] if loaded is None else list(loaded["steps"])
+
+
+class Counting:
+    """A client that counts its requests."""
+
+    def __init__(self) -> None:
+        self.requests: list[httpx.Request] = []
+        self.client = httpx.AsyncClient(verify=False, event_hooks={"request": [self._note]})
+
+    async def _note(self, request: httpx.Request) -> None:
+        self.requests.append(request)
+
+
+async def test_a_batch_is_one_request(sqld_url: str) -> None:
+    """A hundred entries, rests among them, are one round trip and one transaction."""
+    counting = Counting()
+    async with counting.client, opened(sqld_url, client=counting.client) as store:
+        grants = await granted(store, *(f"run {number}" for number in range(100)))
+        whole = as_json(snapshot("end", status="completed"))
+        entries = [
+            Entry(g.lease.id, g.lease.epoch, 1, whole, rest=Rest("completed")) for g in grants[:10]
+        ]
+        counting.requests.clear()
+        verdicts = await store.append([*entries, *map(entry, grants[10:])])
+        assert verdicts == [Verdict.ACCEPTED] * 100
+        assert len(counting.requests) == 1
+
+
+async def test_concurrent_writes_share_requests(sqld_url: str) -> None:
+    """Two hundred runs that start and step at once do not wait for each other in turn."""
+    counting = Counting()
+    async with counting.client, opened(sqld_url, client=counting.client) as store:
+        await store.load("run")
+        counting.requests.clear()
+        grants = await asyncio.gather(*(granted(store, f"run {number}") for number in range(200)))
+        await asyncio.gather(*(store.append([entry(grant)]) for [grant] in grants))
+        assert len(counting.requests) < 20
+
+
+async def test_a_bad_write_harms_only_itself(store: LibsqlStore) -> None:
+    """Writes that share a request do not share a fate."""
+    [good] = await granted(store, "good")
+    unspeakable = Want("bad", "\ud800", HOUR, create=as_json(snapshot()))
+    first, bad, second = await asyncio.gather(
+        store.append([entry(good, 1)]),
+        store.acquire([unspeakable]),
+        store.append([entry(good, 2)]),
+        return_exceptions=True,
+    )
+    assert first == second == [Verdict.ACCEPTED]
+    assert isinstance(bad, Exception)
+    assert await steps(store, "good") == ["step 1", "step 2"]
+
+
+async def test_many_may_start_at_once(sqld_url: str) -> None:
+    """Twenty stores on an empty database make one schema, without an error."""
+    stores = [opened(sqld_url) for _ in range(20)]
+    await asyncio.gather(
+        *(store.save(f"run {number}", snapshot()) for number, store in enumerate(stores))
+    )
+    assert len(await stores[0].list()) == 20
+    for store in stores:
+        await store.close()
+
+
+async def test_a_failed_set_up_is_tried_again(sqld_url: str) -> None:
+    """What stood in the way is removed; then the same store goes on."""
+    query(sqld_url, "CREATE TABLE perdure_runs_journal (something TEXT)")
+    async with opened(sqld_url) as store:
+        with pytest.raises(StoreError, match="perdure_runs_journal"):
+            await store.save("run", snapshot())
+        query(sqld_url, "DROP TABLE perdure_runs_journal")
+        await store.save("run", snapshot())
+
+
+async def test_leases_go_by_the_servers_clock(sqld_url: str) -> None:
+    """Two processes whose clocks are an hour apart share leases correctly."""
+    now = datetime.now(UTC)
+    early, late = (TestClock(now - HOUR), TestClock(now + HOUR))
+    async with opened(sqld_url, clock=early) as one, opened(sqld_url, clock=late) as other:
+        [grant] = await granted(one)
+        assert abs(grant.now - now) < timedelta(minutes=1)
+        assert await other.acquire([Want("run", "bob", HOUR)]) == [None]
+        assert await other.claim("bob", HOUR, 10) == []
+        short = timedelta(milliseconds=50)
+        [renewed] = await one.renew([grant.lease], short)
+        assert renewed is not None
+        await asyncio.sleep(0.1)
+        [taken] = await one.claim("bob", HOUR, 10)
+        assert taken.takeovers == 1
+
+
+@pytest.mark.parametrize("verb", ["LOAD", "LIST", "DUE", "CLAIM", "PRUNE"])
+async def test_a_verb_finds_by_index(store: LibsqlStore, sqld_url: str, verb: str) -> None:
+    """The server's own SQLite uses the same indexes as ours."""
+    await store.load("run")
+    statement = Tables("perdure_runs")[getattr(sql, verb)]
+    plan = [row[3] for row in query(sqld_url, f"EXPLAIN QUERY PLAN {unbound(statement)}")]
+    assert not [line for line in plan if line.startswith("SCAN perdure")]
+    assert [line for line in plan if "USING INDEX" in line or "USING COVERING INDEX" in line]
+
+
+def unbound(statement: str) -> str:
+    """A statement with NULL for each of its values."""
+    words = statement.replace("(:", "( :").replace(",", " , ").replace(")", " )").split()
+    return " ".join("NULL" if word.startswith(":") else word for word in words)
+
+
+async def test_awaitlys_rows_are_read_and_left_as_they_are(sqld_url: str) -> None:
+    """Pointed at awaitly's own table, the store adds its columns and changes no row."""
+    query(
+        sqld_url,
+        "CREATE TABLE awaitly_snapshots (id TEXT PRIMARY KEY, snapshot TEXT NOT NULL, "
+        "updated_at TEXT DEFAULT (datetime('now')))",
+    )
+    text = json.dumps(snapshot("a"))
+    query(
+        sqld_url,
+        f"INSERT INTO awaitly_snapshots VALUES ('run', '{text}', '2024-05-01 09:30:00')",
+    )
+    async with opened(sqld_url, table="awaitly_snapshots") as store:
+        assert await store.load("run") == snapshot("a")
+        [line] = await store.list()
+        assert line.updated_at == "2024-05-01T09:30:00.000Z"
+        [grant] = await store.acquire([Want("run", "ana", HOUR)])
+        assert grant is not None
+        await store.append([entry(grant)])
+        assert await steps(store) == ["a", "step 1"]
+    rows = query(sqld_url, "SELECT id, snapshot, updated_at FROM awaitly_snapshots")
+    assert rows == [["run", text, "2024-05-01 09:30:00"]]
+
+
+async def test_a_transaction_reads_its_own_writes(store: LibsqlStore) -> None:
+    """Every kind of value goes in and comes out, bound by place or by name."""
+    [grant] = await granted(store)
+    row = (1, 1.5, "text", b"\x00bytes", None)
+
+    async def work(transaction: Transaction) -> Entry:
+        await transaction.execute("CREATE TABLE note (a, b, c, d, e)")
+        assert await transaction.execute("INSERT INTO note VALUES (?, ?, ?, ?, ?)", row) == 1
+        assert await transaction.fetchall("SELECT * FROM note") == [row]
+        by_name = "SELECT c FROM note WHERE a = :a"
+        assert await transaction.fetchone(by_name, {"a": 1}) == ("text",)
+        with pytest.raises(StoreError, match="syntax"):
+            await transaction.execute("INSERT NOTHING")
+        return entry(grant)
+
+    assert await store.transact("run", grant.lease.epoch, work) is Verdict.ACCEPTED
+    assert await steps(store) == ["step 1"]
+
+
+async def test_a_cancelled_transaction_frees_the_server(store: LibsqlStore) -> None:
+    """The next write does not wait for the server to find out."""
+    [grant] = await granted(store)
+    begun = asyncio.Event()
+
+    async def work(transaction: Transaction) -> Entry:
+        await transaction.execute("CREATE TABLE note (text)")
+        begun.set()
+        await asyncio.Event().wait()
+        return entry(grant)
+
+    transacting = asyncio.ensure_future(store.transact("run", grant.lease.epoch, work))
+    await begun.wait()
+    transacting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await transacting
+    assert await asyncio.wait_for(store.append([entry(grant)]), 3) == [Verdict.ACCEPTED]
+
+
+async def test_transactions_wait_for_each_other(sqld_url: str) -> None:
+    """Ten at once count up without losing one."""
+    query(sqld_url, "CREATE TABLE counter (value INTEGER)")
+    query(sqld_url, "INSERT INTO counter VALUES (0)")
+    async with opened(sqld_url) as store:
+        grants = await granted(store, *(f"run {number}" for number in range(10)))
+
+        async def count_up(grant: Grant) -> Verdict:
+            async def work(transaction: Transaction) -> Entry:
+                row = await transaction.fetchone("SELECT value FROM counter")
+                assert row is not None
+                await transaction.execute("UPDATE counter SET value = ?", (row[0] + 1,))
+                return entry(grant)
+
+            return await store.transact(grant.lease.id, grant.lease.epoch, work)
+
+        assert set(await asyncio.gather(*map(count_up, grants))) == {Verdict.ACCEPTED}
+    assert query(sqld_url, "SELECT value FROM counter") == [["10"]]
+
+
+async def test_the_store_cannot_be_called_inside_its_own_transaction(store: LibsqlStore) -> None:
+    """It would wait for itself: the error says what to use instead."""
+    [grant] = await granted(store)
+
+    async def work(_: Transaction) -> Entry:
+        await store.load("run")
+        return entry(grant)
+
+    with pytest.raises(StoreError, match="use the connection"):
+        await store.transact("run", grant.lease.epoch, work)
+
+
+async def test_an_append_whose_answer_was_lost_is_neither_lost_nor_doubled(sqld_url: str) -> None:
+    """The connection is cut between commit and answer: the store asks again for its verdict."""
+    async with TcpProxy.before(sqld_url) as proxy, opened(proxy.url) as store:
+        grants = await granted(store, "a", "b")
+        for n in range(1, 6):
+            proxy.drop_next_reply(to=b"_journal")
+            assert (
+                await store.append([entry(grant, n) for grant in grants]) == [Verdict.ACCEPTED] * 2
+            )
+        end = as_json(snapshot("end", status="completed"))
+        rests = [Entry(g.lease.id, g.lease.epoch, 9, end, rest=Rest("completed")) for g in grants]
+        proxy.drop_next_reply(to=b"_journal")
+        assert await store.append(rests) == [Verdict.ACCEPTED] * 2
+        assert proxy.dropped == 6
+        assert await steps(store, "a") == ["end"]
+
+
+async def test_a_write_that_must_not_be_repeated_is_not(sqld_url: str) -> None:
+    """An event without a dedup id whose answer was lost is an error, and was sent at most once."""
+    async with TcpProxy.before(sqld_url) as proxy, opened(proxy.url) as store:
+        await granted(store)
+        proxy.drop_next_reply(to=b"_inbox")
+        with pytest.raises(StoreUnavailable, match="may have got"):
+            await store.send("run", "hello", b"1")
+        assert len(await store.inbox("run")) == 1
+
+
+async def test_appends_that_share_a_request_with_such_a_write_are_repeated(sqld_url: str) -> None:
+    """Each write keeps its own promise, also when they travel together."""
+    async with TcpProxy.before(sqld_url) as proxy, opened(proxy.url) as store:
+        [grant] = await granted(store)
+        proxy.drop_next_reply(to=b"_inbox")
+        sent, appended = await asyncio.gather(
+            store.send("run", "hello", b"1"), store.append([entry(grant)]), return_exceptions=True
+        )
+        assert isinstance(sent, StoreUnavailable)
+        assert appended == [Verdict.ACCEPTED]
+        assert await steps(store) == ["step 1"]
+
+
+async def test_a_transaction_whose_commit_was_not_answered_can_be_sent_again(sqld_url: str) -> None:
+    """The second time its writes take no effect, and it is accepted."""
+    query(sqld_url, "CREATE TABLE note (text)")
+    async with TcpProxy.before(sqld_url) as proxy, opened(proxy.url) as store:
+        [grant] = await granted(store)
+
+        async def work(transaction: Transaction) -> Entry:
+            await transaction.execute("INSERT INTO note VALUES ('x')")
+            return entry(grant)
+
+        proxy.drop_next_reply(to=b'"COMMIT"')
+        with pytest.raises(StoreUnavailable):
+            await store.transact("run", grant.lease.epoch, work)
+        assert await store.transact("run", grant.lease.epoch, work) is Verdict.ACCEPTED
+    assert query(sqld_url, "SELECT text FROM note") == [["x"]]
+
+
+async def test_a_server_that_comes_back_is_found_again(sqld_server: Server, sqld_url: str) -> None:
+    """Killed in the middle of 200 running appends and started again, it has all it acknowledged."""
+    if not sqld_server.ours:
+        pytest.skip("the server is not ours to kill")
+    accepted: set[tuple[str, int]] = set()
+    async with opened(sqld_url, patience=30) as store:
+        grants = await granted(store, *(f"run {number}" for number in range(200)))
+
+        async def keep_appending(grant: Grant) -> None:
+            for n in range(1, 11):
+                try:
+                    [verdict] = await store.append([entry(grant, n)])
+                except StoreUnavailable:
+                    continue
+                assert verdict is Verdict.ACCEPTED
+                accepted.add((grant.lease.id, n))
+
+        appending = asyncio.gather(*map(keep_appending, grants))
+        while len(accepted) < 300:
+            await asyncio.sleep(0)
+        await asyncio.to_thread(sqld_server.kill)
+        await asyncio.to_thread(sqld_server.restart)
+        await appending
+        assert len(accepted) == 2000
+        for grant in grants:
+            present = await steps(store, grant.lease.id)
+            assert present == [f"step {n}" for n in range(1, 11)]
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_store_serves_one_event_loop_after_another(sqld_url: str) -> None:
+    """A script may call `asyncio.run` as often as it likes; each end cuts a connection."""
+    store = opened(sqld_url)
+    asyncio.run(store.save("run", snapshot("a")))
+    assert asyncio.run(store.load("run")) == snapshot("a")
+    asyncio.run(store.close())
+    gc.collect()

@@ -167,28 +167,16 @@ class Fetch(Protocol):
 
 
 class Writer:
-    """Writes entries, those of one call in one statement.
+    """Writes entries, those of one call in one statement."""
 
-    With `careful` an entry that is there already raises nothing on the way: an error would end the
-    transaction that the statement is a part of.
-    """
-
-    def __init__(
-        self,
-        fetch: Fetch,
-        statements: Statements,
-        prefix: str,
-        *,
-        careful: bool = False,
-    ) -> None:
+    def __init__(self, fetch: Fetch, statements: Statements, prefix: str) -> None:
         self._fetch = fetch
         self._statements = statements
         self._prefix = prefix
-        self._careful = careful
 
     async def write(self, entries: Sequence[Entry]) -> list[Verdict]:
         """Give a verdict for each entry, in order."""
-        if len(entries) == 1 and not entries[0].takes and not self._careful:
+        if len(entries) == 1 and not entries[0].takes:
             verdict = await self._write_one(entries[0])
             if verdict is not None:
                 return [verdict]
@@ -229,7 +217,7 @@ class Writer:
         return Verdict.ACCEPTED if newest else Verdict.FENCED
 
     async def _send(self, batch: "Batch", *, again: bool = False) -> Any:
-        if again or self._careful:
+        if again:
             statement = self._statements.extended(WRITE, "ON CONFLICT DO NOTHING")
             columns = batch.columns() + batch.rest_columns()
         elif batch.is_mixed:

@@ -15,6 +15,8 @@ class Connections(Protocol):
     """Where a statement gets its connection from."""
 
     where: str
+    for_guests: str
+    """What to run in a transaction before somebody else's statements, if anything."""
 
     async def take(self) -> Any:
         """Give a connection that nobody else uses until it is given back."""
@@ -52,6 +54,7 @@ class OwnConnections:
         self, url: str, *, limit: int, prepared: bool, patience: float, clock: Clock
     ) -> None:
         self.where = place(url)
+        self.for_guests = "SET LOCAL enable_seqscan = on" if prepared else ""
         self._url = url
         self._limit = limit
         self._prepared = prepared
@@ -128,14 +131,23 @@ class OwnConnections:
             timeout=max(self._patience, 1),
             statement_cache_size=100 if self._prepared else 0,
             max_cached_statement_lifetime=0,
-            server_settings={"application_name": "perdure"},
+            server_settings=self._settings(),
         )
+
+    def _settings(self) -> dict[str, str]:
+        settings = {"application_name": "perdure"}
+        if self._prepared:
+            # A plan that is kept from when a table was empty would scan it when it has grown.
+            # Every statement here has its index.
+            settings["enable_seqscan"] = "off"
+        return settings
 
 
 class LentConnections:
     """The connections of an asyncpg pool that is somebody else's: never closed here."""
 
     where = "the pool that was passed in"
+    for_guests = ""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool

@@ -67,6 +67,15 @@ LIST = """
 
 FENCE = "SELECT epoch = $2 FROM {runs} WHERE id = $1"
 
+# Locks the row in one statement, so that the next one sees all that was written before.
+HOLD = "SELECT FROM {runs} WHERE id = $1 FOR NO KEY UPDATE"
+
+IS_KNOWN = """
+    SELECT (folded_epoch, folded_n) >= ($2, $3) OR EXISTS (
+        SELECT FROM {journal} WHERE run = $1 AND epoch = $2 AND n = $3
+    ) FROM {runs} WHERE id = $1 AND epoch = $2
+"""
+
 CREATE_ONE = """
     INSERT INTO {runs} (
         id, snapshot, exact, workflow, status, owner, wake_at,
@@ -240,9 +249,7 @@ PRUNE = """
 """
 
 COUNT = """
-    SELECT {status} AS status, count(*) FROM {runs} AS run
-    WHERE starts_with(run.id, $1)
-    GROUP BY 1
+    SELECT {status} AS status, count(*) FROM {runs} AS run {more} GROUP BY 1
 """
 
 OLDEST_DUE = """

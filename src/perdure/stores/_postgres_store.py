@@ -32,7 +32,7 @@ from perdure.store import (
 )
 from perdure.stores._lifecycle import Lifecycle
 from perdure.stores._postgres_append import Writer, names_as_json
-from perdure.stores._postgres_database import Database
+from perdure.stores._postgres_database import Database, Transaction
 from perdure.stores._postgres_leases import Leases
 from perdure.stores._postgres_rows import read_message, read_run
 from perdure.stores._postgres_schema import Names, Schema
@@ -42,7 +42,9 @@ from perdure.stores._postgres_sql import (
     DUE,
     ENQUEUE,
     FENCE,
+    HOLD,
     INBOXES,
+    IS_KNOWN,
     LIST,
     LOAD,
     OLDEST_DUE,
@@ -144,20 +146,21 @@ class PostgresStore(Closing):
         self, id: str, epoch: int, work: Callable[[Any], Awaitable[Entry]], /
     ) -> Verdict:
         """Call `work` with an asyncpg connection in an open transaction, and commit what it wrote
-        together with the entry it returns; all or nothing."""
+        together with the entry it returns; all or nothing. An entry that is there already is
+        accepted, and what `work` wrote this time is rolled back."""
         key = self._key(id)
         await self._life.ready()
         async with self._database.transaction() as transaction:
             # The row is not locked while `work` runs: renewing the lease would wait for it, and
             # so would all leases that are renewed with it. The write itself is fenced again.
             found = await transaction.fetch(self._statements[FENCE], key, epoch)
-            if found and found[0][0]:
-                entry = await work(transaction.connection)
-                self._check_entry_of(id, epoch, entry)
-                writer = Writer(transaction.fetch, self._statements, self._prefix, careful=True)
-                [verdict] = await writer.write([entry])
-            else:
-                verdict = Verdict.FENCED if found else Verdict.UNKNOWN
+            if not (found and found[0][0]):
+                return Verdict.FENCED if found else Verdict.UNKNOWN
+            if settings := self._database.connections.for_guests:
+                await transaction.execute(settings)
+            entry = await work(transaction.connection)
+            self._check_entry_of(id, epoch, entry)
+            verdict = await self._write_within(transaction, key, entry)
             if verdict is not Verdict.ACCEPTED:
                 await transaction.roll_back()
         return verdict
@@ -266,7 +269,11 @@ class PostgresStore(Closing):
     async def stats(self) -> Stats:
         """Count the runs by status and find the oldest due one."""
         await self._life.ready()
-        counts = await self._database.fetch(self._statements[COUNT], self._prefix)
+        # Without a prefix the index alone can count.
+        mine, values = (
+            ("WHERE starts_with(run.id, $1)", [self._prefix]) if self._prefix else ("", [])
+        )
+        counts = await self._database.fetch(self._statements.extended(COUNT, mine), *values)
         oldest = await self._database.fetch(self._statements[OLDEST_DUE], self._prefix)
         return Stats(dict(counts), oldest[0]["wake_at"] if oldest else None)
 
@@ -293,6 +300,15 @@ class PostgresStore(Closing):
         self._statements = Statements(self._names, snapshot_type)
         self._writer = Writer(fetch, self._statements, self._prefix)
         self._leases = Leases(fetch, self._statements, self._prefix)
+
+    async def _write_within(self, transaction: Transaction, key: str, entry: Entry) -> Verdict:
+        await transaction.fetch(self._statements[HOLD], key)
+        known = await transaction.fetch(self._statements[IS_KNOWN], key, entry.epoch, entry.n)
+        if known and known[0][0]:
+            await transaction.roll_back()
+            return Verdict.ACCEPTED
+        writer = Writer(transaction.fetch, self._statements, self._prefix)
+        return (await writer.write([entry]))[0]
 
     async def _create(self, runs: dict[str, NewRun]) -> set[str]:
         chosen = sorted(runs.items())

@@ -1,0 +1,188 @@
+"""A step whose writes and record commit together, on PostgreSQL."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+
+from perdure.errors import InvalidArgument
+from perdure.store import Entry, Grant, Rest, Verdict, Want
+from perdure.stores import postgres
+from perdure.stores.postgres import PostgresStore
+from perdure.testing.conformance.samples import as_json, delta, snapshot
+
+LONG = timedelta(minutes=5)
+
+
+@pytest.fixture
+async def user(postgres_url: str) -> AsyncIterator[asyncpg.Connection]:
+    """The user's own connection to the database, with a table of theirs."""
+    connection = await asyncpg.connect(postgres_url)
+    await connection.execute("CREATE TABLE ledger (amount integer NOT NULL CHECK (amount <> 13))")
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def store(postgres_url: str, user: asyncpg.Connection) -> AsyncIterator[PostgresStore]:
+    async with postgres(postgres_url) as store:
+        yield store
+
+
+@pytest.fixture
+async def grant(store: PostgresStore) -> Grant:
+    want = Want("run", "ana", LONG, create=as_json(snapshot()))
+    (grant,) = await store.acquire([want])
+    assert grant is not None
+    return grant
+
+
+def entry(grant: Grant, n: int = 1) -> Entry:
+    return Entry("run", grant.lease.epoch, n, delta("debit"), step="debit")
+
+
+async def balance(user: asyncpg.Connection) -> int:
+    return int(await user.fetchval("SELECT coalesce(sum(amount), 0) FROM ledger"))
+
+
+async def recorded(store: PostgresStore) -> list[str]:
+    loaded = await store.load("run")
+    assert loaded is not None
+    return list(loaded["steps"])
+
+
+async def test_a_lease_is_renewed_while_the_work_runs(
+    store: PostgresStore, user: asyncpg.Connection, grant: Grant
+) -> None:
+    """Long work in a transaction does not keep the leases of the process from being renewed."""
+
+    async def work(connection: Any) -> Entry:
+        await connection.execute("INSERT INTO ledger VALUES (5)")
+        renewed = await asyncio.wait_for(store.renew([grant.lease], LONG), 5)
+        assert renewed != [None]
+        return entry(grant)
+
+    assert await store.transact("run", grant.lease.epoch, work) is Verdict.ACCEPTED
+    assert (await balance(user), await recorded(store)) == (5, ["debit"])
+
+
+async def test_who_lost_the_run_while_working_writes_nothing(
+    store: PostgresStore, user: asyncpg.Connection, grant: Grant
+) -> None:
+    """The fence is asked at the end again."""
+
+    async def work(connection: Any) -> Entry:
+        await connection.execute("INSERT INTO ledger VALUES (5)")
+        await store.release([grant.lease])
+        await store.acquire([Want("run", "bob", LONG)])
+        return entry(grant)
+
+    assert await store.transact("run", grant.lease.epoch, work) is Verdict.FENCED
+    assert (await balance(user), await recorded(store)) == (0, [])
+
+
+async def test_the_users_errors_come_out_as_they_are(
+    store: PostgresStore, user: asyncpg.Connection, grant: Grant
+) -> None:
+    """An exception from `work` rolls back and comes out as it is, the driver's included."""
+
+    async def work(connection: Any) -> Entry:
+        await connection.execute("INSERT INTO ledger VALUES (5)")
+        await connection.execute("INSERT INTO ledger VALUES (13)")
+        return entry(grant)
+
+    with pytest.raises(asyncpg.CheckViolationError):
+        await store.transact("run", grant.lease.epoch, work)
+    assert (await balance(user), await recorded(store)) == (0, [])
+
+
+async def test_the_user_may_nest_transactions(
+    store: PostgresStore, user: asyncpg.Connection, grant: Grant
+) -> None:
+    """What fails in an inner one can be caught, and the rest goes on."""
+
+    async def work(connection: Any) -> Entry:
+        async with connection.transaction():
+            await connection.execute("INSERT INTO ledger VALUES (5)")
+        with pytest.raises(asyncpg.CheckViolationError):
+            async with connection.transaction():
+                await connection.execute("INSERT INTO ledger VALUES (13)")
+        return entry(grant)
+
+    assert await store.transact("run", grant.lease.epoch, work) is Verdict.ACCEPTED
+    assert (await balance(user), await recorded(store)) == (5, ["debit"])
+
+
+async def test_an_entry_that_is_there_already_changes_nothing(
+    store: PostgresStore, user: asyncpg.Connection, grant: Grant
+) -> None:
+    """Done again after a lost answer, the user's writes are not done twice; in the journal, and
+    when a rest holds it."""
+
+    async def work(connection: Any) -> Entry:
+        await connection.execute("INSERT INTO ledger VALUES (5)")
+        return entry(grant)
+
+    for _ in range(2):
+        assert await store.transact("run", grant.lease.epoch, work) is Verdict.ACCEPTED
+    assert (await balance(user), await recorded(store)) == (5, ["debit"])
+    whole = as_json(snapshot("debit"))
+    await store.append([Entry("run", grant.lease.epoch, 2, whole, rest=Rest("suspended"))])
+    assert await store.transact("run", grant.lease.epoch, work) is Verdict.ACCEPTED
+    assert (await balance(user), await recorded(store)) == (5, ["debit"])
+
+
+async def test_the_users_statements_are_planned_as_usual(
+    store: PostgresStore, grant: Grant
+) -> None:
+    """The store keeps its own from scanning; that is not the user's business."""
+
+    async def work(connection: Any) -> Entry:
+        assert await connection.fetchval("SHOW enable_seqscan") == "on"
+        return entry(grant)
+
+    assert await store.transact("run", grant.lease.epoch, work) is Verdict.ACCEPTED
+
+
+async def test_the_entry_may_put_the_run_to_rest(store: PostgresStore, grant: Grant) -> None:
+    """The last step of a run is a step like any other."""
+
+    async def work(_: Any) -> Entry:
+        whole = as_json(snapshot("debit", status="completed"))
+        return Entry("run", grant.lease.epoch, 1, whole, rest=Rest("completed"))
+
+    assert await store.transact("run", grant.lease.epoch, work) is Verdict.ACCEPTED
+    assert [line.status for line in await store.list()] == ["completed"]
+
+
+async def test_an_entry_of_another_run_is_refused(store: PostgresStore, grant: Grant) -> None:
+    """It would be fenced by the wrong run."""
+
+    async def work(_: Any) -> Entry:
+        return Entry("other", grant.lease.epoch, 1, b"{}")
+
+    with pytest.raises(InvalidArgument, match="work"):
+        await store.transact("run", grant.lease.epoch, work)
+
+
+async def test_a_cancelled_transaction_is_rolled_back(
+    store: PostgresStore, user: asyncpg.Connection, grant: Grant
+) -> None:
+    """And its connection is not leaked, which the fixture checks."""
+    working = asyncio.Event()
+
+    async def work(connection: Any) -> Entry:
+        await connection.execute("INSERT INTO ledger VALUES (5)")
+        working.set()
+        await connection.execute("SELECT pg_sleep(60)")
+        return entry(grant)
+
+    task = asyncio.ensure_future(store.transact("run", grant.lease.epoch, work))
+    await working.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await balance(user), await recorded(store)) == (0, [])

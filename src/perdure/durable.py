@@ -9,7 +9,7 @@ where the record ends.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from random import Random, SystemRandom
 from typing import Any, Literal, TypeAlias, TypeVar, cast
@@ -74,6 +74,7 @@ Body: TypeAlias = Callable[[Step], Awaitable[Any]]
 
 _sessions: dict[tuple[int, int, timedelta], Session] = {}
 _active: set[tuple[int, str]] = set()
+_keys: dict[tuple[int, int, str], asyncio.Event] = {}
 
 
 async def run(
@@ -124,12 +125,13 @@ async def run(
         replay_errors=replay_errors,
         clock=clock,
     )
-    key = None if idempotency_key is None else check_id(idempotency_key, "idempotency_key")
+    key = None if idempotency_key is None else _check_key(idempotency_key)
     try:
         result = await (_run(request) if key is None else _once(request, key))
     except (
         StoreError,
         AlreadyRunning,
+        LeaseLost,
         VersionMismatch,
         IdempotencyConflict,
         SnapshotFormatError,
@@ -400,67 +402,75 @@ async def _same_version(request: Request, stored: Snapshot) -> Snapshot | None:
 async def _once(request: Request, key: str) -> Result[Any, Any]:
     """Run under an idempotency key: its record is held while the run goes on, and keeps the result.
 
-    A crash or a failure leaves the record unfinished and its lease to expire: the key is free
-    again.
+    Calls of this process wait for the one that has the key. A failure frees it; a crash leaves its
+    lease to expire.
     """
-    record_id = f"idem:{key}"[:512]
-    here = (id(request.store), record_id)
-    while here in _active:
-        await request.clock.sleep(0.01)
-    _active.add(here)
+    here = (id(request.store), id(asyncio.get_running_loop()), key)
+    while (twin := _keys.get(here)) is not None:
+        await twin.wait()
+    done = _keys[here] = asyncio.Event()
     try:
         async with borrow(request.store, request.clock, request.lease_ttl) as session:
-            return await _once_in(session, request, key, record_id)
+            return await _once_in(session, request, key)
     finally:
-        _active.discard(here)
+        del _keys[here]
+        done.set()
 
 
-async def _once_in(
-    session: Session, request: Request, key: str, record_id: str
-) -> Result[Any, Any]:
-    given = request.metadata.get("input")
-    first = new_snapshot(record_id, now=request.clock.now())
-    first["metadata"] = {"workflowId": request.id, "idempotencyKey": key, "input": given}
-    stored = await request.store.load(record_id)
-    grant: Grant | None = None
-    if can_lease(request.store) and (stored is None or stored["execution"]["status"] == "running"):
-        want = Want(
-            record_id, new_owner(request.random), request.lease_ttl, create=codec.dumps(first)
-        )
-        grant = await session.acquire(want)
-        if grant is None:
-            raise AlreadyRunning(request.id, "elsewhere")
-        stored = grant.snapshot
-    if stored is not None:
-        before = (stored.get("metadata") or {}).get("input")
-        if before is not None and given is not None and before != given:
-            raise IdempotencyConflict(key)
-        if (kept := recorded_result(stored, request.fn, request.errors)) is not None:
-            return kept
-    ledger = Ledger(record_id, first)
-    marker = Execution(
-        workflow=record_id,
-        run_id=record_id,
-        ledger=ledger,
-        clock=request.clock,
-        random=request.random,
-    )
-    home: Home = (
-        OwnedRun(session, grant, marker)
-        if grant is not None and can_journal(request.store)
-        else KeptRun(session, record_id, marker, grant)
-    )
+async def _once_in(session: Session, request: Request, key: str) -> Result[Any, Any]:
+    facts = {
+        "workflowId": request.id,
+        "idempotencyKey": key,
+        "input": request.metadata.get("input"),
+    }
+    record = replace(request, id=f"idem:{key}", metadata=facts, bus=Bus(), shared=False)
+    with telling(request.store, f"load the record of idempotency key {key!r}"):
+        stored = await request.store.load(record.id)
+    if stored is not None and (kept := _kept_for(record, key, stored)) is not None:
+        return kept
     try:
-        result = await _run(request)
+        grant = await _lease(session, record)
+    except AlreadyRunning:
+        raise AlreadyRunning(request.id, "elsewhere") from None
+    if grant is not None:
+        stored = None if grant.created else grant.snapshot
+    home = await _settle_in(session, record, grant, stored)
+    try:
+        if stored is not None and (kept := _kept_for(record, key, stored)) is not None:
+            await home.rest(stored["execution"], Rest("completed"))
+            return kept
+        # Kept until the key has the result: a crash in between must not run it all again.
+        result = await _run(replace(request, keep=True))
+    except IdempotencyConflict:
+        await quietly(home.release())
+        raise
     except BaseException:
         await quietly(home.rest(home.block(), Rest("running", gone=True)))
         raise
     if not result.ok:
         await quietly(home.rest(home.block(), Rest("running", gone=True)))
         return result
-    block, status = ending(home, result, request.fn)
-    await home.rest(block, Rest(status))
+    try:
+        await home.rest(ending(home, result, request.fn)[0], Rest("completed"))
+    except StoreError:
+        await quietly(home.release())
+        raise
+    if not request.keep:
+        await quietly(_delete(request))
     return result
+
+
+def _kept_for(record: Request, key: str, stored: Snapshot) -> Result[Any, Any] | None:
+    before = (stored.get("metadata") or {}).get("input")
+    given = record.metadata["input"]
+    if before is not None and given is not None and before != given:
+        raise IdempotencyConflict(key)
+    return recorded_result(stored, record.fn, record.errors)
+
+
+async def _delete(request: Request) -> None:
+    with telling(request.store, f"delete run {request.id!r}, which is done"):
+        await request.store.delete(request.id)
 
 
 def borrow(store: Store, clock: Clock, lease_ttl: timedelta) -> Session:
@@ -520,6 +530,12 @@ def _check_mending(mending: OnVersionMismatch) -> OnVersionMismatch:
         wanted = '"error", "clear", or a function of a VersionGap'
         raise InvalidArgument("on_version_mismatch", mending, wanted)
     return mending
+
+
+def _check_key(key: str) -> str:
+    check_id(key, "idempotency_key")
+    check_id(f"idem:{key}", "idempotency_key")
+    return key
 
 
 def _check_version(version: object) -> int:

@@ -20,6 +20,7 @@ from perdure.durable import (
     LEASE_TTL,
     Body,
     borrow,
+    check_lease_ttl,
     default_store,
     drive,
     ending,
@@ -116,9 +117,7 @@ class Runtime:
         for require in (require_journal, require_lease, require_schedule):
             require(self.store, "Runtime")
         self.registry = Registry(workflows)
-        self.lease_ttl = parse_duration(lease_ttl, "lease_ttl")
-        if not self.lease_ttl:
-            raise InvalidArgument("lease_ttl", lease_ttl, "a duration longer than nothing")
+        self.lease_ttl = check_lease_ttl(lease_ttl)
         self.clock = clock
         self.random = SystemRandom() if random is None else random
         self._linger = parse_duration(linger, "linger")
@@ -346,7 +345,8 @@ class Runtime:
     def _at_rest(self, home: OwnedRun, waits: list[PendingWait]) -> tuple[Any, Rest]:
         replays = any(wait["id"].startswith("replay:") for wait in waits)
         waits = [wait for wait in waits if not wait["id"].startswith("replay:")]
-        state = "waiting" if any(wait["kind"] == "event" for wait in waits) else "suspended"
+        listens = any(wait["kind"] == "event" for wait in waits)
+        state: RunStatus = "waiting" if listens else "suspended"
         block = home.block(state=state, pending=waits)
         snapshot: Any = {"execution": block}
         wake_at = home.execution.clock.now() if replays else wake_at_of(snapshot)
@@ -439,7 +439,8 @@ class Runtime:
         return self._run(run_id, await self._load(run_id))
 
     def _run(self, run_id: str, snapshot: Snapshot) -> Run:
-        returns, errors = None, (Cancelled, RunFailed)
+        returns: object = None
+        errors: tuple[type[BaseException], ...] = (Cancelled, RunFailed)
         if (name := snapshot.get("workflowName")) in self.registry.names:
             definition = self.registry.newest(name or "")
             returns, errors = codec.return_type(definition.fn), (*errors, *definition.errors)

@@ -13,8 +13,6 @@ from perdure.testing.conformance import StoreConformance
 from tests.servers.mysql import connect_arguments, fresh_database
 from tests.servers.process import Server, eventually
 
-TABLES = ("perdure_runs", "perdure_runs_journal", "perdure_runs_inbox", "notes")
-
 
 @pytest.fixture(scope="class")
 def database(mysql_server: Server) -> Iterator[str]:
@@ -28,10 +26,22 @@ def database(mysql_server: Server) -> Iterator[str]:
 def empty_url(database: str) -> Iterator[str]:
     """The database without rows; fails the check that leaves a connection open."""
     yield database
-    eventually(lambda: check_alone(database), retry_on=(AssertionError,), patience=2)
-    for (table,) in query(database, "SHOW TABLES"):
-        if table in TABLES:
-            query(database, f"DELETE FROM {table}")
+    connection = pymysql.connect(**connect_arguments(database), autocommit=True)
+    with connection, connection.cursor() as cursor:
+        eventually(lambda: check_alone(cursor), retry_on=(AssertionError,), patience=2)
+        cursor.execute("SHOW TABLES")
+        for (table,) in cursor.fetchall():
+            if not table.endswith("_migrations"):
+                cursor.execute(f"DELETE FROM {table}")
+
+
+def check_alone(cursor: Any) -> None:
+    cursor.execute(
+        "SELECT id, info FROM information_schema.processlist "
+        "WHERE db = DATABASE() AND id <> CONNECTION_ID()"
+    )
+    others = cursor.fetchall()
+    assert not others, f"the check left connections open: {others}"
 
 
 def query(url: str, statement: str) -> Sequence[tuple[Any, ...]]:
@@ -39,15 +49,6 @@ def query(url: str, statement: str) -> Sequence[tuple[Any, ...]]:
     with connection, connection.cursor() as cursor:
         cursor.execute(statement)
         return tuple(cursor.fetchall())
-
-
-def check_alone(url: str) -> None:
-    others = query(
-        url,
-        "SELECT id, info FROM information_schema.processlist "
-        "WHERE db = DATABASE() AND id <> CONNECTION_ID()",
-    )
-    assert not others, f"the check left connections open: {others}"
 
 
 class MysqlConformance(StoreConformance):
@@ -85,9 +86,11 @@ class TestWithAPool(MysqlConformance):
         modes = "'ANSI_QUOTES,NO_BACKSLASH_ESCAPES,PIPES_AS_CONCAT'"
         strange = f"SET SESSION sql_mode = {modes}, SESSION time_zone = '-07:00'"
         options = connect_arguments(empty_url) | {"init_command": strange, "autocommit": False}
-        async with asyncmy.create_pool(minsize=0, maxsize=10, **options) as self.pool:
-            async with mysql(pool=self.pool) as store:
-                yield store
+        async with (
+            asyncmy.create_pool(minsize=0, maxsize=10, **options) as self.pool,
+            mysql(pool=self.pool) as store,
+        ):
+            yield store
 
     async def reopen(self, store: Store, *, prefix: str = "") -> Store:
         return mysql(pool=self.pool, prefix=prefix)

@@ -26,13 +26,11 @@ _BEGIN_APART = b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED;START TRANSACTIO
 class Connections(Protocol):
     """Where a transaction gets its connection from.
 
-    `begin` opens a transaction of the isolation that the statements are written for. With
-    `autocommit` a statement that stands alone needs none.
+    `begin` opens a transaction of the isolation that the statements are written for.
     """
 
     where: str
     begin: bytes
-    autocommit: bool
 
     async def take(self) -> Any:
         """Give a connection that nobody else uses until it is given back."""
@@ -54,7 +52,6 @@ class OwnConnections:
     """
 
     begin = _BEGIN
-    autocommit = True
 
     def __init__(
         self, options: dict[str, Any], *, limit: int, patience: float, clock: Clock
@@ -163,7 +160,6 @@ class LentConnections:
 
     where = "the server of the pool that was passed in"
     begin = _BEGIN_APART
-    autocommit = False
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
@@ -172,9 +168,10 @@ class LentConnections:
         """Give a connection of the pool, as soon as it has one."""
         try:
             connection = await self._pool.acquire()
-        except (*errors_of(load_driver()), RuntimeError) as error:
-            # The driver raises a RuntimeError when the pool is closed.
-            raise StoreUnavailable(f"the pool that was passed in gives none: {error}") from error
+        except RuntimeError as error:
+            raise StoreUnavailable(f"the pool that was passed in: {error}") from error
+        except errors_of(load_driver()) as error:
+            raise translated(error, self.where) from error
         charset = connection.character_set_name()
         if charset != "utf8mb4":
             await self._pool.release(connection)

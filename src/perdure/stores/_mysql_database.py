@@ -24,21 +24,19 @@ T = TypeVar("T")
 
 _CONFLICTS = 10
 _LOSSES = 2
-_COMMIT = b"COMMIT"
-_ROLLBACK = b"ROLLBACK"
 # What every server takes; the real limit is asked for when the store is set up.
 _SMALLEST_PACKET = 1024 * 1024
 
 
 class Result(NamedTuple):
-    """What one statement gave: its rows, and how many it wrote.
+    """What one statement gave: its rows, how many it wrote, and what it gave LAST_INSERT_ID.
 
-    The count is to be trusted for INSERT and DELETE only. How many rows an UPDATE counts depends
-    on a flag of the connection.
+    An UPDATE counts rows that it left as they were or not, as a flag of the connection says.
     """
 
-    rows: Sequence[Any]
-    count: int
+    rows: Sequence[Any] = ()
+    written: int = 0
+    last_id: int = 0
 
 
 class Database:
@@ -83,9 +81,11 @@ class Database:
             lambda transaction: transaction.finish(*statements), repeatable=repeatable
         )
 
-    async def run_alone(self, statement: Statement) -> Result:
+    async def run_alone(self, statement: Statement, *, repeatable: bool = True) -> Result:
         """Give what one statement gives, which is committed, without a word more than it needs."""
-        return await self.transact(lambda transaction: transaction.alone(statement))
+        return await self.transact(
+            lambda transaction: transaction.alone(statement), repeatable=repeatable
+        )
 
     async def open(self) -> "Transaction":
         """Give a transaction that has yet to begin; at last, `end` is to be called."""
@@ -119,27 +119,26 @@ class Transaction:
 
     async def run(self, *statements: Statement) -> Sequence[Result]:
         """Give what the statements give; the first call begins the transaction."""
-        return await self._run(statements)
+        return await self._run(statements, ends=False)
 
     async def finish(self, *statements: Statement) -> Sequence[Result]:
         """Give what the statements give, and commit."""
-        return await self._run(statements, _COMMIT)
+        return await self._run(statements, ends=True)
 
     async def alone(self, statement: Statement) -> Result:
         """Give what one statement gives, committed by itself; only outside a transaction."""
-        if not self._database.connections.autocommit:
-            [result] = await self.finish(statement)
-            return result
-        self.is_committing = True
-        return (await self._send([self._text(statement)]))[-1]
+        self._is_open = not self.connection.get_autocommit()
+        self.is_committing = not self._is_open
+        [result, *_] = await self._send([self._text(statement)])
+        if self._is_open:
+            await self._commit()
+        return result
 
     async def end(self) -> None:
         """Roll back what was not finished, and give the connection back."""
         try:
             if self._is_open and self._is_sound:
-                self._is_sound = False
-                await self._send([_ROLLBACK])
-                self._is_sound = True
+                await self._ask(self.connection.rollback())
         except self.errors:
             pass  # the server rolls back when it finds the connection closed
         finally:
@@ -154,58 +153,74 @@ class Transaction:
                 "that commits, as CREATE TABLE does; only the store may end it"
             )
 
-    async def _run(
-        self, statements: Sequence[Statement], last: bytes | None = None
-    ) -> Sequence[Result]:
+    async def _run(self, statements: Sequence[Statement], *, ends: bool) -> Sequence[Result]:
         texts = [self._text(statement) for statement in statements]
         # The opening may be two statements, and their results are nobody's business.
         before = 0 if self._is_open else 1 + self._database.connections.begin.count(b";")
         if not self._is_open:
             texts.insert(0, self._database.connections.begin)
             self._is_open = True
-        if last is not None:
-            texts.append(last)
-        results = await self._send_in_packets(texts, ends=last is not None)
-        if last is not None:
-            self._is_open = False
-        return results[before : before + len(statements)]
-
-    async def _send_in_packets(self, texts: Sequence[bytes], *, ends: bool) -> list[Result]:
+        commits = ends and self.connection.get_autocommit()
+        if commits:
+            texts.append(b"COMMIT")
         results: list[Result] = []
         packets = list(_packets(texts, self._database.largest_packet))
         for number, packet in enumerate(packets, 1):
-            self.is_committing = ends and number == len(packets)
+            self.is_committing = commits and number == len(packets)
             results += await self._send(packet)
-        return results
+        if commits:
+            self._is_open = False
+        elif ends:
+            await self._commit()
+        return results[before : before + len(statements)]
+
+    async def _commit(self) -> None:
+        # In a session that does not commit by itself, the driver learns only from its own commit
+        # that the transaction is over; else its pool would throw the connection away.
+        self.is_committing = True
+        await self._ask(self.connection.commit())
+        self._is_open = False
 
     def _text(self, statement: Statement) -> bytes:
         mode = self.connection.server_status
         return statement.text(backslashes=not mode & NO_BACKSLASH_ESCAPES)
 
     async def _send(self, texts: Sequence[bytes]) -> list[Result]:
-        packet = b";".join(texts)
-        if len(packet) >= self._database.largest_packet:
-            raise _too_large(packet, self._database.largest_packet)
-        sound, self._is_sound = self._is_sound, False
+        packet, largest = b";".join(texts), self._database.largest_packet
         try:
-            # The driver's own time-out makes a task for every read.
-            async with asyncio.timeout(self._timeout):  # noqa: TID251 - real time
-                results = await self._exchange(packet)
+            if len(packet) < largest:
+                return await self._ask(self._exchange(packet))
         except self.errors as error:
-            self._is_sound = sound and is_sound(error)
-            if code_of(error) == TOO_LARGE:
-                raise _too_large(packet, self._database.largest_packet) from error
-            raise
-        self._is_sound = sound
-        return results
+            if code_of(error) != TOO_LARGE:
+                raise
+        what = "a statement for MySQL (max_allowed_packet is its limit)"
+        raise ValueTooLarge(what, len(packet), largest)
 
     async def _exchange(self, packet: bytes) -> list[Result]:
         async with self.connection.cursor(self._cursor) as cursor:
             await cursor.execute(packet)
-            results = [Result(await cursor.fetchall(), cursor.rowcount)]
+            results = [await _result(cursor)]
             while await cursor.nextset():
-                results.append(Result(await cursor.fetchall(), cursor.rowcount))
+                results.append(await _result(cursor))
         return results
+
+    async def _ask(self, question: Awaitable[T]) -> T:
+        """Give the server's answer, and remember whether the connection is still good."""
+        # When this is cancelled, an answer is on its way to nobody.
+        self._is_sound = False
+        try:
+            # The driver's own time-out makes a task for every read.
+            async with asyncio.timeout(self._timeout):  # noqa: TID251 - real time
+                answer = await question
+        except self.errors as error:
+            self._is_sound = is_sound(error)
+            raise
+        self._is_sound = True
+        return answer
+
+
+async def _result(cursor: Any) -> Result:
+    return Result(await cursor.fetchall(), cursor.rowcount, cursor.lastrowid)
 
 
 def _packets(texts: Iterable[bytes], largest: int) -> Iterator[Sequence[bytes]]:
@@ -219,8 +234,3 @@ def _packets(texts: Iterable[bytes], largest: int) -> Iterator[Sequence[bytes]]:
         packet.append(text)
         size += len(text) + 1
     yield packet
-
-
-def _too_large(packet: bytes, limit: int) -> ValueTooLarge:
-    what = "a statement for MySQL (max_allowed_packet is its limit)"
-    return ValueTooLarge(what, len(packet), limit)

@@ -2,62 +2,54 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from perdure import codec
-from perdure.errors import CodecError, SnapshotFormatError, StoreCorrupted
-from perdure.snapshot import Snapshot, merge_snapshots
-from perdure.store import Grant, Lease, Message, Want
+from perdure.errors import StoreCorrupted
+from perdure.store import Grant, Lease, Want
 from perdure.stores import _mysql_sql as sql
-from perdure.stores._mysql_append import chunks
 from perdure.stores._mysql_database import Database, Result, Transaction
-from perdure.stores._mysql_literals import Statement, read_moment
+from perdure.stores._mysql_errors import Refused
+from perdure.stores._mysql_literals import Statement, Value, read_moment
+from perdure.stores._mysql_rows import chunks, read_inboxes, read_journals, read_run
 from perdure.stores._mysql_sql import Conditions, Statements
-from perdure.stores._times import micros
+from perdure.stores._times import micros, moment_of
 
 logger = logging.getLogger(__name__)
 
-_NEW = -1
+_RACES = 10
+_MICROSECOND = timedelta(microseconds=1)
 
 
 class Held(NamedTuple):
-    """A locked run as it was before."""
+    """A locked run as it was at the moment `now`; without its snapshot when it is not free."""
 
     key: str
     epoch: int
     owner: str | None
     wake_at: datetime | None
     takeovers: int
+    now: datetime
+    snapshot: bytes | None
 
-    def is_orphaned(self, now: datetime) -> bool:
-        """Tell whether its owner let the lease expire."""
-        return self.owner is not None and self.wake_at is not None and self.wake_at <= now
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether its owner let the lease expire."""
+        return self.owner is not None and self.wake_at is not None and self.wake_at <= self.now
 
-    def is_free_for(self, owner: str, now: datetime) -> bool:
+    def is_free_for(self, owner: str) -> bool:
         """Tell whether this owner may have it."""
-        return self.owner in (None, owner) or self.is_orphaned(now)
+        return self.owner in (None, owner) or self.is_orphaned
 
 
 class Leased(NamedTuple):
-    """A run as it is given to an owner at a moment."""
+    """A run as it is given to an owner."""
 
     held: Held
     owner: str
     ttl: timedelta
-    now: datetime
-    is_new: bool
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that the statement writes."""
-        return max(self.held.epoch + 1, micros(self.now))
-
-    @property
-    def takeovers(self) -> int:
-        """How often in a row the run was taken from an owner that let its lease expire."""
-        return self.held.takeovers + self.held.is_orphaned(self.now)
 
 
 class Leases:
@@ -65,7 +57,7 @@ class Leases:
 
     def __init__(self, database: Database, statements: Statements, prefix: str) -> None:
         self._database = database
-        self._statements = statements
+        self._on = statements
         self._prefix = prefix
 
     async def acquire(self, wants: Sequence[Want]) -> list[Grant | None]:
@@ -90,195 +82,175 @@ class Leases:
         due.add_prefix(self._prefix)
         if workflows is not None:
             due.add(sql.IN_WORKFLOWS, list(workflows))
-        statement = self._statements.where(sql.CLAIM, due, limit)
+        statement = self._on.where(sql.CLAIM, due, limit)
 
         async def work(transaction: Transaction) -> list[Grant]:
-            found, now = await transaction.run(statement, self._statements(sql.NOW))
-            moment = read_moment(now.rows[0][0])
-            leased = [Leased(_held(row), owner, ttl, moment, is_new=False) for row in found.rows]
-            snapshots = {row[0]: row[5] for row in found.rows}
-            grants = await self._grant(transaction, leased, snapshots, skips_unreadable=True)
-            return list(grants.values())
+            [found] = await transaction.run(statement)
+            leased = [Leased(held, owner, ttl) for held in map(_held, found.rows)]
+            if not leased:
+                return []
+            results = await transaction.finish(*self._lease(leased), *self._questions(leased))
+            return [*self._grants(leased, *results[-2:], skips_unreadable=True).values()]
 
         return await self._database.transact(work, repeatable=False)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta) -> list[Lease | None]:
         """Move the expiry of all leases to `ttl` from now; None for each that was lost."""
-        if not leases:
-            return []
 
         async def work(transaction: Transaction) -> list[Lease | None]:
-            kept, now = await self._kept(transaction, leases)
+            kept = await self._lock_kept(transaction, leases)
             if not kept:
                 return [None] * len(leases)
-            moved = self._statements(sql.RENEW, now + ttl, [*kept])
-            _, mailed = await transaction.finish(moved, self._statements(sql.MAILED, [*kept]))
+            end = next(iter(kept.values())).now + ttl
+            _, mailed = await transaction.finish(
+                self._on(sql.RENEW, end, [*kept]), self._on(sql.MAILED, [*kept])
+            )
             mail = {key for (key,) in mailed.rows}
-            keys = [self._prefix + lease.id for lease in leases]
             return [
-                Lease(lease.id, lease.owner, lease.epoch, now + ttl, key in mail)
-                if kept.get(key) == (lease.epoch, lease.owner)
+                Lease(lease.id, lease.owner, lease.epoch, end, key in mail)
+                if key in kept and (kept[key].epoch, kept[key].owner) == (lease.epoch, lease.owner)
                 else None
-                for key, lease in zip(keys, leases, strict=True)
+                for key, lease in ((self._prefix + lease.id, lease) for lease in leases)
             ]
 
-        return await self._database.transact(work)
+        return await self._database.transact(work) if leases else []
 
     async def release(self, leases: Sequence[Lease], wake_at: datetime | None) -> None:
         """Give the leases up, so that the runs can be claimed at `wake_at`, or at once."""
-        if not leases:
-            return
 
         async def work(transaction: Transaction) -> None:
-            kept, now = await self._kept(transaction, leases)
+            kept = await self._lock_kept(transaction, leases)
             if kept:
-                await transaction.finish(self._statements(sql.RELEASE, wake_at or now, [*kept]))
+                at = wake_at or next(iter(kept.values())).now
+                await transaction.finish(self._on(sql.RELEASE, at, [*kept]))
 
-        await self._database.transact(work)
+        if leases:
+            await self._database.transact(work)
 
-    async def _kept(
+    async def _lock_kept(
         self, transaction: Transaction, leases: Sequence[Lease]
-    ) -> tuple[dict[str, tuple[int, str | None]], datetime]:
-        """Lock the runs; give the epoch and owner of those that are still leased so, and the
-        time."""
+    ) -> dict[str, Held]:
+        """Lock the runs, and give those that are still leased so."""
         asked = {(self._prefix + lease.id, lease.epoch, lease.owner) for lease in leases}
-        found, now = await transaction.run(
-            self._statements(sql.LOCK_LEASES, sorted({key for key, _, _ in asked})),
-            self._statements(sql.NOW),
-        )
+        keys = sorted({key for key, _, _ in asked})
+        [found] = await transaction.run(self._on(sql.LOCK_LEASED, keys))
         held = map(_held, found.rows)
-        kept = {
-            each.key: (each.epoch, each.owner)
-            for each in held
-            if (each.key, each.epoch, each.owner) in asked
-        }
-        return kept, read_moment(now.rows[0][0])
+        return {each.key: each for each in held if (each.key, each.epoch, each.owner) in asked}
 
     async def _acquire_distinct(self, wants: Sequence[Want]) -> dict[str, Grant]:
-        asked = {self._prefix + want.id: want for want in wants}
-        snapshots = {key: want.create for key, want in asked.items() if want.create is not None}
-        rows = [(key, snapshots[key], asked[key].workflow, None, _NEW) for key in sorted(snapshots)]
-        questions = [
-            *(self._statements(sql.CREATE, chunk) for chunk in chunks(rows)),
-            self._statements(sql.LOCK_LEASES, sorted(asked)),
-            self._statements(sql.NOW),
-        ]
-        # What an attempt wrote whose answer was lost.
-        earlier: dict[str, Leased] = {}
+        asked = {self._prefix + want.id: want for want in sorted(wants, key=lambda want: want.id)}
+        # Asked again, a run that is to be new would not be new any more.
+        repeatable = all(want.existing for want in wants)
+        starts = list(self._starts(asked))
+        if len(starts) == 1 and starts[0].runs == asked.keys():
+            with suppress(Refused):
+                result = await self._database.run_alone(starts[0].statement, repeatable=repeatable)
+                return _started(asked, starts, [result])
+        for _ in range(_RACES):
+            # Refused is what was not there, and then was made by somebody else.
+            with suppress(Refused):
+                return await self._database.transact(
+                    lambda transaction: self._acquire_in(transaction, asked), repeatable=repeatable
+                )
+        raise Refused(f"the runs {[*asked]} are made and deleted all the time by somebody else")
 
-        async def work(transaction: Transaction) -> dict[str, Grant]:
-            *_, found, now = await transaction.run(*questions)
-            moment = read_moment(now.rows[0][0])
-            leased = [
-                each
-                for held in map(_held, found.rows)
-                if (each := _granted(held, asked[held.key], moment, earlier.get(held.key)))
-            ]
-            earlier.update({each.held.key: each for each in leased})
-            first = {each.held.key: snapshots[each.held.key] for each in leased if each.is_new}
-            return await self._grant(transaction, leased, first)
-
-        return await self._database.transact(work)
-
-    async def _grant(
-        self,
-        transaction: Transaction,
-        leased: Sequence[Leased],
-        snapshots: dict[str, bytes],
-        *,
-        skips_unreadable: bool = False,
+    async def _acquire_in(
+        self, transaction: Transaction, asked: dict[str, Want]
     ) -> dict[str, Grant]:
-        """Write the leases, read what is missing of the runs, and commit."""
-        if not leased:
+        owners = sorted({want.owner for want in asked.values()})
+        [found] = await transaction.run(self._on(sql.LOCK_WANTED, owners, [*asked]))
+        there = {row[0]: _held(row) for row in found.rows}
+        leased = [
+            Leased(held, want.owner, want.ttl)
+            for held, want in ((held, asked[held.key]) for held in there.values())
+            if want.existing and held.is_free_for(want.owner)
+        ]
+        starts = list(self._starts({key: asked[key] for key in asked if key not in there}))
+        written = [*(start.statement for start in starts), *self._lease(leased)]
+        if not written:
             return {}
-        old = [each.held.key for each in leased if not each.is_new]
-        unread = [key for key in old if key not in snapshots]
-        reading = [self._statements(sql.SNAPSHOTS, unread)] if unread else []
-        if old:
-            reading += [self._statements(sql.JOURNALS, old), self._statements(sql.INBOXES, old)]
-        writing = self._lease(leased)
-        results = (await transaction.finish(*writing, *reading))[len(writing) :]
-        if unread:
-            snapshots |= dict(results[0].rows)
-        journals, inboxes = results[-2:] if old else (Result((), 0), Result((), 0))
-        reader = Reader(self._prefix, snapshots, journals, inboxes)
-        return reader.grants(leased, skips_unreadable=skips_unreadable)
+        results = await transaction.finish(*written, *self._questions(leased))
+        grants = _started(asked, starts, results)
+        return grants | self._grants(leased, *results[-2:]) if leased else grants
+
+    def _starts(self, asked: dict[str, Want]) -> Iterator["Start"]:
+        """Give the statements that make the runs with their leases, in as few as they fit in."""
+        rows = [
+            (key, want.create, want.workflow, want.owner, want.ttl // _MICROSECOND)
+            for key, want in asked.items()
+            if want.create is not None
+        ]
+        for chunk in chunks(rows):
+            texts = ",".join([sql.STARTED] * len(chunk))
+            statement = self._on.sized(sql.START, texts, (value for row in chunk for value in row))
+            yield Start(statement, {row[0] for row in chunk})
 
     def _lease(self, leased: Sequence[Leased]) -> Sequence[Statement]:
-        alike: dict[tuple[str, timedelta], list[str]] = defaultdict(list)
-        for each in leased:
-            alike[each.owner, each.ttl].append(each.held.key)
-        now = leased[0].now
+        alike: dict[tuple[str, timedelta], list[Value]] = defaultdict(list)
+        for held, owner, ttl in leased:
+            alike[owner, ttl].append(held.key)
+        now = leased[0].held.now if leased else moment_of(0)
         return [
-            self._statements(sql.LEASE, now, now, micros(now), owner, now + ttl, keys)
+            self._on(sql.LEASE, now, micros(now), owner, now + ttl, keys)
             for (owner, ttl), keys in alike.items()
         ]
 
+    def _questions(self, leased: Sequence[Leased]) -> Sequence[Statement]:
+        keys = [each.held.key for each in leased]
+        return [self._on(sql.JOURNALS, keys), self._on(sql.INBOXES, keys)] if keys else []
 
-class Reader:
-    """Makes grants of leases and of what was read under them."""
-
-    def __init__(
-        self, prefix: str, snapshots: dict[str, bytes], journals: Result, inboxes: Result
-    ) -> None:
-        self._prefix = prefix
-        self._snapshots = snapshots
-        self._entries: dict[str, list[bytes]] = defaultdict(list)
-        self._messages: dict[str, list[Message]] = defaultdict(list)
-        for key, data in journals.rows:
-            self._entries[key].append(data)
-        for key, *message in inboxes.rows:
-            self._messages[key].append(read_message(message))
-
-    def grants(self, leased: Sequence[Leased], *, skips_unreadable: bool) -> dict[str, Grant]:
+    def _grants(
+        self,
+        leased: Sequence[Leased],
+        journals: Result,
+        inboxes: Result,
+        *,
+        skips_unreadable: bool = False,
+    ) -> dict[str, Grant]:
         """Give the grants in order, by the runs' stored ids.
 
         A run that cannot be read is an error, or is left out and logged: it is tried again when
         its lease ends.
         """
+        entries, messages = read_journals(journals.rows), read_inboxes(inboxes.rows)
         grants = {}
-        for each in leased:
+        for held, owner, ttl in leased:
+            id, inbox = held.key.removeprefix(self._prefix), tuple(messages[held.key])
+            epoch = max(held.epoch + 1, micros(held.now))
+            lease = Lease(id, owner, epoch, held.now + ttl, bool(inbox))
             try:
-                grants[each.held.key] = self._grant(each)
+                snapshot = read_run(id, held.snapshot, entries[held.key])
             except StoreCorrupted:
                 if not skips_unreadable:
                     raise
                 logger.exception("a run was claimed that cannot be read")
+            else:
+                takeovers = held.takeovers + held.is_orphaned
+                grants[held.key] = Grant(lease, snapshot, held.now, inbox, takeovers)
         return grants
 
-    def _grant(self, leased: Leased) -> Grant:
-        key = leased.held.key
-        id, inbox = key.removeprefix(self._prefix), tuple(self._messages[key])
-        lease = Lease(id, leased.owner, leased.epoch, leased.now + leased.ttl, bool(inbox))
-        snapshot = read_run(id, self._snapshots[key], self._entries[key])
-        return Grant(lease, snapshot, leased.now, inbox, leased.takeovers, leased.is_new)
+
+class Start(NamedTuple):
+    """A statement that makes runs, and which."""
+
+    statement: Statement
+    runs: set[str]
+
+
+def _started(
+    asked: dict[str, Want], starts: Sequence[Start], results: Sequence[Result]
+) -> dict[str, Grant]:
+    grants = {}
+    for start, result in zip(starts, results, strict=False):
+        epoch, now = result.last_id, moment_of(result.last_id)
+        for key in start.runs:
+            want = asked[key]
+            lease = Lease(want.id, want.owner, epoch, now + want.ttl)
+            grants[key] = Grant(lease, read_run(want.id, want.create), now, created=True)
+    return grants
 
 
 def _held(row: Sequence[Any]) -> Held:
-    key, epoch, owner, wake_at, takeovers = row[:5]
-    return Held(key, epoch, owner, None if wake_at is None else read_moment(wake_at), takeovers)
-
-
-def _granted(held: Held, want: Want, now: datetime, earlier: Leased | None) -> Leased | None:
-    is_ours = earlier is not None and (held.epoch, held.owner) == (earlier.epoch, earlier.owner)
-    is_new = held.epoch == _NEW or (is_ours and earlier.is_new)
-    if is_new or (want.existing and held.is_free_for(want.owner, now)):
-        return Leased(held, want.owner, want.ttl, now, is_new)
-    return None
-
-
-def read_run(id: str, snapshot: bytes, journal: Sequence[bytes]) -> Snapshot:
-    """Give a run's snapshot merged with its journal."""
-    try:
-        base: Snapshot = codec.loads(snapshot)
-        if not journal:
-            return base
-        return merge_snapshots(base, *codec.loads(b"[%s]" % b",".join(journal)))
-    except (CodecError, SnapshotFormatError) as error:
-        raise StoreCorrupted(f"run {id!r} cannot be read: {error}") from error
-
-
-def read_message(row: Sequence[Any]) -> Message:
-    """Give a row of the inbox as the message it is."""
-    seq, name, payload, sent_at = row
-    return Message(str(seq), name, payload, read_moment(sent_at))
+    key, epoch, owner, wake_at, takeovers, now, snapshot = row
+    wakes = None if wake_at is None else read_moment(wake_at)
+    return Held(key, epoch, owner, wakes, takeovers, read_moment(now), snapshot)

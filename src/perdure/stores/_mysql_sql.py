@@ -6,10 +6,10 @@ that reads what is committed, statements after the lock see all that was there b
 INDEX` keeps a small table from being scanned: a scan would wait for rows of other runs.
 """
 
+from collections.abc import Iterable
+
 from perdure.stores._mysql_literals import Statement, Value
 from perdure.stores._mysql_schema import Dialect, Names
-
-NOW = "SELECT UTC_TIMESTAMP(6)"
 
 LOAD = """
     SELECT -1, -1, CAST(snapshot AS BINARY) FROM {runs} WHERE id = %s
@@ -29,14 +29,23 @@ IN_WORKFLOWS = "workflow IN (%s)"
 AFTER = "updated_at <= %s AND (updated_at < %s OR id < %s)"
 
 LOCK = """
-    SELECT id, epoch, folded FROM {runs} FORCE INDEX (PRIMARY)
+    SELECT id, epoch, folded, UTC_TIMESTAMP(6) FROM {runs} FORCE INDEX (PRIMARY)
     WHERE id IN (%s) ORDER BY id FOR UPDATE
 """
-LOCK_LEASES = """
-    SELECT id, epoch, owner, wake_at, takeovers FROM {runs} FORCE INDEX (PRIMARY)
-    WHERE id IN (%s) ORDER BY id FOR UPDATE
+LOCK_LEASED = """
+    SELECT id, epoch, owner, wake_at, takeovers, UTC_TIMESTAMP(6), NULL
+    FROM {runs} FORCE INDEX (PRIMARY) WHERE id IN (%s) ORDER BY id FOR UPDATE
 """
-LOCK_RECEIVER = "SELECT status, owner, awaits, wake_at FROM {runs} WHERE id = %s FOR UPDATE"
+LOCK_WANTED = """
+    SELECT id, epoch, owner, wake_at, takeovers, UTC_TIMESTAMP(6), IF(
+        owner IS NULL OR owner IN (%s) OR wake_at <= UTC_TIMESTAMP(6),
+        CAST(snapshot AS BINARY), NULL
+    )
+    FROM {runs} FORCE INDEX (PRIMARY) WHERE id IN (%s) ORDER BY id FOR UPDATE
+"""
+LOCK_RECEIVER = """
+    SELECT status, owner, awaits, wake_at, UTC_TIMESTAMP(6) FROM {runs} WHERE id = %s FOR UPDATE
+"""
 
 # A run that is made in this transaction has the epoch -1 until its end. One that is there already
 # is locked by the update that changes nothing; INSERT IGNORE would lock it for reading only, and
@@ -46,6 +55,15 @@ CREATE = """
     ON DUPLICATE KEY UPDATE epoch = epoch
 """
 CREATED = "SELECT id FROM {runs} FORCE INDEX (PRIMARY) WHERE id IN (%s) AND epoch = -1"
+# The answer to an INSERT holds what LAST_INSERT_ID was given: so the epoch, and with it the time,
+# is known without a question more.
+START = """
+    INSERT INTO {runs} (id, snapshot, workflow, owner, wake_at, updated_at, epoch) VALUES {rows}
+"""
+STARTED = """(
+    %s, %s, %s, %s, UTC_TIMESTAMP(6) + INTERVAL %s MICROSECOND, UTC_TIMESTAMP(6),
+    LAST_INSERT_ID(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))
+)"""
 ENQUEUE = """
     UPDATE {runs} SET
         wake_at = COALESCE(wake_at, UTC_TIMESTAMP(6)), updated_at = UTC_TIMESTAMP(6),
@@ -55,8 +73,9 @@ ENQUEUE = """
 
 SAVE = """
     UPDATE {runs} SET
-        snapshot = %s, workflow = %s, status = %s, wake_at = %s, awaits = %s, updated_at = %s,
-        owner = NULL, takeovers = 0, folded = -1, epoch = GREATEST(epoch + 1, %s)
+        snapshot = %s, workflow = %s, status = %s, wake_at = IF(%s, UTC_TIMESTAMP(6), %s),
+        awaits = %s, updated_at = UTC_TIMESTAMP(6), owner = NULL, takeovers = 0, folded = -1,
+        epoch = GREATEST(epoch + 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))
     WHERE id = %s
 """
 
@@ -67,11 +86,13 @@ APPEND_ONE = """
 APPEND = """
     INSERT INTO {journal} (run, epoch, n, data)
     SELECT STRAIGHT_JOIN entry.id, IF(run.id IS NULL, 0, entry.epoch), entry.n, entry.data
-    FROM ({entries}) AS entry LEFT JOIN {runs} AS run
+    FROM (
+        SELECT %s COLLATE {collation} AS id, %s AS epoch, %s AS n, %s AS data {rows}
+    ) AS entry
+    LEFT JOIN {runs} AS run
         ON run.id = entry.id AND run.epoch = entry.epoch AND run.folded < entry.n
     FOR UPDATE
 """
-FIRST_ENTRY = "SELECT %s COLLATE {collation} AS id, %s AS epoch, %s AS n, %s AS data"
 NEXT_ENTRY = " UNION ALL SELECT %s, %s, %s, %s"
 
 ADD = """
@@ -79,11 +100,42 @@ ADD = """
     ON DUPLICATE KEY UPDATE n = n
 """
 ENTRY = "SELECT 1 FROM {journal} WHERE run = %s AND epoch = %s AND n = %s"
-REST = """
+# What the first of these does not find, the others leave alone. It changes a column whatever flags
+# the connection has, so that its count tells whether it found the run.
+REST_ONE = """
     UPDATE {runs} SET
-        snapshot = %s, status = %s, wake_at = %s, awaits = %s, updated_at = %s, folded = %s,
+        snapshot = %s, status = %s, wake_at = %s, awaits = %s, updated_at = UTC_TIMESTAMP(6),
+        owner = NULL, takeovers = 0, folded = %s
+    WHERE id = %s AND epoch = %s AND folded < %s
+"""
+FOLD_ONE = """
+    DELETE entry FROM {journal} AS entry JOIN {runs} AS run ON run.id = entry.run
+    WHERE entry.run = %s AND run.epoch = %s AND run.folded = %s
+        AND (entry.epoch < run.epoch OR entry.n <= run.folded)
+"""
+EXPECT_ONE = """
+    UPDATE {runs} SET wake_at = UTC_TIMESTAMP(6)
+    WHERE id = %s AND epoch = %s AND folded = %s AND owner IS NULL
+        AND (wake_at IS NULL OR wake_at > UTC_TIMESTAMP(6)) AND EXISTS (
+            SELECT 1 FROM {inbox} AS message
+            WHERE message.run = %s AND message.taken = 0 AND message.name IN (%s)
+        )
+"""
+FORGET_ONE = "DELETE FROM {runs} WHERE id = %s AND epoch = %s AND folded < %s"
+FORGET_ITS_JOURNAL = """
+    DELETE FROM {journal} WHERE run = %s AND NOT EXISTS (SELECT 1 FROM {runs} WHERE id = %s)
+"""
+FORGET_ITS_INBOX = """
+    DELETE FROM {inbox} WHERE run = %s AND NOT EXISTS (SELECT 1 FROM {runs} WHERE id = %s)
+"""
+
+# The rows are there and locked. In this form, many updates are one statement.
+REST = """
+    INSERT INTO {runs} (id, epoch, folded, snapshot, status, wake_at, awaits, updated_at) VALUES %s
+    ON DUPLICATE KEY UPDATE
+        folded = VALUES(folded), snapshot = VALUES(snapshot), status = VALUES(status),
+        wake_at = VALUES(wake_at), awaits = VALUES(awaits), updated_at = VALUES(updated_at),
         owner = NULL, takeovers = 0
-    WHERE id = %s
 """
 EPOCH = "SELECT epoch FROM {runs} WHERE id = %s"
 
@@ -97,7 +149,7 @@ DUE = """
 """
 IS_DUE = "wake_at <= %s AND (owner IS NULL OR wake_at <= UTC_TIMESTAMP(6))"
 CLAIM = """
-    SELECT id, epoch, owner, wake_at, takeovers, CAST(snapshot AS BINARY)
+    SELECT id, epoch, owner, wake_at, takeovers, UTC_TIMESTAMP(6), CAST(snapshot AS BINARY)
     FROM {runs} FORCE INDEX (by_wake)
     WHERE {conditions} ORDER BY wake_at LIMIT %s FOR UPDATE {skip_locked}
 """
@@ -107,7 +159,6 @@ IS_DUE_NOW = "wake_at <= UTC_TIMESTAMP(6)"
 LEASE = """
     UPDATE {runs} SET
         takeovers = takeovers + (owner IS NOT NULL AND wake_at <= %s),
-        updated_at = IF(epoch = -1, %s, updated_at),
         epoch = GREATEST(epoch + 1, %s),
         owner = %s, wake_at = %s, status = 'running', awaits = NULL, folded = -1
     WHERE id IN (%s)
@@ -116,7 +167,6 @@ RENEW = "UPDATE {runs} SET wake_at = %s WHERE id IN (%s)"
 RELEASE = "UPDATE {runs} SET owner = NULL, wake_at = %s WHERE id IN (%s)"
 WAKE = "UPDATE {runs} SET wake_at = %s WHERE id = %s"
 
-SNAPSHOTS = "SELECT id, CAST(snapshot AS BINARY) FROM {runs} WHERE id IN (%s)"
 JOURNALS = "SELECT run, data FROM {journal} WHERE run IN (%s) ORDER BY run, epoch, n"
 INBOXES = """
     SELECT run, seq, name, payload, sent_at FROM {inbox}
@@ -154,6 +204,12 @@ class Statements:
         if filled is None:
             filled = self._filled[sql] = self._names.fill(sql, self._dialect)
         return Statement(filled, values)
+
+    def sized(self, sql: str, rows: str, values: Iterable[Value]) -> Statement:
+        """Give a statement with so many rows in the place of `{rows}`."""
+        # Not kept: there would be one for every number of rows.
+        text = sql.replace("{rows}", rows)
+        return Statement(self._names.fill(text, self._dialect), list(values))
 
     def where(self, sql: str, conditions: "Conditions", *values: Value) -> Statement:
         """Give a statement for the rows that meet all of the conditions."""

@@ -32,13 +32,13 @@ from perdure.store import (
 )
 from perdure.stores import _mysql_sql as sql
 from perdure.stores._lifecycle import Lifecycle
-from perdure.stores._mysql_append import Writer, chunks, names_as_json
+from perdure.stores._mysql_append import Writer
 from perdure.stores._mysql_database import Database, Transaction
-from perdure.stores._mysql_leases import Leases, read_message, read_run
+from perdure.stores._mysql_leases import Leases
 from perdure.stores._mysql_literals import Statement, read_moment
+from perdure.stores._mysql_rows import chunks, names_as_json, read_inboxes, read_run
 from perdure.stores._mysql_schema import Names, Schema, dialect_of
 from perdure.stores._mysql_sql import Conditions, Statements
-from perdure.stores._times import micros
 
 logger = logging.getLogger(__name__)
 
@@ -77,17 +77,19 @@ class MysqlStore(Closing):
         workflow = _checked_workflow(workflow_of(snapshot))
         await self._life.ready()
         self._check_size(f"the snapshot of run {id!r}", data)
-        made = self._on(sql.CREATE, [(key, b"{}", None, None, _NEW)])
-        mail, forgotten = self._on(sql.MAIL, [key]), self._on(sql.FORGET_JOURNALS, [key])
+        made, mail = (
+            self._on(sql.CREATE, [(key, b"{}", None, None, _NEW)]),
+            self._on(sql.MAIL, [key]),
+        )
 
         async def work(transaction: Transaction) -> None:
-            _, found, [[[now]], _] = await transaction.run(made, mail, self._on(sql.NOW))
-            moment = read_moment(now)
+            _, found = await transaction.run(made, mail)
             is_awaited = any(name in rest.awaits for _, _, name, _ in found.rows)
-            wake_at = moment if is_awaited else rest.wake_at
-            lying = (rest.status, wake_at, names_as_json(rest.awaits))
-            saved = self._on(sql.SAVE, data, workflow, *lying, moment, micros(moment), key)
-            await transaction.finish(saved, forgotten)
+            lying = (rest.status, is_awaited, rest.wake_at, names_as_json(rest.awaits))
+            await transaction.finish(
+                self._on(sql.SAVE, data, workflow, *lying, key),
+                self._on(sql.FORGET_JOURNALS, [key]),
+            )
 
         await self._database.transact(work)
 
@@ -103,7 +105,7 @@ class MysqlStore(Closing):
         key = self._key(id)
         await self._life.ready()
         deleted, *_ = await self._database.run(*self._forgetting([key]))
-        return deleted.count > 0
+        return deleted.written > 0
 
     async def list(
         self,
@@ -243,10 +245,10 @@ class MysqlStore(Closing):
         receiver, known = self._on(sql.LOCK_RECEIVER, key), self._on(sql.KNOWN, key, digest)
 
         async def work(transaction: Transaction) -> Delivery:
-            found, earlier, [[[now]], _] = await transaction.run(receiver, known, self._on(sql.NOW))
+            found, earlier = await transaction.run(receiver, known)
             if not found.rows:
                 return Delivery.UNKNOWN
-            [(status, owner, awaits, wake_at)] = found.rows
+            [(status, owner, awaits, wake_at, now)] = found.rows
             if earlier.rows:
                 return Delivery.DUPLICATE
             if is_over(status):
@@ -266,7 +268,7 @@ class MysqlStore(Closing):
         key = self._key(id)
         await self._life.ready()
         found = await self._database.run_alone(self._on(sql.INBOXES, [key]))
-        return [read_message(row[1:]) for row in found.rows]
+        return read_inboxes(found.rows)[key]
 
     async def prune(
         self, older_than: timedelta, /, *, status: RunStatus | None = None, limit: int = 1000

@@ -26,7 +26,6 @@ def clustered(url: str) -> str:
     return url.replace("redis://", "redis+cluster://")
 
 
-@pytest.mark.slow
 class TestRedisCluster(RedisConformance):
     """On three primaries."""
 

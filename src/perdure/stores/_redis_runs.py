@@ -118,7 +118,7 @@ class Runs:
                 for n, number in enumerate(found):
                     counts[STATUSES[n % len(STATUSES)]] += number
                 offset += window
-        return counts
+        return +counts
 
     async def prune(self, age: int, statuses: Sequence[RunStatus], limit: int) -> int:
         """Delete up to `limit` runs of these statuses that are older; give how many."""

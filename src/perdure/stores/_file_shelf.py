@@ -205,12 +205,17 @@ class Shelf:
         header = standing.header
         known = journals.places(files)
         fresh: dict[Place, Entry] = {}
-        for entry in entries:
+        for position, entry in enumerate(entries, 1):
             place = (entry.epoch, entry.n)
             old = place <= (header.epoch, header.n) or place in known or place in fresh
             if entry.epoch != standing.epoch or old:
                 continue
             fresh[place] = entry
+            if entry.rest is not None and entry.rest.gone:
+                journals.drop(files)
+                self._delete(files)
+                written = [_verdict(standing, each) for each in entries[:position]]
+                return written + [Verdict.UNKNOWN] * (len(entries) - position)
             if entry.rest is not None:
                 takes = [id for each in fresh.values() for id in each.takes]
                 header = self._lay(

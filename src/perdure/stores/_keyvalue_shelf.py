@@ -235,6 +235,11 @@ class KeyValueShelf:
             verdicts = [_verdict(head, entry) for entry in entries]
             if head is None or head.is_closed or verdicts[-1] is not Verdict.ACCEPTED:
                 return verdicts
+            if rest.gone:
+                epoch = entries[-1].epoch
+                if await self._delete(run, lambda head: head.epoch == epoch):
+                    return verdicts
+                continue
             takes = [id for entry in entries if entry.epoch == head.epoch for id in entry.takes]
             if await self._lay(run, found, entries[-1], rest, takes, head.workflow, now):
                 return verdicts

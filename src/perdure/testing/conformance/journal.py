@@ -291,3 +291,36 @@ async def _rest_until_crash(store: Store, grant: Grant, keys: list[str]) -> bool
 
 class JournalChecks(AppendChecks, RestChecks):
     """What a store with a journal does."""
+
+    async def test_a_rest_that_is_gone_leaves_nothing_of_the_run(self, store: Store) -> None:
+        """With `gone` nothing is left of the run: it is deleted, as by `delete`."""
+        journal = need_journal(store)
+        grant = await granted(journal)
+        await appended(journal, step(grant, 1, "a"))
+        gone = Entry("run", grant.lease.epoch, 2, b"", rest=Rest("completed", gone=True))
+        assert await appended(journal, gone) == [ACCEPTED]
+        assert await journal.load("run") is None
+        assert list(await journal.list()) == []
+        assert await appended(journal, step(grant, 3, "b")) == [UNKNOWN]
+
+    async def test_a_rest_that_is_gone_is_fenced_like_any_other(self, store: Store) -> None:
+        """In the same fenced write: an owner of before deletes nothing."""
+        journal = need_journal(store)
+        old = await granted(journal)
+        await journal.release([old.lease])
+        new = await granted(journal, owner="bob")
+        gone = Entry("run", old.lease.epoch, 1, b"", rest=Rest("completed", gone=True))
+        assert await appended(journal, gone, step(new, 1, "b")) == [FENCED, ACCEPTED]
+        assert await steps_of(journal) == ["b"]
+
+    async def test_an_id_that_was_gone_begins_afresh(self, store: Store) -> None:
+        """An epoch of the deleted run stays stale for ever, also when the id is used again."""
+        journal = need_journal(store)
+        old = await granted(journal)
+        gone = Entry("run", old.lease.epoch, 1, b"", rest=Rest("completed", gone=True))
+        await appended(journal, gone)
+        new = await granted(journal, owner="bob")
+        assert new.created
+        assert new.lease.epoch > old.lease.epoch
+        assert await appended(journal, step(old, 2, "a"), step(new, 1, "b")) == [FENCED, ACCEPTED]
+        assert await steps_of(journal) == ["b"]

@@ -589,17 +589,18 @@ async def delete_states(
 async def list_pending(store: Store, /, *, prefix: str = "", limit: int = 100) -> list[Listed]:
     """Give runs that are not over, newest first; records of idempotency keys are left out."""
     pending: list[Listed] = []
-    after: str | None = None
-    while len(pending) < limit:
-        page = await store.list(prefix=prefix, limit=100, after=after)
+    size = max(limit, 100)
+    # A store of five methods may know no more than these two options.
+    page = await store.list(prefix=prefix, limit=size)
+    while page:
         pending += [
             line
             for line in page
             if not line.id.startswith("idem:") and await _is_pending(store, line)
         ]
-        if len(page) < 100 or not page[-1].cursor:
+        if len(pending) >= limit or len(page) < size or not page[-1].cursor:
             break
-        after = page[-1].cursor
+        page = await store.list(prefix=prefix, limit=size, after=page[-1].cursor)
     return pending[:limit]
 
 

@@ -51,6 +51,8 @@ def _openers(monkeypatch: pytest.MonkeyPatch) -> None:
         ("mongodb+srv://h/db", ("mongodb+srv://h/db",)),
         ("redis://h:6379/0", ("redis://h:6379/0",)),
         ("rediss://h", ("rediss://h",)),
+        ("redis+cluster://h:7000", ("redis+cluster://h:7000",)),
+        ("rediss+cluster://h", ("rediss+cluster://h",)),
         ("REDIS://h", ("redis://h",)),
     ],
 )

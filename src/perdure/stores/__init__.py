@@ -61,7 +61,9 @@ _SERVERS = {
     "postgres": ("postgres", "postgres"),
     "postgresql": ("postgres", "postgresql"),
     "redis": ("redis", "redis"),
+    "redis+cluster": ("redis", "redis+cluster"),
     "rediss": ("redis", "rediss"),
+    "rediss+cluster": ("redis", "rediss+cluster"),
 }
 _SCHEMES = sorted({"memory", "file", "sqlite", *_SERVERS})
 

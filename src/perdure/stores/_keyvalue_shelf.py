@@ -229,6 +229,7 @@ class KeyValueShelf:
         self, run: RunDocuments, entries: Sequence[Entry], rest: Rest, now: int
     ) -> list[Verdict]:
         """Put a run to rest by the last entry; the steps before it are in its snapshot."""
+        epoch = entries[-1].epoch
         for _ in range(PATIENCE):
             found = await run.head()
             head = found and found[1]
@@ -236,7 +237,6 @@ class KeyValueShelf:
             if head is None or head.is_closed or verdicts[-1] is not Verdict.ACCEPTED:
                 return verdicts
             if rest.gone:
-                epoch = entries[-1].epoch
                 if await self._delete(run, lambda head: head.epoch == epoch):
                     return verdicts
                 continue

@@ -81,6 +81,19 @@ async def survives_crash(
     return finished
 
 
+async def goes_whole(store: Everything, dying: Everything) -> bool:
+    """Rest so that the run is gone, on the dying store; check that all of it goes, or nothing."""
+    (grant,) = await store.acquire([Want("run", "ana", HOUR, create=as_json(snapshot()))])
+    assert grant is not None
+    await store.append([step(grant, 1, "a"), step(grant, 2, "b")])
+    rest = Rest("completed", gone=True)
+    entry = Entry("run", grant.lease.epoch, 9, as_json(snapshot()), rest=rest)
+    finished = await finishes(dying.append([entry]))
+    loaded = await store.load("run")
+    assert loaded is None or list(loaded["steps"]) == ["a", "b"]
+    return finished
+
+
 async def finishes(work: Coroutine[Any, Any, object]) -> bool:
     """Tell whether the work was done before the process died."""
     try:

@@ -22,7 +22,7 @@ from perdure.stores.file import FileStore
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance import StoreConformance
 from perdure.testing.conformance.samples import as_json, snapshot
-from tests.stores.crashes import VERBS, Crash, finishes, survives_crash
+from tests.stores.crashes import VERBS, Crash, finishes, goes_whole, survives_crash
 
 HOUR = timedelta(hours=1)
 
@@ -231,6 +231,20 @@ class TestCrashes:
                 if await survives_crash(store, dying, clock, VERBS[verb]):
                     return
         pytest.fail("this verb makes more than 100 changes")
+
+    async def test_a_run_that_goes_at_its_rest_goes_whole(
+        self, tmp_path: Path, clock: TestClock
+    ) -> None:
+        """A crash leaves it with all its steps, or not at all."""
+        for changes in range(20):
+            directory = tmp_path / str(changes)
+            async with (
+                FileStore(directory, clock=clock, durability="normal") as store,
+                crashing_store(directory, clock, changes) as dying,
+            ):
+                if await goes_whole(store, dying):
+                    return
+        pytest.fail("this rest makes more than 20 changes")
 
     async def test_a_deleted_run_stays_deleted(self, tmp_path: Path, clock: TestClock) -> None:
         """A crash while deleting leaves it there whole, or gone: nothing of it comes back."""

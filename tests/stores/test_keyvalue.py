@@ -28,7 +28,7 @@ from perdure.stores.keyvalue import KeyValueRuns, keyvalue
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance import StoreConformance
 from perdure.testing.conformance.samples import as_json, snapshot
-from tests.stores.crashes import HOUR, VERBS, Crash, finishes, step, survives_crash
+from tests.stores.crashes import HOUR, VERBS, Crash, finishes, goes_whole, step, survives_crash
 
 
 class PlainKeyValue:
@@ -203,6 +203,15 @@ class TestCrashes:
             if await survives_crash(keyvalue(kv, clock=clock), dying, clock, VERBS[verb]):
                 return
         pytest.fail("this verb makes more than 100 writes")
+
+    async def test_a_run_that_goes_at_its_rest_goes_whole(self, clock: TestClock) -> None:
+        """A crash leaves it with all its steps, or not at all."""
+        for writes in range(20):
+            kv = MemoryKeyValue(clock=clock)
+            dying = keyvalue(DyingKeyValue(kv, writes), clock=clock)
+            if await goes_whole(keyvalue(kv, clock=clock), dying):
+                return
+        pytest.fail("this rest makes more than 20 writes")
 
     async def test_a_deleted_run_stays_deleted(self, clock: TestClock) -> None:
         """A crash while deleting leaves it there whole, or gone: nothing of it comes back."""

@@ -212,8 +212,9 @@ class Shelf:
                 continue
             fresh[place] = entry
             if entry.rest is not None and entry.rest.gone:
-                journals.drop(files)
+                # The head first: without its journal it would tell of less than was accepted.
                 self._delete(files)
+                journals.drop(files)
                 written = [_verdict(standing, each) for each in entries[:position]]
                 return written + [Verdict.UNKNOWN] * (len(entries) - position)
             if entry.rest is not None:

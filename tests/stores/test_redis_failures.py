@@ -372,6 +372,18 @@ async def test_a_closed_store_says_so(redis_url: str) -> None:
         await store.load("run")
 
 
+async def test_who_is_waiting_when_the_store_is_closed_is_told(
+    redis_url: str, redis_prefix: str
+) -> None:
+    """Each call is done or says that the store was closed; no connection is left."""
+    store = redis(redis_url, namespace=redis_prefix)
+    saves = [asyncio.create_task(store.save(f"{n}", snapshot())) for n in range(50)]
+    await asyncio.sleep(0.05)
+    await store.close()
+    for save in await asyncio.gather(*saves, return_exceptions=True):
+        assert save is None or isinstance(save, StoreClosed | StoreUnavailable)
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol, TypeAlias
 
 from perdure.errors import StoreClosed
@@ -12,6 +12,7 @@ Value: TypeAlias = bytes | str | int
 Command: TypeAlias = Sequence[Value]
 
 _SCAN_COUNT = 1000
+_PARTING = 2.0
 
 
 class Link(Protocol):
@@ -106,10 +107,22 @@ class NodeLink:
             yield subscriber
 
     async def close(self) -> None:
-        """Close the connections when they are ours; one in use is closed when it comes back."""
+        """Close the connections when they are ours; whoever waits for an answer is told."""
         self._is_closed = self._is_ours
-        if self._is_ours and self._pool is not None:
+        if self._is_ours and self._home is asyncio.get_running_loop():
             await self._pool.aclose()
+            leaving = asyncio.ensure_future(self._left())
+            await asyncio.wait([leaving], timeout=_PARTING)
+            leaving.cancel()
+            await asyncio.wait([leaving])
+            # One that was being opened meanwhile is open now.
+            await self._pool.aclose()
+
+    async def _left(self) -> None:
+        """Wait until nobody uses a connection."""
+        async with AsyncExitStack() as places:
+            for _ in range(self._limit):
+                await places.enter_async_context(self._free)
 
     def _settle(self) -> Any:
         # Connections of a loop that has ended are lost with it.

@@ -97,7 +97,7 @@ async def test_a_bad_write_harms_only_itself(store: LibsqlStore) -> None:
         return_exceptions=True,
     )
     assert first == second == [Verdict.ACCEPTED]
-    assert isinstance(bad, Exception)
+    assert isinstance(bad, StoreError)
     assert await steps(store, "good") == ["step 1", "step 2"]
 
 
@@ -215,6 +215,23 @@ async def test_a_cancelled_transaction_frees_the_server(store: LibsqlStore) -> N
     with pytest.raises(asyncio.CancelledError):
         await transacting
     assert await asyncio.wait_for(store.append([entry(grant)]), 3) == [Verdict.ACCEPTED]
+
+
+@pytest.mark.slow
+async def test_a_transaction_that_keeps_others_waiting_is_ended(sqld_url: str) -> None:
+    """The server's own limit is 5 seconds; the error says so, and nothing is written."""
+    async with opened(sqld_url) as store, opened(sqld_url) as other:
+        [grant] = await granted(store)
+
+        async def work(transaction: Transaction) -> Entry:
+            await transaction.execute("CREATE TABLE note (text)")
+            await other.save("another", snapshot())
+            return entry(grant)
+
+        with pytest.raises(StoreUnavailable, match="ended the transaction"):
+            await store.transact("run", grant.lease.epoch, work)
+        assert await steps(store) == []
+    assert query(sqld_url, "SELECT 1 FROM sqlite_master WHERE name = 'note'") == []
 
 
 async def test_transactions_wait_for_each_other(sqld_url: str) -> None:

@@ -51,7 +51,7 @@ def test_urls_are_those_of_libsqls_own_clients(url: str, base: str, token: str |
     assert (address.base, address.token) == (base, token)
 
 
-@pytest.mark.parametrize("url", ["", "db", "postgres://host/db", "libsql://", "http:///path"])
+@pytest.mark.parametrize("url", ["", "db", "postgres://host/db", "libsql://", "http:///path", 5])
 def test_other_urls_are_refused(url: str) -> None:
     """The error names what there is."""
     with pytest.raises(InvalidArgument, match=r"libsql://host.*file:path"):

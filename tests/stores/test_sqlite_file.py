@@ -163,7 +163,7 @@ async def test_a_bad_write_harms_only_itself(store: SqliteStore, path: Path) -> 
         await asyncio.sleep(0.05)
     first, bad, second = await asyncio.gather(*writes, return_exceptions=True)
     assert first == second == [Verdict.ACCEPTED]
-    assert isinstance(bad, UnicodeEncodeError)
+    assert isinstance(bad, StoreError)
     assert await store.load("c") is None
 
 
@@ -211,6 +211,14 @@ async def test_readers_do_not_wait_for_writers(store: SqliteStore, path: Path) -
         loaded = await asyncio.wait_for(store.load("run"), 5)
         assert loaded == snapshot("a")
         assert [line.id for line in await store.list()] == ["run"]
+
+
+async def test_a_reader_opens_a_file_that_another_writes_to(store: SqliteStore, path: Path) -> None:
+    """Where the tables are there, nothing must be written to read them."""
+    await store.save("run", snapshot("a"))
+    async with sqlite(path) as another:
+        with locked(path):
+            assert await asyncio.wait_for(another.load("run"), 5) == snapshot("a")
 
 
 async def test_a_file_locked_for_too_long_is_unavailable(path: Path) -> None:
@@ -322,6 +330,13 @@ def test_a_store_serves_event_loops_of_several_threads(path: Path) -> None:
         thread.join()
     assert len(asyncio.run(store.list())) == 4
     asyncio.run(store.close())
+
+
+async def test_a_value_that_sqlite_cannot_hold_is_a_store_error(store: SqliteStore) -> None:
+    """The driver's own exception is the cause."""
+    with pytest.raises(StoreError, match="cannot be stored") as refused:
+        await store.append([Entry("run", 2**70, 1, b"{}")])
+    assert isinstance(refused.value.__cause__, OverflowError)
 
 
 async def test_a_store_refuses_to_work_in_a_forked_process(

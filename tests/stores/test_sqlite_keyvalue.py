@@ -140,3 +140,5 @@ async def test_what_is_no_text_is_refused(kv: SqliteKeyValue) -> None:
         await kv.set("a", "1", ttl=-1)
     with pytest.raises(InvalidArgument, match="table"):
         SqliteKeyValue(":memory:", table="a b")
+    with pytest.raises(InvalidArgument, match="durability"):
+        SqliteKeyValue(":memory:", durability="off")  # type: ignore[arg-type]

@@ -25,12 +25,14 @@ from perdure.stores._sqlite_verbs import Verb
 
 T = TypeVar("T")
 
+WANTED_URL = "libsql://host, https://host, http://host:port, or file:path"
+
 _SCHEMES = {"libsql": "https", "https": "https", "wss": "https", "http": "http", "ws": "http"}
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 
 # The server's words for a lock that was not to be had, and for one that was taken away: either way
 # nothing was written.
-_BUSY = {"SQLITE_BUSY", "SQLITE_LOCKED", "TRANSACTION_TIMEOUT", "TRANSACTION_BUSY"}
+BUSY = {"SQLITE_BUSY", "SQLITE_LOCKED", "TRANSACTION_TIMEOUT", "TRANSACTION_BUSY"}
 
 
 class Address:
@@ -41,8 +43,7 @@ class Address:
         options = parse_qs(parts.query)
         scheme = _SCHEMES.get(parts.scheme.lower())
         if scheme is None or not parts.hostname:
-            wanted = "libsql://host, https://host, http://host:port, or file:path"
-            raise InvalidArgument("url", url, wanted)
+            raise InvalidArgument("url", url, WANTED_URL)
         if options.get("tls") == ["0"]:
             scheme = "http"
         host = parts.netloc.rpartition("@")[2]
@@ -99,11 +100,12 @@ class Server:
             try:
                 return await act()
             except (Unanswered, Refused) as error:
-                tried = self._clock.monotonic() - began
+                tried, refused = self._clock.monotonic() - began, isinstance(error, Refused)
                 if not _is_worth_trying(error, repeatable):
                     raise
                 if tried + pause > self._patience:
-                    raise StoreUnavailable(f"{error} (tried for {tried:.1f}s)") from error
+                    said = f"libSQL at {self.where}: {error}" if refused else f"{error}"
+                    raise StoreUnavailable(f"{said} (tried for {tried:.1f}s)") from error
             await self._clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -114,7 +116,10 @@ class Server:
         base_url: str | None = None,
     ) -> Answer:
         """Send one pipeline and give its answer."""
-        body = msgspec.json.encode({"baton": baton, "requests": requests})
+        try:
+            body = msgspec.json.encode({"baton": baton, "requests": requests})
+        except UnicodeEncodeError as error:
+            raise StoreError(f"a text cannot be stored: {error}") from error
         headers = {"content-type": "application/json"}
         if self._token is not None:
             headers["authorization"] = f"Bearer {self._token}"
@@ -183,7 +188,7 @@ class Server:
 
 def _is_worth_trying(error: Unanswered | Refused, repeatable: bool) -> bool:
     if isinstance(error, Refused):
-        return error.code in _BUSY
+        return error.code in BUSY
     return repeatable or not error.sent
 
 

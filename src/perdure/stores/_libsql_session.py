@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from perdure.errors import StoreError
-from perdure.stores._hrana import CLOSE, executing, outcome_of
-from perdure.stores._libsql_server import Server
+from perdure.errors import StoreError, StoreUnavailable
+from perdure.stores._hrana import CLOSE, Refused, executing, outcome_of
+from perdure.stores._libsql_server import BUSY, Server
 from perdure.stores._sqlite_sql import Outcome, Statement
 from perdure.stores._sqlite_transaction import Session, Values
 from perdure.stores._sqlite_verbs import Verb
@@ -72,7 +72,15 @@ class StreamSession(Session):
 
     async def _round(self, statements: Sequence[Statement]) -> Sequence[Outcome]:
         results = await self._send([executing(statement) for statement in statements])
-        return [outcome_of(result) for result in results]
+        try:
+            return [outcome_of(result) for result in results]
+        except Refused as error:
+            if self.open and error.code in BUSY:
+                raise StoreUnavailable(
+                    f"libSQL at {self._server.where} ended the transaction: {error}; it does so "
+                    "when others have waited for 5 seconds: do what takes long outside of it"
+                ) from error
+            raise
 
     async def _send(self, requests: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         baton, self._baton = self._baton, None

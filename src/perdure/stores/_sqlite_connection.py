@@ -7,7 +7,7 @@ from threading import Event
 from typing import Literal, TypeAlias, TypeVar
 
 from perdure.clock import SystemClock
-from perdure.errors import StoreCorrupted, StoreError, StoreUnavailable
+from perdure.errors import InvalidArgument, StoreCorrupted, StoreError, StoreUnavailable
 from perdure.stores._sqlite_sql import Outcome, Statement
 from perdure.stores._sqlite_verbs import Verb
 
@@ -19,6 +19,12 @@ MINIMUM = (3, 35, 0)
 
 _PAUSE_SECONDS = 0.01
 _CODE_MASK = 0xFF
+
+
+def check_durability(durability: object) -> None:
+    """Raise unless this is a durability."""
+    if durability not in ("full", "normal"):
+        raise InvalidArgument("durability", durability, '"full" or "normal"')
 
 
 def open_connection(path: str, durability: Durability, patience: timedelta) -> sqlite3.Connection:
@@ -95,9 +101,12 @@ def rollback(connection: sqlite3.Connection) -> None:
 
 def translated(error: BaseException, path: str) -> BaseException:
     """Give a driver's error in our words, and any other as it is."""
-    if not isinstance(error, sqlite3.Error):
+    if isinstance(error, UnicodeEncodeError | OverflowError):
+        ours = StoreError(f"{path}: a value cannot be stored: {error}")
+    elif isinstance(error, sqlite3.Error):
+        ours = _in_our_words(error, path)
+    else:
         return error
-    ours = _in_our_words(error, path)
     ours.__cause__ = error
     return ours
 

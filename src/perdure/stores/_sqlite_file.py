@@ -5,10 +5,10 @@ import weakref
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
-from perdure.clock import Clock, Duration, SystemClock, parse_duration
+from perdure.clock import Clock, Duration, SystemClock, check_clock, parse_duration
 from perdure.errors import InvalidArgument
 from perdure.store import MAX_VALUE_SIZE, Capabilities
-from perdure.stores._sqlite_connection import Durability
+from perdure.stores._sqlite_connection import Durability, check_durability
 from perdure.stores._sqlite_schema import Schema
 from perdure.stores._sqlite_session import FileSession
 from perdure.stores._sqlite_sql import Tables
@@ -35,6 +35,10 @@ class SqliteStore(SqliteSchemaStore):
         clock: Clock = SystemClock(),
         max_value_size: int = MAX_VALUE_SIZE,
     ) -> None:
+        if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+            raise InvalidArgument("path", path, 'a path, or ":memory:"')
+        check_clock(clock)
+        check_durability(durability)
         name = os.fspath(path)
         in_memory = name == MEMORY
         capabilities = Capabilities(
@@ -79,8 +83,6 @@ class SqliteStore(SqliteSchemaStore):
 def _survives(
     durability: Durability, in_memory: bool
 ) -> Literal["nothing", "process_crash", "power_loss"]:
-    if durability not in ("full", "normal"):
-        raise InvalidArgument("durability", durability, '"full" or "normal"')
     if in_memory:
         return "nothing"
     return "power_loss" if durability == "full" else "process_crash"

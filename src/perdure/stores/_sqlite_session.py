@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from perdure.errors import StoreError
-from perdure.stores._sqlite_connection import begin, drive, execute, rollback, translated
+from perdure.stores._sqlite_connection import begin, drive, execute, translated
 from perdure.stores._sqlite_sql import Outcome, Statement
 from perdure.stores._sqlite_threads import Database, Solo
 from perdure.stores._sqlite_transaction import Session, Values
@@ -77,10 +77,12 @@ class FileSession(Session, Solo):
         self._requests.put(None)
 
     def serve(self, connection: sqlite3.Connection) -> None:
-        """Serve the coroutine, in the writer's thread, until it ends the session."""
+        """Serve the coroutine, in the writer's thread, until it ends the session.
+
+        A transaction that is still open then is rolled back by the thread.
+        """
         while (request := self._requests.get()) is not None:
             request.serve(connection)
-        rollback(connection)
 
     def refuse(self, error: BaseException) -> None:
         """Learn that there is no connection, in the writer's thread."""

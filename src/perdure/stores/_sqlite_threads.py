@@ -21,6 +21,7 @@ from perdure.stores._sqlite_connection import (
     begin,
     drive,
     open_connection,
+    patiently,
     rollback,
     translated,
 )
@@ -39,22 +40,17 @@ _MOST_TOGETHER = 1000
 class Job(Generic[T]):
     """A verb that somebody waits for. It is made anew each time it is tried."""
 
-    __slots__ = ("_answer", "_error", "_future", "_verb")
+    __slots__ = ("_answer", "_error", "_verb", "future")
 
-    def __init__(self, verb: Callable[[], Verb[T]], future: asyncio.Future[T]) -> None:
+    def __init__(self, verb: Callable[[], Verb[T]]) -> None:
+        self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._verb = verb
-        self._future = future
         self._answer: T
         self._error: BaseException | None = None
 
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop of whoever waits."""
-        return self._future.get_loop()
-
     def run(self, connection: sqlite3.Connection) -> None:
         """Do it, in a thread that owns a connection; nothing when nobody waits any more."""
-        if not self._future.cancelled():
+        if not self.future.cancelled():
             self._answer = drive(connection, self._verb())
 
     def fail(self, error: BaseException) -> None:
@@ -63,16 +59,16 @@ class Job(Generic[T]):
 
     def settle(self) -> None:
         """Tell whoever waits, in their loop."""
-        if self._future.done():
+        if self.future.done():
             return
         if self._error is None:
-            self._future.set_result(self._answer)
+            self.future.set_result(self._answer)
         else:
-            self._future.set_exception(self._error)
+            self.future.set_exception(self._error)
 
 
 class Solo(ABC):
-    """What has the writer's connection to itself until it is done."""
+    """What has the writer's connection to itself, outside of any transaction, until it is done."""
 
     @abstractmethod
     def serve(self, connection: sqlite3.Connection) -> None:
@@ -83,11 +79,33 @@ class Solo(ABC):
         """Learn that there is no connection, in the writer's thread."""
 
 
+class _Opening(Solo):
+    """Somebody who only wants the file to be there, with its tables."""
+
+    def __init__(self) -> None:
+        self.job: Job[None] = Job(_nothing)
+
+    def serve(self, connection: sqlite3.Connection) -> None:
+        self.job.run(connection)
+        _deliver([self.job])
+
+    def refuse(self, error: BaseException) -> None:
+        self.job.fail(error)
+        _deliver([self.job])
+
+
 class _Reader:
     """A thread that answers one question after another."""
 
-    def __init__(self, path: str, connect: Connect, jobs: SimpleQueue[Job[Any] | None]) -> None:
+    def __init__(
+        self,
+        path: str,
+        patience: timedelta,
+        connect: Connect,
+        jobs: SimpleQueue[Job[Any] | None],
+    ) -> None:
         self._path = path
+        self._patience = patience
         self._connect = connect
         self._jobs = jobs
         self._connection: sqlite3.Connection | None = None
@@ -100,9 +118,8 @@ class _Reader:
 
     def _answer(self, job: Job[Any]) -> None:
         try:
-            if self._connection is None:
-                self._connection = self._connect()
-            job.run(self._connection)
+            connection = self._connection = self._connection or self._connect()
+            patiently(lambda: job.run(connection), self._path, self._patience)
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
             job.fail(translated(error, self._path))
         _deliver([job])
@@ -150,7 +167,7 @@ class _Writer:
 
     def _serve(self, jobs: Sequence[Job[Any]]) -> None:
         try:
-            connection = self._opened()
+            connection = self._connection = self._connection or self._connect()
             begin(connection, self._path, self._patience)
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
             for job in jobs:
@@ -161,7 +178,7 @@ class _Writer:
                 job.run(connection)
             connection.execute("COMMIT")
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
-            rollback(connection)
+            self._roll_back(connection)
             if len(jobs) == 1:
                 jobs[0].fail(translated(error, self._path))
                 return
@@ -171,20 +188,24 @@ class _Writer:
 
     def _serve_alone(self, solo: Solo) -> None:
         try:
-            connection = self._opened()
+            connection = self._connection = self._connection or self._connect()
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
             solo.refuse(translated(error, self._path))
         else:
             solo.serve(connection)
+            self._roll_back(connection)
 
-    def _opened(self) -> sqlite3.Connection:
-        if self._connection is None:
-            self._connection = self._connect()
-        return self._connection
+    def _roll_back(self, connection: sqlite3.Connection) -> None:
+        try:
+            rollback(connection)
+        except sqlite3.Error:
+            # After some failures of the disk only closing ends a transaction.
+            connection.close()
+            self._connection = None
 
 
 class Database:
-    """One SQLite file, open to every event loop of the process that made this."""
+    """One SQLite file, open to every event loop of the process that first uses this."""
 
     def __init__(
         self, path: str, schema: Schema, *, durability: Durability, patience: timedelta
@@ -197,27 +218,29 @@ class Database:
         self._reads: SimpleQueue[Job[Any] | None] = SimpleQueue()
         self._threads: list[Thread] = []
         self._starting = Lock()
-        self._process = os.getpid()
+        self._process = 0
         self._migrated = False
         self._closed = False
 
     async def write(self, verb: Callable[[], Verb[T]]) -> T:
         """Give what the verb gives once it is committed."""
         self._check_open()
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._writes.put(Job(verb, future))
-        return await future
+        job = Job(verb)
+        self._writes.put(job)
+        return await job.future
 
     async def read(self, verb: Callable[[], Verb[T]]) -> T:
         """Give what the verb gives of all that is committed."""
         if self.path == MEMORY:
             return await self.write(verb)
         if not self._migrated:
-            await self.write(_nothing)
+            opening = _Opening()
+            self.put(opening)
+            await opening.job.future
         self._check_open()
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._reads.put(Job(verb, future))
-        return await future
+        job = Job(verb)
+        self._reads.put(job)
+        return await job.future
 
     def put(self, solo: Solo) -> None:
         """Give the writer's connection to `solo` alone, when its turn comes."""
@@ -242,24 +265,27 @@ class Database:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreClosed(f"the store on {self.path} was closed; open a new one")
-        if self._process != os.getpid():
-            raise StoreError(
-                f"the store on {self.path} was made before this process was forked, and SQLite's "
-                "connections do not survive that; open a store in each process"
-            )
         if not self._threads:
             self._start()
+        if self._process != os.getpid():
+            raise StoreError(
+                f"the store on {self.path} was used before this process was forked, and SQLite's "
+                "connections do not survive that; open a store in each process"
+            )
 
     def _start(self) -> None:
         with self._starting:
             if self._threads or self._closed:
                 return
             writer = _Writer(self.path, self.patience, self._open_and_migrate, self._writes)
-            readers = [_Reader(self.path, self._open, self._reads) for _ in range(_READERS)]
+            readers = [
+                _Reader(self.path, self.patience, self._open, self._reads) for _ in range(_READERS)
+            ]
             self._threads = [
                 Thread(target=owner.run, name=f"perdure {self.path}", daemon=True)
                 for owner in (writer, *readers)
             ]
+            self._process = os.getpid()
             for thread in self._threads:
                 thread.start()
 
@@ -292,7 +318,7 @@ def _join(threads: Sequence[Thread]) -> None:
 def _deliver(jobs: Sequence[Job[Any]]) -> None:
     by_loop: dict[asyncio.AbstractEventLoop, list[Job[Any]]] = {}
     for job in jobs:
-        by_loop.setdefault(job.loop, []).append(job)
+        by_loop.setdefault(job.future.get_loop(), []).append(job)
     for loop, settled in by_loop.items():
         # A loop that was closed in the meantime has nobody left who waits.
         with suppress(RuntimeError):

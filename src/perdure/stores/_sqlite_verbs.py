@@ -12,7 +12,7 @@ from typing import TypeAlias, TypeVar, cast
 import msgspec
 
 from perdure.clock import isoformat
-from perdure.errors import InvalidArgument
+from perdure.errors import InvalidArgument, StoreError
 from perdure.snapshot import RunStatus
 from perdure.store import Delivery, Entry, Listed, Message, Rest, Stats, Verdict
 from perdure.stores import _sqlite_sql as sql
@@ -37,7 +37,10 @@ def micros_or_none(moment: datetime | None) -> int | None:
 
 def json_text(values: Sequence[object] | None) -> str | None:
     """Give a list as JSON for `json_each`, and None as None."""
-    return None if values is None else msgspec.json.encode(values).decode()
+    try:
+        return None if values is None else msgspec.json.encode(values).decode()
+    except UnicodeEncodeError as error:
+        raise StoreError(f"a text cannot be stored: {error}") from error
 
 
 def message_of(seq: int, name: str, payload: bytes, sent_at: int) -> Message:

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from perdure.clock import Clock, Duration, SystemClock, parse_duration
+from perdure.clock import Clock, Duration, SystemClock, check_clock, parse_duration
 from perdure.errors import InvalidArgument
 from perdure.store import MAX_VALUE_SIZE, Capabilities
 from perdure.stores._hrana import Refused
-from perdure.stores._libsql_server import Address, Server
+from perdure.stores._libsql_server import WANTED_URL, Address, Server
 from perdure.stores._libsql_session import StreamSession
 from perdure.stores._lifecycle import Lifecycle
 from perdure.stores._sqlite_file import SqliteStore
@@ -45,7 +45,10 @@ def libsql(
         store = libsql("http://127.0.0.1:8080")
         store = libsql("file:./workflow.db")
     """
+    check_clock(clock)
     tries = parse_duration(patience, "patience")
+    if not isinstance(url, str):
+        raise InvalidArgument("url", url, WANTED_URL)
     if url.startswith("file:") or url == MEMORY:
         if auth_token is not None or client is not None:
             raise InvalidArgument("url", url, "the URL of a server with auth_token or client")

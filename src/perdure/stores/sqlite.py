@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from perdure.clock import Clock, Duration, SystemClock, parse_duration
 from perdure.store import MAX_VALUE_SIZE
-from perdure.stores._sqlite_connection import Durability
+from perdure.stores._sqlite_connection import Durability, check_durability
 from perdure.stores._sqlite_file import SqliteStore
 from perdure.stores._sqlite_keyvalue import SqliteSchemaKeyValue
 from perdure.stores._sqlite_schema import Schema
@@ -65,6 +65,7 @@ class SqliteKeyValue(SqliteSchemaKeyValue):
         busy_timeout: Duration = 60,
         clock: Clock = SystemClock(),
     ) -> None:
+        check_durability(durability)
         super().__init__(table, lambda: micros(clock.now()))
         self._database = Database(
             os.fspath(path),

@@ -6,6 +6,7 @@ skips the test on a developer's machine and fails it in CI and under `make test`
 
 import os
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pytest
 
@@ -13,6 +14,8 @@ from tests.servers import mongo, mysql, postgres, redis, sqld
 from tests.servers.given import GivenServer
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.process import Server, ServerMissing
+
+T = TypeVar("T")
 
 _versions: list[str] = []
 
@@ -31,8 +34,8 @@ def _given(variable: str, version_at: Callable[[str], str]) -> Server | None:
     return GivenServer(variable, url, f"{version_at(url)} (given)") if url else None
 
 
-def started(start: Callable[[], Server]) -> Server:
-    """The server that `start` gives; ends the test if it is not to be had."""
+def started(start: Callable[[], T]) -> T:
+    """The server or program that `start` gives; ends the test if it is not to be had."""
     try:
         return start()
     except ServerMissing as error:

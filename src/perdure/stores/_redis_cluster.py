@@ -2,8 +2,8 @@
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, TypeAlias
 
 from perdure.stores._redis_errors import NotSent, driver_errors, is_away, load_exceptions
@@ -70,10 +70,16 @@ class ClusterLink:
             async for key in node.scan(pattern):
                 yield key
 
-    def subscriber(self) -> AbstractAsyncContextManager[Any]:
+    @asynccontextmanager
+    async def subscriber(self) -> AsyncGenerator[Any]:
         """Give a subscriber at one node: what is published at another comes there too."""
-        address = self._map[0].primary if self._map else self._seeds[0]
-        return self._node(address).subscriber()
+        node = (await self._primaries())[0]
+        try:
+            async with node.subscriber() as subscriber:
+                yield subscriber
+        except self._errors:
+            self._map = ()
+            raise
 
     async def close(self) -> None:
         """Close the connections to all nodes."""

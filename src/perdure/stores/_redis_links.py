@@ -107,15 +107,13 @@ class NodeLink:
             yield subscriber
 
     async def close(self) -> None:
-        """Close the connections when they are ours; whoever waits for an answer is told."""
+        """Close the connections when they are ours, as soon as those who use them are done."""
         self._is_closed = self._is_ours
         if self._is_ours and self._home is asyncio.get_running_loop():
-            await self._pool.aclose()
             leaving = asyncio.ensure_future(self._left())
             await asyncio.wait([leaving], timeout=_PARTING)
             leaving.cancel()
             await asyncio.wait([leaving])
-            # One that was being opened meanwhile is open now.
             await self._pool.aclose()
 
     async def _left(self) -> None:

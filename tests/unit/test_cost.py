@@ -1,0 +1,100 @@
+"""What a step costs, counted and not timed: store calls, encodings, tasks.
+
+A number that grows here is a step that got slower everywhere.
+"""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from perdure import Step, Workflow, codec, durable
+from perdure.stores.memory import MemoryStore
+from perdure.testing.faults import FaultyStore
+
+
+async def fetch(id: str) -> dict[str, str]:
+    return {"id": id}
+
+
+async def ten(step: Step) -> None:
+    for _ in range(10):
+        await step("fetch", fetch, "1")
+
+
+async def hundred(step: Step) -> None:
+    for _ in range(100):
+        await step("fetch", fetch, "1")
+
+
+class Encodings:
+    """Counts how often something is turned into JSON."""
+
+    def __init__(self, encode: Any) -> None:
+        self._encode = encode
+        self.count = 0
+
+    def __call__(self, data: Any) -> bytes:
+        self.count += 1
+        encoded: bytes = self._encode(data)
+        return encoded
+
+
+@pytest.fixture
+def encodings(monkeypatch: pytest.MonkeyPatch) -> Encodings:
+    counter = Encodings(codec._to_json)  # type: ignore[attr-defined]
+    monkeypatch.setattr(codec, "_to_json", counter)
+    return counter
+
+
+def tasks_so_far() -> int:
+    """How many tasks this process has made, by the number in a new one's name."""
+    task = asyncio.Task(asyncio.sleep(0), loop=asyncio.get_running_loop())
+    number = int(task.get_name().removeprefix("Task-"))
+    task.cancel()
+    return number
+
+
+async def test_a_lone_run_pays_one_append_a_step() -> None:
+    """Workload A: one store call for each step, and three for the run's begin and end."""
+    store: Any = FaultyStore(MemoryStore())
+    (await durable.run({}, hundred, id="a", store=store)).unwrap()
+    calls = Counter(call.verb for call in store.calls)
+    assert calls == {"load": 1, "acquire": 1, "append": 101}
+
+
+async def test_many_runs_share_their_appends() -> None:
+    """Workload B: two hundred runs of ten steps go out in far fewer writes than steps."""
+    store: Any = FaultyStore(MemoryStore())
+    runs = (durable.run({}, ten, id=f"b-{n}", store=store) for n in range(200))
+    await asyncio.gather(*runs)
+    calls = Counter(call.verb for call in store.calls)
+    assert sum(len(call.ids) for call in store.calls if call.verb == "append") == 200 * 11
+    assert calls["append"] <= 30
+    assert calls["acquire"] <= 5
+
+
+async def test_a_value_is_encoded_once(encodings: Encodings) -> None:
+    """A step encodes its record once; its key and the entry's frame are the rest."""
+    (await durable.run({}, ten, id="warm")).unwrap()
+    encodings.count = 0
+    (await durable.run({}, hundred, id="c")).unwrap()
+    assert encodings.count <= 100 * 2 + 20
+
+
+async def test_a_step_makes_no_task() -> None:
+    """A run has a few tasks of its own; its steps have none."""
+    (await durable.run({}, ten, id="warm")).unwrap()
+    before = tasks_so_far()
+    (await durable.run({}, hundred, id="d")).unwrap()
+    assert tasks_so_far() - before <= 8
+
+
+async def test_a_plain_step_makes_no_task_and_one_encoding(encodings: Encodings) -> None:
+    """Without a store, a step costs its record."""
+    wf = Workflow("plain")
+    before = tasks_so_far()
+    (await wf.run(hundred)).unwrap()
+    assert tasks_so_far() - before <= 1
+    assert encodings.count <= 100

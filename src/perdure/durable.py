@@ -376,8 +376,8 @@ def failures_to_retry(snapshot: Snapshot) -> list[str]:
     steps = snapshot["steps"]
     failed = [key for key, record in steps.items() if not record["ok"]]
     if block["status"] == "failed":
-        ended = block.get("failed") or failed
-        return [key for key in failed if key in ended]
+        ended = block.get("failed")
+        return failed if ended is None else [key for key in failed if key in ended]
     return [key for key in failed if "at" not in steps[key]]
 
 

@@ -433,6 +433,7 @@ class Execution:
         try:
             await self.home.record(spec.id, key, record, warnings, takes)
         except Exception as error:  # noqa: BLE001  # whatever keeps the record from the store
+            self.ledger.drop([key])
             self.tell(PersistError, spec, key, error=error)
             raise self.break_off(error) from error.__cause__
         if self._emit is not None:

@@ -11,7 +11,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, cast
 
 from perdure import codec
@@ -27,7 +27,6 @@ from perdure.store import (
     Entry,
     Grant,
     Lease,
-    LeaseStore,
     Message,
     Rest,
     Store,
@@ -35,7 +34,6 @@ from perdure.store import (
     Want,
     can_inbox,
     can_journal,
-    can_lease,
     require_inbox,
     require_lease,
     require_transaction,
@@ -60,6 +58,8 @@ class Session:
         self._users = 0
         self._committer: Committer | None = None
         self._renewer: asyncio.Task[None] | None = None
+        self._renewing = asyncio.Lock()
+        self._renewed = 0.0
 
     async def __aenter__(self) -> "Session":
         self._users += 1
@@ -101,6 +101,7 @@ class Session:
         """Keep the lease of this run alive from now on."""
         self._runs[run.id] = run
         if self._renewer is None:
+            self._renewed = self.clock.monotonic()
             self._renewer = asyncio.Task(self._renew(), loop=asyncio.get_running_loop())
 
     def drop(self, run: "Home") -> None:
@@ -111,27 +112,38 @@ class Session:
     def poke(self, run_id: str) -> None:
         """Tell a run that is alive here that mail may have come."""
         if (run := self._runs.get(run_id)) is not None:
-            run.parking.changed()
+            run.mail_came()
+
+    async def catch_up(self) -> None:
+        """Renew at once what is long overdue, since the event loop was blocked or the store away.
+
+        Whoever looks for orphans does this first, so as not to take its own runs from itself.
+        """
+        overdue = self.lease_ttl.total_seconds() * 2 / 3
+        if self._runs and self.clock.monotonic() - self._renewed > overdue:
+            await self._renew_once()
 
     async def _renew(self) -> None:
-        store = self.store
-        assert can_lease(store)
         pause = self.lease_ttl / 3
         while True:
             await self.clock.sleep(pause)
             try:
-                await self._renew_once(store)
+                await self._renew_once()
                 pause = self.lease_ttl / 3
             except StoreError as error:
                 pause = self.lease_ttl / 12
                 logger.warning("leases could not be renewed (%s); trying again in %s", error, pause)
 
-    async def _renew_once(self, store: LeaseStore) -> None:
-        runs = list(self._runs.values())
-        if not runs:
-            return
-        leases = [run.lease for run in runs if run.lease is not None]
-        renewed = await store.renew(leases, self.lease_ttl)
+    async def _renew_once(self) -> None:
+        async with self._renewing:
+            started = self.clock.monotonic()
+            runs = list(self._runs.values())
+            leases = [run.lease for run in runs if run.lease is not None]
+            renewed: Sequence[Lease | None] = ()
+            if leases:
+                with telling(self.store, f"renew {len(leases)} leases"):
+                    renewed = await require_lease(self.store).renew(leases, self.lease_ttl)
+            self._renewed = started
         for run, lease in zip(runs, renewed, strict=True):
             if lease is None:
                 run.lose()
@@ -170,7 +182,7 @@ class Home(ABC):
             session.hold(self)
 
     @abstractmethod
-    async def rest(self, block: ExecutionBlock, rest: Rest) -> None:
+    async def rest(self, block: ExecutionBlock, rest: Rest, takes: Sequence[str] = ()) -> None:
         """Write the whole run as it lies from now on, and let it go."""
 
     @abstractmethod
@@ -203,20 +215,26 @@ class Home(ABC):
         """Go on with the lease's new expiry, and look at mail that came meanwhile."""
         self.lease = lease
         if lease.mail:
-            self.parking.changed()
-            if self.on_mail is not None:
-                self.on_mail()
+            self.mail_came()
+
+    def mail_came(self) -> None:
+        """Look at the inbox, in which something may lie."""
+        self.parking.changed()
+        if self.on_mail is not None:
+            self.on_mail()
 
     def lose(self) -> None:
         """Stop: the run belongs to somebody else now."""
         self.session.drop(self)
         self.stop(LeaseLost(self.id))
 
-    async def release(self) -> None:
-        """Let the run go as it is, for whoever comes next."""
+    async def release(self, wake_at: datetime | None = None) -> None:
+        """Let the run go as it is, for whoever comes next: now, or not before `wake_at`."""
         self.session.drop(self)
         if self.lease is not None:
-            await require_lease(self.session.store).release([self.lease])
+            with telling(self.session.store, f"release run {self.id!r}"):
+                store = require_lease(self.session.store)
+                await store.release([self.lease], wake_at=wake_at)
 
     def block(self, status: str = "running", **extra: Any) -> ExecutionBlock:
         """Give the execution block of this moment."""
@@ -314,10 +332,10 @@ class OwnedRun(Home):
 
         self._judge(await store.transact(self.id, self._epoch, entry))
 
-    async def rest(self, block: ExecutionBlock, rest: Rest) -> None:
+    async def rest(self, block: ExecutionBlock, rest: Rest, takes: Sequence[str] = ()) -> None:
         """Fold the journal into the snapshot, set when the run wakes, and give the lease up."""
         data = b"" if rest.gone else self.ledger.encode(block)
-        await self._append(self._numbered(data, rest=rest))
+        await self._append(self._numbered(data, tuple(takes), rest=rest))
         self.session.drop(self)
 
 
@@ -363,7 +381,7 @@ class KeptRun(Home):
         """Refuse: the store has no transaction."""
         require_transaction(self.session.store, f"step.transaction({step!r})")
 
-    async def rest(self, block: ExecutionBlock, rest: Rest) -> None:
+    async def rest(self, block: ExecutionBlock, rest: Rest, takes: Sequence[str] = ()) -> None:
         """Save the whole snapshot, or delete it, and give the lease up."""
         if rest.gone:
             with telling(self.session.store, f"delete run {self.id!r}"):

@@ -17,7 +17,7 @@ from perdure.errors import (
     UnknownWorkflow,
     VersionMismatch,
 )
-from perdure.snapshot import Snapshot
+from perdure.snapshot import Snapshot, assert_valid_snapshot
 from perdure.step import Step, check_errors
 from perdure.store import check_id
 
@@ -226,6 +226,10 @@ class Registry:
                 newest.version,
                 "Register the old definition beside the new one, or give the new one migrate=",
             )
-        migrated = newest.migrate(snapshot, stored)
-        migrated.setdefault("metadata", {})["version"] = newest.version
+        try:
+            migrated = assert_valid_snapshot(newest.migrate(snapshot, stored))
+        except Exception as error:  # the user's function
+            hint = f"Its migrate= failed: {error!r}"
+            raise VersionMismatch(run_id, stored, newest.version, hint) from error
+        migrated["metadata"] = {**(migrated.get("metadata") or {}), "version": newest.version}
         return newest, migrated

@@ -8,6 +8,7 @@ await runtime.signal(run.run_id, "approved", {"by": "ana"})
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from random import Random, SystemRandom
@@ -32,10 +33,13 @@ from perdure.errors import (
     Cancelled,
     InvalidArgument,
     LeaseLost,
+    MissingAbility,
     PerdureError,
     RunFailed,
     RunNotFound,
     StoreError,
+    StoreUnavailable,
+    ValueTooLarge,
 )
 from perdure.events import Bus, Event, Listener
 from perdure.execution import Execution
@@ -199,9 +203,13 @@ class Runtime:
             return Signalled(delivery, None)
         if delivery is Delivery.OVER:
             return Signalled(delivery, await self.get_run(run_id))
-        self.session().poke(run_id)
+        await self._poke(run_id)
         run = await (self.resume(run_id) if wait else self._require(run_id))
         return Signalled(delivery, run)
+
+    async def _poke(self, run_id: str) -> None:
+        async with self.session() as session:
+            session.poke(run_id)
 
     async def sweep(self, now: datetime | None = None, *, limit: int = 100) -> list[Run]:
         """Go on with the runs that are due at `now`, at most `limit`, and give them as they are
@@ -224,7 +232,7 @@ class Runtime:
         try:
             grant = await session.acquire(self._want(run_id))
             return None if grant is None else await self.drive(session, grant, not_before=now)
-        except PerdureError:
+        except Exception:
             logger.exception("run %r could not be driven", run_id)
             return None
 
@@ -255,8 +263,8 @@ class Runtime:
         if (run := await self._cancel_at_rest(run_id, reason)) is not None:
             return run
         inbox = require_inbox(self.store, "Runtime.cancel of a run that is owned elsewhere")
-        await inbox.send(run_id, CANCEL, codec.dumps(reason), dedup_id=CANCEL)
-        self.session().poke(run_id)
+        await inbox.send(run_id, CANCEL, codec.dumps(reason))
+        await self._poke(run_id)
         # Its owner may have put it to rest just before the message came.
         return await self._cancel_at_rest(run_id, reason) or await self._require(run_id)
 
@@ -265,9 +273,10 @@ class Runtime:
             grant = await session.acquire(self._want(run_id))
             if grant is None:
                 return None
+            if is_over(rest_status(grant.snapshot)):
+                return await self._put_back(session, grant)
             home = self._home(session, grant, Ledger("", grant.snapshot), None)
-            await self._end_cancelled(home, reason)
-        return await self._require(run_id)
+            return await self._end_cancelled(home, reason)
 
     async def retry(self, run_id: str) -> Run:
         """Go on with a failed run: the steps that ended it run again, finished ones do not."""
@@ -278,7 +287,7 @@ class Runtime:
             grant = await session.acquire(self._want(run_id))
             if grant is None:
                 return await self._require(run_id)
-            return await self.drive(session, grant)
+            return await self.drive(session, grant, again=True)
 
     async def delete(self, run_id: str) -> bool:
         """Delete a run with all that belongs to it; tell whether there was one."""
@@ -287,10 +296,24 @@ class Runtime:
         return there
 
     async def drive(
-        self, session: Session, grant: Grant, *, not_before: datetime | None = None
+        self,
+        session: Session,
+        grant: Grant,
+        *,
+        not_before: datetime | None = None,
+        again: bool = False,
     ) -> Run:
-        """Go on with a leased run until it ends or rests, and give it as it is then."""
+        """Go on with a leased run until it ends or rests, and give it as it is then.
+
+        One that is over stays as it is, unless it failed and is to be tried `again`.
+        """
         run_id = grant.lease.id
+        status = rest_status(grant.snapshot)
+        again = again and status == "failed"
+        if is_over(status) and not again:
+            # It ended elsewhere between somebody's look at it and the lease.
+            return await self._put_back(session, grant)
+        version = (grant.snapshot.get("metadata") or {}).get("version", 1)
         try:
             definition, snapshot = self.registry.for_run(run_id, grant.snapshot)
             payload = definition.decode_payload((snapshot.get("metadata") or {}).get("input"))
@@ -300,6 +323,11 @@ class Runtime:
             raise
         ledger = Ledger(definition.name, snapshot)
         ledger.drop(failures_to_retry(snapshot))
+        if again or definition.version != version:
+            fresh = await self._rewrite(session, grant, ledger)
+            if fresh is None:
+                return await self._require(run_id)
+            return await self.drive(session, fresh, not_before=not_before)
         home = self._home(session, grant, ledger, definition, payload, not_before)
         if any(message.name == CANCEL for message in grant.inbox):
             return await self._end_cancelled(home, self._cancel_reason(grant))
@@ -311,12 +339,34 @@ class Runtime:
             raise
         return await self._leave(home, result, definition)
 
+    async def _put_back(self, session: Session, grant: Grant) -> Run:
+        """Leave a run that is over as it was."""
+        home = self._home(session, grant, Ledger("", grant.snapshot), None)
+        await home.rest(grant.snapshot["execution"], Rest(rest_status(grant.snapshot)))
+        return self._run(home.id, grant.snapshot)
+
+    async def _rewrite(self, session: Session, grant: Grant, ledger: Ledger) -> Grant | None:
+        """Store a run as it is to be gone on with, and lease it anew; None: another took it up.
+
+        A journal only adds: what a retry or a migration took away would be back after a crash.
+        """
+        home = self._home(session, grant, ledger, None)
+        # A request to cancel that came before does not end what is begun again after it.
+        old = [message.id for message in grant.inbox if message.name == CANCEL]
+        await home.rest(home.running(), Rest("running", home.execution.clock.now()), old)
+        return await session.acquire(self._want(home.id))
+
     async def fail(self, session: Session, grant: Grant, error: RunFailed) -> Run:
         """End a leased run as failed without calling its function."""
-        home = self._home(session, grant, Ledger("", grant.snapshot), None)
+        return await self._end_failed(
+            self._home(session, grant, Ledger("", grant.snapshot), None), error
+        )
+
+    async def _end_failed(self, home: OwnedRun, error: PerdureError) -> Run:
+        """End a run for a reason that is not its function's."""
         told, _ = failure_record(error, home.id, (RunFailed,))
         now = home.block()["lastUpdated"]
-        block = home.block("failed", completedAt=now, error=told)
+        block = home.block("failed", completedAt=now, error=told, failed=[])
         await home.rest(block, Rest("failed"))
         return self._run(home.id, codec.loads(home.ledger.encode(block)))
 
@@ -337,10 +387,20 @@ class Runtime:
                 await home.rest(block, Rest(status))
         except LeaseLost:
             return await self._require(home.id)
-        except StoreError:
-            await quietly(home.release())
+        except StoreError as error:
+            if isinstance(error, ValueTooLarge | MissingAbility):
+                # Its own doing: tried again it would end here again.
+                with suppress(StoreError):
+                    return await self._end_failed(home, error)
+            await quietly(home.release(self._when_to_try_again(home, error)))
             raise
         return self._run(home.id, codec.loads(home.ledger.encode(block)))
+
+    def _when_to_try_again(self, home: OwnedRun, error: StoreError) -> datetime | None:
+        if isinstance(error, StoreUnavailable):
+            return None
+        # What the store refuses for one run must not keep everybody busy.
+        return home.execution.clock.now() + self.lease_ttl
 
     def _at_rest(self, home: OwnedRun, waits: list[PendingWait]) -> tuple[Any, Rest]:
         replays = any(wait["id"].startswith("replay:") for wait in waits)
@@ -350,7 +410,8 @@ class Runtime:
         block = home.block(state=state, pending=waits)
         snapshot: Any = {"execution": block}
         wake_at = home.execution.clock.now() if replays else wake_at_of(snapshot)
-        return block, Rest(state, wake_at, awaits_of(snapshot))
+        # A request to cancel that comes while the run is put to rest must not lie there unseen.
+        return block, Rest(state, wake_at, (*awaits_of(snapshot), CANCEL))
 
     async def _end_cancelled(self, home: OwnedRun, reason: str) -> Run:
         error, _ = failure_record(Cancelled(home.id, reason), home.id, (Cancelled,))

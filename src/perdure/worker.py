@@ -78,6 +78,7 @@ class Worker:
         self._main: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
+        self._draining = False
         self._main = asyncio.Task(self._work(), loop=asyncio.get_running_loop())
         return self
 
@@ -116,6 +117,8 @@ class Worker:
 
     async def _work(self) -> None:
         hints = self._listen()
+        names = ", ".join(self.runtime.registry.names)
+        logger.info("%s works on %s, %d at once", self._owner, names, self._concurrency)
         async with self.runtime.session() as session:
             try:
                 while not self._draining:
@@ -125,6 +128,7 @@ class Worker:
                 if hints is not None:
                     hints.cancel()
                     await asyncio.wait([hints])
+                logger.info("%s ends: %s", self._owner, self.counters)
 
     async def _claim_and_wait(self, session: Session) -> None:
         self._wake.clear()
@@ -132,6 +136,7 @@ class Worker:
         claimed: Sequence[Grant] = ()
         if room:
             try:
+                await session.catch_up()
                 claimed = await self._store.claim(
                     self._owner, self.runtime.lease_ttl, room, workflows=self.runtime.registry.names
                 )

@@ -100,7 +100,7 @@ class Writer:
             return
         lying = (rest.status, rest.wake_at, names_as_json(rest.awaits))
         yield self._on(sql.REST_ONE, entry.data, *lying, entry.n, *place)
-        yield self._on(sql.FOLD_ONE, *place)
+        yield self._on(sql.FOLD_ONE, *place, *place)
         if rest.awaits:
             yield self._on(sql.EXPECT_ONE, *place, key, [*rest.awaits])
 

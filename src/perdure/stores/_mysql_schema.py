@@ -16,6 +16,7 @@ from perdure.stores._mysql_literals import Statement, Value
 _LONGEST_TABLE = 64 - len("_migrations")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PATIENCE_SECONDS = 60
+_RESTING = ("folded", "snapshot", "status", "wake_at", "awaits", "updated_at")
 
 _APPLIED = "SELECT version FROM {migrations}"
 _KEEP_COUNT = """
@@ -33,10 +34,22 @@ _UNLOCK = "SELECT RELEASE_LOCK(%s)"
 
 
 class Dialect(NamedTuple):
-    """What the servers say differently."""
+    """What the servers say differently.
+
+    `given` is what an upsert calls a column of the row it was given, and `as_given` what it needs
+    to say for that beforehand.
+    """
 
     collation: str
-    skip_locked: str
+    skip_locked: str = "SKIP LOCKED"
+    given: str = "VALUES({})"
+    as_given: str = ""
+
+    @property
+    def words(self) -> dict[str, str]:
+        """What stands in a statement for `{collation}`, `{skip_locked}`, …."""
+        rest = ", ".join(f"{column} = {self.given.format(column)}" for column in _RESTING)
+        return {**self._asdict(), "rest_as_given": rest}
 
 
 class Migration(NamedTuple):
@@ -69,10 +82,9 @@ class Names:
             "fence": f"`{name}_fence`",
         }
 
-    def fill(self, sql: str, dialect: Dialect | None = None) -> bytes:
+    def fill(self, sql: str, dialect: Dialect) -> bytes:
         """Give a statement with the names, and the server's own words, in it."""
-        words = {} if dialect is None else dialect._asdict()
-        return sql.format(**self.fields, **words).encode()
+        return sql.format(**self.fields, **dialect.words).encode()
 
 
 class Schema:
@@ -129,11 +141,13 @@ def dialect_of(version: str) -> Dialect:
     """Give how a server of this version speaks, or raise when it is too old."""
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
     if "mariadb" in version.lower():
+        if numbers >= (10, 6):
+            return Dialect("utf8mb4_nopad_bin")
         if numbers >= (10, 3):
-            return Dialect("utf8mb4_nopad_bin", "SKIP LOCKED" if numbers >= (10, 6) else "")
-    elif numbers >= (8, 0, 16):
-        return Dialect("utf8mb4_0900_bin", "SKIP LOCKED")
-    raise StoreError(f"{version} is too old: MySQL 8.0.16 or MariaDB 10.3 is needed, or newer")
+            return Dialect("utf8mb4_nopad_bin", skip_locked="")
+    elif numbers >= (8, 0, 19):
+        return Dialect("utf8mb4_0900_bin", given="given.{}", as_given="AS given")
+    raise StoreError(f"{version} is too old: MySQL 8.0.19 or MariaDB 10.3 is needed, or newer")
 
 
 def check_table(table: object, parameter: str = "table") -> str:

@@ -47,14 +47,6 @@ LOCK_RECEIVER = """
     SELECT status, owner, awaits, wake_at, UTC_TIMESTAMP(6) FROM {runs} WHERE id = %s FOR UPDATE
 """
 
-# A run that is made in this transaction has the epoch -1 until its end. One that is there already
-# is locked by the update that changes nothing; INSERT IGNORE would lock it for reading only, and
-# two that want to write it then would wait for each other.
-CREATE = """
-    INSERT INTO {runs} (id, snapshot, workflow, wake_at, epoch) VALUES %s
-    ON DUPLICATE KEY UPDATE epoch = epoch
-"""
-CREATED = "SELECT id FROM {runs} FORCE INDEX (PRIMARY) WHERE id IN (%s) AND epoch = -1"
 # The answer to an INSERT holds what LAST_INSERT_ID was given: so the epoch, and with it the time,
 # is known without a question more.
 START = """
@@ -64,7 +56,21 @@ STARTED = """(
     %s, %s, %s, %s, UTC_TIMESTAMP(6) + INTERVAL %s MICROSECOND, UTC_TIMESTAMP(6),
     LAST_INSERT_ID(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))
 )"""
-ENQUEUE = """
+ENQUEUE = "INSERT INTO {runs} (id, snapshot, workflow, wake_at, updated_at, epoch) VALUES {rows}"
+ENQUEUED = """(
+    %s, %s, %s, COALESCE(%s, UTC_TIMESTAMP(6)), UTC_TIMESTAMP(6),
+    TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
+)"""
+
+# A run that is made in this transaction has the epoch -1 until its end. One that is there already
+# is locked by the update that changes nothing; INSERT IGNORE would lock it for reading only, and
+# two that want to write it then would wait for each other.
+MAKE = """
+    INSERT INTO {runs} (id, snapshot, workflow, wake_at, epoch) VALUES %s
+    ON DUPLICATE KEY UPDATE epoch = epoch
+"""
+MADE = "SELECT id FROM {runs} FORCE INDEX (PRIMARY) WHERE id IN (%s) AND epoch = -1"
+QUEUE_MADE = """
     UPDATE {runs} SET
         wake_at = COALESCE(wake_at, UTC_TIMESTAMP(6)), updated_at = UTC_TIMESTAMP(6),
         epoch = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
@@ -109,9 +115,9 @@ REST_ONE = """
     WHERE id = %s AND epoch = %s AND folded < %s
 """
 FOLD_ONE = """
-    DELETE entry FROM {journal} AS entry JOIN {runs} AS run ON run.id = entry.run
-    WHERE entry.run = %s AND run.epoch = %s AND run.folded = %s
-        AND (entry.epoch < run.epoch OR entry.n <= run.folded)
+    DELETE FROM {journal} WHERE run = %s AND (epoch < %s OR n <= %s) AND EXISTS (
+        SELECT 1 FROM {runs} AS run WHERE run.id = %s AND run.epoch = %s AND run.folded = %s
+    )
 """
 EXPECT_ONE = """
     UPDATE {runs} SET wake_at = UTC_TIMESTAMP(6)
@@ -131,11 +137,9 @@ FORGET_ITS_INBOX = """
 
 # The rows are there and locked. In this form, many updates are one statement.
 REST = """
-    INSERT INTO {runs} (id, epoch, folded, snapshot, status, wake_at, awaits, updated_at) VALUES %s
-    ON DUPLICATE KEY UPDATE
-        folded = VALUES(folded), snapshot = VALUES(snapshot), status = VALUES(status),
-        wake_at = VALUES(wake_at), awaits = VALUES(awaits), updated_at = VALUES(updated_at),
-        owner = NULL, takeovers = 0
+    INSERT INTO {runs} (id, epoch, folded, snapshot, status, wake_at, awaits, updated_at)
+    VALUES %s {as_given}
+    ON DUPLICATE KEY UPDATE {rest_as_given}, owner = NULL, takeovers = 0
 """
 EPOCH = "SELECT epoch FROM {runs} WHERE id = %s"
 

@@ -1,7 +1,8 @@
 """The verbs of the store on MySQL."""
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from hashlib import blake2b
 from typing import Any
@@ -34,6 +35,7 @@ from perdure.stores import _mysql_sql as sql
 from perdure.stores._lifecycle import Lifecycle
 from perdure.stores._mysql_append import Writer
 from perdure.stores._mysql_database import Database, Transaction
+from perdure.stores._mysql_errors import Refused
 from perdure.stores._mysql_leases import Leases
 from perdure.stores._mysql_literals import Statement, read_moment
 from perdure.stores._mysql_rows import chunks, names_as_json, read_inboxes, read_run
@@ -78,7 +80,7 @@ class MysqlStore(Closing):
         await self._life.ready()
         self._check_size(f"the snapshot of run {id!r}", data)
         made, mail = (
-            self._on(sql.CREATE, [(key, b"{}", None, None, _NEW)]),
+            self._on(sql.MAKE, [(key, b"{}", None, None, _NEW)]),
             self._on(sql.MAIL, [key]),
         )
 
@@ -196,7 +198,7 @@ class MysqlStore(Closing):
             first.setdefault(self._key(run.id), run)
             _checked_workflow(run.workflow)
             self._check_size(f"the snapshot of run {run.id!r}", run.snapshot)
-        created = await self._create(first) if first else set[str]()
+        created = await self._create(first) if first else ()
         return [
             key in created and first[key] is run
             for run, key in ((run, self._prefix + run.id) for run in runs)
@@ -323,19 +325,23 @@ class MysqlStore(Closing):
         self._writer = Writer(self._database, self._on, self._key)
         self._leases = Leases(self._database, self._on, self._prefix)
 
-    async def _create(self, runs: dict[str, NewRun]) -> set[str]:
-        keys = sorted(runs)
-        rows = [
-            (key, run.snapshot, run.workflow, run.wake_at, _NEW)
-            for key, run in ((key, runs[key]) for key in keys)
-        ]
-        results = await self._database.run(
-            *(self._on(sql.CREATE, chunk) for chunk in chunks(rows)),
-            self._on(sql.CREATED, keys),
-            self._on(sql.ENQUEUE, keys),
+    async def _create(self, runs: dict[str, NewRun]) -> Collection[str]:
+        rows = [(key, run.snapshot, run.workflow, run.wake_at) for key, run in sorted(runs.items())]
+        if len(parts := chunks(rows)) == 1:
+            values = (value for row in rows for value in row)
+            texts = ",".join([sql.ENQUEUED] * len(rows))
+            with suppress(Refused):
+                statement = self._on.sized(sql.ENQUEUE, texts, values)
+                await self._database.run_alone(statement, repeatable=False)
+                return runs.keys()
+        keys = [key for key, *_ in rows]
+        *_, made, _ = await self._database.run(
+            *(self._on(sql.MAKE, [(*row, _NEW) for row in part]) for part in parts),
+            self._on(sql.MADE, keys),
+            self._on(sql.QUEUE_MADE, keys),
             repeatable=False,
         )
-        return {key for (key,) in results[-2].rows}
+        return {key for (key,) in made.rows}
 
     def _forgetting(self, keys: Sequence[str]) -> Sequence[Statement]:
         # The run first: whoever writes to the others locks it before.

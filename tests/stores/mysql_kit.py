@@ -1,0 +1,66 @@
+"""The conformance kit on MySQL: one database for all checks of a class."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pymysql
+import pytest
+
+from perdure.store import Store
+from perdure.testing.conformance import StoreConformance
+from tests.servers.mysql import connect_arguments, fresh_database
+from tests.servers.process import Server, eventually
+
+_OTHERS = """
+    SELECT id, info FROM information_schema.processlist
+    WHERE db = DATABASE() AND id <> CONNECTION_ID()
+"""
+
+
+class MysqlConformance(StoreConformance):
+    """What every way of opening the store shares. Making tables takes longer than most checks: they
+    are made once and emptied after each of them."""
+
+    direct_url: str
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def database(cls, mysql_server: Server) -> Iterator[str]:
+        """A database that each check finds empty."""
+        with fresh_database(mysql_server) as url:
+            query(url, "CREATE TABLE notes (note VARCHAR(100))")
+            yield url
+
+    @pytest.fixture
+    def empty_url(self, database: str) -> Iterator[str]:
+        """The database; fails the check that leaves a connection open."""
+        yield database
+        connection = pymysql.connect(**connect_arguments(database), autocommit=True)
+        with connection, connection.cursor() as cursor:
+            eventually(lambda: check_alone(cursor), retry_on=(AssertionError,), patience=2)
+            cursor.execute("SHOW TABLES")
+            for (table,) in cursor.fetchall():
+                if not table.endswith("_migrations"):
+                    cursor.execute(f"DELETE FROM {table}")
+
+    async def user_write(self, connection: Any, note: str) -> None:
+        async with connection.cursor() as cursor:
+            await cursor.execute("INSERT INTO notes VALUES (%s)", (note,))
+
+    async def user_notes(self, store: Store) -> Sequence[str]:
+        return [note for (note,) in query(self.direct_url, "SELECT note FROM notes")]
+
+
+def check_alone(cursor: Any) -> None:
+    """Fail when somebody else is connected to the database."""
+    cursor.execute(_OTHERS)
+    others = cursor.fetchall()
+    assert not others, f"the check left connections open: {others}"
+
+
+def query(url: str, statement: str, *values: object) -> Sequence[tuple[Any, ...]]:
+    """Give the rows of a statement, on a connection of its own."""
+    connection = pymysql.connect(**connect_arguments(url), autocommit=True)
+    with connection, connection.cursor() as cursor:
+        cursor.execute(statement, values)
+        return tuple(cursor.fetchall())

@@ -1,16 +1,23 @@
 """Databases for tests of the MongoDB store, and stores that die between two writes."""
 
+import gc
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from pymongo import MongoClient
 
 from perdure.stores.mongo import MongoStore, mongo
 from tests.servers.mongo import ADMIN, fresh_database
 from tests.servers.process import Server
 from tests.stores.crashes import Crash
+
+# A client that is closed while its monitor connects leaves that socket to the garbage collector.
+ignore_driver_leaks = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"
+)
 
 WRITES = {
     "bulk_write",
@@ -58,6 +65,13 @@ def place_on(server: Server) -> Iterator[Place]:
             yield place
         finally:
             place.client.close()
+
+
+@pytest.fixture(autouse=True)
+def no_garbage_left() -> Iterator[None]:
+    """Let the driver's leaks come out where they happened."""
+    yield
+    gc.collect()
 
 
 def dying(url: str, writes: int) -> MongoStore:

@@ -14,7 +14,11 @@ from perdure.stores.mongo import MongoReplicaSetStore, MongoTransaction, mongo
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.process import Server
 from tests.servers.proxy import TcpProxy
-from tests.stores.mongo_places import Place, place_on
+from tests.stores.mongo_places import Place, ignore_driver_leaks, no_garbage_left, place_on
+
+__all__ = ["no_garbage_left"]
+
+pytestmark = ignore_driver_leaks
 
 HOUR = timedelta(hours=1)
 ACCEPTED, FENCED = Verdict.ACCEPTED, Verdict.FENCED

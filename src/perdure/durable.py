@@ -8,14 +8,15 @@ where the record ends.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from random import Random, SystemRandom
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from perdure import codec
-from perdure.clock import Clock, Duration, SyncedClock, SystemClock, parse_duration
+from perdure.arguments import check_flag, check_whole
+from perdure.clock import Clock, Duration, SyncedClock, SystemClock, check_clock, parse_duration
 from perdure.errors import (
     AlreadyRunning,
     Cancelled,
@@ -27,7 +28,7 @@ from perdure.errors import (
     StoreError,
     VersionMismatch,
 )
-from perdure.events import Bus, Listener
+from perdure.events import Bus, Listener, check_listener
 from perdure.execution import Execution
 from perdure.ledger import Ledger
 from perdure.ownership import Home, KeptRun, OwnedRun, Session, telling
@@ -45,9 +46,11 @@ from perdure.store import (
     can_journal,
     can_lease,
     check_id,
+    check_limit,
+    check_store,
     require_lease,
 )
-from perdure.workflow import WorkflowFunction, as_deps, body_of, conduct
+from perdure.workflow import WorkflowFunction, as_deps, body_of, conduct, encode_metadata
 
 logger = logging.getLogger(__name__)
 
@@ -111,19 +114,19 @@ async def run(
     """
     request = Request(
         id=check_id(id),
-        store=default_store() if store is None else store,
+        store=default_store() if store is None else check_store(store),
         body=body_of(fn, as_deps(deps)),
         fn=fn,
-        version=_check_version(version),
-        keep=keep,
+        version=check_whole(version, "version", least=0),
+        keep=check_flag(keep, "keep"),
         metadata=_first_metadata(version, metadata, input),
         bus=_bus(on_event),
         errors=check_errors(errors),
         lease_ttl=check_lease_ttl(lease_ttl),
-        shared=allow_concurrent,
+        shared=check_flag(allow_concurrent, "allow_concurrent"),
         on_version_mismatch=_check_mending(on_version_mismatch),
-        replay_errors=replay_errors,
-        clock=clock,
+        replay_errors=check_flag(replay_errors, "replay_errors"),
+        clock=check_clock(clock),
     )
     key = None if idempotency_key is None else _check_key(idempotency_key)
     try:
@@ -475,9 +478,11 @@ async def _delete(request: Request) -> None:
 
 def borrow(store: Store, clock: Clock, lease_ttl: timedelta) -> Session:
     """Give the session of this store and event loop; enter it to use it."""
-    key = (id(store), id(asyncio.get_running_loop()), lease_ttl)
+    loop = asyncio.get_running_loop()
+    key = (id(store), id(loop), lease_ttl)
     session = _sessions.get(key)
-    if session is None or session.idle:
+    # A loop that was closed in the middle of a run may have left its session, and its address.
+    if session is None or session.idle or session.loop is not loop:
         session = _sessions[key] = Session(store, clock, lease_ttl)
         session.on_idle = lambda: _sessions.pop(key, None)
     return session
@@ -511,9 +516,7 @@ def default_store() -> Store:
 def _bus(listener: Listener | None) -> Bus:
     bus = Bus()
     if listener is not None:
-        if not callable(listener):
-            raise InvalidArgument("on_event", listener, "a function of one event")
-        bus.subscribe(listener)
+        bus.subscribe(check_listener(listener))
     return bus
 
 
@@ -538,18 +541,10 @@ def _check_key(key: str) -> str:
     return key
 
 
-def _check_version(version: object) -> int:
-    if isinstance(version, bool) or not isinstance(version, int) or version < 0:
-        raise InvalidArgument("version", version, "a whole number")
-    return version
-
-
 def _first_metadata(
     version: int, metadata: Mapping[str, Any] | None, input: object
 ) -> dict[str, Any]:
-    if metadata is not None and not isinstance(metadata, Mapping):
-        raise InvalidArgument("metadata", metadata, "a mapping of JSON values")
-    first = cast("dict[str, Any]", codec.encode(dict(metadata or {})))
+    first = {} if metadata is None else encode_metadata(metadata)
     first["version"] = version
     if input is not None:
         first["input"] = codec.encode(input)
@@ -558,7 +553,7 @@ def _first_metadata(
 
 async def has_state(store: Store, id: str, /) -> bool:
     """Tell whether the store holds a run of this id."""
-    return await store.load(check_id(id)) is not None
+    return await check_store(store).load(check_id(id)) is not None
 
 
 async def delete_state(store: Store, id: str, /) -> bool:
@@ -572,13 +567,17 @@ async def delete_states(
     store: Store, ids: Sequence[str], /, *, concurrency: int = 10
 ) -> dict[str, Exception]:
     """Delete many runs, so many at once; give those that could not be, with their errors."""
-    gate = asyncio.Semaphore(concurrency)
+    check_store(store)
+    gate = asyncio.Semaphore(check_whole(concurrency, "concurrency"))
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
+        raise InvalidArgument("ids", ids, "a list of run ids")
+    ids = [check_id(id, "ids") for id in ids]
     failed: dict[str, Exception] = {}
 
     async def delete(id: str) -> None:
         async with gate:
             try:
-                await store.delete(check_id(id))
+                await store.delete(id)
             except Exception as error:  # noqa: BLE001  # told to the caller
                 failed[id] = error
 
@@ -588,8 +587,9 @@ async def delete_states(
 
 async def list_pending(store: Store, /, *, prefix: str = "", limit: int = 100) -> list[Listed]:
     """Give runs that are not over, newest first; records of idempotency keys are left out."""
+    check_store(store)
     pending: list[Listed] = []
-    size = max(limit, 100)
+    size = max(check_limit(limit), 100)
     # A store of five methods may know no more than these two options.
     page = await store.list(prefix=prefix, limit=size)
     while page:
@@ -613,6 +613,7 @@ async def _is_pending(store: Store, line: Listed) -> bool:
 
 async def clear_state(store: Store, /) -> int:
     """Delete every run of the store (of its prefix); give how many."""
+    check_store(store)
     count = 0
     while page := await store.list(limit=100):
         for line in page:

@@ -52,6 +52,7 @@ class Session:
         self.store = store
         self.clock = clock
         self.lease_ttl = lease_ttl
+        self.loop = asyncio.get_running_loop()
         self._runs: dict[str, Home] = {}
         self.on_idle: Callable[[], object] | None = None
         self.idle = False

@@ -336,8 +336,11 @@ class OwnedRun(Home):
     async def rest(self, block: ExecutionBlock, rest: Rest, takes: Sequence[str] = ()) -> None:
         """Fold the journal into the snapshot, set when the run wakes, and give the lease up."""
         data = b"" if rest.gone else self.ledger.encode(block)
-        await self._append(self._numbered(data, tuple(takes), rest=rest))
-        self.session.drop(self)
+        try:
+            await self._append(self._numbered(data, tuple(takes), rest=rest))
+        finally:
+            # Whatever became of the write: nobody works on the run here any more.
+            self.session.drop(self)
 
 
 class KeptRun(Home):

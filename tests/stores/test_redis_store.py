@@ -3,7 +3,7 @@
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from redis import Redis
@@ -98,14 +98,14 @@ async def test_a_stale_departure_is_fenced(store: RedisStore) -> None:
 
 async def test_a_large_batch_goes_in_portions(store: RedisStore) -> None:
     """More entries than a script is given at once are all there, in order."""
-    grants = await leased(store, *(f"{n}" for n in range(600)))
+    grants = await leased(store, *(f"{n}" for n in range(1_200)))
     big = as_json(snapshot(big="x" * 1_000_000))
     entries = [step(grant, 1) for grant in grants]
     entries += [Entry("0", grants[0].lease.epoch, n, big) for n in range(2, 12)]
     entries += [step(grants[0], 12)]
     assert set(await store.append(entries)) == {Verdict.ACCEPTED}
     assert await steps(store, "0") == ["1", "big", "12"]
-    assert await steps(store, "599") == ["1"]
+    assert await steps(store, "1199") == ["1"]
 
 
 async def test_a_run_that_cannot_be_read_harms_no_other(
@@ -189,6 +189,13 @@ async def test_due_leaves_a_lease_that_will_end_later(store: RedisStore) -> None
     """The end of a live lease is no wake time, also when one asks for tomorrow."""
     (grant,) = await leased(store)
     assert list(await store.due(grant.now + 2 * HOUR, 10)) == []
+
+
+async def test_the_last_time_there_is_can_be_waited_for(store: RedisStore) -> None:
+    """A run that sleeps until the end of time is due then."""
+    last = datetime.max.replace(tzinfo=UTC)
+    await store.enqueue([NewRun("run", "order", as_json(snapshot()), last)])
+    assert [(due.id, due.wake_at) for due in await store.due(last, 1)] == [("run", last)]
 
 
 @contextmanager

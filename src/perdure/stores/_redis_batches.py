@@ -8,8 +8,8 @@ from perdure.stores._redis_links import Value
 from perdure.stores._redis_server import Call
 
 # A script holds everybody up, and what it is given lies in the server's memory twice.
-_MAX_ROWS = 500
-_MAX_BYTES = 4 * 1024 * 1024
+_MAX_ROWS = 1000
+_MAX_BYTES = 8 * 1024 * 1024
 
 
 class Row(NamedTuple):

@@ -1,7 +1,7 @@
 """What the scripts take and give, as the contract's records."""
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -13,6 +13,8 @@ from perdure.snapshot import RunStatus, Snapshot, merge_snapshots
 from perdure.store import Due, Entry, Grant, Lease, Listed, Message, Rest
 from perdure.stores._redis_links import Value
 from perdure.stores._times import micros, moment_of
+
+_LAST = micros(datetime.max.replace(tzinfo=UTC))
 
 to_json = msgspec.json.Encoder().encode
 
@@ -99,7 +101,8 @@ def renewed_of(reply: Sequence[Any], lease: Lease) -> Lease:
 def due_of(line: bytes, prefix: str) -> Due:
     """Give a due run."""
     at, _, key = line.partition(b" ")
-    return Due(key.decode()[len(prefix) :], moment_of(int(at)))
+    # The server rounds a time that far away, and may round it beyond the last one there is.
+    return Due(key.decode()[len(prefix) :], moment_of(min(int(at), _LAST)))
 
 
 def due_place(line: bytes) -> tuple[int, bytes]:

@@ -217,7 +217,7 @@ class RedisStore(Closing):
     async def enqueue(self, runs: Sequence[NewRun], /) -> Sequence[bool]:
         """Create runs that wait for a claim; False for each id that was there already.
 
-        On a cluster the runs of each shard are one write.
+        Up to a thousand runs, of 8 MiB together, are one write; on a cluster those of each shard.
         """
         await self._life.ready()
         rows = [self._new_row_of(run) for run in runs]

@@ -13,6 +13,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "perdure"
 
 ROWS: tuple[tuple[str, ...], ...] = (
     ("errors",),
+    ("arguments",),
     ("clock", "result", "names", "lineage", "definition"),
     ("codec", "retry", "calling"),
     ("snapshot",),

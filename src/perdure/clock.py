@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, cast
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
@@ -66,6 +66,14 @@ class SystemClock:
     async def sleep(self, seconds: float | timedelta, /) -> None:
         """Wait so long; zero or less lets other tasks run once."""
         await asyncio.sleep(finite_seconds(seconds))
+
+
+def check_clock(clock: object, parameter: str = "clock") -> Clock:
+    """Give the clock back, or raise: an object that tells the time and waits."""
+    verbs = (getattr(clock, verb, None) for verb in ("now", "monotonic", "sleep"))
+    if isinstance(clock, type) or not all(map(callable, verbs)):
+        raise InvalidArgument(parameter, clock, "a clock: an object with now, monotonic and sleep")
+    return cast(Clock, clock)
 
 
 class SyncedClock:

@@ -571,13 +571,12 @@ async def delete_states(
     gate = asyncio.Semaphore(check_whole(concurrency, "concurrency"))
     if isinstance(ids, str) or not isinstance(ids, Iterable):
         raise InvalidArgument("ids", ids, "a list of run ids")
-    ids = [check_id(id, "ids") for id in ids]
     failed: dict[str, Exception] = {}
 
     async def delete(id: str) -> None:
         async with gate:
             try:
-                await store.delete(id)
+                await store.delete(check_id(id))
             except Exception as error:  # noqa: BLE001  # told to the caller
                 failed[id] = error
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
+from perdure.errors import InvalidArgument
 from perdure.result import Result
 
 logger = logging.getLogger(__name__)
@@ -158,6 +159,13 @@ class PersistError(StepEvent, frozen=True, kw_only=True):
 
 
 Listener: TypeAlias = Callable[[Any], Awaitable[object] | object]
+
+
+def check_listener(listener: object, parameter: str = "on_event") -> Listener:
+    """Give the listener back, or raise: something to be called with one event."""
+    if not callable(listener):
+        raise InvalidArgument(parameter, listener, "a function of one event")
+    return listener
 
 
 class Subscription:

@@ -248,9 +248,11 @@ def _text(key: str, entry: Mapping[str, Any] | None) -> str | None:
 
 def as_keyvalue(store: KeyValueStore | AsyncKeyValue, parameter: str = "store") -> KeyValueStore:
     """Give a `KeyValueStore`: the object itself, or a `py-key-value-aio` driver made into one."""
-    if isinstance(store, KeyValueStore):
+    if isinstance(store, KeyValueStore) and not isinstance(store, type):
         return store
-    if all(callable(getattr(store, verb, None)) for verb in ("get", "put", "delete", "get_many")):
+    if not isinstance(store, type) and all(
+        callable(getattr(store, verb, None)) for verb in ("get", "put", "delete", "get_many")
+    ):
         return DriverKeyValue(store)
     wanted = "an object with get, set, delete, exists and keys, or a py-key-value-aio driver"
     raise InvalidArgument(parameter, store, wanted)

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar, get_type_hints, overload
 
 from perdure import codec
+from perdure.arguments import check_whole
 from perdure.errors import (
     CodecError,
     InvalidArgument,
@@ -39,15 +40,13 @@ class Definition(Generic[P, T]):
         errors: Sequence[type[BaseException]] = (),
         migrate: Migrate | None = None,
     ) -> None:
-        if isinstance(version, bool) or not isinstance(version, int) or version < 0:
-            raise InvalidArgument("version", version, "a whole number")
         if not inspect.iscoroutinefunction(fn):
             raise InvalidArgument("fn", fn, "an async function of (step) or (step, payload)")
         self.name = check_id(name, "workflow")
         self.fn = fn
-        self.version = version
+        self.version = check_whole(version, "version", least=0)
         self.errors = check_errors(errors)
-        self.migrate = migrate
+        self.migrate = _check_migrate(migrate)
         self.takes_payload = len(inspect.signature(fn).parameters) > 1
         self.payload_type = _payload_type(fn) if self.takes_payload else None
         self.__name__ = fn.__name__
@@ -148,7 +147,15 @@ def workflow(
     if not isinstance(name, str):
         hint = 'Write @workflow("name") with the parentheses'
         raise InvalidArgument("name", name, "the workflow's name", hint)
-    return Decorator(name, version, errors, migrate)
+    check_id(name, "name")
+    check_whole(version, "version", least=0)
+    return Decorator(name, version, check_errors(errors), _check_migrate(migrate))
+
+
+def _check_migrate(migrate: Migrate | None) -> Migrate | None:
+    if migrate is not None and not callable(migrate):
+        raise InvalidArgument("migrate", migrate, "a function of a snapshot and its version")
+    return migrate
 
 
 class Decorator:
@@ -181,6 +188,9 @@ class Registry:
 
     def __init__(self, definitions: Iterable[Definition[Any, Any]] = ()) -> None:
         self._known: dict[str, dict[int, Definition[Any, Any]]] = {}
+        if not isinstance(definitions, Iterable):
+            wanted = "a list of functions decorated with @workflow"
+            raise InvalidArgument("workflows", definitions, wanted)
         for definition in definitions:
             self.add(definition)
 

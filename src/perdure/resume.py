@@ -101,6 +101,8 @@ def is_step_complete(subject: object, key: str | None = None, /) -> bool:
     """
     if key is None:
         return isinstance(subject, StepComplete)
+    if not isinstance(key, str):
+        raise InvalidArgument("key", key, "the key of a step")
     state = as_resume_state(subject, "state")
     return state is not None and key in state.steps
 

@@ -12,11 +12,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from random import Random, SystemRandom
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 from uuid import UUID
 
 from perdure import codec
-from perdure.clock import Clock, Duration, SyncedClock, SystemClock, isoformat, parse_duration
+from perdure.arguments import check_flag, check_random
+from perdure.clock import (
+    Clock,
+    Duration,
+    SyncedClock,
+    SystemClock,
+    as_utc,
+    check_clock,
+    isoformat,
+    parse_duration,
+)
 from perdure.durable import (
     LEASE_TTL,
     Body,
@@ -31,6 +41,7 @@ from perdure.durable import (
 )
 from perdure.errors import (
     Cancelled,
+    CodecError,
     InvalidArgument,
     LeaseLost,
     MissingAbility,
@@ -41,7 +52,7 @@ from perdure.errors import (
     StoreUnavailable,
     ValueTooLarge,
 )
-from perdure.events import Bus, Event, Listener
+from perdure.events import Bus, Event, Listener, check_listener
 from perdure.execution import Execution
 from perdure.ledger import Ledger
 from perdure.ownership import OwnedRun, Session
@@ -69,6 +80,8 @@ from perdure.store import (
     Want,
     check_id,
     check_limit,
+    check_prefix,
+    check_store,
     require_inbox,
     require_journal,
     require_lease,
@@ -117,18 +130,18 @@ class Runtime:
         random: Random | None = None,
         always_replay: bool = False,
     ) -> None:
-        self.store = default_store() if store is None else store
+        self.store = default_store() if store is None else check_store(store)
         for require in (require_journal, require_lease, require_schedule):
             require(self.store, "Runtime")
         self.registry = Registry(workflows)
         self.lease_ttl = check_lease_ttl(lease_ttl)
-        self.clock = clock
-        self.random = SystemRandom() if random is None else random
+        self.clock = check_clock(clock)
+        self.random = SystemRandom() if random is None else check_random(random)
         self._linger = parse_duration(linger, "linger")
-        self._always_replay = always_replay
+        self._always_replay = check_flag(always_replay, "always_replay")
         self._bus = Bus()
         if on_event is not None:
-            self._bus.subscribe(on_event)
+            self._bus.subscribe(check_listener(on_event))
 
     def register(self, definition: Definition[Any, Any]) -> None:
         """Make a workflow known."""
@@ -154,6 +167,7 @@ class Runtime:
         """
         definition = self._definition(workflow)
         data = definition.encode_payload(payload)
+        check_flag(wait, "wait")
         if run_id is None:
             run_id = f"{definition.name}:{UUID(int=self.random.getrandbits(128), version=4)}"
         snapshot = self._first_snapshot(definition, data)
@@ -197,7 +211,10 @@ class Runtime:
         if not isinstance(event, str) or not event or event == CANCEL:
             raise InvalidArgument("event", event, "the event's name, a non-empty text")
         store = require_inbox(self.store, "Runtime.signal")
-        data = codec.dumps(codec.encode(payload))
+        check_flag(wait, "wait")
+        if dedup_id is not None:
+            check_id(dedup_id, "dedup_id")
+        data = codec.dumps(_encoded(payload))
         delivery = await store.send(check_id(run_id, "run_id"), event, data, dedup_id=dedup_id)
         if delivery is Delivery.UNKNOWN:
             return Signalled(delivery, None)
@@ -220,7 +237,7 @@ class Runtime:
         if check_limit(limit) == 0:
             raise InvalidArgument("limit", limit, "a whole number, 1 or more")
         store = require_schedule(self.store, "Runtime.sweep")
-        moment = self.clock.now() if now is None else now
+        moment = self.clock.now() if now is None else as_utc(now, "now")
         due = await store.due(moment, limit, workflows=self.registry.names)
         async with self.session() as session:
             runs = await asyncio.gather(
@@ -251,12 +268,22 @@ class Runtime:
         after: str | None = None,
     ) -> Sequence[Listed]:
         """Give runs, newest first; `after` is the cursor of the last line of the page before."""
+        check_prefix(prefix)
+        check_limit(limit)
+        if workflow is not None:
+            check_id(workflow, "workflow")
+        if status is not None and status not in get_args(RunStatus):
+            raise InvalidArgument("status", status, f"one of {', '.join(get_args(RunStatus))}")
+        if after is not None and not isinstance(after, str):
+            raise InvalidArgument("after", after, "the cursor of a line that list_runs() gave")
         return await self.store.list(
             prefix=prefix, limit=limit, status=status, workflow=workflow, after=after
         )
 
     async def cancel(self, run_id: str, *, reason: str = "") -> Run:
         """End a run as cancelled. One that is owned elsewhere is asked to end, and does so soon."""
+        if not isinstance(reason, str):
+            raise InvalidArgument("reason", reason, "text")
         snapshot = await self._load(run_id)
         if is_over(rest_status(snapshot)):
             return self._run(run_id, snapshot)
@@ -506,6 +533,14 @@ class Runtime:
             definition = self.registry.newest(name or "")
             returns, errors = codec.return_type(definition.fn), (*errors, *definition.errors)
         return run_of(run_id, snapshot, returns=returns, errors=errors)
+
+
+def _encoded(payload: object) -> Any:
+    try:
+        return codec.encode(payload)
+    except CodecError as error:
+        wanted = "a value that comes back from JSON as it is"
+        raise InvalidArgument("payload", payload, wanted, str(error)) from error
 
 
 def _body(definition: Definition[Any, Any], payload: object) -> Body:

@@ -14,10 +14,11 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import Any, Literal, Protocol, Self, TypeGuard
+from typing import Any, Literal, Protocol, Self, TypeGuard, cast
 
 import msgspec
 
+from perdure.arguments import check_whole
 from perdure.errors import InvalidArgument, MissingAbility, ValueTooLarge
 from perdure.snapshot import RunStatus, Snapshot, awaits_of, rest_status, wake_at_of
 
@@ -38,6 +39,9 @@ class Capabilities(msgspec.Struct, frozen=True):
     shared: Literal["process", "machine", "network"] = "process"
     survives: Literal["nothing", "process_crash", "power_loss"] = "nothing"
     max_value_size: int = MAX_VALUE_SIZE
+
+    def __post_init__(self) -> None:
+        check_whole(self.max_value_size, "max_value_size")
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -454,6 +458,16 @@ def require_upkeep(store: Store, needed_for: str = "") -> UpkeepStore:
     raise MissingAbility(store, "upkeep", needed_for)
 
 
+def check_store(store: object, parameter: str = "store") -> Store:
+    """Give the store back, or raise: an object with the five methods."""
+    verbs = (getattr(store, verb, None) for verb in ("save", "load", "delete", "list", "close"))
+    if isinstance(store, type) or not all(map(callable, verbs)):
+        wanted = "a store: an object with save, load, delete, list and close"
+        hint = "perdure.stores.open_store(url) opens one" if isinstance(store, str) else ""
+        raise InvalidArgument(parameter, store, wanted, hint)
+    return cast(Store, store)
+
+
 def check_id(id: object, parameter: str = "id") -> str:
     """Give the id back, or raise: non-empty text up to 512 characters without NUL."""
     wanted = f"non-empty text of at most {MAX_ID_LENGTH} characters without NUL"
@@ -471,9 +485,7 @@ def check_prefix(prefix: object, parameter: str = "prefix") -> str:
 
 def check_limit(limit: object, parameter: str = "limit") -> int:
     """Give the limit back, or raise: a whole number, zero or more."""
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
-        raise InvalidArgument(parameter, limit, "a whole number, 0 or more")
-    return limit
+    return check_whole(limit, parameter, least=0)
 
 
 def check_entries(entries: Sequence[Entry], limit: int) -> None:

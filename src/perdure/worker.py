@@ -15,9 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+from perdure.arguments import check_whole
 from perdure.clock import Duration, parse_duration
 from perdure.durable import quietly
-from perdure.errors import InvalidArgument, PerdureError, RunFailed, StoreError
+from perdure.errors import (
+    InvalidArgument,
+    InvalidDuration,
+    PerdureError,
+    RunFailed,
+    StoreError,
+)
 from perdure.ownership import Session
 from perdure.runtime import Runtime
 from perdure.store import Grant, NotifyStore, can_notify, require_lease, require_schedule
@@ -55,21 +62,17 @@ class Worker:
         grace: Duration = 10,
         max_takeovers: int = 5,
     ) -> None:
-        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
-            raise InvalidArgument("concurrency", concurrency, "a whole number, 1 or more")
-        if (
-            isinstance(max_takeovers, bool)
-            or not isinstance(max_takeovers, int)
-            or max_takeovers < 1
-        ):
-            raise InvalidArgument("max_takeovers", max_takeovers, "a whole number, 1 or more")
+        if not isinstance(runtime, Runtime):
+            raise InvalidArgument("runtime", runtime, "a Runtime")
         self.runtime = runtime
         self.counters = Counters()
         self._store = require_schedule(runtime.store, "Worker")
-        self._concurrency = concurrency
+        self._concurrency = check_whole(concurrency, "concurrency")
         self._poll = parse_duration(poll, "poll").total_seconds()
+        if not self._poll:
+            raise InvalidDuration("poll", poll, "a duration longer than nothing")
         self._grace = parse_duration(grace, "grace")
-        self._max_takeovers = max_takeovers
+        self._max_takeovers = check_whole(max_takeovers, "max_takeovers")
         self._owner = f"worker-{runtime.random.getrandbits(64):016x}"
         self._runs: set[asyncio.Task[None]] = set()
         self._draining = False

@@ -25,10 +25,17 @@ from typing import (
 from uuid import UUID
 
 from perdure import codec
+from perdure.arguments import check_random, check_whole
 from perdure.cache import CacheLike, as_cache
-from perdure.clock import Clock, SystemClock, isoformat
+from perdure.clock import Clock, SystemClock, check_clock, isoformat
 from perdure.definition import definition_hash
-from perdure.errors import InvalidArgument, SnapshotFormatError, SnapshotMismatch, Suspended
+from perdure.errors import (
+    CodecError,
+    InvalidArgument,
+    SnapshotFormatError,
+    SnapshotMismatch,
+    Suspended,
+)
 from perdure.events import (
     Bus,
     Coalesce,
@@ -41,6 +48,7 @@ from perdure.events import (
     WorkflowStart,
     WorkflowSuccess,
     WorkflowSuspended,
+    check_listener,
 )
 from perdure.execution import Execution
 from perdure.ledger import Include, Ledger
@@ -266,13 +274,11 @@ class Workflow(Generic[D]):
         """
         if include not in ("all", "completed", "failed"):
             raise InvalidArgument("include", include, "'all', 'completed' or 'failed'")
-        if limit is not None and (
-            isinstance(limit, bool) or not isinstance(limit, int) or limit < 0
-        ):
-            raise InvalidArgument("limit", limit, "a whole number, 0 or more, or nothing")
+        if limit is not None:
+            check_whole(limit, "limit", least=0)
         if since is not None and not isinstance(since, str):
             raise InvalidArgument("since", since, "the key of a recorded step")
-        chosen = None if metadata is None else cast("dict[str, Any]", codec.encode(dict(metadata)))
+        chosen = None if metadata is None else encode_metadata(metadata)
         return self._run.snapshot(include=include, metadata=chosen, limit=limit, since=since)
 
     def subscribe(
@@ -284,8 +290,7 @@ class Workflow(Generic[D]):
         `mode="sync"` calls it in place; `"async"` beside the workflow, one event at a time, and
         then `coalesce="latest"` skips to the newest event, but never past the last one.
         """
-        if not callable(listener):
-            raise InvalidArgument("listener", listener, "a function of one event")
+        check_listener(listener, "listener")
         if mode not in ("sync", "async"):
             raise InvalidArgument("mode", mode, "'sync' or 'async'")
         if coalesce not in ("none", "latest"):
@@ -424,6 +429,17 @@ class LocalRun:
             self._snapshots.publish(event, terminal=type != "step_complete")
 
 
+def encode_metadata(metadata: object) -> dict[str, Any]:
+    """Give the user's metadata as JSON, or raise."""
+    wanted = "a mapping of texts to JSON values"
+    if not isinstance(metadata, Mapping) or not all(isinstance(name, str) for name in metadata):
+        raise InvalidArgument("metadata", metadata, wanted)
+    try:
+        return cast("dict[str, Any]", codec.encode(dict(metadata)))
+    except CodecError as error:
+        raise InvalidArgument("metadata", metadata, wanted, str(error)) from error
+
+
 def check_options(options: Options) -> Options:
     """Give the options back, or raise for the first that cannot be used."""
     for name, value in options.items():
@@ -439,8 +455,12 @@ def check_options(options: Options) -> Options:
     for name in ("on_unknown_steps", "on_definition_change"):
         if (reaction := options.get(name, "warn")) not in ("warn", "error", "ignore"):
             raise InvalidArgument(name, reaction, "'warn', 'error' or 'ignore'")
-    if (listener := options.get("on_event")) is not None and not callable(listener):
-        raise InvalidArgument("on_event", listener, "a function of one event")
+    if (listener := options.get("on_event")) is not None:
+        check_listener(listener)
+    if "clock" in options:
+        check_clock(options["clock"])
+    if "random" in options:
+        check_random(options["random"])
     if (cache := options.get("cache")) is not None:
         as_cache(cache)
     if "errors" in options:

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from perdure import codec
-from perdure.clock import Clock, Duration, SystemClock, isoformat, parse_duration, parse_iso
+from perdure.clock import (
+    Clock,
+    Duration,
+    SystemClock,
+    check_clock,
+    isoformat,
+    parse_duration,
+    parse_iso,
+)
 from perdure.errors import CodecError, InvalidArgument, StoreError
 from perdure.names import safe_name
 from perdure.snapshot import StepRecord
@@ -39,7 +47,7 @@ class FileCache:
             raise InvalidArgument("directory", directory, "a path")
         self._directory = Path(directory)
         self._ttl = None if ttl is None else parse_duration(ttl, "ttl")
-        self._clock = clock
+        self._clock = check_clock(clock)
 
     async def get(self, key: str, /) -> StepRecord | None:
         """Give the record or None."""

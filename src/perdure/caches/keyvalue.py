@@ -5,7 +5,7 @@ from typing import cast
 
 from perdure import codec
 from perdure.clock import Duration, parse_duration
-from perdure.errors import CodecError, StoreCorrupted
+from perdure.errors import CodecError, InvalidArgument, StoreCorrupted
 from perdure.keyvalue import AsyncKeyValue, KeyValueStore, as_keyvalue
 from perdure.snapshot import StepRecord
 
@@ -24,6 +24,8 @@ class KeyValueCache:
         ttl: Duration | None = None,
     ) -> None:
         self._kv = as_keyvalue(kv, "kv")
+        if not isinstance(prefix, str):
+            raise InvalidArgument("prefix", prefix, "text")
         self._prefix = prefix
         self._ttl = None if ttl is None else parse_duration(ttl, "ttl")
 

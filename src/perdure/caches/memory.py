@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import cast
 
 from perdure import codec
-from perdure.clock import Clock, Duration, SystemClock, parse_duration
+from perdure.clock import Clock, Duration, SystemClock, check_clock, parse_duration
 from perdure.errors import InvalidArgument
 from perdure.snapshot import StepRecord
 
@@ -33,7 +33,7 @@ class MemoryCache:
             raise InvalidArgument("max_size", max_size, "a whole number, 1 or more, or None")
         self._max_size = max_size
         self._ttl = None if ttl is None else parse_duration(ttl, "ttl")
-        self._clock = clock
+        self._clock = check_clock(clock)
         self._entries: OrderedDict[str, tuple[bytes, float | None]] = OrderedDict()
         self._ends: list[tuple[float, str]] = []
 

@@ -98,9 +98,9 @@ def open_store(url: str, **options: Any) -> Store:
 
         store = open_store("sqlite:///workflow.db", prefix="orders:")
     """
-    scheme, separator, rest = url.partition("://")
+    scheme, separator, rest = str(url).partition("://")
     scheme = scheme.lower()
-    if not separator or scheme not in _SCHEMES:
+    if not isinstance(url, str) or not separator or scheme not in _SCHEMES:
         wanted = "a URL that begins with one of: " + ", ".join(f"{name}://" for name in _SCHEMES)
         raise InvalidArgument("url", url, wanted)
     if scheme in _SERVERS:

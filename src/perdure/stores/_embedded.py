@@ -8,7 +8,7 @@ from heapq import nlargest
 from typing import NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from perdure import codec
-from perdure.clock import Clock, isoformat
+from perdure.clock import Clock, check_clock, isoformat
 from perdure.errors import InvalidArgument, StoreClosed, ValueTooLarge
 from perdure.snapshot import RunStatus, Snapshot, is_over, workflow_of
 from perdure.store import (
@@ -96,7 +96,7 @@ class EmbeddedStore(Closing):
     def __init__(self, desk: Desk, clock: Clock, capabilities: Capabilities) -> None:
         self.capabilities = capabilities
         self._desk = desk
-        self._clock = clock
+        self._clock = check_clock(clock)
         self._closed = False
 
     @abstractmethod

@@ -1,12 +1,12 @@
 """Any key-value store as a store of runs."""
 
 from collections.abc import Awaitable, Callable
-from typing import Literal, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Literal, ParamSpec, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
 
 from perdure.clock import Clock, SystemClock
-from perdure.errors import StoreCorrupted
+from perdure.errors import InvalidArgument, StoreCorrupted
 from perdure.keyvalue import AsyncKeyValue, KeyValueStore, MemoryKeyValue, as_keyvalue
 from perdure.store import MAX_VALUE_SIZE, Capabilities, check_prefix
 from perdure.stores._embedded import Answer, EmbeddedStore
@@ -69,6 +69,8 @@ def keyvalue(
         store = keyvalue(MemoryKeyValue())
     """
     kv = as_keyvalue(store)
+    if survives is not None and survives not in get_args(Survives):
+        raise InvalidArgument("survives", survives, f"one of {', '.join(get_args(Survives))}")
     if survives is None:
         survives = "nothing" if isinstance(kv, MemoryKeyValue) else "process_crash"
     return KeyValueRuns(kv, check_prefix(prefix), clock, max_value_size, survives)

@@ -8,8 +8,8 @@ from heapq import nlargest
 from itertools import islice
 
 from perdure import codec
-from perdure.clock import Clock, SystemClock, as_utc, isoformat, parse_iso
-from perdure.errors import StoreClosed, ValueTooLarge
+from perdure.clock import Clock, SystemClock, as_utc, check_clock, isoformat, parse_iso
+from perdure.errors import InvalidArgument, StoreClosed, ValueTooLarge
 from perdure.snapshot import RunStatus, Snapshot, is_over, workflow_of
 from perdure.store import (
     MAX_VALUE_SIZE,
@@ -65,7 +65,9 @@ class MemoryStore(Closing):
             max_value_size=max_value_size,
         )
         self._prefix = check_prefix(prefix)
-        self._clock = clock
+        self._clock = check_clock(clock)
+        if shares is not None and not isinstance(shares, MemoryStore):
+            raise InvalidArgument("shares", shares, "a MemoryStore")
         self._shelf: Shelf = Shelf() if shares is None else shares._shelf
         self._runs = self._shelf.runs
         self._agenda = self._shelf.agenda

@@ -1,0 +1,26 @@
+"""Checks that public parameters share: the value comes back, or the error names the parameter."""
+
+from random import Random
+
+from perdure.errors import InvalidArgument
+
+
+def check_flag(value: object, parameter: str) -> bool:
+    """Give the flag back, or raise: True or False, and nothing that only looks like it."""
+    if not isinstance(value, bool):
+        raise InvalidArgument(parameter, value, "True or False")
+    return value
+
+
+def check_whole(value: object, parameter: str, *, least: int = 1) -> int:
+    """Give the whole number back, or raise: at least `least`, and no bool."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidArgument(parameter, value, f"a whole number, {least} or more")
+    return value
+
+
+def check_random(value: object, parameter: str = "random") -> Random:
+    """Give the source of chance back, or raise."""
+    if not isinstance(value, Random):
+        raise InvalidArgument(parameter, value, "a random.Random")
+    return value

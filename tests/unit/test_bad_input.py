@@ -1,0 +1,461 @@
+"""Wrong types for every public parameter: an error of ours that names it and what is wanted.
+
+The table holds each public callable with arguments that are right, and for each parameter those
+that are not. A parameter that takes anything at all is marked so; one that is missing in the table
+fails `test_every_parameter_is_in_the_table`.
+"""
+
+import inspect
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure import (
+    Cron,
+    ResumeState,
+    ResumeStateCollector,
+    Retry,
+    Runtime,
+    StatePersistence,
+    Step,
+    Timeout,
+    Worker,
+    Workflow,
+    assert_valid_snapshot,
+    durable,
+    is_step_complete,
+    merge_snapshots,
+    parse_state,
+    stringify_state,
+    workflow,
+)
+from perdure.caches import FileCache, KeyValueCache, MemoryCache
+from perdure.clock import parse_duration
+from perdure.errors import InvalidArgument, PerdureError, RunNotFound
+from perdure.keyvalue import MemoryKeyValue
+from perdure.result import Err, Ok
+from perdure.resume import ResumeEntry
+from perdure.snapshot import new_snapshot
+from perdure.stores import FileStore, MemoryStore, keyvalue, open_store, sqlite
+from perdure.testing import TestClock
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+SNAPSHOT = new_snapshot("w", now=NOW)
+
+ANYTHING = ()
+"""For parameters that take any value there is."""
+
+NO_TEXT = (5, None, b"x", ["x"])
+NO_NAME = (*NO_TEXT, "")
+NO_COUNT = ("3", 1.5, True, None, -1)
+NO_DURATION = ("soon", -1, float("nan"), None, [], True, 10**400)
+NO_FLAG = ("yes", None, 1)
+NO_CLOCK = (5, None, "now", TestClock)
+NO_LISTENER = (5, "print", [])
+NO_ERRORS = (5, [5], "ValueError", [int], ValueError)
+NO_STORE = (5, "sqlite:///x.db", MemoryStore)
+
+
+async def body(step: Step) -> int:
+    return await step("x", lambda: 1)
+
+
+@workflow("known")
+async def known(step: Step, payload: int = 0) -> int:
+    return payload
+
+
+@dataclass(frozen=True)
+class Case:
+    """A public callable, arguments that are right, and arguments that are not."""
+
+    make: Callable[[], Callable[..., Any]]
+    bad: dict[str, tuple[Any, ...]]
+    good: dict[str, Any] = field(default_factory=dict)
+
+
+def of(thing: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
+    return lambda: thing
+
+
+def runtime() -> Runtime:
+    return Runtime(MemoryStore(), workflows=[known])
+
+
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "snapshot": (5, "{}", {}, {"formatVersion": 2}, ResumeState()),
+    "resume_state": (5, "{}", {}, SNAPSHOT),
+    "cache": (5, "x", [], MemoryCache),
+    "on_event": NO_LISTENER,
+    "errors": NO_ERRORS,
+    "on_unknown_steps": ("raise", None, True),
+    "on_definition_change": ("raise", None, True),
+    "clock": NO_CLOCK,
+    "random": (5, None, "x", Random),
+}
+
+DURABLE: dict[str, tuple[Any, ...]] = {
+    "deps": ANYTHING,
+    "fn": (5, None, "x", lambda step: 1, print),
+    "id": (*NO_NAME, "x" * 513, "a\0b", "\ud800"),
+    "store": NO_STORE,
+    "version": NO_COUNT,
+    "keep": NO_FLAG,
+    "input": ANYTHING,
+    "metadata": (5, "x", [1]),
+    "on_event": NO_LISTENER,
+    "errors": NO_ERRORS,
+    "lease_ttl": (*NO_DURATION, 0),
+    "allow_concurrent": NO_FLAG,
+    "on_version_mismatch": ("retry", None, 5),
+    "replay_errors": NO_FLAG,
+    "idempotency_key": ("", 5, "x" * 513),
+    "clock": NO_CLOCK,
+}
+
+STORE: dict[str, tuple[Any, ...]] = {
+    "prefix": (5, None, "a\0b", "x" * 513),
+    "clock": NO_CLOCK,
+    "max_value_size": (*NO_COUNT, 0),
+}
+
+CASES: dict[str, Case] = {
+    "Workflow": Case(
+        of(Workflow), {"name": NO_NAME, "deps": ANYTHING, **OPTIONS}, {"name": "w"}
+    ),
+    "Workflow.run": Case(
+        lambda: Workflow("w").run,
+        {"fn": (5, None, "x", lambda step: 1), "deps": ANYTHING, **OPTIONS},
+        {"fn": body},
+    ),
+    "Workflow.run_with_state": Case(
+        lambda: Workflow("w").run_with_state,
+        {"fn": (5, None, "x", lambda step: 1), "deps": ANYTHING, **OPTIONS},
+        {"fn": body},
+    ),
+    "Workflow.snapshot": Case(
+        lambda: Workflow("w").snapshot,
+        {
+            "include": ("some", None, 5),
+            "metadata": (5, "x", [1], {1: 2}),
+            "limit": ("3", 1.5, True, -1),
+            "since": (5, ["a"]),
+        },
+    ),
+    "Workflow.subscribe": Case(
+        lambda: Workflow("w").subscribe,
+        {"listener": NO_LISTENER, "mode": ("later", None), "coalesce": ("all", None, "latest")},
+        {"listener": print},
+    ),
+    "Cron": Case(
+        of(Cron),
+        {"expr": (5, None, "", "* *", "99 * * * *"), "tz": (5, None, "Nowhere/City")},
+        {"expr": "0 9 * * *"},
+    ),
+    "Retry": Case(
+        of(Retry),
+        {
+            "attempts": (*NO_COUNT, 0),
+            "backoff": ("quadratic", None, 5),
+            "delay": NO_DURATION,
+            "max_delay": NO_DURATION,
+            "jitter": ("some", None, -0.1, 1.1, float("nan")),
+            "retry_if": ("always", 5),
+        },
+    ),
+    "Timeout": Case(
+        of(Timeout),
+        {"after": (*NO_DURATION, 0), "on_timeout": ("raise", None, 5)},
+        {"after": 5},
+    ),
+    "parse_duration": Case(
+        of(parse_duration), {"value": NO_DURATION, "parameter": ANYTHING}, {"value": 1}
+    ),
+    "ResumeState": Case(
+        of(ResumeState), {"steps": (5, "x", None, {"a": 1}, {1: ResumeEntry(Ok(1))})}
+    ),
+    "ResumeStateCollector.handle_event": Case(
+        lambda: ResumeStateCollector().handle_event, {"event": ANYTHING}, {"event": 5}
+    ),
+    "stringify_state": Case(
+        of(stringify_state), {"state": (5, None, "{}", {}, SNAPSHOT)}, {"state": ResumeState()}
+    ),
+    "parse_state": Case(
+        of(parse_state),
+        {"text": (5, None, {}, "", "nonsense", "[]", "{}")},
+        {"text": stringify_state(ResumeState())},
+    ),
+    "is_step_complete": Case(
+        of(is_step_complete),
+        {"subject": (5, "{}", SNAPSHOT), "key": (5, b"x")},
+        {"subject": ResumeState(), "key": "a"},
+    ),
+    "StatePersistence": Case(
+        of(StatePersistence),
+        {"kv": (5, None, "x", {}, MemoryKeyValue), "prefix": NO_TEXT},
+        {"kv": MemoryKeyValue()},
+    ),
+    "StatePersistence.save": Case(
+        lambda: StatePersistence(MemoryKeyValue()).save,
+        {"run_id": NO_NAME, "state": (5, None, "{}", SNAPSHOT)},
+        {"run_id": "r", "state": ResumeState()},
+    ),
+    "StatePersistence.load": Case(
+        lambda: StatePersistence(MemoryKeyValue()).load, {"run_id": NO_NAME}, {"run_id": "r"}
+    ),
+    "assert_valid_snapshot": Case(
+        of(assert_valid_snapshot),
+        {"candidate": (5, None, "{}", {}, {"formatVersion": 1})},
+        {"candidate": SNAPSHOT},
+    ),
+    "merge_snapshots": Case(
+        of(merge_snapshots), {"base": (5, None, "{}", [])}, {"base": SNAPSHOT}
+    ),
+    "durable.run": Case(
+        of(durable.run), DURABLE, {"deps": {}, "fn": body, "id": "r", "store": MemoryStore()}
+    ),
+    "durable.has_state": Case(
+        of(durable.has_state),
+        {"store": NO_STORE, "id": NO_NAME},
+        {"store": MemoryStore(), "id": "r"},
+    ),
+    "durable.delete_state": Case(
+        of(durable.delete_state),
+        {"store": NO_STORE, "id": NO_NAME},
+        {"store": MemoryStore(), "id": "r"},
+    ),
+    "durable.delete_states": Case(
+        of(durable.delete_states),
+        {"store": NO_STORE, "ids": (5, None, "r"), "concurrency": (*NO_COUNT, 0)},
+        {"store": MemoryStore(), "ids": ["r"]},
+    ),
+    "durable.list_pending": Case(
+        of(durable.list_pending),
+        {"store": NO_STORE, "prefix": (5, None, "a\0b"), "limit": NO_COUNT},
+        {"store": MemoryStore()},
+    ),
+    "durable.clear_state": Case(
+        of(durable.clear_state), {"store": NO_STORE}, {"store": MemoryStore()}
+    ),
+    "workflow": Case(
+        of(workflow),
+        {
+            "name": (*NO_NAME, "x" * 513, body),
+            "version": NO_COUNT,
+            "errors": NO_ERRORS,
+            "migrate": (5, "x"),
+        },
+        {"name": "w"},
+    ),
+    "@workflow": Case(
+        lambda: workflow("w"), {"fn": (5, None, "x", lambda step: 1, print)}, {"fn": body}
+    ),
+    "Runtime": Case(
+        of(Runtime),
+        {
+            "store": NO_STORE,
+            "workflows": (5, [5], [body], known),
+            "lease_ttl": (*NO_DURATION, 0),
+            "linger": NO_DURATION,
+            "on_event": NO_LISTENER,
+            "clock": NO_CLOCK,
+            "random": (5, "x", Random),
+            "always_replay": NO_FLAG,
+        },
+    ),
+    "Runtime.register": Case(
+        lambda: runtime().register, {"definition": (5, None, body)}, {"definition": known}
+    ),
+    "Runtime.trigger": Case(
+        lambda: runtime().trigger,
+        {
+            "workflow": (5, None, body),
+            "payload": ("x", [], {"a": 1}),
+            "run_id": ("", 5, "x" * 513),
+            "wait": NO_FLAG,
+        },
+        {"workflow": known, "payload": 1},
+    ),
+    "Runtime.resume": Case(lambda: runtime().resume, {"run_id": NO_NAME}, {"run_id": "r"}),
+    "Runtime.signal": Case(
+        lambda: runtime().signal,
+        {
+            "run_id": NO_NAME,
+            "event": NO_NAME,
+            "payload": (object(), lambda: 1),
+            "dedup_id": ("", 5, "x" * 513),
+            "wait": NO_FLAG,
+        },
+        {"run_id": "r", "event": "e"},
+    ),
+    "Runtime.sweep": Case(
+        lambda: runtime().sweep,
+        {"now": (5, "now", datetime(2030, 1, 1)), "limit": (*NO_COUNT, 0)},
+    ),
+    "Runtime.get_run": Case(lambda: runtime().get_run, {"run_id": NO_NAME}, {"run_id": "r"}),
+    "Runtime.list_runs": Case(
+        lambda: runtime().list_runs,
+        {
+            "workflow": (5, ""),
+            "status": ("done", 5),
+            "prefix": (5, None, "a\0b"),
+            "limit": NO_COUNT,
+            "after": (5, "nonsense"),
+        },
+    ),
+    "Runtime.cancel": Case(
+        lambda: runtime().cancel, {"run_id": NO_NAME, "reason": (5, None)}, {"run_id": "r"}
+    ),
+    "Runtime.retry": Case(lambda: runtime().retry, {"run_id": NO_NAME}, {"run_id": "r"}),
+    "Runtime.delete": Case(lambda: runtime().delete, {"run_id": NO_NAME}, {"run_id": "r"}),
+    "Worker": Case(
+        of(Worker),
+        {
+            "runtime": (5, None, MemoryStore(), Runtime),
+            "concurrency": (*NO_COUNT, 0),
+            "poll": (*NO_DURATION, 0),
+            "grace": NO_DURATION,
+            "max_takeovers": (*NO_COUNT, 0),
+        },
+        {"runtime": runtime()},
+    ),
+    "MemoryStore": Case(of(MemoryStore), {**STORE, "shares": (5, "x", MemoryStore)}),
+    "FileStore": Case(
+        of(FileStore),
+        {"directory": (5, None, b"x"), "durability": ("some", None), **STORE},
+        {"directory": "never-made"},
+    ),
+    "sqlite": Case(
+        of(sqlite),
+        {
+            "path": (5, None, b"x"),
+            "table": (*NO_NAME, "a b", 'a"b', "1a"),
+            "durability": ("some", None),
+            "busy_timeout": NO_DURATION,
+            **STORE,
+        },
+        {"path": "never-made.db"},
+    ),
+    "keyvalue": Case(
+        of(keyvalue),
+        {"store": (5, None, "x", {}, MemoryKeyValue), "survives": ("much", 5), **STORE},
+        {"store": MemoryKeyValue()},
+    ),
+    "open_store": Case(
+        of(open_store),
+        {"url": (5, None, "", "x.db", "ftp://x", "sqlite:///x.db?a=1")},
+        {"url": "memory://"},
+    ),
+    "MemoryCache": Case(
+        of(MemoryCache),
+        {"max_size": ("3", 1.5, True, -1, 0), "ttl": ("soon", -1, [], True), "clock": NO_CLOCK},
+    ),
+    "FileCache": Case(
+        of(FileCache),
+        {"directory": (5, None, b"x"), "ttl": ("soon", -1, [], True), "clock": NO_CLOCK},
+        {"directory": "never-made"},
+    ),
+    "KeyValueCache": Case(
+        of(KeyValueCache),
+        {"kv": (5, None, "x", {}), "prefix": NO_TEXT, "ttl": ("soon", -1, [], True)},
+        {"kv": MemoryKeyValue()},
+    ),
+}  # fmt: skip
+
+# What the message may begin with when it is not the parameter's own name.
+ALSO_CALLED = {
+    "candidate": "Invalid snapshot format",
+    "base": "Invalid snapshot format",
+    "snapshot": "Invalid snapshot format",
+    "after": "timeout",
+    "text": "this ",
+    "subject": "state",
+    "payload": "payload",
+    "definition": "workflows",
+    "value": "duration",
+    "event": "event",
+}
+
+
+async def call(case: Case, **changed: Any) -> None:
+    """Call with the right arguments, but for those that are changed."""
+    target = case.make()
+    given = {**case.good, **changed}
+    positional = []
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except ValueError:
+        parameters = []
+    for parameter in parameters:
+        if parameter.kind is parameter.POSITIONAL_ONLY and parameter.name in given:
+            positional.append(given.pop(parameter.name))
+        elif parameter.kind is parameter.POSITIONAL_ONLY and given:
+            positional.append(parameter.default)
+    answer = target(*positional, **given)
+    if inspect.isawaitable(answer):
+        await answer
+
+
+def shown(value: Any) -> str:
+    return re.sub(r"[^ -~]| at 0x\w+", "", repr(value))[:30]
+
+
+ROWS = [
+    pytest.param(case, parameter, value, id=f"{name}({parameter}={shown(value)})")
+    for name, case in CASES.items()
+    for parameter, values in case.bad.items()
+    for value in values
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "parameter", "value"), ROWS)
+async def test_what_cannot_be_used_is_named(case: Case, parameter: str, value: Any) -> None:
+    """The error is ours, names the parameter, and tells what came or what was wanted."""
+    with pytest.raises(PerdureError) as raised:
+        await call(case, **{parameter: value})
+    message = str(raised.value)
+    named = message.startswith((parameter, ALSO_CALLED.get(parameter, parameter)))
+    assert named, message
+    if isinstance(raised.value, InvalidArgument):
+        assert type(value).__name__ in message or repr(raised.value.got)[:20] in message
+        assert "wanted" in message
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_the_right_arguments_are_right(name: str) -> None:
+    """What each row changes one argument of does work, or at least gets past the checks."""
+    with suppress(RunNotFound):
+        await call(CASES[name])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_parameter_is_in_the_table(name: str) -> None:
+    """A new parameter needs a row."""
+    case = CASES[name]
+    parameters = inspect.signature(case.make()).parameters.values()
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    missing = {p.name for p in parameters if p.kind not in variadic} - case.bad.keys()
+    assert not missing
+
+
+def test_every_public_callable_is_in_the_table() -> None:
+    """Functions and classes of `perdure`, but for those that only hold what they are given."""
+    holders = {
+        "Clock", "Err", "Ok", "PerdureError", "Result", "ResumeStateCollector", "Run", "Snapshot",
+        "Step", "StepError", "StepFailed", "StepTimeout", "SystemClock", "validate_snapshot",
+        "durable",
+    }  # fmt: skip
+    assert set(perdure.__all__) - holders <= CASES.keys()
+
+
+@pytest.mark.parametrize("value", [5, None, "x", object(), [], Ok(1), Err(1), timedelta(1)])
+def test_validate_takes_anything(value: object) -> None:
+    """It tells what is wrong and never raises."""
+    assert not perdure.validate_snapshot(value).valid

@@ -1,6 +1,6 @@
 """`Ok` and `Err`: what a run or a step gives back when failure is an answer and not an accident.
 
-Take them apart with `match`, or ask `.ok`; both type checkers see that nothing was forgotten.
+Take them apart with `match`, or ask `if result:`; type checkers see that nothing was forgotten.
 """
 
 from collections.abc import Callable
@@ -23,6 +23,10 @@ class Ok(Generic[T_co]):
 
     value: T_co
     ok: ClassVar[Literal[True]] = True
+
+    def __bool__(self) -> Literal[True]:
+        """A success is true, whatever it holds."""
+        return True
 
     def unwrap(self) -> T_co:
         """Give the value."""
@@ -55,6 +59,10 @@ class Err(Generic[E_co]):
     error: E_co
     cause: object = None
     ok: ClassVar[Literal[False]] = False
+
+    def __bool__(self) -> Literal[False]:
+        """A failure is false, whatever it holds."""
+        return False
 
     def unwrap(self) -> NoReturn:
         """Raise the error itself when it is an exception, else `UnwrapError` from the cause."""

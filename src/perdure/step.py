@@ -229,15 +229,49 @@ class Step:
         await _settle(tasks.values())
         return {name: task.result() for name, task in tasks.items()}
 
+    @overload
     def map(
         self,
         id: str,
         items: Iterable[T],
-        fn: Callable[[T], Awaitable[U] | U],
+        fn: Callable[[T], Coroutine[Any, Any, Ok[U] | Err[Any]]],
+        /,
+        *,
+        concurrency: int = ...,
+    ) -> Coroutine[Any, Any, list[U]]: ...
+    @overload
+    def map(
+        self,
+        id: str,
+        items: Iterable[T],
+        fn: Callable[[T], Awaitable[U]],
+        /,
+        *,
+        concurrency: int = ...,
+    ) -> Coroutine[Any, Any, list[U]]: ...
+    @overload
+    def map(
+        self,
+        id: str,
+        items: Iterable[T],
+        fn: Callable[[T], Ok[U] | Err[Any]],
+        /,
+        *,
+        concurrency: int = ...,
+    ) -> Coroutine[Any, Any, list[U]]: ...
+    @overload
+    def map(
+        self, id: str, items: Iterable[T], fn: Callable[[T], U], /, *, concurrency: int = ...
+    ) -> Coroutine[Any, Any, list[U]]: ...
+    def map(
+        self,
+        id: str,
+        items: Iterable[Any],
+        fn: Callable[[Any], Any],
         /,
         *,
         concurrency: int = 10,
-    ) -> Coroutine[Any, Any, list[U]]:
+    ) -> Coroutine[Any, Any, list[Any]]:
         """Run a step for each item, so many at once, and give the values in the items' order."""
         if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
             raise InvalidArgument("concurrency", concurrency, "a whole number, 1 or more")

@@ -38,6 +38,11 @@ def test_ok_tells_the_two_apart() -> None:
     assert Err(0).ok is False
 
 
+def test_a_success_is_true_and_a_failure_false() -> None:
+    """Whatever they hold: `if result:` asks how it went."""
+    assert [bool(Ok(0)), bool(Ok(None)), bool(Err(1))] == [True, True, False]
+
+
 def test_unwrap_gives_the_value() -> None:
     """`unwrap` of `Ok` gives what it holds, also when that is None."""
     assert Ok(5).unwrap() == 5

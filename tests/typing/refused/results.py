@@ -1,5 +1,7 @@
 """Misuse of results that an editor must underline."""
 
+from typing import assert_never
+
 from perdure.result import Err, Ok, Result
 
 
@@ -14,5 +16,21 @@ def use() -> str:
     return result.error
 
 
+def ask() -> int:
+    result = half(4)
+    if result:
+        return result.error  # refused
+    return result.value  # refused
+
+
 def give() -> Result[int, str]:
     return Ok("text")  # refused
+
+
+def forget_an_arm() -> int:
+    result = half(4)
+    match result:
+        case Ok(value):
+            return value
+        case _:
+            assert_never(result)  # refused

@@ -1,0 +1,30 @@
+"""Misuse of steps that an editor must underline."""
+
+from perdure import Step, Workflow
+
+
+async def fetch(id: str) -> str:
+    return id
+
+
+async def calls(step: Step) -> None:
+    await step("the wrong type", fetch, 1)  # refused
+    await step("too few", fetch)  # refused
+    await step("too many", fetch, "1", "2")  # refused
+    await step("a value", "text")  # refused
+    await step("no such option", fetch, "1", retries=3)  # refused
+    await step.sleep("no duration", None)  # refused
+    await step.map("the wrong items", [1, 2], fetch)  # refused
+    length: int = await step("another type", fetch, "1")  # refused
+    print(length)
+
+
+async def three(step: Step, deps: object, more: int) -> None: ...
+
+
+async def workflows() -> None:
+    await Workflow("w").run(three)  # refused
+    await Workflow("w").run(calls, "options")  # refused
+    await Workflow("w").run(calls, resumeState=None)  # refused
+    Workflow("w", on_unknown_steps="raise")  # refused
+    Workflow(5)  # refused

@@ -1,0 +1,76 @@
+"""What an editor sees of a step: its value has the type that its function returns."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, assert_type
+
+from perdure import Cron, Err, Ok, Result, Retry, Step, Timeout
+
+
+@dataclass
+class User:
+    id: str
+
+
+async def fetch(id: str) -> User:
+    return User(id)
+
+
+def load(id: str, times: int = 1) -> User:
+    return User(id * times)
+
+
+async def find(id: str) -> Result[User, str]:
+    return Ok(User(id)) if id else Err("NOT_FOUND")
+
+
+def look_up(id: str) -> Ok[User] | Err[str]:
+    return Ok(User(id))
+
+
+async def notify(user: User) -> None: ...
+
+
+async def calls(step: Step) -> None:
+    assert_type(await step("async", fetch, "1"), User)
+    assert_type(await step("sync", load, "1"), User)
+    assert_type(await step("sync, with a default", load, "1", 2), User)
+    assert_type(await step("thunk", lambda: fetch("1")), User)
+    assert_type(await step("sync thunk", lambda: load("1")), User)
+    assert_type(await step("nothing", notify, User("1")), None)
+
+
+async def results_are_unwrapped(step: Step) -> None:
+    assert_type(await step("async", find, "1"), User)
+    assert_type(await step("sync", look_up, "1"), User)
+    assert_type(await step("thunk", lambda: find("1")), User)
+
+
+async def options_change_nothing(step: Step) -> None:
+    retry = Retry(3, backoff="linear", retry_if=lambda error: isinstance(error, OSError))
+    user = await step(
+        "all", fetch, "1", key="user:1", ttl="1h", retry=retry, timeout=Timeout(5), errors=[OSError]
+    )
+    assert_type(user, User)
+    assert_type(await step("short", fetch, "1", retry=3, timeout="5s", returns=User), User)
+
+
+async def waits(step: Step) -> None:
+    assert_type(await step.sleep("nap", timedelta(days=1)), None)
+    assert_type(await step.sleep("morning", Cron("0 9 * * *", tz="Europe/Berlin")), None)
+    assert_type(await step.wait_for_event("typed", "approved", returns=User), User | None)
+    assert_type(await step.wait_for_event("untyped", "approved", timeout="3d"), Any)
+
+
+async def many(step: Step) -> None:
+    assert_type(await step.map("async", ["1", "2"], fetch), list[User])
+    assert_type(await step.map("sync", ["1", "2"], load, concurrency=2), list[User])
+    assert_type(await step.map("results", ["1", "2"], find), list[User])
+    assert_type(await step.all({"a": lambda: fetch("1"), "b": lambda: 2}), dict[str, Any])
+    assert_type(await step.race("first", {"a": lambda: fetch("1")}), tuple[str, Any])
+
+
+async def facts(step: Step) -> None:
+    assert_type(step.run_id, str)
+    assert_type(step.attempt, int)
+    assert_type(step.idempotency_key, str)

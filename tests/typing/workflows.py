@@ -1,0 +1,114 @@
+"""What an editor sees of workflows: results, dependencies, snapshots, definitions and runs."""
+
+from dataclasses import dataclass
+from typing import Any, assert_type
+
+from perdure import (
+    Err,
+    Ok,
+    Result,
+    ResumeState,
+    Run,
+    Runtime,
+    Snapshot,
+    StatePersistence,
+    Step,
+    Worker,
+    Workflow,
+    durable,
+    is_step_complete,
+    parse_state,
+    stringify_state,
+    workflow,
+)
+from perdure.caches import FileCache, MemoryCache
+from perdure.events import StepComplete
+from perdure.keyvalue import MemoryKeyValue
+from perdure.registry import Definition
+from perdure.runtime import Signalled
+from perdure.store import Listed
+from perdure.stores import MemoryStore, open_store, sqlite
+from perdure.workflow import Deps
+
+
+@dataclass
+class Shop:
+    currency: str
+
+
+@dataclass
+class Signup:
+    email: str
+
+
+async def alone(step: Step) -> int:
+    return await step("one", lambda: 1)
+
+
+async def with_shop(step: Step, shop: Shop) -> str:
+    return shop.currency
+
+
+async def with_deps(step: Step, deps: Deps) -> str:
+    return str(deps.currency)
+
+
+async def in_this_process(snapshot: Snapshot | None) -> None:
+    assert_type(await Workflow("w").run(alone), Ok[int] | Err[Any])
+    assert_type(await Workflow("w", Shop("EUR")).run(with_shop), Ok[str] | Err[Any])
+    assert_type(await Workflow("w", {"currency": "EUR"}).run(with_deps), Ok[str] | Err[Any])
+    assert_type(Workflow("w", Shop("EUR")).deps, Shop)
+    resumed = Workflow("w", Shop("EUR"), snapshot=snapshot, on_unknown_steps="error")
+    assert_type(resumed.snapshot(include="completed", limit=10), Snapshot)
+
+
+async def resume_states(state: ResumeState | None) -> None:
+    result, collected = await Workflow("w").run_with_state(alone, resume_state=state)
+    assert_type(result, Ok[int] | Err[Any])
+    assert_type(parse_state(stringify_state(collected, workflow_id="w")), ResumeState)
+    persistence = StatePersistence(MemoryKeyValue())
+    assert_type(await persistence.load("w"), ResumeState | None)
+
+
+def caches() -> None:
+    Workflow("w", cache={})
+    Workflow("w", cache=MemoryCache(max_size=10, ttl="7d"))
+    Workflow("w", cache=FileCache("./state"))
+
+
+def heard(event: object) -> None:
+    if is_step_complete(event):
+        assert_type(event, StepComplete)
+
+
+async def durably() -> None:
+    store = sqlite("workflow.db", prefix="orders:")
+    result = await durable.run(Shop("EUR"), with_shop, id="run-1", store=store, version=2)
+    assert_type(result, Ok[str] | Err[Any])
+    assert_type(await durable.list_pending(open_store("memory://")), list[Listed])
+    assert_type(durable.run_sync({}, alone, id="run-2"), Ok[int] | Err[Any])
+
+
+@workflow("welcome", version=2)
+async def welcome(step: Step, payload: Signup) -> str:
+    return await step("greet", lambda: payload.email)
+
+
+@workflow("nightly")
+async def nightly(step: Step) -> Result[int, str]:
+    return Ok(1)
+
+
+async def on_a_store() -> None:
+    assert_type(welcome, Definition[Signup, str])
+    assert_type(nightly, Definition[None, Result[int, str]])
+    runtime = Runtime(MemoryStore(), workflows=[welcome, nightly])
+    run = await runtime.trigger(welcome, Signup("a@b.c"))
+    assert_type(run, Run)
+    assert_type(await runtime.trigger(welcome, {"email": "a@b.c"}, run_id="signup-1"), Run)
+    assert_type(await runtime.trigger("nightly"), Run)
+    assert_type(await runtime.signal(run.run_id, "approved"), Signalled)
+    assert_type(await runtime.get_run(run.run_id), Run | None)
+    assert_type(await runtime.sweep(limit=10), list[Run])
+    async with Worker(runtime, concurrency=10) as worker:
+        assert_type(worker, Worker)

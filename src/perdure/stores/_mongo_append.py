@@ -33,7 +33,7 @@ from perdure.stores._mongo_log import (
 )
 from perdure.stores._mongo_schema import Collections, insert, together
 from perdure.stores._mongo_sweeper import Sweeper
-from perdure.stores._mongo_updates import HEADER, Document, fenced, life_of, resting
+from perdure.stores._mongo_updates import HEADER, Document, epochs_are, fenced, life_of, resting
 
 Write: TypeAlias = "UpdateOne | DeleteOne"
 
@@ -69,6 +69,10 @@ class Turn:
                 return False
             last = entry.n
         return True
+
+    def leaves(self) -> bool:
+        """Tell whether nothing is to be left of the run."""
+        return self.last.rest is not None and self.last.rest.gone
 
     def takes(self) -> list[str]:
         """Give all messages that the entries take."""
@@ -178,10 +182,14 @@ class Appender:
             await mark_taken(db, taken)
 
     async def _rest(self, db: Collections, turns: list[Turn]) -> list[Turn]:
-        writes = [_rest_by_memory(turn) for turn in turns]
+        leaving = {turn.key: turn.last.epoch for turn in turns if turn.leaves()}
+        writes = [_rest_by_memory(turn) for turn in turns if not turn.leaves()]
         try:
             with _in_doubt(turns):
-                done = await _count_done(db, writes)
+                done = await _count_done(db, writes) if writes else 0
+                if leaving:
+                    # One statement for all: as many of their own would take the server far longer.
+                    done += (await db.runs.delete_many(epochs_are(leaving))).deleted_count
         except PyMongoError as error:
             if not is_cut(error):
                 raise
@@ -202,7 +210,7 @@ class Appender:
             elif position.slot:
                 self._sweeper.slots(slot_id(turn.key, epoch, slot) for slot in range(position.slot))
             self._positions.drop(turn.key, epoch)
-            if turn.last.rest is not None and turn.last.rest.gone:
+            if turn.leaves():
                 self._sweeper.mail(turn.key, turn.life if position is None else position.life)
             else:
                 taken += message_ids(turn.key, turn.takes())
@@ -354,8 +362,6 @@ def _rest_by_memory(turn: Turn) -> Write:
     assert rest is not None
     assert position is not None
     filter = fenced(turn.key, entry)
-    if rest.gone:
-        return DeleteOne(filter)
     takes = turn.takes()
     due = awaited(position.mail, takes, rest.awaits)
     if rest.awaits and not due:

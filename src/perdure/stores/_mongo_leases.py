@@ -1,7 +1,7 @@
 """Leases: given, moved and taken back; and the runs that wait for one."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -22,9 +22,10 @@ from perdure.stores._mongo_inbox import (
     untaken,
 )
 from perdure.stores._mongo_log import Log, Positions, Record, record_in, seal_logs
-from perdure.stores._mongo_schema import WAKE_INDEX, Collections, insert, together
+from perdure.stores._mongo_schema import WAKE_INDEX, Collections, insert
 from perdure.stores._mongo_updates import (
     Document,
+    are_held,
     begins_with,
     creating,
     date,
@@ -34,6 +35,7 @@ from perdure.stores._mongo_updates import (
     life_of,
     milliseconds,
     next_epoch,
+    owner_of,
     releasing,
 )
 
@@ -101,9 +103,8 @@ class Leases:
         return [grant for grant in grants if not isinstance(grant, StoreCorrupted)]
 
     async def _lease_one(self, db: Collections, want: Want, claim: ObjectId) -> Any:
-        pipeline = [
-            leasing(want.owner, want.ttl, claim, self._epochs.next(), existing=want.existing)
-        ]
+        owner = owner_of({"": want.owner})
+        pipeline = [leasing(owner, want.ttl, claim, self._epochs.next(), existing=want.existing)]
         if want.create is not None:
             pipeline.insert(0, creating(self._new(want, claim)))
         run = None
@@ -141,19 +142,14 @@ class Leases:
         weight = sum(len(want.create or b"") for want in new)
         known = await insert(db.runs, documents, weight) if new else set()
         made = {want.id for place, want in enumerate(new) if place not in known}
-        groups: dict[tuple[str, timedelta], list[str]] = {}
+        owners: dict[timedelta, dict[str, str]] = {}
         for want in wants:
             if want.existing or want.id in made:
-                groups.setdefault((want.owner, want.ttl), []).append(self._prefix + want.id)
-        await together(
-            [
-                db.runs.update_many(
-                    {"_id": {"$in": keys}}, [leasing(owner, ttl, claim, self._epochs.next())]
-                )
-                for (owner, ttl), keys in groups.items()
-            ]
-        )
-        keys = [key for group in groups.values() for key in group]
+                owners.setdefault(want.ttl, {})[self._prefix + want.id] = want.owner
+        for ttl, some in owners.items():
+            lease = leasing(owner_of(some), ttl, claim, self._epochs.next())
+            await db.runs.update_many({"_id": {"$in": [*some]}}, [lease])
+        keys = [key for some in owners.values() for key in some]
         return await _claimed(db, keys, claim)
 
     def _new(self, want: Want, claim: ObjectId) -> Document:
@@ -179,7 +175,7 @@ class Leases:
             claim = ObjectId()
             await db.runs.update_many(
                 {"_id": {"$in": keys}, **is_due()},
-                [leasing(owner, ttl, claim, self._epochs.next())],
+                [leasing(owner_of({"": owner}), ttl, claim, self._epochs.next())],
             )
             found = await _claimed(db, keys, claim)
             if found:
@@ -217,12 +213,8 @@ class Leases:
     ) -> list[Lease | None]:
         """Move the expiry of all leases; None for each that was lost."""
         keys = [self._prefix + lease.id for lease in leases]
-        held = {
-            "_id": {"$in": keys},
-            "epoch": {"$in": [lease.epoch for lease in leases]},
-            "owner": {"$in": [*{lease.owner for lease in leases}]},
-        }
-        await db.runs.update_many(held, [{"$set": {"wakeAt": later(ttl)}}])
+        for held in self._held(leases):
+            await db.runs.update_many(held, [{"$set": {"wakeAt": later(ttl)}}])
         fields = {"epoch": 1, "owner": 1, "wakeAt": 1, "letters": 1}
         found = db.runs.find({"_id": {"$in": keys}}, fields, batch_size=len(keys) + 1)
         runs = {run["_id"]: run async for run in found}
@@ -245,14 +237,18 @@ class Leases:
         self, db: Collections, leases: Sequence[Lease], wake_at: datetime | None
     ) -> None:
         """Give the leases up."""
-        for start in range(0, len(leases), _AT_ONCE):
-            held = [
-                {"_id": self._prefix + lease.id, "epoch": lease.epoch, "owner": lease.owner}
-                for lease in leases[start : start + _AT_ONCE]
-            ]
-            await db.runs.update_many({"$or": held}, releasing(wake_at))
+        for held in self._held(leases):
+            await db.runs.update_many(held, releasing(wake_at))
         for lease in leases:
             self._positions.drop(self._prefix + lease.id, lease.epoch)
+
+    def _held(self, leases: Sequence[Lease]) -> Iterator[Document]:
+        """Match the runs with these leases, in parts: the server looks through a part for each."""
+        left = [(self._prefix + lease.id, lease.epoch, lease.owner) for lease in leases]
+        while left:
+            part = {lease[0]: lease for lease in left[:_AT_ONCE]}
+            yield are_held(part.values())
+            left = [lease for lease in left if part.get(lease[0]) is not lease]
 
     async def enqueue(self, db: Collections, runs: Sequence[NewRun]) -> list[bool]:
         """Create runs that wait for a claim; False for each id that was there."""

@@ -1,5 +1,6 @@
 """Runs as wholes: saved, loaded, deleted, listed, pruned and counted."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -7,7 +8,7 @@ from typing import Any
 
 from bson.objectid import ObjectId
 from pymongo import ReturnDocument
-from pymongo.errors import DuplicateKeyError
+from pymongo.errors import DuplicateKeyError, PyMongoError
 
 from perdure.clock import isoformat, parse_iso
 from perdure.errors import InvalidArgument
@@ -44,6 +45,46 @@ _FOLDS = {"rested": 1, "epochs": 1}
 _FINER = {"$ifNull": ["$snapshot.execution.state", "$snapshot.execution.status"]}
 
 
+class Finder:
+    """Finds runs by `_id`: all that are asked for at the same moment in one round trip."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, asyncio.Future[Any]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def find(self, db: Collections, key: str) -> Any:
+        """Give a run's document, or None."""
+        answer = self._asked.get(key)
+        if answer is None:
+            loop = asyncio.get_running_loop()
+            if not self._asked:
+                loop.call_soon(self._begin, db)
+            answer = self._asked[key] = loop.create_future()
+        # One who gives up must not take the others' answer away.
+        return await asyncio.shield(answer)
+
+    def _begin(self, db: Collections) -> None:
+        asked, self._asked = self._asked, {}
+        task = asyncio.create_task(_answer(db, asked))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _answer(db: Collections, asked: Mapping[str, "asyncio.Future[Any]"]) -> None:
+    try:
+        found = db.runs.find({"_id": {"$in": [*asked]}}, batch_size=len(asked) + 1)
+        runs = {run["_id"]: run async for run in found}
+        for key, answer in asked.items():
+            answer.set_result(runs.get(key))
+    except PyMongoError as error:
+        for answer in asked.values():
+            answer.set_exception(error)
+    finally:
+        # Nobody waits for ever, whatever else went wrong; what was answered stays so.
+        for answer in asked.values():
+            answer.cancel()
+
+
 class Runs:
     """The verbs on whole runs whose ids begin with `prefix`."""
 
@@ -51,6 +92,7 @@ class Runs:
         self._prefix = prefix
         self._epochs = epochs
         self._sweeper = sweeper
+        self._finder = Finder()
 
     async def save(
         self, db: Collections, id: str, data: bytes, workflow: str | None, rest: Rest
@@ -101,7 +143,7 @@ class Runs:
         """Give a run with its journal merged into it, or None."""
         key = self._prefix + id
         while True:
-            run = await db.runs.find_one({"_id": key})
+            run = await self._finder.find(db, key)
             if run is None:
                 return None
             epochs = run.get("epochs", ())

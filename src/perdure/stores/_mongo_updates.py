@@ -14,7 +14,7 @@ A run's document at rest is `_id`, `snapshot`, `updatedAt`, as awaitly writes th
 `took`      messages that the last rest took
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
@@ -87,19 +87,45 @@ def creating(document: Mapping[str, Any]) -> Document:
     return {"$replaceWith": {"$cond": [_IS_NEW, new, "$$ROOT"]}}
 
 
+def epochs_are(epochs: Mapping[str, int]) -> Document:
+    """Match the runs that have these epochs, given by `_id`."""
+    return {"_id": {"$in": [*epochs]}, "$expr": {"$eq": ["$epoch", _of_this(epochs)]}}
+
+
+def are_held(leases: Iterable[tuple[str, int, str]]) -> Document:
+    """Match the runs with these leases, given as `_id`, epoch and owner, no run twice."""
+    by_id = {key: (epoch, owner) for key, epoch, owner in leases}
+    epochs = {key: epoch for key, (epoch, _) in by_id.items()}
+    owners = {key: owner for key, (_, owner) in by_id.items()}
+    own = {"$eq": ["$owner", _of_this(owners)]}
+    return {**epochs_are(epochs), "$and": [{"$expr": own}]}
+
+
+def owner_of(owners: Mapping[str, str]) -> Document:
+    """Give the owner that is meant for a document, from owners by `_id`."""
+    one = len(set(owners.values())) == 1
+    return {"$literal": next(iter(owners.values()))} if one else _of_this(owners)
+
+
+def _of_this(by_id: Mapping[str, Any]) -> Document:
+    """Give what is meant for a document, from values by `_id`."""
+    place = {"$indexOfArray": [{"$literal": [*by_id]}, "$_id"]}
+    return {"$arrayElemAt": [{"$literal": [*by_id.values()]}, place]}
+
+
 def leasing(
-    owner: str, ttl: timedelta, claim: ObjectId, epoch: Document, *, existing: bool = True
+    owner: Document, ttl: timedelta, claim: ObjectId, epoch: Document, *, existing: bool = True
 ) -> Document:
     """Lease a document that is free or that `claim` created, and mark it; leave any other."""
     created = {"$eq": ["$born", claim]}
     unowned = {"$lte": ["$owner", None]}
-    own = {"$eq": ["$owner", {"$literal": owner}]}
+    own = {"$eq": ["$owner", owner]}
     free = {"$or": [unowned, own, _HAS_EXPIRED]} if existing else created
     orphaned = {"$cond": [{"$and": [_HAS_OWNER, _HAS_EXPIRED]}, 1, 0]}
     leased = {
         "epoch": "$$epoch",
         "epochs": {"$concatArrays": [{"$ifNull": ["$epochs", []]}, ["$$epoch"]]},
-        "owner": {"$literal": owner},
+        "owner": owner,
         "wakeAt": later(ttl),
         "status": "running",
         "awaits": [],

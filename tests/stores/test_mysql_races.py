@@ -147,6 +147,38 @@ async def test_one_refusal_in_a_batch_is_decided_under_locks(
     assert list(loaded["steps"]) == ["a"]
 
 
+async def test_a_run_that_rests_and_is_deleted_in_one_batch_is_gone(store: MysqlStore) -> None:
+    """In the order of the batch; what comes after finds no run."""
+    grant = await granted(store)
+    epoch = grant.lease.epoch
+    batch = [
+        Entry("run", epoch, 1, delta("a")),
+        Entry("run", epoch, 2, as_json(snapshot("a")), rest=Rest("suspended")),
+        Entry("run", epoch, 3, b"", rest=Rest("completed", gone=True)),
+        Entry("run", epoch, 4, delta("b")),
+    ]
+    assert await store.append(batch) == [Verdict.ACCEPTED] * 3 + [Verdict.UNKNOWN]
+    assert await store.load("run") is None
+    assert (await granted(store)).snapshot["steps"] == {}
+
+
+async def test_a_rest_sent_again_leaves_what_a_later_owner_wrote(
+    store: MysqlStore, mysql_url: str
+) -> None:
+    """It finds the run as it left it, or not at all."""
+    old = await granted(store)
+    rest = Entry("run", old.lease.epoch, 9, as_json(snapshot("a")), rest=Rest("suspended"))
+    assert await store.append([rest]) == [Verdict.ACCEPTED]
+    new = await granted(store, owner="bob")
+    await store.append([Entry("run", new.lease.epoch, 1, delta("b"))])
+    assert await store.append([rest]) == [Verdict.FENCED]
+    # As if it had looked at the run just before it was taken.
+    values = (old.lease.epoch, 9)
+    query(mysql_url, "UPDATE perdure_runs SET epoch = %s, folded = %s", *values)
+    assert await store.append([rest]) == [Verdict.ACCEPTED]
+    assert query(mysql_url, "SELECT n FROM perdure_runs_journal") == ((1,),)
+
+
 async def test_a_rest_sees_the_event_it_waited_for(store: MysqlStore, other: Other) -> None:
     """A run that goes to rest awaiting a name that lies untaken in its inbox is due at once, also
     when the event came in the very moment; alone, and in a batch."""

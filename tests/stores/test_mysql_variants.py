@@ -67,6 +67,20 @@ async def test_verdicts_do_not_depend_on_how_rows_are_counted(
         assert (await store.delete("run"), await store.delete("run")) == (True, False)
 
 
+async def test_a_session_that_does_not_commit_by_itself_is_committed(mysql_url: str) -> None:
+    """Also when the driver does not know of it."""
+    hidden = {"init_command": "SET autocommit = 0", "autocommit": None}
+    pool = await asyncmy.create_pool(minsize=0, maxsize=1, **connect_arguments(mysql_url), **hidden)
+    async with pool, mysql(pool=pool) as store:
+        (grant,) = await store.acquire([Want("run", "ana", LONG, create=as_json(snapshot()))])
+        assert grant is not None
+        for n in range(3):
+            entry = Entry("run", grant.lease.epoch, n, as_json(snapshot(f"{n}")))
+            for _ in range(2):
+                assert await store.append([entry]) == [ACCEPTED]
+        assert query(mysql_url, "SELECT COUNT(*) FROM perdure_runs_journal") == ((3,),)
+
+
 async def test_the_pools_sessions_stay_as_they_are(mysql_url: str) -> None:
     """Neither their isolation, nor their mode, nor an open transaction is left behind."""
     settings = "SELECT @@tx_isolation, @@sql_mode, @@autocommit, @@innodb_lock_wait_timeout"

@@ -82,25 +82,26 @@ class Writer:
     async def _write_one(self, entry: Entry) -> bool:
         if entry.rest is not None:
             [first, *_] = await self._database.run(*self._rest(entry, entry.rest))
-            return first.written == 1
+            return first.count == 1
         values = (entry.n, entry.data, self._key(entry.id), entry.epoch, entry.n)
         try:
             result = await self._database.run_alone(self._on(sql.APPEND_ONE, *values))
         except Refused:
             return False
-        return result.written == 1
+        return result.count == 1
 
     def _rest(self, entry: Entry, rest: Rest) -> Iterator[Statement]:
         key = self._key(entry.id)
         place = (key, entry.epoch, entry.n)
         if rest.gone:
+            yield self._on(sql.HOLD_ONE, *place)
+            yield self._on(sql.FORGET_ITS_JOURNAL, key, *place)
+            yield self._on(sql.FORGET_ITS_INBOX, key, *place)
             yield self._on(sql.FORGET_ONE, *place)
-            yield self._on(sql.FORGET_ITS_JOURNAL, key, key)
-            yield self._on(sql.FORGET_ITS_INBOX, key, key)
             return
         lying = (rest.status, rest.wake_at, names_as_json(rest.awaits))
         yield self._on(sql.REST_ONE, entry.data, *lying, entry.n, *place)
-        yield self._on(sql.FOLD_ONE, *place, *place)
+        yield self._on(sql.FOLD_ONE, key, entry.epoch, *place[1:], *place)
         if rest.awaits:
             yield self._on(sql.EXPECT_ONE, *place, key, [*rest.awaits])
 
@@ -167,6 +168,7 @@ class Batch:
         self._rows = {place: data for place, data in self._rows.items() if place[0] != key}
         if entry.rest.gone:
             del self._epochs[key]
+            self._rests.pop(key, None)
             self._gone.append(key)
         else:
             self._folded[key] = entry.n

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from perdure.clock import Clock, Duration, parse_duration
 from perdure.errors import InvalidArgument, StoreClosed, StoreError, StoreUnavailable
 from perdure.store import check_limit
-from perdure.stores._mysql_errors import errors_of, is_away, load_driver, translated
+from perdure.stores._mysql_errors import errors_of, failure_of, load_driver, translated
 from perdure.stores._mysql_url import connect_options, place
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
@@ -26,11 +26,13 @@ _BEGIN_APART = b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED;START TRANSACTIO
 class Connections(Protocol):
     """Where a transaction gets its connection from.
 
-    `begin` opens a transaction of the isolation that the statements are written for.
+    `begin` opens a transaction of the isolation that the statements are written for. Without
+    `autocommit` nobody knows whether a statement that stands alone is committed by itself.
     """
 
     where: str
     begin: bytes
+    autocommit: bool
 
     async def take(self) -> Any:
         """Give a connection that nobody else uses until it is given back."""
@@ -52,6 +54,7 @@ class OwnConnections:
     """
 
     begin = _BEGIN
+    autocommit = True
 
     def __init__(
         self, options: dict[str, Any], *, limit: int, patience: float, clock: Clock
@@ -108,7 +111,7 @@ class OwnConnections:
                 return await self._connect_once(driver)
             except errors_of(driver) as error:
                 tried = self._clock.monotonic() - began
-                if not is_away(error):
+                if failure_of(error) != "away":
                     raise translated(error, self.where) from error
                 if tried + pause > self._patience:
                     raise StoreUnavailable(
@@ -160,6 +163,7 @@ class LentConnections:
 
     where = "the server of the pool that was passed in"
     begin = _BEGIN_APART
+    autocommit = False
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool

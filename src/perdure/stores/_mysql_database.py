@@ -1,18 +1,20 @@
 """Transactions in few round trips, with the driver's errors translated and conflicts retried."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from perdure.errors import StoreError, ValueTooLarge
 from perdure.stores._mysql_connections import Connections
 from perdure.stores._mysql_errors import (
     TOO_LARGE,
+    Failure,
     code_of,
     errors_of,
-    is_away,
-    is_conflict,
+    failure_of,
     is_sound,
     load_driver,
     translated,
@@ -22,20 +24,21 @@ from perdure.stores._mysql_literals import NO_BACKSLASH_ESCAPES, Statement
 
 T = TypeVar("T")
 
-_CONFLICTS = 10
-_LOSSES = 2
+# How often a transaction is run again after each kind of failure.
+_TRIES: dict[Failure, int] = {"deadlock": 10, "held": 2, "away": 2, "error": 0}
 # What every server takes; the real limit is asked for when the store is set up.
 _SMALLEST_PACKET = 1024 * 1024
 
 
-class Result(NamedTuple):
-    """What one statement gave: its rows, how many it wrote, and what it gave LAST_INSERT_ID.
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one statement gave: its rows, how many it gave or wrote, and its LAST_INSERT_ID.
 
     An UPDATE counts rows that it left as they were or not, as a flag of the connection says.
     """
 
     rows: Sequence[Any] = ()
-    written: int = 0
+    count: int = 0
     last_id: int = 0
 
 
@@ -60,17 +63,16 @@ class Database:
     ) -> T:
         """Give what `work` gives. It may be called several times; what it did not `finish` is
         rolled back."""
-        conflicts = losses = 0
+        failures: Counter[Failure] = Counter()
         while True:
             transaction = await self.open()
             try:
                 return await work(transaction)
             except self.errors as error:
-                conflicts += is_conflict(error)
-                losses += is_away(error)
-                safe = repeatable or was_not_sent(error) or not transaction.is_committing
-                again = is_conflict(error) or (is_away(error) and safe)
-                if not again or conflicts > _CONFLICTS or losses > _LOSSES:
+                failure = failure_of(error)
+                failures[failure] += 1
+                is_safe = repeatable or was_not_sent(error) or not transaction.is_committing
+                if failures[failure] > _TRIES[failure] or (failure == "away" and not is_safe):
                     raise translated(error, self.connections.where) from error
             finally:
                 await transaction.end()
@@ -127,11 +129,12 @@ class Transaction:
 
     async def alone(self, statement: Statement) -> Result:
         """Give what one statement gives, committed by itself; only outside a transaction."""
-        self._is_open = not self.connection.get_autocommit()
-        self.is_committing = not self._is_open
+        self._is_open = not self._database.connections.autocommit
+        self.is_committing = True
         [result, *_] = await self._send([self._text(statement)])
-        if self._is_open:
+        if self.connection.get_transaction_status():
             await self._commit()
+        self._is_open = False
         return result
 
     async def end(self) -> None:

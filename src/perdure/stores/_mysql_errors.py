@@ -1,8 +1,10 @@
 """What MySQL, MariaDB and their driver say, in perdure's words."""
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from perdure.errors import MissingDependency, StoreError, StoreUnavailable
+
+Failure: TypeAlias = Literal["deadlock", "held", "away", "error"]
 
 _NOT_SENT = {
     0,  # the driver: not connected
@@ -31,10 +33,12 @@ _AWAY = _NOT_SENT | {
     3169,  # session killed
     4031,  # disconnected for being idle
 }
-_CONFLICT = {
+_DEADLOCK = {
     1020,  # the row has changed since it was read
+    1213,
+}
+_HELD = {
     1205,  # waited too long for a lock
-    1213,  # deadlock
 }
 _REFUSED = {
     1062,  # a row of this key is there already
@@ -76,20 +80,20 @@ def code_of(error: BaseException) -> int | None:
     return code if isinstance(code, int) and not isinstance(error, OSError) else None
 
 
-def is_away(error: BaseException) -> bool:
-    """Tell whether the server cannot be reached just now, rather than refuses what was asked."""
+def failure_of(error: BaseException) -> Failure:
+    """Tell what became of a statement: it met another one and would do well when sent again, it
+    waited in vain for a row, the server cannot be reached just now, or it refuses."""
     code = code_of(error)
-    return code is None or code in _AWAY
+    if code is None or code in _AWAY:
+        return "away"
+    if code in _DEADLOCK:
+        return "deadlock"
+    return "held" if code in _HELD else "error"
 
 
 def was_not_sent(error: BaseException) -> bool:
     """Tell whether the server cannot have heard of what was asked."""
     return code_of(error) in _NOT_SENT
-
-
-def is_conflict(error: BaseException) -> bool:
-    """Tell whether a statement met another one, and would do well when sent again."""
-    return code_of(error) in _CONFLICT
 
 
 def is_sound(error: BaseException) -> bool:
@@ -103,13 +107,14 @@ def is_sound(error: BaseException) -> bool:
 def translated(error: BaseException, where: str) -> StoreError:
     """Give the driver's exception as one of ours, saying what to do next."""
     at, words, code = f"MySQL at {where}", _words(error), code_of(error)
-    if is_away(error):
-        return StoreUnavailable(f"{at} went away: {words}")
-    if code in _CONFLICT:
-        return StoreUnavailable(f"{at} is held up by other transactions: {words}")
-    if code in _REFUSED:
-        return Refused(f"{at} refuses a row: {words}")
-    return StoreError(f"{at} {_advice(code, words)}")
+    match failure_of(error):
+        case "away":
+            return StoreUnavailable(f"{at} went away: {words}")
+        case "deadlock" | "held":
+            return StoreUnavailable(f"{at} is held up by other transactions: {words}")
+        case "error":
+            kind = Refused if code in _REFUSED else StoreError
+            return kind(f"{at} {_advice(code, words)}")
 
 
 def _advice(code: int | None, words: str) -> str:

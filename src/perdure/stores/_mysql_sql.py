@@ -114,8 +114,10 @@ REST_ONE = """
         owner = NULL, takeovers = 0, folded = %s
     WHERE id = %s AND epoch = %s AND folded < %s
 """
+# Not what a later owner wrote: when the first has found nothing, the row is not locked.
 FOLD_ONE = """
-    DELETE FROM {journal} WHERE run = %s AND (epoch < %s OR n <= %s) AND EXISTS (
+    DELETE FROM {journal}
+    WHERE run = %s AND epoch <= %s AND (epoch < %s OR n <= %s) AND EXISTS (
         SELECT 1 FROM {runs} AS run WHERE run.id = %s AND run.epoch = %s AND run.folded = %s
     )
 """
@@ -127,13 +129,19 @@ EXPECT_ONE = """
             WHERE message.run = %s AND message.taken = 0 AND message.name IN (%s)
         )
 """
-FORGET_ONE = "DELETE FROM {runs} WHERE id = %s AND epoch = %s AND folded < %s"
+# Here, too, what the first does not find, the others leave alone: an epoch never comes back.
+HOLD_ONE = "SELECT 1 FROM {runs} WHERE id = %s AND epoch = %s AND folded < %s FOR UPDATE"
 FORGET_ITS_JOURNAL = """
-    DELETE FROM {journal} WHERE run = %s AND NOT EXISTS (SELECT 1 FROM {runs} WHERE id = %s)
+    DELETE FROM {journal} WHERE run = %s AND EXISTS (
+        SELECT 1 FROM {runs} AS run WHERE run.id = %s AND run.epoch = %s AND run.folded < %s
+    )
 """
 FORGET_ITS_INBOX = """
-    DELETE FROM {inbox} WHERE run = %s AND NOT EXISTS (SELECT 1 FROM {runs} WHERE id = %s)
+    DELETE FROM {inbox} WHERE run = %s AND EXISTS (
+        SELECT 1 FROM {runs} AS run WHERE run.id = %s AND run.epoch = %s AND run.folded < %s
+    )
 """
+FORGET_ONE = "DELETE FROM {runs} WHERE id = %s AND epoch = %s AND folded < %s"
 
 # The rows are there and locked. In this form, many updates are one statement.
 REST = """

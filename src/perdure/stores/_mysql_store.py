@@ -106,8 +106,16 @@ class MysqlStore(Closing):
         """Remove the run and all that belongs to it; tell whether there was one."""
         key = self._key(id)
         await self._life.ready()
-        deleted, *_ = await self._database.run(*self._forgetting([key]))
-        return deleted.written > 0
+
+        async def work(transaction: Transaction) -> bool:
+            # Only what belonged to the run: another may be made of the same id at any moment, but
+            # not before this transaction ends.
+            [deleted] = await transaction.run(self._on(sql.FORGET_RUNS, [key]))
+            if deleted.count:
+                await transaction.finish(*self._forgetting([key]))
+            return deleted.count > 0
+
+        return await self._database.transact(work)
 
     async def list(
         self,
@@ -290,7 +298,8 @@ class MysqlStore(Closing):
             [found] = await transaction.run(statement)
             keys = [key for (key,) in found.rows]
             if keys:
-                await transaction.finish(*self._forgetting(keys))
+                forgotten = self._on(sql.FORGET_RUNS, [*keys])
+                await transaction.finish(forgotten, *self._forgetting(keys))
             return len(keys)
 
         return await self._database.transact(work)
@@ -344,9 +353,7 @@ class MysqlStore(Closing):
         return {key for (key,) in made.rows}
 
     def _forgetting(self, keys: Sequence[str]) -> Sequence[Statement]:
-        # The run first: whoever writes to the others locks it before.
-        parts = (sql.FORGET_RUNS, sql.FORGET_JOURNALS, sql.FORGET_INBOXES)
-        return [self._on(part, [*keys]) for part in parts]
+        return [self._on(part, [*keys]) for part in (sql.FORGET_JOURNALS, sql.FORGET_INBOXES)]
 
     def _listed(
         self, key: str, updated_at: datetime, status: RunStatus, workflow: str | None

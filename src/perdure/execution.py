@@ -398,7 +398,13 @@ class Execution:
         )
         return codec.dumps(record), seen, losses
 
-    async def _fail(self, spec: Spec, started: float, failure: Exception | Err[Any]) -> Any:
+    async def _fail(
+        self,
+        spec: Spec,
+        started: float,
+        failure: Exception | Err[Any],
+        takes: Sequence[str] = (),
+    ) -> Any:
         failed, seen = failure_record(failure, spec.id, (*spec.errors, *self.errors))
         key = self.ledger.key_for(spec.path, spec.call)
         failed.at = isoformat(self.clock.now())
@@ -409,7 +415,7 @@ class Execution:
         self.admit(spec, key, record)
         self.failures[key] = seen
         if self.home is not None:
-            await self._send_home(spec, key, record)
+            await self._send_home(spec, key, record, takes=takes)
         if self.cache is not None and spec.key is not None:
             with outside():
                 await self.cache.set(spec.key, codec.loads(record), ttl=spec.ttl)
@@ -504,8 +510,15 @@ class Execution:
         except Exception as error:  # noqa: BLE001  # whatever keeps the run from waiting
             raise self.break_off(error) from error.__cause__
         self.ledger.pending.pop(wait["id"], None)
-        takes, value = ((answer[0],), answer[1]) if answer is not None else ((), None)
-        return await self.succeed(spec, started, value, takes)
+        if answer is None:
+            return await self.succeed(spec, started, None)
+        try:
+            value = _as_type(answer[1], spec.returns)
+        except CodecError as error:
+            event = wait.get("event")
+            text = f"the payload of event {event!r} does not fit {spec.place()}: {error}"
+            return await self._fail(spec, started, CodecError(text), takes=answer[:1])
+        return await self.succeed(spec, started, value, answer[:1])
 
     async def _wait_here(self, spec: Spec, wait: PendingWait) -> tuple[str, object] | None:
         if wait["kind"] == "event":
@@ -569,6 +582,16 @@ class Execution:
     def tell(self, event: Callable[..., Event], spec: Spec, key: str, **facts: Any) -> None:
         """Publish news of a step, if anybody listens."""
         self.announce(event, step=spec.id, key=key, **facts)
+
+
+def _as_type(payload: Any, wanted: Any) -> Any:
+    if wanted is None:
+        return payload
+    data = codec.encode(payload)
+    if data is payload:
+        return codec.convert(data, wanted)
+    # It has tags: perdure's own writing, and no JSON from elsewhere.
+    return codec.decode(data, wanted, typed=True)
 
 
 class _RolledBack(Exception):

@@ -537,7 +537,7 @@ class Runtime:
 
 def _encoded(payload: object) -> Any:
     try:
-        return codec.encode(payload)
+        return codec.encode(payload, type(payload))
     except CodecError as error:
         wanted = "a value that comes back from JSON as it is"
         raise InvalidArgument("payload", payload, wanted, str(error)) from error

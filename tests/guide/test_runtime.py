@@ -89,6 +89,35 @@ async def test_a_signal_may_come_early(runtime: Runtime, clock: TestClock) -> No
     assert swept.output == "ana approved by eva"
 
 
+@dataclass
+class Approval:
+    by: str
+
+
+@workflow("report")
+async def report(step: Step) -> str:
+    approval = await step.wait_for_event("approval", "approved", returns=Approval)
+    return f"approved by {approval.by}" if approval else "not approved"
+
+
+@pytest.mark.parametrize("payload", [{"by": "eva"}, Approval("eva")])
+async def test_an_event_has_a_type(runtime: Runtime, payload: object) -> None:
+    """`returns=` says what the payload is; it comes as that, whoever sent it."""
+    run = await runtime.trigger(report)
+    signalled = await runtime.signal(run.run_id, "approved", payload)
+    assert signalled.run is not None
+    assert signalled.run.output == "approved by eva"
+
+
+async def test_an_event_that_does_not_fit_fails_the_run(runtime: Runtime) -> None:
+    """The error says why. It is taken all the same: a retry waits for a better one."""
+    run = await runtime.trigger(report)
+    failed = (await runtime.signal(run.run_id, "approved", {"who": "eva"})).run
+    assert failed is not None
+    assert "the payload of event 'approved' does not fit step 'approval'" in str(failed.error)
+    assert (await runtime.retry(run.run_id)).status == "waiting"
+
+
 async def test_nobody_answers(runtime: Runtime, clock: TestClock) -> None:
     """When the time is over, the waiting line gets None."""
     run = await runtime.trigger(welcome, {"email": "ana@example.com"})

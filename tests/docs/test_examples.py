@@ -1,0 +1,69 @@
+"""Every program in `examples/` runs, and does what its first lines say."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def command(name: str, *arguments: str) -> list[str]:
+    return [sys.executable, str(EXAMPLES / name), *arguments]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def output_of(name: str, *arguments: str) -> str:
+    done = subprocess.run(
+        command(name, *arguments), capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_checkout_survives_being_killed(here: Path) -> None:
+    """Killed while it charges, it has reserved and does not do so again."""
+    process = subprocess.Popen(command("checkout.py"), stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout as lines:
+        assert next(lines) == "reserving a bicycle\n"
+        assert next(lines) == "charging 499.00\n"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    for _ in range(20):
+        done = subprocess.run(
+            command("checkout.py"), capture_output=True, text=True, check=False, timeout=60
+        )
+        if done.returncode == 0:
+            break
+        assert "already running in another process" in done.stderr
+    assert done.stdout.splitlines() == [
+        "charging 499.00",
+        "shipping, with receipt 1001",
+        "done: parcel 7",
+    ]
+
+
+@pytest.mark.slow
+def test_approval_waits_across_processes(here: Path) -> None:
+    """Submitting, approving and showing are processes of their own."""
+    assert output_of("approval.py", "submit", "train", "120") == "report-1: waiting\n"
+    approved = output_of("approval.py", "approve", "report-1", "--by", "eva").splitlines()
+    assert approved[:2] == ["approved by eva", "paying out 120 €"]
+    assert approved[2] == "report-1: completed transfer of 120 €"
+    assert output_of("approval.py", "show", "report-1") == approved[2] + "\n"
+    assert "report-2: completed" in output_of("approval.py", "submit", "coffee", "5")
+
+
+@pytest.mark.slow
+def test_many_workers_do_each_run_once(here: Path) -> None:
+    """Whoever takes it."""
+    assert output_of("many_workers.py").startswith("100 pictures, 1 time each; shared as (")

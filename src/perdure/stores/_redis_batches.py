@@ -30,6 +30,9 @@ def batches(
     rows: Sequence[Row], keys: Keys, prefix: str, *, is_split: bool, head: Sequence[Value]
 ) -> Sequence[Batch]:
     """Give the calls for rows; those of one run stay in order. `head` comes first in each."""
+    if len(rows) == 1:
+        [row] = rows
+        return [Batch((0,), Call((keys.run(prefix + row.id),), (*head, *row.values)))]
     names = [keys.run(prefix + row.id) for row in rows]
     groups = _by_shard(rows, prefix) if is_split else [range(len(rows))]
     return [

@@ -26,7 +26,7 @@ def _script(name: str, before: tuple[str, ...]) -> Script:
 
 
 ACQUIRE = _script("acquire", _LEASE)
-APPEND = _script("append", _RUN)
+APPEND = _script("append", ("steps", *_RUN))
 CLAIM = _script("claim", (*_LEASE, "merge"))
 COUNT = _script("count", ())
 DELETE = _script("delete", _RUN)

@@ -47,15 +47,24 @@ class Server:
         self, script: Script, calls: Sequence[Call], *, repeatable: bool = True
     ) -> list[Any]:
         """Give what the script gives for each of the calls, all sent together."""
-        return await self._patiently(lambda: self._run(script, calls), repeatable)
+        try:
+            return await self._run(script, calls)
+        except self._errors as error:
+            return await self._again(lambda: self._run(script, calls), error, repeatable)
 
-    async def send(self, commands: Sequence[Command], *, repeatable: bool = True) -> list[Any]:
-        """Give the reply to each of the commands, all sent together."""
-        return await self._patiently(lambda: self._send(commands), repeatable)
+    async def send(self, commands: Sequence[Command]) -> list[Any]:
+        """Give the reply to each of the commands, which may be done twice, all sent together."""
+        try:
+            return await self._send(commands)
+        except self._errors as error:
+            return await self._again(lambda: self._send(commands), error)
 
     async def ask(self, command: Command) -> list[Any]:
         """Give the reply of each primary; an exception where it refused."""
-        return await self._patiently(lambda: self.link.send_everywhere(command), repeatable=True)
+        try:
+            return await self.link.send_everywhere(command)
+        except self._errors as error:
+            return await self._again(lambda: self.link.send_everywhere(command), error)
 
     async def scan(self, pattern: str) -> AsyncIterator[bytes]:
         """Give the keys that match; a key may come twice."""
@@ -106,22 +115,24 @@ class Server:
     async def _send(self, commands: Sequence[Command]) -> list[Any]:
         return _accepted(await self.link.send(commands))
 
-    async def _patiently(self, attempt: Callable[[], Awaitable[T]], repeatable: bool) -> T:
+    async def _again(
+        self, attempt: Callable[[], Awaitable[T]], error: Exception, repeatable: bool = True
+    ) -> T:
         began = self._clock.monotonic()
         pause = _FIRST_PAUSE
         losses = 0
         while True:
-            try:
-                return await attempt()
-            except self._errors as error:
-                tried = self._clock.monotonic() - began
-                is_patient = tried + pause <= self._patience
-                losses += not is_idle(error)
-                hopeful = is_idle(error) or (is_away(error) and repeatable and losses == 1)
-                if not (hopeful and is_patient):
-                    raise translated(error, self.link.where, tried) from error
+            tried = self._clock.monotonic() - began
+            losses += not is_idle(error)
+            hopeful = is_idle(error) or (is_away(error) and repeatable and losses == 1)
+            if not hopeful or tried + pause > self._patience:
+                raise translated(error, self.link.where, tried) from error
             await self._clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
+            try:
+                return await attempt()
+            except self._errors as next_error:
+                error = next_error
 
 
 def _accepted(replies: list[Any]) -> list[Any]:

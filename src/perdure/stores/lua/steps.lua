@@ -1,0 +1,30 @@
+-- The beginning of append.lua: the entries that only record steps, up to the first that does more.
+-- Most batches hold nothing else, and need nothing of what a run is besides.
+local verdicts = {}
+
+-- Gives the verdict on an entry, and whether it is new.
+local function judge(run, epoch, place)
+    local header = redis.call('HMGET', run, 'epoch', 'folded')
+    if not header[1] then
+        return 'U', false
+    end
+    if header[1] ~= epoch then
+        return 'F', false
+    end
+    -- Both are of this epoch, and as long as each other: their digits tell which is later.
+    return 'A', not header[2] or place > header[2]
+end
+
+local number = 1
+while number <= #KEYS and ARGV[4 * number] == '' do
+    local run, place = KEYS[number], ARGV[4 * number - 2]
+    local verdict, is_new = judge(run, ARGV[4 * number - 3], place)
+    if is_new then
+        redis.call('HSETNX', run, place, ARGV[4 * number - 1])
+    end
+    verdicts[number] = verdict
+    number = number + 1
+end
+if number > #KEYS then
+    return table.concat(verdicts)
+end

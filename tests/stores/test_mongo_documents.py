@@ -216,6 +216,16 @@ async def test_only_what_would_be_misread_is_escaped(store: MongoStore, place: P
     assert stored[7:] == ["%$ref", "%a%00b", "%%25", "%$"]
 
 
+async def test_a_save_of_awaitlys_upon_a_packed_run_counts(store: MongoStore, place: Place) -> None:
+    """The packed snapshot of ours, which awaitly does not know of, is not taken for its own."""
+    await store.save("run", snapshot(huge=10**30))
+    assert "packed" in document(place)
+    change = {"$set": {"snapshot": AWAITLY, "updatedAt": UPDATED_AT}}
+    place.database["perdure_runs"].update_one({"_id": "run"}, change)
+    loaded: Any = await store.load("run")
+    assert list(loaded["steps"]) == list(AWAITLY["steps"])  # type: ignore[call-overload]  # a dict
+
+
 @given(JSON)
 def test_every_value_comes_back_with_its_type(value: object) -> None:
     """What is embedded is what is read: keys, order, integers of 64 bits, floats."""
@@ -288,7 +298,8 @@ async def test_what_is_no_snapshot_is_corrupted(store: MongoStore, place: Place)
     runs = place.database["perdure_runs"]
     due = {"updatedAt": UPDATED_AT, "wakeAt": UPDATED_AT}
     runs.insert_one({"_id": "text", "snapshot": "?", **due})
-    runs.insert_one({"_id": "broken", "snapshot": {}, "packed": Binary(b"?"), **due})
+    ours = {"formatVersion": Int64(1)}
+    runs.insert_one({"_id": "broken", "snapshot": ours, "packed": Binary(b"?"), **due})
     runs.insert_one({"_id": "sound", "snapshot": AWAITLY, **due})
     for id in ("text", "broken"):
         with pytest.raises(StoreCorrupted, match=f"run '{id}' cannot be read"):

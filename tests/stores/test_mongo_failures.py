@@ -402,6 +402,14 @@ async def test_who_may_only_use_what_is_there_can(guarded: str) -> None:
         assert await steps(store) == ["a"]
 
 
+async def test_a_store_belongs_to_one_loop_at_a_time(store: MongoStore) -> None:
+    """Another loop is told, and what the first one has stays as it is."""
+    await store.save("run", snapshot("a"))
+    with pytest.raises(StoreError, match="another event loop"):
+        await asyncio.to_thread(asyncio.run, store.load("run"))
+    assert await steps(store) == ["a"]
+
+
 def test_stores_of_successive_loops(place: Place) -> None:
     """A store may be used in one loop after another, as by `asyncio.run` in a script."""
     store = mongo(place.url)

@@ -89,12 +89,8 @@ class Connection(Generic[T]):
 
     async def open(self) -> T:
         """Give the database, set up."""
-        bound = self._bound
-        if bound is None or self._loop is not asyncio.get_running_loop():
-            self._life.check_open()
-            bound = self._connect()
         await self._life.ready()
-        return bound
+        return self._connected()
 
     async def close(self) -> None:
         """Close the client if it is ours; a second call does nothing."""
@@ -105,6 +101,12 @@ class Connection(Generic[T]):
         """Give the driver's error in our words."""
         seconds = self.clock.monotonic() - began
         return translated(error, self.target.where, self.target.database, seconds)
+
+    def _connected(self) -> T:
+        # A client lives in one loop; after that loop's end another one is needed.
+        if self._bound is None or self._loop is not asyncio.get_running_loop():
+            self._bound = self._connect()
+        return self._bound
 
     def _connect(self) -> T:
         client = self._lent
@@ -119,12 +121,11 @@ class Connection(Generic[T]):
         )
         self._loop = asyncio.get_running_loop()
         self._client = client
-        self._bound = self._bind(database)
-        return self._bound
+        return self._bind(database)
 
     async def _set_up(self) -> None:
+        bound = self._connected()
         assert self._client is not None
-        assert self._bound is not None
         hello = await self._client.admin.command("hello")
         if hello["maxWireVersion"] < _WIRE_VERSION:
             raise StoreError(f"MongoDB at {self.target.where} is older than 4.2, which is needed")
@@ -133,7 +134,7 @@ class Connection(Generic[T]):
                 f"MongoDB at {self.target.where} is alone: it has neither transactions nor change "
                 "streams; make it a replica set, or pass replica_set=False"
             )
-        await self._prepare(self._bound)
+        await self._prepare(bound)
 
 
 class Use(Generic[T]):

@@ -100,16 +100,17 @@ def read_run(id: str, run: Mapping[str, Any], entries: Sequence[bytes]) -> Snaps
 
 
 def _snapshot_in(run: Mapping[str, Any]) -> Snapshot:
-    if (packed := run.get("packed")) is not None:
-        return cast(Snapshot, codec.loads(unpack(packed)))
     raw = run.get("snapshot")
     if not isinstance(raw, RawBSONDocument):
         raise SnapshotFormatError(["the field `snapshot` holds no document"])
     # The runs' own reading of documents makes plain integers of all: here their width counts.
-    if isinstance(RawBSONDocument(raw.raw).get("formatVersion"), Int64):
-        own = bson.decode(raw.raw, _AS_JSON)
-        return cast(Snapshot, _unescaped(own) if _MAY_HAVE_ESCAPES.search(raw.raw) else own)
-    return as_snapshot(_in_python(bson.decode(raw.raw, _AS_JSON)), run.get("updatedAt", _BEGINNING))
+    if not isinstance(RawBSONDocument(raw.raw).get("formatVersion"), Int64):
+        foreign = _in_python(bson.decode(raw.raw, _AS_JSON))
+        return as_snapshot(foreign, run.get("updatedAt", _BEGINNING))
+    if (packed := run.get("packed")) is not None:
+        return cast(Snapshot, codec.loads(unpack(packed)))
+    own = bson.decode(raw.raw, _AS_JSON)
+    return cast(Snapshot, _unescaped(own) if _MAY_HAVE_ESCAPES.search(raw.raw) else own)
 
 
 def _embedded(value: JSONValue, data: bytes) -> bytes | None:

@@ -50,13 +50,17 @@ class Finder:
 
     def __init__(self) -> None:
         self._asked: dict[str, asyncio.Future[Any]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def find(self, db: Collections, key: str) -> Any:
         """Give a run's document, or None."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            # Whoever asked in a loop that has ended is not there any more.
+            self._loop, self._asked = loop, {}
         answer = self._asked.get(key)
         if answer is None:
-            loop = asyncio.get_running_loop()
             if not self._asked:
                 loop.call_soon(self._begin, db)
             answer = self._asked[key] = loop.create_future()

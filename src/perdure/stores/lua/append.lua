@@ -1,5 +1,6 @@
 -- KEYS: the run of each entry. ARGV, four for each: epoch, place in the journal, data, and what
--- else it does as JSON, or "". Gives a letter for each: Accepted, Fenced, Unknown.
+-- else it does as JSON, or "". Gives a letter for each: Accepted, Fenced, Unknown. steps.lua has begun
+-- with them, and got as far as `number`.
 local function deed(run, epoch, place, data, more)
     local shard, id = shard_and_id(run)
     local workflow = redis.call('HGET', run, 'workflow') or nil

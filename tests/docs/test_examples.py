@@ -1,13 +1,16 @@
 """Every program in `examples/` runs, and does what its first lines say."""
 
+import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 def command(name: str, *arguments: str) -> list[str]:
@@ -26,6 +29,23 @@ def output_of(name: str, *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.mark.slow
+def test_the_first_program_of_the_readme_survives(here: Path) -> None:
+    """As the page shows it: killed after the charge, it only ships."""
+    readme = (ROOT / "README.md").read_text()
+    (program,) = re.findall(r"```python\n(import asyncio, os.*?)```", readme, re.DOTALL)
+    Path("shop.py").write_text(program)
+    killed = subprocess.run(
+        [sys.executable, "shop.py", "--crash"], capture_output=True, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert killed.stdout == b"charging 4200\n"
+    time.sleep(2)
+    finished = subprocess.run([sys.executable, "shop.py"], capture_output=True, check=True)
+    assert finished.stdout.decode() in readme
+    assert finished.stdout == b"shipping, with receipt 1\nOk('parcel 7')\n"
 
 
 @pytest.mark.slow

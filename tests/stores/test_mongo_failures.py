@@ -3,7 +3,7 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +14,7 @@ from pymongo import AsyncMongoClient, MongoClient
 from perdure.clock import SystemClock
 from perdure.errors import InvalidArgument, StoreClosed, StoreError, StoreUnavailable
 from perdure.store import Entry, Grant, NewRun, Rest, Verdict, Want
-from perdure.stores import open_store
+from perdure.stores import _mongo_leases, open_store
 from perdure.stores.mongo import MongoReplicaSetStore, MongoStore, mongo
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance.samples import as_json, snapshot
@@ -242,7 +242,39 @@ async def test_two_machines_an_hour_apart_share_leases(place: Place) -> None:
             assert await first.append([step(grant, 1)]) == [Verdict.FENCED]
             await first.enqueue([NewRun(f"new {id}", "w", as_json(snapshot()))])
             assert len(await second.claim("bob", HOUR, 10)) == 1
+            assert len(await lease(first, f"1 {id}", f"2 {id}")) == 2
     place.clear()
+
+
+async def test_a_run_that_is_being_created_is_not_claimed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the insert and the lease the server's time is only guessed; well enough, also on a
+    machine whose clock is slow."""
+    clock = TestClock(SystemClock().now() - HOUR)
+    async with mongo(place.url, clock=clock) as slow, mongo(place.url) as other:
+        await slow.load("nothing")
+        claimed: list[Grant] = []
+
+        async def meanwhile() -> None:
+            claimed.extend(await other.claim("bob", HOUR, 10))
+
+        after_insert(monkeypatch, meanwhile)
+        assert len(await lease(slow, "1", "2")) == 2
+        assert claimed == []
+    place.clear()
+
+
+def after_insert(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Awaitable[None]]) -> None:
+    """Let something happen between the insert of runs and what comes next."""
+    insert = _mongo_leases.insert
+
+    async def inserting(*arguments: Any) -> set[int]:
+        known = await insert(*arguments)
+        await act()
+        return known
+
+    monkeypatch.setattr(_mongo_leases, "insert", inserting)
 
 
 async def test_a_client_that_was_passed_in_stays_open(place: Place) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import urlsplit
@@ -81,6 +82,7 @@ class Connection(Generic[T]):
         self._client: Client | None = None
         self._bound: T | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._ahead = timedelta(0)
         self._life = Lifecycle("MongoDB", self._set_up)
 
     def use(self) -> "Use[T]":
@@ -91,6 +93,10 @@ class Connection(Generic[T]):
         """Give the database, set up."""
         await self._life.ready()
         return self._connected()
+
+    def about_now(self) -> datetime:
+        """Give the server's time, as well as this machine can tell: never for a lease."""
+        return self.clock.now() + self._ahead
 
     async def close(self) -> None:
         """Close the client if it is ours; a second call does nothing."""
@@ -127,6 +133,7 @@ class Connection(Generic[T]):
         bound = self._connected()
         assert self._client is not None
         hello = await self._client.admin.command("hello")
+        self._ahead = hello["localTime"].replace(tzinfo=UTC) - self.clock.now()
         if hello["maxWireVersion"] < _WIRE_VERSION:
             raise StoreError(f"MongoDB at {self.target.where} is older than 4.2, which is needed")
         if self.target.replica_set and "setName" not in hello and hello.get("msg") != "isdbgrid":

@@ -1,7 +1,7 @@
 """Leases: given, moved and taken back; and the runs that wait for one."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -9,7 +9,6 @@ from bson.objectid import ObjectId
 from pymongo import ReturnDocument
 from pymongo.errors import DuplicateKeyError
 
-from perdure.clock import Clock
 from perdure.errors import StoreCorrupted
 from perdure.store import Due, Grant, Lease, Message, NewRun, Want
 from perdure.stores._mongo_connection import casual
@@ -65,11 +64,17 @@ class Epochs:
 class Leases:
     """The verbs of leases and schedule on the runs whose ids begin with `prefix`."""
 
-    def __init__(self, prefix: str, positions: Positions, epochs: Epochs, clock: Clock) -> None:
+    def __init__(
+        self,
+        prefix: str,
+        positions: Positions,
+        epochs: Epochs,
+        about_now: Callable[[], datetime],
+    ) -> None:
         self._prefix = prefix
         self._positions = positions
         self._epochs = epochs
-        self._clock = clock
+        self._about_now = about_now
 
     async def acquire(self, db: Collections, wants: Sequence[Want]) -> list[Grant | None]:
         """Give each want its lease, or None."""
@@ -127,7 +132,7 @@ class Leases:
     ) -> list[Any]:
         # Inserts are many times quicker than updates that insert. A new run whose creator dies
         # before it has the lease is claimed like one whose lease has expired.
-        now = self._clock.now()
+        now = self._about_now()
         new = [want for want in wants if want.create is not None]
         documents = [
             {
@@ -254,7 +259,7 @@ class Leases:
         """Create runs that wait for a claim; False for each id that was there."""
         if not runs:
             return []
-        claim, now = ObjectId(), self._clock.now()
+        claim, now = ObjectId(), self._about_now()
         documents = [
             {
                 "_id": self._prefix + run.id,
@@ -274,7 +279,7 @@ class Leases:
         return [place not in known for place in range(len(runs))]
 
     async def _set_times(self, db: Collections, runs: Sequence[NewRun], claim: ObjectId) -> None:
-        """Replace this machine's time by the server's in runs that nobody has claimed since."""
+        """Put the server's exact time into runs that nobody has claimed since."""
         for at_once in (True, False):
             keys = [self._prefix + run.id for run in runs if (run.wake_at is None) is at_once]
             if keys:

@@ -35,15 +35,23 @@ async def invoke(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
                 _awaited.add(code)
     if manner == _AWAITED:
         return await fn(*args)
-    value = fn(*args) if manner == _IN_PLACE else await asyncio.to_thread(fn, *args)
+    value = fn(*args) if manner == _IN_PLACE else await asyncio.to_thread(_in_thread, fn, args)
     return await value if inspect.isawaitable(value) else value
+
+
+def _in_thread(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    try:
+        return fn(*args)
+    except StopIteration as error:
+        # A future takes none of these, and whoever waits for it would wait for ever.
+        raise RuntimeError("a step's function raised StopIteration") from error
 
 
 def _manner(fn: Callable[..., Any]) -> int:
     while isinstance(fn, partial):
         fn = fn.func
-    if inspect.isasyncgenfunction(fn):
-        raise InvalidArgument("fn", fn, "a function that gives one value, not an async generator")
+    if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
+        raise InvalidArgument("fn", fn, "a function that gives one value, not a generator")
     if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__):
         return _AWAITED
     return _IN_PLACE if getattr(fn, "__name__", "") == "<lambda>" else _THREADED
@@ -87,8 +95,10 @@ async def within(clock: Clock, after: timedelta, work: Awaitable[Any]) -> Any:
     try:
         return await work
     except asyncio.CancelledError:
-        if elapsed and task.uncancel() <= cancels:
+        if elapsed and task.cancelling() <= cancels + 1:
             raise Elapsed from None
         raise
     finally:
         timer.cancel()
+        if elapsed:
+            task.uncancel()

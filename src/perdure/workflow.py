@@ -52,6 +52,7 @@ from perdure.events import (
 )
 from perdure.execution import Execution
 from perdure.ledger import Include, Ledger
+from perdure.lineage import outside
 from perdure.record import outcome_of
 from perdure.result import Err, Ok, Result
 from perdure.resume import ResumeState, ResumeStateCollector, as_resume_state, records_of
@@ -426,7 +427,8 @@ class LocalRun:
     ) -> None:
         if self._snapshots:
             event = SnapshotEvent(type, step_id, self._ledger.copy(), self._current_block().copy())
-            self._snapshots.publish(event, terminal=type != "step_complete")
+            with outside():
+                self._snapshots.publish(event, terminal=type != "step_complete")
 
 
 def encode_metadata(metadata: object) -> dict[str, Any]:

@@ -155,14 +155,18 @@ class TestCalling:
         assert str(error).startswith("fn: got <coroutine")
         assert "step('fetch', lambda: function(argument))" in str(error)
 
-    async def test_an_async_generator_is_refused(self) -> None:
+    async def test_a_generator_is_refused(self) -> None:
         """A step gives one value."""
 
-        async def rows() -> Any:
+        async def async_rows() -> Any:
             yield 1
 
-        error = error_of(await once(single(lambda step: step("rows", rows))))
-        assert isinstance(error, InvalidArgument)
+        def rows() -> Any:
+            yield 1
+
+        for fn in (async_rows, rows):
+            error = error_of(await once(single(lambda step, fn=fn: step("rows", fn))))
+            assert isinstance(error, InvalidArgument)
 
     async def test_a_finished_step_is_not_called_again(self) -> None:
         """It answers from its record."""
@@ -288,6 +292,16 @@ class TestFailures:
             return []
 
         assert await twice(body) == (Ok(["find", "NOT_FOUND", "ValueError", "why"]),) * 2
+
+    async def test_a_stop_iteration_does_not_hang(self) -> None:
+        """In a thread or in place, it is an error like any other."""
+
+        def first_of_none() -> Any:
+            return next(iter([]))
+
+        for fn in (first_of_none, lambda: next(iter([]))):
+            error = error_of(await once(single(lambda step, fn=fn: step("x", fn))))
+            assert isinstance(error, RuntimeError)
 
     async def test_an_exception_ends_the_run(self) -> None:
         """Also one that the function raises itself."""
@@ -635,6 +649,26 @@ class TestTimeout:
         assert isinstance(error_of(await moved(clock, running)), StepTimeout)
         assert clock.now() - NOW == timedelta(seconds=17)
         assert [e.attempt for e in events if isinstance(e, StepTimedOut)] == [1, 2, 3]
+
+    async def test_a_function_that_will_not_be_cancelled_gives_its_value(
+        self, clock: TestClock
+    ) -> None:
+        """And the task is as it was: no cancellation is left in it."""
+
+        async def stubborn() -> str:
+            try:
+                await self.never()
+            except asyncio.CancelledError:
+                return "late"
+            return "never"
+
+        async def body(step: Step) -> list[Any]:
+            value = await step("slow", stubborn, timeout="5s")
+            task = asyncio.current_task()
+            assert task is not None
+            return [value, task.cancelling()]
+
+        assert await moved(clock, once(body, clock=clock)) == Ok(["late", 0])
 
     async def test_cancelling_from_outside_is_no_timeout(self, clock: TestClock) -> None:
         """It comes out as it is."""

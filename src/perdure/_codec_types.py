@@ -78,12 +78,23 @@ def return_type(fn: Callable[..., object]) -> object | None:
     Awaitables are awaited and results unwrapped: `Awaitable[Ok[User] | Err[str]]` gives `User`.
     """
     try:
-        return _return_type(fn)
+        return _given(_annotation(fn))
     except Exception:  # noqa: BLE001 - annotations and attributes are the user's code
         return None
 
 
-def _return_type(fn: Any) -> object | None:
+def error_type(fn: Callable[..., object]) -> object | None:
+    """Give the type of the errors that a function returns in `Err`, or None when that is not known.
+
+    `Awaitable[Ok[User] | Err[NotFound]]` gives `NotFound`.
+    """
+    try:
+        return _failed_with(_annotation(fn))
+    except Exception:  # noqa: BLE001 - annotations and attributes are the user's code
+        return None
+
+
+def _annotation(fn: Any) -> Any:
     while isinstance(fn, partial):
         fn = fn.func
     if isinstance(fn, type):
@@ -92,7 +103,7 @@ def _return_type(fn: Any) -> object | None:
     if not isinstance(fn, types.FunctionType):
         fn = type(fn).__call__
     annotation = fn.__annotations__.get("return")
-    return _given(_resolved(annotation, inspect.unwrap(fn)))
+    return _resolved(annotation, inspect.unwrap(fn))
 
 
 def _resolved(annotation: Any, fn: Any) -> Any:
@@ -125,6 +136,20 @@ def _given(annotation: Any) -> object | None:
     if annotation in (Any, object, types.NoneType) or isinstance(annotation, TypeVar):
         return None
     return annotation
+
+
+@lru_cache(maxsize=1024)
+def _failed_with(annotation: Any) -> object | None:
+    annotation = bare(annotation)
+    if get_origin(annotation) in (Awaitable, Coroutine):
+        return _failed_with(get_args(annotation)[-1])
+    errors = [
+        get_args(member)[0] for member in union_members(annotation) if get_origin(member) is Err
+    ]
+    if not errors:
+        return None
+    error: Any = Union[tuple(errors)]  # noqa: UP007 - known at run time only
+    return None if error in (Any, object) or isinstance(error, TypeVar) else error
 
 
 def _held(member: Any) -> Any:

@@ -26,7 +26,7 @@ from perdure._codec_faults import (
 )
 from perdure._codec_read import untag
 from perdure._codec_tags import MAX_DEPTH, JSONValue, is_plain, is_shallow
-from perdure._codec_types import return_type
+from perdure._codec_types import error_type, return_type
 from perdure._codec_write import Form, Loss, Writer, sorted_json
 from perdure.errors import CodecError
 
@@ -44,6 +44,7 @@ __all__ = [
     "dumps",
     "encode",
     "encode_cause",
+    "error_type",
     "fingerprint",
     "is_plain",
     "loads",

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from random import Random, SystemRandom
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from perdure import codec
 from perdure.arguments import check_flag, check_whole
@@ -20,6 +20,7 @@ from perdure.clock import Clock, Duration, SyncedClock, SystemClock, check_clock
 from perdure.errors import (
     AlreadyRunning,
     Cancelled,
+    CodecError,
     IdempotencyConflict,
     InvalidArgument,
     LeaseLost,
@@ -290,10 +291,12 @@ async def _carry_out(home: Home, request: Request) -> Result[Any, Any]:
             await quietly(home.release())
         return outcome_of(broken)
     assert result is not None, "a run of durable.run waits in memory"
-    block, status = ending(home, result, request.fn)
     gone = result.ok and not request.keep
+    over = Ending(result, home.block("completed"), "completed")
+    if not gone:
+        over = ending(home, result, request.fn)
     try:
-        await home.rest(block, Rest(status, gone=gone))
+        await home.rest(over.block, Rest(over.status, gone=gone))
     except StoreError:
         await quietly(home.release())
         if not gone:
@@ -303,7 +306,7 @@ async def _carry_out(home: Home, request: Request) -> Result[Any, Any]:
         )
     except LeaseLost as error:
         return outcome_of(error)
-    return result
+    return over.result
 
 
 async def drive(home: Home, body: Body) -> Result[Any, Any] | None:
@@ -338,22 +341,39 @@ async def _unwind(*tasks: "asyncio.Task[Any]") -> None:
         await asyncio.wait(tasks)
 
 
-def ending(
-    home: Home, result: Result[Any, Any], fn: Callable[..., Any]
-) -> tuple[ExecutionBlock, Literal["completed", "failed"]]:
-    """Give the execution block of a run that is over, and its status."""
-    now = home.block()["lastUpdated"]
+class Ending(NamedTuple):
+    """A run that is over: its result as it will be read, its execution block, its status."""
+
+    result: Result[Any, Any]
+    block: ExecutionBlock
+    status: Literal["completed", "failed"]
+
+
+def ending(home: Home, result: Result[Any, Any], fn: Callable[..., Any]) -> Ending:
+    """Give how a run ends; one whose output cannot be recorded has failed."""
     if isinstance(result, Ok):
-        settled = codec.settle(result.value, lambda: codec.return_type(fn), "output")
-        facts: dict[str, Any] = {"output": settled.data}
-        if settled.typed:
-            facts["outputTyped"] = True
-        return home.block("completed", completedAt=now, **facts), "completed"
-    ended_by = home.execution.ended_by
+        try:
+            return _completed(home, result.value, fn)
+        except CodecError as error:
+            result = Err(CodecError(f"the output of run {home.id!r} cannot be recorded: {error}"))
+    now, ended_by = home.block()["lastUpdated"], home.execution.ended_by
     failure = ended_by if ended_by is not None and ended_by is result.error else result
-    told, _ = failure_record(failure, home.id, home.execution.errors)
+    told = failure_record(failure, home.id, home.execution.errors, lambda: codec.error_type(fn))
     failed = home.execution.unhandled()
-    return home.block("failed", completedAt=now, error=told, failed=failed), "failed"
+    block = home.block("failed", completedAt=now, error=told.record, failed=failed)
+    return Ending(result, block, "failed")
+
+
+def _completed(home: Home, value: object, fn: Callable[..., Any]) -> Ending:
+    data, seen, typed, losses = codec.settle(value, lambda: codec.return_type(fn), "output")
+    for loss in losses:
+        logger.warning(
+            "run %r: its %s cannot be kept as it is (%s)", home.id, loss.path, loss.reason
+        )
+    facts: dict[str, Any] = {"output": data, "completedAt": home.block()["lastUpdated"]}
+    if typed:
+        facts["outputTyped"] = True
+    return Ending(Ok(seen), home.block("completed", **facts), "completed")
 
 
 def recorded_result(
@@ -454,7 +474,7 @@ async def _once_in(session: Session, request: Request, key: str) -> Result[Any, 
         await quietly(home.rest(home.block(), Rest("running", gone=True)))
         return result
     try:
-        await home.rest(ending(home, result, request.fn)[0], Rest("completed"))
+        await home.rest(ending(home, result, request.fn).block, Rest("completed"))
     except StoreError:
         await quietly(home.release())
         raise

@@ -120,6 +120,10 @@ class Spec(Call):
         """Give the type the value comes back as, if that is known."""
         return self.returns if self.returns is not None else codec.return_type(self.fn)
 
+    def error_type(self) -> object:
+        """Give the type that the error of a returned `Err` comes back as, if that is known."""
+        return codec.error_type(self.fn)
+
     def facts(self, key: str) -> dict[str, str]:
         """Give what a record under `key` holds of the call's identity."""
         named = {"kind": self.kind, "args": self.print, "branch": self.path, "call": self.call}
@@ -293,7 +297,7 @@ class Execution:
         self.last_key = key
         declared = (*spec.errors, *self.errors)
         try:
-            result, seen = result_of(record, spec.id, spec.return_type, declared)
+            result, seen = result_of(record, spec.id, spec.return_type, declared, spec.error_type)
         except CodecError as error:
             text = f"the record of {spec.place()} cannot be read: {error}"
             raise self.break_off(CodecError(text)) from error
@@ -405,17 +409,18 @@ class Execution:
         failure: Exception | Err[Any],
         takes: Sequence[str] = (),
     ) -> Any:
-        failed, seen = failure_record(failure, spec.id, (*spec.errors, *self.errors))
+        declared = (*spec.errors, *self.errors)
+        failed, seen, losses = failure_record(failure, spec.id, declared, spec.error_type)
         key = self.ledger.key_for(spec.path, spec.call)
         failed.at = isoformat(self.clock.now())
         failed.durationMs = int((self.clock.monotonic() - started) * 1e6) / 1e3
         failed.attempts, failed.args, failed.kind = spec.attempt, spec.print, spec.kind
         failed.branch, failed.call = spec.path, "" if key == spec.call else spec.call
         record = codec.dumps(failed)
-        self.admit(spec, key, record)
+        self.admit(spec, key, record, losses)
         self.failures[key] = seen
         if self.home is not None:
-            await self._send_home(spec, key, record, takes=takes)
+            await self._send_home(spec, key, record, losses, takes)
         if self.cache is not None and spec.key is not None:
             with outside():
                 await self.cache.set(spec.key, codec.loads(record), ttl=spec.ttl)

@@ -1,7 +1,7 @@
 """The record of one step: made once from what the step gave, read each time it answers."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -30,24 +30,38 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     call: str = ""
 
 
+class Failure(NamedTuple):
+    """A failure as it is recorded, as the function sees it, and what was lost of it."""
+
+    record: Record
+    seen: BaseException
+    losses: tuple[codec.Loss, ...] = ()
+
+
 def failure_record(
-    failure: BaseException | Err[Any], step: str, declared: Sequence[type[BaseException]]
-) -> tuple[Record, BaseException]:
-    """Give the record of a failure, and the exception that the function sees of it."""
+    failure: BaseException | Err[Any],
+    step: str,
+    declared: Sequence[type[BaseException]],
+    fails_with: Callable[[], object] = lambda: None,
+) -> Failure:
+    """Give the record of a failure; `fails_with` gives the type of a returned `Err`'s error."""
     if isinstance(failure, Err):
-        error = codec.settle(failure.error, lambda: None, "error").data
+        error = codec.settle(failure.error, fails_with, "error")
         meta: dict[str, Any] = {"origin": "result"}
         cause = failure.cause
         if cause is None:
             meta["causeless"] = True
             cause = failure.error
         told = codec.encode_cause(cause)
-        return Record(ok=False, error=error, cause=told, meta=meta), _failed(
-            step, error, None if "causeless" in meta else codec.decode_cause(told, declared)
+        seen_cause = None if "causeless" in meta else codec.decode_cause(told, declared)
+        return Failure(
+            Record(ok=False, error=error.data, cause=told, meta=meta, typed=error.typed),
+            _failed(step, error.value, seen_cause),
+            error.losses,
         )
     told, seen = codec.settle_error(failure, declared)
     summary = {"type": type(failure).__name__, "message": told.get("message", "")}
-    return Record(ok=False, error=summary, cause=told, meta={"origin": "throw"}), seen
+    return Failure(Record(ok=False, error=summary, cause=told, meta={"origin": "throw"}), seen)
 
 
 def result_of(
@@ -55,6 +69,7 @@ def result_of(
     step: str,
     returns: Callable[[], object],
     declared: Sequence[type[BaseException]],
+    fails_with: Callable[[], object] = lambda: None,
 ) -> tuple[Result[Any, Any], BaseException | None]:
     """Give what a record says: the result, and the exception the function sees of a failure."""
     if record["ok"]:
@@ -66,7 +81,12 @@ def result_of(
         cause = codec.decode_cause(told, declared)
     if meta.get("origin") == "throw" and isinstance(cause, BaseException):
         return outcome_of(cause), cause
-    failed = _failed(step, failure["error"], cause)
+    error = failure["error"]
+    if failure.get("typed") and (wanted := fails_with()) is not None:
+        error = codec.decode(error, wanted, typed=True)
+    else:
+        error = codec.decode(error)
+    failed = _failed(step, error, cause)
     return outcome_of(failed), failed
 
 
@@ -84,7 +104,7 @@ def _value(record: StepRecord, returns: Callable[[], object]) -> Any:
 
 
 def _failed(step: str, error: Any, cause: object) -> StepFailed:
-    failed = StepFailed(step, codec.decode(error), cause)
+    failed = StepFailed(step, error, cause)
     if isinstance(cause, BaseException):
         failed.__cause__ = cause
     return failed

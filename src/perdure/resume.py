@@ -230,27 +230,32 @@ def _outcome(entry: ResumeEntry) -> dict[str, Any]:
     result = entry.result
     if isinstance(result, Ok):
         return _success(result.value, entry.facts)
-    told = entry.told or _told(result)
-    raised = isinstance(result.error, BaseException)
-    outcome = {
+    raised = isinstance(result.error, BaseException) and entry.origin != "result"
+    told = entry.told or _told(result, raised)
+    outcome: dict[str, Any] = {
         "ok": False,
-        "error": _summary(told or {}) if raised else codec.settle(result.error, lambda: None).data,
+        "error": _summary(told or {}) if raised else None,
         "meta": {"origin": entry.origin or ("throw" if raised else "result")},
     }
+    if not raised:
+        error = codec.settle(result.error, lambda: type(result.error))
+        outcome["error"] = error.data
+        if error.typed:
+            outcome["typed"] = True
     return outcome if told is None else {**outcome, "cause": told}
 
 
-def _told(failure: Err[Any]) -> Mapping[str, Any] | None:
+def _told(failure: Err[Any], raised: bool) -> Mapping[str, Any] | None:
     error, cause = failure.error, failure.cause
+    if not raised:
+        return None if cause is None else codec.encode_cause(cause)
     if isinstance(error, StepError):
         # It stands for an exception whose class is not known here, and that one is told.
         if isinstance(cause, BaseException):
             return codec.encode_cause(cause)
         stack = {"stack": error.traceback} if error.traceback else {}
         return {"type": "error", "name": error.name, "message": error.message, **stack}
-    if isinstance(error, BaseException):
-        return codec.encode_cause(error)
-    return None if cause is None else codec.encode_cause(cause)
+    return codec.encode_cause(error)
 
 
 def _success(value: Any, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -65,10 +65,11 @@ def run_of(
     snapshot: Snapshot,
     *,
     returns: object = None,
+    fails_with: object = None,
     errors: Sequence[type[BaseException]] = (),
 ) -> Run:
-    """Give the run that a snapshot holds; `returns` is the type of its output, where that is
-    known.
+    """Give the run that a snapshot holds; `returns` and `fails_with` are the types of its output
+    and of its error, where those are known.
     """
     block: Mapping[str, Any] = snapshot["execution"]
     metadata = snapshot.get("metadata") or {}
@@ -79,7 +80,7 @@ def run_of(
         version=version if isinstance(version, int) else 1,
         status=rest_status(snapshot),
         output=_output(block, returns),
-        error=_error(block, errors),
+        error=_error(block, fails_with, errors),
         pending=tuple(_wait(wait) for wait in block.get("pending") or ()),
         payload=_shown(metadata.get("input")),
         updated_at=parse_iso(block["lastUpdated"]),
@@ -120,11 +121,13 @@ def _output(block: Mapping[str, Any], returns: object) -> object:
     return _shown(block.get("output"))
 
 
-def _error(block: Mapping[str, Any], errors: Sequence[type[BaseException]]) -> object:
-    record = block.get("error")
+def _error(
+    block: Mapping[str, Any], fails_with: object, errors: Sequence[type[BaseException]]
+) -> object:
+    record: Any = block.get("error")
     if not isinstance(record, Mapping):
         return None
-    result, _ = result_of(record, "run", lambda: None, errors)  # type: ignore[arg-type]  # a failure record
+    result, _ = result_of(cast(StepRecord, record), "run", lambda: None, errors, lambda: fails_with)
     return result.error if isinstance(result, Err) else None
 
 

@@ -391,7 +391,7 @@ class Runtime:
 
     async def _end_failed(self, home: OwnedRun, error: PerdureError) -> Run:
         """End a run for a reason that is not its function's."""
-        told, _ = failure_record(error, home.id, (RunFailed,))
+        told = failure_record(error, home.id, (RunFailed,)).record
         now = home.block()["lastUpdated"]
         block = home.block("failed", completedAt=now, error=told, failed=[])
         await home.rest(block, Rest("failed"))
@@ -410,7 +410,7 @@ class Runtime:
                 raise home.execution.broken
             else:
                 outcome = result if result is not None else _broken(home)
-                block, status = ending(home, outcome, definition.fn)
+                _, block, status = ending(home, outcome, definition.fn)
                 await home.rest(block, Rest(status))
         except LeaseLost:
             return await self._require(home.id)
@@ -441,7 +441,7 @@ class Runtime:
         return block, Rest(state, wake_at, (*awaits_of(snapshot), CANCEL))
 
     async def _end_cancelled(self, home: OwnedRun, reason: str) -> Run:
-        error, _ = failure_record(Cancelled(home.id, reason), home.id, (Cancelled,))
+        error = failure_record(Cancelled(home.id, reason), home.id, (Cancelled,)).record
         now = home.block()["lastUpdated"]
         block = home.block("failed", state="cancelled", completedAt=now, error=error)
         await home.rest(block, Rest("cancelled"))
@@ -527,12 +527,17 @@ class Runtime:
         return self._run(run_id, await self._load(run_id))
 
     def _run(self, run_id: str, snapshot: Snapshot) -> Run:
-        returns: object = None
-        errors: tuple[type[BaseException], ...] = (Cancelled, RunFailed)
-        if (name := snapshot.get("workflowName")) in self.registry.names:
-            definition = self.registry.newest(name or "")
-            returns, errors = codec.return_type(definition.fn), (*errors, *definition.errors)
-        return run_of(run_id, snapshot, returns=returns, errors=errors)
+        errors = (Cancelled, RunFailed)
+        if (name := snapshot.get("workflowName")) not in self.registry.names:
+            return run_of(run_id, snapshot, errors=errors)
+        definition = self.registry.newest(name or "")
+        return run_of(
+            run_id,
+            snapshot,
+            returns=codec.return_type(definition.fn),
+            fails_with=codec.error_type(definition.fn),
+            errors=(*errors, *definition.errors),
+        )
 
 
 def _encoded(payload: object) -> Any:

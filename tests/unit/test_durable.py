@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure import Err, Ok, Step, durable
-from perdure.errors import InvalidArgument, StoreError, VersionMismatch
+from perdure.errors import CodecError, InvalidArgument, StoreError, VersionMismatch
 from perdure.events import PersistError, PersistSuccess
 from perdure.store import Grant, Store, Want
 from perdure.stores import MemoryStore, sqlite
@@ -135,6 +135,35 @@ async def test_a_record_that_cannot_be_written_is_told(store: Any) -> None:
     assert isinstance(result.error, StoreError)
     assert [event.key for event in heard if isinstance(event, PersistError)] == ["first"]
     assert calls == ["first"]
+
+
+async def test_an_output_that_cannot_be_recorded_is_a_failure(store: Any) -> None:
+    """It names the run; nothing is left that would be tried again for ever."""
+
+    async def deep(step: Step) -> Any:
+        nested: list[Any] = []
+        for _ in range(200):
+            nested = [nested]
+        return nested
+
+    result = await run(deep, store, keep=True)
+    assert isinstance(result.error, CodecError)
+    assert "the output of run 'run' cannot be recorded" in str(result.error)
+    assert [line.status for line in await store.list()] == ["failed"]
+    assert (await durable.run({}, deep, id="deleted", store=store)).ok
+
+
+async def test_an_output_is_the_same_the_first_time(
+    store: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is kept of it is what the call gives, and the log tells what was lost."""
+
+    async def lossy(step: Step) -> Any:
+        return {"it": object()}
+
+    first = await run(lossy, store, keep=True)
+    assert await run(lossy, store, keep=True) == first
+    assert "its output" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -280,6 +280,33 @@ class TestFailures:
         body = single(lambda step: step("find", lambda: Ok({"id": 7})))
         assert await twice(body) == (Ok({"id": 7}), Ok({"id": 7}))
 
+    async def test_the_error_of_an_err_has_its_type(self) -> None:
+        """The function's return annotation says it, as it says the type of the value."""
+
+        async def find(id: str) -> Result[User, User | Color]:
+            return Err(Color.RED if id == "red" else User(id, NOW))
+
+        async def body(step: Step) -> list[Any]:
+            errors = []
+            for id in ("red", "Ana"):
+                try:
+                    await step("find", find, id)
+                except StepFailed as failed:
+                    errors.append(failed.error)
+            return errors
+
+        assert await twice(body) == (Ok([Color.RED, User("Ana", NOW)]),) * 2
+
+    async def test_an_error_that_cannot_come_back_is_a_warning(self) -> None:
+        """With the step and the place, and the function sees what was recorded."""
+        first = workflow()
+        body = single(lambda step: step("find", lambda: Err({"user": User("Ana", NOW)})))
+        result = await first.run(body)
+        assert type(error_of(result)["user"]) is not User
+        assert await workflow(snapshot=first.snapshot()).run(body) == result
+        (warning,) = first.snapshot()["warnings"]
+        assert (warning["stepId"], warning["path"][:5]) == ("find", "error")
+
     async def test_an_err_can_be_caught(self) -> None:
         """It is raised as `StepFailed`, which holds the step, the error and the cause."""
 

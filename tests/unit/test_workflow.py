@@ -16,8 +16,10 @@ import pytest
 from perdure import (
     Err,
     Ok,
+    Result,
     ResumeState,
     Step,
+    StepFailed,
     Workflow,
     merge_snapshots,
     parse_state,
@@ -551,6 +553,35 @@ class TestResumeState:
         for each in (state, parse_state(stringify_state(state))):
             assert await Workflow("w").run(body, resume_state=each) == Ok(user)
         assert calls == [1]
+
+    async def test_the_errors_of_results_come_back(self) -> None:
+        """By the step's return type, as values do."""
+        error = User("Ana", datetime(2030, 1, 1, tzinfo=UTC))
+
+        async def find() -> Result[str, User]:
+            return Err(error)
+
+        async def body(step: Step) -> str:
+            return await step("find", find)
+
+        _, state = await Workflow("w").run_with_state(body)
+        for each in (state, parse_state(stringify_state(state))):
+            assert await Workflow("w").run(body, resume_state=each) == Err(error)
+
+    async def test_a_returned_exception_is_no_raised_one(self) -> None:
+        """`Err(exception)` is what the step returned, and is so again."""
+
+        async def body(step: Step) -> list[Any]:
+            try:
+                await step("find", lambda: Err(ValueError("bad")))
+            except StepFailed as failed:
+                return [type(failed.error).__name__, str(failed.error), failed.cause]
+            return []
+
+        result, state = await Workflow("w").run_with_state(body)
+        assert result == Ok(["ValueError", "bad", None])
+        for each in (state, parse_state(stringify_state(state))):
+            assert await Workflow("w").run(body, resume_state=each) == result
 
     @pytest.mark.parametrize("is_async", [False, True])
     async def test_a_factory_is_called_once_per_run(self, is_async: bool) -> None:

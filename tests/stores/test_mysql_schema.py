@@ -169,6 +169,9 @@ def test_a_name_that_is_no_name_is_refused(table: Any) -> None:
         {"url": "mysql://h/d", "patience": -1},
         {"url": "mysql://h/d", "timeout": "soon"},
         {"url": "mysql://h/d", "prefix": "\0"},
+        {"url": "mysql://h/d", "ssl": "yes"},
+        {"url": "mysql://h/d", "clock": 7},
+        {"url": "mysql://h/d", "max_value_size": 0},
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any]) -> None:

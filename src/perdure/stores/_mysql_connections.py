@@ -3,9 +3,9 @@
 import asyncio
 from typing import Any, Protocol
 
-from perdure.clock import Clock, Duration, parse_duration
+from perdure.arguments import check_whole
+from perdure.clock import Clock, Duration, check_clock, parse_duration
 from perdure.errors import InvalidArgument, StoreClosed, StoreError, StoreUnavailable
-from perdure.store import check_limit
 from perdure.stores._mysql_errors import errors_of, failure_of, load_driver, translated
 from perdure.stores._mysql_url import connect_options, place
 
@@ -202,7 +202,10 @@ def open_connections(
         if not isinstance(pool, load_driver().Pool):
             raise InvalidArgument("pool", pool, "an asyncmy pool, as asyncmy.create_pool gives it")
         return LentConnections(pool)
-    if check_limit(limit, "max_connections") == 0:
-        raise InvalidArgument("max_connections", limit, "a whole number, 1 or more")
     load_driver()
-    return OwnConnections(connect_options(url, ssl), limit=limit, patience=span, clock=clock)
+    return OwnConnections(
+        connect_options(url, ssl),
+        limit=check_whole(limit, "max_connections"),
+        patience=span,
+        clock=check_clock(clock),
+    )

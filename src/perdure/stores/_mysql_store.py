@@ -79,13 +79,10 @@ class MysqlStore(Closing):
         workflow = _checked_workflow(workflow_of(snapshot))
         await self._life.ready()
         self._check_size(f"the snapshot of run {id!r}", data)
-        made, mail = (
-            self._on(sql.MAKE, [(key, b"{}", None, None, _NEW)]),
-            self._on(sql.MAIL, [key]),
-        )
+        made = self._on(sql.MAKE, [(key, b"{}", None, None, _NEW)])
 
         async def work(transaction: Transaction) -> None:
-            _, found = await transaction.run(made, mail)
+            _, found = await transaction.run(made, self._on(sql.MAIL, [key]))
             is_awaited = any(name in rest.awaits for _, _, name, _ in found.rows)
             lying = (rest.status, is_awaited, rest.wake_at, names_as_json(rest.awaits))
             await transaction.finish(

@@ -1,6 +1,7 @@
 """What a `mysql://` URL says of a server and how to reach it."""
 
 from collections.abc import Mapping
+from ssl import SSLContext
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, unquote_to_bytes, urlsplit
 
@@ -11,7 +12,7 @@ _YES = {"1", "true", "yes", "on"}
 _NO = {"0", "false", "no", "off"}
 
 
-def connect_options(url: object, ssl: Any = None) -> dict[str, Any]:
+def connect_options(url: object, ssl: object = None) -> dict[str, Any]:
     """Give what the driver takes in place of a URL.
 
     After a `?` may stand `ssl=true` (encrypt), `ssl_ca=file` (encrypt, and check the server's
@@ -26,9 +27,11 @@ def connect_options(url: object, ssl: Any = None) -> dict[str, Any]:
         "password": unquote_to_bytes(parts.password or ""),
         "database": unquote(parts.path[1:]),
     }
-    options |= _more(url, dict(parse_qsl(parts.query, keep_blank_values=True)))
+    options |= _more(dict(parse_qsl(parts.query, keep_blank_values=True)))
+    if not isinstance(ssl, SSLContext | bool | None):
+        raise InvalidArgument("ssl", ssl, "an ssl.SSLContext, or True to encrypt and not to check")
     if ssl is not None:
-        options["ssl"] = ssl
+        options["ssl"] = ssl or None
     return options
 
 
@@ -52,7 +55,7 @@ def _split(url: object) -> SplitResult:
     return parts
 
 
-def _more(url: object, query: dict[str, str]) -> dict[str, Any]:
+def _more(query: dict[str, str]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name, value in query.items():
         if name == "ssl" and value.lower() in _YES | _NO:

@@ -1,5 +1,6 @@
 """Runs in MySQL or MariaDB: a batch of journal entries is one statement and one commit."""
 
+from ssl import SSLContext
 from typing import Any
 
 from perdure.clock import Clock, Duration, SystemClock, parse_duration
@@ -19,7 +20,7 @@ def mysql(
     prefix: str = "",
     pool: Any = None,
     max_connections: int = 10,
-    ssl: Any = None,
+    ssl: SSLContext | bool | None = None,
     patience: Duration = 10,
     timeout: Duration = 60,
     clock: Clock = SystemClock(),

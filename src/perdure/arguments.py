@@ -19,6 +19,22 @@ def check_whole(value: object, parameter: str, *, least: int = 1) -> int:
     return value
 
 
+def check_text(value: object, parameter: str, wanted: str) -> str:
+    """Give the text back as a plain `str`, or raise: not empty, and without lone surrogates."""
+    if not isinstance(value, str) or not value or not is_encodable(value):
+        raise InvalidArgument(parameter, value, wanted)
+    return str.__str__(value)
+
+
+def is_encodable(text: str) -> bool:
+    """Tell whether a text has a form in UTF-8, as all that is written must."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def check_random(value: object, parameter: str = "random") -> Random:
     """Give the source of chance back, or raise."""
     if not isinstance(value, Random):

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any, Literal, Protocol, TypeAlias
 
 from perdure import codec
+from perdure.arguments import check_text
 from perdure.cache import StepCache
 from perdure.calling import Elapsed, check_callable, invoke, is_awaited, within
 from perdure.clock import Clock, isoformat, parse_iso
@@ -202,12 +203,12 @@ class Execution:
             raise self._broken
         if self._over:
             raise RunOver(f"step {id!r} was called after the run {self.run_id!r} had ended")
-        if type(id) is not str or not id:
-            raise InvalidArgument("id", id, "the step's name, a non-empty text")
+        if type(id) is not str or not id or not id.isascii():
+            id = check_text(id, "id", "the step's name, a non-empty text")
         if not callable(fn):
             check_callable(id, fn)
-        if key is not None and (type(key) is not str or not key):
-            raise InvalidArgument("key", key, "a non-empty text, or nothing")
+        if key is not None:
+            key = check_text(key, "key", "a non-empty text, or nothing")
         return Spec(id, self.lineage.branch() if branch is None else branch, key, fn, args)
 
     def end(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, Self, TypeGuard, cast
 
 import msgspec
 
-from perdure.arguments import check_whole
+from perdure.arguments import check_whole, is_encodable
 from perdure.errors import InvalidArgument, MissingAbility, ValueTooLarge
 from perdure.snapshot import RunStatus, Snapshot, awaits_of, rest_status, wake_at_of
 
@@ -473,7 +473,7 @@ def check_id(id: object, parameter: str = "id") -> str:
     wanted = f"non-empty text of at most {MAX_ID_LENGTH} characters without NUL"
     if not isinstance(id, str) or not id:
         raise InvalidArgument(parameter, id, wanted)
-    if len(id) > MAX_ID_LENGTH or "\0" in id or not _encodable(id):
+    if len(id) > MAX_ID_LENGTH or "\0" in id or not is_encodable(id):
         raise InvalidArgument(parameter, id, wanted)
     return id
 
@@ -494,14 +494,6 @@ def check_entries(entries: Sequence[Entry], limit: int) -> None:
         if len(entry.data) > limit:
             what = f"the record of step {entry.step!r}" if entry.step else "the snapshot"
             raise ValueTooLarge(f"{what} of run {entry.id!r}", len(entry.data), limit)
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 class Closing(ABC):

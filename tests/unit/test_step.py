@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from enum import Enum
+from enum import Enum, StrEnum
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -167,6 +167,20 @@ class TestCalling:
         for fn in (async_rows, rows):
             error = error_of(await once(single(lambda step, fn=fn: step("rows", fn))))
             assert isinstance(error, InvalidArgument)
+
+    async def test_names_may_be_of_any_alphabet_and_of_an_enum(self) -> None:
+        """A text is a text."""
+
+        class Steps(StrEnum):
+            FETCH = "fetch"
+
+        async def body(step: Step) -> None:
+            await step(Steps.FETCH, lambda: 1)
+            await step("größe 😀", lambda: 2)
+
+        first = workflow()
+        await first.run(body)
+        assert list(first.snapshot()["steps"]) == ["fetch", "größe 😀"]
 
     async def test_a_finished_step_is_not_called_again(self) -> None:
         """It answers from its record."""
@@ -979,6 +993,8 @@ class TestDrift:
     [
         (lambda step: step("", lambda: 1), "id"),
         (lambda step: step(5, lambda: 1), "id"),
+        (lambda step: step("\ud800", lambda: 1), "id"),
+        (lambda step: step("x", lambda: 1, key="\ud800"), "key"),
         (lambda step: step("x", 5), "fn"),
         (lambda step: step("x", None), "fn"),
         (lambda step: step("x", lambda: 1, key=""), "key"),

@@ -56,7 +56,7 @@ def _fits(data: JSONValue, member: Any, named: bool, exact: bool) -> bool:
     if not isinstance(cls, type):
         return cls is Any or cls is Literal
     if tag == "record":
-        return cls.__name__ == pair_of(payload, "")[0]
+        return bool(cls.__name__ == pair_of(payload, "")[0])
     if issubclass(cls, BaseException):
         return tag == "error" and type(payload) is dict and payload.get("name") == name_of(cls)
     if issubclass(cls, Enum):

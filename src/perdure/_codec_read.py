@@ -77,7 +77,8 @@ def _untag_items(payload: JSONValue, path: str) -> list[Any]:
 def _untag_map(payload: JSONValue, path: str) -> dict[Any, Any]:
     pairs = [pair_of(pair, path) for pair in list_of(payload, path)]
     read = [(untag(key, path), untag(item, path)) for key, item in pairs]
-    return gathered(dict, read, path)
+    made: dict[Any, Any] = gathered(dict, read, path)
+    return made
 
 
 def _untag_err(payload: JSONValue, path: str) -> Err[Any]:

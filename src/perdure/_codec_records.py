@@ -39,9 +39,13 @@ class Record(NamedTuple):
     open: bool = False
 
 
-@lru_cache(maxsize=1024)
 def record_of(cls: type) -> Record | None:
     """Give what is known about a class with fields, or None when it is no such class."""
+    return _record_of(cls)
+
+
+@lru_cache(maxsize=1024)
+def _record_of(cls: type) -> Record | None:
     if issubclass(cls, BaseException):
         return None
     if dataclasses.is_dataclass(cls):
@@ -95,9 +99,13 @@ def attributes_of(instance: object) -> Values:
     return found
 
 
-@lru_cache(maxsize=1024)
 def derived_names(cls: type) -> frozenset[str]:
     """Give the names that instances compute by themselves and keep: cached properties."""
+    return _derived_names(cls)
+
+
+@lru_cache(maxsize=1024)
+def _derived_names(cls: type) -> frozenset[str]:
     kept = (vars(base).items() for base in cls.__mro__)
     return frozenset(
         name for items in kept for name, found in items if isinstance(found, cached_property)
@@ -122,7 +130,7 @@ def _revive(cls: type, defaults: Mapping[str, Default], finish: str) -> Callable
     touch = _finishing_touch(cls, finish)
 
     def make(values: Values) -> object:
-        instance = object.__new__(cls)
+        instance: Any = object.__new__(cls)
         _set_all(instance, {name: default() for name, default in defaults.items()} | values)
         if touch is not None:
             touch(instance)

@@ -64,13 +64,13 @@ def is_plain(value: Any, room: int = MAX_DEPTH) -> bool:
     """Say whether a value is JSON that reads back as itself, at most `room` containers deep."""
     kind = type(value)
     if kind is str:
-        return value.isascii() or is_clean(value)
+        return is_clean(value)
     if kind is dict:
         return room > 0 and _is_plain_dict(value, room - 1)
     if kind is list:
         return room > 0 and _is_plain_list(value, room - 1)
     if kind is int:
-        return SMALLEST_INT <= value <= LARGEST_INT
+        return is_small(value)
     if kind is float:
         return math.isfinite(value)
     return value is None or kind is bool

@@ -68,7 +68,8 @@ def variables_of(annotation: Any) -> dict[Any, Any]:
 
 
 def _matched(generic: Any, arguments: tuple[Any, ...]) -> dict[Any, Any]:
-    wanted = getattr(generic, "__parameters__", None) or getattr(generic, "__type_params__", ())
+    wanted: Any = getattr(generic, "__parameters__", None)
+    wanted = wanted or getattr(generic, "__type_params__", ())
     return dict(zip(wanted, arguments, strict=False))
 
 
@@ -135,7 +136,8 @@ def _given(annotation: Any) -> object | None:
         return _given(Union[tuple(values)]) if values else None  # noqa: UP007 - known at run time only
     if annotation in (Any, object, types.NoneType) or isinstance(annotation, TypeVar):
         return None
-    return annotation
+    found: object = annotation
+    return found
 
 
 @lru_cache(maxsize=1024)

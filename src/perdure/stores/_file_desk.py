@@ -87,7 +87,12 @@ class FileDesk(Shelf):
         """Give leases up without a rest."""
         with self.gate():
             self.announce((self.files(lease.id), wake_at) for lease in leases)
-            self.by_run(lambda mine: [self._release(lease, wake_at) for lease in mine], leases)
+            self.by_run(lambda mine: self._release_all(mine, wake_at), leases)
+
+    def _release_all(self, leases: Sequence[Lease], wake_at: int) -> list[None]:
+        for lease in leases:
+            self._release(lease, wake_at)
+        return [None] * len(leases)
 
     def _release(self, lease: Lease, wake_at: int) -> None:
         files = self.files(lease.id)

@@ -112,7 +112,9 @@ class KeyValueDesk(KeyValueShelf):
         await self.announce([(lease.id, wake_at) for lease in leases], now)
 
         async def release_all(mine: list[Lease]) -> list[None]:
-            return [await self._release(lease, wake_at) for lease in mine]
+            for lease in mine:
+                await self._release(lease, wake_at)
+            return [None] * len(mine)
 
         await by_run(release_all, leases)
 

@@ -7,13 +7,11 @@ with how many documents each has.
 
 from collections.abc import Callable, Iterable
 from itertools import groupby
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
 from perdure.stores._keyvalue_documents import Documents
-
-T = TypeVar("T")
 
 _MINUTE = 60_000_000
 _MINUTES_OF_DAY = 1_440
@@ -60,14 +58,14 @@ class Wakes:
         days = [day for day in await self._days() if day <= last // _MINUTES_OF_DAY]
         places: list[tuple[int, int]] = []
         for text in await self._documents.read_many([_day_key(day) for day in days]):
-            listed = _parsed(_read_minutes, text, {})
+            listed = _minutes(text)
             minutes = [minute for minute in sorted(listed) if minute <= last]
             places += [(minute, part) for minute in minutes for part in range(listed[minute])]
         texts = await self._documents.read_many([_part_key(*place) for place in places])
         found = [
             Found(wake, *place)
             for place, text in zip(places, texts, strict=True)
-            for wake in _parsed(_read_wakes, text, [])
+            for wake in _wakes(text)
             if wake.at <= now
         ]
         return sorted(found, key=lambda line: (line.wake.at, line.wake.id))
@@ -86,7 +84,7 @@ class Wakes:
 
     async def _add(self, minute: int, wakes: list[Wake]) -> None:
         day = minute // _MINUTES_OF_DAY
-        parts = _parsed(_read_minutes, await self._documents.read(_day_key(day)), {}).get(minute, 1)
+        parts = _minutes(await self._documents.read(_day_key(day))).get(minute, 1)
         left = wakes
         while True:
             more = _More(left)
@@ -101,7 +99,7 @@ class Wakes:
     async def _forget(self, minute: int, now: int) -> None:
         day = minute // _MINUTES_OF_DAY
         text = await self._documents.read(_day_key(day))
-        parts = _parsed(_read_minutes, text, {}).get(minute, 0)
+        parts = _minutes(text).get(minute, 0)
         if await self._holds(minute, parts):
             return
         await self._documents.change(_day_key(day), _without_minute(minute))
@@ -117,7 +115,7 @@ class Wakes:
         return any(text is not None for text in await self._documents.read_many(keys))
 
     async def _days(self) -> list[int]:
-        return _parsed(_read_days, await self._documents.read(_DAYS), [])
+        return _days_in(await self._documents.read(_DAYS))
 
 
 class _More:
@@ -128,7 +126,7 @@ class _More:
         self.over: list[Wake] = []
 
     def __call__(self, text: str | None) -> str:
-        lines = _parsed(_read_wakes, text, [])
+        lines = _wakes(text)
         room = max(_LINES - len(lines), 0)
         self.over = self._wakes[room:]
         return _text(lines + self._wakes[:room])
@@ -136,7 +134,7 @@ class _More:
 
 def _without(wakes: set[Wake]) -> Callable[[str | None], str | None]:
     def edit(text: str | None) -> str | None:
-        left = [wake for wake in _parsed(_read_wakes, text, []) if wake not in wakes]
+        left = [wake for wake in _wakes(text) if wake not in wakes]
         return _text(left) if left else None
 
     return edit
@@ -144,7 +142,7 @@ def _without(wakes: set[Wake]) -> Callable[[str | None], str | None]:
 
 def _with_minute(minute: int, parts: int) -> Callable[[str | None], str | None]:
     def edit(text: str | None) -> str | None:
-        minutes = _parsed(_read_minutes, text, {})
+        minutes = _minutes(text)
         known = minutes.get(minute, 0)
         return text if known >= parts else _text({**minutes, minute: parts})
 
@@ -153,7 +151,7 @@ def _with_minute(minute: int, parts: int) -> Callable[[str | None], str | None]:
 
 def _without_minute(minute: int) -> Callable[[str | None], str | None]:
     def edit(text: str | None) -> str | None:
-        minutes = _parsed(_read_minutes, text, {})
+        minutes = _minutes(text)
         minutes.pop(minute, None)
         return _text(minutes) if minutes else None
 
@@ -162,7 +160,7 @@ def _without_minute(minute: int) -> Callable[[str | None], str | None]:
 
 def _with_day(day: int) -> Callable[[str | None], str | None]:
     def edit(text: str | None) -> str | None:
-        days = _parsed(_read_days, text, [])
+        days = _days_in(text)
         return text if day in days else _text(sorted([*days, day]))
 
     return edit
@@ -170,7 +168,7 @@ def _with_day(day: int) -> Callable[[str | None], str | None]:
 
 def _without_day(day: int) -> Callable[[str | None], str | None]:
     def edit(text: str | None) -> str | None:
-        days = [each for each in _parsed(_read_days, text, []) if each != day]
+        days = [each for each in _days_in(text) if each != day]
         return _text(days) if days else None
 
     return edit
@@ -189,8 +187,16 @@ def _part_key(minute: int, part: int) -> str:
     return f"{_DAYS}:{minute // _MINUTES_OF_DAY}:{minute}:{part}"
 
 
-def _parsed(read: Callable[[str], T], text: str | None, nothing: T) -> T:
-    return nothing if text is None else read(text)
+def _wakes(text: str | None) -> list[Wake]:
+    return [] if text is None else _read_wakes(text)
+
+
+def _minutes(text: str | None) -> dict[int, int]:
+    return {} if text is None else _read_minutes(text)
+
+
+def _days_in(text: str | None) -> list[int]:
+    return [] if text is None else _read_days(text)
 
 
 def _text(value: object) -> str:

@@ -172,7 +172,7 @@ class Server:
         return self._own
 
     def _away(self, error: Exception) -> str:
-        return f"libSQL at {self.where} does not answer: {error or type(error).__name__}"
+        return f"libSQL at {self.where} does not answer: {str(error) or type(error).__name__}"
 
     def _check(self, response: Any) -> None:
         status: int = response.status_code

@@ -12,7 +12,7 @@ into the inbox.
 
 from collections.abc import Collection as SizedIterable
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from bson.objectid import ObjectId
 from pymongo import ReturnDocument
@@ -89,13 +89,14 @@ async def _put(
     update = [{"$replaceWith": {"$cond": [there, "$$ROOT", new]}}]
     while True:
         try:
-            return await db.inbox.find_one_and_update(  # type: ignore[no-any-return]  # untyped
+            message_there: Any = await db.inbox.find_one_and_update(
                 {"_id": id},
                 update,
                 projection={"name": 1, "order": 1, "taken": 1},
                 upsert=True,
                 return_document=ReturnDocument.AFTER,
             )
+            return cast("Mapping[str, Any]", message_there)
         except DuplicateKeyError:
             # Somebody else sent it at the same moment: now it is there.
             continue

@@ -163,7 +163,7 @@ class Runs:
             return False
         count = len(run["epochs"])
         same_base = now.get("rested") == run.get("rested")
-        return same_base and now.get("epochs", [])[:count] == run["epochs"]
+        return same_base and bool(now.get("epochs", [])[:count] == run["epochs"])
 
     async def delete(self, db: Collections, id: str) -> bool:
         """Remove a run and all that belongs to it; tell whether there was one."""

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from perdure.clock import Clock, Duration, parse_duration
 from perdure.errors import InvalidArgument, StoreClosed, StoreUnavailable
 from perdure.store import check_limit
-from perdure.stores._postgres_errors import is_away, load_driver, translated
+from perdure.stores._postgres_errors import driver_errors, is_away, load_driver, translated
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
@@ -93,7 +93,7 @@ class OwnConnections:
         while not self._closed:
             try:
                 return await self._connect_once(driver)
-            except (driver.PostgresError, driver.InterfaceError, OSError, TimeoutError) as error:
+            except driver_errors() as error:
                 tried = self._clock.monotonic() - began
                 if not is_away(error):
                     raise translated(error, self.where, "perdure") from error
@@ -113,10 +113,9 @@ class OwnConnections:
 
     async def dismiss(self, connection: Any) -> None:
         """Say goodbye to the server, or hang up when it does not answer."""
-        driver = load_driver()
         try:
             await connection.close(timeout=2)
-        except (driver.PostgresError, driver.InterfaceError, OSError, TimeoutError):
+        except driver_errors():
             connection.terminate()
 
     async def close(self) -> None:
@@ -154,10 +153,9 @@ class LentConnections:
 
     async def take(self) -> Any:
         """Give a connection of the pool, as soon as it has one."""
-        driver = load_driver()
         try:
             return await self._pool.acquire()
-        except (driver.PostgresError, driver.InterfaceError, OSError, TimeoutError) as error:
+        except driver_errors() as error:
             raise translated(error, self.where, "perdure") from error
 
     async def give_back(self, connection: Any, *, sound: bool) -> None:

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, contextmanag
 from typing import Any, cast
 
 from perdure.stores._postgres_connections import Connections
-from perdure.stores._postgres_errors import is_away, is_conflict, load_driver, translated
+from perdure.stores._postgres_errors import driver_errors, is_away, is_conflict, translated
 
 _CONFLICTS = 10
 _LOSSES = 2
@@ -21,11 +21,10 @@ class Database:
     def __init__(
         self, connections: Connections, *, table: str, prepared: bool, timeout: float
     ) -> None:
-        driver = load_driver()
         self.connections = connections
         self._table = table
         self._timeout = timeout
-        self._errors = (driver.PostgresError, driver.InterfaceError, OSError, TimeoutError)
+        self._errors = driver_errors()
         self._run = self._run_prepared if prepared else self._run_in_transaction
 
     async def fetch(

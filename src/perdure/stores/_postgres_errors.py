@@ -43,6 +43,18 @@ def load_driver() -> Any:
     return asyncpg
 
 
+def driver_errors() -> tuple[type[BaseException], ...]:
+    """Give the classes of all that may go wrong on the way to the server and back."""
+    driver = load_driver()
+    return (
+        driver.PostgresError,
+        driver.InterfaceError,
+        driver.InternalClientError,
+        OSError,
+        TimeoutError,
+    )
+
+
 def is_away(error: BaseException) -> bool:
     """Tell whether the server cannot be reached just now, rather than refuses what was asked."""
     code = _code(error)
@@ -85,8 +97,10 @@ def _code(error: BaseException) -> str:
 
 
 def _is_closed_connection(error: BaseException) -> bool:
-    # A client's own error has no code: only its words tell a lost connection from a wrong call.
-    return type(error).__name__ == "InterfaceError" and "closed" in str(error)
+    # A client's own error has no code: only its name and words tell a lost connection from a
+    # wrong call. The internal one comes when a server that dies has just said so.
+    name = type(error).__name__
+    return name == "InternalClientError" or (name == "InterfaceError" and "closed" in str(error))
 
 
 def _words(error: BaseException) -> str:

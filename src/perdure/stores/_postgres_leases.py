@@ -66,7 +66,7 @@ class Leases:
     async def _create(self, wants: Sequence[Want]) -> dict[str, Grant]:
         if not wants:
             return {}
-        values = [
+        values: list[list[Any]] = [
             [self._prefix + want.id for want in wants],
             [want.owner for want in wants],
             [want.ttl for want in wants],

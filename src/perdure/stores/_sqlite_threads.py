@@ -282,8 +282,8 @@ class Database:
                 _Reader(self.path, self.patience, self._open, self._reads) for _ in range(_READERS)
             ]
             self._threads = [
-                Thread(target=owner.run, name=f"perdure {self.path}", daemon=True)
-                for owner in (writer, *readers)
+                Thread(target=run, name=f"perdure {self.path}", daemon=True)
+                for run in (writer.run, *(reader.run for reader in readers))
             ]
             self._process = os.getpid()
             for thread in self._threads:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Literal, TypeAlias, cast, get_args
+from typing import Literal, TypeAlias, assert_never, cast, get_args
 
 from perdure.errors import InvalidArgument
 from perdure.stores._sqlstore_statements import FRAGMENTS
@@ -171,17 +171,19 @@ class Statements:
 
 def marked(statement: str, paramstyle: ParamStyle) -> str:
     """Give a statement whose `?` are written in another style."""
-    pieces = statement.split("?")
+    first, *pieces = statement.split("?")
     match paramstyle:
         case "qmark":
             return statement
         case "format":
-            return "%s".join(piece.replace("%", "%%") for piece in pieces)
+            return "%s".join(piece.replace("%", "%%") for piece in (first, *pieces))
         case "dollar":
-            marks = [f"${number}" for number in range(1, len(pieces))]
+            sign = "$"
         case "named":
-            marks = [f":p{number}" for number in range(1, len(pieces))]
-    return pieces[0] + "".join(m + piece for m, piece in zip(marks, pieces[1:], strict=True))
+            sign = ":p"
+        case _:
+            assert_never(paramstyle)
+    return first + "".join(f"{sign}{number}{piece}" for number, piece in enumerate(pieces, 1))
 
 
 def _checked(table: object) -> str:

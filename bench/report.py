@@ -8,6 +8,12 @@ from typing import Any, NamedTuple
 COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4b5563")
 
 
+_SVG = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 380" '
+    'font-family="sans-serif" font-size="12">'
+)
+
+
 class Ratio(NamedTuple):
     """One ratio with what it should be; `least` says whether more is better."""
 
@@ -111,7 +117,8 @@ def _peer_ratios(peer: str, numbers: dict[str, Any], store: dict[str, Any]) -> I
 
 def _table(results: dict[str, Any], ratios: list[Ratio]) -> Iterator[str]:
     machine = f"Python {results['python']}, {results['cores']} cores"
-    yield f"perdure {results['perdure']}, {machine}, medians of {results['repeats']}, {results['date']}"
+    medians = f"medians of {results['repeats']}"
+    yield f"perdure {results['perdure']}, {machine}, {medians}, {results['date']}"
     yield ""
     for name, numbers in {**results["stores"], **results["peers"]}.items():
         yield f"- {name}: {numbers['version']}"
@@ -154,8 +161,7 @@ def _plot(lines: dict[str, list[tuple[float, float]]], x: str, y: str) -> str:
         return f"{across:.1f},{up:.1f}"
 
     parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 380" '
-        'font-family="sans-serif" font-size="12">',
+        _SVG,
         '<rect width="760" height="380" fill="white"/>',
         f'<text x="310" y="370" text-anchor="middle">{x}</text>',
         f'<text x="15" y="185" transform="rotate(-90 15 185)" text-anchor="middle">{y}</text>',

@@ -13,12 +13,15 @@ from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
 from perdure.testing.faults import FaultyStore
 
-FIRST = b'{"formatVersion":1,"steps":{},"execution":{"status":"running","lastUpdated":"2030-01-01T00:00:00.000Z"}}'
+NOW = b'"2030-01-01T00:00:00.000Z"'
+RUNNING = b'{"status":"running","lastUpdated":%b}' % NOW
+FIRST = b'{"formatVersion":1,"steps":{},"execution":%b}' % RUNNING
 MINUTE = timedelta(minutes=1)
 
 
 def delta(key: str) -> bytes:
-    return b'{"formatVersion":1,"steps":{"%b":{"ok":true,"value":1,"at":"2030-01-01T00:00:00.000Z"}},"execution":{"status":"running","lastUpdated":"2030-01-01T00:00:00.000Z"}}' % key.encode()  # fmt: skip
+    steps = b'{"%b":{"ok":true,"value":1,"at":%b}}' % (key.encode(), NOW)
+    return b'{"formatVersion":1,"steps":%b,"execution":%b}' % (steps, RUNNING)
 
 
 class Gate:

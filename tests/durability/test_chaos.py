@@ -1,7 +1,6 @@
 """Real workers on real stores, killed and paused all the time: nothing is lost, nothing forks."""
 
 import asyncio
-import multiprocessing
 import os
 import random
 import signal
@@ -17,6 +16,7 @@ from perdure import Runtime
 from perdure.store import Store
 from perdure.stores import open_store
 from tests.durability.chaos import LEASE, chaos, expected, work
+from tests.durability.processes import forked
 
 RUNS = 300
 DEADLINE = 90.0
@@ -33,10 +33,7 @@ class Workers:
     """Three worker processes; one is replaced whenever it is killed."""
 
     def __init__(self, place: Place, log: Path) -> None:
-        # Forked from a process that has everything imported: a worker that lives for less than a
-        # second must not spend it on starting.
-        self._processes = multiprocessing.get_context("forkserver")
-        self._processes.set_forkserver_preload(["tests.durability.chaos"])
+        self._processes = forked()
         self._arguments = (*place, str(log))
         self.kills = self.pauses = 0
         self.alive = [self._start() for _ in range(3)]

@@ -25,6 +25,7 @@ from perdure.store import check_id
 P = TypeVar("P")
 T = TypeVar("T")
 _PLAIN = (dict, list, str, int, float, bool, type(None))
+_WANTED = "an async function of (step) or (step, payload)"
 Migrate: TypeAlias = Callable[[Snapshot, int], Snapshot]
 
 
@@ -41,14 +42,16 @@ class Definition(Generic[P, T]):
         migrate: Migrate | None = None,
     ) -> None:
         if not inspect.iscoroutinefunction(fn):
-            raise InvalidArgument("fn", fn, "an async function of (step) or (step, payload)")
+            raise InvalidArgument("fn", fn, _WANTED)
         self.name = check_id(name, "workflow")
         self.fn = fn
         self.version = check_whole(version, "version", least=0)
         self.errors = check_errors(errors)
         self.migrate = _check_migrate(migrate)
-        self.takes_payload = len(inspect.signature(fn).parameters) > 1
-        self.payload_type = _payload_type(fn) if self.takes_payload else None
+        parameter = _payload_parameter(fn)
+        self.takes_payload = parameter is not None
+        self.payload_type = None if parameter is None else _payload_type(fn, parameter.name)
+        self._default = None if parameter is None else parameter.default
         self.__name__ = fn.__name__
         self.__doc__ = fn.__doc__
 
@@ -67,6 +70,8 @@ class Definition(Generic[P, T]):
             if payload is not None:
                 raise InvalidPayload(self.name, ["the workflow takes no payload"])
             return None
+        if payload is None and self._default is not inspect.Parameter.empty:
+            payload = self._default
         try:
             if self.payload_type is not None and isinstance(payload, _PLAIN):
                 payload = codec.convert(payload, self.payload_type)
@@ -82,13 +87,23 @@ class Definition(Generic[P, T]):
         return codec.decode(data, self.payload_type, typed=True)
 
 
-def _payload_type(fn: Callable[..., Any]) -> Any:
+def _payload_parameter(fn: Callable[..., Any]) -> inspect.Parameter | None:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    match list(inspect.signature(fn).parameters.values()):
+        case [step] if step.kind in kinds:
+            return None
+        case [step, payload] if step.kind in kinds and payload.kind in kinds:
+            return payload
+        case _:
+            raise InvalidArgument("fn", fn, _WANTED)
+
+
+def _payload_type(fn: Callable[..., Any], parameter: str) -> Any:
     try:
         hints = get_type_hints(fn)
     except (NameError, TypeError):
         return None
-    name = list(inspect.signature(fn).parameters)[1]
-    hint = hints.get(name)
+    hint = hints.get(parameter)
     return None if hint is Any or hint is object else hint
 
 

@@ -4,11 +4,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from perdure import Err, Ok, Step, Workflow, durable
+from perdure import Err, Ok, Runtime, Step, Workflow, durable, workflow
 from perdure.clock import SystemClock, isoformat
 from perdure.errors import MissingAbility, StoreError
+from perdure.keyvalue import MemoryKeyValue
 from perdure.snapshot import RunStatus, Snapshot
 from perdure.store import Listed
+from perdure.stores import keyvalue
 from tests.guide.shop import Shop
 
 
@@ -57,9 +59,9 @@ async def checkout(step: Step, shop: Shop) -> str:
 async def test_it_keeps_snapshots(shop: Shop) -> None:
     """`save` and `load` are all that a workflow in this process needs."""
     store = MyStore()
-    workflow = Workflow("w", shop)
-    await workflow.run(checkout)
-    await store.save("wf-1", workflow.snapshot())
+    first = Workflow("w", shop)
+    await first.run(checkout)
+    await store.save("wf-1", first.snapshot())
     resumed = Workflow("w", shop, snapshot=await store.load("wf-1"))
     assert await resumed.run(checkout) == Ok("o-1")
     assert len(shop.calls) == 2
@@ -104,6 +106,23 @@ async def test_a_store_that_fails_stops_the_run(shop: Shop) -> None:
     assert isinstance(result.error, StoreError)
     assert str(result.error) == "MyStore could not save run 'c-1': no answer"
     assert shop.calls == ["fetch_user", "fetch_posts"]
+
+
+async def test_any_key_value_store_is_a_store(shop: Shop) -> None:
+    """Five methods of texts under keys carry durable runs, sleeps and events: `keyvalue(kv)`."""
+    store = keyvalue(MemoryKeyValue())
+    assert await durable.run(shop, checkout, id="c-1", store=store) == Ok("o-1")
+
+    @workflow("approval")
+    async def approval(step: Step) -> Any:
+        return await step.wait_for_event("approval", "approved")
+
+    runtime = Runtime(store, workflows=[approval])
+    run = await runtime.trigger(approval)
+    assert run.status == "waiting"
+    signalled = await runtime.signal(run.run_id, "approved", "yes")
+    assert signalled.run is not None
+    assert signalled.run.output == "yes"
 
 
 async def test_what_it_cannot_do_is_said(shop: Shop) -> None:

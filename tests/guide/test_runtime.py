@@ -152,6 +152,17 @@ async def test_payloads_are_checked(runtime: Runtime) -> None:
     assert await runtime.list_runs() == []
 
 
+async def test_a_payload_may_have_a_default(runtime: Runtime) -> None:
+    """It is recorded with the run, like one that was given."""
+
+    @workflow("statistics")
+    async def statistics(step: Step, days: int = 7) -> str:
+        return f"{days} days"
+
+    run = await runtime.trigger(statistics)
+    assert (run.payload, run.output) == (7, "7 days")
+
+
 async def test_an_id_of_ones_own(runtime: Runtime) -> None:
     """Triggering it again gives the run that is there."""
     first = await runtime.trigger(welcome, {"email": "ana@example.com"}, run_id="signup-1")

@@ -52,6 +52,30 @@ async def test_a_store_keeps_snapshots(shop: Shop) -> None:
     assert await workflow.run(user_and_posts) == Ok({"user": "Ana", "posts": 1})
 
 
+async def test_what_a_store_holds(shop: Shop) -> None:
+    """Listed newest first, by prefix, so many at a time; deleted one by one."""
+    async with MemoryStore() as store:
+        for id in ("orders:1", "orders:2", "mails:1"):
+            await store.save(id, await snapshot_of(shop))
+        assert [line.id for line in await store.list(limit=100)] == [
+            "mails:1", "orders:2", "orders:1",
+        ]  # fmt: skip
+        (newest,) = await store.list(prefix="orders:", limit=1)
+        assert (newest.id, newest.status) == ("orders:2", "completed")
+        assert newest.updated_at.endswith("Z")
+        await store.delete("orders:2")
+        assert await store.load("orders:2") is None
+
+
+async def test_a_prefix_keeps_to_itself(shop: Shop) -> None:
+    """Two stores on one database, each with its own prefix, do not see each other's runs."""
+    orders = MemoryStore(prefix="orders:")
+    mails = MemoryStore(prefix="mails:", shares=orders)
+    await orders.save("1", await snapshot_of(shop))
+    assert [line.id for line in await orders.list()] == ["1"]
+    assert await mails.list() == []
+
+
 async def test_a_store_in_one_line(shop: Shop, tmp_path: Any) -> None:
     """A file is a database too; the others differ in nothing but this line."""
     async with sqlite(tmp_path / "workflow.db") as store:

@@ -67,6 +67,12 @@ async def body(step: Step) -> int:
     return await step("x", lambda: 1)
 
 
+async def of_nothing() -> None: ...
+
+
+async def of_three(step: Step, payload: int, more: int) -> None: ...
+
+
 @workflow("known")
 async def known(step: Step, payload: int = 0) -> int:
     return payload
@@ -255,7 +261,9 @@ CASES: dict[str, Case] = {
         {"name": "w"},
     ),
     "@workflow": Case(
-        lambda: workflow("w"), {"fn": (5, None, "x", lambda step: 1, print)}, {"fn": body}
+        lambda: workflow("w"),
+        {"fn": (5, None, "x", lambda step: 1, print, of_nothing, of_three)},
+        {"fn": body},
     ),
     "Runtime": Case(
         of(Runtime),

@@ -288,7 +288,8 @@ async def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 async def test_missing_rights_say_what_to_run(mysql_url: str) -> None:
     """Which statement an administrator should run."""
     database = urlsplit(mysql_url).path[1:]
-    query(mysql_url, "CREATE OR REPLACE USER stranger")
+    query(mysql_url, "DROP USER IF EXISTS stranger")
+    query(mysql_url, "CREATE USER stranger")
     query(mysql_url, f"GRANT SELECT ON {database}.* TO stranger")
     try:
         async with mysql(as_user(mysql_url, "stranger")) as store:

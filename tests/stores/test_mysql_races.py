@@ -17,7 +17,7 @@ from tests.servers.mysql import connect_arguments
 from tests.stores.mysql_kit import query
 
 LONG, SHORT = timedelta(minutes=5), timedelta(milliseconds=1)
-WAITING = "SELECT COUNT(*) FROM information_schema.innodb_lock_waits"
+WAITING = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
 
 T = TypeVar("T")
 

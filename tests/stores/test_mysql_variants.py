@@ -83,7 +83,10 @@ async def test_a_session_that_does_not_commit_by_itself_is_committed(mysql_url: 
 
 async def test_the_pools_sessions_stay_as_they_are(mysql_url: str) -> None:
     """Neither their isolation, nor their mode, nor an open transaction is left behind."""
-    settings = "SELECT @@tx_isolation, @@sql_mode, @@autocommit, @@innodb_lock_wait_timeout"
+    settings = (
+        "SHOW SESSION VARIABLES WHERE Variable_name LIKE '%isolation' OR Variable_name IN "
+        "('sql_mode', 'autocommit', 'innodb_lock_wait_timeout', 'time_zone')"
+    )
     pool = await asyncmy.create_pool(minsize=1, maxsize=1, **connect_arguments(mysql_url))
     async with pool:
         before = await asked(pool, settings)
@@ -196,7 +199,8 @@ class TestUrls:
 
 async def test_a_password_of_any_letters_works(mysql_url: str) -> None:
     """The driver would take it to be Latin-1."""
-    query(mysql_url, "CREATE OR REPLACE USER ana IDENTIFIED BY 'жπ'")
+    query(mysql_url, "DROP USER IF EXISTS ana")
+    query(mysql_url, "CREATE USER ana IDENTIFIED BY 'жπ'")
     query(mysql_url, "GRANT ALL ON *.* TO ana")
     parts = urlsplit(mysql_url)
     at = parts.netloc.rpartition("@")[2]

@@ -1,28 +1,86 @@
-"""Processes that start quickly, because they are killed soon."""
+"""Real worker processes on a SQLite file, and the run they are killed, paused and stopped with."""
 
-import multiprocessing
-from multiprocessing.context import ForkServerContext
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 
-# A worker that lives for less than a second must not spend it on imports. One list for all tests:
-# the process that they are forked from is started once.
-_PRELOADED = [
-    "tests.durability.chaos",
-    "tests.durability.ledger",
-    "perdure.stores.libsql",
-    "perdure.stores.mongo",
-    "perdure.stores.mysql",
-    "perdure.stores.postgres",
-    "perdure.stores.redis",
-    "perdure.stores.sqlite",
-    "asyncmy",
-    "asyncpg",
-    "httpx",
-    "redis.asyncio",
-]
+from perdure import Runtime, Step, Worker, workflow
+from perdure.store import Store
+from perdure.stores import open_store
+from tests.durability.forked import forked
+
+_processes = forked()
 
 
-def forked() -> ForkServerContext:
-    """Give the context that makes processes with everything imported."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
-    return context
+@dataclass
+class Job:
+    """Where to write down who works, and how long that takes."""
+
+    log: str
+    seconds: float
+
+
+def sign(log: str) -> int:
+    """Write down that this process is at work, in one atomic append."""
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.write(file, f"{os.getpid()}\n".encode())
+    os.close(file)
+    return os.getpid()
+
+
+@workflow("job")
+async def job(step: Step, payload: Job) -> int:
+    async def work() -> int:
+        pid = sign(payload.log)
+        await asyncio.sleep(payload.seconds)
+        return pid
+
+    await step("prepare", lambda: None)
+    return await step("work", work)
+
+
+async def main(url: str, lease: float, grace: float) -> None:
+    store = open_store(url)
+    runtime = Runtime(store, workflows=[job], lease_ttl=lease)
+    async with Worker(runtime, grace=grace) as worker:
+        await worker.serve()
+    await store.close()
+
+
+def work(url: str, lease: float, grace: float) -> None:
+    """Be a worker until a signal comes."""
+    asyncio.run(main(url, lease, grace))
+
+
+@contextmanager
+def worker_process(url: str, *, lease: float = 1.0, grace: float = 5.0) -> Iterator[BaseProcess]:
+    """A worker in a process of its own; killed at the end if it is still there."""
+    # Forked from a process that has everything imported: starting must not take seconds.
+    _processes.set_forkserver_preload([__name__])
+    process = _processes.Process(target=work, args=(url, lease, grace))
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Runtime]:
+    """A runtime that only triggers and looks."""
+    store: Store = open_store(url)
+    try:
+        yield Runtime(store, workflows=[job])
+    finally:
+        await store.close()
+
+
+def signed(log: Path) -> list[int]:
+    """Who has worked so far, by process id."""
+    return [int(line) for line in log.read_text().splitlines()] if log.exists() else []

@@ -16,7 +16,7 @@ from perdure import Runtime
 from perdure.store import Store
 from perdure.stores import open_store
 from tests.durability.chaos import LEASE, chaos, expected, work
-from tests.durability.processes import forked
+from tests.durability.forked import forked
 
 RUNS = 300
 DEADLINE = 90.0

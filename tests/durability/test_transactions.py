@@ -18,8 +18,8 @@ import pytest
 from perdure import Runtime
 from perdure.store import Store
 from perdure.stores import open_store
+from tests.durability.forked import forked
 from tests.durability.ledger import MOVES, amount_of, transfers, work
-from tests.durability.processes import forked
 from tests.servers import sqld
 from tests.servers.process import Server
 

@@ -1,0 +1,28 @@
+"""Processes that start quickly, because they are killed soon."""
+
+import multiprocessing
+from multiprocessing.context import ForkServerContext
+
+# A worker that lives for less than a second must not spend it on imports. One list for all tests:
+# the process that they are forked from is started once.
+_PRELOADED = [
+    "tests.durability.chaos",
+    "tests.durability.ledger",
+    "perdure.stores.libsql",
+    "perdure.stores.mongo",
+    "perdure.stores.mysql",
+    "perdure.stores.postgres",
+    "perdure.stores.redis",
+    "perdure.stores.sqlite",
+    "asyncmy",
+    "asyncpg",
+    "httpx",
+    "redis.asyncio",
+]
+
+
+def forked() -> ForkServerContext:
+    """Give the context that makes processes with everything imported."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    return context

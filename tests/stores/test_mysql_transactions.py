@@ -92,7 +92,7 @@ async def test_the_users_errors_come_out_as_they_are(
         await debit(connection, 13)
         return entry(grant)
 
-    with pytest.raises(asyncmy.Error, match="(?i)constraint"):
+    with pytest.raises(asyncmy.Error, match=r"(?i)constraint"):
         await store.transact("run", grant.lease.epoch, work)
     assert (balance(mysql_url), await recorded(store)) == (0, [])
 

@@ -10,9 +10,11 @@ run is active on that loop. Tasks that have nothing to do with a run pass throug
 """
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any, Self, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -187,13 +189,20 @@ def awaits_branches(task: Task, branches: Mapping[Task, Branch]) -> bool:
     return _innermost(task.get_coro()) in _JOINS
 
 
+_WAIT_FOR = asyncio.wait_for.__code__  # noqa: TID251  # recognised, not called
+_STARTS = frozenset(
+    {
+        asyncio.BaseEventLoop.create_task.__code__,
+        asyncio.ensure_future.__code__,
+        getattr(asyncio.tasks, "_ensure_future", asyncio.ensure_future).__code__,
+    }
+)
 _JOINS = frozenset(
-    fn.__code__
-    for fn in (
-        asyncio.TaskGroup.__aexit__,
-        asyncio.wait_for,  # noqa: TID251  # recognised, not called
-        getattr(asyncio.tasks, "_wait", asyncio.wait),
-    )
+    {
+        asyncio.TaskGroup.__aexit__.__code__,
+        _WAIT_FOR,
+        getattr(asyncio.tasks, "_wait", asyncio.wait).__code__,
+    }
 )
 
 
@@ -249,8 +258,7 @@ class _Factory:
         self.before = before
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
-        call, parent = CURRENT.get(), _parent(loop)
-        branch = None if parent is None else parent.child()
+        call, branch = CURRENT.get(), _branch_for_new_task(loop)
         if self.before is None:
             task = asyncio.Task(coro, loop=loop, **options)
         else:
@@ -265,13 +273,23 @@ class _Factory:
         return task
 
 
-def _parent(loop: asyncio.AbstractEventLoop) -> Branch | None:
-    if _OUTSIDE.get():
-        return None
-    if (call := CURRENT.get()) is not None:
-        return _inside(call)
+def _branch_for_new_task(loop: asyncio.AbstractEventLoop) -> Branch | None:
     creator = asyncio.current_task(loop)
-    return None if creator is None else _branches.get(creator)
+    if _OUTSIDE.get() or creator is None:
+        return None
+    call = CURRENT.get()
+    parent = _branches.get(creator) if call is None else _inside(call)
+    if parent is None:
+        return None
+    # From Python 3.12 on `wait_for` starts no task: a run that outlives an upgrade must not notice.
+    return parent if _starts_for_wait_for() else parent.child()
+
+
+def _starts_for_wait_for() -> bool:
+    frame: FrameType | None = sys._getframe(3)
+    while frame is not None and frame.f_code in _STARTS:
+        frame = frame.f_back
+    return frame is not None and frame.f_code is _WAIT_FOR
 
 
 def _watch(loop: asyncio.AbstractEventLoop) -> None:

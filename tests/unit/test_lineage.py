@@ -109,6 +109,13 @@ async def called_at_once(step: Step, world: World) -> Any:
     return await asyncio.gather(*calls)
 
 
+async def waited_for(step: Step, world: World) -> Any:
+    async def patient(name: str) -> list[str]:
+        return await asyncio.wait_for(world.line(step, name), timeout=60)
+
+    return [await patient("a"), *await asyncio.gather(patient("b"), patient("c"))]
+
+
 async def keyed(step: Step, world: World) -> Any:
     """Whichever branch comes first runs the keyed step, and its inner steps are the same ones."""
 
@@ -130,6 +137,7 @@ SHAPES: list[tuple[Shape, Any]] = [
     (mapped, [steps_of(name) for name in "abcde"]),
     (mapped_inside_a_step, [steps_of(name) for name in "abcde"]),
     (called_at_once, list("abcd")),
+    (waited_for, [steps_of(name) for name in "abc"]),
     (keyed, [steps_of("s"), steps_of("s")]),
 ]
 
@@ -210,6 +218,21 @@ async def test_ids_with_slashes_stay_in_their_branch() -> None:
     first = Workflow("w")
     seen = await first.run(body)
     assert seen == Ok(["inside y of branch 1", "inside 1/y"])
+
+
+async def test_wait_for_is_no_branch() -> None:
+    """It starts a task in Python 3.11 and none in later ones: a run must not know which."""
+
+    async def body(step: Step) -> list[int]:
+        async def line() -> int:
+            return await step("x", lambda: 1)
+
+        return [await asyncio.wait_for(line(), 60), await step("x", lambda: 2)]
+
+    workflow = Workflow("w")
+    assert await workflow.run(body) == Ok([1, 2])
+    assert list(workflow.snapshot()["steps"]) == ["x", "x#2"]
+    assert not any("branch" in record for record in workflow.snapshot()["steps"].values())
 
 
 async def test_listeners_are_no_branches() -> None:

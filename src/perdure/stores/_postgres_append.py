@@ -105,16 +105,16 @@ WRITE = """
     ), taken AS (
         DELETE FROM {inbox} AS message USING wanted
         WHERE message.seq = wanted.seq AND message.run = wanted.id AND message.dedup IS NULL
-        RETURNING message.run
+        RETURNING wanted.id
     ), marked AS (
         UPDATE {inbox} AS message SET taken = true, payload = '' FROM wanted
         WHERE message.seq = wanted.seq AND message.run = wanted.id
             AND message.dedup IS NOT NULL AND NOT message.taken
-        RETURNING message.run
+        RETURNING wanted.id
     ), less AS MATERIALIZED (
-        SELECT run AS id, count(*) AS mail
-        FROM (SELECT run FROM taken UNION ALL SELECT run FROM marked) AS message
-        GROUP BY run
+        SELECT id, count(*) AS mail
+        FROM (SELECT id FROM taken UNION ALL SELECT id FROM marked) AS message
+        GROUP BY id
     ), lightened AS (
         UPDATE {runs} AS run SET mail = run.mail - less.mail FROM less
         WHERE run.id = less.id

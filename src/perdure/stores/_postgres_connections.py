@@ -54,7 +54,7 @@ class OwnConnections:
         self, url: str, *, limit: int, prepared: bool, patience: float, clock: Clock
     ) -> None:
         self.where = place(url)
-        self.for_guests = "SET LOCAL enable_seqscan = on" if prepared else ""
+        self.for_guests = "SET LOCAL enable_seqscan = on; SET LOCAL jit = on" if prepared else ""
         self._url = url
         self._limit = limit
         self._prepared = prepared
@@ -137,8 +137,8 @@ class OwnConnections:
         settings = {"application_name": "perdure"}
         if self._prepared:
             # A plan that is kept from when a table was empty would scan it when it has grown.
-            # Every statement here has its index.
-            settings["enable_seqscan"] = "off"
+            # Every statement here has its index, and is done before it could be compiled.
+            settings |= {"enable_seqscan": "off", "jit": "off"}
         return settings
 
 

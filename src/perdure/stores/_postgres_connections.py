@@ -54,7 +54,7 @@ class OwnConnections:
         self, url: str, *, limit: int, prepared: bool, patience: float, clock: Clock
     ) -> None:
         self.where = place(url)
-        self.for_guests = "SET LOCAL enable_seqscan = on; SET LOCAL jit = on" if prepared else ""
+        self.for_guests = "SET LOCAL enable_seqscan = on" if prepared else ""
         self._url = url
         self._limit = limit
         self._prepared = prepared

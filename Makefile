@@ -25,7 +25,7 @@ demo: $(VENV)/.bare
 
 test: $(VENV)/.dev servers lint types
 	$(call say,tests: all of them on real servers)
-	@PERDURE_TEST_REQUIRE_SERVERS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+	@PERDURE_TEST_REQUIRE_SERVERS=1 $(BIN)/python -m pytest -n 3 --dist loadfile -q $(PYTEST_ARGS)
 
 check: $(VENV)/.dev lint types
 	$(call say,tests: the quick ones without servers)

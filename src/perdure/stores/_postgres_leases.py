@@ -30,6 +30,8 @@ class Leases:
 
     async def acquire(self, wants: Sequence[Want]) -> list[Grant | None]:
         """Give each want its grant or None, in order."""
+        if len(wants) == 1:
+            return [await self._acquire_one(wants[0])]
         grants: list[Grant | None] = [None] * len(wants)
         places = list(range(len(wants)))
         while places:
@@ -51,6 +53,21 @@ class Leases:
             statement = self._statements.extended(CLAIM, "AND run.workflow = ANY ($5::text[])")
             values.append(list(workflows))
         return list((await self._read(await self._fetch(statement, *values))).values())
+
+    async def _acquire_one(self, want: Want) -> Grant | None:
+        granted: dict[str, Grant] = {}
+        while not granted:
+            if want.create is not None:
+                values = (self._prefix + want.id, want.owner, want.ttl, want.create, want.workflow)
+                for row in await self._fetch(self._statements[CREATE_ONE], *values):
+                    return _created(want, row)
+            if not want.existing:
+                return None
+            found = await self._lease([want], granted)
+            # One that was neither created nor found was deleted in between.
+            if found or want.create is None:
+                break
+        return granted.get(want.id)
 
     async def _acquire_distinct(self, wants: Sequence[Want]) -> dict[str, Grant]:
         wants = sorted(wants, key=lambda want: want.id)

@@ -111,6 +111,8 @@ def test_a_name_that_is_no_name_is_refused(table: Any) -> None:
         {"url": None},
         {"pool": object()},
         {"url": "postgresql://h/d", "max_connections": 0},
+        {"url": "postgresql://h/d", "prepared_statements": "no"},
+        {"url": "postgresql://h/d", "max_value_size": 0},
         {"url": "postgresql://h/d", "patience": -1},
         {"url": "postgresql://h/d", "timeout": "soon"},
         {"url": "postgresql://h/d", "prefix": "\0"},

@@ -311,6 +311,7 @@ async def test_a_closed_store_says_so() -> None:
         {"table": "a.b.c"},
         {"table": "x" * 51},
         {"prefix": 7},
+        {"random": "dice"},
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any]) -> None:

@@ -3,10 +3,16 @@
 import asyncio
 from typing import Any, Protocol
 
+from perdure.arguments import check_flag, check_whole
 from perdure.clock import Clock, Duration, parse_duration
 from perdure.errors import InvalidArgument, StoreClosed, StoreUnavailable
-from perdure.store import check_limit
-from perdure.stores._postgres_errors import driver_errors, is_away, load_driver, translated
+from perdure.stores._postgres_errors import (
+    driver_errors,
+    in_words,
+    is_away,
+    load_driver,
+    translated,
+)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
@@ -100,7 +106,7 @@ class OwnConnections:
                 if tried + pause > self._patience:
                     raise StoreUnavailable(
                         f"PostgreSQL at {self.where} cannot be reached, tried for {tried:.1f}s: "
-                        f"{error or type(error).__name__}"
+                        f"{in_words(error)}"
                     ) from error
             await self._clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -182,14 +188,14 @@ def open_connections(
 ) -> Connections:
     """Give the connections that a store's options ask for; none is opened yet."""
     span = parse_duration(patience, "patience").total_seconds()
+    check_flag(prepared, "prepared_statements")
     if pool is not None:
         if not isinstance(pool, load_driver().Pool):
             raise InvalidArgument("pool", pool, "an asyncpg pool, as asyncpg.create_pool gives it")
         return LentConnections(pool)
     if not isinstance(url, str) or "://" not in url:
         raise InvalidArgument("url", url, "a URL such as postgresql://user@host/database")
-    if check_limit(limit, "max_connections") == 0:
-        raise InvalidArgument("max_connections", limit, "a whole number, 1 or more")
+    check_whole(limit, "max_connections")
     return OwnConnections(url, limit=limit, prepared=prepared, patience=span, clock=clock)
 
 

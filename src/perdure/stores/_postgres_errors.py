@@ -73,22 +73,22 @@ def translated(error: BaseException, where: str, table: str) -> StoreError:
     at = f"PostgreSQL at {where}"
     code = _code(error)
     if is_away(error):
-        return StoreUnavailable(f"{at} went away: {_words(error)}")
+        return StoreUnavailable(f"{at} went away: {in_words(error)}")
     if code == _DOUBLE:
-        return Doubled(f"{at}: {_words(error)}")
+        return Doubled(f"{at}: {in_words(error)}")
     if code in _UNPREPARED:
         hint = "a pooler stands in between: pass prepared_statements=False"
-        return StoreError(f"{at} forgot a prepared statement, {hint} ({_words(error)})")
+        return StoreError(f"{at} forgot a prepared statement, {hint} ({in_words(error)})")
     if code == _DENIED:
         return StoreError(
-            f"{at} refuses: {_words(error)}. As an administrator run, for the user perdure logs in "
+            f"{at} refuses: {in_words(error)}. As an administrator run, for the user perdure logs in "
             f"as and the tables that begin with {table}: GRANT USAGE, CREATE ON SCHEMA … TO …; "
             "GRANT SELECT, INSERT, UPDATE, DELETE ON … TO …"
         )
     if code in _UNSTORABLE:
         hint = "jsonb and text hold no NUL and no lone surrogate; perdure's own tables take both"
-        return StoreError(f"{at} cannot keep this value: {_words(error)}; {hint}")
-    return StoreError(f"{at} did not do what it was asked: {_words(error)}")
+        return StoreError(f"{at} cannot keep this value: {in_words(error)}; {hint}")
+    return StoreError(f"{at} did not do what it was asked: {in_words(error)}")
 
 
 def _code(error: BaseException) -> str:
@@ -103,5 +103,6 @@ def _is_closed_connection(error: BaseException) -> bool:
     return name == "InternalClientError" or (name == "InterfaceError" and "closed" in str(error))
 
 
-def _words(error: BaseException) -> str:
+def in_words(error: BaseException) -> str:
+    """Give the first line of what an exception says, or else its name."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__

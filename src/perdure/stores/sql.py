@@ -6,6 +6,7 @@ from random import Random, SystemRandom
 from typing import Any
 
 from perdure import codec
+from perdure.arguments import check_random
 from perdure.clock import isoformat, parse_iso
 from perdure.errors import InvalidArgument, StoreError, StoreUnavailable, ValueTooLarge
 from perdure.snapshot import RunStatus, Snapshot, workflow_of
@@ -97,7 +98,9 @@ class SqlStore(Closing):
         self._prefix = check_prefix(prefix)
         self._folder = f"sql_{dialect}"
         self._statements = Statements(words, table, paramstyle_of(client, words))
-        self._desk = Desk(client, self._statements, prefix=prefix, random=random or SystemRandom())
+        self._desk = Desk(
+            client, self._statements, prefix=prefix, random=check_random(random or SystemRandom())
+        )
         self._journal = Journal(self._desk)
         self._leases = Leases(self._desk)
         self._life = Lifecycle("SQL", self._set_up)

@@ -316,6 +316,10 @@ class Runtime:
                 return await self._require(run_id)
             return await self.drive(session, grant, again=True)
 
+    async def flush(self) -> None:
+        """Wait until `on_event` has dealt with everything so far."""
+        await self._bus.flush()
+
     async def delete(self, run_id: str) -> bool:
         """Delete a run with all that belongs to it; tell whether there was one."""
         there = await self.store.load(check_id(run_id, "run_id")) is not None

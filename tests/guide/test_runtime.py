@@ -8,6 +8,7 @@ import pytest
 
 from perdure import Cron, Runtime, Step, Worker, workflow
 from perdure.errors import Cancelled, InvalidPayload, MissingAbility, RunNotFound
+from perdure.events import Event
 from perdure.stores import MemoryStore
 from perdure.testing import TestClock
 from tests.guide.shop import Shop
@@ -207,6 +208,24 @@ async def test_trying_again(runtime: Runtime, shop: Shop) -> None:
     shop.down.clear()
     assert (await runtime.retry(failed.run_id)).output == "p-1"
     assert shop.calls == ["fetch_user", "process_payment", "process_payment"]
+
+
+async def test_hearing_of_it(store: MemoryStore, clock: TestClock) -> None:
+    """`on_event` hears of every run; `flush` waits until an async listener has dealt with it."""
+    heard: list[str] = []
+
+    async def listen(event: Event) -> None:
+        await asyncio.sleep(0)
+        heard.append(event.type)
+
+    runtime = Runtime(store, workflows=[welcome], clock=clock, on_event=listen)
+    await runtime.trigger(welcome, {"email": "ana@example.com"})
+    await runtime.flush()
+    assert heard == [
+        "workflow_start",
+        "step_start", "persist_success", "step_success", "step_complete",
+        "workflow_suspended",
+    ]  # fmt: skip
 
 
 async def test_a_worker() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
 
 from perdure.arguments import check_flag, check_whole
 from perdure.clock import Clock, Duration, parse_duration
@@ -21,6 +22,7 @@ class Connections(Protocol):
     """Where a statement gets its connection from."""
 
     where: str
+    role: str
     for_guests: str
     """What to run in a transaction before somebody else's statements, if anything."""
 
@@ -60,6 +62,7 @@ class OwnConnections:
         self, url: str, *, limit: int, prepared: bool, patience: float, clock: Clock
     ) -> None:
         self.where = place(url)
+        self.role = f'"{unquote(urlsplit(url).username or "")}"'
         self.for_guests = "SET LOCAL enable_seqscan = on" if prepared else ""
         self._url = url
         self._limit = limit
@@ -102,7 +105,7 @@ class OwnConnections:
             except driver_errors() as error:
                 tried = self._clock.monotonic() - began
                 if not is_away(error):
-                    raise translated(error, self.where, "perdure") from error
+                    raise translated(error, self.where, "", self.role) from error
                 if tried + pause > self._patience:
                     raise StoreUnavailable(
                         f"PostgreSQL at {self.where} cannot be reached, tried for {tried:.1f}s: "
@@ -152,6 +155,7 @@ class LentConnections:
     """The connections of an asyncpg pool that is somebody else's: never closed here."""
 
     where = "the pool that was passed in"
+    role = "the pool's user"
     for_guests = ""
 
     def __init__(self, pool: Any) -> None:
@@ -162,7 +166,7 @@ class LentConnections:
         try:
             return await self._pool.acquire()
         except driver_errors() as error:
-            raise translated(error, self.where, "perdure") from error
+            raise translated(error, self.where, "", self.role) from error
 
     async def give_back(self, connection: Any, *, sound: bool) -> None:
         """Let the pool have it back; it knows itself what to do with an unsound one."""

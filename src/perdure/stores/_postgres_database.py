@@ -94,7 +94,7 @@ class Database:
             raise self._translated(error) from error
 
     def _translated(self, error: BaseException) -> Exception:
-        return translated(error, self.connections.where, self._table)
+        return translated(error, self.connections.where, self._table, self.connections.role)
 
 
 class Transaction:

@@ -68,7 +68,7 @@ def is_conflict(error: BaseException) -> bool:
     return _code(error) in _CONFLICT
 
 
-def translated(error: BaseException, where: str, table: str) -> StoreError:
+def translated(error: BaseException, where: str, table: str, role: str) -> StoreError:
     """Give the driver's exception as one of ours, saying what to do next."""
     at = f"PostgreSQL at {where}"
     code = _code(error)
@@ -80,10 +80,11 @@ def translated(error: BaseException, where: str, table: str) -> StoreError:
         hint = "a pooler stands in between: pass prepared_statements=False"
         return StoreError(f"{at} forgot a prepared statement, {hint} ({in_words(error)})")
     if code == _DENIED:
+        schema = table.rpartition(".")[0] or "public"
         return StoreError(
-            f"{at} refuses: {in_words(error)}. As an administrator run, for the user perdure logs in "
-            f"as and the tables that begin with {table}: GRANT USAGE, CREATE ON SCHEMA … TO …; "
-            "GRANT SELECT, INSERT, UPDATE, DELETE ON … TO …"
+            f"{at} refuses: {in_words(error)}. As an administrator run: "
+            f"GRANT USAGE, CREATE ON SCHEMA {schema} TO {role}; GRANT SELECT, INSERT, UPDATE, "
+            f"DELETE ON ALL TABLES IN SCHEMA {schema} TO {role};"
         )
     if code in _UNSTORABLE:
         hint = "jsonb and text hold no NUL and no lone surrogate; perdure's own tables take both"

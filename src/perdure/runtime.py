@@ -301,9 +301,12 @@ class Runtime:
             if grant is None:
                 return None
             if is_over(rest_status(grant.snapshot)):
-                return await self._put_back(session, grant)
+                return await self.drive(session, grant)
             home = self._home(session, grant, Ledger("", grant.snapshot), None)
-            return await self._end_cancelled(home, reason)
+            try:
+                return await self._end_cancelled(home, reason)
+            except LeaseLost:
+                return None
 
     async def retry(self, run_id: str) -> Run:
         """Go on with a failed run: the steps that ended it run again, finished ones do not."""
@@ -338,6 +341,14 @@ class Runtime:
 
         One that is over stays as it is, unless it failed and is to be tried `again`.
         """
+        try:
+            return await self._drive(session, grant, not_before, again)
+        except LeaseLost:
+            return await self._require(grant.lease.id)
+
+    async def _drive(
+        self, session: Session, grant: Grant, not_before: datetime | None, again: bool
+    ) -> Run:
         run_id = grant.lease.id
         status = rest_status(grant.snapshot)
         again = again and status == "failed"
@@ -358,7 +369,7 @@ class Runtime:
             fresh = await self._rewrite(session, grant, ledger)
             if fresh is None:
                 return await self._require(run_id)
-            return await self.drive(session, fresh, not_before=not_before)
+            return await self._drive(session, fresh, not_before, again=False)
         home = self._home(session, grant, ledger, definition, payload, not_before)
         if any(message.name == CANCEL for message in grant.inbox):
             return await self._end_cancelled(home, self._cancel_reason(grant))
@@ -416,8 +427,6 @@ class Runtime:
                 outcome = result if result is not None else _broken(home)
                 _, block, status = ending(home, outcome, definition.fn)
                 await home.rest(block, Rest(status))
-        except LeaseLost:
-            return await self._require(home.id)
         except StoreError as error:
             if isinstance(error, ValueTooLarge | MissingAbility):
                 # Its own doing: tried again it would end here again.

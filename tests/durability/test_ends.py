@@ -11,6 +11,7 @@ import pytest
 from perdure import Runtime, Step, workflow
 from perdure.errors import StoreError
 from perdure.registry import Definition
+from perdure.store import Want
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
 from perdure.testing.faults import FaultyStore, How
@@ -159,6 +160,23 @@ async def test_a_cancel_that_comes_while_a_run_is_put_to_rest_is_seen(
 
     run = await make(Resting(store)).trigger(napping, run_id="run")
     assert run.status == "suspended"
+    (run,) = await make().sweep()
+    assert run.status == "cancelled"
+
+
+async def test_a_cancel_that_loses_the_run_in_the_middle_is_a_request_all_the_same(
+    make: Make, store: MemoryStore, clock: TestClock, napping: Definition[Any, Any]
+) -> None:
+    """A process that is stopped between its lease and its write leaves word for the new owner."""
+    await make().trigger(napping, run_id="run")
+
+    async def oversleep() -> None:
+        await clock.advance(TTL)
+        await store.acquire([Want("run", "another", TTL)])
+
+    runtime = make(Overtaken(store, "acquire", oversleep))
+    assert (await runtime.cancel("run", reason="enough")).status == "suspended"
+    await clock.advance(TTL)
     (run,) = await make().sweep()
     assert run.status == "cancelled"
 

@@ -36,6 +36,9 @@ class RedisServer(LocalServer):
         ]
 
     def probe(self) -> str:
+        # INFO is answered while the data are still being read; PING is not.
+        with _client(self.url) as client:
+            client.ping()
         return redis_version(self.url)
 
 

@@ -79,6 +79,7 @@ class Parking:
         self._parked: dict[str, _Parked] = {}
         self._persisted: frozenset[str] = frozenset()
         self._change: asyncio.Future[None] | None = None
+        self._stale = False
         self._warden: asyncio.Task[None] | None = None
 
     async def wait(self, wait: PendingWait) -> tuple[str, Any] | None:
@@ -118,6 +119,7 @@ class Parking:
     def changed(self) -> None:
         """Look again, since a branch parked, a step ended, or mail may have come."""
         self._poll = POLL
+        self._stale = True
         if self._change is not None and not self._change.done():
             self._change.set_result(None)
 
@@ -137,6 +139,7 @@ class Parking:
 
     async def _tend(self) -> None:
         while self._parked:
+            self._stale = False
             await self._let_others_run()
             if self._rests():
                 self._host.suspend([parked.wait for parked in self._parked.values()])
@@ -194,6 +197,9 @@ class Parking:
             self._persisted = long
 
     async def _nap(self) -> None:
+        if self._stale:
+            # Something changed while the waits were being stored.
+            return
         wake_at = self._next_wake()
         pause = self._poll if wake_at is None else min(wake_at - self._clock.now(), self._poll)
         self._poll = min(self._poll * 2, SLOWEST_POLL)

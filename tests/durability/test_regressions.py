@@ -1,0 +1,589 @@
+"""A named test for each known weakness of persistence APIs: that it is not here.
+
+The numbers are those of the list of weaknesses (8.1) that the design was made against.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure import (
+    Err,
+    Ok,
+    Runtime,
+    Step,
+    Worker,
+    Workflow,
+    durable,
+    merge_snapshots,
+    validate_snapshot,
+    workflow,
+)
+from perdure.caches import FileCache, MemoryCache
+from perdure.errors import InvalidArgument, SnapshotMismatch, StepFailed, StoreError
+from perdure.keyvalue import MemoryKeyValue
+from perdure.snapshot import Snapshot, looks_like_workflow_snapshot, new_snapshot
+from perdure.store import Entry, Lease, NewRun, Verdict, Want
+from perdure.stores import keyvalue, libsql, sqlite
+from perdure.stores.memory import MemoryStore
+from perdure.testing.clock import TestClock
+from perdure.testing.faults import FaultyStore
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+
+
+async def double(n: int) -> int:
+    return n * 2
+
+
+def snapshot(**steps: Any) -> Snapshot:
+    first = new_snapshot("w", now=NOW)
+    first["steps"] = {key: {"ok": True, "value": value} for key, value in steps.items()}
+    return first
+
+
+@pytest.fixture(params=["memory", "sqlite", "libsql", "keyvalue"])
+async def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
+    """A store of each kind that needs no server, by the clock on the wall."""
+    make: dict[str, Callable[[], Any]] = {
+        "memory": MemoryStore,
+        "sqlite": lambda: sqlite(tmp_path / "runs.db"),
+        "libsql": lambda: libsql(f"file:{tmp_path}/runs.db"),
+        "keyvalue": lambda: keyvalue(MemoryKeyValue()),
+    }
+    store = make[request.param]()
+    yield store
+    await store.close()
+
+
+async def test_8_1_01_a_short_lease_ends_when_its_time_is_over(any_store: Any) -> None:
+    """8.1.1: ten milliseconds are over after fifty, and not at midnight."""
+    await any_store.save("run", snapshot())
+    short = timedelta(milliseconds=10)
+    (first,) = await any_store.acquire([Want("run", "one", short)])
+    await asyncio.sleep(0.05)
+    (second,) = await any_store.acquire([Want("run", "two", MINUTE)])
+    assert first is not None
+    assert second is not None
+    assert second.lease.epoch > first.lease.epoch
+
+
+async def test_8_1_02_parallel_steps_do_not_lose_updates() -> None:
+    """8.1.2: an early save that is slow does not overwrite a later one that is quick."""
+
+    class SlowAtFirst(MemoryStore):
+        saves = 0
+
+        async def save(self, id: str, snapshot: Snapshot, /) -> None:
+            self.saves += 1
+            await asyncio.sleep(0.02 / self.saves)
+            await super().save(id, snapshot)
+
+    store = SlowAtFirst()
+    store.capabilities = perdure.store.BASE  # type: ignore[attr-defined]
+
+    async def body(step: Step) -> list[int]:
+        return await asyncio.gather(*(step(f"n{n}", double, n) for n in range(10)))
+
+    await durable.run({}, body, id="run", store=store, keep=True)
+    stored = await store.load("run")
+    assert stored is not None
+    assert set(stored["steps"]) == {f"n{n}" for n in range(10)}
+
+
+async def test_8_1_03_a_step_costs_the_same_however_long_the_run_is() -> None:
+    """8.1.3: the hundredth entry is as small as the third."""
+    sizes: list[int] = []
+
+    class Measured(MemoryStore):
+        async def append(self, entries: Any, /) -> Any:
+            sizes.extend(len(entry.data) for entry in entries if entry.rest is None)
+            return await super().append(entries)
+
+    async def body(step: Step) -> None:
+        for n in range(100):
+            await step(f"step {n:03}", double, n)
+
+    await durable.run({}, body, id="run", store=Measured())
+    assert sizes[99] - sizes[2] < 10
+
+
+async def test_8_1_04_a_key_used_twice_means_the_same_before_and_after_a_crash() -> None:
+    """8.1.4: one key is one step; one id called twice is two, each with its own record."""
+    store = MemoryStore()
+    ran: list[int] = []
+    broken = True
+
+    async def note(n: int) -> int:
+        ran.append(n)
+        return n
+
+    async def body(step: Step) -> list[int]:
+        values = [
+            await step("a", lambda: note(1), key="k"),
+            await step("a", lambda: note(2), key="k"),
+        ]
+        values += [await step("twice", note, 3), await step("twice", note, 4)]
+        if broken:
+            raise RuntimeError("crash")
+        return values
+
+    await durable.run({}, body, id="run", store=store)
+    broken = False
+    assert await durable.run({}, body, id="run", store=store) == Ok([1, 1, 3, 4])
+    assert ran == [1, 3, 4]
+
+
+async def test_8_1_05_a_failure_does_not_poison_its_idempotency_key() -> None:
+    """8.1.5: the next call with the key is served."""
+    store = MemoryStore()
+
+    async def failing(step: Step) -> None:
+        raise RuntimeError("no")
+
+    async def fine(step: Step) -> str:
+        return "yes"
+
+    options: Any = {"id": "run", "store": store, "idempotency_key": "k"}
+    assert not (await durable.run({}, failing, **options)).ok
+    assert await durable.run({}, fine, **options) == Ok("yes")
+
+
+async def test_8_1_06_nobody_waits_for_ever_for_an_idempotency_key() -> None:
+    """8.1.6: when the first caller is refused, those that waited for it go on."""
+    store = MemoryStore()
+    await store.save("taken", snapshot())
+    await store.acquire([Want("taken", "another process", MINUTE)])
+
+    async def fine(step: Step) -> str:
+        return "yes"
+
+    options: Any = {"store": store, "idempotency_key": "k"}
+    async with asyncio.timeout(5):
+        refused, served = await asyncio.gather(
+            durable.run({}, fine, id="taken", **options), durable.run({}, fine, id="b", **options)
+        )
+    assert (refused.ok, served) == (False, Ok("yes"))
+
+
+async def test_8_1_07_a_failed_step_is_tried_again_on_resume() -> None:
+    """8.1.7: an outage that is over needs nobody to delete anything."""
+    store = MemoryStore()
+    down = True
+
+    async def fetch() -> str:
+        if down:
+            raise ConnectionError
+        return "fetched"
+
+    async def body(step: Step) -> str:
+        return await step("fetch", fetch)
+
+    assert not (await durable.run({}, body, id="run", store=store)).ok
+    down = False
+    assert await durable.run({}, body, id="run", store=store) == Ok("fetched")
+
+
+async def test_8_1_08_a_collected_state_does_not_shrink_on_resume() -> None:
+    """8.1.8: what was replayed is in the new state too, however often one resumes."""
+
+    async def body(step: Step) -> int:
+        one = await step("one", double, 1, key="one")
+        return await step("two", double, one, key="two")
+
+    _, state = await Workflow("w", {}).run_with_state(body)
+    for _ in range(3):
+        result, state = await Workflow("w", {}, resume_state=state).run_with_state(body)
+        assert result == Ok(4)
+        assert list(state.steps) == ["one", "two"]
+
+
+async def test_8_1_09_parallel_steps_may_finish_in_any_order() -> None:
+    """8.1.9: a replay in another order, and a branch that depends on data, are no drift."""
+    store = MemoryStore()
+    waits = [0.02, 0.0]
+    broken = True
+
+    async def slow(n: int) -> int:
+        await asyncio.sleep(waits[n])
+        return n
+
+    async def body(step: Step) -> list[int]:
+        values = await asyncio.gather(step("a", slow, 0), step("b", slow, 1))
+        if values[1]:
+            values.append(await step("if b", double, 1))
+        if broken:
+            raise RuntimeError("crash")
+        return values
+
+    await durable.run({}, body, id="run", store=store)
+    broken, waits[:] = False, [0.0, 0.02]
+    assert await durable.run({}, body, id="run", store=store) == Ok([0, 1, 2])
+
+
+async def test_8_1_10_a_record_that_cannot_be_written_stops_the_run() -> None:
+    """8.1.10: the function does not go on without durability, whatever it catches."""
+    reached: list[str] = []
+    store = FaultyStore(MemoryStore(), fail_at=1, verbs={"append"}, error=StoreError)
+
+    async def body(step: Step) -> None:
+        try:
+            await step("one", double, 1)
+        except StoreError:
+            await step("two", lambda: reached.append("two"))
+
+    result: Any = await durable.run({}, body, id="run", store=store)
+    assert isinstance(result.error, StoreError)
+    assert reached == []
+
+
+async def test_8_1_11_an_owner_that_was_paused_cannot_write(any_store: Any) -> None:
+    """8.1.11: neither steps nor rests of an older epoch are taken, nor its release."""
+    await any_store.save("run", snapshot(a=1))
+    (old,) = await any_store.acquire([Want("run", "old", timedelta(milliseconds=1))])
+    await asyncio.sleep(0.02)
+    (new,) = await any_store.acquire([Want("run", "new", MINUTE)])
+    entry = Entry("run", old.lease.epoch, 1, b'{"formatVersion":1,"steps":{"b":{"ok":true}}}')
+    assert await any_store.append([entry]) == [Verdict.FENCED]
+    await any_store.release([old.lease])
+    assert await any_store.renew([new.lease], MINUTE) != [None]
+    assert list((await any_store.load("run"))["steps"]) == ["a"]
+
+
+async def test_8_1_12_leases_and_sleeps_live_by_the_stores_clock() -> None:
+    """8.1.12: a machine whose clock is a day ahead neither steals a lease nor oversleeps."""
+    clock = TestClock()
+    store = MemoryStore(clock=clock)
+    ahead = TestClock(clock.now() + timedelta(days=1))
+
+    @workflow("nap")
+    async def nap(step: Step) -> str:
+        await step.sleep("hour", "1h")
+        return "rested"
+
+    run = await Runtime(store, workflows=[nap], clock=ahead).trigger(nap)
+    assert run.pending[0].wake_at == clock.now() + timedelta(hours=1)
+    await clock.advance("59m")
+    assert await store.claim("worker", MINUTE, 1) == []
+    await clock.advance("1m")
+    assert len(await store.claim("worker", MINUTE, 1)) == 1
+
+
+async def test_8_1_13_a_renewal_tells_the_truth(any_store: Any) -> None:
+    """8.1.13: twice in one moment is no loss, and a lease that was taken stays lost."""
+    await any_store.save("run", snapshot())
+    (grant,) = await any_store.acquire([Want("run", "one", timedelta(milliseconds=20))])
+    twice = [await any_store.renew([grant.lease], timedelta(milliseconds=20)) for _ in range(2)]
+    assert all(isinstance(lease, Lease) for (lease,) in twice)
+    await asyncio.sleep(0.05)
+    await any_store.acquire([Want("run", "two", MINUTE)])
+    assert await any_store.renew([grant.lease], MINUTE) == [None]
+
+
+async def test_8_1_14_prefixes_do_not_block_each_other(tmp_path: Path) -> None:
+    """8.1.14: one id under two prefixes is two leases; a table's name cannot smuggle SQL in."""
+    async with (
+        sqlite(tmp_path / "x.db", prefix="a:") as a,
+        sqlite(tmp_path / "x.db", prefix="b:") as b,
+    ):
+        for store in (a, b):
+            await store.save("run", snapshot())
+            assert await store.acquire([Want("run", "me", MINUTE)]) != [None]
+    with pytest.raises(InvalidArgument, match="table"):
+        sqlite(tmp_path / "x.db", table='runs"; DROP TABLE x; --')
+
+
+async def test_8_1_15_values_come_back_as_they_were_or_a_warning_says_so(any_store: Any) -> None:
+    """8.1.15: the same in every store: types that JSON lacks, and what is lost by name."""
+    value = {"when": NOW, "price": Decimal("1.10"), "tags": {1, 2}, "raw": b"\0\xff", "big": 2**80}
+
+    async def body(step: Step) -> Any:
+        seen = await step("typed", lambda: dict(value))
+        lossy = await step("lossy", lambda: {"f": double})
+        raise RuntimeError(str((seen == value, lossy)))
+
+    first: Any = await durable.run({}, body, id="run", store=any_store)
+    again: Any = await durable.run({}, body, id="run", store=any_store)
+    assert str(first.error) == str(again.error)
+    assert str(first.error).startswith("(True")
+    warnings = (await any_store.load("run"))["warnings"]
+    assert [(w["type"], w["stepId"]) for w in warnings] == [("lossy_value", "lossy")]
+
+
+async def test_8_1_16_a_failure_without_a_cause_has_none_after_a_crash() -> None:
+    """8.1.16: nothing comes back as the text "undefined"."""
+    store = MemoryStore()
+    causes: list[Any] = []
+
+    async def fail() -> Err[str]:
+        return Err("NOT_FOUND")
+
+    async def body(step: Step) -> None:
+        try:
+            await step("fail", fail)
+        except StepFailed as failed:
+            causes.append(failed.cause)
+        raise RuntimeError("crash")
+
+    for _ in range(2):
+        await durable.run({}, body, id="run", store=store)
+    assert causes == [None, None]
+
+
+async def test_8_1_17_a_kept_run_tells_how_it_ended() -> None:
+    """8.1.17: status, result and history are there to be looked up."""
+    store = MemoryStore()
+
+    async def body(step: Step) -> int:
+        return await step("double", double, 2)
+
+    await durable.run({}, body, id="run", store=store, keep=True)
+    stored: Any = await store.load("run")
+    assert (stored["execution"]["status"], stored["execution"]["output"]) == ("completed", 4)
+    assert list(stored["steps"]) == ["double"]
+
+
+async def test_8_1_18_a_run_is_gone_on_with_by_whoever_finds_it() -> None:
+    """8.1.18: name and input are stored: the one who resumes needs to know neither."""
+    store = MemoryStore()
+
+    @workflow("greet")
+    async def greet(step: Step, name: str) -> str:
+        return await step("greet", lambda: f"hello {name}")
+
+    await Runtime(store).trigger(greet, "ana", run_id="run", wait=False)
+    (run,) = await Runtime(store, workflows=[greet]).sweep()
+    assert (run.run_id, run.output) == ("run", "hello ana")
+
+
+async def test_8_1_19_lists_are_exact_and_have_pages(any_store: Any) -> None:
+    """8.1.19: no wildcards, no folding of case, zero is none, and no run is missed."""
+    for id in ("a%1", "a_1", "A_1", "ax1", *(f"p{n}" for n in range(12))):
+        await any_store.save(id, snapshot())
+    assert [line.id for line in await any_store.list(prefix="a_")] == ["a_1"]
+    assert [line.id for line in await any_store.list(prefix="a%")] == ["a%1"]
+    assert list(await any_store.list(limit=0)) == []
+    newest = [line.id for line in await any_store.list(limit=2)]
+    assert newest == ["p11", "p10"]
+    page, seen = await any_store.list(prefix="p", limit=5), []
+    while page:
+        seen += [line.id for line in page]
+        page = await any_store.list(prefix="p", limit=5, after=page[-1].cursor)
+    assert seen == [f"p{n}" for n in reversed(range(12))]
+
+
+async def test_8_1_20_times_have_milliseconds_and_say_that_they_are_utc(any_store: Any) -> None:
+    """8.1.20: ISO 8601, so that texts sort as times do."""
+    await any_store.save("run", snapshot())
+    (line,) = await any_store.list()
+    assert datetime.fromisoformat(line.updated_at).tzinfo is not None
+    assert line.updated_at.endswith("Z")
+    assert len(line.updated_at) == len("2030-01-01T00:00:00.000Z")
+
+
+async def test_8_1_21_steps_keep_their_order_and_texts_may_hold_anything(any_store: Any) -> None:
+    """8.1.21: keys that look like numbers do not move, and NUL is a character."""
+    keys = ["b", "10", "9", "a\0b", "é", "a"]
+    await any_store.save("run", {**snapshot(), "steps": {key: {"ok": True} for key in keys}})
+    assert list((await any_store.load("run"))["steps"]) == keys
+
+
+async def test_8_1_22_work_that_is_done_is_done_when_the_delete_fails() -> None:
+    """8.1.22: the result is told, the leftover is logged."""
+    store = FaultyStore(MemoryStore(), fail_at=2, verbs={"append"}, error=StoreError)
+
+    async def body(step: Step) -> int:
+        return await step("double", double, 2)
+
+    assert await durable.run({}, body, id="run", store=store) == Ok(4)
+
+
+async def test_8_1_23_one_id_on_two_stores_is_two_runs() -> None:
+    """8.1.23: what is running is known by store and id."""
+    gate = asyncio.Event()
+
+    async def body(step: Step) -> None:
+        await step("gate", gate.wait)
+
+    running = asyncio.ensure_future(durable.run({}, body, id="run", store=MemoryStore()))
+    await asyncio.sleep(0)
+    other = asyncio.ensure_future(durable.run({}, body, id="run", store=MemoryStore()))
+    await asyncio.sleep(0.01)
+    gate.set()
+    assert [(await task).ok for task in (running, other)] == [True, True]
+
+
+async def test_8_1_24_a_queue_starves_nobody_and_runs_nothing_twice() -> None:
+    """8.1.24: oldest first, each by one worker, and what a dead worker had is taken up."""
+    store = MemoryStore()
+    order: list[str] = []
+
+    @workflow("job")
+    async def job(step: Step) -> None:
+        await step("work", lambda: order.append(step.run_id))
+
+    data = Runtime(store)._first_snapshot(job, None)
+    at = datetime.now(UTC) - MINUTE
+    for n in range(100):
+        await store.enqueue([NewRun(f"job-{n:03}", "job", data, at + timedelta(milliseconds=n))])
+    await store.claim("dead worker", timedelta(milliseconds=1), 5)
+    runtimes = [Runtime(MemoryStore(shares=store), workflows=[job]) for _ in range(2)]
+    async with Worker(runtimes[0], concurrency=3), Worker(runtimes[1], concurrency=3):
+        started = time.monotonic()
+        while len(order) < 100 and time.monotonic() - started < 10:
+            await asyncio.sleep(0.01)
+    assert sorted(order) == sorted(set(order))
+    assert len(order) == 100
+    assert max(order[:50]) < "job-080"
+
+
+async def test_8_1_25_options_do_what_they_say() -> None:
+    """8.1.25: a changed definition and unknown steps are refused when that is asked for."""
+
+    async def one(step: Step) -> None:
+        await step("one", double, 1)
+
+    async def two(step: Step) -> None:
+        await step("two", double, 1)
+
+    first = Workflow("w", {})
+    await first.run(one)
+    for option in ("on_definition_change", "on_unknown_steps"):
+        quiet = {"on_definition_change": "ignore", "on_unknown_steps": "ignore", option: "error"}
+        with pytest.raises(SnapshotMismatch):
+            await Workflow("w", {}, snapshot=first.snapshot(), **quiet).run(two)
+
+
+async def test_8_1_26_caches_are_what_they_are_called(tmp_path: Path) -> None:
+    """8.1.26: the least recently used goes, a replacement evicts nobody, files do not collide."""
+    record: Any = {"ok": True, "value": 1}
+    memory = MemoryCache(max_size=2)
+    for key in ("a", "b"):
+        memory.set(key, record)
+    memory.get("a")
+    memory.set("a", record)
+    memory.set("c", record)
+    assert [memory.get(key) is not None for key in "abc"] == [True, False, True]
+    files = FileCache(tmp_path)
+    for key in ("a/b", "a:b", "a_b", "A_B"):
+        await files.set(key, {"ok": True, "value": key})
+    for key in ("a/b", "a:b", "a_b", "A_B"):
+        found: Any = await FileCache(tmp_path).get(key)
+        assert found["value"] == key
+
+
+async def test_8_1_27_what_was_passed_in_stays_open_and_others_runs_stay() -> None:
+    """8.1.27: close lets go of what the store opened, clear of what has its prefix."""
+    kv = MemoryKeyValue()
+    mine, theirs = keyvalue(kv, prefix="mine:"), keyvalue(kv, prefix="theirs:")
+    await mine.save("run", snapshot())
+    await theirs.save("run", snapshot())
+    assert await durable.clear_state(mine) == 1
+    await mine.close()
+    assert await theirs.load("run") is not None
+
+
+def test_8_1_28_snapshots_are_merged_and_checked_whole() -> None:
+    """8.1.28: the name survives a merge, and a snapshot without its parts is none."""
+    assert merge_snapshots(snapshot(a=1), {"steps": {}}).get("workflowName") == "w"
+    assert not looks_like_workflow_snapshot({"formatVersion": 1, "steps": {}, "execution": None})
+    wrong = {**snapshot(), "metadata": 7, "warnings": 7}
+    errors = validate_snapshot(wrong).errors
+    assert any("metadata" in error for error in errors)
+    assert any("warnings" in error for error in errors)
+
+
+async def test_8_1_29_listeners_are_awaited_and_hear_of_a_cancellation() -> None:
+    """8.1.29: nothing is pending when the run is over, and its end is told."""
+    seen: list[str] = []
+
+    async def listen(event: Any) -> None:
+        await asyncio.sleep(0)
+        seen.append(event.type)
+
+    async def body(step: Step) -> None:
+        await step("long", lambda: asyncio.sleep(60))
+
+    options: Any = {"id": "run", "store": MemoryStore(), "on_event": listen}
+    running = asyncio.ensure_future(durable.run({}, body, **options))
+    await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.wait([running])
+    await asyncio.sleep(0.01)
+    assert seen[-1] == "workflow_cancelled"
+
+
+async def test_8_1_30_sleeps_and_events_survive_the_process() -> None:
+    """8.1.30: a sleep is a time in the store, and another process wakes from it."""
+    clock = TestClock()
+    store = MemoryStore(clock=clock)
+
+    @workflow("nap")
+    async def nap(step: Step) -> Any:
+        await step.sleep("week", "7d")
+        return await step.wait_for_event("go", "go")
+
+    await Runtime(store, workflows=[nap], clock=clock).trigger(nap, run_id="run")
+    await clock.advance("7d")
+    later = Runtime(store, workflows=[nap], clock=clock)
+    await later.sweep()
+    signalled = await later.signal("run", "go", 5)
+    assert signalled.run is not None
+    assert signalled.run.output == 5
+
+
+async def test_8_1_31_what_is_missing_is_missing_and_what_was_raised_is_told() -> None:
+    """8.1.31: no state is no state; an unexpected error keeps its message and its cause."""
+    store = MemoryStore()
+    assert not await durable.has_state(store, "run")
+
+    async def fail() -> None:
+        try:
+            raise KeyError("deep")
+        except KeyError as error:
+            raise RuntimeError("shallow") from error
+
+    async def body(step: Step) -> None:
+        await step("fail", fail)
+
+    await durable.run({}, body, id="run", store=store)
+    again: Any = await durable.run({}, body, id="run", store=store, replay_errors=True)
+    assert (str(again.error), type(again.error.__cause__)) == ("shallow", KeyError)
+
+
+async def test_8_1_32_a_step_that_holds_a_resource_answers_from_its_record() -> None:
+    """8.1.32: on resume the resource is not opened a second time."""
+    store = MemoryStore()
+    opened: list[str] = []
+    broken = True
+
+    class Resource:
+        async def __aenter__(self) -> str:
+            opened.append("opened")
+            return "resource"
+
+        async def __aexit__(self, *_: object) -> None:
+            opened.append("closed")
+
+    async def use() -> str:
+        async with Resource() as resource:
+            return resource
+
+    async def body(step: Step) -> str:
+        used = await step("use", use)
+        if broken:
+            raise RuntimeError("crash")
+        return used
+
+    await durable.run({}, body, id="run", store=store)
+    broken = False
+    assert await durable.run({}, body, id="run", store=store) == Ok("resource")
+    assert opened == ["opened", "closed"]

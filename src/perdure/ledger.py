@@ -56,13 +56,16 @@ class Ledger:
 
     def load(self, records: Mapping[str, StepRecord]) -> None:
         """Take in records that were made before, by us or by a writer of the seeds' format."""
+        self._records.update(records)
+        self._loaded.update(records)
+        root = self._calls.setdefault("", {})
         for key, record in records.items():
-            self._records[key] = record
-            self._loaded.add(key)
-            if "at" in record:
-                self._index(record.get("branch", ""), record.get("call", key), key)
-            else:
+            if "at" not in record:
                 self._foreign.add(key)
+            elif "branch" in record:
+                self._index(record["branch"], record.get("call", key), key)
+            else:
+                root[record.get("call", key)] = key
 
     def _index(self, branch: str, call: str, key: str) -> None:
         self._calls.setdefault(branch, {})[call] = key

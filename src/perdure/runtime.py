@@ -176,10 +176,16 @@ class Runtime:
             return await self._require(run_id)
         async with self.session() as session:
             want = self._want(check_id(run_id, "run_id"), snapshot, definition.name)
-            grant = await session.acquire(want)
+            grant = await session.acquire(want) or await self._acquire_own(session, want)
             if grant is None:
                 return await self._require(run_id)
             return await self.drive(session, grant)
+
+    async def _acquire_own(self, session: Session, want: Want) -> Grant | None:
+        """Give the run that this want itself has created, when the answer to it was lost."""
+        if await self._load(want.id) != codec.loads(want.create or b""):
+            return None
+        return await session.acquire(Want(want.id, want.owner, want.ttl))
 
     async def resume(self, run_id: str) -> Run:
         """Go on with a run as far as it can; one that is over, or owned elsewhere, is given as

@@ -60,7 +60,7 @@ def runs(store: RunStore, *, clock: Clock = SystemClock()) -> "RunsStore":
             raise InvalidArgument("store", store, f"a store with the method {verb}")
     acquire: Any = getattr(store, "acquire", None)
     release: Any = getattr(store, "release", None)
-    if callable(acquire) and callable(release):
+    if acquire is not None and release is not None:
         return LeasedRunsStore(store, clock, acquire, release)
     return RunsStore(store, clock)
 

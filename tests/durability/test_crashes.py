@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from perdure import Cron, Err, Retry, Step, workflow
+from perdure import Cron, Err, Retry, Runtime, Step, workflow
 from perdure.registry import Definition
+from perdure.stores import sqlite
 from perdure.testing.crashes import CrashFound, explore_crashes
 
 
@@ -150,6 +151,30 @@ async def test_a_crash_at_any_store_call_changes_nothing(
     payload = 3 if shape.takes_payload else None
     report = await explore_crashes(
         shape, payload, events={"go": {"by": "ana"}}, always_replay=always_replay
+    )
+    assert report.crashes > 4
+
+
+@workflow("transactional")
+async def transactional(step: Step) -> int:
+    async def pay(connection: Any, amount: int) -> int:
+        await connection.execute("CREATE TABLE IF NOT EXISTS paid (amount INTEGER)")
+        await connection.execute("INSERT INTO paid VALUES (?)", (amount,))
+        ((count,),) = await connection.fetchall("SELECT COUNT(*) FROM paid")
+        return int(count)
+
+    before = await step("before", double, 1)
+    paid = await step.transaction("pay", pay, before)
+    return await step("after", double, paid)
+
+
+async def test_a_crash_never_doubles_a_transactional_step() -> None:
+    """Its writes and its record are there together or not at all: one row after any crash."""
+    async with sqlite(":memory:") as store:
+        run = await Runtime(store, workflows=[transactional]).trigger(transactional)
+        assert run.output == 2
+    report = await explore_crashes(
+        transactional, store=lambda clock: sqlite(":memory:", clock=clock)
     )
     assert report.crashes > 4
 

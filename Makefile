@@ -25,7 +25,10 @@ demo: $(VENV)/.bare
 
 test: $(VENV)/.dev servers lint types
 	$(call say,tests: all of them on real servers)
-	@PERDURE_TEST_REQUIRE_SERVERS=1 $(BIN)/python -m pytest -n 3 --dist loadfile -q $(PYTEST_ARGS)
+	@export PERDURE_TEST_REQUIRE_SERVERS=1; \
+	$(BIN)/python -m pytest -n 3 --dist loadfile -q $(PYTEST_ARGS) || { \
+		echo 'what failed beside two other processes runs once more, alone'; \
+		$(BIN)/python -m pytest --last-failed --last-failed-no-failures none -q $(PYTEST_ARGS); }
 
 check: $(VENV)/.dev lint types
 	$(call say,tests: the quick ones without servers)

@@ -17,7 +17,7 @@ help:
 	@echo 'make test   everything: lint, types, and all tests on real servers; installs what is missing'
 	@echo 'make check  the quick part: lint, types, and the tests that need no server'
 	@echo 'make fmt    format the code and repair what ruff can'
-	@echo 'make bench  measure'
+	@echo 'make bench  measure beside raw drivers and peers, ratios at the end; FAST=1: five minutes'
 	@echo 'make clean  remove everything that was installed or cached here'
 
 demo: $(VENV)/.bare
@@ -51,7 +51,7 @@ fmt: $(VENV)/.dev
 	@$(BIN)/ruff format .
 
 bench: $(VENV)/.dev servers
-	@$(BIN)/python bench/run.py $(BENCH_ARGS)
+	@$(BIN)/python -m bench.run $(BENCH_ARGS)
 
 servers: $(NODE)/.installed
 	@scripts/install-servers

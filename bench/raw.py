@@ -1,13 +1,20 @@
 """The limit: what the raw driver does on the same server, with the same durability.
 
-`one` is one durable write of about 250 bytes, `many` a batch of them in one commit.
+`one` is one durable write of about 250 bytes, `many` a batch of them in one commit. `shared` is how
+fast many writers are that share commits through the smallest committer there can be.
 """
 
 import asyncio
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 from urllib.parse import urlsplit
+
+from bench.timing import now
+
+Row: TypeAlias = tuple[str, int]
+"""Which row: the run it belongs to and its number there. All hold the same bytes."""
 
 ROW = b"x" * 250
 SQL_TABLE = (
@@ -23,8 +30,12 @@ class Raw(Protocol):
         """Write one row, durably."""
         ...
 
-    async def many(self, run: str, first: int, count: int) -> None:
-        """Write a batch of rows in one commit, durably."""
+    async def many(self, rows: Sequence[Row]) -> None:
+        """Write the rows of many runs in one commit, durably."""
+        ...
+
+    async def written(self) -> float | None:
+        """Give the bytes written to disk so far, for the log above all; None: nobody tells."""
         ...
 
     async def close(self) -> None:
@@ -32,8 +43,67 @@ class Raw(Protocol):
         ...
 
 
+class Committer:
+    """Rows of many writers share commits: while one batch is in flight the rest gathers."""
+
+    def __init__(self, driver: Raw) -> None:
+        self._driver = driver
+        self._waiting: list[tuple[Row, asyncio.Future[None]]] = []
+        self._flusher: asyncio.Task[None] | None = None
+
+    async def write(self, run: str, n: int) -> None:
+        """Give back when the row is durable."""
+        written = asyncio.get_running_loop().create_future()
+        self._waiting.append(((run, n), written))
+        if self._flusher is None:
+            self._flusher = asyncio.create_task(self._flush())
+        await written
+
+    async def _flush(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            await self._driver.many([row for row, _ in batch])
+            for _, written in batch:
+                written.set_result(None)
+            # Those who were just answered join the next batch.
+            await asyncio.sleep(0)
+        self._flusher = None
+
+
+async def ones(driver: Raw, run: str, count: int) -> float:
+    """Give the seconds per row of rows written one after another."""
+    began = now()
+    for n in range(count):
+        await driver.one(run, n)
+    return (now() - began) / count
+
+
+async def shared(driver: Raw, name: str, writers: int, rows: int = 10) -> float:
+    """Give rows per second of so many writers that share commits, each one row after another."""
+    committer = Committer(driver)
+
+    async def writer(run: str) -> None:
+        for n in range(rows):
+            await committer.write(run, n)
+
+    began = now()
+    await asyncio.gather(*(writer(f"{name}-{n}") for n in range(writers)))
+    return writers * rows / (now() - began)
+
+
+async def bulk(driver: Raw, name: str, batches: int = 10, size: int = 200) -> float:
+    """Give rows per second of whole batches, one after another, for which nobody waits."""
+    began = now()
+    for batch in range(batches):
+        await driver.many([(f"{name}-{batch}", n) for n in range(size)])
+    return batches * size / (now() - began)
+
+
 class RawSqlite:
-    """The standard library's sqlite3, WAL, synchronous=FULL."""
+    """The standard library's sqlite3, WAL, synchronous=FULL.
+
+    In the event loop's own thread: a thread of its own made it slower.
+    """
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, isolation_level=None)
@@ -44,11 +114,18 @@ class RawSqlite:
     async def one(self, run: str, n: int) -> None:
         self._db.execute("INSERT INTO raw_rows VALUES (?, ?, ?)", (run, n, ROW))
 
-    async def many(self, run: str, first: int, count: int) -> None:
+    async def many(self, rows: Sequence[Row]) -> None:
         self._db.execute("BEGIN IMMEDIATE")
-        rows = [(run, first + n, ROW) for n in range(count)]
-        self._db.executemany("INSERT INTO raw_rows VALUES (?, ?, ?)", rows)
+        values = [(run, n, ROW) for run, n in rows]
+        self._db.executemany("INSERT INTO raw_rows VALUES (?, ?, ?)", values)
         self._db.execute("COMMIT")
+
+    async def written(self) -> float | None:
+        # SQLite writes in this process, log and checkpoints; Linux counts what a process writes.
+        counters = Path("/proc/self/io")
+        if not counters.exists():
+            return None
+        return float(dict(line.split(": ") for line in counters.read_text().splitlines())["wchar"])
 
     async def close(self) -> None:
         self._db.close()
@@ -71,10 +148,13 @@ class RawPostgres:
     async def one(self, run: str, n: int) -> None:
         await self._connection.execute("INSERT INTO raw_rows VALUES ($1, $2, $3)", run, n, ROW)
 
-    async def many(self, run: str, first: int, count: int) -> None:
-        statement = "INSERT INTO raw_rows SELECT $1, unnest($2::int[]), unnest($3::bytea[])"
-        numbers = list(range(first, first + count))
-        await self._connection.execute(statement, run, numbers, [ROW] * count)
+    async def many(self, rows: Sequence[Row]) -> None:
+        statement = "INSERT INTO raw_rows SELECT * FROM unnest($1::text[], $2::int[], $3::bytea[])"
+        runs, numbers = [run for run, _ in rows], [n for _, n in rows]
+        await self._connection.execute(statement, runs, numbers, [ROW] * len(rows))
+
+    async def written(self) -> float | None:
+        return float(await self._connection.fetchval("SELECT pg_current_wal_insert_lsn() - '0/0'"))
 
     async def close(self) -> None:
         await self._connection.close()
@@ -107,11 +187,16 @@ class RawMysql:
         async with self._connection.cursor() as cursor:
             await cursor.execute("INSERT INTO raw_rows VALUES (%s, %s, %s)", (run, n, ROW))
 
-    async def many(self, run: str, first: int, count: int) -> None:
-        marks = ",".join(["(%s, %s, %s)"] * count)
-        values = [value for n in range(count) for value in (run, first + n, ROW)]
+    async def many(self, rows: Sequence[Row]) -> None:
+        marks = ",".join(["(%s, %s, %s)"] * len(rows))
+        values = [value for run, n in rows for value in (run, n, ROW)]
         async with self._connection.cursor() as cursor:
             await cursor.execute(f"INSERT INTO raw_rows VALUES {marks}", values)
+
+    async def written(self) -> float | None:
+        async with self._connection.cursor() as cursor:
+            await cursor.execute("SHOW GLOBAL STATUS LIKE 'Innodb_os_log_written'")
+            return float((await cursor.fetchone())[1])
 
     async def close(self) -> None:
         await self._connection.ensure_closed()
@@ -138,10 +223,12 @@ class RawMongo:
     async def one(self, run: str, n: int) -> None:
         await self._rows.insert_one({"_id": f"{run}:{n}", "data": ROW})
 
-    async def many(self, run: str, first: int, count: int) -> None:
-        await self._rows.insert_many(
-            [{"_id": f"{run}:{first + n}", "data": ROW} for n in range(count)]
-        )
+    async def many(self, rows: Sequence[Row]) -> None:
+        await self._rows.insert_many([{"_id": f"{run}:{n}", "data": ROW} for run, n in rows])
+
+    async def written(self) -> float | None:
+        status = await self._client.admin.command("serverStatus")
+        return float(status["wiredTiger"]["log"]["log bytes written"])
 
     async def close(self) -> None:
         await self._client.close()
@@ -162,11 +249,14 @@ class RawRedis:
     async def one(self, run: str, n: int) -> None:
         await self._client.rpush(f"raw:{run}", ROW)
 
-    async def many(self, run: str, first: int, count: int) -> None:
+    async def many(self, rows: Sequence[Row]) -> None:
         async with self._client.pipeline(transaction=True) as pipe:
-            for _ in range(count):
+            for run, _ in rows:
                 pipe.rpush(f"raw:{run}", ROW)
             await pipe.execute()
+
+    async def written(self) -> float | None:
+        return float((await self._client.info("persistence"))["aof_current_size"])
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -183,44 +273,28 @@ class RawLibsql:
         import httpx
 
         raw = cls(httpx.AsyncClient(base_url=url, timeout=60))
-        await raw._send([{"sql": SQL_TABLE.format(blob="BLOB")}])
+        await raw._send({"sql": SQL_TABLE.format(blob="BLOB")})
         return raw
 
     async def one(self, run: str, n: int) -> None:
-        await self._send([self._insert(run, n)])
+        await self.many([(run, n)])
 
-    async def many(self, run: str, first: int, count: int) -> None:
-        statements = [self._insert(run, first + n) for n in range(count)]
-        await self._send([{"sql": "BEGIN IMMEDIATE"}, *statements, {"sql": "COMMIT"}])
+    async def many(self, rows: Sequence[Row]) -> None:
+        marks = ",".join(["(?, ?, ?)"] * len(rows))
+        values = [value for run, n in rows for value in (run, str(n), ROW.decode())]
+        arguments = [{"type": "text", "value": value} for value in values]
+        await self._send({"sql": f"INSERT INTO raw_rows VALUES {marks}", "args": arguments})
 
-    def _insert(self, run: str, n: int) -> dict[str, Any]:
-        values = [run, str(n), ROW.decode()]
-        args = [{"type": "text", "value": value} for value in values]
-        return {"sql": "INSERT INTO raw_rows VALUES (?, ?, ?)", "args": args}
-
-    async def _send(self, statements: list[dict[str, Any]]) -> None:
-        requests: list[dict[str, Any]] = [{"type": "execute", "stmt": s} for s in statements]
-        answer = await self._client.post(
-            "/v2/pipeline", json={"requests": [*requests, {"type": "close"}]}
-        )
+    async def _send(self, statement: dict[str, Any]) -> None:
+        requests = [{"type": "execute", "stmt": statement}, {"type": "close"}]
+        answer = await self._client.post("/v2/pipeline", json={"requests": requests})
         answer.raise_for_status()
         for result in answer.json()["results"]:
             if result["type"] != "ok":
                 raise RuntimeError(f"sqld answered {result}")
 
+    async def written(self) -> float | None:
+        return None
+
     async def close(self) -> None:
         await self._client.aclose()
-
-
-class RawMemory:
-    """No store at all: one turn of the event loop."""
-
-    async def one(self, run: str, n: int) -> None:
-        await asyncio.sleep(0)
-
-    async def many(self, run: str, first: int, count: int) -> None:
-        for _ in range(count):
-            await asyncio.sleep(0)
-
-    async def close(self) -> None:
-        """Nothing to let go of."""

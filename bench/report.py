@@ -1,17 +1,28 @@
-"""The numbers as JSON, as a table of ratios with their targets, and as plots."""
+"""The numbers as JSON, as ratios with their targets, as tables, and as plots."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4b5563")
+from bench import plots
+from bench.numbers import BULK, PERDURE, RAW, SHARED, TURN, WORKS, Numbers, shown
+
+OURS = (PERDURE, RAW, SHARED, BULK, TURN)
 
 
-_SVG = (
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 380" '
-    'font-family="sans-serif" font-size="12">'
-)
+@dataclass
+class About:
+    """Where and with what the numbers were made."""
+
+    date: str
+    perdure: str
+    python: str
+    cores: int
+    repeats: int
+    places: dict[str, str] = field(default_factory=dict)
+    peers: dict[str, str] = field(default_factory=dict)
 
 
 class Ratio(NamedTuple):
@@ -27,101 +38,155 @@ class Ratio(NamedTuple):
         return self.value >= self.target if self.least else self.value <= self.target
 
 
-def write(results: dict[str, Any], folder: Path, say: Callable[[str], None]) -> int:
-    """Write everything, print the table, and give 1 when a target is missed, else 0."""
+class Ratios:
+    """The ratios of a run of the suite; what was not measured has none."""
+
+    def __init__(self, numbers: Numbers) -> None:
+        self._numbers = numbers
+
+    def all(self, places: list[str]) -> Iterator[Ratio]:
+        """Give every ratio that has a target."""
+        for place in ("engine", "memory", *places):
+            for ratio in self._of(place):
+                if ratio is not None:
+                    yield ratio
+
+    def _of(self, place: str) -> Iterator[Ratio | None]:
+        if place == "engine":
+            yield from self._engine()
+        elif place == "memory":
+            turn = (place, "D", 1000, TURN)
+            yield self._ratio("memory: D, a step, in loop turns", (place, "D", 1000), turn, 8)
+        else:
+            yield from self._latency(place)
+            yield from self._throughput(place)
+            yield from self._footprint(place)
+            for peer in self._numbers.contenders(place):
+                if peer not in OURS:
+                    yield from self._peer(place, peer)
+
+    def _engine(self) -> Iterator[Ratio | None]:
+        turn = ("engine", "engine", 500, TURN)
+        step, replay = ("engine", "engine", 500), ("engine", "replay", 500)
+        yield self._ratio("engine: a step without a store, in loop turns", step, turn, 3)
+        yield self._ratio("engine: a replayed step, in loop turns", replay, turn, 2)
+        short, long = ("engine", "engine", 10), ("engine", "engine", 5000)
+        yield self._ratio("engine: a step of 5,000 against one of 10", long, short, 1.3)
+
+    def _latency(self, place: str) -> Iterator[Ratio | None]:
+        sizes = self._numbers.sizes(place, "A")
+        for size in sizes:
+            if size <= 1000:
+                what = f"{place}: A, a step of {size:,} against a raw write"
+                limit = 1.6 if place == "sqlite" else 1.3
+                yield self._ratio(what, (place, "A", size), (place, "A", size, RAW), limit)
+        if sizes:
+            what = f"{place}: A, a step of {sizes[-1]:,} against one of {sizes[0]:,}"
+            flat = 1.5 if place == "mongo" else 1.3
+            yield self._ratio(what, (place, "A", sizes[-1]), (place, "A", sizes[0]), flat)
+        what = f"{place}: start to first step against a raw write"
+        yield self._ratio(what, (place, "start", 1), (place, "start", 1, RAW), 2.5)
+        if place in ("sqlite", "postgres"):
+            what = f"{place}: C, a resumed step, in loop turns"
+            yield self._ratio(what, (place, "C", 1000), (place, "C", 1000, TURN), 3)
+
+    def _throughput(self, place: str) -> Iterator[Ratio | None]:
+        what = f"{place}: B, 200 runs against the shared-commit limit"
+        yield self._ratio(what, (place, "B", 200), (place, "B", 200, SHARED), 0.5, True)
+        if place in ("sqlite", "postgres"):
+            for size in self._numbers.sizes(place, "due"):
+                what = f"{place}: E, {size:,} due runs against the shared-commit limit"
+                limit = (place, "due", size, SHARED)
+                yield self._ratio(what, (place, "due", size), limit, 0.08, True)
+        what = f"{place}: G, two worker processes against one"
+        yield self._ratio(what, (place, "workers", 2), (place, "workers", 1), 1.5, True)
+        for size in self._numbers.sizes(place, "twice"):
+            twice = self._numbers.get(place, "twice", size)
+            if twice is not None:
+                yield Ratio(f"{place}: G, steps executed twice by {size} processes", twice, 0)
+
+    def _footprint(self, place: str) -> Iterator[Ratio | None]:
+        for work, whither in (("bytes", "handed to the store"), ("disk", "written to disk")):
+            what = f"{place}: F, bytes a step {whither}, 1,000 steps against 10"
+            yield self._ratio(what, (place, work, 1000), (place, work, 10), 1.3)
+        for size in self._numbers.sizes(place, "sleeping"):
+            held = self._numbers.get(place, "sleeping", size)
+            if held is not None:
+                what = f"{place}: F, bytes a sleeping run holds in the worker, {size:,} asleep"
+                # Less than one reference: nothing is held for a run.
+                yield Ratio(what, held, 8)
+        what = f"{place}: F, signal to next step against a raw write"
+        yield self._ratio(what, (place, "react", 1), (place, "react", 1, RAW), 5)
+
+    def _peer(self, place: str, peer: str) -> Iterator[Ratio | None]:
+        for size in self._numbers.sizes(place, "A", peer):
+            what = f"{place}: A, {size:,} steps, times as fast as {peer}"
+            ours, theirs = (place, "A", size), (place, "A", size, peer)
+            yield self._ratio(what, theirs, ours, 4 if peer == "dbos" else 1, True)
+        for size in self._numbers.sizes(place, "B", peer):
+            if size >= 50:
+                what = f"{place}: B, {size:,} runs, times as fast as {peer}"
+                ours, theirs = (place, "B", size), (place, "B", size, peer)
+                yield self._ratio(what, ours, theirs, 50 if peer == "dbos" else 3, True)
+
+    def _ratio(
+        self,
+        what: str,
+        over: tuple[str, str, int] | tuple[str, str, int, str],
+        under: tuple[str, str, int] | tuple[str, str, int, str],
+        target: float,
+        least: bool = False,
+    ) -> Ratio | None:
+        above, below = self._numbers.get(*over), self._numbers.get(*under)
+        return Ratio(what, above / below, target, least) if above is not None and below else None
+
+
+def write(about: About, numbers: Numbers, folder: Path) -> str:
+    """Write everything, and give the table of ratios."""
     folder.mkdir(parents=True, exist_ok=True)
-    day = results["date"][:10]
-    ratios = list(_ratios(results))
-    (folder / f"{day}.json").write_text(json.dumps(results, indent=1) + "\n")
-    table = "\n".join(_table(results, ratios))
-    (folder / f"{day}.md").write_text(table + "\n")
-    (folder / f"{day}-length.svg").write_text(
-        _plot(_lengths(results), "steps in one run", "µs a step")
-    )
-    (folder / f"{day}-crowd.svg").write_text(
-        _plot(_crowds(results), "runs at once", "steps a second")
-    )
-    say("\n" + table)
-    missed = [ratio for ratio in ratios if not ratio.holds]
-    say(f"\n{len(ratios) - len(missed)} of {len(ratios)} targets hold (bench/results/{day}.*)")
-    return 1 if missed else 0
+    day = about.date[:10]
+    ratios = list(Ratios(numbers).all(list(about.places)))
+    data = {
+        **asdict(about),
+        "numbers": [
+            {
+                **key._asdict(),
+                "unit": WORKS[key.work].unit,
+                "median": (numbers.get(*key) or 0) * WORKS[key.work].scale,
+                "values": [value * WORKS[key.work].scale for value in numbers.values(key)],
+            }
+            for key in numbers
+        ],
+        "ratios": [{**ratio._asdict(), "holds": ratio.holds} for ratio in ratios],
+    }
+    (folder / f"{day}.json").write_text(json.dumps(data, indent=1) + "\n")
+    table = "\n".join(_ratio_table(ratios))
+    pages = ["\n".join(_head(about)), table, *_tables(about, numbers), "\n".join(_plots(day))]
+    (folder / f"{day}.md").write_text("\n\n".join(pages) + "\n")
+    places = list(about.places)
+    (folder / f"{day}-length.svg").write_text(plots.length(numbers, places))
+    (folder / f"{day}-crowd.svg").write_text(plots.crowd(numbers, places))
+    return f"\n{table}\n\nwritten to {folder.name}/{day}.md, .json and .svg"
 
 
-def _ratios(results: dict[str, Any]) -> Iterator[Ratio]:
-    engine = results["engine"]
-    yield Ratio("engine: a step, in loop turns", engine["step"], 3)
-    yield Ratio("engine: a replayed step, in loop turns", engine["replay"], 2)
-    yield Ratio("engine: 5,000 steps against 10, per step", engine["5000 against 10"], 1.3)
-    for name, numbers in results["stores"].items():
-        yield from _store_ratios(name, numbers)
-    for peer, numbers in results["peers"].items():
-        store = results["stores"].get(peer.split(" on ")[1])
-        if store is not None:
-            yield from _peer_ratios(peer, numbers, store)
-
-
-def _store_ratios(name: str, numbers: dict[str, Any]) -> Iterator[Ratio]:
-    if name == "memory":
-        for line in numbers["A"]:
-            yield Ratio(
-                f"memory: a step of {line['steps']}, in loop turns",
-                line["perdure"] / numbers["turn"],
-                8,
-            )
-        return
-    limit = {"sqlite": 1.6}.get(name, 1.3)
-    for line in numbers["A"]:
-        if line["steps"] <= 1000:
-            ratio = line["perdure"] / line["raw"]
-            yield Ratio(f"{name}: a step of {line['steps']} against a raw write", ratio, limit)
-    first, last = numbers["A"][0], numbers["A"][-1]
-    flat = 1.5 if name == "mongo" else 1.3
-    yield Ratio(
-        f"{name}: a step of {last['steps']} against one of {first['steps']}",
-        last["perdure"] / first["perdure"],
-        flat,
-    )
-    crowd = numbers["B"]["perdure"]
-    rate = crowd.get(200) or crowd.get("200")
-    if rate:
-        yield Ratio(
-            f"{name}: 200 runs against the shared-commit limit",
-            rate / numbers["B"]["raw"],
-            0.5,
-            True,
-        )
-    raw = numbers["A"][-1]["raw"]
-    yield Ratio(f"{name}: start to first step against a raw write", numbers["start"] / raw, 2.5)
-    if name in ("sqlite", "postgres"):
-        yield Ratio(f"{name}: a resumed step, in loop turns", numbers["C"] / numbers["turn"], 3)
-        yield Ratio(
-            f"{name}: due runs against the shared-commit limit",
-            numbers["E"] / numbers["B"]["raw"],
-            0.08,
-            True,
-        )
-
-
-def _peer_ratios(peer: str, numbers: dict[str, Any], store: dict[str, Any]) -> Iterator[Ratio]:
-    least = 4 if peer.startswith("dbos") else 1
-    ours = {line["steps"]: line["perdure"] for line in store["A"]}
-    for steps, took in numbers["A"]:
-        if steps in ours:
-            yield Ratio(f"{steps} steps: times as fast as {peer}", took / ours[steps], least, True)
-    crowd = store["B"]["perdure"]
-    rate = crowd.get(200) or crowd.get("200")
-    if rate:
-        least = 50 if peer.startswith("dbos") else 3
-        yield Ratio(f"many runs: times as fast as {peer}", rate / numbers["B"], least, True)
-
-
-def _table(results: dict[str, Any], ratios: list[Ratio]) -> Iterator[str]:
-    machine = f"Python {results['python']}, {results['cores']} cores"
-    medians = f"medians of {results['repeats']}"
-    yield f"perdure {results['perdure']}, {machine}, {medians}, {results['date']}"
+def _head(about: About) -> Iterator[str]:
+    yield f"# Measured on {about.date}"
     yield ""
-    for name, numbers in {**results["stores"], **results["peers"]}.items():
-        yield f"- {name}: {numbers['version']}"
+    yield f"perdure {about.perdure}, Python {about.python}, {about.cores} cores, which the server"
+    yield "shares. Every number is a median of at least "
+    yield f"{about.repeats}; raw driver, perdure and peers took turns."
+    yield ""
+    for name, version in {**about.places, **about.peers}.items():
+        yield f"- {name}: {version}"
+    if about.peers:
+        yield ""
+        yield "Peers run with their defaults, which are durable; LangGraph with durability=sync."
+        yield "Where they have another size than we, a larger one would take minutes."
+
+
+def _ratio_table(ratios: list[Ratio]) -> Iterator[str]:
+    held = sum(ratio.holds for ratio in ratios)
+    yield f"## Ratios: {held} of {len(ratios)} targets hold"
     yield ""
     yield "| what | measured | target | |"
     yield "|---|---|---|---|"
@@ -130,52 +195,26 @@ def _table(results: dict[str, Any], ratios: list[Ratio]) -> Iterator[str]:
         yield f"| {ratio.what} | {ratio.value:.2f} | {sign} {ratio.target:g} | {verdict} |"
 
 
-def _lengths(results: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
-    lines = {
-        name: [(line["steps"], line["perdure"] * 1e6) for line in numbers["A"]]
-        for name, numbers in results["stores"].items()
-    }
-    for peer, numbers in results["peers"].items():
-        lines[peer] = [(steps, took * 1e6) for steps, took in numbers["A"]]
-    return lines
+def _tables(about: About, numbers: Numbers) -> Iterator[str]:
+    for place in ("engine", "memory", *about.places):
+        yield "\n".join(_table(place, numbers))
 
 
-def _crowds(results: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
-    return {
-        name: [(float(runs), rate) for runs, rate in numbers["B"]["perdure"].items()]
-        for name, numbers in results["stores"].items()
-    }
+def _table(place: str, numbers: Numbers) -> Iterator[str]:
+    columns = sorted(numbers.contenders(place), key=lambda who: (*OURS, who).index(who))
+    yield f"## {place}"
+    yield ""
+    yield "| " + " | ".join(["", *columns]) + " |"
+    yield "|---" * (len(columns) + 1) + "|"
+    for work, size in numbers.rows(place):
+        found = [numbers.get(place, work, size, who) for who in columns]
+        cells = ["" if value is None else shown(work, value) for value in found]
+        yield "| " + " | ".join([WORKS[work].label.format(size=size), *cells]) + " |"
 
 
-def _plot(lines: dict[str, list[tuple[float, float]]], x: str, y: str) -> str:
-    """Draw lines on two logarithmic axes."""
-    from math import log10
-
-    points = [point for line in lines.values() for point in line]
-    left, right = log10(min(p[0] for p in points)), log10(max(p[0] for p in points)) + 1e-9
-    low, high = log10(min(p[1] for p in points)), log10(max(p[1] for p in points)) + 1e-9
-
-    def place(point: tuple[float, float]) -> str:
-        across = 70 + 480 * (log10(point[0]) - left) / (right - left)
-        up = 330 - 290 * (log10(point[1]) - low) / (high - low)
-        return f"{across:.1f},{up:.1f}"
-
-    parts = [
-        _SVG,
-        '<rect width="760" height="380" fill="white"/>',
-        f'<text x="310" y="370" text-anchor="middle">{x}</text>',
-        f'<text x="15" y="185" transform="rotate(-90 15 185)" text-anchor="middle">{y}</text>',
-    ]
-    for exponent in range(int(low), int(high) + 1):
-        height = float(place((10**left, 10.0**exponent)).split(",")[1])
-        parts.append(f'<line x1="70" x2="550" y1="{height}" y2="{height}" stroke="#ddd"/>')
-        parts.append(f'<text x="64" y="{height + 4}" text-anchor="end">{10**exponent:,}</text>')
-    for value in sorted({point[0] for point in points}):
-        across = float(place((value, 10**low)).split(",")[0])
-        parts.append(f'<text x="{across}" y="350" text-anchor="middle">{value:,.0f}</text>')
-    for number, (name, line) in enumerate(lines.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        path = " ".join(place(point) for point in sorted(line))
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts.append(f'<text x="570" y="{50 + 18 * number}" fill="{colour}">{name}</text>')
-    return "\n".join([*parts, "</svg>"])
+def _plots(day: str) -> Iterator[str]:
+    yield "## Plots"
+    yield ""
+    yield f"![cost of a step against the length of the run]({day}-length.svg)"
+    yield ""
+    yield f"![throughput against concurrency]({day}-crowd.svg)"

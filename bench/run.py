@@ -1,6 +1,6 @@
-"""Measure perdure beside the raw driver and beside peers, in one run, interleaved.
+"""Measure perdure beside the raw driver and beside peers, in one run, taking turns.
 
-    python bench/run.py [--fast] [--only sqlite,postgres] [--no-peers]
+    python -m bench.run [--fast] [--only sqlite,postgres] [--no-peers] [--out FOLDER]
 
 Only ratios within one run count: the machine is as noisy as it is. Each number is a median.
 """
@@ -10,251 +10,323 @@ import asyncio
 import importlib.metadata
 import os
 import platform
-import sys
-import tempfile
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import TypeAlias
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+from bench import peers, raw, report, workers, workloads
+from bench.numbers import BULK, PERDURE, RAW, SHARED, TURN, WORKS, Key, Numbers, shown
+from bench.places import STARTERS, Place, place
+from bench.timing import loop_turn, now
+from perdure.store import Store, can_notify
+from perdure.stores import MemoryStore
 
-from bench import peers, raw, report, workloads  # noqa: E402
-from perdure.store import Store  # noqa: E402
-from perdure.stores import open_store  # noqa: E402
-from tests.servers import mongo, mysql, postgres, redis, sqld  # noqa: E402
-
-LENGTHS = (10, 100, 1000, 5000)
-CROWDS = (1, 10, 50, 200, 1000)
+Turn: TypeAlias = Callable[[], Awaitable[float | None]]
+WRITERS = 200
+PEER_TURNS = 3
+BEGAN = now()
 
 
-@dataclass
+@dataclass(frozen=True)
 class Plan:
-    """How much is measured."""
+    """How much is measured.
+
+    `peers` says which sizes of a workload the peers take part in, and with what size of their own:
+    some would take minutes for what takes us a second.
+    """
 
     repeats: int = 5
-    lengths: tuple[int, ...] = LENGTHS
-    crowds: tuple[int, ...] = CROWDS
+    heavy_repeats: int = 3
+    lengths: tuple[int, ...] = (10, 100, 1000, 5000)
+    crowds: tuple[int, ...] = (1, 10, 50, 200, 1000)
     due: int = 1000
+    sleepers: int = 5000
+    shared: int = 3000
+    peers: Mapping[tuple[str, int], int] = field(
+        default_factory=lambda: {
+            **{("A", steps): steps for steps in (10, 100, 1000)},
+            **{("B", runs): runs for runs in (10, 200)},
+            ("C", 1000): 1000,
+            ("due", 1000): 100,
+        }
+    )
 
 
-@dataclass
-class Place:
-    """One store under measurement, and its raw driver."""
-
-    name: str
-    url: str
-    version: str
-    open_raw: Callable[[], Awaitable[raw.Raw]]
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def open(self) -> Store:
-        return open_store(self.url, **self.options)
+FAST = Plan(
+    repeats=3,
+    lengths=(10, 100, 1000),
+    crowds=(1, 50, 200),
+    due=300,
+    sleepers=1000,
+    shared=1000,
+    peers={("A", 10): 10, ("A", 100): 100, ("B", 50): 50, ("C", 1000): 100, ("due", 300): 30},
+)
 
 
 def say(text: str) -> None:
-    print(text, flush=True)
+    """Tell how far it is."""
+    print(f"[{now() - BEGAN:6.1f} s] {text}", flush=True)
 
 
-@contextmanager
-def places(only: set[str]) -> Iterator[list[Place]]:
-    """Start what is to be measured, and stop it again."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        found = [_memory(), _sqlite(folder)]
-        for name, start in SERVERS.items():
-            if not only or name in only:
-                say(f"starting {name}")
-                found.append(start(stack))
-        yield [place for place in found if not only or place.name in only]
+async def take_turns(numbers: Numbers, repeats: int, turns: Mapping[Key, Turn]) -> None:
+    """Let every contender have its turn in each repeat, and tell the medians."""
+    for _ in range(repeats):
+        for key, measure in turns.items():
+            if (value := await measure()) is not None:
+                numbers.add(key, value)
+    lines: dict[str, list[str]] = {}
+    for key in turns:
+        if (value := numbers.get(*key)) is not None:
+            label = WORKS[key.work].label.format(size=key.size)
+            lines.setdefault(f"{key.place:<8} {label:<48}", []).append(
+                f"{key.who} {shown(key.work, value)}"
+            )
+    for label, values in lines.items():
+        say(f"{label} {' · '.join(values)}")
 
 
-def _memory() -> Place:
-    async def open_raw() -> raw.Raw:
-        return raw.RawMemory()
-
-    return Place("memory", "memory://", f"Python {platform.python_version()}", open_raw)
-
-
-def _sqlite(folder: Path) -> Place:
-    async def open_raw() -> raw.Raw:
-        return raw.RawSqlite(folder / "raw.db")
-
-    import sqlite3
-
-    url = f"sqlite:///{folder}/bench.db"
-    return Place("sqlite", url, f"SQLite {sqlite3.sqlite_version}, synchronous=FULL", open_raw)
+@asynccontextmanager
+async def opened(place: Place) -> AsyncIterator[tuple[Store, raw.Raw]]:
+    """Give the store and the raw driver, warm."""
+    store, driver = place.open(), await place.open_raw()
+    try:
+        await workloads.one_run(store, "warm", 20)
+        await raw.ones(driver, "warm", 20)
+        yield store, driver
+    finally:
+        await driver.close()
+        await store.close()
 
 
-def _postgres(stack: ExitStack) -> Place:
-    server = postgres.PostgresServer().start()
-    stack.callback(server.close)
-    url = stack.enter_context(postgres.fresh_database(server))
-    return Place("postgres", url, server.version, lambda: raw.RawPostgres.open(url))
-
-
-def _mysql(stack: ExitStack) -> Place:
-    server = mysql.MysqlServer().start()
-    stack.callback(server.close)
-    url = stack.enter_context(mysql.fresh_database(server))
-    return Place("mysql", url, server.version, lambda: raw.RawMysql.open(url))
-
-
-def _mongo(stack: ExitStack) -> Place:
-    server = mongo.MongoServer().start()
-    stack.callback(server.close)
-    url = stack.enter_context(mongo.fresh_database(server))
-    return Place("mongo", url, server.version, lambda: raw.RawMongo.open(url))
-
-
-def _redis(stack: ExitStack) -> Place:
-    server = redis.RedisServer().start()
-    stack.callback(server.close)
-    version = f"{server.version}, appendfsync always"
-    return Place("redis", server.url, version, lambda: raw.RawRedis.open(server.url))
-
-
-def _libsql(stack: ExitStack) -> Place:
-    server = sqld.SqldServer().start()
-    stack.callback(server.close)
-    url = server.url
-    return Place("libsql", f"libsql+{url}", server.version, lambda: raw.RawLibsql.open(url))
-
-
-SERVERS: dict[str, Callable[[ExitStack], Place]] = {
-    "postgres": _postgres,
-    "mysql": _mysql,
-    "mongo": _mongo,
-    "redis": _redis,
-    "libsql": _libsql,
-}
+@asynccontextmanager
+async def started_peers(place: Place, names: list[str]) -> AsyncIterator[list[peers.Peer]]:
+    """Give the peers that work on this kind of store; one that does not start is left out."""
+    started: list[peers.Peer] = []
+    for name in names if place.peer_url else ():
+        try:
+            started.append(await peers.Peer.start(name, place.peer_url.format(peer=name)))
+        except peers.PeerFailed as error:
+            say(f"{name} on {place.name} does not start and is left out: {error}")
+    try:
+        yield started
+    finally:
+        for peer in started:
+            await peer.close()
 
 
 class Bench:
-    """The numbers of one store."""
+    """Everything that is measured on one store."""
 
-    def __init__(self, place: Place, plan: Plan) -> None:
-        self.place = place
-        self.plan = plan
+    def __init__(
+        self,
+        place: Place,
+        plan: Plan,
+        numbers: Numbers,
+        store: Store,
+        driver: raw.Raw,
+        peers: list[peers.Peer],
+    ) -> None:
+        self._place = place
+        self._plan = plan
+        self._numbers = numbers
+        self._store = store
+        self._driver = driver
+        self._peers = peers
         self._count = 0
 
-    def _name(self, what: str) -> str:
+    async def measure(self) -> None:
+        """Measure every workload."""
+        for steps in self._plan.lengths:
+            await self._length(steps)
+        await self._resume()
+        for runs in self._plan.crowds:
+            await self._crowd(runs)
+        await self._due()
+        for steps in (10, 100, 1000):
+            await self._bytes(steps)
+        if can_notify(self._store):
+            await self._reaction()
+        if self._place.name in ("sqlite", "postgres"):
+            await self._sleeping()
+        if self._place.name == "postgres":
+            await self._processes()
+
+    async def _length(self, steps: int) -> None:
+        turns: dict[str, Turn] = {
+            RAW: lambda: raw.ones(self._driver, self._name(), min(steps, 1000)),
+            PERDURE: lambda: workloads.one_run(self._store, self._name(), steps),
+        }
+        repeats = self._plan.repeats if steps <= 1000 else self._plan.heavy_repeats
+        await self._turns("A", steps, max(repeats, 150 // steps), turns)
+
+    async def _resume(self) -> None:
+        turns: dict[str, Turn] = {
+            TURN: loop_turn,
+            PERDURE: lambda: workloads.resume(self._store, self._name(), 1000),
+        }
+        await self._turns("C", 1000, self._plan.repeats, turns)
+        turns = {
+            RAW: lambda: raw.ones(self._driver, self._name(), 2),
+            PERDURE: lambda: workloads.first_step(self._store, self._name()),
+        }
+        await self._turns("start", 1, 25, turns)
+
+    async def _crowd(self, runs: int) -> None:
+        turns: dict[str, Turn] = {
+            SHARED: lambda: raw.shared(self._driver, self._name(), runs),
+            PERDURE: lambda: workloads.many_runs(self._store, self._name(), runs),
+        }
+        if runs == WRITERS:
+            turns[BULK] = lambda: raw.bulk(self._driver, self._name())
+        await self._turns("B", runs, max(self._plan.repeats, 15 // runs), turns)
+
+    async def _due(self) -> None:
+        runs = self._plan.due
+        turns: dict[str, Turn] = {
+            SHARED: lambda: raw.shared(self._driver, self._name(), WRITERS),
+            PERDURE: lambda: workloads.due_runs(self._store, self._name(), runs),
+        }
+        await self._turns("due", runs, self._plan.heavy_repeats, turns)
+        turns = {PERDURE: lambda: workloads.signalled_runs(self._store, self._name(), runs)}
+        await self._turns("signals", runs, self._plan.heavy_repeats, turns)
+
+    async def _bytes(self, steps: int) -> None:
+        async def written(work: Callable[[], Awaitable[float]]) -> float | None:
+            before = await self._driver.written()
+            await work()
+            after = await self._driver.written()
+            return None if before is None or after is None else (after - before) / steps
+
+        turns: dict[str, Turn] = {
+            PERDURE: lambda: workloads.bytes_handed(self._store, self._name(), steps)
+        }
+        await self._turns("bytes", steps, 3, turns)
+        turns = {
+            RAW: lambda: written(lambda: raw.ones(self._driver, self._name(), steps)),
+            PERDURE: lambda: written(
+                lambda: workloads.one_run(self._store, self._name(), steps, keep=True)
+            ),
+        }
+        await self._turns("disk", steps, 3, turns)
+
+    async def _reaction(self) -> None:
+        turns: dict[str, Turn] = {
+            RAW: lambda: raw.ones(self._driver, self._name(), 10),
+            PERDURE: lambda: workloads.reaction(self._store, self._name()),
+        }
+        await self._turns("react", 1, self._plan.repeats, turns)
+
+    async def _sleeping(self) -> None:
+        runs = self._plan.sleepers
+        turns: dict[str, Turn] = {
+            PERDURE: lambda: workloads.sleeping_bytes(self._store, self._name(), runs)
+        }
+        await self._turns("sleeping", runs, 3, turns)
+
+    async def _processes(self) -> None:
+        turns = {self._key("workers", n): self._workers(n) for n in (1, 2, 4)}
+        await take_turns(self._numbers, self._plan.heavy_repeats, turns)
+
+    def _workers(self, processes: int) -> Turn:
+        async def turn() -> float:
+            outcome = await workers.together(
+                self._store, self._place.url, self._name(), processes, self._plan.shared
+            )
+            self._numbers.add(self._key("twice", processes), outcome.twice)
+            return outcome.rate
+
+        return turn
+
+    async def _turns(self, work: str, size: int, repeats: int, turns: dict[str, Turn]) -> None:
+        lanes = {self._key(work, size, who): turn for who, turn in turns.items()}
+        await take_turns(self._numbers, repeats, {**lanes, **self._peer_turns(work, size)})
+
+    def _peer_turns(self, work: str, size: int) -> dict[Key, Turn]:
+        own_size = self._plan.peers.get((work, size))
+        if own_size is None:
+            return {}
+        return {
+            self._key(work, own_size, peer.name): self._peer_turn(peer, work, own_size)
+            for peer in self._peers
+            if work in peer.workloads
+        }
+
+    def _peer_turn(self, peer: peers.Peer, work: str, size: int) -> Turn:
+        left = PEER_TURNS
+
+        async def turn() -> float | None:
+            nonlocal left
+            left -= 1
+            if left < 0 or peer not in self._peers:
+                return None
+            try:
+                return await peer.ask(work, size)
+            except peers.PeerFailed as error:
+                self._peers.remove(peer)
+                say(f"{peer.name} on {self._place.name} fails and is left out: {error}")
+                return None
+
+        return turn
+
+    def _key(self, work: str, size: int, who: str = PERDURE) -> Key:
+        return Key(self._place.name, work, size, who)
+
+    def _name(self) -> str:
         self._count += 1
-        return f"{what}-{self._count}"
-
-    async def measure(self) -> dict[str, Any]:
-        """Give every number of this store, perdure and raw driver by turns."""
-        store, driver = self.place.open(), await self.place.open_raw()
-        try:
-            await workloads.one_run(store, "warm", 20)
-            numbers: dict[str, Any] = {"version": self.place.version}
-            numbers["A"] = [await self._lengths(store, driver, n) for n in self.plan.lengths]
-            numbers["B"] = await self._crowds(store, driver)
-            numbers["turn"] = median([await workloads.loop_turn() for _ in range(5)])
-            numbers["C"] = await self._median(lambda: workloads.resume(store, self._name("c")))
-            numbers["start"] = await self._median(
-                lambda: workloads.first_step(store, self._name("s")), 15
-            )
-            numbers["E"] = await self._median(
-                lambda: workloads.due_runs(store, self._name("e"), self.plan.due), 3
-            )
-        finally:
-            await driver.close()
-            await store.close()
-        return numbers
-
-    async def _median(self, work: Callable[[], Awaitable[float]], times: int = 0) -> float:
-        return median([await work() for _ in range(times or self.plan.repeats)])
-
-    async def _lengths(self, store: Store, driver: raw.Raw, count: int) -> dict[str, float]:
-        ours, limit = [], []
-        for _ in range(max(self.plan.repeats, 30 // count)):
-            run = self._name("raw")
-            limit.append(
-                await workloads.timed(_ones(driver, run, min(count, 1000))) / min(count, 1000)
-            )
-            ours.append(
-                await workloads.timed(workloads.one_run(store, self._name("a"), count)) / count
-            )
-        took, least = median(ours) * 1e6, median(limit) * 1e6
-        say(f"  A {count:>5} steps: {took:8.0f} µs a step, raw {least:8.0f}")
-        return {"steps": count, "perdure": median(ours), "raw": median(limit)}
-
-    async def _crowds(self, store: Store, driver: raw.Raw) -> dict[str, Any]:
-        limits: list[float] = []
-        by_crowd: dict[int, list[float]] = {runs: [] for runs in self.plan.crowds}
-        for _ in range(self.plan.repeats):
-            began = workloads.now()
-            for batch in range(10):
-                await driver.many(self._name("shared"), batch * 200, 200)
-            limits.append(2000 / (workloads.now() - began))
-            for runs, rates in by_crowd.items():
-                rates.append(await workloads.many_runs(store, self._name("b"), runs))
-        rates = {runs: median(found) for runs, found in by_crowd.items()}
-        say("  B " + ", ".join(f"{runs} runs: {rate:,.0f}/s" for runs, rate in rates.items()))
-        say(f"    raw driver, batches of 200: {median(limits):,.0f} rows/s")
-        return {"perdure": rates, "raw": median(limits)}
+        return f"run-{self._count}"
 
 
-async def _ones(driver: raw.Raw, run: str, count: int) -> None:
-    for n in range(count):
-        await driver.one(run, n)
-
-
-async def engine(plan: Plan) -> dict[str, float]:
-    """Measure the engine alone, in turns of the event loop."""
-    turns, steps, replays, long, short = [], [], [], [], []
-    for _ in range(20):
-        turns.append(await workloads.loop_turn(1000))
-        step, replay, bare = await workloads.plain_step(500)
-        steps.append(step - bare)
-        replays.append(replay)
-        short.append((await workloads.plain_step(10))[0])
-    long += [(await workloads.plain_step(5000))[0] for _ in range(3)]
-    turn = min(turns)
-    return {
-        "turn": turn,
-        "step": min(steps) / turn,
-        "replay": min(replays) / turn,
-        "5000 against 10": min(long) / min(short),
+async def measure_alone(numbers: Numbers) -> None:
+    """Measure what needs no server: the engine without a store, and the memory store (D)."""
+    store = MemoryStore()
+    turns: dict[Key, Turn] = {
+        Key("engine", "engine", 500, TURN): loop_turn,
+        Key("engine", "engine", 500): lambda: workloads.plain_step(500),
+        Key("engine", "engine", 10): lambda: workloads.plain_step(10),
+        Key("engine", "engine", 5000): lambda: workloads.plain_step(5000),
+        Key("engine", "replay", 500): lambda: workloads.plain_replay(500),
     }
+    await take_turns(numbers, 9, turns)
+    count = iter(range(100))
+    turns = {
+        Key("memory", "D", 1000, TURN): loop_turn,
+        Key("memory", "D", 1000): lambda: workloads.one_run(store, f"d-{next(count)}", 1000),
+    }
+    await take_turns(numbers, 9, turns)
 
 
-async def main() -> int:
+async def main() -> None:
+    """Measure, write the results, print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fast", action="store_true", default=bool(os.environ.get("FAST")))
-    parser.add_argument("--only", default="", help="stores, separated by commas")
+    parser.add_argument("--only", default=",".join(STARTERS), help="stores, separated by commas")
     parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     chosen = parser.parse_args()
-    plan = (
-        Plan(repeats=3, lengths=(10, 100, 1000), crowds=(1, 50, 200), due=500)
-        if chosen.fast
-        else Plan()
+    plan = FAST if chosen.fast else Plan()
+    numbers = Numbers()
+    about = report.About(
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        perdure=importlib.metadata.version("perdure"),
+        python=platform.python_version(),
+        cores=os.cpu_count() or 1,
+        repeats=min(plan.repeats, plan.heavy_repeats),
     )
-    only = set(filter(None, chosen.only.split(",")))
-    results: dict[str, Any] = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-        "perdure": importlib.metadata.version("perdure"),
-        "repeats": plan.repeats,
-        "stores": {},
-        "peers": {},
-    }
-    say("engine: a step without a store")
-    results["engine"] = await engine(plan)
-    with places(only) as found:
-        for place in found:
-            say(f"{place.name}: {place.version}")
-            results["stores"][place.name] = await Bench(place, plan).measure()
-        if not chosen.no_peers:
-            results["peers"] = peers.measure(found, say, lengths=plan.lengths[:3])
-    return report.write(results, ROOT / "bench" / "results", say)
+    names = [] if chosen.no_peers else peers.install(say)
+    await measure_alone(numbers)
+    for name in filter(None, chosen.only.split(",")):
+        say(f"starting {name}")
+        with place(name) as here:
+            about.places[name] = f"{here.version}; {here.settings}"
+            async with opened(here) as (store, driver), started_peers(here, names) as others:
+                about.peers.update({f"{peer.name} on {name}": peer.version for peer in others})
+                await Bench(here, plan, numbers, store, driver, others).measure()
+    print(report.write(about, numbers, chosen.out))
+    say("done")
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    asyncio.run(main())

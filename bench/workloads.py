@@ -1,37 +1,32 @@
 """What is measured of perdure, each workload a coroutine that gives a number."""
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+import gc
+import tracemalloc
+from collections.abc import Awaitable, Callable, Sequence
+from statistics import median
+from typing import Any, cast
 
+from bench.timing import now, timed
 from perdure import Runtime, Step, Worker, Workflow, codec, durable, workflow
 from perdure.clock import SystemClock
 from perdure.snapshot import new_snapshot
-from perdure.store import NewRun, Store, require_schedule
+from perdure.store import (
+    Entry,
+    NewRun,
+    ScheduleStore,
+    Store,
+    Verdict,
+    require_journal,
+    require_schedule,
+)
 
 VALUE = {"id": "1", "name": "Ann", "padding": "x" * 60}
-now = time.perf_counter
 
 
 async def fetch(id: str) -> dict[str, str]:
     """Give what a step gives here: about 100 bytes."""
     return VALUE
-
-
-async def timed(work: Awaitable[Any]) -> float:
-    """Give the seconds it takes."""
-    began = now()
-    await work
-    return now() - began
-
-
-async def loop_turn(turns: int = 3000) -> float:
-    """Give the seconds of one `await asyncio.sleep(0)`, the unit for what needs no store."""
-    began = now()
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    return (now() - began) / turns
 
 
 def steps(count: int) -> Callable[[Step], Awaitable[None]]:
@@ -44,79 +39,207 @@ def steps(count: int) -> Callable[[Step], Awaitable[None]]:
     return sequence
 
 
-async def one_run(store: Store | None, id: str, count: int) -> None:
-    """Run so many steps durably."""
-    result = await durable.run({}, steps(count), id=id, store=store)
-    result.unwrap()
+async def one_run(store: Store, id: str, count: int, *, keep: bool = False) -> float:
+    """Give the seconds per step of so many steps, one after another (A, D)."""
+    began = now()
+    (await durable.run({}, steps(count), id=id, store=store, keep=keep)).unwrap()
+    return (now() - began) / count
 
 
-async def many_runs(store: Store, name: str, runs: int, count: int = 10) -> float:
-    """Give steps per second of many runs at once."""
-    took = await timed(asyncio.gather(*(one_run(store, f"{name}-{n}", count) for n in range(runs))))
-    return runs * count / took
+async def many_runs(store: Store, name: str, runs: int) -> float:
+    """Give steps per second of so many runs of ten steps at once (B)."""
+    runs_at_once = asyncio.gather(*(one_run(store, f"{name}-{n}", 10) for n in range(runs)))
+    return runs * 10 / await timed(runs_at_once)
 
 
-async def resume(store: Store, id: str, count: int = 1000) -> float:
-    """Give the seconds per step of resuming a run with so many recorded steps, load included."""
+async def resume(store: Store, id: str, count: int) -> float:
+    """Give the seconds per recorded step, from the call to the last record's answer (C)."""
+    ended = 0.0
 
-    async def go_on(step: Step) -> None:
-        await steps(count)(step)
-
-    task = asyncio.ensure_future(durable.run({}, _stopping(count), id=id, store=store))
-    await asyncio.wait([task])
-    took = await timed(durable.run({}, go_on, id=id, store=store))
-    return took / count
-
-
-def _stopping(count: int) -> Callable[[Step], Awaitable[None]]:
     async def stopping(step: Step) -> None:
         await steps(count)(step)
         raise asyncio.CancelledError
 
-    return stopping
+    async def again(step: Step) -> None:
+        nonlocal ended
+        await steps(count)(step)
+        ended = now()
+
+    task = asyncio.ensure_future(durable.run({}, stopping, id=id, store=store))
+    await asyncio.wait([task])
+    began = now()
+    (await durable.run({}, again, id=id, store=store)).unwrap()
+    return (ended - began) / count
+
+
+async def first_step(store: Store, id: str) -> float:
+    """Give the seconds from the call of a run to the first line of its first step's function."""
+    reached = 0.0
+
+    async def reach() -> None:
+        nonlocal reached
+        reached = now()
+
+    async def begin(step: Step) -> None:
+        await step("reach", reach)
+
+    began = now()
+    (await durable.run({}, begin, id=id, store=store)).unwrap()
+    return reached - began
 
 
 @workflow("bench-due")
 async def due_workflow(step: Step) -> None:
-    """One step; it is due when the measuring begins."""
+    """Do one step; it is due when the measuring begins."""
     await step("fetch", fetch, "1")
 
 
-async def due_runs(store: Store, name: str, runs: int = 1000) -> float:
-    """Give runs per second of one worker that finds so many due at once."""
+@workflow("bench-waiting")
+async def waiting_workflow(step: Step) -> None:
+    """Do one step after an event."""
+    await step.wait_for_event("go", "go")
+    await step("fetch", fetch, "1")
+
+
+@workflow("bench-sleeping")
+async def sleeping_workflow(step: Step) -> None:
+    """Sleep for longer than anything here takes."""
+    await step.sleep("long", "30d")
+
+
+async def enqueue(
+    store: ScheduleStore, workflow: str, ids: Sequence[str], **metadata: object
+) -> None:
+    """Create runs that are due at once, in one write."""
+    now = SystemClock().now()
+    new = [
+        NewRun(
+            id,
+            workflow,
+            codec.dumps(new_snapshot(workflow, now=now, metadata={"version": 1, **metadata})),
+        )
+        for id in ids
+    ]
+    await store.enqueue(new)
+
+
+async def finished(worker: Worker, runs: int) -> None:
+    """Wait until the worker has brought so many runs to an end or to rest."""
+    while worker.counters.finished < runs:
+        await asyncio.sleep(0.002)
+
+
+async def due_runs(store: Store, name: str, runs: int) -> float:
+    """Give runs per second of one worker that finds so many due at once (E)."""
+    ids = [f"{name}-{n}" for n in range(runs)]
+    await enqueue(require_schedule(store), due_workflow.name, ids)
     runtime = Runtime(store, workflows=[due_workflow])
-    clock = SystemClock()
-    snapshot = codec.dumps(new_snapshot("bench-due", now=clock.now(), metadata={"version": 1}))
-    new = [NewRun(f"{name}-{n}", "bench-due", snapshot) for n in range(runs)]
-    await require_schedule(store).enqueue(new)
     began = now()
     async with Worker(runtime, concurrency=200, poll=0.05) as worker:
-        while worker.counters.finished < runs:
-            await asyncio.sleep(0.002)
-    return runs / (now() - began)
+        await finished(worker, runs)
+        return runs / (now() - began)
 
 
-async def first_step(store: Store, id: str) -> float:
-    """Give the seconds from the call of a run to the end of its first step's record."""
-    began = now()
-    took = 0.0
+async def signalled_runs(store: Store, name: str, runs: int) -> float:
+    """Give runs per second of so many that wait and are all signalled, one worker (E)."""
+    ids = [f"{name}-{n}" for n in range(runs)]
+    await enqueue(require_schedule(store), waiting_workflow.name, ids)
+    runtime = Runtime(store, workflows=[waiting_workflow])
+    async with Worker(runtime, concurrency=200, poll=0.05) as worker:
+        await finished(worker, runs)
+        began = now()
+        await asyncio.gather(*(runtime.signal(id, "go", wait=False) for id in ids))
+        await finished(worker, 2 * runs)
+        return runs / (now() - began)
 
-    async def begin(step: Step) -> None:
-        nonlocal took
-        await step("fetch", fetch, "1")
-        took = now() - began
 
-    (await durable.run({}, begin, id=id, store=store)).unwrap()
-    return took
+async def reaction(store: Store, name: str, times: int = 7) -> float:
+    """Give the seconds from a signal to the first line of the next step's function (F).
+
+    Another worker than the sender goes on, and only the store's hint can wake it in time.
+    """
+    reached: asyncio.Queue[float] = asyncio.Queue()
+
+    async def reach() -> None:
+        reached.put_nowait(now())
+
+    @workflow("bench-reacting")
+    async def reacting(step: Step) -> None:
+        await step.wait_for_event("go", "go")
+        await step("reach", reach)
+
+    runtime = Runtime(store, workflows=[reacting])
+    ids = [f"{name}-{n}" for n in range(times)]
+    await enqueue(require_schedule(store), reacting.name, ids)
+    took = []
+    async with Worker(runtime, poll=5) as worker:
+        await finished(worker, times)
+        for done, id in enumerate(ids, start=times + 1):
+            began = now()
+            await runtime.signal(id, "go", wait=False)
+            took.append(await reached.get() - began)
+            await finished(worker, done)
+    return median(took)
 
 
-async def plain_step(count: int) -> tuple[float, float, float]:
-    """Give the seconds of a step without a store, of its replay, and of the function alone."""
-    wf = Workflow("bench")
-    step = await timed(wf.run(steps(count)))
-    again = Workflow("bench", snapshot=wf.snapshot())
-    replay = await timed(again.run(steps(count)))
+class Counted:
+    """A store that counts the bytes it is handed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.bytes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def append(self, entries: Sequence[Entry]) -> Sequence[Verdict]:
+        """Count, and hand on."""
+        self.bytes += sum(len(entry.data) for entry in entries)
+        return await require_journal(self._store).append(entries)
+
+
+async def bytes_handed(store: Store, id: str, count: int) -> float:
+    """Give the bytes per step that the store is handed, the fold at the end included (F)."""
+    counted = Counted(store)
+    await one_run(cast(Store, counted), id, count, keep=True)
+    return counted.bytes / count
+
+
+async def sleeping_bytes(store: Store, name: str, runs: int) -> float:
+    """Give the bytes that a worker's process holds for each of so many sleeping runs (F)."""
+    schedule = require_schedule(store)
+    runtime = Runtime(store, workflows=[sleeping_workflow])
+    tracemalloc.start()
+    try:
+        async with Worker(runtime, concurrency=200, poll=0.05) as worker:
+            # The first runs fill caches that do not grow with the rest.
+            before = 0
+            for ids in (range(200), range(200, 200 + runs)):
+                before = _held()
+                await enqueue(schedule, sleeping_workflow.name, [f"{name}-{n}" for n in ids])
+                await finished(worker, ids.stop)
+            return max(0, _held() - before) / runs
+    finally:
+        tracemalloc.stop()
+
+
+def _held() -> int:
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+async def plain_step(count: int) -> float:
+    """Give the seconds of a step without a store, less those of its function."""
+    took = await timed(Workflow("bench").run(steps(count)))
     began = now()
     for _ in range(count):
         await fetch("1")
-    return step / count, replay / count, (now() - began) / count
+    return (took - (now() - began)) / count
+
+
+async def plain_replay(count: int) -> float:
+    """Give the seconds of a replayed step without a store."""
+    wf = Workflow("bench")
+    await wf.run(steps(count))
+    again = Workflow("bench", snapshot=wf.snapshot())
+    return await timed(again.run(steps(count))) / count

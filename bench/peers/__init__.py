@@ -1,68 +1,116 @@
-"""Peers, each in a virtual environment of its own; nothing of them enters our dependencies."""
+"""Peers, each in a virtual environment of its own; nothing of them enters our dependencies.
 
+A peer is one long-lived child process that answers requests, so that it takes turns with the rest.
+"""
+
+import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-CACHE = HERE.parents[1] / ".cache" / "bench"
+ROOT = Path(__file__).parents[2]
+CACHE = ROOT / ".cache" / "bench"
 PACKAGES = {
-    "dbos": ["dbos", "psycopg[binary]"],
-    "langgraph": ["langgraph", "langgraph-checkpoint-sqlite", "aiosqlite"],
+    "dbos": ("dbos", "psycopg[binary]"),
+    "langgraph": (
+        "langgraph",
+        "langgraph-checkpoint-sqlite",
+        "langgraph-checkpoint-postgres",
+        "psycopg[binary,pool]",
+    ),
 }
-STORES = {"dbos": ("sqlite", "postgres"), "langgraph": ("sqlite",)}
+PATIENCE = 300
 
 
-def measure(
-    places: Sequence[Any], say: Callable[[str], None], lengths: Sequence[int]
-) -> dict[str, Any]:
-    """Give the peers' numbers on the stores they know; a peer that cannot be had is left out."""
-    urls = {place.name: place.url for place in places}
-    found: dict[str, Any] = {}
-    for peer, stores in STORES.items():
-        python = _environment(peer, say)
-        if python is None:
-            continue
-        for store in stores:
-            if store in urls:
-                say(f"{peer} on {store}")
-                answer = _run(python, peer, store, urls[store], lengths, say)
-                if answer is not None:
-                    found[f"{peer} on {store}"] = answer
-    return found
+class PeerFailed(Exception):
+    """A peer gave no answer; the message is the last it said."""
 
 
-def _environment(peer: str, say: Callable[[str], None]) -> Path | None:
-    folder = CACHE / peer
-    python = folder / "bin" / "python"
-    if not (folder / ".installed").exists():
-        say(f"installing {peer}")
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        install = [str(python), "-m", "pip", "install", "-q", *PACKAGES[peer]]
-        if subprocess.run(install, check=False).returncode != 0:
-            say(f"  {peer} cannot be installed here; left out")
-            return None
-        (folder / ".installed").touch()
-    return python
+class Peer:
+    """A peer at work on one store."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, errors: Any) -> None:
+        self.name = name
+        self.version = ""
+        self.workloads: frozenset[str] = frozenset()
+        self._process = process
+        self._errors = errors
+
+    @classmethod
+    async def start(cls, name: str, url: str) -> "Peer":
+        """Start the child on a database."""
+        errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the peer
+        process = await asyncio.create_subprocess_exec(
+            *(_python(name), "-m", f"bench.peers.{name}", url),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            cwd=ROOT,
+        )
+        peer = cls(name, process, errors)
+        hello = await peer._answer()
+        peer.version, peer.workloads = hello["version"], frozenset(hello["workloads"])
+        return peer
+
+    async def ask(self, workload: str, size: int) -> float:
+        """Give the peer's number for a workload."""
+        assert self._process.stdin is not None
+        request = json.dumps({"workload": workload, "size": size})
+        self._process.stdin.write(request.encode() + b"\n")
+        value: float = (await self._answer())["value"]
+        return value
+
+    async def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        try:
+            line = await asyncio.wait_for(self._process.stdout.readline(), PATIENCE)
+        except TimeoutError:
+            line = b""
+        if not line:
+            raise PeerFailed(await self.close())
+        return json.loads(line)
+
+    async def close(self) -> str:
+        """End the child, and give the last it said."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), 10)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        with self._errors:
+            self._errors.seek(0)
+            return _last_line(self._errors.read().decode(errors="replace"))
 
 
-def _run(
-    python: Path,
-    peer: str,
-    store: str,
-    url: str,
-    lengths: Sequence[int],
-    say: Callable[[str], None],
-) -> Any:
-    command = [str(python), str(HERE / f"{peer}_peer.py"), store, url, json.dumps(list(lengths))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if done.returncode != 0 or not lines:
-        say(f"  {peer} failed: {done.stderr.strip().splitlines()[-1:]}")
-        return None
-    answer = json.loads(lines[-1].removeprefix("RESULT "))
-    say("  " + ", ".join(f"{n} steps: {took * 1e6:,.0f} µs" for n, took in answer["A"]))
-    return answer
+def _last_line(text: str) -> str:
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "no answer")
+
+
+def install(say: Callable[[str], None]) -> list[str]:
+    """Give the peers that are to be had here; what is missing is installed first."""
+    return [name for name in PACKAGES if _installed(name, say)]
+
+
+def _installed(name: str, say: Callable[[str], None]) -> bool:
+    mark = CACHE / name / ".installed"
+    if mark.exists():
+        return True
+    say(f"installing {name}")
+    pip = (_python(name), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    for command in ((sys.executable, "-m", "venv", str(CACHE / name)), (*pip, *PACKAGES[name])):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            say(f"{name} cannot be installed here and is left out: {done.stderr.strip()[-200:]}")
+            return False
+    mark.touch()
+    return True
+
+
+def _python(name: str) -> str:
+    return str(CACHE / name / "bin" / "python")

@@ -1,0 +1,86 @@
+"""What was measured: every value by place, workload, size and contender, and its median."""
+
+from collections.abc import Iterator
+from statistics import median
+from typing import NamedTuple
+
+PERDURE, RAW, SHARED, BULK, TURN = "perdure", "raw", "raw, shared", "raw, bulk", "loop turn"
+
+
+class Work(NamedTuple):
+    """A workload for people: its name with the size filled in, and the unit of its numbers."""
+
+    label: str
+    unit: str
+    scale: float = 1
+
+
+WORKS = {
+    "engine": Work("engine: a step of {size:,} without a store", "µs", 1e6),
+    "replay": Work("engine: a replayed step of {size:,} without a store", "µs", 1e6),
+    "A": Work("A: a step of {size:,} in one run", "µs", 1e6),
+    "B": Work("B: {size:,} runs × 10 steps at once", "steps/s"),
+    "C": Work("C: a resumed step of {size:,}, load included", "µs", 1e6),
+    "D": Work("D: a step of {size:,}, memory store", "µs", 1e6),
+    "start": Work("start of a run to its first step", "µs", 1e6),
+    "due": Work("E: {size:,} runs due at once, one worker", "runs/s"),
+    "signals": Work("E: {size:,} waiting runs, all signalled", "runs/s"),
+    "bytes": Work("F: bytes a step of {size:,}, handed to the store", "bytes"),
+    "disk": Work("F: bytes a step of {size:,}, written to disk", "bytes"),
+    "sleeping": Work("F: memory that each of {size:,} sleeping runs holds", "bytes"),
+    "react": Work("F: signal to the next step", "µs", 1e6),
+    "workers": Work("G: {size} worker processes", "runs/s"),
+    "twice": Work("G: steps executed twice by {size} processes", "steps"),
+}
+
+
+class Key(NamedTuple):
+    """Whose number it is: of which contender, at which size of a workload, on which store."""
+
+    place: str
+    work: str
+    size: int
+    who: str = PERDURE
+
+
+class Numbers:
+    """All values of one run of the suite."""
+
+    def __init__(self) -> None:
+        self._values: dict[Key, list[float]] = {}
+
+    def add(self, key: Key, value: float) -> None:
+        """Keep one more value."""
+        self._values.setdefault(key, []).append(value)
+
+    def get(self, place: str, work: str, size: int, who: str = PERDURE) -> float | None:
+        """Give the median, or None when it was not measured."""
+        values = self._values.get(Key(place, work, size, who))
+        return median(values) if values else None
+
+    def sizes(self, place: str, work: str, who: str = PERDURE) -> list[int]:
+        """Give the sizes at which a workload was measured, smallest first."""
+        found = (key.size for key in self._values if key[:2] == (place, work) and key.who == who)
+        return sorted(found)
+
+    def contenders(self, place: str) -> list[str]:
+        """Give who was measured on a store, in the order they came."""
+        return list(dict.fromkeys(key.who for key in self._values if key.place == place))
+
+    def rows(self, place: str) -> list[tuple[str, int]]:
+        """Give the workloads of a store with their sizes, in the order they were measured."""
+        return list(dict.fromkeys((key.work, key.size) for key in self if key.place == place))
+
+    def values(self, key: Key) -> list[float]:
+        """Give all values of a key."""
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._values)
+
+
+def shown(work: str, value: float) -> str:
+    """Give a number with its unit as people read it."""
+    _, unit, scale = WORKS[work]
+    value *= scale
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"

@@ -1,0 +1,81 @@
+"""LangGraph with a checkpointer: a graph that goes round so many times, durability="sync".
+
+`python -m bench.peers.langgraph postgresql://… | sqlite:///…`. It resumes from its last checkpoint
+and has no durable timer: there is nothing of it to measure in those workloads.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any, TypedDict
+
+# Not installed beside perdure: this file runs in an environment of its own.
+from langgraph.checkpoint.postgres.aio import (  # type: ignore[import-not-found,unused-ignore]
+    AsyncPostgresSaver,
+)
+from langgraph.checkpoint.sqlite.aio import (  # type: ignore[import-not-found,unused-ignore]
+    AsyncSqliteSaver,
+)
+from langgraph.graph import (  # type: ignore[import-not-found,unused-ignore]
+    END,
+    START,
+    StateGraph,
+)
+from psycopg.rows import dict_row
+from psycopg_pool import AsyncConnectionPool  # type: ignore[import-not-found,unused-ignore]
+
+from bench.peers.answering import VALUE, now, serve
+
+
+class State(TypedDict):
+    """What the graph carries round."""
+
+    left: int
+    value: dict[str, str]
+
+
+async def fetch(state: State) -> State:
+    """Go round once."""
+    return {"left": state["left"] - 1, "value": VALUE}
+
+
+@asynccontextmanager
+async def saver_at(url: str) -> AsyncIterator[Any]:
+    """Open the checkpointer of a URL: for PostgreSQL with a pool, as its manual says."""
+    if url.startswith("sqlite:///"):
+        async with AsyncSqliteSaver.from_conn_string(url.removeprefix("sqlite:///")) as saver:
+            yield saver
+        return
+    options = {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row}
+    async with AsyncConnectionPool(url, min_size=1, max_size=20, kwargs=options) as pool:
+        saver = AsyncPostgresSaver(pool)
+        await saver.setup()
+        yield saver
+
+
+async def main() -> None:
+    graph = StateGraph(State)
+    graph.add_node("fetch", fetch)
+    graph.add_edge(START, "fetch")
+    graph.add_conditional_edges("fetch", lambda state: END if state["left"] <= 0 else "fetch")
+    async with saver_at(sys.argv[1]) as saver:
+        app = graph.compile(checkpointer=saver)
+
+        async def one_run(name: str, count: int) -> float:
+            config = {"configurable": {"thread_id": name}, "recursion_limit": count + 10}
+            began = now()
+            await app.ainvoke({"left": count, "value": {}}, config, durability="sync")
+            return (now() - began) / count
+
+        async def many_runs(name: str, runs: int) -> float:
+            began = now()
+            await asyncio.gather(*(one_run(f"{name}-{n}", 10) for n in range(runs)))
+            return runs * 10 / (now() - began)
+
+        await one_run("warm", 5)
+        await serve(f"LangGraph {version('langgraph')}", {"A": one_run, "B": many_runs})
+
+
+asyncio.run(main())

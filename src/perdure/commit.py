@@ -1,10 +1,10 @@
-"""The group committer: while one write is in flight, what all runs want written gathers and goes
+"""The group committer: while one write is in flight, what other runs want written gathers and goes
 out together.
 
-A lone run pays one commit per step; a thousand runs share commits. Requests keep their order. One
-that spoils a batch harms only itself: the batch is tried again one by one. A write whose answer was
-lost is sent again: an entry carries its place in the journal and an owner may ask twice for its
-lease, so the store itself tells what had been written; nothing is guessed.
+A lone run pays one commit per step; a thousand runs share commits. Requests of a lane keep their
+order. One that spoils a batch harms only itself: the batch is tried again one by one. A write whose
+answer was lost is sent again: an entry carries its place in the journal and an owner may ask twice
+for its lease, so the store itself tells what had been written; nothing is guessed.
 """
 
 import asyncio
@@ -12,21 +12,32 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from perdure.clock import Clock, SystemClock
 from perdure.errors import PerdureError, StoreClosed, StoreError, StoreUnavailable
-from perdure.store import Entry, Grant, JournalStore, LeaseStore, Verdict, Want
+from perdure.store import (
+    Entry,
+    Grant,
+    JournalStore,
+    LeaseStore,
+    Verdict,
+    Want,
+    capabilities,
+)
 
 logger = logging.getLogger(__name__)
 
 Q = TypeVar("Q")
 A = TypeVar("A")
+Waiting: TypeAlias = tuple[Q, asyncio.Future[A]]
 
 MAX_BATCH = 500
 MAX_BATCH_BYTES = 8 * 1024 * 1024
 MAX_WAITING = 10_000
 PATIENCE = timedelta(seconds=10)
+# Two, so that the runs of one work while the store writes for those of the other.
+LANES = 2
 
 
 class Lane(Generic[Q, A]):
@@ -46,7 +57,7 @@ class Lane(Generic[Q, A]):
         self._size = size
         self._patience = patience
         self._max_waiting = max_waiting
-        self._queue: deque[tuple[Q, asyncio.Future[A]]] = deque()
+        self._queue: deque[Waiting[Q, A]] = deque()
         self._work: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -74,11 +85,11 @@ class Lane(Generic[Q, A]):
         answer: asyncio.Future[A] = loop.create_future()
         self._queue.append((request, answer))
         if self._work is not None:
-            if not self._work.done():
-                self._work.set_result(None)
+            self._work.set_result(None)
+            self._work = None
         elif self._task is None:
             # The lane outlives the run that opened it, and must be no branch of that run.
-            self._task = asyncio.Task(self._run(), loop=loop)
+            self._task = asyncio.Task(self._write(), loop=loop)
         return answer
 
     def __len__(self) -> int:
@@ -88,33 +99,36 @@ class Lane(Generic[Q, A]):
     async def close(self) -> None:
         """Write what is waiting, then stop; later requests are refused."""
         self._closed = True
-        task, self._task = self._task, None
-        if task is not None:
-            if self._work is not None and not self._work.done():
-                self._work.set_result(None)
-            await task
+        if self._work is not None:
+            self._work.set_result(None)
+            self._work = None
+        if self._task is not None:
+            await self._task
 
     async def _wait_for_room(self) -> None:
         if self._room is None:
             self._room = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._room)
 
-    async def _run(self) -> None:
-        while True:
-            if not self._queue:
-                if self._closed:
-                    return
-                self._work = asyncio.get_running_loop().create_future()
-                await self._work
-                self._work = None
-                continue
-            batch = self._next_batch()
-            if self._room is not None:
-                self._room.set_result(None)
-                self._room = None
-            await self._deliver(batch)
+    async def _write(self) -> None:
+        try:
+            while self._queue or not self._closed:
+                if not self._queue:
+                    self._work = asyncio.get_running_loop().create_future()
+                    await self._work
+                    continue
+                batch = self._next_batch()
+                if self._room is not None:
+                    self._room.set_result(None)
+                    self._room = None
+                try:
+                    _answer(batch, await self._send([request for request, _ in batch]))
+                except Exception as error:  # noqa: BLE001  # told to those who wait, if it stays
+                    await self._insist(batch, error)
+        finally:
+            self._task = self._work = None
 
-    def _next_batch(self) -> list[tuple[Q, asyncio.Future[A]]]:
+    def _next_batch(self) -> list[Waiting[Q, A]]:
         queue = self._queue
         batch = [queue.popleft()]
         size = self._size(batch[0][0])
@@ -125,46 +139,62 @@ class Lane(Generic[Q, A]):
             batch.append(queue.popleft())
         return batch
 
-    async def _deliver(self, batch: Sequence[tuple[Q, "asyncio.Future[A]"]]) -> None:
-        try:
-            answers = await self._persist([request for request, _ in batch])
-        except Exception as error:  # noqa: BLE001  # handed to whoever waits for the write
-            if len(batch) == 1 or isinstance(error, StoreUnavailable):
-                failure = _as_store_error(error)
-                for _, future in batch:
-                    if not future.done():
-                        future.set_exception(failure)
-                return
-            logger.warning(
-                "a batch of %d writes failed (%s); trying them one by one", len(batch), error
-            )
-            for single in batch:
-                await self._deliver([single])
-            return
-        for (_, future), answer in zip(batch, answers, strict=True):
-            if not future.done():
-                future.set_result(answer)
-
-    async def _persist(self, requests: Sequence[Q]) -> Sequence[A]:
+    async def _insist(self, batch: Sequence[Waiting[Q, A]], error: Exception) -> None:
+        """Write a batch that failed: again while the store is away, else each request alone."""
         deadline = self._clock.monotonic() + self._patience.total_seconds()
         pause = 0.05
-        while True:
-            try:
-                return await self._send(requests)
-            except StoreUnavailable as error:
-                if self._clock.monotonic() + pause > deadline:
-                    raise
-                logger.warning("the store is away (%s); trying again in %.2fs", error, pause)
+        while isinstance(error, StoreUnavailable) and self._clock.monotonic() + pause <= deadline:
+            logger.warning("the store is away (%s); trying again in %.2fs", error, pause)
             await self._clock.sleep(pause)
             pause = min(pause * 2, 1.0)
+            try:
+                _answer(batch, await self._send([request for request, _ in batch]))
+            except Exception as another:  # noqa: BLE001  # told to those who wait, if it stays
+                error = another
+            else:
+                return
+        if len(batch) == 1 or isinstance(error, StoreUnavailable):
+            _refuse(batch, error)
+            return
+        logger.warning(
+            "a batch of %d writes failed (%s); trying them one by one", len(batch), error
+        )
+        for single in batch:
+            try:
+                _answer([single], await self._send([single[0]]))
+            except Exception as another:  # noqa: BLE001  # told to the one who waits, if it stays
+                await self._insist([single], another)
 
 
-def _as_store_error(error: Exception) -> Exception:
-    if isinstance(error, PerdureError):
-        return error
-    failure = StoreError(f"the store could not write: {type(error).__name__}: {error}")
-    failure.__cause__ = error
-    return failure
+def _answer(batch: Sequence[Waiting[Q, A]], answers: Sequence[A]) -> None:
+    for (_, future), answer in zip(batch, answers, strict=True):
+        if not future.done():
+            future.set_result(answer)
+
+
+def _refuse(batch: Sequence[Waiting[Q, A]], error: Exception) -> None:
+    failure = error
+    if not isinstance(error, PerdureError):
+        failure = StoreError(f"the store could not write: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+    for _, future in batch:
+        if not future.done():
+            future.set_exception(failure)
+
+
+class Direct(Generic[Q, A]):
+    """A lane to a store that never waits: there is no commit to share, and nothing to gather."""
+
+    def __init__(self, send: Callable[[Sequence[Q]], Awaitable[Sequence[A]]]) -> None:
+        self._send = send
+
+    async def submit(self, request: Q) -> A:
+        """Give the store's answer to this request."""
+        (answer,) = await self._send([request])
+        return answer
+
+    async def close(self) -> None:
+        """Nothing waits here."""
 
 
 class Committer:
@@ -179,20 +209,25 @@ class Committer:
         patience: timedelta = PATIENCE,
         max_waiting: int = MAX_WAITING,
     ) -> None:
-        self._entries: Lane[Entry, Verdict] = Lane(
-            store.append,
-            clock=clock,
-            size=lambda entry: len(entry.data),
-            patience=patience,
-            max_waiting=max_waiting,
-        )
-        self._wants: Lane[Want, Grant | None] = Lane(
-            leases.acquire, clock=clock, patience=patience, max_waiting=max_waiting
-        )
+        self._wants: Lane[Want, Grant | None] | Direct[Want, Grant | None]
+        self._entries: list[Lane[Entry, Verdict]] | list[Direct[Entry, Verdict]]
+        if capabilities(store).instant:
+            self._wants, self._entries = Direct(leases.acquire), [Direct(store.append)]
+            return
+        options: dict[str, Any] = {
+            "clock": clock,
+            "patience": patience,
+            "max_waiting": max_waiting,
+        }
+        self._wants = Lane(leases.acquire, **options)
+        self._entries = [
+            Lane(store.append, size=lambda entry: len(entry.data), **options) for _ in range(LANES)
+        ]
 
     def append(self, entry: Entry) -> Awaitable[Verdict]:
-        """Give the verdict on an entry once it is durable."""
-        return self._entries.submit(entry)
+        """Give the verdict on an entry once it is durable; a run's entries keep their order."""
+        lanes = self._entries
+        return lanes[hash(entry.id) % len(lanes)].submit(entry)
 
     def acquire(self, want: Want) -> Awaitable[Grant | None]:
         """Give the lease that was asked for, or None."""
@@ -200,5 +235,5 @@ class Committer:
 
     async def close(self) -> None:
         """Write what is waiting, then stop."""
-        await self._wants.close()
-        await self._entries.close()
+        for lane in (self._wants, *self._entries):
+            await lane.close()

@@ -9,7 +9,7 @@ where the record ends.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from random import Random, SystemRandom
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
@@ -79,6 +79,7 @@ Body: TypeAlias = Callable[[Step], Awaitable[Any]]
 _sessions: dict[tuple[int, int, timedelta], Session] = {}
 _active: set[tuple[int, str]] = set()
 _keys: dict[tuple[int, int, str], asyncio.Event] = {}
+_random = SystemRandom()
 
 
 async def run(
@@ -174,11 +175,10 @@ class Request:
     on_version_mismatch: OnVersionMismatch
     replay_errors: bool
     clock: Clock
-    random: Random = field(default_factory=SystemRandom)
 
     def owner(self) -> str:
         """Give the name under which this call holds the run."""
-        return f"shared:{self.id}" if self.shared else new_owner(self.random)
+        return f"shared:{self.id}" if self.shared else new_owner(_random)
 
 
 async def _run(request: Request) -> Result[Any, Any]:
@@ -194,24 +194,43 @@ async def _run(request: Request) -> Result[Any, Any]:
 
 
 async def _run_in(session: Session, request: Request) -> Result[Any, Any]:
-    with telling(request.store, f"load run {request.id!r}"):
-        stored = await request.store.load(request.id)
-    if stored is not None:
-        assert_valid_snapshot(stored)
-        if (kept := recorded_result(stored, request.fn, request.errors)) is not None:
-            return kept
-    grant = await _lease(session, request)
-    if grant is not None:
-        # Another process may have begun the run since it was looked for, or ended it.
+    leased = can_lease(request.store)
+    # A kept run that is over is only read. Any other is read under its lease, by the same call.
+    stored = await _load(request) if request.keep or not leased else None
+    if stored is not None and (kept := _kept(request, stored)) is not None:
+        return kept
+    grant = None
+    if leased:
+        grant = await _lease(session, request)
+        if grant is None:
+            return await _of_another(request)
         stored = None if grant.created else grant.snapshot
     if stored is not None:
-        if (kept := recorded_result(stored, request.fn, request.errors)) is not None:
+        if (kept := _kept(request, stored)) is not None:
             home = await _settle_in(session, request, grant, stored)
             await home.rest(stored["execution"], Rest("completed"))
             return kept
         grant, stored = await _at_version(session, request, grant, stored)
     home = await _settle_in(session, request, grant, stored)
     return await _carry_out(home, request)
+
+
+async def _load(request: Request) -> Snapshot | None:
+    with telling(request.store, f"load run {request.id!r}"):
+        stored = await request.store.load(request.id)
+    return None if stored is None else assert_valid_snapshot(stored)
+
+
+def _kept(request: Request, stored: Snapshot) -> Result[Any, Any] | None:
+    return recorded_result(stored, request.fn, request.errors)
+
+
+async def _of_another(request: Request) -> Result[Any, Any]:
+    """Give the result of a run that somebody else holds: one that is over can be read."""
+    stored = await _load(request)
+    if stored is not None and (kept := _kept(request, stored)) is not None:
+        return kept
+    raise AlreadyRunning(request.id, "elsewhere")
 
 
 async def _at_version(
@@ -235,18 +254,15 @@ async def _at_version(
     if grant is not None:
         # Both end the lease, so that a crash in between leaves either the old run or the new one.
         grant = await _lease(session, request)
+        if grant is None:
+            raise AlreadyRunning(request.id, "elsewhere")
     return grant, mended
 
 
 async def _lease(session: Session, request: Request) -> Grant | None:
-    if not can_lease(request.store):
-        return None
     first = new_snapshot(request.id, now=request.clock.now(), metadata=request.metadata)
     want = Want(request.id, request.owner(), request.lease_ttl, create=codec.dumps(first))
-    grant = await session.acquire(want)
-    if grant is None:
-        raise AlreadyRunning(request.id, "elsewhere")
-    return grant
+    return await session.acquire(want)
 
 
 async def _settle_in(
@@ -262,7 +278,7 @@ async def _settle_in(
         run_id=request.id,
         ledger=ledger,
         clock=clock,
-        random=request.random,
+        random=_random,
         emit=request.bus.publish if request.bus else None,
         errors=request.errors,
     )
@@ -316,7 +332,7 @@ async def drive(home: Home, body: Body) -> Result[Any, Any] | None:
     task = asyncio.Task(conduct(execution, body), loop=asyncio.get_running_loop())
     home.main = task
     try:
-        await asyncio.wait([task])
+        await _ended(task)
     except asyncio.CancelledError:
         # What the function catches does not matter: it begins no further step.
         execution.break_off(Cancelled(home.id, "the task that ran it was cancelled"))
@@ -324,7 +340,8 @@ async def drive(home: Home, body: Body) -> Result[Any, Any] | None:
         raise
     finally:
         await home.parking.close()
-        await _unwind(*[member for member in execution.lineage.tasks if member is not task])
+        if execution.lineage.tasks:
+            await _unwind(*execution.lineage.tasks)
     if execution.broken is not None:
         if not task.cancelled() and (error := task.exception()) is not None and not home.suspended:
             logger.debug("run %r unwound with %r", home.id, error)
@@ -334,11 +351,17 @@ async def drive(home: Home, body: Body) -> Result[Any, Any] | None:
     return task.result()
 
 
+async def _ended(task: "asyncio.Task[Any]") -> None:
+    """Wait for a task without cancelling it when the waiting is cancelled."""
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    task.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
+    await ended
+
+
 async def _unwind(*tasks: "asyncio.Task[Any]") -> None:
     for task in tasks:
         task.cancel()
-    if tasks:
-        await asyncio.wait(tasks)
+    await asyncio.wait(tasks)
 
 
 class Ending(NamedTuple):
@@ -451,11 +474,11 @@ async def _once_in(session: Session, request: Request, key: str) -> Result[Any, 
         stored = await request.store.load(record.id)
     if stored is not None and (kept := _kept_for(record, key, stored)) is not None:
         return kept
-    try:
+    grant = None
+    if can_lease(request.store):
         grant = await _lease(session, record)
-    except AlreadyRunning:
-        raise AlreadyRunning(request.id, "elsewhere") from None
-    if grant is not None:
+        if grant is None:
+            raise AlreadyRunning(request.id, "elsewhere")
         stored = None if grant.created else grant.snapshot
     home = await _settle_in(session, record, grant, stored)
     try:

@@ -11,6 +11,8 @@ from datetime import timedelta
 from random import Random
 from typing import Any, Literal, Protocol, TypeAlias
 
+import msgspec
+
 from perdure import codec
 from perdure.arguments import check_text
 from perdure.cache import StepCache
@@ -55,9 +57,15 @@ class Home(Protocol):
     """Where a run's records become durable and its waits are spent."""
 
     async def record(
-        self, step: str, key: str, record: bytes, warnings: Sequence[Any], takes: Sequence[str]
+        self,
+        step: str,
+        key: str,
+        record: bytes,
+        at: str,
+        warnings: Sequence[Any] = (),
+        takes: Sequence[str] = (),
     ) -> None:
-        """Return when the record is durable; an exception breaks the run."""
+        """Return when the record, made at that time, is durable; an exception breaks the run."""
         ...
 
     async def wait(self, wait: PendingWait) -> tuple[str, object] | None:
@@ -65,7 +73,7 @@ class Home(Protocol):
         ...
 
     async def transact(
-        self, step: str, work: Callable[[Any], Awaitable[tuple[str, bytes]]]
+        self, step: str, work: Callable[[Any], Awaitable[tuple[str, bytes, str]]]
     ) -> None:
         """Call `work` with the store's connection; its record commits with what it wrote."""
         ...
@@ -134,6 +142,18 @@ class Spec(Call):
     def place(self) -> str:
         """Give the step's name for people."""
         return f"step {self.call!r}" + (f" of branch {self.path!r}" if self.path else "")
+
+
+class Made(msgspec.Struct, frozen=True, gc=False):
+    """A record as it was made: where it stands, its JSON, when, what the function sees of the
+    value, and what was lost of it.
+    """
+
+    key: str
+    record: bytes
+    at: str
+    seen: Any
+    losses: tuple[codec.Loss, ...]
 
 
 class Execution:
@@ -342,44 +362,59 @@ class Execution:
             return await self._fail(spec, started, value)
         if type(value) is Ok:
             value = value.value
-        if self.home is None and self.cache is None and self._emit is None:
-            return self._record(spec, started, value)[2]
-        return await self.succeed(spec, started, value)
+        made = self._made(spec, started, value)
+        if self.home is not None or self.cache is not None:
+            await self._keep(spec, made)
+        if self._emit is not None:
+            self._tell_success(spec, started, made)
+        return made.seen
 
     async def succeed(
         self, spec: Spec, started: float, value: Any, takes: Sequence[str] = ()
     ) -> Any:
         """Record a value and give what the function sees of it."""
-        key, record, seen, losses = self._record(spec, started, value)
+        made = self._made(spec, started, value)
+        await self._keep(spec, made, takes)
+        if self._emit is not None:
+            self._tell_success(spec, started, made)
+        return made.seen
+
+    def _made(self, spec: Spec, started: float, value: Any) -> Made:
+        made = self.encode(spec, self.ledger.key_for(spec.path, spec.call), started, value)
+        self._admit(spec, made)
+        return made
+
+    def _admit(self, spec: Spec, made: Made) -> None:
+        key = self.last_key = made.key
+        self.ledger.put(spec.path, spec.call, key, made.record)
+        if made.losses:
+            self.ledger.warn(key, made.losses)
+
+    async def _keep(self, spec: Spec, made: Made, takes: Sequence[str] = ()) -> None:
+        """Let a record become durable, and others find it in the cache."""
+        key = made.key
         if self.home is not None:
-            await self._send_home(spec, key, record, losses, takes)
+            warnings = self.ledger.warnings_of(key) if made.losses else ()
+            try:
+                await self.home.record(spec.id, key, made.record, made.at, warnings, takes)
+            except Exception as error:  # noqa: BLE001  # whatever keeps the record from the store
+                self.ledger.drop([key])
+                self.tell(PersistError, spec, key, error=error)
+                raise self.break_off(error) from error.__cause__
+            if self._emit is not None:
+                self.tell(PersistSuccess, spec, key)
         if self.cache is not None and spec.key is not None:
             with outside():
-                await self.cache.set(spec.key, codec.loads(record), ttl=spec.ttl)
-        self._tell_success(spec, key, started, seen)
-        return seen
+                await self.cache.set(spec.key, codec.loads(made.record), ttl=spec.ttl)
 
-    def _record(
-        self, spec: Spec, started: float, value: Any
-    ) -> tuple[str, bytes, Any, tuple[codec.Loss, ...]]:
-        key = self.ledger.key_for(spec.path, spec.call)
-        record, seen, losses = self.encode(spec, key, started, value)
-        self.ledger.put(spec.path, spec.call, key, record)
-        self.last_key = key
-        if losses:
-            self.ledger.warn(key, losses)
-        return key, record, seen, losses
+    def _tell_success(self, spec: Spec, started: float, made: Made) -> None:
+        took = timedelta(seconds=self.clock.monotonic() - started)
+        facts = spec.facts(made.key)
+        self.tell(StepSuccess, spec, made.key, duration=took)
+        self.tell(StepComplete, spec, made.key, duration=took, result=Ok(made.seen), facts=facts)
 
-    def _tell_success(self, spec: Spec, key: str, started: float, seen: Any) -> None:
-        if self._emit is not None:
-            took, facts = timedelta(seconds=self.clock.monotonic() - started), spec.facts(key)
-            self.tell(StepSuccess, spec, key, duration=took)
-            self.tell(StepComplete, spec, key, duration=took, result=Ok(seen), facts=facts)
-
-    def encode(
-        self, spec: Spec, key: str, started: float, value: Any
-    ) -> tuple[bytes, Any, tuple[codec.Loss, ...]]:
-        """Give the record of a value, what the function sees of it, and what was lost."""
+    def encode(self, spec: Spec, key: str, started: float, value: Any) -> Made:
+        """Give the record of a value."""
         data, seen, typed, losses = value, value, False, _NOTHING_LOST
         if not codec.is_plain(value):
             try:
@@ -388,10 +423,11 @@ class Execution:
                 text = f"the value of {spec.place()} cannot be recorded: {error}"
                 raise self.break_off(CodecError(text)) from error
         clock = self.clock
+        at = isoformat(clock.now())
         record = Record(
             ok=True,
             value=data,
-            at=isoformat(clock.now()),
+            at=at,
             durationMs=int((clock.monotonic() - started) * 1e6) / 1e3,
             attempts=spec.attempt,
             args=spec.print,
@@ -401,7 +437,7 @@ class Execution:
             branch=spec.path,
             call="" if key == spec.call else spec.call,
         )
-        return codec.dumps(record), seen, losses
+        return Made(key, codec.dumps(record), at, seen, losses)
 
     async def _fail(
         self,
@@ -417,46 +453,16 @@ class Execution:
         failed.durationMs = int((self.clock.monotonic() - started) * 1e6) / 1e3
         failed.attempts, failed.args, failed.kind = spec.attempt, spec.print, spec.kind
         failed.branch, failed.call = spec.path, "" if key == spec.call else spec.call
-        record = codec.dumps(failed)
-        self.admit(spec, key, record, losses)
+        made = Made(key, codec.dumps(failed), failed.at, seen, losses)
+        self._admit(spec, made)
         self.failures[key] = seen
-        if self.home is not None:
-            await self._send_home(spec, key, record, losses, takes)
-        if self.cache is not None and spec.key is not None:
-            with outside():
-                await self.cache.set(spec.key, codec.loads(record), ttl=spec.ttl)
+        await self._keep(spec, made, takes)
         if self._emit is not None:
             took, result = timedelta(seconds=self.clock.monotonic() - started), outcome_of(seen)
             outcome = {"result": result, "origin": failed.meta["origin"], "facts": spec.facts(key)}
             self.tell(StepFailure, spec, key, duration=took, error=result.error)
             self.tell(StepComplete, spec, key, duration=took, **outcome)
         raise seen
-
-    async def _send_home(
-        self,
-        spec: Spec,
-        key: str,
-        record: bytes,
-        losses: Sequence[codec.Loss] = (),
-        takes: Sequence[str] = (),
-    ) -> None:
-        assert self.home is not None
-        warnings = [w for w in self.ledger.warnings if w["stepId"] == key] if losses else ()
-        try:
-            await self.home.record(spec.id, key, record, warnings, takes)
-        except Exception as error:  # noqa: BLE001  # whatever keeps the record from the store
-            self.ledger.drop([key])
-            self.tell(PersistError, spec, key, error=error)
-            raise self.break_off(error) from error.__cause__
-        if self._emit is not None:
-            self.tell(PersistSuccess, spec, key)
-
-    def admit(self, spec: Spec, key: str, record: bytes, losses: Sequence[codec.Loss] = ()) -> None:
-        """Put a record in the ledger, with a warning for each thing that was lost."""
-        self.ledger.put(spec.path, spec.call, key, record)
-        self.last_key = key
-        if losses:
-            self.ledger.warn(key, losses)
 
     async def _attempts(self, spec: Spec) -> Any:
         retry = spec.retries
@@ -548,17 +554,18 @@ class Execution:
         key = self.ledger.key_for(spec.path, spec.call)
         self.tell(StepStart, spec, key)
         started = self.clock.monotonic()
-        kept: list[Any] = []
+        kept: list[Made] = []
 
-        async def work(connection: Any) -> tuple[str, bytes]:
+        async def work(connection: Any) -> tuple[str, bytes, str]:
             try:
                 value = await spec.fn(connection, *spec.args)
             except Exception as error:  # the user's function
                 raise _RolledBack(error) from error
             if isinstance(value, Err):
                 raise _RolledBack(value)
-            kept[:] = self.encode(spec, key, started, value.value if type(value) is Ok else value)
-            return key, kept[0]
+            made = self.encode(spec, key, started, value.value if type(value) is Ok else value)
+            kept[:] = [made]
+            return key, made.record, made.at
 
         token = CURRENT.set(spec)
         try:
@@ -569,10 +576,11 @@ class Execution:
             raise self.break_off(error) from error.__cause__
         finally:
             CURRENT.reset(token)
-        record, seen, losses = kept
-        self.admit(spec, key, record, losses)
-        self._tell_success(spec, key, started, seen)
-        return seen
+        [made] = kept
+        self._admit(spec, made)
+        if self._emit is not None:
+            self._tell_success(spec, started, made)
+        return made.seen
 
     def announce(
         self, event: Callable[..., Event], started: float | None = None, **facts: Any

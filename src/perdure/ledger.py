@@ -179,6 +179,10 @@ class Ledger:
                 {"type": "lossy_value", "stepId": key, "path": path, "reason": reason}
             )
 
+    def warnings_of(self, key: str) -> list[Any]:
+        """Give the warnings about one record."""
+        return [warning for warning in self.warnings if warning["stepId"] == key]
+
     def copy(self) -> "Ledger":
         """Give the ledger as it is now; what is recorded later is not in it."""
         copied = Ledger(self.name)

@@ -41,6 +41,9 @@ from perdure.store import (
 
 logger = logging.getLogger(__name__)
 
+_RUNNING = b'{"status":"running","lastUpdated":"%b","currentStepId":%b}'
+_DELTA = b'{"formatVersion":1,"steps":{%b:%b},"execution":%b%b}'
+
 
 class Session:
     """One store, one committer, and the leases of all runs that are alive here.
@@ -267,12 +270,22 @@ class OwnedRun(Home):
         self._epoch = grant.lease.epoch
         self._n = 0
         self._replay_every_step = replay_every_step
+        self._append = session.committer.append
 
     async def record(
-        self, step: str, key: str, record: bytes, warnings: Sequence[Any], takes: Sequence[str]
+        self,
+        step: str,
+        key: str,
+        record: bytes,
+        at: str,
+        warnings: Sequence[Any] = (),
+        takes: Sequence[str] = (),
     ) -> None:
         """Append the step's record to the journal."""
-        await self._append(self._entry(step, key, record, warnings, tuple(takes)))
+        entry = self._entry(step, key, record, at, warnings, takes)
+        verdict = await self._append(entry)
+        if verdict is not Verdict.ACCEPTED:
+            raise self._lost()
         self.parking.changed()
         if self._replay_every_step:
             await self.parking.halt(f"replay:{key}")
@@ -282,65 +295,61 @@ class OwnedRun(Home):
         step: str,
         key: str,
         record: bytes,
-        warnings: Sequence[Any],
-        takes: tuple[str, ...] = (),
+        at: str,
+        warnings: Sequence[Any] = (),
+        takes: Sequence[str] = (),
     ) -> Entry:
         name = codec.dumps(key)
+        more = b',"warnings":' + codec.dumps(list(warnings)) if warnings else b""
         if self.ledger.pending:
             block = codec.dumps(self.running())
         else:
             # What `running` gives, written out: it goes with every step.
-            now = isoformat(self.execution.clock.now()).encode()
-            block = b'{"status":"running","lastUpdated":"%b","currentStepId":%b}' % (now, name)
-        more = b',"warnings":' + codec.dumps(list(warnings)) if warnings else b""
-        data = b'{"formatVersion":1,"steps":{%b:%b},"execution":%b%b}' % (name, record, block, more)
-        return self._numbered(data, takes, step=step)
+            block = _RUNNING % (at.encode(), name)
+        data = _DELTA % (name, record, block, more)
+        self._n += 1
+        return Entry(self.id, self._epoch, self._n, data, tuple(takes), None, step)
 
     def _numbered(
-        self, data: bytes, takes: tuple[str, ...] = (), *, step: str = "", rest: Rest | None = None
+        self, data: bytes, takes: tuple[str, ...] = (), rest: Rest | None = None
     ) -> Entry:
         self._n += 1
-        return Entry(self.id, self._epoch, self._n, data, takes, rest, step)
+        return Entry(self.id, self._epoch, self._n, data, takes, rest)
 
-    async def _append(self, entry: Entry) -> None:
-        verdict = await self.session.committer.append(entry)
-        if verdict is Verdict.ACCEPTED:
-            return
-        if verdict is Verdict.UNKNOWN and entry.rest is not None and entry.rest.gone:
-            # It was deleted by this very write, whose first answer was lost.
-            return
-        self._judge(verdict)
-
-    def _judge(self, verdict: Verdict) -> None:
-        if verdict is not Verdict.ACCEPTED:
-            self.lose()
-            raise LeaseLost(self.id)
+    def _lost(self) -> LeaseLost:
+        self.lose()
+        return LeaseLost(self.id)
 
     async def persist_waits(self) -> None:
         """Append the deadlines of waits."""
         block = codec.dumps(self.running())
-        await self._append(self._numbered(b'{"formatVersion":1,"steps":{},"execution":%b}' % block))
+        data = b'{"formatVersion":1,"steps":{},"execution":%b}' % block
+        if await self._append(self._numbered(data)) is not Verdict.ACCEPTED:
+            raise self._lost()
 
     async def transact(
-        self, step: str, work: Callable[[Any], Awaitable[tuple[str, bytes]]]
+        self, step: str, work: Callable[[Any], Awaitable[tuple[str, bytes, str]]]
     ) -> None:
         """Let the step's record commit with what `work` wrote."""
         store = require_transaction(self.session.store, f"step.transaction({step!r})")
 
         async def entry(connection: Any) -> Entry:
-            key, record = await work(connection)
-            return self._entry(step, key, record, ())
+            return self._entry(step, *await work(connection))
 
-        self._judge(await store.transact(self.id, self._epoch, entry))
+        if await store.transact(self.id, self._epoch, entry) is not Verdict.ACCEPTED:
+            raise self._lost()
 
     async def rest(self, block: ExecutionBlock, rest: Rest, takes: Sequence[str] = ()) -> None:
         """Fold the journal into the snapshot, set when the run wakes, and give the lease up."""
         data = b"" if rest.gone else self.ledger.encode(block)
         try:
-            await self._append(self._numbered(data, tuple(takes), rest=rest))
+            verdict = await self._append(self._numbered(data, tuple(takes), rest))
         finally:
             # Whatever became of the write: nobody works on the run here any more.
             self.session.drop(self)
+        # A run that is unknown was deleted by this very write, whose first answer was lost.
+        if verdict is not Verdict.ACCEPTED and not (rest.gone and verdict is Verdict.UNKNOWN):
+            raise self._lost()
 
 
 class KeptRun(Home):
@@ -358,7 +367,13 @@ class KeptRun(Home):
         self._changes = 0
 
     async def record(
-        self, step: str, key: str, record: bytes, warnings: Sequence[Any], takes: Sequence[str]
+        self,
+        step: str,
+        key: str,
+        record: bytes,
+        at: str,
+        warnings: Sequence[Any] = (),
+        takes: Sequence[str] = (),
     ) -> None:
         """Save the snapshot with this record in it."""
         await self.persist_waits()
@@ -380,7 +395,7 @@ class KeptRun(Home):
             await self.session.store.save(self.id, snapshot)
 
     async def transact(
-        self, step: str, work: Callable[[Any], Awaitable[tuple[str, bytes]]]
+        self, step: str, work: Callable[[Any], Awaitable[tuple[str, bytes, str]]]
     ) -> None:
         """Refuse: the store has no transaction."""
         require_transaction(self.session.store, f"step.transaction({step!r})")

@@ -159,17 +159,26 @@ def body_of(fn: object, deps: object) -> Callable[[Step], Awaitable[Any]]:
     wanted = "an async function of (step) or (step, deps)"
     if not inspect.iscoroutinefunction(fn):
         raise InvalidArgument("fn", fn, wanted)
+    takes = _takes(fn)
+    if takes == 1:
+        return fn
+    if takes == 2 or takes is None:
+        return lambda step: fn(step, deps)
+    raise InvalidArgument("fn", fn, wanted)
+
+
+def _takes(fn: Callable[..., Any]) -> int | None:
+    """Give how many arguments a function takes by position; None for any number."""
+    code = getattr(fn, "__code__", None)
+    if code is not None and not hasattr(fn, "__wrapped__") and not hasattr(fn, "__signature__"):
+        # Read straight from the code: `inspect.signature` costs more than a step does.
+        bound = getattr(fn, "__self__", None) is not None
+        return None if code.co_flags & inspect.CO_VARARGS else code.co_argcount - bound
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(fn).parameters.values()
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return lambda step: fn(step, deps)
-    match sum(p.kind in kinds for p in parameters):
-        case 1:
-            return fn
-        case 2:
-            return lambda step: fn(step, deps)
-        case _:
-            raise InvalidArgument("fn", fn, wanted)
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return None
+    return sum(parameter.kind in kinds for parameter in parameters)
 
 
 def as_deps(deps: object) -> Any:

@@ -429,7 +429,8 @@ async def test_a_store_that_cannot_be_read_is_an_outcome(shop: Shop, clock: Test
         async def load(self, id: str, /) -> Snapshot | None:
             raise OSError("disk on fire")
 
-    result = await durable.run({}, shop.checkout, id="order", store=Broken(clock=clock))
+    store = Broken(clock=clock)
+    result = await durable.run({}, shop.checkout, id="order", store=store, keep=True)
     assert isinstance(result.error, StoreError)
     assert isinstance(result.error.__cause__, OSError)
 

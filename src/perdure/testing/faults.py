@@ -5,6 +5,8 @@ import inspect
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 from perdure.errors import StoreUnavailable
 from perdure.snapshot import RunStatus, Snapshot
 from perdure.store import Listed, Store, capabilities
@@ -39,7 +41,8 @@ class FaultyStore:
         error: Callable[[str], BaseException] = StoreUnavailable,
         stays_down: bool = False,
     ) -> None:
-        self.capabilities = capabilities(store)
+        # What may hang is not instant, whatever it wraps.
+        self.capabilities = msgspec.structs.replace(capabilities(store), instant=False)
         self.calls: list[Call] = []
         self.fail_at = fail_at
         self.failed = False

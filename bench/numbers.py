@@ -19,7 +19,7 @@ WORKS = {
     "engine": Work("engine: a step of {size:,} without a store", "µs", 1e6),
     "replay": Work("engine: a replayed step of {size:,} without a store", "µs", 1e6),
     "A": Work("A: a step of {size:,} in one run", "µs", 1e6),
-    "B": Work("B: {size:,} runs × 10 steps at once", "steps/s"),
+    "B": Work("B: runs of 10 steps at once: {size:,}", "steps/s"),
     "C": Work("C: a resumed step of {size:,}, load included", "µs", 1e6),
     "D": Work("D: a step of {size:,}, memory store", "µs", 1e6),
     "start": Work("start of a run to its first step", "µs", 1e6),
@@ -29,7 +29,7 @@ WORKS = {
     "disk": Work("F: bytes a step of {size:,}, written to disk", "bytes"),
     "sleeping": Work("F: memory that each of {size:,} sleeping runs holds", "bytes"),
     "react": Work("F: signal to the next step", "µs", 1e6),
-    "workers": Work("G: {size} worker processes", "runs/s"),
+    "workers": Work("G: worker processes: {size}", "runs/s"),
     "twice": Work("G: steps executed twice by {size} processes", "steps"),
 }
 

@@ -5,9 +5,11 @@ from html import escape
 from math import ceil, floor, log10
 from typing import NamedTuple
 
-from bench.numbers import PERDURE, SHARED, WORKS, Numbers
+from bench.numbers import BULK, PERDURE, RAW, SHARED, TURN, WORKS, Numbers
 
 COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2")
+DASHES = {PERDURE: "", SHARED: "1 4", "dbos": "9 4"}
+OTHER_DASHES = "9 3 2 3"
 WIDTH, HEIGHT = 860, 460
 LEFT, RIGHT, TOP, BOTTOM = 80, 610, 45, 400
 
@@ -18,7 +20,7 @@ SVG = (
 
 
 class Line(NamedTuple):
-    """One line of a plot: dashed for a peer, dotted for the limit."""
+    """One line of a plot: whole for us, dashed for a peer, dotted for the limit."""
 
     name: str
     colour: str
@@ -53,13 +55,9 @@ def _lines(numbers: Numbers, places: list[str], work: str) -> Iterator[Line]:
                 (float(size), (numbers.get(place, work, size, who) or 0) * WORKS[work].scale)
                 for size in numbers.sizes(place, work, who)
             ]
-            if who == PERDURE:
-                name, dashes = f"perdure on {place}", ""
-            elif who == SHARED:
-                name, dashes = f"limit of {place}", "1 4"
-            else:
-                name, dashes = f"{who} on {place}", "7 4"
-            if len(points) > 1 and who != "raw":
+            if points and who not in (RAW, BULK, TURN):
+                name = f"limit of {place}" if who == SHARED else f"{who} on {place}"
+                dashes = DASHES.get(who, OTHER_DASHES)
                 yield Line(name, COLOURS[number % len(COLOURS)], dashes, points)
 
 
@@ -70,7 +68,9 @@ class _Axis:
         self._low, high = log10(min(values)), log10(max(values))
         self._scale = (last - first) / ((high - self._low) or 1)
         self._first = first
-        self.decades = [10.0**n for n in range(ceil(self._low), floor(high) + 1)]
+        decades = range(floor(self._low), ceil(high) + 1)
+        ticks = [digit * 10.0**n for n in decades for digit in (1, 2, 5)]
+        self.ticks = [tick for tick in ticks if min(values) <= tick <= max(values)]
 
     def at(self, value: float) -> float:
         return self._first + (log10(value) - self._low) * self._scale
@@ -98,7 +98,7 @@ def _plot(title: str, lines: list[Line], x: str, y: str) -> str:
 
 
 def _grid(across: _Axis, up: _Axis, columns: list[float]) -> Iterator[str]:
-    for value in up.decades:
+    for value in up.ticks:
         height = f"{up.at(value):.1f}"
         yield f'<path d="M{LEFT} {height}H{RIGHT}" stroke="#ddd"/>'
         yield f'<text x="{LEFT - 8}" y="{height}" dy="4" text-anchor="end">{value:,.0f}</text>'
@@ -113,7 +113,7 @@ def _drawn(line: Line, number: int, across: _Axis, up: _Axis) -> Iterator[str]:
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     style = f'fill="none" stroke="{line.colour}" stroke-width="2" stroke-dasharray="{line.dashes}"'
     yield f'<polyline points="{path}" {style}/>'
-    if line.dashes != "1 4":
+    if line.dashes != DASHES[SHARED]:
         for x, y in places:
             yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{line.colour}"/>'
     height = TOP + 8 + 20 * number

@@ -17,6 +17,7 @@ Row: TypeAlias = tuple[str, int]
 """Which row: the run it belongs to and its number there. All hold the same bytes."""
 
 ROW = b"x" * 250
+IO_COUNTERS = Path("/proc/self/io")
 SQL_TABLE = (
     "CREATE TABLE IF NOT EXISTS raw_rows "
     "(run VARCHAR(64), n INT, data {blob}, PRIMARY KEY (run, n))"
@@ -24,7 +25,9 @@ SQL_TABLE = (
 
 
 class Raw(Protocol):
-    """A raw driver."""
+    """A raw driver; `tells` says whether its store can tell what it has written to disk."""
+
+    tells: bool
 
     async def one(self, run: str, n: int) -> None:
         """Write one row, durably."""
@@ -34,8 +37,8 @@ class Raw(Protocol):
         """Write the rows of many runs in one commit, durably."""
         ...
 
-    async def written(self) -> float | None:
-        """Give the bytes written to disk so far, for the log above all; None: nobody tells."""
+    async def written(self) -> float:
+        """Give the bytes written to disk so far: the log, above all."""
         ...
 
     async def close(self) -> None:
@@ -105,6 +108,8 @@ class RawSqlite:
     In the event loop's own thread: a thread of its own made it slower.
     """
 
+    tells = IO_COUNTERS.exists()
+
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, isolation_level=None)
         self._db.execute("PRAGMA journal_mode = WAL")
@@ -120,12 +125,10 @@ class RawSqlite:
         self._db.executemany("INSERT INTO raw_rows VALUES (?, ?, ?)", values)
         self._db.execute("COMMIT")
 
-    async def written(self) -> float | None:
+    async def written(self) -> float:
         # SQLite writes in this process, log and checkpoints; Linux counts what a process writes.
-        counters = Path("/proc/self/io")
-        if not counters.exists():
-            return None
-        return float(dict(line.split(": ") for line in counters.read_text().splitlines())["wchar"])
+        counters = IO_COUNTERS.read_text().splitlines()
+        return float(dict(line.split(": ") for line in counters)["wchar"])
 
     async def close(self) -> None:
         self._db.close()
@@ -133,6 +136,8 @@ class RawSqlite:
 
 class RawPostgres:
     """asyncpg on one connection."""
+
+    tells = True
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -153,7 +158,7 @@ class RawPostgres:
         runs, numbers = [run for run, _ in rows], [n for _, n in rows]
         await self._connection.execute(statement, runs, numbers, [ROW] * len(rows))
 
-    async def written(self) -> float | None:
+    async def written(self) -> float:
         return float(await self._connection.fetchval("SELECT pg_current_wal_insert_lsn() - '0/0'"))
 
     async def close(self) -> None:
@@ -162,6 +167,8 @@ class RawPostgres:
 
 class RawMysql:
     """asyncmy on one connection with autocommit."""
+
+    tells = True
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -193,7 +200,7 @@ class RawMysql:
         async with self._connection.cursor() as cursor:
             await cursor.execute(f"INSERT INTO raw_rows VALUES {marks}", values)
 
-    async def written(self) -> float | None:
+    async def written(self) -> float:
         async with self._connection.cursor() as cursor:
             await cursor.execute("SHOW GLOBAL STATUS LIKE 'Innodb_os_log_written'")
             return float((await cursor.fetchone())[1])
@@ -204,6 +211,8 @@ class RawMysql:
 
 class RawMongo:
     """PyMongo's async client, write concern majority and journalled."""
+
+    tells = True
 
     def __init__(self, client: Any, rows: Any) -> None:
         self._client = client
@@ -226,7 +235,7 @@ class RawMongo:
     async def many(self, rows: Sequence[Row]) -> None:
         await self._rows.insert_many([{"_id": f"{run}:{n}", "data": ROW} for run, n in rows])
 
-    async def written(self) -> float | None:
+    async def written(self) -> float:
         status = await self._client.admin.command("serverStatus")
         return float(status["wiredTiger"]["log"]["log bytes written"])
 
@@ -236,6 +245,8 @@ class RawMongo:
 
 class RawRedis:
     """redis-py asyncio, against appendfsync always."""
+
+    tells = True
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -255,7 +266,7 @@ class RawRedis:
                 pipe.rpush(f"raw:{run}", ROW)
             await pipe.execute()
 
-    async def written(self) -> float | None:
+    async def written(self) -> float:
         return float((await self._client.info("persistence"))["aof_current_size"])
 
     async def close(self) -> None:
@@ -264,6 +275,8 @@ class RawRedis:
 
 class RawLibsql:
     """Hrana over HTTP, one request a write."""
+
+    tells = False
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -293,8 +306,8 @@ class RawLibsql:
             if result["type"] != "ok":
                 raise RuntimeError(f"sqld answered {result}")
 
-    async def written(self) -> float | None:
-        return None
+    async def written(self) -> float:
+        raise NotImplementedError("sqld does not tell")
 
     async def close(self) -> None:
         await self._client.aclose()

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import TypeAlias
 
@@ -27,6 +28,7 @@ from perdure.stores import MemoryStore
 Turn: TypeAlias = Callable[[], Awaitable[float | None]]
 WRITERS = 200
 PEER_TURNS = 3
+FOOTPRINTS = (10, 100, 1000)
 BEGAN = now()
 
 
@@ -72,9 +74,12 @@ def say(text: str) -> None:
 
 
 async def take_turns(numbers: Numbers, repeats: int, turns: Mapping[Key, Turn]) -> None:
-    """Let every contender have its turn in each repeat, and tell the medians."""
-    for _ in range(repeats):
-        for key, measure in turns.items():
+    """Let every contender have its turn in each repeat, and tell the medians.
+
+    Every other repeat goes backwards: nobody always comes after the same other.
+    """
+    for repeat in range(repeats):
+        for key, measure in list(turns.items())[:: -1 if repeat % 2 else 1]:
             if (value := await measure()) is not None:
                 numbers.add(key, value)
     lines: dict[str, list[str]] = {}
@@ -93,8 +98,8 @@ async def opened(place: Place) -> AsyncIterator[tuple[Store, raw.Raw]]:
     """Give the store and the raw driver, warm."""
     store, driver = place.open(), await place.open_raw()
     try:
-        await workloads.one_run(store, "warm", 20)
-        await raw.ones(driver, "warm", 20)
+        await workloads.one_run(store, "warm", 100)
+        await raw.ones(driver, "warm", 100)
         yield store, driver
     finally:
         await driver.close()
@@ -145,8 +150,8 @@ class Bench:
         for runs in self._plan.crowds:
             await self._crowd(runs)
         await self._due()
-        for steps in (10, 100, 1000):
-            await self._bytes(steps)
+        for steps in FOOTPRINTS if self._driver.tells else ():
+            await self._disk(steps)
         if can_notify(self._store):
             await self._reaction()
         if self._place.name in ("sqlite", "postgres"):
@@ -160,7 +165,7 @@ class Bench:
             PERDURE: lambda: workloads.one_run(self._store, self._name(), steps),
         }
         repeats = self._plan.repeats if steps <= 1000 else self._plan.heavy_repeats
-        await self._turns("A", steps, max(repeats, 150 // steps), turns)
+        await self._turns("A", steps, max(repeats, min(15, 1000 // steps)), turns)
 
     async def _resume(self) -> None:
         turns: dict[str, Turn] = {
@@ -193,18 +198,13 @@ class Bench:
         turns = {PERDURE: lambda: workloads.signalled_runs(self._store, self._name(), runs)}
         await self._turns("signals", runs, self._plan.heavy_repeats, turns)
 
-    async def _bytes(self, steps: int) -> None:
-        async def written(work: Callable[[], Awaitable[float]]) -> float | None:
+    async def _disk(self, steps: int) -> None:
+        async def written(work: Callable[[], Awaitable[float]]) -> float:
             before = await self._driver.written()
             await work()
-            after = await self._driver.written()
-            return None if before is None or after is None else (after - before) / steps
+            return (await self._driver.written() - before) / steps
 
         turns: dict[str, Turn] = {
-            PERDURE: lambda: workloads.bytes_handed(self._store, self._name(), steps)
-        }
-        await self._turns("bytes", steps, 3, turns)
-        turns = {
             RAW: lambda: written(lambda: raw.ones(self._driver, self._name(), steps)),
             PERDURE: lambda: written(
                 lambda: workloads.one_run(self._store, self._name(), steps, keep=True)
@@ -280,8 +280,11 @@ class Bench:
 
 
 async def measure_alone(numbers: Numbers) -> None:
-    """Measure what needs no server: the engine without a store, and the memory store (D)."""
-    store = MemoryStore()
+    """Measure what needs no server: the engine without a store, and the memory store.
+
+    What a store is handed (F) is the same for all of them.
+    """
+    store, ids = MemoryStore(), map(str, count())
     turns: dict[Key, Turn] = {
         Key("engine", "engine", 500, TURN): loop_turn,
         Key("engine", "engine", 500): lambda: workloads.plain_step(500),
@@ -290,12 +293,17 @@ async def measure_alone(numbers: Numbers) -> None:
         Key("engine", "replay", 500): lambda: workloads.plain_replay(500),
     }
     await take_turns(numbers, 9, turns)
-    count = iter(range(100))
     turns = {
         Key("memory", "D", 1000, TURN): loop_turn,
-        Key("memory", "D", 1000): lambda: workloads.one_run(store, f"d-{next(count)}", 1000),
+        Key("memory", "D", 1000): lambda: workloads.one_run(store, next(ids), 1000),
     }
     await take_turns(numbers, 9, turns)
+
+    def handed(steps: int) -> Turn:
+        return lambda: workloads.bytes_handed(store, next(ids), steps)
+
+    turns = {Key("memory", "bytes", steps): handed(steps) for steps in FOOTPRINTS}
+    await take_turns(numbers, 3, turns)
 
 
 async def main() -> None:

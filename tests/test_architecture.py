@@ -24,6 +24,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("workflow", "store"),
     ("commit", "parking", "registry", "run"),
     ("ownership",),
+    ("driving", "ending"),
     ("durable",),
     ("runtime", "insights"),
     ("worker",),
@@ -39,7 +40,7 @@ SEPARATE_SIBLINGS = {"stores", "caches"}
 # Only here may an import wait until a function runs: what it brings is optional.
 LAZY = {"keyvalue", "stores", "caches", "integrations", "cli"}
 # The one look upwards: what is used when the user names no store.
-DEFAULTS = {("durable", "stores.memory")}
+DEFAULTS = {("driving", "stores.memory")}
 # Only here may a package beyond the two dependencies be imported at all.
 OPTIONAL = {"stores", "caches", "dashboard", "integrations", "cli", "testing"}
 DEPENDENCIES = {"msgspec", "cronsim"}

@@ -22,7 +22,7 @@ from perdure.execution import Execution
 from perdure.lineage import outside
 from perdure.parking import Parking
 from perdure.snapshot import Execution as ExecutionBlock
-from perdure.snapshot import PendingWait, Snapshot
+from perdure.snapshot import PendingWait
 from perdure.store import (
     Entry,
     Grant,
@@ -186,8 +186,8 @@ class Home(ABC):
             session.hold(self)
 
     @abstractmethod
-    async def rest(self, block: ExecutionBlock, rest: Rest, takes: Sequence[str] = ()) -> None:
-        """Write the whole run as it lies from now on, and let it go."""
+    async def rest(self, block: ExecutionBlock, rest: Rest, takes: Sequence[str] = ()) -> bytes:
+        """Write the whole run as it lies from now on, and let it go; give what was written."""
 
     @abstractmethod
     async def persist_waits(self) -> None:
@@ -339,7 +339,7 @@ class OwnedRun(Home):
         if await store.transact(self.id, self._epoch, entry) is not Verdict.ACCEPTED:
             raise self._lost()
 
-    async def rest(self, block: ExecutionBlock, rest: Rest, takes: Sequence[str] = ()) -> None:
+    async def rest(self, block: ExecutionBlock, rest: Rest, takes: Sequence[str] = ()) -> bytes:
         """Fold the journal into the snapshot, set when the run wakes, and give the lease up."""
         data = b"" if rest.gone else self.ledger.encode(block)
         try:
@@ -350,6 +350,7 @@ class OwnedRun(Home):
         # A run that is unknown was deleted by this very write, whose first answer was lost.
         if verdict is not Verdict.ACCEPTED and not (rest.gone and verdict is Verdict.UNKNOWN):
             raise self._lost()
+        return data
 
 
 class KeptRun(Home):
@@ -389,10 +390,11 @@ class KeptRun(Home):
             await self._save(self.running())
             self._saved = upto
 
-    async def _save(self, block: ExecutionBlock) -> None:
-        snapshot: Snapshot = codec.loads(self.ledger.encode(block))
+    async def _save(self, block: ExecutionBlock) -> bytes:
+        data = self.ledger.encode(block)
         with telling(self.session.store, f"save run {self.id!r}"), outside():
-            await self.session.store.save(self.id, snapshot)
+            await self.session.store.save(self.id, codec.loads(data))
+        return data
 
     async def transact(
         self, step: str, work: Callable[[Any], Awaitable[tuple[str, bytes, str]]]
@@ -400,14 +402,16 @@ class KeptRun(Home):
         """Refuse: the store has no transaction."""
         require_transaction(self.session.store, f"step.transaction({step!r})")
 
-    async def rest(self, block: ExecutionBlock, rest: Rest, takes: Sequence[str] = ()) -> None:
+    async def rest(self, block: ExecutionBlock, rest: Rest, takes: Sequence[str] = ()) -> bytes:
         """Save the whole snapshot, or delete it, and give the lease up."""
+        data = b""
         if rest.gone:
             with telling(self.session.store, f"delete run {self.id!r}"):
                 await self.session.store.delete(self.id)
         else:
-            await self._save(block)
+            data = await self._save(block)
         await self.release()
+        return data
 
 
 @contextmanager

@@ -7,8 +7,7 @@ await runtime.signal(run.run_id, "approved", {"by": "ana"})
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from random import Random, SystemRandom
@@ -16,66 +15,46 @@ from typing import Any, TypeVar, get_args
 from uuid import UUID
 
 from perdure import codec
+from perdure._runtime_driver import CANCEL, Driver
 from perdure.arguments import check_flag, check_random
 from perdure.clock import (
     Clock,
     Duration,
-    SyncedClock,
     SystemClock,
     as_utc,
     check_clock,
     isoformat,
     parse_duration,
 )
-from perdure.durable import (
+from perdure.driving import (
     LEASE_TTL,
-    Body,
     borrow,
     check_lease_ttl,
     default_store,
-    drive,
-    ending,
-    failures_to_retry,
-    new_owner,
-    quietly,
 )
 from perdure.errors import (
     Cancelled,
     CodecError,
     InvalidArgument,
-    LeaseLost,
-    MissingAbility,
-    PerdureError,
     RunFailed,
     RunNotFound,
-    StoreError,
-    StoreUnavailable,
-    ValueTooLarge,
 )
-from perdure.events import Bus, Event, Listener, check_listener
-from perdure.execution import Execution
-from perdure.ledger import Ledger
-from perdure.ownership import OwnedRun, Session
-from perdure.record import failure_record, outcome_of
+from perdure.events import Bus, Listener, check_listener
+from perdure.ownership import Session
 from perdure.registry import Definition, Registry
-from perdure.result import Result
 from perdure.run import Run, run_of
 from perdure.snapshot import (
-    PendingWait,
     RunStatus,
     Snapshot,
-    awaits_of,
     is_over,
     new_snapshot,
     rest_status,
-    wake_at_of,
 )
 from perdure.store import (
     Delivery,
     Grant,
     Listed,
     NewRun,
-    Rest,
     Store,
     Want,
     check_id,
@@ -92,9 +71,6 @@ logger = logging.getLogger(__name__)
 
 P = TypeVar("P")
 T = TypeVar("T")
-
-CANCEL = "~cancel"
-"""The event that asks the owner of a run to end it; users' events may have any other name."""
 
 LINGER = timedelta(seconds=1)
 
@@ -137,11 +113,19 @@ class Runtime:
         self.lease_ttl = check_lease_ttl(lease_ttl)
         self.clock = check_clock(clock)
         self.random = SystemRandom() if random is None else check_random(random)
-        self._linger = parse_duration(linger, "linger")
-        self._always_replay = check_flag(always_replay, "always_replay")
         self._bus = Bus()
         if on_event is not None:
             self._bus.subscribe(check_listener(on_event))
+        self.driver = Driver(
+            store=self.store,
+            registry=self.registry,
+            clock=self.clock,
+            random=self.random,
+            bus=self._bus,
+            lease_ttl=self.lease_ttl,
+            linger=parse_duration(linger, "linger"),
+            always_replay=check_flag(always_replay, "always_replay"),
+        )
 
     def register(self, definition: Definition[Any, Any]) -> None:
         """Make a workflow known."""
@@ -175,11 +159,11 @@ class Runtime:
             await self._enqueue(check_id(run_id, "run_id"), definition, snapshot)
             return await self._require(run_id)
         async with self.session() as session:
-            want = self._want(check_id(run_id, "run_id"), snapshot, definition.name)
+            want = self.driver.want(check_id(run_id, "run_id"), snapshot, definition.name)
             grant = await session.acquire(want) or await self._acquire_own(session, want)
             if grant is None:
                 return await self._require(run_id)
-            return await self.drive(session, grant)
+            return await self._driven(run_id, self.driver.go_on(session, grant))
 
     async def _acquire_own(self, session: Session, want: Want) -> Grant | None:
         """Give the run that this want itself has created, when the answer to it was lost."""
@@ -195,10 +179,10 @@ class Runtime:
         if is_over(rest_status(snapshot)):
             return self._run(run_id, snapshot)
         async with self.session() as session:
-            grant = await session.acquire(self._want(run_id))
+            grant = await session.acquire(self.driver.want(run_id))
             if grant is None:
                 return await self._require(run_id)
-            return await self.drive(session, grant)
+            return await self._driven(run_id, self.driver.go_on(session, grant))
 
     async def signal(
         self,
@@ -253,8 +237,11 @@ class Runtime:
 
     async def _sweep_one(self, session: Session, run_id: str, now: datetime) -> Run | None:
         try:
-            grant = await session.acquire(self._want(run_id))
-            return None if grant is None else await self.drive(session, grant, not_before=now)
+            grant = await session.acquire(self.driver.want(run_id))
+            if grant is None:
+                return None
+            going_on = self.driver.go_on(session, grant, not_before=now)
+            return await self._driven(run_id, going_on)
         except Exception:
             logger.exception("run %r could not be driven", run_id)
             return None
@@ -303,16 +290,13 @@ class Runtime:
 
     async def _cancel_at_rest(self, run_id: str, reason: str) -> Run | None:
         async with self.session() as session:
-            grant = await session.acquire(self._want(run_id))
+            grant = await session.acquire(self.driver.want(run_id))
             if grant is None:
                 return None
             if is_over(rest_status(grant.snapshot)):
-                return await self.drive(session, grant)
-            home = self._home(session, grant, Ledger("", grant.snapshot), None)
-            try:
-                return await self._end_cancelled(home, reason)
-            except LeaseLost:
-                return None
+                return await self._driven(run_id, self.driver.go_on(session, grant))
+            data = await self.driver.cancel(session, grant, reason)
+            return None if data is None else self._run(run_id, codec.loads(data))
 
     async def retry(self, run_id: str) -> Run:
         """Go on with a failed run: the steps that ended it run again, finished ones do not."""
@@ -320,10 +304,10 @@ class Runtime:
         if rest_status(snapshot) != "failed":
             return self._run(run_id, snapshot)
         async with self.session() as session:
-            grant = await session.acquire(self._want(run_id))
+            grant = await session.acquire(self.driver.want(run_id))
             if grant is None:
                 return await self._require(run_id)
-            return await self.drive(session, grant, again=True)
+            return await self._driven(run_id, self.driver.go_on(session, grant, again=True))
 
     async def flush(self) -> None:
         """Wait until `on_event` has dealt with everything so far."""
@@ -335,179 +319,10 @@ class Runtime:
         await self.store.delete(run_id)
         return there
 
-    async def drive(
-        self,
-        session: Session,
-        grant: Grant,
-        *,
-        not_before: datetime | None = None,
-        again: bool = False,
-    ) -> Run:
-        """Go on with a leased run until it ends or rests, and give it as it is then.
-
-        One that is over stays as it is, unless it failed and is to be tried `again`.
-        """
-        try:
-            return await self._drive(session, grant, not_before, again)
-        except LeaseLost:
-            return await self._require(grant.lease.id)
-
-    async def _drive(
-        self, session: Session, grant: Grant, not_before: datetime | None, again: bool
-    ) -> Run:
-        run_id = grant.lease.id
-        status = rest_status(grant.snapshot)
-        again = again and status == "failed"
-        if is_over(status) and not again:
-            # It ended elsewhere between somebody's look at it and the lease.
-            return await self._put_back(session, grant)
-        version = (grant.snapshot.get("metadata") or {}).get("version", 1)
-        try:
-            definition, snapshot = self.registry.for_run(run_id, grant.snapshot)
-            payload = definition.decode_payload((snapshot.get("metadata") or {}).get("input"))
-        except PerdureError:
-            later = grant.now + self.lease_ttl
-            await require_lease(self.store).release([grant.lease], wake_at=later)
-            raise
-        ledger = Ledger(definition.name, snapshot)
-        ledger.drop(failures_to_retry(snapshot))
-        if again or definition.version != version:
-            fresh = await self._rewrite(session, grant, ledger)
-            if fresh is None:
-                return await self._require(run_id)
-            return await self._drive(session, fresh, not_before, again=False)
-        home = self._home(session, grant, ledger, definition, payload, not_before)
-        if any(message.name == CANCEL for message in grant.inbox):
-            return await self._end_cancelled(home, self._cancel_reason(grant))
-        home.on_mail = lambda: self._look_for_cancel(home)
-        try:
-            result = await drive(home, _body(definition, payload))
-        except asyncio.CancelledError:
-            await quietly(home.release())
-            raise
-        return await self._leave(home, result, definition)
-
-    async def _put_back(self, session: Session, grant: Grant) -> Run:
-        """Leave a run that is over as it was."""
-        home = self._home(session, grant, Ledger("", grant.snapshot), None)
-        await home.rest(grant.snapshot["execution"], Rest(rest_status(grant.snapshot)))
-        return self._run(home.id, grant.snapshot)
-
-    async def _rewrite(self, session: Session, grant: Grant, ledger: Ledger) -> Grant | None:
-        """Store a run as it is to be gone on with, and lease it anew; None: another took it up.
-
-        A journal only adds: what a retry or a migration took away would be back after a crash.
-        """
-        home = self._home(session, grant, ledger, None)
-        # A request to cancel that came before does not end what is begun again after it.
-        old = [message.id for message in grant.inbox if message.name == CANCEL]
-        await home.rest(home.running(), Rest("running", home.execution.clock.now()), old)
-        return await session.acquire(self._want(home.id))
-
-    async def fail(self, session: Session, grant: Grant, error: RunFailed) -> Run:
-        """End a leased run as failed without calling its function."""
-        return await self._end_failed(
-            self._home(session, grant, Ledger("", grant.snapshot), None), error
-        )
-
-    async def _end_failed(self, home: OwnedRun, error: PerdureError) -> Run:
-        """End a run for a reason that is not its function's."""
-        told = failure_record(error, home.id, (RunFailed,)).record
-        now = home.block()["lastUpdated"]
-        block = home.block("failed", completedAt=now, error=told, failed=[])
-        await home.rest(block, Rest("failed"))
-        return self._run(home.id, codec.loads(home.ledger.encode(block)))
-
-    async def _leave(
-        self, home: OwnedRun, result: Result[Any, Any] | None, definition: Definition[Any, Any]
-    ) -> Run:
-        try:
-            if home.suspended is not None:
-                block, rest = self._at_rest(home, home.suspended)
-                await home.rest(block, rest)
-            elif isinstance(home.execution.broken, Cancelled):
-                return await self._end_cancelled(home, home.execution.broken.reason)
-            elif isinstance(home.execution.broken, StoreError | LeaseLost):
-                raise home.execution.broken
-            else:
-                outcome = result if result is not None else _broken(home)
-                _, block, status = ending(home, outcome, definition.fn)
-                await home.rest(block, Rest(status))
-        except StoreError as error:
-            if isinstance(error, ValueTooLarge | MissingAbility):
-                # Its own doing: tried again it would end here again.
-                with suppress(StoreError):
-                    return await self._end_failed(home, error)
-            await quietly(home.release(self._when_to_try_again(home, error)))
-            raise
-        return self._run(home.id, codec.loads(home.ledger.encode(block)))
-
-    def _when_to_try_again(self, home: OwnedRun, error: StoreError) -> datetime | None:
-        if isinstance(error, StoreUnavailable):
-            return None
-        # What the store refuses for one run must not keep everybody busy.
-        return home.execution.clock.now() + self.lease_ttl
-
-    def _at_rest(self, home: OwnedRun, waits: list[PendingWait]) -> tuple[Any, Rest]:
-        replays = any(wait["id"].startswith("replay:") for wait in waits)
-        waits = [wait for wait in waits if not wait["id"].startswith("replay:")]
-        listens = any(wait["kind"] == "event" for wait in waits)
-        state: RunStatus = "waiting" if listens else "suspended"
-        block = home.block(state=state, pending=waits)
-        snapshot: Any = {"execution": block}
-        wake_at = home.execution.clock.now() if replays else wake_at_of(snapshot)
-        # A request to cancel that comes while the run is put to rest must not lie there unseen.
-        return block, Rest(state, wake_at, (*awaits_of(snapshot), CANCEL))
-
-    async def _end_cancelled(self, home: OwnedRun, reason: str) -> Run:
-        error = failure_record(Cancelled(home.id, reason), home.id, (Cancelled,)).record
-        now = home.block()["lastUpdated"]
-        block = home.block("failed", state="cancelled", completedAt=now, error=error)
-        await home.rest(block, Rest("cancelled"))
-        return self._run(home.id, codec.loads(home.ledger.encode(block)))
-
-    def _look_for_cancel(self, home: OwnedRun) -> None:
-        async def look() -> None:
-            for message in await home.fetch_mail():
-                if message.name == CANCEL:
-                    home.stop(Cancelled(home.id, codec.loads(message.payload)))
-
-        task = asyncio.Task(look(), loop=asyncio.get_running_loop())
-        self._bus.track(task)
-
-    def _cancel_reason(self, grant: Grant) -> str:
-        return next(str(codec.loads(m.payload)) for m in grant.inbox if m.name == CANCEL)
-
-    def _home(
-        self,
-        session: Session,
-        grant: Grant,
-        ledger: Ledger,
-        definition: Definition[Any, Any] | None,
-        payload: object = None,
-        not_before: datetime | None = None,
-    ) -> OwnedRun:
-        now = grant.now if not_before is None else max(grant.now, not_before)
-        execution = Execution(
-            workflow=ledger.name,
-            run_id=grant.lease.id,
-            ledger=ledger,
-            clock=SyncedClock(self.clock, now),
-            random=self.random,
-            emit=self._emitter(),
-            errors=() if definition is None else definition.errors,
-            payload=payload,
-        )
-        return OwnedRun(
-            session,
-            grant,
-            execution,
-            linger=self._linger,
-            replay_every_step=self._always_replay,
-        )
-
-    def _emitter(self) -> Callable[[Event], None] | None:
-        return self._bus.publish if self._bus else None
+    async def _driven(self, run_id: str, driving: Awaitable[bytes | None]) -> Run:
+        """Give a run as it was left behind, or as it is when another has it now."""
+        data = await driving
+        return await self._require(run_id) if data is None else self._run(run_id, codec.loads(data))
 
     def _definition(self, workflow: Definition[Any, Any] | str) -> Definition[Any, Any]:
         if isinstance(workflow, str):
@@ -521,16 +336,6 @@ class Runtime:
             metadata["input"] = data
         now = self.clock.now()
         return codec.dumps(new_snapshot(definition.name, now=now, metadata=metadata))
-
-    def _want(self, run_id: str, create: bytes | None = None, workflow: str | None = None) -> Want:
-        return Want(
-            run_id,
-            new_owner(self.random),
-            self.lease_ttl,
-            create=create,
-            workflow=workflow,
-            existing=create is None,
-        )
 
     async def _enqueue(self, run_id: str, definition: Definition[Any, Any], data: bytes) -> None:
         store = require_schedule(self.store, "Runtime.trigger(wait=False)")
@@ -565,12 +370,3 @@ def _encoded(payload: object) -> Any:
     except CodecError as error:
         wanted = "a value that comes back from JSON as it is"
         raise InvalidArgument("payload", payload, wanted, str(error)) from error
-
-
-def _body(definition: Definition[Any, Any], payload: object) -> Body:
-    return lambda step: definition(step, payload)
-
-
-def _broken(home: OwnedRun) -> Any:
-    assert home.execution.broken is not None
-    return outcome_of(home.execution.broken)

@@ -12,12 +12,12 @@ import asyncio
 import logging
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 from perdure.arguments import check_whole
 from perdure.clock import Duration, parse_duration
-from perdure.durable import quietly
+from perdure.driving import quietly
 from perdure.errors import (
     InvalidArgument,
     InvalidDuration,
@@ -32,7 +32,7 @@ from perdure.store import Grant, NotifyStore, can_notify, require_lease, require
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Counters:
     """What a worker has done so far."""
 
@@ -167,7 +167,8 @@ class Worker:
         await self.runtime.clock.sleep(seconds)
 
     def _start(self, session: Session, grant: Grant) -> None:
-        self._count(claimed=1, taken_over=int(grant.takeovers > 0))
+        self.counters.claimed += 1
+        self.counters.taken_over += grant.takeovers > 0
         task = asyncio.Task(self._drive(session, grant), loop=asyncio.get_running_loop())
         self._runs.add(task)
         task.add_done_callback(self._ended)
@@ -184,18 +185,18 @@ class Worker:
                 return await self._park(session, grant)
             if grant.takeovers > 1:
                 await self._put_off(grant)
-            await self.runtime.drive(session, grant)
-            self._count(finished=1)
+            await self.runtime.driver.go_on(session, grant)
+            self.counters.finished += 1
         except PerdureError as error:
-            self._count(failed_to_drive=1)
+            self.counters.failed_to_drive += 1
             logger.warning("run %r could not be driven: %s", grant.lease.id, error)
         except Exception:
-            self._count(failed_to_drive=1)
+            self.counters.failed_to_drive += 1
             logger.exception("run %r could not be driven", grant.lease.id)
 
     async def _put_off(self, grant: Grant) -> None:
         """Wait before a run whose processes keep dying, longer each time, well within its lease."""
-        self._count(put_off=1)
+        self.counters.put_off += 1
         pause = min(0.25 * 2**grant.takeovers, self.runtime.lease_ttl.total_seconds() / 2)
         logger.warning(
             "%d processes in a row died with run %r; going on with it in %.1fs",
@@ -208,13 +209,13 @@ class Worker:
             raise
 
     async def _park(self, session: Session, grant: Grant) -> None:
-        self._count(parked=1)
+        self.counters.parked += 1
         reason = RunFailed(
             f"{grant.takeovers} processes in a row died with run {grant.lease.id!r}; "
             "it is parked as failed. Mend the cause, then runtime.retry it"
         )
         logger.error("%s", reason)
-        await self.runtime.fail(session, grant, reason)
+        await self.runtime.driver.fail(session, grant, reason)
 
     async def _finish(self) -> None:
         if not self._runs:
@@ -231,7 +232,7 @@ class Worker:
             # A cancelled run keeps its journal and releases its lease: the next worker goes on.
             task.cancel()
         await asyncio.wait([everything])
-        self._count(handed_back=len(left))
+        self.counters.handed_back += len(left)
 
     async def _all_runs(self) -> None:
         while self._runs:
@@ -250,7 +251,3 @@ class Worker:
             except StoreError as error:
                 logger.warning("hints ended (%s); polling goes on", error)
             await self._sleep(self._poll)
-
-    def _count(self, **more: int) -> None:
-        now = {name: getattr(self.counters, name) + n for name, n in more.items()}
-        self.counters = replace(self.counters, **now)

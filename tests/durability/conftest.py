@@ -62,7 +62,7 @@ class Settling(Runtime):
         return [await self._settle(run) for run in await super().sweep(*arguments, **options)]
 
     async def _settle(self, run: Any) -> Any:
-        if self._always_replay:
+        if self.driver.always_replay:
             for _ in range(200):
                 if not await super().sweep():
                     return await self.get_run(run.run_id)

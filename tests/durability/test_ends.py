@@ -117,11 +117,11 @@ async def test_what_is_over_is_the_same_after_an_owner_died_with_it(
     await runtime.cancel("run")
     before = await store.load("run")
     dying = FaultyStore(store, fail_at=1, verbs={"append"}, error=StoreError, stays_down=True)
-    (grant,) = await store.acquire([runtime._want("run")])
+    (grant,) = await store.acquire([runtime.driver.want("run")])
     assert grant is not None
     async with make(dying).session() as session:
         with pytest.raises(StoreError):
-            await make(dying).drive(session, grant)
+            await make(dying).driver.go_on(session, grant)
     await clock.advance(TTL)
     await runtime.sweep()
     assert await store.load("run") == before

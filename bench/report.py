@@ -115,8 +115,8 @@ class Ratios:
             held = self._numbers.get(place, "sleeping", size)
             if held is not None:
                 what = f"{place}: F, bytes a sleeping run holds in the worker, {size:,} asleep"
-                # Less than one reference: nothing is held for a run.
-                yield Ratio(what, held, 8)
+                # Less than the smallest object: nothing is held for a run.
+                yield Ratio(what, held, 16)
         what = f"{place}: F, signal to next step against a raw write"
         yield self._ratio(what, (place, "react", 1), (place, "react", 1, RAW), 5)
 

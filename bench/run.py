@@ -28,6 +28,7 @@ from perdure.stores import MemoryStore
 Turn: TypeAlias = Callable[[], Awaitable[float | None]]
 WRITERS = 200
 PEER_TURNS = 3
+WARM = 600
 FOOTPRINTS = (10, 100, 1000)
 BEGAN = now()
 
@@ -62,7 +63,7 @@ FAST = Plan(
     lengths=(10, 100, 1000),
     crowds=(1, 50, 200),
     due=300,
-    sleepers=1000,
+    sleepers=2000,
     shared=1000,
     peers={("A", 10): 10, ("A", 100): 100, ("B", 50): 50, ("C", 1000): 100, ("due", 300): 30},
 )
@@ -95,11 +96,14 @@ async def take_turns(numbers: Numbers, repeats: int, turns: Mapping[Key, Turn]) 
 
 @asynccontextmanager
 async def opened(place: Place) -> AsyncIterator[tuple[Store, raw.Raw]]:
-    """Give the store and the raw driver, warm."""
+    """Give the store and the raw driver, warm.
+
+    A log is slow while its file still grows: the warming writes enough for the first checkpoint.
+    """
     store, driver = place.open(), await place.open_raw()
     try:
-        await workloads.one_run(store, "warm", 100)
-        await raw.ones(driver, "warm", 100)
+        await workloads.one_run(store, "warm", WARM)
+        await raw.ones(driver, "warm", WARM)
         yield store, driver
     finally:
         await driver.close()

@@ -214,7 +214,7 @@ async def sleeping_bytes(store: Store, name: str, runs: int) -> float:
         async with Worker(runtime, concurrency=200, poll=0.05) as worker:
             # The first runs fill caches that do not grow with the rest.
             before = 0
-            for ids in (range(200), range(200, 200 + runs)):
+            for ids in (range(1000), range(1000, 1000 + runs)):
                 before = _held()
                 await enqueue(schedule, sleeping_workflow.name, [f"{name}-{n}" for n in ids])
                 await finished(worker, ids.stop)

@@ -75,7 +75,7 @@ async def due_runs(name: str, runs: int) -> float:
 async def main() -> None:
     DBOS(config={"name": "bench", "system_database_url": sys.argv[1], "log_level": "ERROR"})
     DBOS.launch()
-    await one_run("warm", 5)
+    await one_run("warm", 50)
     workloads = {"A": one_run, "B": many_runs, "C": resume, "due": due_runs}
     await serve(f"DBOS {version('dbos')}", workloads)
     DBOS.destroy()

@@ -74,7 +74,7 @@ async def main() -> None:
             await asyncio.gather(*(one_run(f"{name}-{n}", 10) for n in range(runs)))
             return runs * 10 / (now() - began)
 
-        await one_run("warm", 5)
+        await one_run("warm", 50)
         await serve(f"LangGraph {version('langgraph')}", {"A": one_run, "B": many_runs})
 
 

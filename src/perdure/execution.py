@@ -42,7 +42,7 @@ from perdure.events import (
 )
 from perdure.ledger import Ledger
 from perdure.lineage import CURRENT, Branch, Call, Lineage, outside
-from perdure.record import Record, failure_record, outcome_of, result_of
+from perdure.record import Record, failure_record, is_plain, outcome_of, result_of
 from perdure.result import Err, Ok
 from perdure.retry import Retry, Timeout, delay_before
 from perdure.snapshot import PendingWait, StepRecord
@@ -80,21 +80,17 @@ class Home(Protocol):
 
 
 class Spec(Call):
-    """One call of a step, as the function asked for it."""
+    """One call of a step, as the function asked for it.
 
-    __slots__ = (
-        "args",
-        "errors",
-        "fn",
-        "id",
-        "key",
-        "kind",
-        "print",
-        "retries",
-        "returns",
-        "timeout",
-        "ttl",
-    )
+    What most calls leave as it is stands in the class.
+    """
+
+    kind: Kind = "step"
+    retries: Retry | None = None
+    timeout: Timeout | None = None
+    returns: Any = None
+    errors: tuple[type[BaseException], ...] = ()
+    ttl: timedelta | None = None
 
     def __init__(
         self,
@@ -118,12 +114,6 @@ class Spec(Call):
             self.path = self.print = ""
         self.fn = fn
         self.args = args
-        self.kind: Kind = "step"
-        self.retries: Retry | None = None
-        self.timeout: Timeout | None = None
-        self.returns: Any = None
-        self.errors: tuple[type[BaseException], ...] = ()
-        self.ttl: timedelta | None = None
 
     def return_type(self) -> object:
         """Give the type the value comes back as, if that is known."""
@@ -316,6 +306,8 @@ class Execution:
 
     def _replay(self, spec: Spec, key: str, record: StepRecord) -> Any:
         self.last_key = key
+        if self._emit is None and is_plain(record):
+            return record.get("value")
         declared = (*spec.errors, *self.errors)
         try:
             result, seen = result_of(record, spec.id, spec.return_type, declared, spec.error_type)

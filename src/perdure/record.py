@@ -64,6 +64,11 @@ def failure_record(
     return Failure(Record(ok=False, error=summary, cause=told, meta={"origin": "throw"}), seen)
 
 
+def is_plain(record: StepRecord) -> bool:
+    """Tell whether a record is of a value that its JSON gives as it is."""
+    return record["ok"] and "at" in record and "coded" not in record and "typed" not in record
+
+
 def result_of(
     record: StepRecord,
     step: str,

@@ -152,7 +152,8 @@ class Step:
             spec.ttl = parse_duration(ttl, "ttl")
         if errors:
             spec.errors = check_errors(errors)
-        spec.returns = returns
+        if returns is not None:
+            spec.returns = returns
         return run.perform(spec)
 
     def sleep(self, id: str, duration: Duration | Cron, /) -> Coroutine[Any, Any, None]:

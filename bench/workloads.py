@@ -215,15 +215,17 @@ async def sleeping_bytes(store: Store, name: str, runs: int) -> float:
             # The first runs fill caches that do not grow with the rest.
             before = 0
             for ids in (range(1000), range(1000, 1000 + runs)):
-                before = _held()
+                before = await _held()
                 await enqueue(schedule, sleeping_workflow.name, [f"{name}-{n}" for n in ids])
                 await finished(worker, ids.stop)
-            return max(0, _held() - before) / runs
+            return max(0, await _held() - before) / runs
     finally:
         tracemalloc.stop()
 
 
-def _held() -> int:
+async def _held() -> int:
+    # The last tasks have to end first.
+    await asyncio.sleep(0.2)
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
 

@@ -115,8 +115,9 @@ class Ratios:
             held = self._numbers.get(place, "sleeping", size)
             if held is not None:
                 what = f"{place}: F, bytes a sleeping run holds in the worker, {size:,} asleep"
-                # Less than the smallest object: nothing is held for a run.
-                yield Ratio(what, held, 16)
+                # Less than its id alone: nothing is held. Buffers that do not grow with the number
+                # of runs come and go by some tens of kilobytes.
+                yield Ratio(what, held, 64)
         what = f"{place}: F, signal to next step against a raw write"
         yield self._ratio(what, (place, "react", 1), (place, "react", 1, RAW), 5)
 

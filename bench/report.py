@@ -114,9 +114,11 @@ class Ratios:
         for size in self._numbers.sizes(place, "sleeping"):
             held = self._numbers.get(place, "sleeping", size)
             if held is not None:
-                what = f"{place}: F, bytes a sleeping run holds in the worker, {size:,} asleep"
-                # Less than its id alone: nothing is held. Buffers that do not grow with the number
-                # of runs come and go by some tens of kilobytes.
+                what = (
+                    f"{place}: F, bytes a sleeping run holds ({size:,} asleep; 64 is noise, not 0)"
+                )
+                # The target is 0. Growth was seen to go both ways from one round to the next, by
+                # up to 220 kB, so a single round cannot tell 0 from some tens of bytes a run.
                 yield Ratio(what, held, 64)
         what = f"{place}: F, signal to next step against a raw write"
         yield self._ratio(what, (place, "react", 1), (place, "react", 1, RAW), 5)

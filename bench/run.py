@@ -98,7 +98,7 @@ async def take_turns(numbers: Numbers, repeats: int, turns: Mapping[Key, Turn]) 
 async def opened(place: Place) -> AsyncIterator[tuple[Store, raw.Raw]]:
     """Give the store and the raw driver, warm.
 
-    A log is slow while its file still grows: the warming writes enough for the first checkpoint.
+    The first numbers of a fresh store were several times its later ones; why was not looked into.
     """
     store, driver = place.open(), await place.open_raw()
     try:

@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 
 from perdure.clock import Clock, Duration, parse_duration
 from perdure.errors import Cancelled, InvalidArgument, PerdureError
+from perdure.function import conduct
 from perdure.ownership import Home, Session
 from perdure.result import Err, Result
 from perdure.step import Step
 from perdure.store import Store
-from perdure.workflow import conduct
 
 logger = logging.getLogger(__name__)
 

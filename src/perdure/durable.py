@@ -34,11 +34,12 @@ from perdure.errors import (
     VersionMismatch,
 )
 from perdure.events import Bus, Listener, check_listener
+from perdure.function import WorkflowFunction, as_deps, body_of
 from perdure.record import outcome_of
 from perdure.result import Result
 from perdure.step import check_errors
 from perdure.store import Store, check_id, check_store
-from perdure.workflow import WorkflowFunction, as_deps, body_of, encode_metadata
+from perdure.workflow import encode_metadata
 
 __all__ = [
     "OnVersionMismatch",

@@ -6,14 +6,13 @@ later step raises the same error, whatever the function catches.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from random import Random
-from typing import Any, Literal, Protocol, TypeAlias
-
-import msgspec
+from typing import Any
 
 from perdure import codec
+from perdure._execution_blame import blamed
 from perdure.arguments import check_text
 from perdure.cache import StepCache
 from perdure.calling import Elapsed, check_callable, invoke, is_awaited, within
@@ -44,106 +43,12 @@ from perdure.ledger import Ledger
 from perdure.lineage import CURRENT, Branch, Call, Lineage, outside
 from perdure.record import Record, failure_record, is_plain, outcome_of, result_of
 from perdure.result import Err, Ok
-from perdure.retry import Retry, Timeout, delay_before
+from perdure.retry import Retry, delay_before
 from perdure.snapshot import PendingWait, StepRecord
+from perdure.spec import Home, Made, Spec
 
 _NO_STORE = "a Workflow in this process"
 _NOTHING_LOST: tuple[codec.Loss, ...] = ()
-
-Kind: TypeAlias = Literal["step", "sleep", "event", "race", "transaction"]
-
-
-class Home(Protocol):
-    """Where a run's records become durable and its waits are spent."""
-
-    async def record(
-        self,
-        step: str,
-        key: str,
-        record: bytes,
-        at: str,
-        warnings: Sequence[Any] = (),
-        takes: Sequence[str] = (),
-    ) -> None:
-        """Return when the record, made at that time, is durable; an exception breaks the run."""
-        ...
-
-    async def wait(self, wait: PendingWait) -> tuple[str, object] | None:
-        """Wait for the wait's time or event: an event gives its message id and payload."""
-        ...
-
-    async def transact(
-        self, step: str, work: Callable[[Any], Awaitable[tuple[str, bytes, str]]]
-    ) -> None:
-        """Call `work` with the store's connection; its record commits with what it wrote."""
-        ...
-
-
-class Spec(Call):
-    """One call of a step, as the function asked for it.
-
-    What most calls leave as it is stands in the class.
-    """
-
-    kind: Kind = "step"
-    retries: Retry | None = None
-    timeout: Timeout | None = None
-    returns: Any = None
-    errors: tuple[type[BaseException], ...] = ()
-    ttl: timedelta | None = None
-
-    def __init__(
-        self,
-        id: str,
-        branch: Branch,
-        key: str | None,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-    ) -> None:
-        self.branch = branch
-        self.attempt = 1
-        self.inner = None
-        self.id = id
-        self.key = key
-        if key is None:
-            self.call = branch.call(id)
-            self.path = branch.path
-            self.print = codec.fingerprint(args) if args else ""
-        else:
-            self.call = key
-            self.path = self.print = ""
-        self.fn = fn
-        self.args = args
-
-    def return_type(self) -> object:
-        """Give the type the value comes back as, if that is known."""
-        return self.returns if self.returns is not None else codec.return_type(self.fn)
-
-    def error_type(self) -> object:
-        """Give the type that the error of a returned `Err` comes back as, if that is known."""
-        return codec.error_type(self.fn)
-
-    def facts(self, key: str) -> dict[str, str]:
-        """Give what a record under `key` holds of the call's identity."""
-        named = {"kind": self.kind, "args": self.print, "branch": self.path, "call": self.call}
-        usual = {"kind": "step", "args": "", "branch": "", "call": key}
-        return {name: fact for name, fact in named.items() if fact != usual[name]}
-
-    def place(self) -> str:
-        """Give the step's name for people."""
-        return f"step {self.call!r}" + (f" of branch {self.path!r}" if self.path else "")
-
-
-class Made(msgspec.Struct, frozen=True, gc=False):
-    """A record as it was made: where it stands, its JSON, when, what the function sees of the
-    value, and what was lost of it.
-    """
-
-    key: str
-    record: bytes
-    at: str
-    seen: Any
-    losses: tuple[codec.Loss, ...]
 
 
 class Execution:
@@ -240,7 +145,7 @@ class Execution:
         """Give the keys of the failures that ended the run; all, when it does not show which
         did.
         """
-        return _blamed(self.failures, self.ended_by)
+        return blamed(self.failures, self.ended_by)
 
     def perform(self, spec: Spec) -> Coroutine[Any, Any, Any]:
         """Answer from the record, from the cache, or by running the step."""
@@ -481,7 +386,7 @@ class Execution:
         """Let the steps inside a failed attempt that made it fail run again in the next one."""
         within = spec.within().path
         inner = [key for key in self.failures if self.ledger.lies_within(key, within)]
-        ended = _blamed({key: self.failures.pop(key) for key in inner}, failure)
+        ended = blamed({key: self.failures.pop(key) for key in inner}, failure)
         self.ledger.drop(ended)
 
     def _tries_again(self, retry: Retry, spec: Spec, failure: Exception) -> bool:
@@ -605,22 +510,3 @@ class _RolledBack(Exception):
 
     def __init__(self, failure: Exception | Err[Any]) -> None:
         self.failure = failure
-
-
-def _blamed(failures: Mapping[str, BaseException], error: BaseException | None) -> list[str]:
-    """Give the keys of failures that led to the error; all of them, when it does not show which."""
-    seen = _chain(error)
-    return [key for key, failure in failures.items() if id(failure) in seen] or list(failures)
-
-
-def _chain(error: BaseException | None) -> set[int]:
-    seen: set[int] = set()
-    todo = [error]
-    while todo:
-        error = todo.pop()
-        if error is not None and id(error) not in seen:
-            seen.add(id(error))
-            todo += [error.__cause__, error.__context__]
-            if isinstance(error, BaseExceptionGroup):
-                todo += error.exceptions
-    return seen

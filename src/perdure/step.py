@@ -14,11 +14,12 @@ from typing import Any, TypeVar, TypeVarTuple, overload
 
 from perdure.clock import Cron, Duration, isoformat, parse_duration
 from perdure.errors import InvalidArgument, InvalidDuration, PerdureError
-from perdure.execution import Execution, Spec
+from perdure.execution import Execution
 from perdure.lineage import CURRENT, Branch, spawn
 from perdure.result import Err, Ok
 from perdure.retry import Retry, Timeout, as_retry, as_timeout
 from perdure.snapshot import PendingWait
+from perdure.spec import Spec
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -23,12 +23,12 @@ from perdure import (
 )
 from perdure.caches import FileCache, MemoryCache
 from perdure.events import StepComplete
+from perdure.function import Deps
 from perdure.keyvalue import MemoryKeyValue
 from perdure.registry import Definition
 from perdure.runtime import Signalled
 from perdure.store import Listed
 from perdure.stores import MemoryStore, open_store, sqlite
-from perdure.workflow import Deps
 
 
 @dataclass

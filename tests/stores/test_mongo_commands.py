@@ -88,7 +88,7 @@ def end(grant: Grant, n: int, rest: Rest) -> Entry:
 async def test_a_step_costs_one_command(store: MongoStore, overheard: Overheard) -> None:
     """From the first step to the last, however long the run is."""
     (grant,) = await leases(store, 1)
-    assert overheard.names() == ["findAndModify"]
+    assert overheard.names() == ["insert"]
     for n in range(1, 100):
         await store.append([step(grant, n)])
     assert Counter(overheard.names()) == {"insert": 99}
@@ -99,7 +99,7 @@ async def test_a_step_costs_one_command(store: MongoStore, overheard: Overheard)
 async def test_a_batch_costs_what_one_costs(store: MongoStore, overheard: Overheard) -> None:
     """Two hundred runs are leased, written and put to rest in as many round trips as one."""
     grants = await leases(store, 200)
-    assert overheard.names() == ["insert", "update", "find"]
+    assert overheard.names() == ["insert"]
     assert set(await store.append([step(grant, 1) for grant in grants])) == {Verdict.ACCEPTED}
     assert overheard.names() == ["insert"]
     await store.renew([grant.lease for grant in grants], HOUR)
@@ -114,6 +114,35 @@ async def test_a_batch_costs_what_one_costs(store: MongoStore, overheard: Overhe
     assert overheard.names() == ["find", "update", "find"]
     await store.append([end(grant, 1, Rest("completed", gone=True)) for grant in claimed])
     assert overheard.names()[0] == "delete"
+
+
+async def test_runs_that_leave_are_swept_up_together(
+    store: MongoStore, overheard: Overheard, place: Place
+) -> None:
+    """One after another they are gone at once; their entries follow in one command."""
+    for n in range(1, 6):
+        (grant,) = await store.acquire([want(n)])
+        assert grant is not None
+        await store.append([step(grant, 1)])
+        await store.append([end(grant, 2, Rest("completed", gone=True))])
+    assert overheard.names() == ["insert", "insert", "delete"] * 5
+    await store._sweeper.close()
+    assert overheard.names() == ["delete"]
+    assert place.database[f"{RUNS}_journal"].count_documents({}) == 0
+
+
+async def test_a_run_that_leaves_takes_its_letters_along(store: MongoStore, place: Place) -> None:
+    """Also those that came while it ran, and those that it took."""
+    (grant, other) = await leases(store, 2)
+    await store.send(grant.lease.id, "paid", b"1", dedup_id="1")
+    (letter,) = await store.inbox(grant.lease.id)
+    taking = Entry(grant.lease.id, grant.lease.epoch, 1, as_json(snapshot("a")), (letter.id,))
+    await store.append([taking])
+    await store.send(grant.lease.id, "paid", b"2")
+    leaving = [end(leaver, 2, Rest("completed", gone=True)) for leaver in (grant, other)]
+    assert await store.append(leaving) == [Verdict.ACCEPTED] * 2
+    await store._sweeper.close()
+    assert place.database[f"{RUNS}_inbox"].count_documents({}) == 0
 
 
 async def test_what_is_at_rest_is_read_at_once(store: MongoStore, overheard: Overheard) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +14,7 @@ from pymongo import AsyncMongoClient, MongoClient
 from perdure.clock import SystemClock
 from perdure.errors import InvalidArgument, StoreClosed, StoreError, StoreUnavailable
 from perdure.store import Entry, Grant, NewRun, Rest, Verdict, Want
-from perdure.stores import _mongo_leases, open_store
+from perdure.stores import open_store
 from perdure.stores.mongo import MongoReplicaSetStore, MongoStore, mongo
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance.samples import as_json, snapshot
@@ -157,12 +157,29 @@ async def test_a_departure_whose_answer_was_lost_is_accepted(place: Place) -> No
 async def test_a_lease_whose_answer_was_lost_can_be_asked_for_again(place: Place) -> None:
     """The owner that asks again gets it, and what it appends counts."""
     async with TcpProxy.before(place.url) as proxy, mongo(through(proxy)) as store:
-        await store.load("run")
+        await store.save("run", snapshot())
         proxy.drop_next_reply(to=b"findAndModify")
         with pytest.raises(StoreUnavailable):
             await lease(store)
         (grant,) = await lease(store)
         assert await store.append([step(grant, 1)]) == [Verdict.ACCEPTED]
+    place.clear()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_a_new_run_whose_answer_was_lost_is_created_once(place: Place, count: int) -> None:
+    """It is known again by the call that created it, also where only a new run would do."""
+    async with TcpProxy.before(place.url) as proxy, mongo(through(proxy)) as store:
+        await store.load("run")
+        proxy.drop_next_reply(to=b"\x02insert\x00")
+        first = as_json(snapshot())
+        wants = [Want(f"{n}", "ana", HOUR, create=first, existing=False) for n in range(count)]
+        grants = await store.acquire(wants)
+        assert proxy.dropped == 1
+        assert [grant.created for grant in grants if grant is not None] == [True] * count
+        entries = [step(grant, 1) for grant in grants if grant is not None]
+        assert await store.append(entries) == [Verdict.ACCEPTED] * count
+        assert await store.acquire(wants) == [None] * count
     place.clear()
 
 
@@ -244,37 +261,6 @@ async def test_two_machines_an_hour_apart_share_leases(place: Place) -> None:
             assert len(await second.claim("bob", HOUR, 10)) == 1
             assert len(await lease(first, f"1 {id}", f"2 {id}")) == 2
     place.clear()
-
-
-async def test_a_run_that_is_being_created_is_not_claimed(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the insert and the lease the server's time is only guessed; well enough, also on a
-    machine whose clock is slow."""
-    clock = TestClock(SystemClock().now() - HOUR)
-    async with mongo(place.url, clock=clock) as slow, mongo(place.url) as other:
-        await slow.load("nothing")
-        claimed: list[Grant] = []
-
-        async def meanwhile() -> None:
-            claimed.extend(await other.claim("bob", HOUR, 10))
-
-        after_insert(monkeypatch, meanwhile)
-        assert len(await lease(slow, "1", "2")) == 2
-        assert claimed == []
-    place.clear()
-
-
-def after_insert(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Awaitable[None]]) -> None:
-    """Let something happen between the insert of runs and what comes next."""
-    insert = _mongo_leases.insert
-
-    async def inserting(*arguments: Any) -> set[int]:
-        known = await insert(*arguments)
-        await act()
-        return known
-
-    monkeypatch.setattr(_mongo_leases, "insert", inserting)
 
 
 async def test_a_client_that_was_passed_in_stays_open(place: Place) -> None:

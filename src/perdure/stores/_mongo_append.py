@@ -6,7 +6,7 @@ taken, a lease that somebody else was given) is settled run by run from what the
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -187,20 +187,23 @@ class Appender:
         try:
             with _in_doubt(turns):
                 done = await _count_done(db, writes) if writes else 0
+                lettered = False
                 if leaving:
-                    # One statement for all: as many of their own would take the server far longer.
-                    done += (await db.runs.delete_many(epochs_are(leaving))).deleted_count
+                    gone, lettered = await _remove(db, leaving)
+                    done += gone
         except PyMongoError as error:
             if not is_cut(error):
                 raise
             return turns
         if done < len(turns):
             return turns
-        await self._rested(db, turns)
+        await self._rested(db, turns, lettered=lettered)
         return []
 
-    async def _rested(self, db: Collections, turns: Sequence[Turn]) -> None:
-        """Clear up after rests, and mark what they took."""
+    async def _rested(
+        self, db: Collections, turns: Sequence[Turn], *, lettered: bool = True
+    ) -> None:
+        """Clear up after rests, and mark what they took; those that left may have had letters."""
         taken: list[str] = []
         for turn in turns:
             epoch = turn.last.epoch
@@ -210,10 +213,10 @@ class Appender:
             elif position.slot:
                 self._sweeper.slots(slot_id(turn.key, epoch, slot) for slot in range(position.slot))
             self._positions.drop(turn.key, epoch)
-            if turn.leaves():
-                self._sweeper.mail(turn.key, turn.life if position is None else position.life)
-            else:
+            if not turn.leaves():
                 taken += message_ids(turn.key, turn.takes())
+            elif lettered:
+                self._sweeper.mail(turn.key, turn.life if position is None else position.life)
         if taken:
             await mark_taken(db, taken)
 
@@ -374,6 +377,16 @@ async def _count_done(db: Collections, writes: Sequence[Write]) -> int:
     """Send the writes in one round trip; give how many of them found their run."""
     result = await db.runs.bulk_write([*writes], ordered=False)
     return result.matched_count + result.deleted_count
+
+
+async def _remove(db: Collections, epochs: Mapping[str, int]) -> tuple[int, bool]:
+    """Delete runs that have these epochs; give how many, and whether some may have had letters."""
+    # One statement for all: as many of their own would take the server far longer.
+    mine = epochs_are(epochs)
+    gone = (await db.runs.delete_many({**mine, "letters": None})).deleted_count
+    if gone == len(epochs):
+        return gone, False
+    return gone + (await db.runs.delete_many(mine)).deleted_count, True
 
 
 async def _mail_waits(db: Collections, turn: Turn, rest: Rest, taken: Sequence[str]) -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import urlsplit
@@ -20,6 +20,7 @@ from perdure.clock import Clock
 from perdure.errors import InvalidArgument, StoreError
 from perdure.stores._lifecycle import Lifecycle
 from perdure.stores._mongo import AsyncMongoClient
+from perdure.stores._mongo_clock import ServerClock
 from perdure.stores._mongo_documents import AS_PLAIN_INTEGERS
 from perdure.stores._mongo_errors import UNAUTHORIZED, translated
 
@@ -82,7 +83,7 @@ class Connection(Generic[T]):
         self._client: Client | None = None
         self._bound: T | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ahead = timedelta(0)
+        self.server_clock = ServerClock(self._server_time)
         self._life = Lifecycle("MongoDB", self._set_up)
 
     def use(self) -> "Use[T]":
@@ -93,10 +94,6 @@ class Connection(Generic[T]):
         """Give the database, set up."""
         await self._life.ready()
         return self._connected()
-
-    def about_now(self) -> datetime:
-        """Give the server's time, as well as this machine can tell: never for a lease."""
-        return self.clock.now() + self._ahead
 
     async def close(self) -> None:
         """Close the client if it is ours; a second call does nothing."""
@@ -131,9 +128,7 @@ class Connection(Generic[T]):
 
     async def _set_up(self) -> None:
         bound = self._connected()
-        assert self._client is not None
-        hello = await self._client.admin.command("hello")
-        self._ahead = hello["localTime"].replace(tzinfo=UTC) - self.clock.now()
+        hello = await self._hello()
         if hello["maxWireVersion"] < _WIRE_VERSION:
             raise StoreError(f"MongoDB at {self.target.where} is older than 4.2, which is needed")
         if self.target.replica_set and "setName" not in hello and hello.get("msg") != "isdbgrid":
@@ -142,6 +137,15 @@ class Connection(Generic[T]):
                 "streams; make it a replica set, or pass replica_set=False"
             )
         await self._prepare(bound)
+
+    async def _hello(self) -> Mapping[str, Any]:
+        assert self._client is not None
+        answer: Mapping[str, Any] = await self._client.admin.command("hello")
+        return answer
+
+    async def _server_time(self) -> datetime:
+        time: datetime = (await self._hello())["localTime"]
+        return time.replace(tzinfo=UTC)
 
 
 class Use(Generic[T]):

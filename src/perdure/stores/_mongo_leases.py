@@ -1,18 +1,21 @@
 """Leases: given, moved and taken back; and the runs that wait for one."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from bson.objectid import ObjectId
 from pymongo import ReturnDocument
-from pymongo.errors import DuplicateKeyError
+from pymongo.errors import DuplicateKeyError, PyMongoError
 
+from perdure import codec
 from perdure.errors import StoreCorrupted
 from perdure.store import Due, Grant, Lease, Message, NewRun, Want
+from perdure.stores._mongo_clock import ServerClock
 from perdure.stores._mongo_connection import casual
 from perdure.stores._mongo_documents import body_of, read_run
+from perdure.stores._mongo_errors import is_cut
 from perdure.stores._mongo_inbox import (
     have_mail,
     mark_taken,
@@ -37,6 +40,7 @@ from perdure.stores._mongo_updates import (
     owner_of,
     releasing,
 )
+from perdure.stores._times import micros
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +60,11 @@ class Epochs:
         salt = int.from_bytes(ObjectId().binary[-3:], "big") % 1000
         return next_epoch(salt, self.floor)
 
+    def at(self, moment: datetime) -> int:
+        """Give a new epoch that is there at this moment, above all that this process gave so."""
+        self.floor = max(self.floor + 1, micros(moment))
+        return self.floor
+
     def ended(self, epoch: int) -> None:
         """Note an epoch that must not come again, though nothing in the database tells of it."""
         self.floor = max(self.floor, epoch)
@@ -69,12 +78,12 @@ class Leases:
         prefix: str,
         positions: Positions,
         epochs: Epochs,
-        about_now: Callable[[], datetime],
+        clock: ServerClock,
     ) -> None:
         self._prefix = prefix
         self._positions = positions
         self._epochs = epochs
-        self._about_now = about_now
+        self._clock = clock
 
     async def acquire(self, db: Collections, wants: Sequence[Want]) -> list[Grant | None]:
         """Give each want its lease, or None."""
@@ -94,24 +103,80 @@ class Leases:
 
     async def _acquire(self, db: Collections, wants: Sequence[Want]) -> list[Grant | None]:
         claim = ObjectId()
-        if len(wants) == 1:
-            found = [await self._lease_one(db, wants[0], claim)]
-        else:
-            found = await self._lease_many(db, wants, claim)
-        leased = {run["_id"]: {**run} for run in found if run is not None}
-        ttls = {self._prefix + want.id: want.ttl for want in wants}
-        granted = await self._equip(db, leased, ttls)
-        grants = [granted.get(self._prefix + want.id) for want in wants]
+        new = [want for want in wants if want.create is not None]
+        made = await self._create(db, new, claim) if new else {}
+        # What was inserted before a connection ended is known by its claim.
+        in_doubt = made is None
+        granted: dict[str, Grant | StoreCorrupted] = {**(made or {})}
+        keys = [self._prefix + want.id for want in wants]
+        left = [
+            want
+            for key, want in zip(keys, wants, strict=True)
+            if key not in granted and (want.existing or in_doubt)
+        ]
+        if left:
+            if in_doubt or len(left) == 1:
+                found = [await self._lease_one(db, want, claim) for want in left]
+            else:
+                found = await self._lease_many(db, left, claim)
+            leased = {run["_id"]: {**run} for run in found if run is not None}
+            ttls = {self._prefix + want.id: want.ttl for want in left}
+            granted |= await self._equip(db, leased, ttls)
+        grants = [granted.get(key) for key in keys]
         for grant in grants:
             if isinstance(grant, StoreCorrupted):
                 raise grant
         return [grant for grant in grants if not isinstance(grant, StoreCorrupted)]
 
+    async def _create(
+        self, db: Collections, wants: Sequence[Want], claim: ObjectId
+    ) -> dict[str, Grant] | None:
+        """Create those of the runs that are not there, each with its lease, in one insert.
+
+        Gives their grants by `_id`, or None when it is not known which were created.
+        """
+        moment = await self._clock.now()
+        epoch = self._epochs.at(moment)
+        now = moment - timedelta(microseconds=moment.microsecond % 1000)
+        header = {"epoch": epoch, "epochs": [epoch], "status": "running", "awaits": []}
+        header |= {"takeovers": 0, "updatedAt": now, "claim": claim, "born": claim}
+        bodies: dict[bytes, Document] = {}
+        grants: dict[str, Grant] = {}
+        documents: list[Document] = []
+        weight = 0
+        for want in wants:
+            assert want.create is not None
+            if (body := bodies.get(want.create)) is None:
+                body = bodies[want.create] = body_of(want.create, _naming(want))
+            ends = now + timedelta(milliseconds=milliseconds(want.ttl))
+            key = self._prefix + want.id
+            own = {"_id": key, "owner": want.owner, "wakeAt": ends, **_workflow_of(want)}
+            documents.append({**own, **header, **body})
+            lease = Lease(want.id, want.owner, epoch, ends)
+            grants[key] = Grant(lease, codec.loads(want.create), now, created=True)
+            weight += len(want.create)
+        try:
+            known = await insert(db.runs, documents, weight)
+        except PyMongoError as error:
+            if not is_cut(error):
+                raise
+            self._clock.forget()
+            return None
+        # Only then is the epoch a thing of the past, also for who begins the run again elsewhere.
+        await self._clock.pass_by(moment)
+        for place in known:
+            del grants[documents[place]["_id"]]
+        for key in grants:
+            self._positions.grant(key, epoch, str(claim))
+        return grants
+
     async def _lease_one(self, db: Collections, want: Want, claim: ObjectId) -> Any:
         owner = owner_of({"": want.owner})
         pipeline = [leasing(owner, want.ttl, claim, self._epochs.next(), existing=want.existing)]
         if want.create is not None:
-            pipeline.insert(0, creating(self._new(want, claim)))
+            body = body_of(want.create, _naming(want))
+            new = {**body, **_workflow_of(want), "claim": claim, "born": claim}
+            pipeline.insert(0, creating(new))
         run = None
         for _ in range(_ATTEMPTS):
             try:
@@ -130,39 +195,14 @@ class Leases:
     async def _lease_many(
         self, db: Collections, wants: Sequence[Want], claim: ObjectId
     ) -> list[Any]:
-        # Inserts are many times quicker than updates that insert. A new run whose creator dies
-        # before it has the lease is claimed like one whose lease has expired.
-        now = self._about_now()
-        new = [want for want in wants if want.create is not None]
-        documents = [
-            {
-                "_id": self._prefix + want.id,
-                **self._new(want, claim),
-                "status": "running",
-                "updatedAt": now,
-                "wakeAt": date(now + want.ttl),
-            }
-            for want in new
-        ]
-        weight = sum(len(want.create or b"") for want in new)
-        known = await insert(db.runs, documents, weight) if new else set()
-        made = {want.id for place, want in enumerate(new) if place not in known}
         owners: dict[timedelta, dict[str, str]] = {}
         for want in wants:
-            if want.existing or want.id in made:
-                owners.setdefault(want.ttl, {})[self._prefix + want.id] = want.owner
+            owners.setdefault(want.ttl, {})[self._prefix + want.id] = want.owner
         for ttl, some in owners.items():
             lease = leasing(owner_of(some), ttl, claim, self._epochs.next())
             await db.runs.update_many({"_id": {"$in": [*some]}}, [lease])
         keys = [key for some in owners.values() for key in some]
         return await _claimed(db, keys, claim)
-
-    def _new(self, want: Want, claim: ObjectId) -> Document:
-        assert want.create is not None
-        document = body_of(want.create, f"the snapshot of run {want.id!r}")
-        if want.workflow is not None:
-            document["workflow"] = want.workflow
-        return {**document, "claim": claim, "born": claim}
 
     async def claim(
         self,
@@ -259,7 +299,7 @@ class Leases:
         """Create runs that wait for a claim; False for each id that was there."""
         if not runs:
             return []
-        claim, now = ObjectId(), self._about_now()
+        claim, now = ObjectId(), await self._clock.now()
         documents = [
             {
                 "_id": self._prefix + run.id,
@@ -336,6 +376,14 @@ class Leases:
 
     def _id(self, key: str) -> str:
         return key[len(self._prefix) :]
+
+
+def _naming(want: Want) -> str:
+    return f"the snapshot of run {want.id!r}"
+
+
+def _workflow_of(want: Want) -> Document:
+    return {} if want.workflow is None else {"workflow": want.workflow}
 
 
 async def sleeping_workflows(db: Collections) -> list[str | None]:

@@ -17,6 +17,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _AT_ONCE = 2_000
+_PAUSE = 0.5
 _WITHOUT_SEAL = {"seal": {"$exists": False}}
 
 
@@ -33,6 +34,7 @@ class Sweeper:
         self._logs: list[tuple[str, int]] = []
         self._mail: list[tuple[str, str]] = []
         self._task: asyncio.Task[None] | None = None
+        self._hurry: asyncio.Future[None] | None = None
 
     def slots(self, ids: Iterable[str]) -> None:
         """Remove these entries."""
@@ -51,22 +53,31 @@ class Sweeper:
 
     async def close(self) -> None:
         """Finish what was begun."""
-        if self._task is not None:
+        if self._task is not None and self._hurry is not None:
+            if not self._hurry.done():
+                self._hurry.set_result(None)
             await asyncio.wait([self._task])
 
     def _begin(self) -> None:
         if self._task is None:
-            self._task = asyncio.create_task(self._sweep())
+            self._hurry = asyncio.get_running_loop().create_future()
+            self._task = asyncio.create_task(self._sweep(self._hurry))
 
-    async def _sweep(self) -> None:
+    async def _sweep(self, hurry: asyncio.Future[None]) -> None:
         try:
-            while self._slots or self._logs or self._mail:
+            while self._left():
+                # What many calls leave behind goes together, when they have their answers.
+                await asyncio.wait([hurry], timeout=_PAUSE)
                 async with self._connection.use() as db:
-                    await self._round(db)
+                    for _ in range(0, self._left(), _AT_ONCE):
+                        await self._round(db)
         except StoreError as error:
             _log.warning("entries that no longer count were not removed: %s", error)
         finally:
             self._task = None
+
+    def _left(self) -> int:
+        return max(len(self._slots), len(self._logs), len(self._mail))
 
     async def _round(self, db: Collections) -> None:
         journal, inbox = casual(db.journal), casual(db.inbox)

@@ -89,7 +89,10 @@ def creating(document: Mapping[str, Any]) -> Document:
 
 def epochs_are(epochs: Mapping[str, int]) -> Document:
     """Match the runs that have these epochs, given by `_id`."""
-    return {"_id": {"$in": [*epochs]}, "$expr": {"$eq": ["$epoch", _of_this(epochs)]}}
+    some = {"_id": {"$in": [*epochs]}}
+    if len({*epochs.values()}) == 1:
+        return {**some, "epoch": next(iter(epochs.values()))}
+    return {**some, "$expr": {"$eq": ["$epoch", _of_this(epochs)]}}
 
 
 def are_held(leases: Iterable[tuple[str, int, str]]) -> Document:

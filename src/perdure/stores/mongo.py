@@ -125,7 +125,7 @@ class MongoStore(Closing):
         self._sweeper = Sweeper(connection)
         positions, epochs = Positions(connection.clock), Epochs()
         self._runs = Runs(prefix, epochs, self._sweeper)
-        self._leases = Leases(prefix, positions, epochs, connection.about_now)
+        self._leases = Leases(prefix, positions, epochs, connection.server_clock)
         self._appender = Appender(prefix, positions, self._sweeper)
 
     async def save(self, id: str, snapshot: Snapshot, /) -> None:

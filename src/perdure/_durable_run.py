@@ -44,7 +44,7 @@ OnVersionMismatch: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
     """One call of `run`."""
 

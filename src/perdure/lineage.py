@@ -95,7 +95,6 @@ _OUTSIDE: ContextVar[bool] = ContextVar("perdure_outside", default=False)
 
 _branches: dict[Task, Branch] = {}
 _asides: WeakKeyDictionary[Task, tuple[Call, Branch]] = WeakKeyDictionary()
-_guests: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
 
 
 class Lineage:
@@ -105,7 +104,7 @@ class Lineage:
     created meanwhile are enrolled.
     """
 
-    __slots__ = ("_before", "_call", "_loop", "_task", "busy", "root", "tasks")
+    __slots__ = ("_before", "_call", "_factory", "_loop", "_task", "busy", "root", "tasks")
 
     def __init__(self) -> None:
         self.root = Branch(self)
@@ -120,11 +119,11 @@ class Lineage:
         self._before = _branches.get(task)
         self.tasks[task] = _branches[task] = self.root
         self._call = CURRENT.set(None)
-        _watch(self._loop)
+        self._factory = _watch(self._loop)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _unwatch(self._loop)
+        _unwatch(self._loop, self._factory)
         CURRENT.reset(self._call)
         del self.tasks[self._task]
         if self._before is None:
@@ -252,10 +251,11 @@ def _ends_in_count(id: str) -> bool:
 class _Factory:
     """A task factory that enrols the tasks a run's branches create, and passes on all others."""
 
-    __slots__ = ("before",)
+    __slots__ = ("before", "guests")
 
     def __init__(self, before: Callable[..., Any] | None) -> None:
         self.before = before
+        self.guests = 0
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
         call, branch = CURRENT.get(), _branch_for_new_task(loop)
@@ -292,19 +292,17 @@ def _starts_for_wait_for() -> bool:
     return frame is not None and frame.f_code is _WAIT_FOR
 
 
-def _watch(loop: asyncio.AbstractEventLoop) -> None:
-    count = _guests.get(loop, 0)
-    if not isinstance(loop.get_task_factory(), _Factory):
-        loop.set_task_factory(_Factory(loop.get_task_factory()))
-    _guests[loop] = count + 1
-
-
-def _unwatch(loop: asyncio.AbstractEventLoop) -> None:
-    count = _guests[loop] - 1
-    if count:
-        _guests[loop] = count
-        return
-    del _guests[loop]
+def _watch(loop: asyncio.AbstractEventLoop) -> _Factory:
     factory = loop.get_task_factory()
-    if isinstance(factory, _Factory):
+    if not isinstance(factory, _Factory):
+        factory = _Factory(factory)
+        loop.set_task_factory(factory)
+    factory.guests += 1
+    return factory
+
+
+def _unwatch(loop: asyncio.AbstractEventLoop, factory: _Factory) -> None:
+    factory.guests -= 1
+    # One that somebody has put in its place meanwhile is theirs to mind.
+    if not factory.guests and loop.get_task_factory() is factory:
         loop.set_task_factory(factory.before)

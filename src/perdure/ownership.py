@@ -9,8 +9,7 @@ here. A `KeptRun` is the home of a run on a store without a journal: the whole s
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, cast
 
@@ -414,12 +413,19 @@ class KeptRun(Home):
         return data
 
 
-@contextmanager
-def telling(store: Store, what: str) -> Generator[None, None, None]:
-    """Turn what a user's own store raises into a `StoreError` that says what was being done."""
-    try:
-        yield
-    except PerdureError:
-        raise
-    except Exception as error:
-        raise StoreError(f"{type(store).__name__} could not {what}: {error}") from error
+class telling:  # noqa: N801  # reads as a verb: with telling(store, "load run 'a'")
+    """Turns what a user's own store raises into a `StoreError` that says what was being done."""
+
+    __slots__ = ("_store", "_what")
+
+    def __init__(self, store: Store, what: str) -> None:
+        self._store = store
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, PerdureError):
+            text = f"{type(self._store).__name__} could not {self._what}: {error}"
+            raise StoreError(text) from error

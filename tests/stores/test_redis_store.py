@@ -6,12 +6,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from redis import Redis
+from redis import Connection, Redis
 
 from perdure.errors import StoreCorrupted, StoreError
-from perdure.store import Entry, NewRun, Rest, Verdict
+from perdure.store import Entry, NewRun, Rest, Verdict, Want
 from perdure.stores import open_store
 from perdure.stores._redis_keys import SHARDS, Keys
+from perdure.stores._redis_links import packed
 from perdure.stores.redis import RedisStore, redis
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.process import Server
@@ -106,6 +107,30 @@ async def test_a_large_batch_goes_in_portions(store: RedisStore) -> None:
     assert set(await store.append(entries)) == {Verdict.ACCEPTED}
     assert await steps(store, "0") == ["1", "big", "12"]
     assert await steps(store, "1199") == ["1"]
+
+
+async def test_wants_of_all_kinds_are_answered_in_their_order(store: RedisStore) -> None:
+    """New runs come as words, others with what they hold; each answer meets its want."""
+    (held, free) = await leased(store, "held by ana", "free\n+ 1")
+    await store.append([step(held, 1), step(free, 1)])
+    await store.release([free.lease])
+    ids = ("new 1", held.lease.id, "missing", free.lease.id, "new\n2")
+    create = as_json(snapshot("first"))
+    wants = [Want(id, "bob", HOUR, create=create if "new" in id else None) for id in ids]
+    first, *nothing, second, third = await store.acquire(wants)
+    assert nothing == [None, None]
+    for id, grant in zip((ids[0], ids[3], ids[4]), (first, second, third), strict=True):
+        assert grant is not None
+        assert grant.lease.id == id
+        assert grant.created == ("new" in id)
+        assert grant.snapshot == await store.load(id)
+        assert grant.lease.expires_at == grant.now + HOUR
+
+
+def test_a_command_is_packed_as_the_driver_does() -> None:
+    """Texts as UTF-8, numbers as their digits, bytes as they are."""
+    command = ("EVALSHA", "ä", 12, b"\x00\r\n$3", "", b"x" * 10_000)
+    assert packed(command) == b"".join(Connection().pack_command(*command))
 
 
 async def test_a_run_that_cannot_be_read_harms_no_other(

@@ -13,10 +13,11 @@ _MAX_BYTES = 8 * 1024 * 1024
 
 
 class Row(NamedTuple):
-    """A run by its id, and what a script is told of it."""
+    """A run by its id, what a script is told of it, and about how many bytes that are."""
 
     id: str
     values: Sequence[Value]
+    weight: int = 0
 
 
 class Batch(NamedTuple):
@@ -53,7 +54,7 @@ def _portions(rows: Sequence[Row], group: Sequence[int]) -> Iterator[Sequence[in
     portion: list[int] = []
     size = 0
     for place in group:
-        weight = sum(len(value) for value in rows[place].values if not isinstance(value, int))
+        weight = rows[place].weight
         if portion and (len(portion) == _MAX_ROWS or size + weight > _MAX_BYTES):
             yield portion
             portion, size = [], 0

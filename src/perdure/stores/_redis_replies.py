@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -10,7 +10,7 @@ from perdure import codec
 from perdure.clock import isoformat
 from perdure.errors import CodecError, InvalidArgument, SnapshotFormatError, StoreCorrupted
 from perdure.snapshot import RunStatus, Snapshot, merge_snapshots
-from perdure.store import Due, Entry, Grant, Lease, Listed, Message, Rest
+from perdure.store import Due, Entry, Grant, Lease, Listed, Message, Rest, Want
 from perdure.stores._redis_links import Value
 from perdure.stores._times import micros, moment_of
 
@@ -36,32 +36,29 @@ def rest_argument(rest: Rest) -> dict[str, object]:
         told["wake"] = micros(rest.wake_at)
     if rest.awaits:
         told["awaits"] = rest.awaits
-    if rest.gone:
-        told["gone"] = True
     return told
 
 
 def entry_values(entry: Entry) -> Sequence[Value]:
-    """Give epoch, place in the journal, data, and what else the entry does."""
-    more: dict[str, object] = {}
-    if entry.takes:
-        more["takes"] = entry.takes
-    if entry.rest is not None:
-        more["rest"] = rest_argument(entry.rest)
+    """Give place in the journal, data, and what else the entry does."""
     # Digits in equal number, so that places can be compared as texts.
     place = b"%016d:%010d" % (entry.epoch, entry.n)
-    return entry.epoch, place, entry.data, to_json(more) if more else b""
+    if not entry.takes and entry.rest is None:
+        return place, entry.data, b""
+    if entry.rest is not None and entry.rest.gone:
+        return place, entry.data, b"gone"
+    more: dict[str, object] = {"takes": entry.takes}
+    if entry.rest is not None:
+        more["rest"] = rest_argument(entry.rest)
+    return place, entry.data, to_json(more)
 
 
-def snapshot_of(id: str, content: Sequence[bytes]) -> Snapshot:
+def snapshot_of(id: str, content: bytes) -> Snapshot:
     """Give the merged snapshot of a run's content."""
-    whole, journal = content
     try:
-        snapshot: Snapshot = codec.loads(whole)
-        if not journal:
-            return snapshot
-        return merge_snapshots(snapshot, *codec.loads(b"[%s]" % journal))
-    except (CodecError, SnapshotFormatError) as error:
+        snapshot, *journal = codec.loads(b"[%s]" % content)
+        return merge_snapshots(snapshot, *journal) if journal else snapshot
+    except (CodecError, SnapshotFormatError, ValueError) as error:
         raise StoreCorrupted(f"run {id!r} cannot be read: {error}") from error
 
 
@@ -76,20 +73,48 @@ def _message(field: str, payload: bytes) -> Message:
     return Message(field, name, payload, moment_of(int(number)))
 
 
-def grant_of(reply: Sequence[Any], prefix: str, owner: str, *, is_claim: bool = False) -> Grant:
-    """Give the grant that a script gave; that of a claim has its wake time for a last fact."""
-    key, facts, snapshot, journal, mail = reply
-    epoch, now, ends, takeovers, last = map(int, facts.split())
+class Created(NamedTuple):
+    """The epoch of a run that was created, and when."""
+
+    epoch: int
+    now: datetime
+
+
+def acquired_of(reply: Sequence[Any]) -> Sequence[Any]:
+    """Give what became of each want: `Created`, the reply of a grant, or None."""
+    now, words, grants = reply
+    moment, left = moment_of(int(now)), iter(grants)
+    answers: list[Any] = []
+    for word in words.split():
+        if word == b"-":
+            answers.append(None)
+        else:
+            answers.append(next(left) if word == b"+" else Created(int(word), moment))
+    return answers
+
+
+def new_grant(created: Created, want: Want) -> Grant:
+    """Give the grant of a run that was created as wanted."""
+    assert want.create is not None
+    lease = Lease(want.id, want.owner, created.epoch, created.now + want.ttl)
+    return Grant(lease, codec.loads(want.create), created.now, created=True)
+
+
+def grant_of(reply: Sequence[Any], prefix: str, owner: str) -> Grant:
+    """Give the grant of a run that was there."""
+    facts, content, *mail = reply
+    epoch, now, ends, takeovers, _, key = facts.split(b" ", 5)
     id = key.decode()[len(prefix) :]
-    inbox = messages_of(mail)
-    lease = Lease(id, owner, epoch, moment_of(ends), bool(inbox))
-    whole = snapshot_of(id, (snapshot, journal))
-    return Grant(lease, whole, moment_of(now), inbox, takeovers, bool(last) and not is_claim)
+    inbox = messages_of(*mail) if mail else ()
+    lease = Lease(id, owner, int(epoch), moment_of(int(ends)), bool(inbox))
+    snapshot = snapshot_of(id, content)
+    return Grant(lease, snapshot, moment_of(int(now)), inbox, int(takeovers))
 
 
 def wake_time_of(reply: Sequence[Any]) -> tuple[int, bytes]:
     """Give the wake time of a run that was claimed, and its id to tell it from others."""
-    return int(reply[1].split()[-1]), reply[0]
+    *_, at, key = reply[0].split(b" ", 5)
+    return int(at), key
 
 
 def renewed_of(reply: Sequence[Any], lease: Lease) -> Lease:

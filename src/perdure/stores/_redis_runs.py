@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from perdure.errors import StoreUnavailable
@@ -53,19 +53,27 @@ class Runs:
         return reply
 
     async def each(
-        self, script: Script, rows: Sequence[Row], *head: Value, repeatable: bool = True
+        self,
+        script: Script,
+        rows: Sequence[Row],
+        *head: Value,
+        repeatable: bool = True,
+        read: Callable[[Any], Sequence[Any]] = lambda reply: reply or (),
     ) -> Sequence[Any]:
-        """Give what a script gives for each run; `head` is what it is told first."""
+        """Give what a script gives for each run; `head` is what it is told first.
+
+        `read` gives the answers that are in a reply, where they are not the reply itself.
+        """
         if not rows:
             return ()
         parts = batches(rows, self._keys, self._prefix, is_split=self._is_split, head=head)
         calls = [part.call for part in parts]
         replies = await self._server.run(script, calls, repeatable=repeatable)
         if len(parts) == 1:
-            return replies[0] or ()
+            return read(replies[0])
         answers: list[Any] = [None] * len(rows)
         for part, reply in zip(parts, replies, strict=True):
-            for place, answer in zip(part.places, reply or (), strict=False):
+            for place, answer in zip(part.places, read(reply), strict=False):
                 answers[place] = answer
         return answers
 

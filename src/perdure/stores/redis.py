@@ -38,12 +38,15 @@ from perdure.stores._redis_keys import STATUSES, Keys
 from perdure.stores._redis_keyvalue import RedisKeyValue
 from perdure.stores._redis_open import open_link
 from perdure.stores._redis_replies import (
+    Created,
+    acquired_of,
     due_of,
     entry_values,
     grant_of,
     listed_of,
     mark_of,
     messages_of,
+    new_grant,
     renewed_of,
     rest_argument,
     snapshot_of,
@@ -186,15 +189,16 @@ class RedisStore(Closing):
         """Write the entries in one script; on a cluster in one for each shard that has some."""
         await self._life.ready()
         check_entries(entries, self.capabilities.max_value_size)
-        rows = [Row(entry.id, entry_values(entry)) for entry in entries]
+        rows = [Row(entry.id, entry_values(entry), len(entry.data)) for entry in entries]
         return [_VERDICTS[letter] for letter in await self._runs.each(scripts.APPEND, rows)]
 
     async def acquire(self, wants: Sequence[Want], /) -> Sequence[Grant | None]:
         """Give each want its lease and the run read under it, or None."""
         await self._life.ready()
-        answers = await self._runs.each(scripts.ACQUIRE, [self._row_of(want) for want in wants])
+        rows = [self._row_of(want) for want in wants]
+        answers = await self._runs.each(scripts.ACQUIRE, rows, read=acquired_of)
         return [
-            answer and grant_of(answer, self._prefix, want.owner)
+            answer and self._grant_of(answer, want)
             for want, answer in zip(wants, answers, strict=True)
         ]
 
@@ -250,7 +254,7 @@ class RedisStore(Closing):
         grants = []
         for reply in replies:
             try:
-                grants.append(grant_of(reply, self._prefix, owner, is_claim=True))
+                grants.append(grant_of(reply, self._prefix, owner))
             except StoreCorrupted:
                 logger.exception("a run was claimed that cannot be read")
         return grants
@@ -315,17 +319,23 @@ class RedisStore(Closing):
         if self._durability == "full":
             await require_durability(self._server)
 
+    def _grant_of(self, answer: Any, want: Want) -> Grant:
+        if isinstance(answer, Created):
+            return new_grant(answer, want)
+        return grant_of(answer, self._prefix, want.owner)
+
     def _row_of(self, want: Want) -> Row:
         self._check_size(f"the snapshot of run {want.id!r}", want.create or b"")
         workflow = workflow_argument(want.workflow)
         ttl, existing = want.ttl // _MICROSECOND, int(want.existing)
-        values = (want.owner, ttl, existing, workflow, want.create or b"")
-        return Row(check_id(want.id), values)
+        first = want.create or b""
+        return Row(check_id(want.id), (want.owner, ttl, existing, workflow, first), len(first))
 
     def _new_row_of(self, run: NewRun) -> Row:
         self._check_size(f"the snapshot of run {run.id!r}", run.snapshot)
         at = time_argument(run.wake_at, "wake_at")
-        return Row(check_id(run.id), (workflow_argument(run.workflow), at, run.snapshot))
+        values = (workflow_argument(run.workflow), at, run.snapshot)
+        return Row(check_id(run.id), values, len(run.snapshot))
 
     def _check_size(self, what: str, data: bytes) -> None:
         if len(data) > self.capabilities.max_value_size:

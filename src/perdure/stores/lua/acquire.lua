@@ -1,25 +1,20 @@
 -- KEYS: the run of each want. ARGV, five for each: owner, ttl, "1" if a run that is there will do,
--- workflow, and the first snapshot or "". Gives a grant for each, with "1" when it was created, or
--- nil.
-local answers = {}
-
-local function is_free(run, owner)
-    local was = redis.call('HMGET', run, 'owner', 'wake')
-    return not was[1] or was[1] == owner or tonumber(was[2]) <= now
-end
+-- workflow, and the first snapshot or "". Gives now; a word for each want, all in one text, for a
+-- client reads one text far sooner than many; and the grants. The word is the epoch of a run that
+-- was created, "+" where there is a grant, and "-" for nothing.
+local words, grants = {}, {}
 
 for number, run in ipairs(KEYS) do
-    local at = 5 * number
-    local owner, ttl = ARGV[at - 4], tonumber(ARGV[at - 3])
+    local owner, ttl, existing, workflow, snapshot = unpack(ARGV, 5 * number - 4, 5 * number)
     local shard, id = shard_and_id(run)
-    local is_there = redis.call('EXISTS', run) == 1
-    local answer = false
-    if is_there and ARGV[at - 2] == '1' and is_free(run, owner) then
-        answer = grant(shard, id, owner, ttl, '0')
-    elseif not is_there and ARGV[at] ~= '' then
-        create(shard, id, workflow_of(ARGV[at - 1]), ARGV[at])
-        answer = grant(shard, id, owner, ttl, '1')
+    local was = redis.call('EXISTS', run) == 1 and last_of(run)
+    words[number] = '-'
+    if not was and snapshot ~= '' then
+        local ends = text(now + ttl)
+        words[number] = create(shard, id, workflow_of(workflow), snapshot, ends, owner)
+    elseif was and existing == '1' and (was.is_over or was.owner == owner) then
+        words[number] = '+'
+        grants[#grants + 1] = grant(shard, id, was, owner, ttl, '')
     end
-    answers[number] = answer
 end
-return answers
+return {moment, table.concat(words, ' '), grants}

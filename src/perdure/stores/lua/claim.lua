@@ -8,10 +8,11 @@ local function wanted(id)
     return begins_with(id, prefix)
 end
 
-local lines, stopped = agenda(lanes, text(now), mark, tonumber(ARGV[1]), wanted)
+local lines, stopped = agenda(lanes, moment, mark, tonumber(ARGV[1]), wanted)
 local grants = {}
 for number, line in ipairs(lines) do
     local shard, id, at = unpack(line)
-    grants[number] = grant(shard, id, ARGV[6], tonumber(ARGV[7]), at)
+    local was = last_of(shard .. 'run:' .. id)
+    grants[number] = grant(shard, id, was, ARGV[6], ARGV[7], at)
 end
 return {stopped, grants}

@@ -1,12 +1,12 @@
--- Gives {snapshot, journal} of a run; the journal as one text, its entries with commas between, in
--- the order of their places. A client would spend more on many small texts than on their content.
+-- Gives a run's snapshot and its entries in the order of their places, as one text with commas
+-- between them. A client would spend more on many small texts than on their content.
 local function content(run)
     local fields = redis.call('HGETALL', run)
-    local snapshot, places, entries = nil, {}, {}
+    local texts, places, entries = {''}, {}, {}
     for at = 1, #fields, 2 do
         local field = fields[at]
         if field == 'snapshot' then
-            snapshot = fields[at + 1]
+            texts[1] = fields[at + 1]
         elseif string.find(field, '^%d') then
             places[#places + 1] = field
             entries[field] = fields[at + 1]
@@ -15,7 +15,7 @@ local function content(run)
     -- Of digits in equal number: any locale sorts them alike.
     table.sort(places)
     for number, place in ipairs(places) do
-        places[number] = entries[place]
+        texts[number + 1] = entries[place]
     end
-    return {snapshot or '', table.concat(places, ',')}
+    return table.concat(texts, ',')
 end

@@ -5,12 +5,9 @@ for number, run in ipairs(KEYS) do
     answers[number] = 1 - redis.call('EXISTS', run)
     if answers[number] == 1 then
         local shard, id = shard_and_id(run)
-        local workflow = workflow_of(ARGV[3 * number - 2])
-        local at = ARGV[3 * number - 1]
-        at = at ~= '' and at or text(now)
-        create(shard, id, workflow, ARGV[3 * number])
-        redis.call('HSET', run, 'wake', at)
-        wake(shard, id, workflow, at)
+        local workflow, at, snapshot = unpack(ARGV, 3 * number - 2, 3 * number)
+        at = at ~= '' and at or moment
+        create(shard, id, workflow_of(workflow), snapshot, at)
         if tonumber(at) <= now then
             hint(shard)
         end

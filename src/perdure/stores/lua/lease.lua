@@ -1,30 +1,39 @@
--- Gives a run to an owner: {id, facts, snapshot, journal, inbox}. The facts are one text: epoch,
--- now, end of the lease, takeovers, and what the caller adds.
-local function grant(shard, id, owner, ttl, more)
+-- Gives how a run lies. Its lease is over when there is none, too.
+local function last_of(run)
+    local status, workflow, updated, owner, ends, takeovers = unpack(
+        redis.call('HMGET', run, 'status', 'workflow', 'updated', 'owner', 'wake', 'takeovers')
+    )
+    return {
+        status = status,
+        workflow = workflow or nil,
+        updated = updated,
+        owner = owner or nil,
+        is_over = not owner or tonumber(ends) <= now,
+        takeovers = takeovers or 0,
+    }
+end
+
+-- Gives a run to an owner: {facts, content}, and its inbox if there is something in it. The facts
+-- are one text: epoch, now, end of the lease, takeovers, what the caller adds, and the id.
+local function grant(shard, id, was, owner, ttl, more)
     local run = shard .. 'run:' .. id
-    local was = redis.call('HMGET', run, 'status', 'workflow', 'updated', 'owner', 'wake', 'takeovers')
-    local workflow = was[2] or nil
-    local takeovers = tonumber(was[6] or 0)
-    look(shard, id, workflow)
-    if was[4] and tonumber(was[5]) <= now then
+    look(shard, id, was.workflow)
+    local takeovers = was.takeovers
+    if was.owner and was.is_over then
         takeovers = takeovers + 1
     end
-    local epoch = tick(shard)
-    local ends = text(now + ttl)
-    write(run, {
-        status = 'running',
-        owner = owner,
-        epoch = epoch,
-        wake = ends,
-        takeovers = takeovers,
-    })
+    local epoch, ends = tick(shard), text(now + ttl)
+    redis.call(
+        'HSET', run, 'status', 'running', 'owner', owner, 'epoch', epoch, 'wake', ends,
+        'takeovers', takeovers
+    )
     redis.call('HDEL', run, 'awaits', 'folded')
-    if was[1] ~= 'running' then
-        delist(shard, id, workflow, was[1])
-        enlist(shard, id, workflow, 'running', was[3])
+    if was.status ~= 'running' then
+        delist(shard, id, was.workflow, was.status)
+        enlist(shard, id, was.workflow, 'running', was.updated)
     end
-    wake(shard, id, workflow, ends)
-    local facts = table.concat({epoch, text(now), ends, takeovers, more}, ' ')
-    local snapshot, journal = unpack(content(run))
-    return {id, facts, snapshot, journal, redis.call('HGETALL', shard .. 'mail:' .. id)}
+    wake(shard, id, was.workflow, ends)
+    local mail = redis.call('HGETALL', shard .. 'mail:' .. id)
+    local facts = table.concat({epoch, moment, ends, takeovers, more, id}, ' ')
+    return {facts, content(run), mail[1] and mail}
 end

@@ -48,7 +48,20 @@ local function merge(keys, backwards, from, to, mark, limit, wanted)
         end
         return a.member ~= b.member and bytes_before(a.member, b.member) ~= backwards
     end
+    -- The one to go on with lies at the end.
     local sources = {}
+    local function put(source)
+        local low, high = 1, #sources + 1
+        while low < high do
+            local middle = math.floor((low + high) / 2)
+            if before(source, sources[middle]) then
+                low = middle + 1
+            else
+                high = middle
+            end
+        end
+        table.insert(sources, low, source)
+    end
     for number, key in ipairs(keys) do
         local source = {number = number, key = key, lines = {}, at = 1, offset = 0, more = true}
         repeat
@@ -57,17 +70,12 @@ local function merge(keys, backwards, from, to, mark, limit, wanted)
                 and not before(mark, {score = source.score, member = id_of(source.member)})
         until not seen
         if source.member then
-            sources[#sources + 1] = source
+            put(source)
         end
     end
     local lines, looked, last = {}, 0, nil
     while #lines < limit do
-        local first = nil
-        for _, source in ipairs(sources) do
-            if source.member and (not first or before(source, first)) then
-                first = source
-            end
-        end
+        local first = table.remove(sources)
         if not first then
             return lines, false
         end
@@ -80,6 +88,9 @@ local function merge(keys, backwards, from, to, mark, limit, wanted)
             lines[#lines + 1] = {first.number, first.member, text(first.score)}
         end
         next_line(first, range, from, to)
+        if first.member then
+            put(first)
+        end
     end
     return lines, false
 end

@@ -1,5 +1,5 @@
 -- KEYS: the run of each lease. ARGV: wake time or "", then two for each: epoch, owner.
-local at = ARGV[1] ~= '' and ARGV[1] or text(now)
+local at = ARGV[1] ~= '' and ARGV[1] or moment
 for number, run in ipairs(KEYS) do
     local was = redis.call('HMGET', run, 'epoch', 'owner', 'workflow')
     if was[1] == ARGV[2 * number] and was[2] == ARGV[2 * number + 1] then

@@ -18,14 +18,18 @@ local function text(number)
     return string.format('%.0f', number)
 end
 
+local moment = text(now)
+
 local function shard_and_id(run)
     return string.match(run, '^([^{]*{[^}]*}:)run:(.*)$')
 end
 
 -- Grows whatever happens: the clock may be set back, and a deleted run's numbers stay used.
+local ticks = {}
 local function tick(shard)
-    local last = tonumber(redis.call('GET', shard .. 'tick')) or 0
-    local next = text(math.max(last + 1, now))
+    local last = ticks[shard] or tonumber(redis.call('GET', shard .. 'tick')) or 0
+    ticks[shard] = math.max(last + 1, now)
+    local next = text(ticks[shard])
     redis.call('SET', shard .. 'tick', next)
     return next
 end
@@ -86,26 +90,27 @@ local function look(shard, id, workflow)
     )
 end
 
-local function write(key, fields)
-    local flat = {}
-    for name, value in pairs(fields) do
-        flat[#flat + 1] = name
-        flat[#flat + 1] = value
+-- Adds a field that has a value.
+local function add(fields, name, value)
+    if value then
+        fields[#fields + 1] = name
+        fields[#fields + 1] = value
     end
-    redis.call('HSET', key, unpack(flat))
 end
 
-local function create(shard, id, workflow, snapshot)
+-- Makes a run that wakes at a time, or whose owner's lease ends then; gives its epoch.
+local function create(shard, id, workflow, snapshot, at, owner)
     look(shard, id, workflow)
-    local updated = text(now)
-    write(shard .. 'run:' .. id, {
-        status = 'running',
-        workflow = workflow,
-        updated = updated,
-        epoch = tick(shard),
-        snapshot = snapshot,
-    })
-    enlist(shard, id, workflow, 'running', updated)
+    local epoch = tick(shard)
+    local fields = {
+        'status', 'running', 'updated', moment, 'epoch', epoch, 'wake', at, 'snapshot', snapshot
+    }
+    add(fields, 'workflow', workflow)
+    add(fields, 'owner', owner)
+    redis.call('HSET', shard .. 'run:' .. id, unpack(fields))
+    enlist(shard, id, workflow, 'running', moment)
+    wake(shard, id, workflow, at)
+    return epoch
 end
 
 local function lies_in_inbox(shard, id, names)
@@ -121,16 +126,18 @@ local function lies_in_inbox(shard, id, names)
     return false
 end
 
--- Puts a run to rest. What it was before is gone, but for its inbox.
-local function lay(shard, id, header, snapshot, rest)
+-- Puts a run to rest. What it was before is gone, but for its inbox. `folded` is the place of the
+-- entry that does it, if there is one.
+local function lay(shard, id, workflow, epoch, folded, snapshot, rest)
     local run = shard .. 'run:' .. id
     local was = redis.call('HMGET', run, 'status', 'workflow')
-    local workflow = header.workflow
     local at = rest.wake and text(rest.wake)
     look(shard, id, workflow)
-    look(shard, id, was[2] or nil)
+    if was[2] ~= (workflow or false) then
+        look(shard, id, was[2] or nil)
+    end
     if rest.awaits and lies_in_inbox(shard, id, rest.awaits) then
-        at = text(now)
+        at = moment
     end
     if was[1] then
         delist(shard, id, was[2] or nil, was[1])
@@ -139,13 +146,15 @@ local function lay(shard, id, header, snapshot, rest)
         end
         redis.call('UNLINK', run)
     end
-    header.status = rest.status
-    header.updated = text(now)
-    header.wake = at
-    header.awaits = rest.awaits and cjson.encode(rest.awaits)
-    header.snapshot = snapshot
-    write(run, header)
-    enlist(shard, id, workflow, rest.status, header.updated)
+    local fields = {
+        'status', rest.status, 'updated', moment, 'epoch', epoch, 'snapshot', snapshot
+    }
+    add(fields, 'workflow', workflow)
+    add(fields, 'folded', folded)
+    add(fields, 'wake', at)
+    add(fields, 'awaits', rest.awaits and cjson.encode(rest.awaits))
+    redis.call('HSET', run, unpack(fields))
+    enlist(shard, id, workflow, rest.status, moment)
     if at then
         wake(shard, id, workflow, at)
         if tonumber(at) <= now then

@@ -20,8 +20,8 @@ end
 redis.call('HSET', shard .. 'mail:' .. id, tick(shard) .. ' ' .. ARGV[1], ARGV[2])
 for _, name in ipairs(was[3] and cjson.decode(was[3]) or {}) do
     if name == ARGV[1] then
-        redis.call('HSET', run, 'wake', text(now))
-        wake(shard, id, was[2] or nil, text(now))
+        redis.call('HSET', run, 'wake', moment)
+        wake(shard, id, was[2] or nil, moment)
         hint(shard)
     end
 end

@@ -2,13 +2,18 @@
 -- Most batches hold nothing else, and need nothing of what a run is besides.
 local verdicts = {}
 
+-- A place in the journal begins with the epoch, whose digits are as many as a tick's.
+local function epoch_of(place)
+    return string.sub(place, 1, 16)
+end
+
 -- Gives the verdict on an entry, and whether it is new.
-local function judge(run, epoch, place)
+local function judge(run, place)
     local header = redis.call('HMGET', run, 'epoch', 'folded')
     if not header[1] then
         return 'U', false
     end
-    if header[1] ~= epoch then
+    if header[1] ~= epoch_of(place) then
         return 'F', false
     end
     -- Both are of this epoch, and as long as each other: their digits tell which is later.
@@ -16,11 +21,11 @@ local function judge(run, epoch, place)
 end
 
 local number = 1
-while number <= #KEYS and ARGV[4 * number] == '' do
-    local run, place = KEYS[number], ARGV[4 * number - 2]
-    local verdict, is_new = judge(run, ARGV[4 * number - 3], place)
+while number <= #KEYS and ARGV[3 * number] == '' do
+    local run, place = KEYS[number], ARGV[3 * number - 2]
+    local verdict, is_new = judge(run, place)
     if is_new then
-        redis.call('HSETNX', run, place, ARGV[4 * number - 1])
+        redis.call('HSETNX', run, place, ARGV[3 * number - 1])
     end
     verdicts[number] = verdict
     number = number + 1

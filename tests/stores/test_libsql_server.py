@@ -143,15 +143,36 @@ async def test_leases_go_by_the_servers_clock(sqld_url: str) -> None:
 async def test_a_verb_finds_by_index(store: LibsqlStore, sqld_url: str, verb: str) -> None:
     """The server's own SQLite uses the same indexes as ours."""
     await store.load("run")
-    statement = Tables("perdure_runs")[getattr(sql, verb)]
-    plan = [row[3] for row in query(sqld_url, f"EXPLAIN QUERY PLAN {unbound(statement)}")]
+    check_plan(sqld_url, Tables("perdure_runs")[getattr(sql, verb)])
+
+
+@pytest.mark.parametrize(
+    "verb", ["ACQUIRE", "APPEND", "REST", "FOLD", "FORGET_OWNED", "DELETE_OWNED", "TAKE_KNOWN"]
+)
+async def test_what_is_said_of_many_runs_finds_each_by_index(
+    store: LibsqlStore, sqld_url: str, verb: str
+) -> None:
+    """A batch costs by its own size, also on the server."""
+    await store.load("run")
+    [statement] = Tables("perdure_runs").over(getattr(sql, verb), [(None,) * 9] * 100)
+    check_plan(sqld_url, statement.sql)
+
+
+def check_plan(url: str, statement: str) -> None:
+    plan = [row[3] for row in query(url, f"EXPLAIN QUERY PLAN {unbound(statement)}")]
     assert not [line for line in plan if line.startswith("SCAN perdure")]
     assert [line for line in plan if "USING INDEX" in line or "USING COVERING INDEX" in line]
 
 
 def unbound(statement: str) -> str:
     """A statement with NULL for each of its values."""
-    words = statement.replace("(:", "( :").replace(",", " , ").replace(")", " )").split()
+    words = (
+        statement.replace("?", "NULL")
+        .replace("(:", "( :")
+        .replace(",", " , ")
+        .replace(")", " )")
+        .split()
+    )
     return " ".join("NULL" if word.startswith(":") else word for word in words)
 
 

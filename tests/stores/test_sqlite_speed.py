@@ -1,7 +1,7 @@
 """SQLite does no more work than the question needs, however much there is in the file."""
 
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -13,7 +13,7 @@ import pytest
 
 from perdure.store import Entry, Verdict, Want
 from perdure.stores import _sqlite_sql as sql
-from perdure.stores._sqlite_sql import Tables
+from perdure.stores._sqlite_sql import Statement, Tables
 from perdure.stores.sqlite import SqliteStore, sqlite
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 
@@ -69,8 +69,27 @@ PLANS = {
     "due": (sql.DUE, {"perdure_runs_wake"}),
     "claim": (sql.CLAIM, {"perdure_runs_wake", "sqlite_autoindex_perdure_runs_1"}),
     "prune": (sql.PRUNE, {"perdure_runs_list", "sqlite_autoindex_perdure_runs_1"}),
-    "acquire": (sql.ACQUIRE, {"sqlite_autoindex_perdure_runs_1"}),
     "inbox": (sql.INBOX, {"perdure_runs_inbox_waiting"}),
+}
+
+
+PLANS_OF_MANY = {
+    "acquire": (sql.ACQUIRE, {"sqlite_autoindex_perdure_runs_1"}),
+    "append": (sql.APPEND, {"sqlite_autoindex_perdure_runs_1"}),
+    "rest": (sql.REST, {"sqlite_autoindex_perdure_runs_1", "perdure_runs_inbox_waiting"}),
+    "fold": (
+        sql.FOLD,
+        {"sqlite_autoindex_perdure_runs_1", "sqlite_autoindex_perdure_runs_journal_1"},
+    ),
+    "forget": (
+        sql.FORGET_OWNED,
+        {"sqlite_autoindex_perdure_runs_1", "sqlite_autoindex_perdure_runs_journal_1"},
+    ),
+    "delete": (sql.DELETE_OWNED, {"sqlite_autoindex_perdure_runs_1"}),
+    "take": (
+        sql.TAKE_UNKNOWN,
+        {"sqlite_autoindex_perdure_runs_1", "perdure_runs_inbox_waiting"},
+    ),
 }
 
 
@@ -82,13 +101,42 @@ def test_a_verb_finds_by_index(database: sqlite3.Connection, verb: str, analyzed
     fall_asleep(database, 1_000)
     if analyzed:
         database.execute("ANALYZE")
-    explained = database.execute(
-        f"EXPLAIN QUERY PLAN {Tables('perdure_runs')[statement]}", values(older_than=1)
-    )
-    plan = [row[3] for row in explained]
-    used = {index for index in indexes if any(f"INDEX {index} (" in line for line in plan)}
-    assert used == indexes
-    assert not [line for line in plan if line.startswith("SCAN perdure") or "B-TREE" in line]
+    plan = Statement(Tables("perdure_runs")[statement], values(older_than=1))
+    assert used(database, plan, indexes) == indexes
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+@pytest.mark.parametrize("rows", [1, 100])
+@pytest.mark.parametrize("verb", PLANS_OF_MANY)
+def test_what_is_said_of_many_runs_finds_each_by_index(
+    database: sqlite3.Connection, verb: str, rows: int, analyzed: bool
+) -> None:
+    """A batch costs by its own size, and not by what else there is."""
+    statement, indexes = PLANS_OF_MANY[verb]
+    fall_asleep(database, 1_000)
+    if analyzed:
+        database.execute("ANALYZE")
+    [plan] = Tables("perdure_runs").over(statement, [(None,) * 9] * rows)
+    assert used(database, plan, indexes) == indexes
+
+
+def used(database: sqlite3.Connection, plan: Statement, indexes: set[str]) -> set[str]:
+    """Give which of the indexes are used; nothing is scanned or sorted."""
+    explained = database.execute(f"EXPLAIN QUERY PLAN {plan.sql}", plan.values)
+    lines = [row[3] for row in explained]
+    assert not [line for line in lines if line.startswith("SCAN perdure") or "B-TREE" in line]
+    return {index for index in indexes if any(f"INDEX {index} (" in line for line in lines)}
+
+
+def test_deleting_a_run_reads_nobody_elses_mail(database: sqlite3.Connection) -> None:
+    """The work for a deleted run does not grow with the inboxes of others."""
+    fall_asleep(database, 2)
+    mail = "INSERT INTO perdure_runs_inbox (run, name, payload, sent_at, dedup_id) VALUES "
+    few = steps_of(database, "DELETE FROM perdure_runs WHERE id = 'run 00000000'")
+    for number in range(1_000):
+        database.execute(f"{mail} ('other', 'hello', '1', 0, {number})")
+    many = steps_of(database, "DELETE FROM perdure_runs WHERE id = 'run 00000001'")
+    assert many <= few * 1.5
 
 
 def test_due_reads_no_more_than_it_gives(database: sqlite3.Connection) -> None:
@@ -103,12 +151,18 @@ def test_due_reads_no_more_than_it_gives(database: sqlite3.Connection) -> None:
 
 
 def steps_of_due(database: sqlite3.Connection) -> int:
-    """Give how many tens of steps SQLite's machine takes for a hundred due runs."""
+    until = int(NOW.timestamp() * 1_000_000)
+    due = Tables("perdure_runs")[sql.DUE]
+    return steps_of(database, due, values(until=until, prefix=""), rows=100)
+
+
+def steps_of(
+    database: sqlite3.Connection, statement: str, values: Mapping[str, object] = {}, rows: int = 0
+) -> int:
+    """Give how many tens of steps SQLite's machine takes for a statement."""
     steps = count()
     database.set_progress_handler(lambda: next(steps) < 0, 10)
-    until = int(NOW.timestamp() * 1_000_000)
-    due = database.execute(Tables("perdure_runs")[sql.DUE], values(until=until, prefix=""))
-    assert len(due.fetchall()) == 100
+    assert len(database.execute(statement, values).fetchall()) == rows
     database.set_progress_handler(None, 0)
     return next(steps)
 

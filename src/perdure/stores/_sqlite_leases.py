@@ -1,13 +1,12 @@
 """What the verbs of leases and schedule say to a database with the SQLite schema."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
-from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from perdure.store import Due, Lease, Message, NewRun, Want
 from perdure.stores import _sqlite_sql as sql
-from perdure.stores._sqlite_sql import Outcome, Statement, Value
+from perdure.stores._sqlite_sql import Row, Value
 from perdure.stores._sqlite_verbs import (
     MICROSECOND,
     Verb,
@@ -15,8 +14,12 @@ from perdure.stores._sqlite_verbs import (
     json_text,
     message_of,
     micros_or_none,
+    text_of,
 )
 from perdure.stores._times import micros, moment_of
+
+# How many values tell of a run that was created: the others are those it was created with.
+_CREATED = 2
 
 
 class Leased(NamedTuple):
@@ -35,12 +38,9 @@ class LeaseVerbs(Verbs):
 
     def acquire(self, wants: Sequence[Want]) -> Verb[Sequence[Leased | None]]:
         """Give each want its lease, or None."""
-        asked = [self._want(want) for want in wants]
-        outcomes = iter((yield [statement for want in asked for statement in want]))
-        leased = [
-            self._granted(want, [*islice(outcomes, len(statements))])
-            for want, statements in zip(wants, asked, strict=True)
-        ]
+        leased: list[Leased | None] = []
+        for part in _apart(wants):
+            leased += yield from self._acquire(part)
         return (yield from self._with_journals(leased))
 
     def renew(self, leases: Sequence[Lease], ttl: timedelta) -> Verb[Sequence[Lease | None]]:
@@ -66,11 +66,15 @@ class LeaseVerbs(Verbs):
 
     def enqueue(self, runs: Sequence[NewRun]) -> Verb[Sequence[bool]]:
         """Create runs that wait for a claim; False for each id that was there."""
-        outcomes = yield [
-            self._create(run.id, run.snapshot, run.workflow, wake_at=micros_or_none(run.wake_at))
-            for run in runs
-        ]
-        return [bool(outcome.rows) for outcome in outcomes]
+        moment = self._moment()
+        rows: list[Row] = []
+        for run in runs:
+            key, wake_at = self._prefix + run.id, micros_or_none(run.wake_at)
+            rows.append((key, text_of(run.snapshot), run.workflow, wake_at, None, 0, *moment))
+        outcomes = yield [*self._tables.over(sql.CREATE, rows)]
+        # An id that comes twice was created once, by the first.
+        created = {row[0]: True for outcome in outcomes for row in outcome.rows}
+        return [created.pop(row[0], False) for row in rows]
 
     def due(
         self, until: datetime, limit: int, workflows: Sequence[str] | None
@@ -106,49 +110,22 @@ class LeaseVerbs(Verbs):
             "now": self._now(),
         }
 
-    def _want(self, want: Want) -> list[Statement]:
-        ttl = want.ttl // MICROSECOND
-        statements: list[Statement] = []
-        if want.existing:
-            key = self._prefix + want.id
-            statements.append(
-                self._on(sql.ACQUIRE, id=key, owner=want.owner, ttl=ttl, now=self._now())
-            )
-        if want.create is not None:
-            statements.append(
-                self._create(want.id, want.create, want.workflow, owner=want.owner, ttl=ttl)
-            )
-        return statements
-
-    def _create(
-        self,
-        id: str,
-        snapshot: bytes,
-        workflow: str | None,
-        *,
-        wake_at: int | None = None,
-        owner: str | None = None,
-        ttl: int = 0,
-    ) -> Statement:
-        return self._on(
-            sql.CREATE,
-            id=self._prefix + id,
-            snapshot=snapshot,
-            workflow=workflow,
-            wake_at=wake_at,
-            owner=owner,
-            ttl=ttl,
-            now=self._now(),
-        )
-
-    def _granted(self, want: Want, outcomes: Sequence[Outcome]) -> Leased | None:
-        if want.existing and outcomes[0].rows:
-            return _leased(want.id, want.owner, want.ttl, *outcomes[0].rows[0])
-        if want.create is not None and outcomes[-1].rows:
-            epoch, wake_at = outcomes[-1].rows[0]
-            lease = Lease(want.id, want.owner, epoch, moment_of(wake_at))
-            return Leased(lease, [want.create], lease.expires_at - want.ttl, created=True)
-        return None
+    def _acquire(self, wants: Sequence[Want]) -> Verb[Sequence[Leased | None]]:
+        """Give each want its lease, or None; no two want the same run."""
+        existing: list[Row] = []
+        new: list[Row] = []
+        moment = self._moment()
+        for want in wants:
+            key, ttl = self._prefix + want.id, want.ttl // MICROSECOND
+            if want.existing:
+                existing.append((key, want.owner, ttl, moment[0]))
+            if want.create is not None:
+                snapshot = text_of(want.create)
+                new.append((key, snapshot, want.workflow, None, want.owner, ttl, *moment))
+        over = self._tables.over
+        outcomes = yield [*over(sql.ACQUIRE, existing), *over(sql.CREATE, new)]
+        rows = {key: row for outcome in outcomes for key, *row in outcome.rows}
+        return [_granted(want, rows.get(self._prefix + want.id)) for want in wants]
 
     def _with_journals(self, leased: Sequence[Leased | None]) -> Verb[Sequence[Leased | None]]:
         """Add what was recorded since the snapshot, and the mail.
@@ -160,6 +137,8 @@ class LeaseVerbs(Verbs):
             return leased
         ids = json_text(keys)
         journals, inboxes = yield [self._on(sql.JOURNALS, ids=ids), self._on(sql.INBOXES, ids=ids)]
+        if not journals.rows and not inboxes.rows:
+            return leased
         parts: dict[str, list[bytes]] = {key: [] for key in keys}
         mail: dict[str, list[Message]] = {key: [] for key in keys}
         for key, data in journals.rows:
@@ -181,6 +160,26 @@ class LeaseVerbs(Verbs):
         )
 
 
+def _apart(wants: Sequence[Want]) -> Iterator[Sequence[Want]]:
+    """Give the wants in parts, in order: a statement leases a run once, to the first who asks."""
+    start, ids = 0, set[str]()
+    for at, want in enumerate(wants):
+        if want.id in ids:
+            yield wants[start:at]
+            start, ids = at, set()
+        ids.add(want.id)
+    yield wants[start:]
+
+
+def _granted(want: Want, row: Sequence[Any] | None) -> Leased | None:
+    if row is None:
+        return None
+    if want.create is None or len(row) > _CREATED:
+        return _leased(want.id, want.owner, want.ttl, *row)
+    epoch, wake_at = row
+    return _leased(want.id, want.owner, want.ttl, epoch, wake_at, 0, want.create, created=True)
+
+
 def _leased(
     id: str,
     owner: str,
@@ -189,6 +188,8 @@ def _leased(
     wake_at: int,
     takeovers: int,
     snapshot: bytes,
+    *,
+    created: bool = False,
 ) -> Leased:
     lease = Lease(id, owner, epoch, moment_of(wake_at))
-    return Leased(lease, [snapshot], lease.expires_at - ttl, takeovers=takeovers)
+    return Leased(lease, [snapshot], lease.expires_at - ttl, (), takeovers, created)

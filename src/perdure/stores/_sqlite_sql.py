@@ -1,24 +1,28 @@
 """The statements of the SQLite schema, for every way of reaching one: a file, or a server.
 
 Moments are microseconds since 1970. `:now` is the moment of a store that brings its own clock;
-where it is NULL, the database's clock counts. JSON goes in and comes out as bytes and lies there as
-text, which costs no decoding here and stays readable for any other program.
+where it is NULL, the database's clock counts. JSON comes out as bytes and lies there as text, which
+stays readable for any other program.
+
+A statement with `$rows` is said once of many: Python's lock changes hands between any two, and each
+has its own price in SQLite. Its values go by place, and nulls fill it up to one of a few sizes.
 """
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain, repeat
 from string import Template
 from typing import Any, NamedTuple, TypeAlias
 
 from perdure.errors import InvalidArgument
 
 Value: TypeAlias = str | bytes | int | None
+Row: TypeAlias = tuple[Value, ...]
 
-APPEND_CHUNK = 32
+_MOST_ROWS = 256
 
-NOW = """
-    coalesce(:now, CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000)
-"""
+_CLOCK = "CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000"
+NOW = f"coalesce(:now, {_CLOCK})"
 _STAMP = """
     strftime('%Y-%m-%dT%H:%M:%S', t.now / 1000000, 'unixepoch') || printf('.%06dZ', t.now % 1000000)
 """
@@ -48,7 +52,21 @@ FORGET_JOURNAL = "DELETE FROM $journal WHERE run = :id"
 
 DELETE = "DELETE FROM $runs WHERE id = :id"
 
-DELETE_OWNED = "DELETE FROM $runs WHERE id = :id AND epoch = :epoch"
+DELETE_OWNED = """
+    DELETE FROM $runs WHERE id IN (
+        SELECT r.id FROM ($rows) AS e CROSS JOIN $runs AS r
+        WHERE r.id = e.column1 AND r.epoch = e.column2
+    )
+"""
+
+# The trigger would do it too, but takes five times as long: SQLite keeps a copy of every page that
+# a trigger writes to, in case it fails.
+FORGET_OWNED = """
+    DELETE FROM $journal WHERE run IN (
+        SELECT r.id FROM ($rows) AS e CROSS JOIN $runs AS r
+        WHERE r.id = e.column1 AND r.epoch = e.column2
+    )
+"""
 
 LIST = """
     SELECT id, listed_at, status, workflow FROM $runs
@@ -60,68 +78,67 @@ LIST = """
     LIMIT :limit
 """
 
+# CROSS JOIN, for SQLite then reads the entries in the outer loop and finds each run by its key.
 APPEND = """
     INSERT INTO $journal (run, epoch, n, data)
-    SELECT ?1, ?2, ?3, CAST(?4 AS TEXT) FROM $runs WHERE id = ?1 AND epoch = ?2 AND folded < ?3
-    ON CONFLICT DO NOTHING
-"""
-
-# CROSS JOIN, for SQLite then reads the entries in the outer loop and finds each run by its key.
-APPEND_MANY = """
-    INSERT INTO $journal (run, epoch, n, data)
-    SELECT e.column1, e.column2, e.column3, CAST(e.column4 AS TEXT)
-    FROM (VALUES $rows) AS e CROSS JOIN $runs AS r
+    SELECT e.column1, e.column2, e.column3, e.column4
+    FROM ($rows) AS e CROSS JOIN $runs AS r
     WHERE r.id = e.column1 AND r.epoch = e.column2 AND r.folded < e.column3
     ON CONFLICT DO NOTHING
 """
 
 REST = """
     UPDATE $runs SET
-        snapshot = CAST(:data AS TEXT), updated_at = $stamp, status = :status, awaits = :awaits,
-        wake_at = CASE WHEN $expected THEN t.now ELSE :wake_at END,
-        owner = NULL, takeovers = 0, folded = :n
-    FROM (SELECT $now AS now) AS t
-    WHERE id = :id AND epoch = :epoch AND folded < :n
+        snapshot = e.column4, status = e.column5, awaits = e.column6,
+        wake_at = CASE
+            WHEN e.column6 IS NOT NULL AND EXISTS (
+                SELECT 1 FROM $inbox
+                WHERE run = e.column1 AND taken = 0
+                    AND name IN (SELECT value FROM json_each(e.column6))
+            ) THEN coalesce(e.column8, $clock) ELSE e.column7
+        END,
+        updated_at = coalesce(e.column9, $clock_stamp),
+        owner = NULL, takeovers = 0, folded = e.column3
+    FROM ($rows) AS e
+    WHERE id = e.column1 AND epoch = e.column2 AND folded < e.column3
 """
 
 FOLD = """
-    DELETE FROM $journal
-    WHERE run = :id AND (epoch < :epoch OR n <= :n)
-        AND EXISTS (SELECT 1 FROM $runs WHERE id = :id AND epoch = :epoch AND folded >= :n)
+    DELETE FROM $journal WHERE rowid IN (
+        SELECT j.rowid FROM ($rows) AS e CROSS JOIN $runs AS r CROSS JOIN $journal AS j
+        WHERE r.id = e.column1 AND r.epoch = e.column2 AND r.folded >= e.column3
+            AND j.run = e.column1 AND (j.epoch < e.column2 OR j.n <= e.column3)
+    )
 """
 
-# The plus keeps SQLite from the index of known ids, which also holds all that were ever taken.
 TAKE_KNOWN = """
-    UPDATE $inbox SET taken = 1, payload = ''
-    WHERE run = :id AND taken = 0 AND +dedup_id IS NOT NULL
-        AND CAST(seq AS TEXT) IN (SELECT value FROM json_each(:takes))
-        AND EXISTS (SELECT 1 FROM $runs WHERE id = :id AND epoch = :epoch)
+    UPDATE $inbox SET taken = 1, payload = '' WHERE dedup_id IS NOT NULL AND seq IN ($taken)
 """
 
-TAKE_UNKNOWN = """
-    DELETE FROM $inbox
-    WHERE run = :id AND taken = 0 AND +dedup_id IS NULL
-        AND CAST(seq AS TEXT) IN (SELECT value FROM json_each(:takes))
-        AND EXISTS (SELECT 1 FROM $runs WHERE id = :id AND epoch = :epoch)
-"""
+TAKE_UNKNOWN = "DELETE FROM $inbox WHERE dedup_id IS NULL AND seq IN ($taken)"
 
 EPOCHS = "SELECT id, epoch FROM $runs WHERE id IN (SELECT value FROM json_each(:ids))"
 
 CREATE = """
-    INSERT INTO $runs (id, snapshot, updated_at, workflow, wake_at, owner, epoch)
-    SELECT :id, CAST(:snapshot AS TEXT), $stamp, :workflow,
-        coalesce(:wake_at, t.now + :ttl), :owner, max(t.now, (SELECT epoch FROM $floor) + 1)
-    FROM (SELECT $now AS now) AS t
-    WHERE true
+    INSERT INTO $runs (id, snapshot, workflow, wake_at, owner, epoch, updated_at)
+    SELECT e.column1, e.column2, e.column3,
+        coalesce(e.column4, coalesce(e.column7, $clock) + e.column6), e.column5,
+        max(coalesce(e.column7, $clock), (SELECT epoch FROM $floor) + 1),
+        coalesce(e.column8, $clock_stamp)
+    FROM ($rows) AS e
+    WHERE e.column1 IS NOT NULL
     ON CONFLICT (id) DO NOTHING
-    RETURNING epoch, wake_at
+    RETURNING id, epoch, wake_at
 """
 
 ACQUIRE = """
     UPDATE $runs SET $leased
-    FROM (SELECT $now AS now) AS t
-    WHERE id = :id AND (owner IS NULL OR owner = :owner OR wake_at <= t.now)
-    RETURNING epoch, wake_at, takeovers, CAST(snapshot AS BLOB)
+    FROM (
+        SELECT column1 AS key, column2 AS taker, column3 AS ttl, coalesce(column4, $clock) AS now
+        FROM ($rows)
+    ) AS w
+    WHERE id = w.key AND (owner IS NULL OR owner = w.taker OR wake_at <= w.now)
+    RETURNING id, epoch, wake_at, takeovers, CAST(snapshot AS BLOB)
 """
 
 CLAIMABLE = """
@@ -135,8 +152,8 @@ CLAIMABLE = """
 
 CLAIM = """
     UPDATE $runs SET $leased
-    FROM (SELECT $now AS now) AS t
-    WHERE id IN ($claimable) AND wake_at <= t.now
+    FROM (SELECT $now AS now, :owner AS taker, :ttl AS ttl) AS w
+    WHERE id IN ($claimable) AND wake_at <= w.now
     RETURNING id, epoch, wake_at, takeovers, CAST(snapshot AS BLOB)
 """
 
@@ -245,10 +262,15 @@ _EXPECTED = """
     )
 """
 _LEASED = """
-    owner = :owner, status = 'running', awaits = NULL, folded = -1,
-    takeovers = takeovers + (owner IS NOT NULL AND wake_at <= t.now),
-    epoch = max(epoch + 1, t.now),
-    wake_at = t.now + :ttl
+    owner = w.taker, status = 'running', awaits = NULL, folded = -1,
+    takeovers = takeovers + (owner IS NOT NULL AND wake_at <= w.now),
+    epoch = max(epoch + 1, w.now),
+    wake_at = w.now + w.ttl
+"""
+_TAKEN = """
+    SELECT i.seq FROM ($rows) AS e CROSS JOIN $runs AS r CROSS JOIN $inbox AS i
+    WHERE r.id = e.column1 AND r.epoch = e.column2
+        AND i.run = e.column1 AND i.taken = 0 AND CAST(i.seq AS TEXT) = e.column3
 """
 
 
@@ -277,19 +299,38 @@ class Tables:
             "inbox": f'"{table}_inbox"',
             "floor": f'"{table}_floor"',
             "now": NOW,
+            "clock": _CLOCK,
+            "clock_stamp": "strftime('%Y-%m-%dT%H:%M:%f000Z', 'now')",
             "stamp": _STAMP,
             "leased": _LEASED,
-            "rows": ", ".join(["(?, ?, ?, ?)"] * APPEND_CHUNK),
         }
         names["expected"] = Template(_EXPECTED).substitute(names)
         names["claimable"] = Template(CLAIMABLE).substitute(names)
         self._names = names
-        self._filled: dict[str, str] = {}
+        self._filled: dict[tuple[str, int], str] = {}
 
     def __getitem__(self, statement: str) -> str:
-        filled = self._filled.get(statement)
-        if filled is None:
-            filled = self._filled[statement] = Template(statement).substitute(self._names)
+        return self._filled.get((statement, 0)) or self._fill(statement, 0, 0)
+
+    def over(self, statement: str, rows: Sequence[Row]) -> list[Statement]:
+        """Give the statement for these rows: one for many."""
+        if len(rows) > _MOST_ROWS:
+            starts = range(0, len(rows), _MOST_ROWS)
+            parts = [self.over(statement, rows[at : at + _MOST_ROWS]) for at in starts]
+            return [*chain.from_iterable(parts)]
+        if not rows:
+            return []
+        # Of few sizes, for SQLite to know the statement already; no run has the id NULL.
+        size, width = 1 << (len(rows) - 1).bit_length(), len(rows[0])
+        values = [*chain.from_iterable(rows), *repeat(None, (size - len(rows)) * width)]
+        filled = self._filled.get((statement, size)) or self._fill(statement, size, width)
+        return [Statement(filled, values)]
+
+    def _fill(self, statement: str, size: int, width: int) -> str:
+        row = f"({', '.join('?' * width)})"
+        names = {**self._names, "rows": f"VALUES {', '.join([row] * size)}"}
+        names["taken"] = Template(_TAKEN).substitute(names)
+        filled = self._filled[statement, size] = Template(statement).substitute(names)
         return filled
 
 

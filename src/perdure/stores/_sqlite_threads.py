@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -156,13 +156,12 @@ class _Writer:
     def _joining(self, first: Job[Any]) -> list[Job[Any]]:
         """Give the job with all those that queued up behind it."""
         jobs = [first]
-        with suppress(Empty):
-            while len(jobs) < _MOST_TOGETHER:
-                turn = self._turns.get_nowait()
-                if not isinstance(turn, Job):
-                    self._held.append(turn)
-                    break
-                jobs.append(turn)
+        while len(jobs) < _MOST_TOGETHER and not self._turns.empty():
+            turn = self._turns.get()
+            if not isinstance(turn, Job):
+                self._held.append(turn)
+                break
+            jobs.append(turn)
         return jobs
 
     def _serve(self, jobs: Sequence[Job[Any]]) -> None:

@@ -16,7 +16,7 @@ from perdure.errors import InvalidArgument, StoreError
 from perdure.snapshot import RunStatus
 from perdure.store import Delivery, Entry, Listed, Message, Rest, Stats, Verdict
 from perdure.stores import _sqlite_sql as sql
-from perdure.stores._sqlite_sql import Outcome, Statement, Tables, Value
+from perdure.stores._sqlite_sql import Outcome, Row, Statement, Tables, Value
 from perdure.stores._times import micros, moment_of
 
 T = TypeVar("T")
@@ -26,8 +26,6 @@ MICROSECOND = timedelta(microseconds=1)
 
 # Sorts after every time, so that the first page begins with the newest.
 _AFTER_ALL_TIMES = "~"
-
-_ENTRY_VALUES = 4
 
 
 def micros_or_none(moment: datetime | None) -> int | None:
@@ -40,6 +38,14 @@ def json_text(values: Sequence[object] | None) -> str | None:
     try:
         return None if values is None else msgspec.json.encode(values).decode()
     except UnicodeEncodeError as error:
+        raise StoreError(f"a text cannot be stored: {error}") from error
+
+
+def text_of(data: bytes) -> str:
+    """Give JSON as the text that lies in the database."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
         raise StoreError(f"a text cannot be stored: {error}") from error
 
 
@@ -62,6 +68,11 @@ class Verbs:
     def _on(self, statement: str, **values: Value) -> Statement:
         return Statement(self._tables[statement], values)
 
+    def _moment(self) -> tuple[int, str] | tuple[None, None]:
+        """Give the store's time, also as it is listed."""
+        now = self._now()
+        return (None, None) if now is None else (now, _stamp(now))
+
     def _id(self, key: str) -> str:
         return key[len(self._prefix) :]
 
@@ -80,10 +91,17 @@ class RunVerbs(Verbs):
     def save(self, id: str, snapshot: bytes, workflow: str | None, rest: Rest) -> Verb[None]:
         """Replace the run."""
         key = self._prefix + id
-        lying = _lying(rest)
+        status, awaits, wake_at = _lying(rest)
         yield [
             self._on(
-                sql.SAVE, id=key, snapshot=snapshot, workflow=workflow, now=self._now(), **lying
+                sql.SAVE,
+                id=key,
+                snapshot=snapshot,
+                workflow=workflow,
+                status=status,
+                awaits=awaits,
+                wake_at=wake_at,
+                now=self._now(),
             ),
             self._on(sql.FORGET_JOURNAL, id=key),
         ]
@@ -118,8 +136,7 @@ class RunVerbs(Verbs):
 
     def append(self, entries: Sequence[Entry]) -> Verb[Sequence[Verdict]]:
         """Write the entries and give a verdict for each."""
-        statements, expected = self._plan(entries)
-        if _as_expected(expected, (yield statements)):
+        if (yield from self._all_new(entries)):
             return [Verdict.ACCEPTED] * len(entries)
         keys = dict.fromkeys(self._prefix + entry.id for entry in entries)
         [found] = yield [self._on(sql.EPOCHS, ids=json_text([*keys]))]
@@ -129,8 +146,7 @@ class RunVerbs(Verbs):
 
     def record(self, entry: Entry) -> Verb[bool]:
         """Write one entry and tell whether it was both allowed and new."""
-        statements, expected = self._plan([entry])
-        return _as_expected(expected, (yield statements))
+        return (yield from self._all_new([entry]))
 
     def epoch(self, id: str) -> Verb[int | None]:
         """Give the run's newest epoch."""
@@ -189,49 +205,38 @@ class RunVerbs(Verbs):
         id = self._id(key)
         return Listed(id, _with_milliseconds(listed_at), status, workflow, f"{listed_at} {id}")
 
-    def _plan(self, entries: Sequence[Entry]) -> tuple[list[Statement], list[int | None]]:
-        """Give the statements, and how many rows each changes if all is allowed and new."""
-        # An entry has its place by epoch and number: the order of writing does not matter.
-        plain = [entry for entry in entries if entry.rest is None and not entry.takes]
-        statements = self._additions(plain)
-        expected: list[int | None] = [len(one.values) // _ENTRY_VALUES for one in statements]
-        if len(plain) < len(entries):
-            for entry in entries:
-                if entry.rest is not None or entry.takes:
-                    deed, record = self._deed(entry)
-                    statements += deed
-                    expected += [1 if one is record else None for one in deed]
-        return statements, expected
-
-    def _additions(self, entries: Sequence[Entry]) -> list[Statement]:
-        rows = [(self._prefix + entry.id, entry.epoch, entry.n, entry.data) for entry in entries]
-        chunked = len(rows) - len(rows) % sql.APPEND_CHUNK
-        # One statement for many rows: between statements Python's lock changes hands.
-        chunks = [rows[at : at + sql.APPEND_CHUNK] for at in range(0, chunked, sql.APPEND_CHUNK)]
-        many, one = self._tables[sql.APPEND_MANY], self._tables[sql.APPEND]
-        return [
-            *[Statement(many, [value for row in chunk for value in row]) for chunk in chunks],
-            *[Statement(one, row) for row in rows[chunked:]],
-        ]
-
-    def _deed(self, entry: Entry) -> tuple[list[Statement], Statement]:
-        """Give what an entry with takes or a rest says, and which of it is the record."""
-        place: dict[str, Value] = {"id": self._prefix + entry.id, "epoch": entry.epoch}
-        deed: list[Statement] = []
-        if entry.takes:
-            takes = json_text(entry.takes)
-            deed.append(self._on(sql.TAKE_KNOWN, takes=takes, **place))
-            deed.append(self._on(sql.TAKE_UNKNOWN, takes=takes, **place))
-        if entry.rest is None:
-            [record] = self._additions([entry])
-            return [*deed, record], record
-        if entry.rest.gone:
-            record = self._on(sql.DELETE_OWNED, **place)
-            return [*deed, record], record
-        place["n"] = entry.n
-        lying = _lying(entry.rest)
-        record = self._on(sql.REST, data=entry.data, now=self._now(), **place, **lying)
-        return [*deed, record, self._on(sql.FOLD, **place)], record
+    def _all_new(self, entries: Sequence[Entry]) -> Verb[bool]:
+        """Write the entries and tell whether each was both allowed and new."""
+        takes: list[Row] = []
+        additions: list[Row] = []
+        rests: dict[Row, Row] = {}
+        gone: list[Row] = []
+        for entry in entries:
+            place = (self._prefix + entry.id, entry.epoch)
+            if entry.takes:
+                takes += [(*place, taken) for taken in entry.takes]
+            if entry.rest is None:
+                additions.append((*place, entry.n, text_of(entry.data)))
+            elif entry.rest.gone:
+                gone.append(place)
+            elif place not in rests or cast(int, rests[place][2]) < entry.n:
+                rests[place] = (*place, entry.n, text_of(entry.data), *_lying(entry.rest))
+        # An entry has its place by epoch and number: the order of writing does not matter. Only
+        # what is taken must not wake a run that rests, and a run that goes away goes last.
+        over = self._tables.over
+        before = over(sql.TAKE_KNOWN, takes) + over(sql.TAKE_UNKNOWN, takes)
+        writes = over(sql.APPEND, additions)
+        after: list[Statement] = []
+        if rests:
+            moment = self._moment()
+            writes += over(sql.REST, [(*row, *moment) for row in rests.values()])
+            after = over(sql.FOLD, [row[:3] for row in rests.values()])
+        if gone:
+            before += over(sql.FORGET_OWNED, gone)
+            writes += over(sql.DELETE_OWNED, gone)
+        outcomes = yield [*before, *writes, *after]
+        written = outcomes[len(before) : len(before) + len(writes)]
+        return sum(outcome.changed for outcome in written) == len(entries)
 
     def _verdict(self, entry: Entry, epochs: Mapping[str, int], leaving: bool) -> Verdict:
         epoch = epochs.get(self._prefix + entry.id)
@@ -241,19 +246,12 @@ class RunVerbs(Verbs):
         return Verdict.ACCEPTED if entry.epoch == epoch else Verdict.FENCED
 
 
-def _as_expected(expected: Sequence[int | None], outcomes: Sequence[Outcome]) -> bool:
-    return all(
-        rows is None or rows == outcome.changed
-        for rows, outcome in zip(expected, outcomes, strict=True)
-    )
+def _lying(rest: Rest) -> tuple[str, str | None, int | None]:
+    return rest.status, json_text(rest.awaits or None), micros_or_none(rest.wake_at)
 
 
-def _lying(rest: Rest) -> dict[str, Value]:
-    return {
-        "status": rest.status,
-        "awaits": json_text(rest.awaits or None),
-        "wake_at": micros_or_none(rest.wake_at),
-    }
+def _stamp(now: int) -> str:
+    return moment_of(now).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _with_milliseconds(listed_at: str) -> str:

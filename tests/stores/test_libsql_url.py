@@ -64,6 +64,14 @@ def test_a_url_never_shows_its_secrets() -> None:
     assert "secret" not in address.base
 
 
+@pytest.mark.parametrize("token", ["secret\n", "secret\r\nhost: x", "sécret"])
+def test_a_token_that_is_no_header_is_refused(token: str) -> None:
+    """A line end read along with it would end the header; the error does not show it."""
+    with pytest.raises(InvalidArgument, match="line ends") as raised:
+        libsql("libsql://db.example", auth_token=token)
+    assert "cret" not in str(raised.value)
+
+
 @pytest.mark.parametrize("url", ["file:a.db?mode=ro", "file:", "file://host/a.db", "file:a.db#x"])
 def test_file_urls_hold_a_path_and_nothing_else(url: str) -> None:
     """What would be silently ignored is refused."""

@@ -6,19 +6,12 @@ from itertools import islice
 from typing import TypeAlias
 
 from perdure.errors import StoreError, StoreUnavailable
+from perdure.stores._libsql_http import Unanswered
 from perdure.stores._sqlite_sql import Outcome, Statement
 
 Send: TypeAlias = Callable[[Sequence[Statement], bool], Awaitable[Sequence[Outcome]]]
 
 _MOST_TOGETHER = 500
-
-
-class Unanswered(StoreUnavailable):
-    """The server gave no answer; `sent` tells whether it may have got the request all the same."""
-
-    def __init__(self, message: str, *, sent: bool) -> None:
-        super().__init__(message)
-        self.sent = sent
 
 
 class _Round:

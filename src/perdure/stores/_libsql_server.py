@@ -1,10 +1,10 @@
 """A libSQL server reached over HTTP: rounds of statements, and patience while it is away."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit, urlunsplit
+from urllib.request import getproxies, proxy_bypass
 
 import msgspec
 
@@ -19,7 +19,8 @@ from perdure.stores._hrana import (
     outcome_of,
     outcomes_of,
 )
-from perdure.stores._libsql_rounds import Rounds, Unanswered
+from perdure.stores._libsql_http import ClientHttp, Http, LinkHttp, Reply, Unanswered
+from perdure.stores._libsql_rounds import Rounds
 from perdure.stores._sqlite_sql import Outcome, Statement
 from perdure.stores._sqlite_verbs import Verb
 
@@ -49,6 +50,8 @@ class Address:
         host = parts.netloc.rpartition("@")[2]
         self.base = urlunsplit((scheme, host, parts.path.rstrip("/"), "", ""))
         self.token = auth_token or next(iter(options.get("authToken", [])), None)
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable()):
+            raise InvalidArgument("auth_token", "…", "a token without line ends, as one header")
 
 
 class Server:
@@ -63,16 +66,13 @@ class Server:
         patience: timedelta,
         clock: Clock,
     ) -> None:
-        self._httpx = httpx = _load_httpx()
-        self._unsent = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
         self.where = address.base
-        self._token = address.token
-        self._timeout = timeout.total_seconds()
+        self._http = http_to(self.where, client, timeout.total_seconds())
+        self._headers = {"content-type": "application/json"}
+        if address.token is not None:
+            self._headers["authorization"] = f"Bearer {address.token}"
         self._patience = patience.total_seconds()
         self._clock = clock
-        self._lent = client
-        self._own: Any = None
-        self._home: asyncio.AbstractEventLoop | None = None
         self._writes = Rounds(self._send)
 
     async def drive(
@@ -120,30 +120,16 @@ class Server:
             body = msgspec.json.encode({"baton": baton, "requests": requests})
         except UnicodeEncodeError as error:
             raise StoreError(f"a text cannot be stored: {error}") from error
-        headers = {"content-type": "application/json"}
-        if self._token is not None:
-            headers["authorization"] = f"Bearer {self._token}"
         url = f"{base_url or self.where}/v2/pipeline"
-        try:
-            response = await self._client().post(
-                url, content=body, headers=headers, timeout=self._timeout
-            )
-        except self._unsent as error:
-            raise Unanswered(self._away(error), sent=False) from error
-        except self._httpx.HTTPError as error:
-            raise Unanswered(
-                f"{self._away(error)}; it may have got the request", sent=True
-            ) from error
-        self._check(response)
-        answer = msgspec.json.decode(response.content)
+        reply = await self._http.post(url, body, self._headers)
+        self._check(reply)
+        answer = msgspec.json.decode(reply.body)
         return Answer(answer["results"], answer.get("baton"), answer.get("base_url"))
 
     async def close(self) -> None:
         """Close our own connections; a client that was passed in stays open."""
         await self._writes.drained()
-        client, self._own = self._own, None
-        if client is not None and self._home is asyncio.get_running_loop():
-            await client.aclose()
+        await self._http.close()
 
     async def _send(
         self, statements: Sequence[Statement], repeatable: bool = True, *, atomic: bool = True
@@ -160,25 +146,12 @@ class Server:
 
         return await self.patiently(once, repeatable=repeatable)
 
-    def _client(self) -> Any:
-        if self._lent is not None:
-            return self._lent
-        loop = asyncio.get_running_loop()
-        if self._own is None or self._home is not loop:
-            # Connections of a loop that has ended are lost with it. Certificates take long to load
-            # and are of no use to plain HTTP.
-            secure = self.where.startswith("https:")
-            self._own, self._home = self._httpx.AsyncClient(verify=secure), loop
-        return self._own
-
-    def _away(self, error: Exception) -> str:
-        return f"libSQL at {self.where} does not answer: {str(error) or type(error).__name__}"
-
-    def _check(self, response: Any) -> None:
-        status: int = response.status_code
+    def _check(self, reply: Reply) -> None:
+        status = reply.status
         if status < 400:
             return
-        said = f"libSQL at {self.where} answered HTTP {status}: {response.text[:200]}"
+        text = reply.body[:200].decode(errors="replace")
+        said = f"libSQL at {self.where} answered HTTP {status}: {text}"
         if status in (401, 403):
             raise StoreError(f"{said}; pass the right auth_token")
         if status >= 500:
@@ -190,6 +163,16 @@ def _is_worth_trying(error: Unanswered | Refused, repeatable: bool) -> bool:
     if isinstance(error, Refused):
         return error.code in BUSY
     return repeatable or not error.sent
+
+
+def http_to(where: str, client: Any, timeout: float) -> Http:
+    """Give the way to post there: over our own connections, where nothing stands in between."""
+    httpx = _load_httpx()
+    parts = urlsplit(where)
+    proxies = getproxies().keys() & {parts.scheme, "all"}
+    if client is not None or (proxies and not proxy_bypass(parts.hostname or "")):
+        return ClientHttp(httpx, client, where, timeout)
+    return LinkHttp(httpx.create_ssl_context, where, timeout)
 
 
 def _load_httpx() -> Any:

@@ -43,7 +43,8 @@ def open_connection(path: str, durability: Durability, patience: timedelta) -> s
         # The switch to WAL wants the file for itself and does not wait for it by itself.
         patiently(lambda: connection.execute("PRAGMA journal_mode = WAL"), path, patience)
         connection.execute(f"PRAGMA synchronous = {durability}")
-        # In a file, the first row that SQLite lays aside would cost as much as the statement.
+        # Rows to update, and pages before a trigger: laid aside in a file, they cost more than the
+        # statement itself.
         connection.execute("PRAGMA temp_store = MEMORY")
     except BaseException:
         connection.close()

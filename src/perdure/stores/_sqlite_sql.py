@@ -59,8 +59,7 @@ DELETE_OWNED = """
     )
 """
 
-# The trigger would do it too, but takes five times as long: SQLite keeps a copy of every page that
-# a trigger writes to, in case it fails.
+# The trigger would do it too, but slower: SQLite lays a copy aside of every page it writes to.
 FORGET_OWNED = """
     DELETE FROM $journal WHERE run IN (
         SELECT r.id FROM ($rows) AS e CROSS JOIN $runs AS r

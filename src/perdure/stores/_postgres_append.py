@@ -1,25 +1,46 @@
 """Writing journal entries and rests: which statement a batch takes, and the verdicts it gives."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from functools import cache
+from typing import Any, NamedTuple, Protocol
 
 from perdure import codec
 from perdure.store import Entry, Rest, Verdict
 from perdure.stores._postgres_errors import Doubled
 from perdure.stores._postgres_sql import Statements
 
+# The statements that most batches take write all that fits, and say how much: what did not fit is
+# looked into by `_write_of`. A run that an entry does not fit is not locked; one that another owner
+# holds while this waits for it is judged anew, as it then is.
 # The bare INSERT raises when an entry is there already, which happens only when it is sent again.
 # ON CONFLICT would cost every batch a quarter more.
 APPEND_ONE = """
-    WITH held AS MATERIALIZED (
-        SELECT epoch = $2 AS newest, owner IS NULL AND clean AS at_rest,
-            (folded_epoch, folded_n) >= ($2, $3) AS folded
-        FROM {runs} WHERE id = $1 FOR NO KEY UPDATE
-    ), written AS (
+    INSERT INTO {journal} (run, epoch, n, data)
+    SELECT $1, $2, $3, $4 FROM (
+        SELECT FROM {runs} AS run
+        WHERE run.id = $1 AND run.epoch = $2 AND NOT (run.owner IS NULL AND run.clean)
+            AND (run.folded_epoch, run.folded_n) < ($2, $3)
+        FOR NO KEY UPDATE
+    ) AS held
+    RETURNING true
+"""
+
+APPEND = """
+    WITH written AS (
         INSERT INTO {journal} (run, epoch, n, data)
-        SELECT $1, $2, $3, $4 FROM held WHERE newest AND NOT at_rest AND NOT folded
+        SELECT entry.* FROM unnest(
+            (SELECT $1::text[]), (SELECT $2::bigint[]), (SELECT $3::bigint[]), (SELECT $4::bytea[])
+        ) AS entry (id, epoch, n, data)
+        CROSS JOIN LATERAL (
+            SELECT FROM {runs} AS run
+            WHERE run.id = entry.id AND run.epoch = entry.epoch
+                AND NOT (run.owner IS NULL AND run.clean)
+                AND (run.folded_epoch, run.folded_n) < (entry.epoch, entry.n)
+            FOR NO KEY UPDATE
+        ) AS held
+        RETURNING true
     )
-    SELECT newest, at_rest FROM held
+    SELECT count(*) FROM written
 """
 
 # What is deleted hangs on what the fenced statement gives: by itself it would see the fence as it
@@ -40,7 +61,7 @@ REST_ONE = """
             AND (run.folded_epoch, run.folded_n) < ($2, $3)
         RETURNING run.id, {hint_if_due}
     ), emptied AS (
-        DELETE FROM {journal} AS entry USING rested WHERE entry.run = rested.id
+        DELETE FROM {journal} WHERE run = (SELECT id FROM rested)
     )
     SELECT id FROM rested
 """
@@ -52,33 +73,15 @@ FORGET_ONE = """
             AND (run.folded_epoch, run.folded_n) < ($2, $3)
         RETURNING run.id
     ), emptied AS (
-        DELETE FROM {journal} AS entry USING forgotten WHERE entry.run = forgotten.id
+        DELETE FROM {journal} WHERE run = (SELECT id FROM forgotten)
     ), unread AS (
-        DELETE FROM {inbox} AS message USING forgotten WHERE message.run = forgotten.id
+        DELETE FROM {inbox} WHERE run = (SELECT id FROM forgotten)
     )
     SELECT id FROM forgotten
 """
 
-APPEND = """
-    WITH held AS MATERIALIZED (
-        SELECT entry.*, run.epoch = entry.epoch AS newest, run.at_rest,
-            (run.folded_epoch, run.folded_n) >= (entry.epoch, entry.n) AS folded
-        FROM unnest(
-            (SELECT $1::text[]), (SELECT $2::bigint[]), (SELECT $3::bigint[]), (SELECT $4::bytea[])
-        ) WITH ORDINALITY AS entry (id, epoch, n, data, i)
-        CROSS JOIN LATERAL (
-            SELECT epoch, owner IS NULL AND clean AS at_rest, folded_epoch, folded_n
-            FROM {runs} AS run
-            WHERE run.id = entry.id FOR NO KEY UPDATE
-        ) AS run
-    ), written AS (
-        INSERT INTO {journal} (run, epoch, n, data)
-        SELECT id, epoch, n, data FROM held WHERE newest AND NOT at_rest AND NOT folded
-    )
-    {verdicts}
-"""
-
-WRITE = """
+# Any batch, out of the parts it needs: planning takes its time for each.
+_HELD = """
     WITH held AS MATERIALIZED (
         SELECT entry.*, run.epoch = entry.epoch AS newest, run.at_rest,
             (run.folded_epoch, run.folded_n) >= (entry.epoch, entry.n) AS folded
@@ -94,11 +97,17 @@ WRITE = """
         ) AS run
     ), fit AS MATERIALIZED (
         SELECT * FROM held WHERE newest AND NOT at_rest AND NOT folded
-    ), written AS (
+    )
+"""
+_WRITTEN = """
+    written AS (
         INSERT INTO {journal} (run, epoch, n, data)
         SELECT id, epoch, n, data FROM fit WHERE status IS NULL
         {more}
-    ), wanted AS MATERIALIZED (
+    )
+"""
+_TAKES = """
+    wanted AS MATERIALIZED (
         SELECT fit.id, take.seq
         FROM unnest((SELECT $9::bigint[]), (SELECT $10::bigint[])) AS take (i, seq)
         JOIN fit USING (i)
@@ -119,16 +128,28 @@ WRITE = """
         UPDATE {runs} AS run SET mail = run.mail - less.mail FROM less
         WHERE run.id = less.id
             AND NOT EXISTS (SELECT FROM fit WHERE fit.id = less.id AND fit.status IS NOT NULL)
-    ), emptied AS (
-        DELETE FROM {journal} AS entry USING fit
-        WHERE entry.run = fit.id AND fit.status IS NOT NULL
-    ), unread AS (
-        DELETE FROM {inbox} AS message USING fit
-        WHERE message.run = fit.id AND fit.gone
-            AND message.seq <> ALL (ARRAY(SELECT seq FROM wanted))
+    )
+"""
+_NO_TAKES = """
+    wanted AS (SELECT 0 AS seq WHERE false), less AS (SELECT '' AS id, 0 AS mail WHERE false)
+"""
+_EMPTIED = """
+    emptied AS (
+        DELETE FROM {journal}
+        WHERE run = ANY (ARRAY(SELECT id FROM fit WHERE status IS NOT NULL))
+    )
+"""
+_FORGOTTEN = """
+    unread AS (
+        DELETE FROM {inbox}
+        WHERE run = ANY (ARRAY(SELECT id FROM fit WHERE gone))
+            AND seq <> ALL (ARRAY(SELECT seq FROM wanted))
     ), forgotten AS (
-        DELETE FROM {runs} AS run USING fit WHERE run.id = fit.id AND fit.gone
-    ), rested AS (
+        DELETE FROM {runs} WHERE id = ANY (ARRAY(SELECT id FROM fit WHERE gone))
+    )
+"""
+_RESTED = """
+    rested AS (
         UPDATE {runs} AS run SET
             snapshot = {json_of_data}, exact = {exact_of_data},
             status = given.status, awaits = given.awaits,
@@ -151,13 +172,32 @@ WRITE = """
         WHERE run.id = given.id
         RETURNING {hint_if_due}
     )
-    {verdicts}
+"""
+
+_VERDICTS = """
+    SELECT
+        array_agg(i) FILTER (WHERE newest AND (folded OR NOT at_rest)) AS accepted,
+        array_agg(i) FILTER (WHERE NOT newest) AS fenced,
+        array_agg(i) FILTER (WHERE newest AND NOT folded AND at_rest) AS resting
+    FROM held
 """
 
 REOPEN = """
     UPDATE {runs} SET clean = false
     WHERE id = ANY ($1::text[]) AND owner IS NULL AND clean
 """
+
+
+class Needs(NamedTuple):
+    """What a batch writes: journal entries, rests, runs that are gone, messages it takes."""
+
+    journal: bool
+    rests: bool
+    gone: bool
+    takes: bool
+
+
+_JOURNAL = Needs(journal=True, rests=False, gone=False, takes=False)
 
 
 class Fetch(Protocol):
@@ -176,16 +216,41 @@ class Writer:
 
     async def write(self, entries: Sequence[Entry]) -> list[Verdict]:
         """Give a verdict for each entry, in order."""
-        if len(entries) == 1 and not entries[0].takes:
-            verdict = await self._write_one(entries[0])
-            if verdict is not None:
-                return [verdict]
-        return await self._write_many(entries) if entries else []
-
-    async def _write_many(self, entries: Sequence[Entry]) -> list[Verdict]:
+        if not entries:
+            return []
+        if len(entries) == 1 and await self._write_one(entries[0]):
+            return [Verdict.ACCEPTED]
         batch = Batch(entries, self._prefix)
+        if len(entries) > 1 and batch.needs == _JOURNAL and await self._append(batch):
+            return [Verdict.ACCEPTED] * len(entries)
+        return await self._write_any(batch)
+
+    async def _write_one(self, entry: Entry) -> bool:
+        """Write one entry in the quickest way; False when it takes another to tell what it met."""
+        if entry.takes:
+            return False
+        statement, values = _alone(entry)
         try:
-            answer = await self._send(batch)
+            rows = await self._fetch(
+                self._statements[statement], self._prefix + entry.id, entry.epoch, entry.n, *values
+            )
+        except Doubled:
+            # It was written only if the fence let it, and lies there: as good as written now.
+            return True
+        return bool(rows)
+
+    async def _append(self, batch: "Batch") -> bool:
+        """Write entries for the journal; False when some do not fit, or were there already."""
+        try:
+            [(count,)] = await self._fetch(self._statements[APPEND], *batch.columns())
+        except Doubled:
+            return False
+        return bool(count == len(batch.entries))
+
+    async def _write_any(self, batch: "Batch") -> list[Verdict]:
+        try:
+            # Of entries for the journal, some may have been written just now.
+            answer = await self._send(batch, again=batch.needs == _JOURNAL)
         except Doubled:
             answer = await self._send(batch, again=True)
         if resting := batch.keys(answer["resting"]):
@@ -193,39 +258,15 @@ class Writer:
             await self._fetch(self._statements[REOPEN], resting)
         verdicts = batch.verdicts(answer)
         left = [place for place, verdict in enumerate(verdicts) if verdict is None]
-        late = iter(await self.write([entries[place] for place in left]) if left else ())
+        late = iter(await self.write([batch.entries[place] for place in left]) if left else ())
         return [next(late) if verdict is None else verdict for verdict in verdicts]
 
-    async def _write_one(self, entry: Entry) -> Verdict | None:
-        """Write one entry in the quickest way; None when it takes another to tell what it met."""
-        key = self._prefix + entry.id
-        if entry.rest is not None:
-            statement, values = _rest_alone(entry, entry.rest)
-            rested = await self._fetch(self._statements[statement], key, *values)
-            return Verdict.ACCEPTED if rested else None
-        values = (entry.epoch, entry.n, entry.data)
-        try:
-            rows = await self._fetch(self._statements[APPEND_ONE], key, *values)
-        except Doubled:
-            # It was written only if the fence let it, and lies there: as good as written now.
-            return Verdict.ACCEPTED
-        if not rows:
-            return Verdict.UNKNOWN
-        newest, at_rest = rows[0]
-        if at_rest:
-            return None
-        return Verdict.ACCEPTED if newest else Verdict.FENCED
-
-    async def _send(self, batch: "Batch", *, again: bool = False) -> Any:
-        if again:
-            statement = self._statements.extended(WRITE, "ON CONFLICT DO NOTHING")
-            columns = batch.columns() + batch.rest_columns()
-        elif batch.is_mixed:
-            statement = self._statements[WRITE]
-            columns = batch.columns() + batch.rest_columns()
-        else:
-            statement = self._statements[APPEND]
-            columns = batch.columns()
+    async def _send(self, batch: "Batch", *, again: bool) -> Any:
+        more = "ON CONFLICT DO NOTHING" if again else ""
+        statement = self._statements.extended(_write_of(batch.needs), more)
+        columns = batch.columns() + batch.rest_columns()
+        if batch.needs.takes:
+            columns += batch.take_columns()
         [answer] = await self._fetch(statement, *columns)
         return answer
 
@@ -238,10 +279,10 @@ class Batch:
     """
 
     def __init__(self, entries: Sequence[Entry], prefix: str) -> None:
-        self._entries = entries
+        self.entries = entries
+        self.needs = _needs_of(entries)
         self._prefix = prefix
         self._fates = _fates(entries)
-        self.is_mixed = self._fates is not None or any(entry.takes for entry in entries)
         ids = [entry.id for entry in entries]
         places: Sequence[int] = range(len(ids))
         if self._fates is not None:
@@ -250,7 +291,7 @@ class Batch:
 
     def columns(self) -> list[list[Any]]:
         """Give what every entry has."""
-        entries = [self._entries[place] for place in self._sent]
+        entries = [self.entries[place] for place in self._sent]
         return [
             [self._prefix + entry.id for entry in entries],
             [entry.epoch for entry in entries],
@@ -259,20 +300,23 @@ class Batch:
         ]
 
     def rest_columns(self) -> list[list[Any]]:
-        """Give what rests have, and which entry takes which messages."""
-        rests = [_columns_of(self._entries[place].rest) for place in self._sent]
+        """Give what rests have."""
+        rests = [_columns_of(self.entries[place].rest) for place in self._sent]
+        return [list(column) for column in zip(*rests, strict=True)]
+
+    def take_columns(self) -> list[list[Any]]:
+        """Give which entry takes which messages."""
         takes = list(self._takes())
-        columns = [list(column) for column in zip(*rests, strict=True)]
-        return [*columns, [position for position, _ in takes], [seq for _, seq in takes]]
+        return [[position for position, _ in takes], [seq for _, seq in takes]]
 
     def keys(self, positions: Sequence[int] | None) -> list[str]:
         """Give the stored ids of entries that the statement knows by their positions, from 1."""
-        return [self._prefix + self._entries[self._sent[at - 1]].id for at in positions or ()]
+        return [self._prefix + self.entries[self._sent[at - 1]].id for at in positions or ()]
 
     def verdicts(self, answer: Any) -> list[Verdict | None]:
         """Give a verdict for each entry; None when another statement must give it."""
         accepted, fenced, resting = answer
-        verdicts: list[Verdict | None] = [Verdict.UNKNOWN] * len(self._entries)
+        verdicts: list[Verdict | None] = [Verdict.UNKNOWN] * len(self.entries)
         for verdict, positions in ((Verdict.ACCEPTED, accepted), (Verdict.FENCED, fenced)):
             for position in positions or ():
                 verdicts[self._sent[position - 1]] = verdict
@@ -284,7 +328,7 @@ class Batch:
 
     def _takes(self) -> Iterator[tuple[int, int]]:
         position = {place: number for number, place in enumerate(self._sent, 1)}
-        for place, entry in enumerate(self._entries):
+        for place, entry in enumerate(self.entries):
             fate = place if self._fates is None else self._fates[place]
             if fate >= place:
                 yield from ((position[fate], int(id)) for id in entry.takes if id.isdecimal())
@@ -304,11 +348,34 @@ def _fates(entries: Sequence[Entry]) -> list[int] | None:
     return [rests.get((entry.id, entry.epoch), place) for place, entry in enumerate(entries)]
 
 
-def _rest_alone(entry: Entry, rest: Rest) -> tuple[str, Sequence[object]]:
-    if rest.gone:
-        return FORGET_ONE, (entry.epoch, entry.n)
-    status, wake_at, awaits, _ = _columns_of(rest)
-    return REST_ONE, (entry.epoch, entry.n, entry.data, status, wake_at, awaits)
+def _needs_of(entries: Sequence[Entry]) -> Needs:
+    rests = [entry.rest for entry in entries]
+    gone = [rest.gone for rest in rests if rest is not None]
+    takes = any(entry.takes for entry in entries)
+    return Needs(len(gone) < len(rests), not all(gone), any(gone), takes)
+
+
+@cache
+def _write_of(needs: Needs) -> str:
+    parts = {
+        _HELD: True,
+        _WRITTEN: needs.journal,
+        _TAKES: needs.takes,
+        _NO_TAKES: not needs.takes,
+        _EMPTIED: needs.rests or needs.gone,
+        _RESTED: needs.rests,
+        _FORGOTTEN: needs.gone,
+    }
+    return ",".join(part for part, is_needed in parts.items() if is_needed) + _VERDICTS
+
+
+def _alone(entry: Entry) -> tuple[str, Sequence[object]]:
+    if entry.rest is None:
+        return APPEND_ONE, (entry.data,)
+    if entry.rest.gone:
+        return FORGET_ONE, ()
+    status, wake_at, awaits, _ = _columns_of(entry.rest)
+    return REST_ONE, (entry.data, status, wake_at, awaits)
 
 
 def _columns_of(rest: Rest | None) -> tuple[object, ...]:

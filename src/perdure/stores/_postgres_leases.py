@@ -18,6 +18,7 @@ from perdure.stores._postgres_sql import (
     LEASE,
     Statements,
 )
+from perdure.stores._times import moment_of
 
 
 class Leases:
@@ -59,8 +60,8 @@ class Leases:
         while not granted:
             if want.create is not None:
                 values = (self._prefix + want.id, want.owner, want.ttl, want.create, want.workflow)
-                for row in await self._fetch(self._statements[CREATE_ONE], *values):
-                    return _created(want, row)
+                for _, epoch in await self._fetch(self._statements[CREATE_ONE], *values):
+                    return _created(want, epoch)
             if not want.existing:
                 return None
             found = await self._lease([want], granted)
@@ -90,13 +91,9 @@ class Leases:
             [want.create for want in wants],
             [want.workflow for want in wants],
         ]
-        if len(wants) == 1:
-            one = [column[0] for column in values]
-            rows = await self._fetch(self._statements[CREATE_ONE], *one)
-        else:
-            rows = await self._fetch(self._statements[CREATE], *values)
-        created = {row["id"].removeprefix(self._prefix): row for row in rows}
-        return {want.id: _created(want, created[want.id]) for want in wants if want.id in created}
+        created = dict(await self._fetch(self._statements[CREATE], *values))
+        keyed = zip(values[0], wants, strict=True)
+        return {want.id: _created(want, created[key]) for key, want in keyed if key in created}
 
     async def _lease(self, wants: Sequence[Want], granted: dict[str, Grant]) -> Collection[str]:
         """Add the grants of the runs that are free; give the ids of all that are there."""
@@ -142,8 +139,9 @@ class Leases:
         return Grant(lease, snapshot, row["now"], tuple(inbox), row["takeovers"])
 
 
-def _created(want: Want, row: Any) -> Grant:
+def _created(want: Want, epoch: int) -> Grant:
     assert want.create is not None
-    lease = Lease(want.id, want.owner, row["epoch"], row["wake_at"])
+    # The first epoch of a run is the moment of its creation.
+    now = moment_of(epoch)
     snapshot: Any = codec.loads(want.create)
-    return Grant(lease, snapshot, row["now"], created=True)
+    return Grant(Lease(want.id, want.owner, epoch, now + want.ttl), snapshot, now, created=True)

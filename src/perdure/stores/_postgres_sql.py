@@ -86,7 +86,7 @@ CREATE_ONE = """
         statement_timestamp()
     FROM (SELECT $4::bytea AS data) AS want
     ON CONFLICT (id) DO NOTHING
-    RETURNING id, epoch, wake_at, statement_timestamp() AS now
+    RETURNING id, epoch
 """
 
 CREATE = """
@@ -101,7 +101,7 @@ CREATE = """
         (SELECT $5::text[])
     ) AS want (id, owner, ttl, data, workflow)
     ON CONFLICT (id) DO NOTHING
-    RETURNING id, epoch, wake_at, statement_timestamp() AS now
+    RETURNING id, epoch
 """
 
 # `clean` stays when the run was at rest: nobody has written to its journal since.
@@ -270,13 +270,6 @@ _HELD = """
         WHERE run.owner = lease.owner AND run.epoch = lease.epoch
     )
 """
-_VERDICTS = """
-    SELECT
-        array_agg(i) FILTER (WHERE newest AND (folded OR NOT at_rest)) AS accepted,
-        array_agg(i) FILTER (WHERE NOT newest) AS fenced,
-        array_agg(i) FILTER (WHERE newest AND NOT folded AND at_rest) AS resting
-    FROM held
-"""
 _HINT_IF_DUE = """
     CASE WHEN run.owner IS NULL AND run.wake_at <= statement_timestamp()
         THEN pg_notify('{channel}', '') END
@@ -322,10 +315,9 @@ class Statements:
         self._names = names
         self._parts = {
             **_PARTS[snapshot_type],
-            "clock": "(extract(epoch FROM statement_timestamp()) * 1000000)::bigint",
+            "clock": "(date_part('epoch', statement_timestamp()) * 1000000)::bigint",
             "held": names.fill(_HELD),
             "hint_if_due": _HINT_IF_DUE.format(channel=names.channel),
-            "verdicts": _VERDICTS,
         }
         self._parts["leased"] = _LEASED.format(**self._parts)
         self._parts["granted"] = _GRANTED.format(**self._parts)

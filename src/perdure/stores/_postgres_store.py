@@ -86,7 +86,7 @@ class PostgresStore(Closing):
         """Replace the whole run by `snapshot`; an owner of before is fenced out."""
         key, data, rest = self._key(id), codec.dumps(snapshot), rest_of(snapshot)
         workflow = _checked_workflow(workflow_of(snapshot))
-        self._check_size(f"the snapshot of run {id!r}", data)
+        self._check_size(data, "the snapshot of run {!r}", id)
         await self._life.ready()
         awaits = names_as_json(rest.awaits)
         values = (key, data, workflow, rest.status, rest.wake_at, awaits)
@@ -170,7 +170,7 @@ class PostgresStore(Closing):
         for want in wants:
             self._key(want.id)
             _checked_workflow(want.workflow)
-            self._check_size(f"the snapshot of run {want.id!r}", want.create or b"")
+            self._check_size(want.create or b"", "the snapshot of run {!r}", want.id)
         await self._life.ready()
         return await self._leases.acquire(wants)
 
@@ -195,7 +195,7 @@ class PostgresStore(Closing):
         for run in runs:
             first.setdefault(self._key(run.id), run)
             _checked_workflow(run.workflow)
-            self._check_size(f"the snapshot of run {run.id!r}", run.snapshot)
+            self._check_size(run.snapshot, "the snapshot of run {!r}", run.id)
         await self._life.ready()
         created = await self._create(first) if first else set[str]()
         return [
@@ -235,7 +235,7 @@ class PostgresStore(Closing):
     ) -> Delivery:
         """Put an event in the run's inbox, and wake a run at rest that awaits it."""
         key = self._key(id)
-        self._check_size(f"the event {name!r} for run {id!r}", payload)
+        self._check_size(payload, "the event {!r} for run {!r}", name, id)
         await self._life.ready()
         digest = None if dedup_id is None else blake2b(dedup_id.encode(), digest_size=16).digest()
         rows = await self._database.fetch(
@@ -345,9 +345,9 @@ class PostgresStore(Closing):
             raise InvalidArgument("id", id, wanted)
         return key
 
-    def _check_size(self, what: str, data: bytes) -> None:
+    def _check_size(self, data: bytes, what: str, *names: str) -> None:
         if len(data) > self.capabilities.max_value_size:
-            raise ValueTooLarge(what, len(data), self.capabilities.max_value_size)
+            raise ValueTooLarge(what.format(*names), len(data), self.capabilities.max_value_size)
 
     def _check_entry_of(self, id: str, epoch: int, entry: Entry) -> None:
         if (entry.id, entry.epoch) != (id, epoch):

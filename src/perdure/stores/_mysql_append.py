@@ -9,7 +9,7 @@ from perdure.store import Entry, Rest, Verdict
 from perdure.stores import _mysql_sql as sql
 from perdure.stores._mysql_database import Database, Result, Transaction
 from perdure.stores._mysql_errors import Refused
-from perdure.stores._mysql_literals import Statement, Value, read_moment
+from perdure.stores._mysql_literals import Rows, Statement, Value, read_moment
 from perdure.stores._mysql_rows import LARGEST_STATEMENT, chunks, names_as_json, row_size
 from perdure.stores._mysql_sql import Statements
 
@@ -80,6 +80,9 @@ class Writer:
         return True
 
     async def _write_one(self, entry: Entry) -> bool:
+        if entry.rest is not None and entry.rest.gone:
+            place = (self._key(entry.id), entry.epoch, entry.n)
+            return (await self._database.run_alone(self._on(sql.FORGET_ONE, *place))).count > 0
         if entry.rest is not None:
             [first, *_] = await self._database.run(*self._rest(entry, entry.rest))
             return first.count == 1
@@ -93,12 +96,6 @@ class Writer:
     def _rest(self, entry: Entry, rest: Rest) -> Iterator[Statement]:
         key = self._key(entry.id)
         place = (key, entry.epoch, entry.n)
-        if rest.gone:
-            yield self._on(sql.HOLD_ONE, *place)
-            yield self._on(sql.FORGET_ITS_JOURNAL, key, *place)
-            yield self._on(sql.FORGET_ITS_INBOX, key, *place)
-            yield self._on(sql.FORGET_ONE, *place)
-            return
         lying = (rest.status, rest.wake_at, names_as_json(rest.awaits))
         yield self._on(sql.REST_ONE, entry.data, *lying, entry.n, *place)
         yield self._on(sql.FOLD_ONE, key, entry.epoch, *place[1:], *place)
@@ -106,8 +103,8 @@ class Writer:
             yield self._on(sql.EXPECT_ONE, *place, key, [*rest.awaits])
 
     def _append(self, rows: Sequence[tuple[str, int, int, bytes]]) -> Statement:
-        values = (value for row in rows for value in row)
-        return self._on.sized(sql.APPEND, sql.NEXT_ENTRY * (len(rows) - 1), values)
+        first, *others = rows
+        return self._on(sql.APPEND, *first, Rows(sql.NEXT_ENTRY, others, b" UNION ALL "))
 
 
 class Batch:
@@ -120,7 +117,7 @@ class Batch:
         self._epochs: dict[str, int] = {}
         self._folded: dict[str, int] = {}
         self._mail: dict[str, dict[str, Letter]] = defaultdict(dict)
-        self._rows: dict[tuple[str, int, int], bytes] = {}
+        self._rows: dict[str, dict[tuple[int, int], bytes]] = defaultdict(dict)
         self._taken: list[Letter] = []
         self._rests: dict[str, tuple[Entry, Rest]] = {}
         self._gone: list[str] = []
@@ -142,7 +139,8 @@ class Batch:
         """Take in what the questions were answered with."""
         held, *mail = results
         for key, epoch, folded, now in held.rows:
-            self._epochs[key], self._folded[key], self._now = epoch, folded, read_moment(now)
+            self._epochs[key], self._folded[key] = epoch, folded
+            self._now = self._now or read_moment(now)
         for result in mail:
             for key, seq, name, is_known in result.rows:
                 self._mail[key][str(seq)] = Letter(seq, name, bool(is_known))
@@ -159,13 +157,14 @@ class Batch:
         return Verdict.ACCEPTED
 
     def _accept(self, key: str, entry: Entry) -> None:
-        letters = self._mail[key]
-        self._taken += [letters.pop(id) for id in entry.takes if id in letters]
+        if entry.takes:
+            letters = self._mail[key]
+            self._taken += [letters.pop(id) for id in entry.takes if id in letters]
         if entry.rest is None:
-            self._rows.setdefault((key, entry.epoch, entry.n), entry.data)
+            self._rows[key].setdefault((entry.epoch, entry.n), entry.data)
             return
         # The rest holds what the entries before it hold.
-        self._rows = {place: data for place, data in self._rows.items() if place[0] != key}
+        self._rows.pop(key, None)
         if entry.rest.gone:
             del self._epochs[key]
             self._rests.pop(key, None)
@@ -186,7 +185,9 @@ class Batch:
             written.append(on(sql.FORGET_RUNS, self._gone))
         rests = [self._rest(key, *rest) for key, rest in self._rests.items()]
         written += [on(sql.REST, rows) for rows in chunks(rests)]
-        entries = [(*place, data) for place, data in self._rows.items()]
+        entries = [
+            (key, *place, data) for key, rows in self._rows.items() for place, data in rows.items()
+        ]
         return [*written, *(on(sql.ADD, rows) for rows in chunks(entries))]
 
     def _takes(self) -> list[Statement]:

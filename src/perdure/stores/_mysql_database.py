@@ -200,11 +200,12 @@ class Transaction:
         raise ValueTooLarge(what, len(packet), largest)
 
     async def _exchange(self, packet: bytes) -> list[Result]:
-        async with self.connection.cursor(self._cursor) as cursor:
-            await cursor.execute(packet)
-            results = [await _result(cursor)]
-            while await cursor.nextset():
-                results.append(await _result(cursor))
+        # Closing the cursor would only read what is read to its end here.
+        cursor = self.connection.cursor(self._cursor)
+        await cursor.execute(packet)
+        results = [await _result(cursor)]
+        while await cursor.nextset():
+            results.append(await _result(cursor))
         return results
 
     async def _ask(self, question: Awaitable[T]) -> T:

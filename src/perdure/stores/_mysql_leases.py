@@ -12,7 +12,7 @@ from perdure.store import Grant, Lease, Want
 from perdure.stores import _mysql_sql as sql
 from perdure.stores._mysql_database import Database, Result, Transaction
 from perdure.stores._mysql_errors import Refused
-from perdure.stores._mysql_literals import Statement, Value, read_moment
+from perdure.stores._mysql_literals import Rows, Statement, Value, read_moment
 from perdure.stores._mysql_rows import chunks, read_inboxes, read_journals, read_run
 from perdure.stores._mysql_sql import Conditions, Statements
 from perdure.stores._times import micros, moment_of
@@ -181,8 +181,7 @@ class Leases:
             if want.create is not None
         ]
         for chunk in chunks(rows):
-            texts = ",".join([sql.STARTED] * len(chunk))
-            statement = self._on.sized(sql.START, texts, (value for row in chunk for value in row))
+            statement = self._on(sql.START, Rows(sql.STARTED, chunk))
             yield Start(statement, {row[0] for row in chunk})
 
     def _lease(self, leased: Sequence[Leased]) -> Sequence[Statement]:

@@ -15,6 +15,7 @@ Row = TypeVar("Row", bound=Sequence[Any])
 # A statement of more is not worth its memory, on either side.
 LARGEST_STATEMENT = 1024 * 1024
 _ROW_OVERHEAD = 1024
+_SIZED = (str, bytes)
 
 
 def read_run(id: str, snapshot: bytes | None, journal: Sequence[bytes] = ()) -> Snapshot:
@@ -65,4 +66,4 @@ def chunks(rows: Iterable[Row]) -> list[list[Row]]:
 
 def row_size(row: Sequence[Any]) -> int:
     """Give about how many bytes a row takes in a statement."""
-    return _ROW_OVERHEAD + sum(len(value) for value in row if isinstance(value, str | bytes))
+    return _ROW_OVERHEAD + sum([len(value) for value in row if isinstance(value, _SIZED)])

@@ -37,7 +37,7 @@ from perdure.stores._mysql_append import Writer
 from perdure.stores._mysql_database import Database, Transaction
 from perdure.stores._mysql_errors import Refused
 from perdure.stores._mysql_leases import Leases
-from perdure.stores._mysql_literals import Statement, read_moment
+from perdure.stores._mysql_literals import Rows, Statement, read_moment
 from perdure.stores._mysql_rows import chunks, names_as_json, read_inboxes, read_run
 from perdure.stores._mysql_schema import Names, Schema, dialect_of
 from perdure.stores._mysql_sql import Conditions, Statements
@@ -78,7 +78,7 @@ class MysqlStore(Closing):
         key, data, rest = self._key(id), codec.dumps(snapshot), rest_of(snapshot)
         workflow = _checked_workflow(workflow_of(snapshot))
         await self._life.ready()
-        self._check_size(f"the snapshot of run {id!r}", data)
+        self._check_size(data, "the snapshot of run {!r}", id)
         made = self._on(sql.MAKE, [(key, b"{}", None, None, _NEW)])
 
         async def work(transaction: Transaction) -> None:
@@ -182,7 +182,7 @@ class MysqlStore(Closing):
             self._key(want.id)
             check_id(want.owner, "owner")
             _checked_workflow(want.workflow)
-            self._check_size(f"the snapshot of run {want.id!r}", want.create or b"")
+            self._check_size(want.create or b"", "the snapshot of run {!r}", want.id)
         return await self._leases.acquire(wants)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
@@ -202,7 +202,7 @@ class MysqlStore(Closing):
         for run in runs:
             first.setdefault(self._key(run.id), run)
             _checked_workflow(run.workflow)
-            self._check_size(f"the snapshot of run {run.id!r}", run.snapshot)
+            self._check_size(run.snapshot, "the snapshot of run {!r}", run.id)
         created = await self._create(first) if first else ()
         return [
             key in created and first[key] is run
@@ -247,7 +247,7 @@ class MysqlStore(Closing):
         """Put an event in the run's inbox, and wake a run at rest that awaits it."""
         key = self._key(id)
         await self._life.ready()
-        self._check_size(f"the event {name!r} for run {id!r}", payload)
+        self._check_size(payload, "the event {!r} for run {!r}", name, id)
         digest = None if dedup_id is None else blake2b(dedup_id.encode(), digest_size=16).digest()
         receiver, known = self._on(sql.LOCK_RECEIVER, key), self._on(sql.KNOWN, key, digest)
 
@@ -334,10 +334,8 @@ class MysqlStore(Closing):
     async def _create(self, runs: dict[str, NewRun]) -> Collection[str]:
         rows = [(key, run.snapshot, run.workflow, run.wake_at) for key, run in sorted(runs.items())]
         if len(parts := chunks(rows)) == 1:
-            values = (value for row in rows for value in row)
-            texts = ",".join([sql.ENQUEUED] * len(rows))
             with suppress(Refused):
-                statement = self._on.sized(sql.ENQUEUE, texts, values)
+                statement = self._on(sql.ENQUEUE, Rows(sql.ENQUEUED, rows))
                 await self._database.run_alone(statement, repeatable=False)
                 return runs.keys()
         keys = [key for key, *_ in rows]
@@ -377,9 +375,9 @@ class MysqlStore(Closing):
         largest = self._database.largest_packet - _PACKET_OVERHEAD
         return min(self.capabilities.max_value_size, largest)
 
-    def _check_size(self, what: str, data: bytes) -> None:
+    def _check_size(self, data: bytes, what: str, *names: str) -> None:
         if len(data) > self._largest_value:
-            raise ValueTooLarge(what, len(data), self._largest_value)
+            raise ValueTooLarge(what.format(*names), len(data), self._largest_value)
 
     def _check_entry_of(self, id: str, epoch: int, entry: Entry) -> None:
         if (entry.id, entry.epoch) != (id, epoch):

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from perdure.clock import SystemClock
-from perdure.store import Entry, Rest, Verdict, Want
+from perdure.store import Entry, NewRun, Rest, Verdict, Want
 from perdure.stores._mongo_clock import ServerClock
 from perdure.stores.mongo import mongo
 from perdure.testing.clock import TestClock
@@ -51,6 +51,7 @@ async def test_the_servers_clock_is_never_said_to_be_behind(
     for _ in range(5):
         moment = await told.now()
         assert machine.server_time <= moment <= machine.server_time + 2 * LATENCY
+        assert machine.server_time - 3 * LATENCY <= await told.past() < machine.server_time
         await machine.clock.advance(timedelta(seconds=1))
     assert machine.asked == 1
 
@@ -77,6 +78,15 @@ async def test_a_moment_is_waited_for_until_it_is_past(machine: Machine, told: S
     await told.pass_by(moment)
     assert machine.asked == 2
     assert machine.server_time >= moment
+
+
+async def test_what_is_enqueued_is_due_at_once(mongo_url: str) -> None:
+    """Whoever hears of a new run can claim it, in any process."""
+    async with mongo(mongo_url) as one, mongo(mongo_url) as other:
+        for n in range(20):
+            await one.enqueue([NewRun(f"{n}", "w", as_json(snapshot()))])
+            (grant,) = await other.claim("bob", HOUR, 10)
+            assert grant.lease.id == f"{n}"
 
 
 async def test_epochs_grow_from_process_to_process(mongo_url: str) -> None:

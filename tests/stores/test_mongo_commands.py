@@ -297,7 +297,7 @@ async def test_a_load_looks_at_one_run(
 
 
 async def test_what_is_enqueued_is_inserted(store: MongoStore, overheard: Overheard) -> None:
-    """Many new runs are one insert; the server's time follows in one update."""
+    """Many new runs are one insert."""
     runs = [NewRun(f"{n}", "w", as_json(snapshot())) for n in range(100)]
     await store.enqueue(runs)
-    assert overheard.names() == ["insert", "update"]
+    assert overheard.names() == ["insert"]

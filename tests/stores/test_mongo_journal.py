@@ -278,6 +278,29 @@ async def test_a_batch_may_hold_everything(store: MongoStore, another: MongoStor
     assert keys == [["a"], ["a"], ["saved"], None, ["a"], ["a", "late"]]
 
 
+async def test_a_batch_of_rests_wakes_what_has_mail(store: MongoStore) -> None:
+    """Of runs that go to rest together, each lies as it says; one with awaited mail is due."""
+    ids = ("over", "sleeps", "waits", "has mail", "got mail")
+    wants = [Want(id, "ana", HOUR, create=as_json(snapshot())) for id in ids]
+    await store.save("has mail", snapshot())
+    await store.send("has mail", "paid", b"1")
+    grants = [grant for grant in await store.acquire(wants) if grant is not None]
+    await store.send("got mail", "paid", b"2")
+    waiting = Rest("waiting", None, ("paid",))
+    rests = [Rest("completed"), Rest("suspended", grants[0].now + HOUR), *[waiting] * 3]
+    whole = as_json(snapshot("a"))
+    batch = [
+        Entry(grant.lease.id, grant.lease.epoch, 1, whole, rest=rest)
+        for grant, rest in zip(grants, rests, strict=True)
+    ]
+    assert await store.append(batch) == [ACCEPTED] * 5
+    lines = {line.id: line.status for line in await store.list()}
+    assert lines == {id: rest.status for id, rest in zip(ids, rests, strict=True)}
+    claimed = await store.claim("bob", HOUR, 10)
+    assert {grant.lease.id for grant in claimed} == {"has mail", "got mail"}
+    assert await store.append(batch) == [ACCEPTED] * 3 + [FENCED] * 2
+
+
 async def test_what_was_taken_stays_taken_without_its_mark(
     store: MongoStore, another: MongoStore, place: Place
 ) -> None:

@@ -6,7 +6,7 @@ taken, a lease that somebody else was given) is settled run by run from what the
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -18,7 +18,7 @@ from pymongo.errors import BulkWriteError, PyMongoError
 from perdure.errors import StoreUnavailable
 from perdure.store import Entry, Rest, Verdict
 from perdure.stores._mongo_connection import Collection
-from perdure.stores._mongo_documents import body_of
+from perdure.stores._mongo_documents import body_of, room_of
 from perdure.stores._mongo_errors import DUPLICATE, is_cut
 from perdure.stores._mongo_inbox import awaited, mark_taken, message_ids, taken_in, untaken
 from perdure.stores._mongo_log import (
@@ -31,14 +31,25 @@ from perdure.stores._mongo_log import (
     seal_logs,
     slot_id,
 )
-from perdure.stores._mongo_schema import Collections, insert, together
+from perdure.stores._mongo_schema import COMMAND_ROOM, Collections, insert, together
 from perdure.stores._mongo_sweeper import Sweeper
-from perdure.stores._mongo_updates import HEADER, Document, epochs_are, fenced, life_of, resting
+from perdure.stores._mongo_updates import (
+    HEADER,
+    Document,
+    are_running,
+    epochs_are,
+    fenced,
+    life_of,
+    rest_fields,
+    resting,
+)
 
 Write: TypeAlias = "UpdateOne | DeleteOne"
 
 _ATTEMPTS = 20
 _AT_ONCE = 16
+# The server looks through all of a statement's runs for each of them.
+_MOST = 500
 
 
 @dataclass(slots=True)
@@ -183,10 +194,9 @@ class Appender:
 
     async def _rest(self, db: Collections, turns: list[Turn]) -> list[Turn]:
         leaving = {turn.key: turn.last.epoch for turn in turns if turn.leaves()}
-        writes = [_rest_by_memory(turn) for turn in turns if not turn.leaves()]
         try:
             with _in_doubt(turns):
-                done = await _count_done(db, writes) if writes else 0
+                done = await _lay_down(db, [turn for turn in turns if not turn.leaves()])
                 lettered = False
                 if leaving:
                     gone, lettered = await _remove(db, leaving)
@@ -313,7 +323,8 @@ class Appender:
         filter["letters"] = letters
         due = bool(letters and rest.awaits) and await _mail_waits(db, turn, rest, taken)
         body = body_of(entry.data, f"the snapshot of run {entry.id!r}")
-        return UpdateOne(filter, resting(entry, rest, body, taken, due=due))
+        fields = rest_fields(entry, rest, body, taken, due=due)
+        return UpdateOne(filter, resting({turn.key: fields}))
 
     async def written(self, db: Collections, turn: Turn, plan: "Plan") -> None:
         """Note that a planned write was made."""
@@ -359,24 +370,55 @@ def _place(entry: Entry) -> Document:
     return {"epoch": entry.epoch, "n": entry.n}
 
 
-def _rest_by_memory(turn: Turn) -> Write:
+class Lying(NamedTuple):
+    """What a rest writes, and how many letters the run has got if that matters."""
+
+    turn: Turn
+    fields: Document
+    counts: bool
+    letters: int | None
+
+
+def _lying_by_memory(turn: Turn) -> Lying:
     # What comes before the rest in the same call is in its snapshot, and is not written by itself.
     entry, rest, position = turn.last, turn.last.rest, turn.position
     assert rest is not None
     assert position is not None
-    filter = fenced(turn.key, entry)
     takes = turn.takes()
     due = awaited(position.mail, takes, rest.awaits)
-    if rest.awaits and not due:
-        filter["letters"] = position.letters or None
     body = body_of(entry.data, f"the snapshot of run {entry.id!r}")
-    return UpdateOne(filter, resting(entry, rest, body, takes, due=due))
+    fields = rest_fields(entry, rest, body, takes, due=due)
+    return Lying(turn, fields, bool(rest.awaits) and not due, position.letters or None)
 
 
-async def _count_done(db: Collections, writes: Sequence[Write]) -> int:
-    """Send the writes in one round trip; give how many of them found their run."""
-    result = await db.runs.bulk_write([*writes], ordered=False)
-    return result.matched_count + result.deleted_count
+def _portions(lying: Iterable[Lying]) -> Iterator[list[Lying]]:
+    """Give them in parts that one command has room for."""
+    part: list[Lying] = []
+    room = COMMAND_ROOM
+    for one in lying:
+        weight = room_of(one.fields)
+        if part and (len(part) == _MOST or weight > room):
+            yield part
+            part, room = [], COMMAND_ROOM
+        part.append(one)
+        room -= weight
+    if part:
+        yield part
+
+
+async def _lay_down(db: Collections, turns: Iterable[Turn]) -> int:
+    """Put runs to rest by memory; give how many of them were found."""
+    lying = [_lying_by_memory(turn) for turn in turns]
+    done = 0
+    for counts in (False, True):
+        for some in _portions([one for one in lying if one.counts is counts]):
+            # One statement for all: as many of their own would take the server far longer.
+            epochs = {one.turn.key: one.turn.last.epoch for one in some}
+            letters = {one.turn.key: one.letters for one in some} if counts else {}
+            pipeline = resting({one.turn.key: one.fields for one in some})
+            result = await db.runs.update_many(are_running(epochs, letters), pipeline)
+            done += result.matched_count
+    return done
 
 
 async def _remove(db: Collections, epochs: Mapping[str, int]) -> tuple[int, bool]:

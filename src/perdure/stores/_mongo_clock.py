@@ -11,6 +11,7 @@ from perdure.clock import Clock, SystemClock
 
 # A good clock goes wrong by less than a millisecond in that time.
 _TRUST = timedelta(seconds=10)
+_SLACK = timedelta(milliseconds=10)
 
 
 class ServerClock:
@@ -33,6 +34,11 @@ class ServerClock:
         if told is None:
             told = await self._read()
         return told + timedelta(seconds=self._clock.monotonic() - self._asked_at)
+
+    async def past(self) -> datetime:
+        """Give a moment that the server's clock has passed already, and not long ago."""
+        since_asked = await self.now()
+        return since_asked - timedelta(seconds=self._heard_at - self._asked_at) - _SLACK
 
     async def pass_by(self, moment: datetime) -> None:
         """Wait until the server's clock has passed a moment that `now` gave.

@@ -69,6 +69,12 @@ def body_of(data: bytes, what: str) -> Fields:
     return {"snapshot": _outline(value), "packed": packed}
 
 
+def room_of(body: Mapping[str, Any]) -> int:
+    """Give how many bytes the fields that `body_of` gave need, about."""
+    packed: bytes | None = body.get("packed")
+    return len(body["snapshot"].raw if packed is None else packed)
+
+
 def pack(data: bytes, what: str) -> bytes:
     """Give JSON compressed, or raise `ValueTooLarge` when a document cannot hold even that."""
     packed = zlib.compress(data, 1)

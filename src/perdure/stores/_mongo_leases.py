@@ -13,7 +13,6 @@ from perdure import codec
 from perdure.errors import StoreCorrupted
 from perdure.store import Due, Grant, Lease, Message, NewRun, Want
 from perdure.stores._mongo_clock import ServerClock
-from perdure.stores._mongo_connection import casual
 from perdure.stores._mongo_documents import body_of, read_run
 from perdure.stores._mongo_errors import is_cut
 from perdure.stores._mongo_inbox import (
@@ -299,7 +298,7 @@ class Leases:
         """Create runs that wait for a claim; False for each id that was there."""
         if not runs:
             return []
-        claim, now = ObjectId(), await self._clock.now()
+        claim, now, past = ObjectId(), await self._clock.now(), await self._clock.past()
         documents = [
             {
                 "_id": self._prefix + run.id,
@@ -307,25 +306,15 @@ class Leases:
                 "workflow": run.workflow,
                 "status": "running",
                 "updatedAt": now,
-                "wakeAt": date(run.wake_at or now),
+                "wakeAt": date(run.wake_at or past),
                 "claim": claim,
                 "born": claim,
             }
             for run in runs
         ]
         known = await insert(db.runs, documents, sum(len(run.snapshot) for run in runs))
-        made = [run for place, run in enumerate(runs) if place not in known]
-        await self._set_times(db, made, claim)
+        await self._clock.pass_by(now)
         return [place not in known for place in range(len(runs))]
-
-    async def _set_times(self, db: Collections, runs: Sequence[NewRun], claim: ObjectId) -> None:
-        """Put the server's exact time into runs that nobody has claimed since."""
-        for at_once in (True, False):
-            keys = [self._prefix + run.id for run in runs if (run.wake_at is None) is at_once]
-            if keys:
-                times = {"updatedAt": "$$NOW"} | ({"wakeAt": "$$NOW"} if at_once else {})
-                mine = {"_id": {"$in": keys}, "claim": claim}
-                await casual(db.runs).update_many(mine, [{"$set": times}])
 
     async def _equip(
         self, db: Collections, leased: Mapping[str, Any], ttls: Mapping[str, timedelta]

@@ -16,7 +16,7 @@ from perdure.stores._mongo_errors import DUPLICATE
 T = TypeVar("T")
 
 # One command is one document, which has 16 MiB.
-_COMMAND_ROOM = 8 * 1024 * 1024
+COMMAND_ROOM = 8 * 1024 * 1024
 
 _RAW: CodecOptions[Any] = CodecOptions(
     document_class=RawBSONDocument, tz_aware=True, type_registry=TypeRegistry(AS_PLAIN_INTEGERS)
@@ -97,7 +97,7 @@ async def insert(
     As a bare command it carries no number for the driver's retries, which the server would have to
     write down beside the documents. Who inserts here finds out itself what a lost answer meant.
     """
-    if weight > _COMMAND_ROOM:
+    if weight > COMMAND_ROOM:
         return await _insert_apart(collection, documents)
     answer = await collection.database.command(
         {

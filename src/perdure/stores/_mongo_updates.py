@@ -89,10 +89,24 @@ def creating(document: Mapping[str, Any]) -> Document:
 
 def epochs_are(epochs: Mapping[str, int]) -> Document:
     """Match the runs that have these epochs, given by `_id`."""
-    some = {"_id": {"$in": [*epochs]}}
-    if len({*epochs.values()}) == 1:
-        return {**some, "epoch": next(iter(epochs.values()))}
-    return {**some, "$expr": {"$eq": ["$epoch", _of_this(epochs)]}}
+    return {"_id": {"$in": [*epochs]}, **_is("epoch", epochs)}
+
+
+def _is(field: str, by_id: Mapping[str, Any]) -> Document:
+    """Match the documents whose field has what is given by `_id`; None is like nothing."""
+    if len({*by_id.values()}) == 1:
+        return {field: next(iter(by_id.values()))}
+    return {"$expr": {"$eq": [{"$ifNull": [f"${field}", None]}, _of_this(by_id)]}}
+
+
+def are_running(epochs: Mapping[str, int], letters: Mapping[str, int | None]) -> Document:
+    """Match the runs of these epochs that no rest of the epoch was written to.
+
+    Those in `letters`, which are all or none, have got so many.
+    """
+    rested = {"$expr": {"$eq": ["$rested.epoch", "$epoch"]}}
+    running = {**epochs_are(epochs), "$nor": [rested]}
+    return {**running, "$and": [_is("letters", letters)]} if letters else running
 
 
 def are_held(leases: Iterable[tuple[str, int, str]]) -> Document:
@@ -178,21 +192,29 @@ def fenced(key: str, entry: Entry) -> Document:
     return {"_id": key, "epoch": entry.epoch, "$nor": [held]}
 
 
-def resting(
+def rest_fields(
     entry: Entry, rest: Rest, body: Document, takes: Sequence[str], *, due: bool
 ) -> Document:
-    """Put a run to rest: snapshot, header and the end of the lease in one write."""
+    """Give what a rest writes; a run that is due has no time yet, but `True` for it."""
     fields = {**lying(rest), **body}
     fields["epochs"] = []
     fields["rested"] = {"epoch": entry.epoch, "n": entry.n}
     if takes:
         fields["took"] = [*takes]
-    now = {"updatedAt": True}
     if due:
-        fields.pop("wakeAt", None)
-        now["wakeAt"] = True
-    gone = {"owner", "tail", "packed", "took", "wakeAt"} - fields.keys() - now.keys()
-    return {"$set": fields, "$currentDate": now, "$unset": dict.fromkeys(gone, "")}
+        fields["wakeAt"] = True
+    return fields
+
+
+def resting(rests: Mapping[str, Document]) -> Pipeline:
+    """Put runs to rest, given by `_id`: snapshot, header and the end of the lease in one write."""
+    rested = {"$mergeObjects": ["$$ROOT", _of_this(rests), {"updatedAt": "$$NOW"}]}
+    wake_at = {"$cond": [{"$eq": ["$wakeAt", True]}, "$$NOW", "$wakeAt"]}
+    return [
+        {"$unset": ["owner", "tail", "packed", "took", "wakeAt"]},
+        {"$replaceWith": rested},
+        {"$set": {"wakeAt": wake_at}},
+    ]
 
 
 def waking(name: str) -> Pipeline:

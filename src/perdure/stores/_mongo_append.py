@@ -6,9 +6,8 @@ taken, a lease that somebody else was given) is settled run by run from what the
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from pymongo import DeleteOne, InsertOne, UpdateOne
@@ -18,12 +17,11 @@ from pymongo.errors import BulkWriteError, PyMongoError
 from perdure.errors import StoreUnavailable
 from perdure.store import Entry, Rest, Verdict
 from perdure.stores._mongo_connection import Collection
-from perdure.stores._mongo_documents import body_of, room_of
+from perdure.stores._mongo_documents import body_of
 from perdure.stores._mongo_errors import DUPLICATE, is_cut
 from perdure.stores._mongo_inbox import awaited, mark_taken, message_ids, taken_in, untaken
 from perdure.stores._mongo_log import (
     Log,
-    Position,
     Positions,
     content_of,
     entry_document,
@@ -31,13 +29,13 @@ from perdure.stores._mongo_log import (
     seal_logs,
     slot_id,
 )
-from perdure.stores._mongo_schema import COMMAND_ROOM, Collections, insert, together
+from perdure.stores._mongo_rests import lay_down, remove
+from perdure.stores._mongo_schema import Collections, insert, together
 from perdure.stores._mongo_sweeper import Sweeper
+from perdure.stores._mongo_turn import Turn
 from perdure.stores._mongo_updates import (
     HEADER,
     Document,
-    are_running,
-    epochs_are,
     fenced,
     life_of,
     rest_fields,
@@ -48,46 +46,6 @@ Write: TypeAlias = "UpdateOne | DeleteOne"
 
 _ATTEMPTS = 20
 _AT_ONCE = 16
-# The server looks through all of a statement's runs for each of them.
-_MOST = 500
-
-
-@dataclass(slots=True)
-class Turn:
-    """What one call has to write of one run, in order."""
-
-    key: str
-    entries: list[Entry] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    position: Position | None = None
-    life: str = ""
-    sent: Entry | None = None
-    """The rest that was sent and may have been written, when that is in doubt."""
-
-    @property
-    def last(self) -> Entry:
-        """The last entry, which may be a rest."""
-        return self.entries[-1]
-
-    def goes_by(self, position: Position | None) -> bool:
-        """Tell whether all entries are the next ones of this lease, and a rest the last of them."""
-        if position is None:
-            return False
-        last = position.last
-        for entry in self.entries:
-            rests_early = entry.rest is not None and entry is not self.last
-            if entry.epoch != position.epoch or entry.n <= last or rests_early:
-                return False
-            last = entry.n
-        return True
-
-    def leaves(self) -> bool:
-        """Tell whether nothing is to be left of the run."""
-        return self.last.rest is not None and self.last.rest.gone
-
-    def takes(self) -> list[str]:
-        """Give all messages that the entries take."""
-        return [id for entry in self.entries for id in entry.takes]
 
 
 class Appender:
@@ -196,10 +154,10 @@ class Appender:
         leaving = {turn.key: turn.last.epoch for turn in turns if turn.leaves()}
         try:
             with _in_doubt(turns):
-                done = await _lay_down(db, [turn for turn in turns if not turn.leaves()])
+                done = await lay_down(db, [turn for turn in turns if not turn.leaves()])
                 lettered = False
                 if leaving:
-                    gone, lettered = await _remove(db, leaving)
+                    gone, lettered = await remove(db, leaving)
                     done += gone
         except PyMongoError as error:
             if not is_cut(error):
@@ -368,67 +326,6 @@ def _in_doubt(turns: Iterable[Turn]) -> Generator[None]:
 
 def _place(entry: Entry) -> Document:
     return {"epoch": entry.epoch, "n": entry.n}
-
-
-class Lying(NamedTuple):
-    """What a rest writes, and how many letters the run has got if that matters."""
-
-    turn: Turn
-    fields: Document
-    counts: bool
-    letters: int | None
-
-
-def _lying_by_memory(turn: Turn) -> Lying:
-    # What comes before the rest in the same call is in its snapshot, and is not written by itself.
-    entry, rest, position = turn.last, turn.last.rest, turn.position
-    assert rest is not None
-    assert position is not None
-    takes = turn.takes()
-    due = awaited(position.mail, takes, rest.awaits)
-    body = body_of(entry.data, f"the snapshot of run {entry.id!r}")
-    fields = rest_fields(entry, rest, body, takes, due=due)
-    return Lying(turn, fields, bool(rest.awaits) and not due, position.letters or None)
-
-
-def _portions(lying: Iterable[Lying]) -> Iterator[list[Lying]]:
-    """Give them in parts that one command has room for."""
-    part: list[Lying] = []
-    room = COMMAND_ROOM
-    for one in lying:
-        weight = room_of(one.fields)
-        if part and (len(part) == _MOST or weight > room):
-            yield part
-            part, room = [], COMMAND_ROOM
-        part.append(one)
-        room -= weight
-    if part:
-        yield part
-
-
-async def _lay_down(db: Collections, turns: Iterable[Turn]) -> int:
-    """Put runs to rest by memory; give how many of them were found."""
-    lying = [_lying_by_memory(turn) for turn in turns]
-    done = 0
-    for counts in (False, True):
-        for some in _portions([one for one in lying if one.counts is counts]):
-            # One statement for all: as many of their own would take the server far longer.
-            epochs = {one.turn.key: one.turn.last.epoch for one in some}
-            letters = {one.turn.key: one.letters for one in some} if counts else {}
-            pipeline = resting({one.turn.key: one.fields for one in some})
-            result = await db.runs.update_many(are_running(epochs, letters), pipeline)
-            done += result.matched_count
-    return done
-
-
-async def _remove(db: Collections, epochs: Mapping[str, int]) -> tuple[int, bool]:
-    """Delete runs that have these epochs; give how many, and whether some may have had letters."""
-    # One statement for all: as many of their own would take the server far longer.
-    mine = epochs_are(epochs)
-    gone = (await db.runs.delete_many({**mine, "letters": None})).deleted_count
-    if gone == len(epochs):
-        return gone, False
-    return gone + (await db.runs.delete_many(mine)).deleted_count, True
 
 
 async def _mail_waits(db: Collections, turn: Turn, rest: Rest, taken: Sequence[str]) -> bool:

@@ -17,9 +17,10 @@ from pymongo.read_concern import ReadConcern
 
 from perdure.errors import InvalidArgument, StoreUnavailable
 from perdure.store import Entry, Verdict
-from perdure.stores._mongo_append import Appender, Plan, Turn
+from perdure.stores._mongo_append import Appender, Plan
 from perdure.stores._mongo_connection import Connection
 from perdure.stores._mongo_schema import Collections
+from perdure.stores._mongo_turn import Turn
 
 _CONFLICT = 112
 

@@ -142,6 +142,7 @@ async def test_the_users_statements_are_planned_as_usual(
 
     async def work(connection: Any) -> Entry:
         assert await connection.fetchval("SHOW enable_seqscan") == "on"
+        assert await connection.fetchval("SHOW plan_cache_mode") == "auto"
         return entry(grant)
 
     assert await store.transact("run", grant.lease.epoch, work) is Verdict.ACCEPTED

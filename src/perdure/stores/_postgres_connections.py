@@ -51,6 +51,9 @@ class Connections(Protocol):
         ...
 
 
+_AS_USUAL = "SET LOCAL enable_seqscan = on; SET LOCAL plan_cache_mode = auto"
+
+
 class OwnConnections:
     """At most `limit` connections, opened when needed and kept.
 
@@ -63,7 +66,7 @@ class OwnConnections:
     ) -> None:
         self.where = place(url)
         self.role = f'"{unquote(urlsplit(url).username or "")}"'
-        self.for_guests = "SET LOCAL enable_seqscan = on" if prepared else ""
+        self.for_guests = _AS_USUAL if prepared else ""
         self._url = url
         self._limit = limit
         self._prepared = prepared
@@ -146,8 +149,13 @@ class OwnConnections:
         settings = {"application_name": "perdure"}
         if self._prepared:
             # A plan that is kept from when a table was empty would scan it when it has grown.
-            # Every statement here has its index, and is done before it could be compiled.
-            settings |= {"enable_seqscan": "off", "jit": "off"}
+            # Every statement here has its index, and is done before it could be compiled; and
+            # planning it anew the first five times takes longer than doing it.
+            settings |= {
+                "enable_seqscan": "off",
+                "jit": "off",
+                "plan_cache_mode": "force_generic_plan",
+            }
         return settings
 
 

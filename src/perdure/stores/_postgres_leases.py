@@ -1,7 +1,7 @@
 """Giving runs to owners: leased in one statement, and read under the lease."""
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -112,15 +112,14 @@ class Leases:
         """Give the grants of leased rows, in order, by the runs' ids.
 
         The statement that leased them could not see what was committed while it waited. Where
-        something may lie in the journal or in the inbox, it is read now, under the lease.
+        something may lie in the journal, or more in the inbox than it saw, it is read now, under
+        the lease.
         """
         unclean = [row["id"] for row in rows if not row["clean"]]
-        mailed = [row["id"] for row in rows if row["mail"]]
+        mailed = [row["id"] for row in rows if row["mail"] != len(row["inbox"] or ())]
         journals = await self._journals(unclean) if unclean else {}
         inboxes = await self._inboxes(mailed) if mailed else {}
-        grants = (
-            self._granted(row, journals.get(row["id"]), inboxes.get(row["id"], ())) for row in rows
-        )
+        grants = (self._granted(row, journals, inboxes) for row in rows)
         return {grant.lease.id: grant for grant in grants}
 
     async def _journals(self, keys: Sequence[str]) -> dict[str, bytes | None]:
@@ -129,12 +128,16 @@ class Leases:
     async def _inboxes(self, keys: Sequence[str]) -> dict[str, list[Message]]:
         found: dict[str, list[Message]] = defaultdict(list)
         for row in await self._fetch(self._statements[INBOXES], keys):
-            found[row["run"]].append(read_message(row))
+            found[row["run"]].append(read_message(*row[1:]))
         return found
 
-    def _granted(self, row: Any, journal: bytes | None, inbox: Sequence[Message]) -> Grant:
-        id = row["id"].removeprefix(self._prefix)
-        snapshot = read_run(id, row["snapshot"], row["updated_at"], journal)
+    def _granted(
+        self, row: Any, journals: Mapping[str, bytes | None], inboxes: Mapping[str, list[Message]]
+    ) -> Grant:
+        key = row["id"]
+        id = key.removeprefix(self._prefix)
+        inbox = inboxes.get(key) or [read_message(*message) for message in row["inbox"] or ()]
+        snapshot = read_run(id, row["snapshot"], row["updated_at"], journals.get(key))
         lease = Lease(id, row["owner"], row["epoch"], row["wake_at"], bool(inbox))
         return Grant(lease, snapshot, row["now"], tuple(inbox), row["takeovers"])
 

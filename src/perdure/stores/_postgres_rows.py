@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, cast
+from typing import cast
 
 from perdure import codec
 from perdure.errors import CodecError, SnapshotFormatError, StateFormatError, StoreCorrupted
@@ -23,6 +23,6 @@ def read_run(id: str, snapshot: str, updated_at: datetime, journal: bytes | None
         raise StoreCorrupted(f"run {id!r} cannot be read: {error}") from error
 
 
-def read_message(row: Any) -> Message:
+def read_message(seq: int, name: str, payload: bytes, sent_at: datetime) -> Message:
     """Give a row of the inbox as the message it is."""
-    return Message(str(row["seq"]), row["name"], row["payload"], row["sent_at"])
+    return Message(str(seq), name, payload, sent_at)

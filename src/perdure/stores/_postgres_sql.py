@@ -113,7 +113,10 @@ _LEASED = """
 """
 _GRANTED = """
     run.id, run.owner, run.epoch, run.wake_at, run.takeovers, run.clean, run.mail,
-    run.updated_at, {snapshot} AS snapshot, statement_timestamp() AS now
+    run.updated_at, {snapshot} AS snapshot, CASE WHEN run.mail > 0 THEN (
+        SELECT array_agg(ROW(seq, name, payload, sent_at) ORDER BY seq) FROM {inbox} AS message
+        WHERE message.run = run.id AND message.born = run.born AND NOT message.taken
+    ) END AS inbox, statement_timestamp() AS now
 """
 
 LEASE = """
@@ -320,7 +323,7 @@ class Statements:
             "hint_if_due": _HINT_IF_DUE.format(channel=names.channel),
         }
         self._parts["leased"] = _LEASED.format(**self._parts)
-        self._parts["granted"] = _GRANTED.format(**self._parts)
+        self._parts["granted"] = names.fill(_GRANTED, **self._parts)
         self._filled: dict[tuple[str, str], str] = {}
 
     def __getitem__(self, statement: str) -> str:

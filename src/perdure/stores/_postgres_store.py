@@ -253,7 +253,7 @@ class PostgresStore(Closing):
         key = self._key(id)
         await self._life.ready()
         rows = await self._database.fetch(self._statements[INBOXES], [key])
-        return [read_message(row) for row in rows]
+        return [read_message(*row[1:]) for row in rows]
 
     async def prune(
         self, older_than: timedelta, /, *, status: RunStatus | None = None, limit: int = 1000

@@ -1,14 +1,17 @@
 """Peers, each in a virtual environment of its own; nothing of them enters our dependencies.
 
 A peer is one long-lived child process that answers requests, so that it takes turns with the rest.
+Between its turns it is stopped: some poll their database all the time, at the cost of the others.
 """
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +57,17 @@ class Peer:
         peer = cls(name, process, errors)
         hello = await peer._answer()
         peer.version, peer.workloads = hello["version"], frozenset(hello["workloads"])
+        process.send_signal(signal.SIGSTOP)
         return peer
 
     async def ask(self, workload: str, size: int) -> float:
         """Give the peer's number for a workload."""
         assert self._process.stdin is not None
         request = json.dumps({"workload": workload, "size": size})
+        self._process.send_signal(signal.SIGCONT)
         self._process.stdin.write(request.encode() + b"\n")
         value: float = (await self._answer())["value"]
+        self._process.send_signal(signal.SIGSTOP)
         return value
 
     async def _answer(self) -> Any:
@@ -78,6 +84,8 @@ class Peer:
         """End the child, and give the last it said."""
         assert self._process.stdin is not None
         self._process.stdin.close()
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGCONT)
         try:
             await asyncio.wait_for(self._process.wait(), 10)
         except TimeoutError:

@@ -16,15 +16,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from perdure.clock import Clock, SystemClock
 from perdure.errors import PerdureError, StoreClosed, StoreError, StoreUnavailable
-from perdure.store import (
-    Entry,
-    Grant,
-    JournalStore,
-    LeaseStore,
-    Verdict,
-    Want,
-    capabilities,
-)
+from perdure.lineage import outside
+from perdure.store import Entry, Grant, JournalStore, LeaseStore, Verdict, Want
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +34,11 @@ LANES = 2
 
 
 class Lane(Generic[Q, A]):
-    """One kind of write, in batches, one batch at a time."""
+    """One kind of write, one batch at a time.
+
+    Who finds it idle writes in their own task, at no detour. What comes meanwhile gathers, and then
+    goes out together.
+    """
 
     def __init__(
         self,
@@ -58,39 +55,74 @@ class Lane(Generic[Q, A]):
         self._patience = patience
         self._max_waiting = max_waiting
         self._queue: deque[Waiting[Q, A]] = deque()
-        self._work: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
+        self._quiet: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
+        self._busy = False
         self._closed = False
 
     def submit(self, request: Q) -> Awaitable[A]:
-        """Give the store's answer to this request once it is durable.
+        """Give the store's answer to this request once it is durable; to be awaited at once.
 
-        Cancelling the caller does not take the request back: it is written in its place all the
-        same.
+        Cancelling the caller does not take the request back: it is written all the same.
         """
-        if len(self._queue) < self._max_waiting:
+        if self._busy and not self._closed and len(self._queue) < self._max_waiting:
             return self._enqueue(request)
-        return self._submit_later(request)
+        return self._lead(request)
 
-    async def _submit_later(self, request: Q) -> A:
+    async def _lead(self, request: Q) -> A:
         while len(self._queue) >= self._max_waiting and not self._closed:
             await self._wait_for_room()
-        return await self._enqueue(request)
-
-    def _enqueue(self, request: Q) -> asyncio.Future[A]:
         if self._closed:
             raise StoreClosed("the committer is closed; nothing more can be written through it")
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[A] = loop.create_future()
-        self._queue.append((request, answer))
-        if self._work is not None:
-            self._work.set_result(None)
-            self._work = None
-        elif self._task is None:
-            # The lane outlives the run that opened it, and must be no branch of that run.
-            self._task = asyncio.Task(self._write(), loop=loop)
+        if self._busy:
+            return await self._enqueue(request)
+        self._busy = True
+        try:
+            # What the store starts is no branch of the run that happens to write.
+            with outside():
+                (answer,) = await self._send([request])
+                return answer
+        except asyncio.CancelledError:
+            self._send_again(request)
+            raise
+        except Exception as error:  # noqa: BLE001  # told to the caller, if it stays
+            return await self._insist_alone(request, error)
+        finally:
+            self._go_on()
+
+    async def _insist_alone(self, request: Q, error: Exception) -> A:
+        answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        try:
+            with outside():
+                await self._insist([(request, answer)], error)
+        except asyncio.CancelledError:
+            self._send_again(request)
+            raise
+        return answer.result()
+
+    def _send_again(self, request: Q) -> None:
+        """Write what a cancelled caller may have written or not: the store knows what it has."""
+        unheard = self._enqueue(request, first=True)
+        unheard.add_done_callback(_tell_if_failed)
+
+    def _enqueue(self, request: Q, *, first: bool = False) -> asyncio.Future[A]:
+        answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        if first:
+            self._queue.appendleft((request, answer))
+        else:
+            self._queue.append((request, answer))
         return answer
+
+    def _go_on(self) -> None:
+        if self._queue:
+            # The lane outlives the run that happens to write, and must be no branch of that run.
+            self._task = asyncio.Task(self._write(), loop=asyncio.get_running_loop())
+            return
+        self._busy = False
+        if self._quiet is not None:
+            self._quiet.set_result(None)
+            self._quiet = None
 
     def __len__(self) -> int:
         """How many requests wait for the next write."""
@@ -99,11 +131,10 @@ class Lane(Generic[Q, A]):
     async def close(self) -> None:
         """Write what is waiting, then stop; later requests are refused."""
         self._closed = True
-        if self._work is not None:
-            self._work.set_result(None)
-            self._work = None
-        if self._task is not None:
-            await self._task
+        while self._busy:
+            if self._quiet is None:
+                self._quiet = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._quiet)
 
     async def _wait_for_room(self) -> None:
         if self._room is None:
@@ -111,12 +142,9 @@ class Lane(Generic[Q, A]):
         await asyncio.shield(self._room)
 
     async def _write(self) -> None:
+        """Write what has gathered."""
         try:
-            while self._queue or not self._closed:
-                if not self._queue:
-                    self._work = asyncio.get_running_loop().create_future()
-                    await self._work
-                    continue
+            while self._queue:
                 batch = self._next_batch()
                 if self._room is not None:
                     self._room.set_result(None)
@@ -125,8 +153,15 @@ class Lane(Generic[Q, A]):
                     _answer(batch, await self._send([request for request, _ in batch]))
                 except Exception as error:  # noqa: BLE001  # told to those who wait, if it stays
                     await self._insist(batch, error)
+                if len(batch) > 1:
+                    # Those who were just answered join the next batch.
+                    await self._clock.sleep(0)
+        except asyncio.CancelledError:
+            # The event loop is about to end, and whoever waits with it.
+            self._queue.clear()
+            raise
         finally:
-            self._task = self._work = None
+            self._go_on()
 
     def _next_batch(self) -> list[Waiting[Q, A]]:
         queue = self._queue
@@ -182,19 +217,9 @@ def _refuse(batch: Sequence[Waiting[Q, A]], error: Exception) -> None:
             future.set_exception(failure)
 
 
-class Direct(Generic[Q, A]):
-    """A lane to a store that never waits: there is no commit to share, and nothing to gather."""
-
-    def __init__(self, send: Callable[[Sequence[Q]], Awaitable[Sequence[A]]]) -> None:
-        self._send = send
-
-    async def submit(self, request: Q) -> A:
-        """Give the store's answer to this request."""
-        (answer,) = await self._send([request])
-        return answer
-
-    async def close(self) -> None:
-        """Nothing waits here."""
+def _tell_if_failed(answer: "asyncio.Future[Any]") -> None:
+    if not answer.cancelled() and (error := answer.exception()) is not None:
+        logger.warning("what a cancelled task had to write was not written: %s", error)
 
 
 class Committer:
@@ -209,18 +234,13 @@ class Committer:
         patience: timedelta = PATIENCE,
         max_waiting: int = MAX_WAITING,
     ) -> None:
-        self._wants: Lane[Want, Grant | None] | Direct[Want, Grant | None]
-        self._entries: list[Lane[Entry, Verdict]] | list[Direct[Entry, Verdict]]
-        if capabilities(store).instant:
-            self._wants, self._entries = Direct(leases.acquire), [Direct(store.append)]
-            return
         options: dict[str, Any] = {
             "clock": clock,
             "patience": patience,
             "max_waiting": max_waiting,
         }
-        self._wants = Lane(leases.acquire, **options)
-        self._entries = [
+        self._wants: Lane[Want, Grant | None] = Lane(leases.acquire, **options)
+        self._entries: list[Lane[Entry, Verdict]] = [
             Lane(store.append, size=lambda entry: len(entry.data), **options) for _ in range(LANES)
         ]
 
@@ -235,5 +255,6 @@ class Committer:
 
     async def close(self) -> None:
         """Write what is waiting, then stop."""
-        for lane in (self._wants, *self._entries):
+        await self._wants.close()
+        for lane in self._entries:
             await lane.close()

@@ -11,8 +11,7 @@ run is active on that loop. Tasks that have nothing to do with a run pass throug
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from types import FrameType
 from typing import Any, Self, TypeAlias
@@ -151,18 +150,20 @@ class Lineage:
         return branch
 
 
-@contextmanager
-def outside() -> Generator[None, None, None]:
-    """Make tasks that are started in here no branches of the run.
+class outside:  # noqa: N801  # reads as an adverb: with outside()
+    """Makes tasks that are started in here no branches of the run.
 
     For what the engine calls beside the function: listeners, caches, stores. How many tasks they
     start differs from one time to the next, and must not move the branches' numbers.
     """
-    token = _OUTSIDE.set(True)
-    try:
-        yield
-    finally:
-        _OUTSIDE.reset(token)
+
+    __slots__ = ("_token",)
+
+    def __enter__(self) -> None:
+        self._token = _OUTSIDE.set(True)
+
+    def __exit__(self, *_: object) -> None:
+        _OUTSIDE.reset(self._token)
 
 
 def about_to_run(task: Task) -> bool:

@@ -27,11 +27,7 @@ MAX_VALUE_SIZE = 16 * 1024 * 1024
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What a store can do. Declared once, asked by the engine, checked by the conformance kit.
-
-    An `instant` store answers without ever waiting, since it lies in this process's memory: its
-    callers need not share a commit.
-    """
+    """What a store can do. Declared once, asked by the engine, checked by the conformance kit."""
 
     journal: bool = False
     lease: Literal["none", "best_effort", "atomic"] = "none"
@@ -40,7 +36,6 @@ class Capabilities(msgspec.Struct, frozen=True):
     transaction: bool = False
     notify: bool = False
     upkeep: bool = False
-    instant: bool = False
     shared: Literal["process", "machine", "network"] = "process"
     survives: Literal["nothing", "process_crash", "power_loss"] = "nothing"
     max_value_size: int = MAX_VALUE_SIZE

@@ -60,7 +60,6 @@ class MemoryStore(Closing):
             inbox=True,
             notify=True,
             upkeep=True,
-            instant=True,
             shared="process",
             survives="nothing",
             max_value_size=max_value_size,

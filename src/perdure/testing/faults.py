@@ -5,8 +5,6 @@ import inspect
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, NamedTuple
 
-import msgspec
-
 from perdure.errors import StoreUnavailable
 from perdure.snapshot import RunStatus, Snapshot
 from perdure.store import Listed, Store, capabilities
@@ -41,8 +39,7 @@ class FaultyStore:
         error: Callable[[str], BaseException] = StoreUnavailable,
         stays_down: bool = False,
     ) -> None:
-        # What may hang is not instant, whatever it wraps.
-        self.capabilities = msgspec.structs.replace(capabilities(store), instant=False)
+        self.capabilities = capabilities(store)
         self.calls: list[Call] = []
         self.fail_at = fail_at
         self.failed = False

@@ -1,12 +1,11 @@
 """Checks of the declaration: what is declared is there, and what is there is declared."""
 
-import asyncio
 import inspect
 from collections.abc import Iterator
 from typing import Any
 
 from perdure.store import Capabilities, Store, capabilities
-from perdure.testing.conformance.harness import Harness, granted, need, need_journal, step
+from perdure.testing.conformance.harness import Harness
 
 BASE_VERBS = ("save", "load", "delete", "list", "close")
 VERBS = {
@@ -70,15 +69,6 @@ class DeclaredChecks(Harness):
         for ability, ground in STANDS_ON.items():
             if has(declared, ability):
                 assert has(declared, ground), f"declares {ability!r} without {ground!r}"
-
-    async def test_an_instant_store_never_waits(self, store: Store) -> None:
-        """An instant store gives way to no other task: what it is asked is done in one go."""
-        need(store, "instant")
-        journal = need_journal(store)
-        meanwhile: list[str] = []
-        asyncio.get_running_loop().call_soon(meanwhile.append, "another task")
-        await journal.append([step(await granted(journal), 1, "a")])
-        assert meanwhile == []
 
     async def test_the_declaration_stays(self, store: Store) -> None:
         """Declared once: the same value whenever it is asked."""

@@ -4,6 +4,7 @@ A post is small and there are many: httpx takes longer over one than the server 
 """
 
 import asyncio
+import select
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
@@ -111,6 +112,15 @@ def _target(url: str) -> _Target:
     return _Target(host, parts.port or (443 if secure else 80), secure, head)
 
 
+def _has_news(socket: Any) -> bool:
+    if hasattr(select, "poll"):
+        # `select` itself knows no more than 1,024 files.
+        poll = select.poll()
+        poll.register(socket, select.POLLIN)
+        return bool(poll.poll(0))
+    return bool(select.select([socket], [], [], 0)[0])
+
+
 class _Link:
     """One connection, in the hands of one post at a time."""
 
@@ -124,7 +134,10 @@ class _Link:
     def is_fresh(self) -> bool:
         """Tell whether the server surely has not hung up."""
         idle = asyncio.get_running_loop().time() - self._used_at
-        return self._lasts and not self._reader.at_eof() and idle < _IDLE_SECONDS
+        if not self._lasts or self._reader.at_eof() or idle >= _IDLE_SECONDS:
+            return False
+        # The event loop may not have come to see it yet: between posts, anything to read is an end.
+        return not _has_news(self._transport.get_extra_info("socket"))
 
     async def post(self, request: bytes) -> Reply:
         self._transport.write(request)

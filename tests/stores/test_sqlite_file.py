@@ -133,8 +133,9 @@ async def test_a_lone_append_is_one_small_transaction(path: Path, spoken: list[s
     """One round trip, one commit, one statement besides."""
     async with sqlite(path) as store:
         [grant] = await granted(store, "run")
+        await store.append([entry(grant)])
         del spoken[:]
-        assert await store.append([entry(grant)]) == [Verdict.ACCEPTED]
+        assert await store.append([entry(grant, 2)]) == [Verdict.ACCEPTED]
         assert [statement.split()[0] for statement in spoken] == ["BEGIN", "INSERT", "COMMIT"]
 
 

@@ -67,9 +67,11 @@ class SqliteStore(SqliteSchemaStore):
         """Finish what was asked, and close the file."""
         await self._database.close()
 
-    async def _write(self, verb: Callable[[], Verb[T]], *, repeatable: bool = False) -> T:
+    async def _write(
+        self, verb: Callable[[], Verb[T]], *, repeatable: bool = False, lone: bool = False
+    ) -> T:
         check_outside(self._database)
-        return await self._database.write(verb)
+        return await self._database.write(verb, lone=lone)
 
     async def _read(self, verb: Callable[[], Verb[T]]) -> T:
         check_outside(self._database)

@@ -46,6 +46,8 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+_SMALL = 64 * 1024
+
 
 class SqliteSchemaStore(Closing):
     """Checks what comes in, hands a verb on, and makes records of what comes back."""
@@ -62,10 +64,13 @@ class SqliteSchemaStore(Closing):
         self._leases = LeaseVerbs(tables, prefix, now)
 
     @abstractmethod
-    async def _write(self, verb: Callable[[], Verb[T]], *, repeatable: bool = False) -> T:
+    async def _write(
+        self, verb: Callable[[], Verb[T]], *, repeatable: bool = False, lone: bool = False
+    ) -> T:
         """Give what the verb gives once it is committed.
 
-        One that is `repeatable` may be done again: it is fenced or numbered, and harms nobody.
+        One that is `repeatable` may be done again: it is fenced or numbered, and harms nobody. A
+        `lone` one is small, and no other goes with it.
         """
 
     @abstractmethod
@@ -109,14 +114,16 @@ class SqliteSchemaStore(Closing):
     async def append(self, entries: Sequence[Entry], /) -> Sequence[Verdict]:
         """Write the entries in one transaction and give a verdict for each, in order."""
         check_entries(entries, self.capabilities.max_value_size)
-        return await self._write(partial(self._runs.append, entries), repeatable=True)
+        lone = len(entries) == 1 and len(entries[0].data) < _SMALL
+        return await self._write(partial(self._runs.append, entries), repeatable=True, lone=lone)
 
     async def acquire(self, wants: Sequence[Want], /) -> Sequence[Grant | None]:
         """Give each want its lease and the run read under it, or None."""
         for want in wants:
             check_id(want.id)
             self._check_size(f"the snapshot of run {want.id!r}", want.create or b"")
-        leased = await self._write(partial(self._leases.acquire, wants))
+        lone = len(wants) == 1 and len(wants[0].create or b"") < _SMALL
+        leased = await self._write(partial(self._leases.acquire, wants), lone=lone)
         return [None if one is None else _grant(one) for one in leased]
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:

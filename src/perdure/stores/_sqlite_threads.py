@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from perdure.clock import SystemClock
 from perdure.errors import StoreClosed, StoreError
 from perdure.stores._sqlite_connection import (
     Durability,
@@ -25,6 +26,7 @@ from perdure.stores._sqlite_connection import (
     rollback,
     translated,
 )
+from perdure.stores._sqlite_lone import Lone
 from perdure.stores._sqlite_schema import Schema
 from perdure.stores._sqlite_verbs import Verb
 
@@ -94,6 +96,17 @@ class _Opening(Solo):
         _deliver([self.job])
 
 
+class _Tidying(Solo):
+    """The log moved into the file, for those who only add to it."""
+
+    def serve(self, connection: sqlite3.Connection) -> None:
+        with suppress(sqlite3.Error):
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def refuse(self, error: BaseException) -> None:
+        """Nothing is lost: the log only stays long."""
+
+
 class _Reader:
     """A thread that answers one question after another."""
 
@@ -134,11 +147,14 @@ class _Writer:
         patience: timedelta,
         connect: Connect,
         turns: SimpleQueue[Job[Any] | Solo | None],
+        took: Callable[[float], None],
     ) -> None:
         self._path = path
         self._patience = patience
         self._connect = connect
         self._turns = turns
+        self._took = took
+        self._clock = SystemClock()
         self._held: list[Solo | None] = []
         self._connection: sqlite3.Connection | None = None
 
@@ -175,7 +191,9 @@ class _Writer:
         try:
             for job in jobs:
                 job.run(connection)
+            began = self._clock.monotonic()
             connection.execute("COMMIT")
+            self._took(self._clock.monotonic() - began)
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
             self._roll_back(connection)
             if len(jobs) == 1:
@@ -220,10 +238,17 @@ class Database:
         self._process = 0
         self._migrated = False
         self._closed = False
+        self._lone = Lone(
+            lambda: open_connection(path, durability, timedelta(0)), lambda: self.put(_Tidying())
+        )
 
-    async def write(self, verb: Callable[[], Verb[T]]) -> T:
-        """Give what the verb gives once it is committed."""
+    async def write(self, verb: Callable[[], Verb[T]], *, lone: bool = False) -> T:
+        """Give what the verb gives once it is committed; a small `lone` one perhaps in place."""
         self._check_open()
+        if lone and self._migrated and self.path != MEMORY and self._writes.empty():
+            done = self._lone.commit(verb)
+            if done is not None:
+                return done[0]
         job = Job(verb)
         self._writes.put(job)
         return await job.future
@@ -251,6 +276,7 @@ class Database:
         with self._starting:
             self._closed = True
             threads, self._threads = self._threads, []
+        self._lone.close()
         if threads and self._process == os.getpid():
             self.stop()
             await asyncio.get_running_loop().run_in_executor(None, _join, threads)
@@ -276,7 +302,9 @@ class Database:
         with self._starting:
             if self._threads or self._closed:
                 return
-            writer = _Writer(self.path, self.patience, self._open_and_migrate, self._writes)
+            writer = _Writer(
+                self.path, self.patience, self._open_and_migrate, self._writes, self._lone.took
+            )
             readers = [
                 _Reader(self.path, self.patience, self._open, self._reads) for _ in range(_READERS)
             ]

@@ -104,7 +104,9 @@ class LibsqlStore(SqliteSchemaStore):
         if self._life.close():
             await self._server.close()
 
-    async def _write(self, verb: Callable[[], Verb[T]], *, repeatable: bool = False) -> T:
+    async def _write(
+        self, verb: Callable[[], Verb[T]], *, repeatable: bool = False, lone: bool = False
+    ) -> T:
         check_outside(self._server)
         await self._life.ready()
         return await self._server.drive(verb, writes=True, repeatable=repeatable)

@@ -14,7 +14,7 @@ from pymongo import AsyncMongoClient, MongoClient
 from perdure.clock import SystemClock
 from perdure.errors import InvalidArgument, StoreClosed, StoreError, StoreUnavailable
 from perdure.store import Entry, Grant, NewRun, Rest, Verdict, Want
-from perdure.stores import open_store
+from perdure.stores import _mongo_leases, open_store
 from perdure.stores.mongo import MongoReplicaSetStore, MongoStore, mongo
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance.samples import as_json, snapshot
@@ -181,6 +181,21 @@ async def test_a_new_run_whose_answer_was_lost_is_created_once(place: Place, cou
         assert await store.append(entries) == [Verdict.ACCEPTED] * count
         assert await store.acquire(wants) == [None] * count
     place.clear()
+
+
+async def test_a_process_that_was_stopped_asks_for_a_new_epoch(
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first one may be older than one that the id had in an earlier life."""
+    monkeypatch.setattr(_mongo_leases, "_SOON", -HOUR)
+    epochs = []
+    for _ in range(2):
+        (grant,) = await lease(store)
+        epochs.append(grant.lease.epoch)
+        assert grant.created
+        assert await store.append([step(grant, 1)]) == [Verdict.ACCEPTED]
+        await store.delete("run")
+    assert epochs[0] < epochs[1]
 
 
 async def test_a_cancelled_append_leaves_no_doubt(store: MongoStore) -> None:

@@ -46,6 +46,8 @@ _log = logging.getLogger(__name__)
 _ATTEMPTS = 3
 _AT_ONCE = 500
 
+_SOON = timedelta(seconds=1)
+
 
 class Epochs:
     """Epochs that no run had before; `floor` is the highest that was seen to end with its run."""
@@ -163,6 +165,10 @@ class Leases:
             return None
         # Only then is the epoch a thing of the past, also for who begins the run again elsewhere.
         await self._clock.pass_by(moment)
+        if await self._clock.now() - moment > _SOON:
+            # This process was stopped meanwhile: the epoch may be older than one that was given to
+            # an earlier run of the same id. A new one is asked for.
+            return None
         for place in known:
             del grants[documents[place]["_id"]]
         for key in grants:

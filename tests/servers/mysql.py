@@ -33,16 +33,17 @@ class MysqlServer(LocalServer):
         # Under root the script itself changes to the account, and needs root for that.
         flags = [f"--user={self.account}"] if identity(self.account) else []
         login = ["--auth-root-authentication-method=normal", "--skip-test-db"]
-        run_once(
-            [install, "--no-defaults", *flags, f"--datadir={self.folder / 'data'}", *login],
-            self.folder,
-        )
+        run_once([install, "--no-defaults", *flags, *self._folders(), *login], self.folder)
+
+    def _folders(self) -> Sequence[str]:
+        # Two that are set up at the same time would take each other's temporary tables away.
+        return [f"--datadir={self.folder / 'data'}", f"--tmpdir={self.folder}"]
 
     def command(self) -> Sequence[str]:
         return [
             program("mariadbd", package="mariadb-server"),
             "--no-defaults",
-            f"--datadir={self.folder / 'data'}",
+            *self._folders(),
             f"--socket={self.folder / 'socket'}",
             f"--pid-file={self.folder / 'pid'}",
             f"--port={self.port}",

@@ -94,11 +94,27 @@ class Session:
         return self._committer
 
     async def acquire(self, want: Want) -> Grant | None:
-        """Give a lease, or None."""
+        """Give a lease, or None; a caller that is cancelled holds none."""
         with telling(self.store, f"lease run {want.id!r}"):
-            if self._committer is not None:
-                return await self._committer.acquire(want)
-            return (await require_lease(self.store).acquire([want]))[0]
+            try:
+                return await self._ask(want)
+            except asyncio.CancelledError:
+                await self._take_back(want)
+                raise
+
+    async def _ask(self, want: Want) -> Grant | None:
+        if self._committer is not None:
+            return await self._committer.acquire(want)
+        return (await require_lease(self.store).acquire([want]))[0]
+
+    async def _take_back(self, want: Want) -> None:
+        """Release what may have been granted: its owner is given it again."""
+        try:
+            grant = await self._ask(Want(want.id, want.owner, want.ttl))
+            if grant is not None:
+                await require_lease(self.store).release([grant.lease])
+        except Exception as error:  # noqa: BLE001  # the cancelled caller is not to hear of it
+            logger.warning("run %r may stay leased until its lease ends (%s)", want.id, error)
 
     def hold(self, run: "Home") -> None:
         """Keep the lease of this run alive from now on."""

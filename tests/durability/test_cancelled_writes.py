@@ -1,0 +1,66 @@
+"""A run whose task is cancelled at any moment, again and again, on real servers."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import Ok, Step, durable
+from perdure.store import Store
+from perdure.stores import open_store
+
+STEPS = 20
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mysql", "mongo", "redis", "sqld"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    given = request.getfixturevalue
+    match request.param:
+        case "sqlite":
+            opened = open_store(f"sqlite:///{tmp_path}/runs.db")
+        case "redis":
+            opened = open_store(given("redis_url"), namespace=given("redis_prefix"))
+        case "sqld":
+            opened = open_store(f"libsql+{given('sqld_url')}")
+        case name:
+            opened = open_store(given(f"{name}_url"))
+    yield opened
+    await opened.close()
+
+
+async def test_cancelling_loses_no_record_and_leaves_no_lease(store: Store) -> None:
+    """The next call goes on at once: a recorded step is not run again, and nobody holds the run."""
+    ran: Counter[int] = Counter()
+    recorded: set[int] = set()
+
+    async def work(n: int) -> int:
+        assert n not in recorded, "a step that was recorded ran again"
+        ran[n] += 1
+        return n
+
+    async def body(step: Step) -> int:
+        total = 0
+        for n in range(STEPS):
+            total += await step("work", work, n)
+            recorded.add(n)
+        return total
+
+    await store.load("run")
+    cancelled = 0
+    while True:
+        call: asyncio.Task[Any] = asyncio.ensure_future(
+            durable.run({}, body, id="run", store=store, keep=True)
+        )
+        await asyncio.sleep(random.uniform(0, 0.02))
+        call.cancel()
+        await asyncio.wait([call])
+        if not call.cancelled():
+            break
+        cancelled += 1
+        assert cancelled < 500, "it never gets anywhere"
+    assert call.result() == Ok(sum(range(STEPS)))
+    assert set(ran) == set(range(STEPS))

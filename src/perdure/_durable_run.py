@@ -69,6 +69,7 @@ class Request:
 
 
 async def run_once(request: Request) -> Result[Any, Any]:
+    """Run over the record of this id, unless that is being done here already."""
     here = (id(request.store), request.id)
     if here in _active and not request.shared:
         raise AlreadyRunning(request.id, "here")
@@ -147,6 +148,7 @@ async def _at_version(
 
 
 async def lease(session: Session, request: Request) -> Grant | None:
+    """Give the lease of the run, which is created when it is not there; None: another has it."""
     first = new_snapshot(request.id, now=request.clock.now(), metadata=request.metadata)
     want = Want(request.id, request.owner(), request.lease_ttl, create=codec.dumps(first))
     return await session.acquire(want)
@@ -155,6 +157,7 @@ async def lease(session: Session, request: Request) -> Grant | None:
 async def settle_in(
     session: Session, request: Request, grant: Grant | None, stored: Snapshot | None
 ) -> Home:
+    """Give the run a home to be driven in, over what is stored of it."""
     clock = request.clock if grant is None else SyncedClock(request.clock, grant.now)
     ledger = Ledger(request.id, stored)
     ledger.metadata.update(request.metadata)
@@ -195,8 +198,9 @@ async def _carry_out(home: Home, request: Request) -> Result[Any, Any]:
         return outcome_of(broken)
     assert result is not None, "a run of durable.run waits in memory"
     gone = result.ok and not request.keep
-    over = Ending(result, home.block("completed"), "completed")
-    if not gone:
+    if gone:
+        over = Ending(result, home.block("completed"), "completed")
+    else:
         over = ending(home, result, request.fn)
     try:
         await home.rest(over.block, Rest(over.status, gone=gone))

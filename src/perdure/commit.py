@@ -143,6 +143,7 @@ class Lane(Generic[Q, A]):
 
     async def _write(self) -> None:
         """Write what has gathered."""
+        batch: Sequence[Waiting[Q, A]] = ()
         try:
             while self._queue:
                 batch = self._next_batch()
@@ -158,6 +159,8 @@ class Lane(Generic[Q, A]):
                     await self._clock.sleep(0)
         except asyncio.CancelledError:
             # The event loop is about to end, and whoever waits with it.
+            for _, answer in (*batch, *self._queue):
+                answer.cancel()
             self._queue.clear()
             raise
         finally:

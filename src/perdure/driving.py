@@ -27,7 +27,7 @@ _sessions: dict[tuple[int, int, timedelta], Session] = {}
 async def drive(home: Home, body: Body) -> Result[Any, Any] | None:
     """Run the function in a task of its own until it ends; None when it was put to rest or lost."""
     execution = home.execution
-    execution.home = home  # type: ignore[assignment]  # both homes record, wait and transact
+    execution.home = home
     task = asyncio.Task(conduct(execution, body), loop=asyncio.get_running_loop())
     home.main = task
     try:

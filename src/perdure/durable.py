@@ -55,6 +55,15 @@ __all__ = [
 
 T = TypeVar("T")
 
+_OUTCOMES = (
+    StoreError,
+    AlreadyRunning,
+    LeaseLost,
+    VersionMismatch,
+    IdempotencyConflict,
+    SnapshotFormatError,
+)
+
 
 async def run(
     deps: object,
@@ -107,14 +116,7 @@ async def run(
     key = None if idempotency_key is None else _check_key(idempotency_key)
     try:
         result = await (run_once(request) if key is None else run_with_key(request, key))
-    except (
-        StoreError,
-        AlreadyRunning,
-        LeaseLost,
-        VersionMismatch,
-        IdempotencyConflict,
-        SnapshotFormatError,
-    ) as error:
+    except _OUTCOMES as error:
         result = outcome_of(error)
     await request.bus.flush()
     return result

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, cast
 
-from perdure import codec
+from perdure import codec, spec
 from perdure.clock import Clock, isoformat
 from perdure.commit import Committer
 from perdure.errors import LeaseLost, PerdureError, StoreError, Suspended
@@ -170,7 +170,7 @@ class Session:
                 run.renewed(lease)
 
 
-class Home(ABC):
+class Home(spec.Home, ABC):
     """Where a durable run lives while this process works on it, and how it is left behind."""
 
     def __init__(

@@ -174,3 +174,26 @@ async def test_an_error_reaches_the_one_who_asked() -> None:
     with pytest.raises(StoreError, match="no"):
         await lane.submit(1)
     await lane.close()
+
+
+async def test_nobody_waits_for_a_lane_that_was_cancelled() -> None:
+    """An event loop that ends cancels every task: those who wait for a batch end with it."""
+    first = True
+
+    async def hang_after_the_first(requests: Sequence[int]) -> list[int]:
+        nonlocal first
+        if not first:
+            await asyncio.get_running_loop().create_future()
+        await asyncio.sleep(0)
+        first = False
+        return list(requests)
+
+    lane: Lane[int, int] = Lane(hang_after_the_first, clock=TestClock())
+    led, gathered = (asyncio.ensure_future(lane.submit(n)) for n in (1, 2))
+    assert await led == 1
+    await asyncio.sleep(0)
+    assert lane._task is not None
+    lane._task.cancel()
+    await asyncio.wait([gathered], timeout=5)
+    assert gathered.cancelled()
+    await lane.close()

@@ -49,12 +49,16 @@ class Lone:
             return None
         began = self._clock.monotonic()
         try:
-            return (self._commit(verb),)
+            answer = self._commit(verb)
         except Exception:  # noqa: BLE001  # nothing was written: the writer waits, or says why not
             return None
         finally:
             self.took(self._clock.monotonic() - began)
             self._turn.release()
+        self._commits += 1
+        if self._commits % _COMMITS_TO_TIDY == 0:
+            self._tidy()
+        return (answer,)
 
     def _commit(self, verb: Callable[[], Verb[T]]) -> T:
         if self._connection is None:
@@ -68,9 +72,6 @@ class Lone:
         except BaseException:
             self._roll_back(connection)
             raise
-        self._commits += 1
-        if self._commits % _COMMITS_TO_TIDY == 0:
-            self._tidy()
         return answer
 
     def _roll_back(self, connection: sqlite3.Connection) -> None:

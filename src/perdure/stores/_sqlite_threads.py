@@ -239,7 +239,8 @@ class Database:
         self._migrated = False
         self._closed = False
         self._lone = Lone(
-            lambda: open_connection(path, durability, timedelta(0)), lambda: self.put(_Tidying())
+            lambda: open_connection(path, durability, timedelta(0)),
+            lambda: self._writes.put(_Tidying()),
         )
 
     async def write(self, verb: Callable[[], Verb[T]], *, lone: bool = False) -> T:

@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from perdure._durable_run import Request, lease, run_once, settle_in
-from perdure.driving import borrow, quietly
+from perdure.driving import borrow, log_failure
 from perdure.ending import ending, recorded_result
 from perdure.errors import AlreadyRunning, IdempotencyConflict, StoreError
 from perdure.events import Bus
-from perdure.ownership import Session, telling
 from perdure.result import Result
+from perdure.session import Session, store_errors
 from perdure.snapshot import Snapshot
 from perdure.store import Rest, can_lease
 
@@ -42,7 +42,7 @@ async def _once_in(session: Session, request: Request, key: str) -> Result[Any, 
         "input": request.metadata.get("input"),
     }
     record = replace(request, id=f"idem:{key}", metadata=facts, bus=Bus(), shared=False)
-    with telling(request.store, f"load the record of idempotency key {key!r}"):
+    with store_errors(request.store, f"load the record of idempotency key {key!r}"):
         stored = await request.store.load(record.id)
     if stored is not None and (kept := _kept_for(record, key, stored)) is not None:
         return kept
@@ -52,29 +52,29 @@ async def _once_in(session: Session, request: Request, key: str) -> Result[Any, 
         if grant is None:
             raise AlreadyRunning(request.id, "elsewhere")
         stored = None if grant.created else grant.snapshot
-    home = await settle_in(session, record, grant, stored)
+    host = await settle_in(session, record, grant, stored)
     try:
         if stored is not None and (kept := _kept_for(record, key, stored)) is not None:
-            await home.rest(stored["execution"], Rest("completed"))
+            await host.settle(stored["execution"], Rest("completed"))
             return kept
         # Kept until the key has the result: a crash in between must not run it all again.
         result = await run_once(replace(request, keep=True))
     except IdempotencyConflict:
-        await quietly(home.release())
+        await log_failure(host.release())
         raise
     except BaseException:
-        await quietly(home.rest(home.block(), Rest("running", gone=True)))
+        await log_failure(host.settle(host.block(), Rest("running", gone=True)))
         raise
     if not result.ok:
-        await quietly(home.rest(home.block(), Rest("running", gone=True)))
+        await log_failure(host.settle(host.block(), Rest("running", gone=True)))
         return result
     try:
-        await home.rest(ending(home, result, request.fn).block, Rest("completed"))
+        await host.settle(ending(host, result, request.fn).block, Rest("completed"))
     except StoreError:
-        await quietly(home.release())
+        await log_failure(host.release())
         raise
     if not request.keep:
-        await quietly(_delete(request))
+        await log_failure(_delete(request))
     return result
 
 
@@ -87,5 +87,5 @@ def _kept_for(record: Request, key: str, stored: Snapshot) -> Result[Any, Any] |
 
 
 async def _delete(request: Request) -> None:
-    with telling(request.store, f"delete run {request.id!r}, which is done"):
+    with store_errors(request.store, f"delete run {request.id!r}, which is done"):
         await request.store.delete(request.id)

@@ -10,15 +10,16 @@ from typing import Any, Literal, TypeAlias
 
 from perdure import codec
 from perdure.clock import Clock, SyncedClock
-from perdure.driving import Body, borrow, drive, new_owner, quietly
+from perdure.driving import Body, borrow, drive, log_failure, new_owner
 from perdure.ending import Ending, ending, failures_to_retry, recorded_result
 from perdure.errors import AlreadyRunning, LeaseLost, StoreError, VersionMismatch
 from perdure.events import Bus
 from perdure.execution import Execution
-from perdure.ledger import Ledger
-from perdure.ownership import Home, KeptRun, OwnedRun, Session, telling
+from perdure.history import History
+from perdure.host import JournaledRun, RunHost, SnapshotRun
 from perdure.record import outcome_of
 from perdure.result import Result
+from perdure.session import Session, store_errors
 from perdure.snapshot import Snapshot, assert_valid_snapshot, new_snapshot
 from perdure.store import Grant, Rest, Store, Want, can_journal, can_lease, require_lease
 
@@ -95,16 +96,16 @@ async def _run_in(session: Session, request: Request) -> Result[Any, Any]:
         stored = None if grant.created else grant.snapshot
     if stored is not None:
         if (kept := _kept(request, stored)) is not None:
-            home = await settle_in(session, request, grant, stored)
-            await home.rest(stored["execution"], Rest("completed"))
+            host = await settle_in(session, request, grant, stored)
+            await host.settle(stored["execution"], Rest("completed"))
             return kept
         grant, stored = await _at_version(session, request, grant, stored)
-    home = await settle_in(session, request, grant, stored)
-    return await _carry_out(home, request)
+    host = await settle_in(session, request, grant, stored)
+    return await _carry_out(host, request)
 
 
 async def _load(request: Request) -> Snapshot | None:
-    with telling(request.store, f"load run {request.id!r}"):
+    with store_errors(request.store, f"load run {request.id!r}"):
         stored = await request.store.load(request.id)
     return None if stored is None else assert_valid_snapshot(stored)
 
@@ -129,11 +130,11 @@ async def _at_version(
         mended = await _same_version(request, stored)
     except BaseException:
         if grant is not None:
-            await quietly(require_lease(request.store).release([grant.lease]))
+            await log_failure(require_lease(request.store).release([grant.lease]))
         raise
     if mended is stored:
         return grant, stored
-    with telling(request.store, f"write run {request.id!r} for version {request.version}"):
+    with store_errors(request.store, f"write run {request.id!r} for version {request.version}"):
         if mended is None:
             await request.store.delete(request.id)
         else:
@@ -156,56 +157,56 @@ async def lease(session: Session, request: Request) -> Grant | None:
 
 async def settle_in(
     session: Session, request: Request, grant: Grant | None, stored: Snapshot | None
-) -> Home:
-    """Give the run a home to be driven in, over what is stored of it."""
+) -> RunHost:
+    """Give the run a host to be driven in, over what is stored of it."""
     clock = request.clock if grant is None else SyncedClock(request.clock, grant.now)
-    ledger = Ledger(request.id, stored)
-    ledger.metadata.update(request.metadata)
+    history = History(request.id, stored)
+    history.metadata.update(request.metadata)
     if stored is not None and not request.replay_errors:
-        ledger.drop(failures_to_retry(stored))
+        history.drop(failures_to_retry(stored))
     execution = Execution(
         workflow=request.id,
         run_id=request.id,
-        ledger=ledger,
+        history=history,
         clock=clock,
         random=_random,
         emit=request.bus.publish if request.bus else None,
         errors=request.errors,
     )
-    home: Home
+    host: RunHost
     if grant is not None and can_journal(request.store):
-        home = OwnedRun(session, grant, execution)
+        host = JournaledRun(session, grant, execution)
     else:
-        home = KeptRun(session, request.id, execution, grant)
+        host = SnapshotRun(session, request.id, execution, grant)
         try:
-            await home.persist_waits()
+            await host.persist_waits()
         except BaseException:
-            await quietly(home.release())
+            await log_failure(host.release())
             raise
-    return home
+    return host
 
 
-async def _carry_out(home: Home, request: Request) -> Result[Any, Any]:
+async def _carry_out(host: RunHost, request: Request) -> Result[Any, Any]:
     try:
-        result = await drive(home, request.body)
+        result = await drive(host, request.body)
     except asyncio.CancelledError:
-        await quietly(home.release())
+        await log_failure(host.release())
         raise
-    if (broken := home.execution.broken) is not None:
+    if (broken := host.execution.broken) is not None:
         # The record did not become durable, or the run is not ours: leave it as the store has it.
         if not isinstance(broken, LeaseLost):
-            await quietly(home.release())
+            await log_failure(host.release())
         return outcome_of(broken)
     assert result is not None, "a run of durable.run waits in memory"
     gone = result.ok and not request.keep
     if gone:
-        over = Ending(result, home.block("completed"), "completed")
+        over = Ending(result, host.block("completed"), "completed")
     else:
-        over = ending(home, result, request.fn)
+        over = ending(host, result, request.fn)
     try:
-        await home.rest(over.block, Rest(over.status, gone=gone))
+        await host.settle(over.block, Rest(over.status, gone=gone))
     except StoreError:
-        await quietly(home.release())
+        await log_failure(host.release())
         if not gone:
             raise
         logger.warning(

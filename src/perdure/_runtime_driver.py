@@ -10,7 +10,7 @@ from typing import Any
 
 from perdure import codec
 from perdure.clock import Clock, SyncedClock
-from perdure.driving import Body, drive, new_owner, quietly
+from perdure.driving import Body, drive, log_failure, new_owner
 from perdure.ending import ending, failures_to_retry
 from perdure.errors import (
     Cancelled,
@@ -24,13 +24,15 @@ from perdure.errors import (
 )
 from perdure.events import Bus
 from perdure.execution import Execution
-from perdure.ledger import Ledger
-from perdure.ownership import OwnedRun, Session
+from perdure.history import History
+from perdure.host import JournaledRun
 from perdure.record import failure_record, outcome_of
 from perdure.registry import Definition, Registry
-from perdure.result import Result
+from perdure.result import Err, Result
+from perdure.session import Session
 from perdure.snapshot import PendingWait, RunStatus, awaits_of, is_over, rest_status, wake_at_of
 from perdure.store import Grant, Rest, Store, Want, require_lease
+from perdure.tasks import detached
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +91,8 @@ class Driver:
         again = again and status == "failed"
         if is_over(status) and not again:
             # It ended elsewhere between somebody's look at it and the lease.
-            home = self._home(session, grant, Ledger("", grant.snapshot), None)
-            return await home.rest(grant.snapshot["execution"], Rest(status))
+            host = self._host(session, grant, History("", grant.snapshot), None)
+            return await host.settle(grant.snapshot["execution"], Rest(status))
         version = (grant.snapshot.get("metadata") or {}).get("version", 1)
         try:
             definition, snapshot = self.registry.for_run(run_id, grant.snapshot)
@@ -99,137 +101,167 @@ class Driver:
             later = grant.now + self.lease_ttl
             await require_lease(self.store).release([grant.lease], wake_at=later)
             raise
-        ledger = Ledger(definition.name, snapshot)
-        ledger.drop(failures_to_retry(snapshot))
+        history = History(definition.name, snapshot)
+        history.drop(failures_to_retry(snapshot))
         if again or definition.version != version:
-            fresh = await self._rewrite(session, grant, ledger)
+            fresh = await self._rewrite(session, grant, history)
             return None if fresh is None else await self._go_on(session, fresh, not_before, False)
-        home = self._home(session, grant, ledger, definition, payload, not_before)
+        host = self._host(session, grant, history, definition, payload, not_before)
         if any(message.name == CANCEL for message in grant.inbox):
-            return await self._end_cancelled(home, _cancel_reason(grant))
-        home.on_mail = lambda: self._look_for_cancel(home)
+            return await self._end_cancelled(host, _cancel_reason(grant))
+        host.on_message = lambda: self._look_for_cancel(host)
         try:
-            result = await drive(home, _body(definition, payload))
+            result = await drive(host, _body(definition, payload))
         except asyncio.CancelledError:
-            await quietly(home.release())
+            await log_failure(host.release())
             raise
-        return await self._leave(home, result, definition)
+        return await self._leave(host, result, definition)
 
-    async def _rewrite(self, session: Session, grant: Grant, ledger: Ledger) -> Grant | None:
+    async def _rewrite(self, session: Session, grant: Grant, history: History) -> Grant | None:
         """Store a run as it is to be gone on with, and lease it anew; None: another took it up.
 
         A journal only adds: what a retry or a migration took away would be back after a crash.
         """
-        home = self._home(session, grant, ledger, None)
+        host = self._host(session, grant, history, None)
         # A request to cancel that came before does not end what is begun again after it.
         old = [message.id for message in grant.inbox if message.name == CANCEL]
-        await home.rest(home.running(), Rest("running", home.execution.clock.now()), old)
-        return await session.acquire(self.want(home.id))
+        await host.settle(host.running(), Rest("running", host.execution.clock.now()), old)
+        return await session.acquire(self.want(host.id))
 
     async def cancel(self, session: Session, grant: Grant, reason: str) -> bytes | None:
         """End a leased run as cancelled; None when another owner took it meanwhile."""
-        home = self._home(session, grant, Ledger("", grant.snapshot), None)
+        host = self._host(session, grant, History("", grant.snapshot), None)
         try:
-            return await self._end_cancelled(home, reason)
+            return await self._end_cancelled(host, reason)
         except LeaseLost:
             return None
 
-    async def fail(self, session: Session, grant: Grant, error: RunFailed) -> bytes:
-        """End a leased run as failed without calling its function."""
-        return await self._end_failed(
-            self._home(session, grant, Ledger("", grant.snapshot), None), error
-        )
+    async def pause(self, session: Session, grant: Grant, reason: str) -> bytes:
+        """Set a leased run aside, with what it waits for, until it is resumed."""
+        host = self._host(session, grant, History("", grant.snapshot), None)
+        waits = list(host.history.waits.values())
+        block = host.block(state="paused", reason=reason, pending=waits)
+        return await host.settle(block, Rest("paused", None, (CANCEL,)))
 
-    async def _end_failed(self, home: OwnedRun, error: PerdureError) -> bytes:
-        """End a run for a reason that is not its function's."""
-        told = failure_record(error, home.id, (RunFailed,)).record
-        now = home.block()["lastUpdated"]
-        block = home.block("failed", completedAt=now, error=told, failed=[])
-        return await home.rest(block, Rest("failed"))
+    async def _end_failed(self, host: JournaledRun, error: StoreError) -> bytes:
+        """End a run that the store never takes as it is; without its records if need be."""
+        try:
+            return await self._write_failed(host, error)
+        except ValueTooLarge:
+            text = (
+                f"{error}. Its {len(host.history)} records together are more than the store takes "
+                "and were dropped, so the run cannot be retried"
+            )
+            host.history = host.history.without_records()
+            return await self._write_failed(host, RunFailed(text), truncated=True)
 
-    async def _end_cancelled(self, home: OwnedRun, reason: str) -> bytes:
-        error = failure_record(Cancelled(home.id, reason), home.id, (Cancelled,)).record
-        now = home.block()["lastUpdated"]
-        block = home.block("failed", state="cancelled", completedAt=now, error=error)
-        return await home.rest(block, Rest("cancelled"))
+    async def _write_failed(self, host: JournaledRun, error: PerdureError, **facts: Any) -> bytes:
+        record = failure_record(error, host.id, (RunFailed,)).record
+        now = host.block()["lastUpdated"]
+        block = host.block("failed", completedAt=now, error=record, failed=[], **facts)
+        data = await host.settle(block, Rest("failed"))
+        _log_failure(host, error)
+        return data
+
+    async def _end_cancelled(self, host: JournaledRun, reason: str) -> bytes:
+        error = failure_record(Cancelled(host.id, reason), host.id, (Cancelled,)).record
+        now = host.block()["lastUpdated"]
+        block = host.block("failed", state="cancelled", completedAt=now, error=error)
+        return await host.settle(block, Rest("cancelled"))
 
     async def _leave(
-        self, home: OwnedRun, result: Result[Any, Any] | None, definition: Definition[Any, Any]
+        self, host: JournaledRun, result: Result[Any, Any] | None, definition: Definition[Any, Any]
     ) -> bytes:
-        broken = home.execution.broken
+        broken = host.execution.broken
         try:
-            if home.suspended is not None:
-                return await home.rest(*_at_rest(home, home.suspended))
+            if host.suspended is not None:
+                return await host.settle(*_at_rest(host, host.suspended))
             if isinstance(broken, Cancelled):
-                return await self._end_cancelled(home, broken.reason)
+                return await self._end_cancelled(host, broken.reason)
             if isinstance(broken, StoreError | LeaseLost):
                 raise broken
             if result is None:
                 assert broken is not None, "a run without a result was broken off"
                 result = outcome_of(broken)
-            _, block, status = ending(home, result, definition.fn)
-            return await home.rest(block, Rest(status))
+            outcome, block, status = ending(host, result, definition.fn)
+            data = await host.settle(block, Rest(status))
+            if isinstance(outcome, Err):
+                _log_failure(host, outcome.error)
+            return data
         except StoreError as error:
             if isinstance(error, ValueTooLarge | MissingAbility):
-                # Its own doing: tried again it would end here again.
+                # Retrying cannot help: the run itself caused the error.
                 with suppress(StoreError):
-                    return await self._end_failed(home, error)
-            await quietly(home.release(self._when_to_try_again(home, error)))
+                    return await self._end_failed(host, error)
+            await log_failure(host.release(self._when_to_try_again(host, error)))
             raise
 
-    def _when_to_try_again(self, home: OwnedRun, error: StoreError) -> datetime | None:
+    def _when_to_try_again(self, host: JournaledRun, error: StoreError) -> datetime | None:
         if isinstance(error, StoreUnavailable):
             return None
         # What the store refuses for one run must not keep everybody busy.
-        return home.execution.clock.now() + self.lease_ttl
+        return host.execution.clock.now() + self.lease_ttl
 
-    def _look_for_cancel(self, home: OwnedRun) -> None:
+    def _look_for_cancel(self, host: JournaledRun) -> None:
         async def look() -> None:
-            for message in await home.fetch_mail():
+            for message in await host.read_inbox():
                 if message.name == CANCEL:
-                    home.stop(Cancelled(home.id, codec.loads(message.payload)))
+                    host.stop(Cancelled(host.id, codec.loads(message.payload)))
 
-        self.bus.track(asyncio.Task(look(), loop=asyncio.get_running_loop()))
+        self.bus.track(detached(look()))
 
-    def _home(
+    def _host(
         self,
         session: Session,
         grant: Grant,
-        ledger: Ledger,
+        history: History,
         definition: Definition[Any, Any] | None,
         payload: object = None,
         not_before: datetime | None = None,
-    ) -> OwnedRun:
+    ) -> JournaledRun:
         now = grant.now if not_before is None else max(grant.now, not_before)
         execution = Execution(
-            workflow=ledger.name,
+            workflow=history.name,
             run_id=grant.lease.id,
-            ledger=ledger,
+            history=history,
             clock=SyncedClock(self.clock, now),
             random=self.random,
             emit=self.bus.publish if self.bus else None,
             errors=() if definition is None else definition.errors,
             payload=payload,
         )
-        return OwnedRun(
+        return JournaledRun(
             session,
             grant,
             execution,
-            linger=self.linger,
-            replay_every_step=self.always_replay,
+            suspend_after=self.linger,
+            always_replay=self.always_replay,
         )
 
 
-def _at_rest(home: OwnedRun, waits: list[PendingWait]) -> tuple[Any, Rest]:
+def _at_rest(host: JournaledRun, waits: list[PendingWait]) -> tuple[Any, Rest]:
     replays = any(wait["id"].startswith("replay:") for wait in waits)
     waits = [wait for wait in waits if not wait["id"].startswith("replay:")]
     listens = any(wait["kind"] == "event" for wait in waits)
     state: RunStatus = "waiting" if listens else "suspended"
-    block = home.block(state=state, pending=waits)
+    block = host.block(state=state, pending=waits)
     snapshot: Any = {"execution": block}
-    wake_at = home.execution.clock.now() if replays else wake_at_of(snapshot)
+    wake_at = host.execution.clock.now() if replays else wake_at_of(snapshot)
     # A request to cancel that comes while the run is put to rest must not lie there unseen.
     return block, Rest(state, wake_at, (*awaits_of(snapshot), CANCEL))
+
+
+def _log_failure(host: JournaledRun, error: object) -> None:
+    """Say once, loudly, that a run has failed: nobody may be waiting for its result."""
+    steps = ", ".join(repr(key) for key in host.execution.failures_that_ended_it())
+    logger.error(
+        "run %r of workflow %r failed%s: %s",
+        host.id,
+        host.history.name,
+        f" at step {steps}" if steps else "",
+        error if isinstance(error, str) else repr(error),
+        exc_info=error if isinstance(error, BaseException) else None,
+    )
 
 
 def _cancel_reason(grant: Grant) -> str:

@@ -49,6 +49,10 @@ def _is_duration(value: object) -> bool:
     return (type(value) is int or type(value) is float) and 0 <= value < math.inf
 
 
+def _is_list_of_text(value: object) -> bool:
+    return type(value) is list and all(type(item) is str for item in value)
+
+
 _TEXT = _Rule(lambda value: type(value) is str, "text")
 _FLAG = _Rule(lambda value: type(value) is bool, "true or false")
 _COUNT = _Rule(lambda value: type(value) is int and value >= 1, "a whole number, 1 or more")
@@ -61,8 +65,11 @@ _STEP = {
     "args": _TEXT,
     "kind": _TEXT,
     "typed": _FLAG,
+    "coded": _FLAG,
     "branch": _TEXT,
     "call": _TEXT,
+    "failures": _Rule(_is_list_of_text, "a list of texts"),
+    "unclaimed": _TEXT,
 }
 _META = {"origin": _one_of("result", "throw")}
 _EXECUTION = {
@@ -70,7 +77,10 @@ _EXECUTION = {
     "lastUpdated": _MOMENT,
     "completedAt": _or_null(_MOMENT),
     "currentStepId": _or_null(_TEXT),
-    "state": _one_of("suspended", "waiting", "cancelled"),
+    "state": _one_of("suspended", "waiting", "paused", "cancelled"),
+    "failed": _Rule(_is_list_of_text, "a list of texts"),
+    "truncated": _FLAG,
+    "reason": _TEXT,
 }
 _PENDING = {
     "id": _TEXT,
@@ -99,6 +109,8 @@ def snapshot_problems(candidate: object) -> Iterator[str]:
     yield from version_problems(fields)
     yield from _part_problems(fields, "steps", _steps_problems)
     yield from _part_problems(fields, "execution", _execution_problems)
+    if fields.get("waits") is not None:
+        yield from _part_problems(fields, "waits", _waits_problems)
     name = fields.get("workflowName")
     if name is not None and type(name) is not str:
         yield f"workflowName has to be text, got {_shown(name)}"
@@ -224,6 +236,14 @@ def _execution_problems(execution: dict[str, Any]) -> Iterator[str]:
     yield from _field_problems(execution, _EXECUTION, "status", "lastUpdated")
     if "pending" in execution:
         yield from _list_problems(execution["pending"], ".pending", _wait_problems)
+
+
+def _waits_problems(waits: dict[str, Any]) -> Iterator[str]:
+    for id, wait in waits.items():
+        if wait is None:
+            continue
+        for problem in [flaw] if (flaw := object_flaw(wait)) else _wait_problems(wait):
+            yield f"[{json.dumps(id, ensure_ascii=False)}]{problem}"
 
 
 def _wait_problems(wait: dict[str, Any]) -> Iterator[str]:

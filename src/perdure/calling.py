@@ -9,6 +9,7 @@ from typing import Any
 
 from perdure.clock import Clock
 from perdure.errors import InvalidArgument
+from perdure.tasks import detached
 
 _IN_PLACE, _AWAITED, _THREADED = range(3)
 _manners: dict[object, int] = {}
@@ -91,7 +92,7 @@ async def within(clock: Clock, after: timedelta, work: Awaitable[Any]) -> Any:
         elapsed = True
         task.cancel()
 
-    timer = asyncio.Task(watch(), loop=task.get_loop())
+    timer = detached(watch())
     try:
         return await work
     except asyncio.CancelledError:

@@ -10,10 +10,12 @@ from typing import Any, TypeAlias
 from perdure.clock import Clock, Duration, parse_duration
 from perdure.errors import Cancelled, InvalidArgument, PerdureError
 from perdure.function import conduct
-from perdure.ownership import Home, Session
+from perdure.host import RunHost
 from perdure.result import Err, Result
+from perdure.session import Session
 from perdure.step import Step
 from perdure.store import Store
+from perdure.tasks import Task, cancel_and_wait, detached
 
 logger = logging.getLogger(__name__)
 
@@ -24,43 +26,37 @@ LEASE_TTL = timedelta(seconds=30)
 _sessions: dict[tuple[int, int, timedelta], Session] = {}
 
 
-async def drive(home: Home, body: Body) -> Result[Any, Any] | None:
-    """Run the function in a task of its own until it ends; None when it was put to rest or lost."""
-    execution = home.execution
-    execution.home = home
-    task = asyncio.Task(conduct(execution, body), loop=asyncio.get_running_loop())
-    home.main = task
+async def drive(host: RunHost, body: Body) -> Result[Any, Any] | None:
+    """Run the function in a task of its own until it ends.
+
+    Return None if it was suspended or broken off; `host.execution.broken` says why.
+    """
+    execution = host.execution
+    execution.host = host
+    host.main = task = detached(conduct(execution, body))
     try:
         await _ended(task)
     except asyncio.CancelledError:
-        # What the function catches does not matter: it begins no further step.
-        execution.break_off(Cancelled(home.id, "the task that ran it was cancelled"))
-        await _unwind(task)
+        # Whatever the function catches: it begins no further step.
+        execution.break_off(Cancelled(host.id, "the task that ran it was cancelled"))
+        await cancel_and_wait([task])
         raise
     finally:
-        await home.parking.close()
-        if execution.lineage.tasks:
-            await _unwind(*execution.lineage.tasks)
+        await host.suspension.close()
     if execution.broken is not None:
-        if not task.cancelled() and (error := task.exception()) is not None and not home.suspended:
-            logger.debug("run %r unwound with %r", home.id, error)
+        if not task.cancelled() and (error := task.exception()) is not None and not host.suspended:
+            logger.debug("run %r unwound with %r", host.id, error)
         return None
     if task.cancelled():
-        return Err(Cancelled(home.id, "the function cancelled itself"))
+        return Err(Cancelled(host.id, "the function cancelled itself"))
     return task.result()
 
 
-async def _ended(task: "asyncio.Task[Any]") -> None:
-    """Wait for a task without cancelling it when the waiting is cancelled."""
+async def _ended(task: Task) -> None:
+    """Wait for a task without cancelling it when the caller is cancelled."""
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     task.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
     await ended
-
-
-async def _unwind(*tasks: "asyncio.Task[Any]") -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
 
 
 def borrow(store: Store, clock: Clock, lease_ttl: timedelta) -> Session:
@@ -80,12 +76,12 @@ def new_owner(random: Random) -> str:
     return f"{random.getrandbits(96):024x}"
 
 
-async def quietly(work: Awaitable[object]) -> None:
-    """Do what would be good but need not be: a failure is logged."""
+async def log_failure(work: Awaitable[object]) -> None:
+    """Await work that need not succeed; log its failure."""
     try:
         await work
     except PerdureError as error:
-        logger.warning("%s; the lease ends by itself", error)
+        logger.warning("%s; the lease expires by itself", error)
 
 
 def check_lease_ttl(lease_ttl: Duration) -> timedelta:

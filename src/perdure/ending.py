@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from perdure import codec
 from perdure.errors import CodecError
-from perdure.ownership import Home
+from perdure.host import RunHost
 from perdure.record import failure_record, result_of
 from perdure.result import Err, Ok, Result
 from perdure.snapshot import Execution as ExecutionBlock
@@ -23,31 +23,31 @@ class Ending(NamedTuple):
     status: Literal["completed", "failed"]
 
 
-def ending(home: Home, result: Result[Any, Any], fn: Callable[..., Any]) -> Ending:
+def ending(host: RunHost, result: Result[Any, Any], fn: Callable[..., Any]) -> Ending:
     """Give how a run ends; one whose output cannot be recorded has failed."""
     if isinstance(result, Ok):
         try:
-            return _completed(home, result.value, fn)
+            return _completed(host, result.value, fn)
         except CodecError as error:
-            result = Err(CodecError(f"the output of run {home.id!r} cannot be recorded: {error}"))
-    now, ended_by = home.block()["lastUpdated"], home.execution.ended_by
+            result = Err(CodecError(f"the output of run {host.id!r} cannot be recorded: {error}"))
+    now, ended_by = host.block()["lastUpdated"], host.execution.ended_by
     failure = ended_by if ended_by is not None and ended_by is result.error else result
-    told = failure_record(failure, home.id, home.execution.errors, lambda: codec.error_type(fn))
-    failed = home.execution.unhandled()
-    block = home.block("failed", completedAt=now, error=told.record, failed=failed)
+    told = failure_record(failure, host.id, host.execution.errors, lambda: codec.error_type(fn))
+    failed = host.execution.failures_that_ended_it()
+    block = host.block("failed", completedAt=now, error=told.record, failed=failed)
     return Ending(result, block, "failed")
 
 
-def _completed(home: Home, value: object, fn: Callable[..., Any]) -> Ending:
+def _completed(host: RunHost, value: object, fn: Callable[..., Any]) -> Ending:
     data, seen, typed, losses = codec.settle(value, lambda: codec.return_type(fn), "output")
     for loss in losses:
         logger.warning(
-            "run %r: its %s cannot be kept as it is (%s)", home.id, loss.path, loss.reason
+            "run %r: its %s cannot be kept as it is (%s)", host.id, loss.path, loss.reason
         )
-    facts: dict[str, Any] = {"output": data, "completedAt": home.block()["lastUpdated"]}
+    facts: dict[str, Any] = {"output": data, "completedAt": host.block()["lastUpdated"]}
     if typed:
         facts["outputTyped"] = True
-    return Ending(Ok(seen), home.block("completed", **facts), "completed")
+    return Ending(Ok(seen), host.block("completed", **facts), "completed")
 
 
 def recorded_result(
@@ -64,15 +64,20 @@ def recorded_result(
 
 
 def failures_to_retry(snapshot: Snapshot) -> list[str]:
-    """Give the failed steps that a resumed run tries again.
+    """Return the failed steps that a resumed run tries again.
 
-    Of a failed run, those that ended it. A failure that the function dealt with stays: what it did
-    next is recorded too. Another writer of the format does not tell them apart: all of its.
+    Of a failed run, those that ended it, and those that made a race among them fail. A failure that
+    the function handled stays: what it did next is recorded too. Another writer of the format does
+    not tell them apart: all of its.
     """
     block: Mapping[str, Any] = snapshot["execution"]
     steps = snapshot["steps"]
-    failed = [key for key, record in steps.items() if not record["ok"]]
-    if block["status"] == "failed":
-        ended = block.get("failed")
-        return failed if ended is None else [key for key in failed if key in ended]
-    return [key for key in failed if "at" not in steps[key]]
+    failed = {key: record for key, record in steps.items() if not record["ok"]}
+    if block["status"] != "failed":
+        return [key for key, record in failed.items() if "at" not in record]
+    if (ended_by := block.get("failed")) is None:
+        return list(failed)
+    keys = [key for key in ended_by if key in failed]
+    for key in keys:
+        keys += (cause for cause in failed[key].get("failures", ()) if cause not in keys)
+    return keys

@@ -123,6 +123,32 @@ class Suspended(BaseException):
     """The run is put to rest until its time or its event comes. No error, and not for handlers."""
 
 
+class NestedStep(PerdureError):
+    """A step, wait, race or transaction was called inside a step's function."""
+
+    def __init__(self, step: str, inside: str) -> None:
+        super().__init__(
+            f"{step!r} was called inside the function of step {inside!r}: a step cannot contain "
+            "steps or waits. Call both from the workflow function; or make the outer one a plain "
+            "function that takes `step`, and await it without step(…); or trigger a run of its own "
+            "in the step"
+        )
+        self.step = step
+        self.inside = inside
+
+
+class WrongRun(PerdureError):
+    """A step was called through the handle of another run."""
+
+    def __init__(self, run_id: str, step: str) -> None:
+        super().__init__(
+            f"step {step!r} was called through the handle of run {run_id!r} by code of another "
+            "run; use the `step` that the function itself was given"
+        )
+        self.run_id = run_id
+        self.step = step
+
+
 class RunOver(PerdureError):
     """A step was called after its run had ended."""
 

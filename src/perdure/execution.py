@@ -1,26 +1,27 @@
 """One execution of a function: a step answers from its record, or runs and is recorded.
 
-The value of a step reaches the function only after its record is where it must be: in the ledger
-always, and in the `Home` of the run when it has one. What cannot be recorded breaks the run: every
-later step raises the same error, whatever the function catches.
+The value of a step reaches the function only after its record is durable in the run's host, if it
+has one, and then published in the history. A call does not end before its write has: a cancellation
+that arrives in the meantime is postponed, so the outcome of a write is always known. What cannot be
+recorded breaks the run: every later step raises the same error, whatever the function catches.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
 from random import Random
 from typing import Any
 
 from perdure import codec
-from perdure._execution_blame import blamed
 from perdure.arguments import check_text
+from perdure.branches import Branch, Branches
 from perdure.cache import StepCache
+from perdure.call import RunHost, StepCall
 from perdure.calling import Elapsed, check_callable, invoke, is_awaited, within
 from perdure.clock import Clock, isoformat, parse_iso
 from perdure.errors import (
     CodecError,
     DriftError,
-    InvalidArgument,
     MissingAbility,
     RunOver,
     StepFailed,
@@ -39,16 +40,18 @@ from perdure.events import (
     StepSuccess,
     StepTimedOut,
 )
-from perdure.ledger import Ledger
-from perdure.lineage import CURRENT, Branch, Call, Lineage, outside
+from perdure.failures import leading_to
+from perdure.history import EncodedRecord, History, warnings_of
 from perdure.record import Record, failure_record, is_plain, outcome_of, result_of
 from perdure.result import Err, Ok
 from perdure.retry import Retry, delay_before
 from perdure.snapshot import PendingWait, StepRecord
-from perdure.spec import Home, Made, Spec
+from perdure.tasks import POSITION, Interrupted, cancel_and_wait, outside_runs
 
 _NO_STORE = "a Workflow in this process"
-_NOTHING_LOST: tuple[codec.Loss, ...] = ()
+
+UNCLAIMED = "record:"
+"""Begins the message id of an event that is kept in a record, not in the store's inbox."""
 
 
 class Execution:
@@ -57,17 +60,18 @@ class Execution:
     __slots__ = (
         "_broken",
         "_emit",
-        "_inflight",
+        "_keys_in_use",
         "_over",
+        "_unseen_events",
+        "branches",
         "cache",
         "clock",
         "ended_by",
         "errors",
         "failures",
-        "home",
+        "history",
+        "host",
         "last_key",
-        "ledger",
-        "lineage",
         "payload",
         "random",
         "run_id",
@@ -79,7 +83,7 @@ class Execution:
         *,
         workflow: str,
         run_id: str,
-        ledger: Ledger,
+        history: History,
         clock: Clock,
         random: Random,
         emit: Callable[[Event], None] | None = None,
@@ -89,51 +93,61 @@ class Execution:
     ) -> None:
         self.workflow = workflow
         self.run_id = run_id
-        self.ledger = ledger
-        self.lineage = Lineage()
+        self.history = history
+        self.branches = Branches()
         self.clock = clock
         self.random = random
         self.cache = cache
         self.errors = errors
-        self.home: Home | None = None
+        self.host: RunHost | None = None
         self.payload = payload
         self.last_key: str | None = None
-        self.ended_by: BaseException | None = None
+        self.ended_by: BaseException | Err[Any] | None = None
         self.failures: dict[str, BaseException] = {}
         self._emit = emit
         self._broken: BaseException | None = None
         self._over = False
-        self._inflight: dict[str, asyncio.Event] = {}
+        self._keys_in_use: dict[str, asyncio.Event] = {}
+        self._unseen_events: list[tuple[StepCall, str]] = []
 
-    def spec(
+    def call(
         self,
         id: str,
         fn: Callable[..., Any],
         args: tuple[Any, ...] = (),
         key: str | None = None,
         branch: Branch | None = None,
-    ) -> Spec:
+    ) -> StepCall:
         """Check a call and give it its identity."""
-        if self._broken is not None:
-            raise self._broken
-        if self._over:
-            raise RunOver(f"step {id!r} was called after the run {self.run_id!r} had ended")
+        if self._broken is not None or self._over:
+            self.check_live(id)
         if type(id) is not str or not id or not id.isascii():
             id = check_text(id, "id", "the step's name, a non-empty text")
+        if branch is None:
+            branch = self.branches.current(self.run_id, id)
         if not callable(fn):
             check_callable(id, fn)
         if key is not None:
             key = check_text(key, "key", "a non-empty text, or nothing")
-        return Spec(id, self.lineage.branch() if branch is None else branch, key, fn, args)
+        return StepCall(id, branch, key, fn, args)
 
     def end(self) -> None:
         """Refuse steps from now on."""
         self._over = True
 
+    def check_live(self, id: str) -> None:
+        """Raise if nothing can be recorded any more: the run was broken off, or is over."""
+        if self._broken is not None:
+            raise self._broken
+        if self._over:
+            raise RunOver(f"step {id!r} cannot be recorded: run {self.run_id!r} has ended")
+
     def break_off(self, error: BaseException) -> BaseException:
-        """Make `error` the answer of every step from now on, and give it back to be raised."""
+        """Make `error` the answer of every step from now on, and return it to be raised."""
         if self._broken is None:
             self._broken = error
+            if self.host is not None:
+                self.host.unwind()
         return self._broken
 
     @property
@@ -141,343 +155,420 @@ class Execution:
         """What broke the run, if anything did."""
         return self._broken
 
-    def unhandled(self) -> list[str]:
-        """Give the keys of the failures that ended the run; all, when it does not show which
-        did.
-        """
-        return blamed(self.failures, self.ended_by)
+    @property
+    def live(self) -> bool:
+        """Whether steps can still be recorded."""
+        return self._broken is None and not self._over
 
-    def perform(self, spec: Spec) -> Coroutine[Any, Any, Any]:
+    def failures_that_ended_it(self) -> list[str]:
+        """Return the keys of the failed steps that the run's end comes from."""
+        return leading_to(self.failures, self.ended_by)
+
+    def perform(self, call: StepCall) -> Coroutine[Any, Any, Any]:
         """Answer from the record, from the cache, or by running the step."""
-        return self._execute(spec) if spec.key is None else self._perform_keyed(spec, spec.key)
+        return self._execute(call) if call.key is None else self._perform_keyed(call, call.key)
 
-    async def _perform_keyed(self, spec: Spec, key: str) -> Any:
+    async def _perform_keyed(self, call: StepCall, key: str) -> Any:
         """Let one call of a key at a time go on; those that waited find its record."""
-        while (twin := self._inflight.get(key)) is not None:
-            if (inside := CURRENT.get()) is not None and (inside.path, inside.call) == ("", key):
-                raise InvalidArgument("key", key, "a key that is not the one of the step around it")
-            await twin.wait()
-        done = self._inflight[key] = asyncio.Event()
+        while (other := self._keys_in_use.get(key)) is not None:
+            await other.wait()
+        done = self._keys_in_use[key] = asyncio.Event()
         try:
-            found = self.recorded(spec) or await self._cached(spec, key)
-            if found is not None:
-                return self._replay(spec, *found)
-            return await self._execute(spec)
+            if (found := self.recorded(call) or await self._cached(call, key)) is not None:
+                return self._replay(call, *found)
+            return await self._execute(call)
         finally:
-            del self._inflight[key]
+            del self._keys_in_use[key]
             done.set()
 
-    def recorded(self, spec: Spec) -> tuple[str, StepRecord] | None:
-        """Give the record that answers this call, with its key."""
-        key = self.ledger.find(spec.path, spec.call)
+    def recorded(self, call: StepCall) -> tuple[str, StepRecord] | None:
+        """Return the record that answers this call, with its key."""
+        key = self.history.find(call.path, call.call)
         if key is None:
             return None
-        record = self.ledger.get(key)
-        self._check_drift(spec, record)
+        record = self.history.get(key)
+        self._check_drift(call, record)
         return key, record
 
-    async def _cached(self, spec: Spec, key: str) -> tuple[str, StepRecord] | None:
+    async def _cached(self, call: StepCall, key: str) -> tuple[str, StepRecord] | None:
         if self.cache is None:
             return None
-        with outside():
+        with outside_runs():
             record = await self.cache.get(key)
         if record is None:
-            self.tell(StepCacheMiss, spec, key)
+            self.tell(StepCacheMiss, call, key)
             return None
-        self._check_drift(spec, record)
-        self.ledger.put("", key, key, codec.dumps(record))
-        return key, record
+        self.history.load({key: record})
+        return self.recorded(call)
 
-    def _check_drift(self, spec: Spec, record: StepRecord) -> None:
+    def _check_drift(self, call: StepCall, record: StepRecord) -> None:
         kind = record.get("kind", "step")
-        if kind != spec.kind:
-            what = f"is recorded as a {kind}, and the function now asks for a {spec.kind}"
+        if kind != call.kind:
+            what = f"is recorded as a {kind}, and the function now asks for a {call.kind}"
             hint = "give changed code new step ids, or the workflow a new version"
-            raise self._drifted(spec, what, hint, kind, spec.kind)
-        before = record.get("args", "")
-        if before != spec.print and before and spec.print:
+            raise self._drifted(call, what, hint, kind, call.kind)
+        recorded = record.get("args", "")
+        if recorded != call.fingerprint and recorded and call.fingerprint:
             what = (
-                f"was recorded with other arguments (fingerprint {before}) than it is called with "
-                f"now ({spec.print}): its record belongs to another call"
+                f"was recorded with other arguments (fingerprint {recorded}) than it is called "
+                f"with now ({call.fingerprint}): its record belongs to another call"
             )
             hint = "make arguments depend only on earlier steps, or give the call a key= of its own"
-            raise self._drifted(spec, what, hint, before, spec.print)
+            raise self._drifted(call, what, hint, recorded, call.fingerprint)
 
     def _drifted(
-        self, spec: Spec, what: str, hint: str, recorded: str, asked: str
+        self, call: StepCall, what: str, hint: str, recorded: str, asked: str
     ) -> BaseException:
-        text = f"{spec.place()} {what}; {hint}"
-        return self.break_off(DriftError(spec.call, text, recorded=recorded, asked=asked))
+        text = f"{call.place()} {what}; {hint}"
+        return self.break_off(DriftError(call.call, text, recorded=recorded, asked=asked))
 
-    def _replay(self, spec: Spec, key: str, record: StepRecord) -> Any:
+    def _replay(self, call: StepCall, key: str, record: StepRecord) -> Any:
         self.last_key = key
         if self._emit is None and is_plain(record):
             return record.get("value")
-        declared = (*spec.errors, *self.errors)
+        declared = (*call.errors, *self.errors)
         try:
-            result, seen = result_of(record, spec.id, spec.return_type, declared, spec.error_type)
-        except CodecError as error:
-            text = f"the record of {spec.place()} cannot be read: {error}"
-            raise self.break_off(CodecError(text)) from error
+            result, error = result_of(record, call.id, call.return_type, declared, call.error_type)
+        except CodecError as unreadable:
+            text = f"the record of {call.place()} cannot be read: {unreadable}"
+            raise self.break_off(CodecError(text)) from unreadable
         if self._emit is not None:
             meta: Any = record.get("meta") or {"origin": "result"}
             origin = None if result.ok else meta["origin"]
-            facts = spec.facts(key)
-            self.tell(StepCacheHit, spec, key, result=result, origin=origin, facts=facts)
+            facts = call.facts(key)
+            self.tell(StepCacheHit, call, key, result=result, origin=origin, facts=facts)
         if isinstance(result, Ok):
             return result.value
-        assert seen is not None
-        self.failures[key] = seen
-        raise seen
+        assert error is not None
+        self.failures[key] = error
+        raise error
 
-    async def _execute(self, spec: Spec) -> Any:
-        found = self.recorded(spec)
+    def _begin(self, call: StepCall) -> float:
+        """Reserve the key of the call's record, announce work, and return when it began."""
+        self.check_live(call.id)
+        call.record_key = self.history.reserve(call.path, call.call)
+        if self._emit is not None and call.kind not in ("sleep", "event"):
+            self.tell(StepStart, call, call.record_key)
+        return self.clock.monotonic()
+
+    async def _execute(self, call: StepCall) -> Any:
+        found = self.recorded(call)
         if found is not None:
-            return self._replay(spec, *found)
-        if self._emit is not None:
-            self.tell(StepStart, spec, spec.call)
-        started = self.clock.monotonic()
-        token = CURRENT.set(spec)
-        # A step within a step is no further work, and a race only waits for its branches.
-        working = spec.kind == "step" and not isinstance(token.old_value, Call)
-        self.lineage.busy += working
+            return self._replay(call, *found)
+        started = self._begin(call)
+        self.branches.begin()
         try:
-            if spec.retries is not None or spec.timeout is not None:
-                value = await self._attempts(spec)
-            elif is_awaited(spec.fn):
-                value = await spec.fn(*spec.args)
-            else:
-                value = await invoke(spec.fn, spec.args)
-        except Exception as error:
-            if self._broken is not None:
-                raise
-            return await self._fail(spec, started, error)
-        finally:
-            self.lineage.busy -= working
-            CURRENT.reset(token)
-        if type(value) is Err:
-            return await self._fail(spec, started, value)
-        if type(value) is Ok:
-            value = value.value
-        made = self._made(spec, started, value)
-        if self.home is not None or self.cache is not None:
-            await self._keep(spec, made)
-        if self._emit is not None:
-            self._tell_success(spec, started, made)
-        return made.seen
-
-    async def succeed(
-        self, spec: Spec, started: float, value: Any, takes: Sequence[str] = ()
-    ) -> Any:
-        """Record a value and give what the function sees of it."""
-        made = self._made(spec, started, value)
-        await self._keep(spec, made, takes)
-        if self._emit is not None:
-            self._tell_success(spec, started, made)
-        return made.seen
-
-    def _made(self, spec: Spec, started: float, value: Any) -> Made:
-        made = self.encode(spec, self.ledger.key_for(spec.path, spec.call), started, value)
-        self._admit(spec, made)
-        return made
-
-    def _admit(self, spec: Spec, made: Made) -> None:
-        key = self.last_key = made.key
-        self.ledger.put(spec.path, spec.call, key, made.record)
-        if made.losses:
-            self.ledger.warn(key, made.losses)
-
-    async def _keep(self, spec: Spec, made: Made, takes: Sequence[str] = ()) -> None:
-        """Let a record become durable, and others find it in the cache."""
-        key = made.key
-        if self.home is not None:
-            warnings = self.ledger.warnings_of(key) if made.losses else ()
+            token = POSITION.set(call)
             try:
-                await self.home.record(spec.id, key, made.record, made.at, warnings, takes)
+                try:
+                    if call.retries is not None or call.timeout is not None:
+                        value = await self._attempts(call)
+                    elif is_awaited(call.fn):
+                        value = await call.fn(*call.args)
+                    else:
+                        value = await invoke(call.fn, call.args)
+                finally:
+                    POSITION.reset(token)
+            except Exception as error:  # noqa: BLE001  # the user's function
+                return await self._fail(call, started, error)
+            if type(value) is Err:
+                return await self._fail(call, started, value)
+            return await self._succeed(call, started, value.value if type(value) is Ok else value)
+        finally:
+            self.branches.end()
+
+    async def _succeed(
+        self,
+        call: StepCall,
+        started: float,
+        value: Any,
+        consumes: Sequence[str] = (),
+        replaced: Mapping[str, bytes] | None = None,
+    ) -> Any:
+        """Record a value and return what the function sees of it."""
+        if self._broken is not None or self._over:
+            self.check_live(call.id)
+        record = self._encode(call, started, value)
+        await self._commit(call, record, consumes, replaced)
+        if self._emit is not None:
+            self._tell_success(call, started, record)
+        return record.value
+
+    async def _commit(
+        self,
+        call: StepCall,
+        record: EncodedRecord,
+        consumes: Sequence[str] = (),
+        replaced: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Make a record durable, then let it answer; other runs find it in the cache."""
+        if self.host is not None:
+            try:
+                await self.host.record(call.id, record, consumes, replaced)
+            except Interrupted:
+                self._publish(record, replaced)
+                raise
             except Exception as error:  # noqa: BLE001  # whatever keeps the record from the store
-                self.ledger.drop([key])
-                self.tell(PersistError, spec, key, error=error)
+                self.tell(PersistError, call, record.key, error=error)
                 raise self.break_off(error) from error.__cause__
             if self._emit is not None:
-                self.tell(PersistSuccess, spec, key)
-        if self.cache is not None and spec.key is not None:
-            with outside():
-                await self.cache.set(spec.key, codec.loads(made.record), ttl=spec.ttl)
+                self.tell(PersistSuccess, call, record.key)
+        self._publish(record, replaced)
+        if self.host is not None and self.host.always_replay:
+            await self.host.halt(record.key)
+        if self.cache is not None and call.key is not None:
+            with outside_runs():
+                await self.cache.set(call.key, codec.loads(record.json), ttl=call.ttl)
 
-    def _tell_success(self, spec: Spec, started: float, made: Made) -> None:
+    def _publish(self, record: EncodedRecord, replaced: Mapping[str, bytes] | None = None) -> None:
+        self.last_key = record.key
+        self.history.publish(record)
+        for key, json in (replaced or {}).items():
+            self.history.replace(key, json)
+            if key in self.history.unclaimed and self.host is not None:
+                self.host.give_back(key)
+
+    def _tell_success(self, call: StepCall, started: float, record: EncodedRecord) -> None:
         took = timedelta(seconds=self.clock.monotonic() - started)
-        facts = spec.facts(made.key)
-        self.tell(StepSuccess, spec, made.key, duration=took)
-        self.tell(StepComplete, spec, made.key, duration=took, result=Ok(made.seen), facts=facts)
+        key, facts = record.key, call.facts(record.key)
+        self.tell(StepSuccess, call, key, duration=took)
+        self.tell(StepComplete, call, key, duration=took, result=Ok(record.value), facts=facts)
 
-    def encode(self, spec: Spec, key: str, started: float, value: Any) -> Made:
-        """Give the record of a value."""
-        data, seen, typed, losses = value, value, False, _NOTHING_LOST
+    def _encode(self, call: StepCall, started: float, value: Any) -> EncodedRecord:
+        data, visible, typed = value, value, False
+        warnings: tuple[dict[str, str], ...] = ()
         if not codec.is_plain(value):
             try:
-                data, seen, typed, losses = codec.settle(value, spec.return_type)
+                data, visible, typed, losses = codec.settle(value, call.return_type)
             except CodecError as error:
-                text = f"the value of {spec.place()} cannot be recorded: {error}"
+                text = f"the value of {call.place()} cannot be recorded: {error}"
                 raise self.break_off(CodecError(text)) from error
-        clock = self.clock
+            warnings = warnings_of(call.record_key, losses)
+        clock, key = self.clock, call.record_key
         at = isoformat(clock.now())
         record = Record(
             ok=True,
             value=data,
             at=at,
             durationMs=int((clock.monotonic() - started) * 1e6) / 1e3,
-            attempts=spec.attempt,
-            args=spec.print,
-            kind=spec.kind,
+            attempts=call.attempt,
+            args=call.fingerprint,
+            kind=call.kind,
             typed=typed,
             coded=data is not value,
-            branch=spec.path,
-            call="" if key == spec.call else spec.call,
+            branch=call.path,
+            call="" if key == call.call else call.call,
         )
-        return Made(key, codec.dumps(record), at, seen, losses)
+        return EncodedRecord(key, codec.dumps(record), at, visible, warnings)
 
     async def _fail(
         self,
-        spec: Spec,
+        call: StepCall,
         started: float,
         failure: Exception | Err[Any],
-        takes: Sequence[str] = (),
+        consumes: Sequence[str] = (),
+        replaced: Mapping[str, bytes] | None = None,
     ) -> Any:
-        declared = (*spec.errors, *self.errors)
-        failed, seen, losses = failure_record(failure, spec.id, declared, spec.error_type)
-        key = self.ledger.key_for(spec.path, spec.call)
+        """Record a failure and raise it as the function will see it from now on."""
+        # A step that was interrupted because the run ended or lost its lease has not failed.
+        self.check_live(call.id)
+        declared = (*call.errors, *self.errors)
+        failed, visible, losses = failure_record(failure, call.id, declared, call.error_type)
+        key = call.record_key
         failed.at = isoformat(self.clock.now())
         failed.durationMs = int((self.clock.monotonic() - started) * 1e6) / 1e3
-        failed.attempts, failed.args, failed.kind = spec.attempt, spec.print, spec.kind
-        failed.branch, failed.call = spec.path, "" if key == spec.call else spec.call
-        made = Made(key, codec.dumps(failed), failed.at, seen, losses)
-        self._admit(spec, made)
-        self.failures[key] = seen
-        await self._keep(spec, made, takes)
+        failed.attempts, failed.args, failed.kind = call.attempt, call.fingerprint, call.kind
+        failed.branch, failed.call = call.path, "" if key == call.call else call.call
+        failed.failures = call.failures
+        self.failures[key] = visible
+        warnings = warnings_of(key, losses)
+        record = EncodedRecord(key, codec.dumps(failed), failed.at, visible, warnings)
+        await self._commit(call, record, consumes, replaced)
         if self._emit is not None:
-            took, result = timedelta(seconds=self.clock.monotonic() - started), outcome_of(seen)
-            outcome = {"result": result, "origin": failed.meta["origin"], "facts": spec.facts(key)}
-            self.tell(StepFailure, spec, key, duration=took, error=result.error)
-            self.tell(StepComplete, spec, key, duration=took, **outcome)
-        raise seen
+            took, result = timedelta(seconds=self.clock.monotonic() - started), outcome_of(visible)
+            outcome = {"result": result, "origin": failed.meta["origin"], "facts": call.facts(key)}
+            self.tell(StepFailure, call, key, duration=took, error=result.error)
+            self.tell(StepComplete, call, key, duration=took, **outcome)
+        raise visible
 
-    async def _attempts(self, spec: Spec) -> Any:
-        retry = spec.retries
+    async def _attempts(self, call: StepCall) -> Any:
+        retry = call.retries
         while True:
             try:
-                value = await self._once(spec)
+                value = await self._once(call)
                 if type(value) is not Err:
                     return value
-                failure: Exception = StepFailed(spec.id, value.error, value.cause)
-                if retry is None or not self._tries_again(retry, spec, failure):
+                failure: Exception = StepFailed(call.id, value.error, value.cause)
+                if retry is None or not self._tries_again(retry, call, failure):
                     return value
             except Exception as error:
-                if retry is None or not self._tries_again(retry, spec, error):
+                if retry is None or not self._tries_again(retry, call, error):
                     raise
                 failure = error
-            delay = delay_before(retry, spec.attempt, self.random)
-            facts = {"attempt": spec.attempt, "attempts": retry.attempts, "delay": delay}
-            self.tell(StepRetry, spec, spec.call, error=failure, **facts)
+            delay = delay_before(retry, call.attempt, self.random)
+            facts = {"attempt": call.attempt, "attempts": retry.attempts, "delay": delay}
+            self.tell(StepRetry, call, call.record_key, error=failure, **facts)
             await self.clock.sleep(delay)
-            self._forget_failures(spec, failure)
-            spec.retry()
+            call.attempt += 1
 
-    def _forget_failures(self, spec: Spec, failure: Exception) -> None:
-        """Let the steps inside a failed attempt that made it fail run again in the next one."""
-        within = spec.within().path
-        inner = [key for key in self.failures if self.ledger.lies_within(key, within)]
-        ended = blamed({key: self.failures.pop(key) for key in inner}, failure)
-        self.ledger.drop(ended)
-
-    def _tries_again(self, retry: Retry, spec: Spec, failure: Exception) -> bool:
-        if self._broken is not None or spec.attempt >= retry.attempts:
+    def _tries_again(self, retry: Retry, call: StepCall, failure: Exception) -> bool:
+        if not self.live or call.attempt >= retry.attempts:
             return False
         return retry.retry_if is None or bool(retry.retry_if(failure))
 
-    async def _once(self, spec: Spec) -> Any:
-        if spec.timeout is None:
-            return await invoke(spec.fn, spec.args)
-        after = spec.timeout.after
+    async def _once(self, call: StepCall) -> Any:
+        if call.timeout is None:
+            return await invoke(call.fn, call.args)
+        after = call.timeout.after
         try:
-            return await within(self.clock, after, invoke(spec.fn, spec.args))
+            return await within(self.clock, after, invoke(call.fn, call.args))
         except Elapsed:
-            self.tell(StepTimedOut, spec, spec.call, after=after, attempt=spec.attempt)
-            return spec.timeout.outcome(StepTimeout(spec.id, after.total_seconds()))
+            self.tell(StepTimedOut, call, call.record_key, after=after, attempt=call.attempt)
+            return call.timeout.outcome(StepTimeout(call.id, after.total_seconds()))
 
-    async def wait(self, spec: Spec, wait: PendingWait) -> Any:
-        """Spend a sleep or wait for an event, once; its end is a record like any other."""
-        found = self.recorded(spec)
+    async def race(self, call: StepCall, thunks: Mapping[str, Callable[[], Any]]) -> Any:
+        """Run branches until the first has ended, cancel the others, and record the winner."""
+        found = self.recorded(call)
         if found is not None:
-            return self._replay(spec, *found)
-        wait = self.ledger.pending.setdefault(wait["id"], wait)
-        started = self.clock.monotonic()
+            return self._replay(call, *found)
+        started = self._begin(call)
+        parent = call.branch.below(call.call)
+        tasks = {parent.child(name).spawn(_run(thunk)): name for name, thunk in thunks.items()}
         try:
-            if self.home is not None:
-                answer = await self.home.wait(wait)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await cancel_and_wait(tasks)
+        winner = next(task for task in tasks if task in done)
+        self.branches.begin()
+        try:
+            replaced = self._unclaimed_below(parent.path)
+            try:
+                value = winner.result()
+            except Exception as error:  # noqa: BLE001  # the user's function
+                call.failures = leading_to(self.failures, error)
+                return await self._fail(call, started, error, replaced=replaced)
+            return await self._succeed(call, started, (tasks[winner], value), replaced=replaced)
+        finally:
+            self.branches.end()
+
+    def _unclaimed_below(self, path: str) -> dict[str, bytes]:
+        """Return the records of events that branches below `path` received and never saw.
+
+        A race may cancel a branch while the record of its wait is being written. The record was
+        accepted, so the event is consumed, but the function never sees it there: the write that
+        records the winner also makes it available to the next wait. If the process dies between the
+        two writes, the branch answers from its record and may win the race instead.
+        """
+        unseen, self._unseen_events = self._unseen_events, []
+        below: dict[str, bytes] = {}
+        for call, event in unseen:
+            if call.path.startswith(f"{path}/"):
+                below[call.record_key] = self.history.mark_unclaimed(call.record_key, event)
             else:
-                answer = await self._wait_here(spec, wait)
+                self._unseen_events.append((call, event))
+        return below
+
+    async def wait(self, call: StepCall, wait: PendingWait) -> Any:
+        """Spend a sleep or wait for an event, once; its end is a record like any other."""
+        found = self.recorded(call)
+        if found is not None:
+            return self._replay(call, *found)
+        started = self._begin(call)
+        wait = self.history.open_wait(wait)
+        self.branches.begin()
+        try:
+            answer = await self._answer(call, wait)
+            self.history.close_wait(wait["id"])
+            if answer is None:
+                return await self._succeed(call, started, None)
+            return await self._receive(call, started, wait["event"], *answer)
+        finally:
+            self.branches.end()
+
+    async def _answer(self, call: StepCall, wait: PendingWait) -> tuple[str, object] | None:
+        try:
+            if self.host is not None:
+                return await self.host.wait(wait)
+            return await self._wait_here(call, wait)
+        except asyncio.CancelledError:
+            if self.live:
+                # Given up by the function, not by a suspension: nothing waits here any more.
+                self.history.close_wait(wait["id"])
+            raise
         except Exception as error:  # noqa: BLE001  # whatever keeps the run from waiting
             raise self.break_off(error) from error.__cause__
-        self.ledger.pending.pop(wait["id"], None)
-        if answer is None:
-            return await self.succeed(spec, started, None)
-        try:
-            value = _as_type(answer[1], spec.returns)
-        except CodecError as error:
-            event = wait.get("event")
-            text = f"the payload of event {event!r} does not fit {spec.place()}: {error}"
-            return await self._fail(spec, started, CodecError(text), takes=answer[:1])
-        return await self.succeed(spec, started, value, answer[:1])
 
-    async def _wait_here(self, spec: Spec, wait: PendingWait) -> tuple[str, object] | None:
+    async def _receive(
+        self, call: StepCall, started: float, event: str, message_id: str, payload: object
+    ) -> Any:
+        """Record the event a wait received, and consume its message in the same write."""
+        consumes: tuple[str, ...] = (message_id,)
+        replaced: dict[str, bytes] = {}
+        if message_id.startswith(UNCLAIMED):
+            key = message_id.removeprefix(UNCLAIMED)
+            consumes, replaced = (), {key: self.history.claim(key)}
+        try:
+            value = _as_type(payload, call.returns)
+        except CodecError as error:
+            text = f"the payload of event {event!r} does not fit {call.place()}: {error}"
+            return await self._fail(call, started, CodecError(text), consumes, replaced)
+        try:
+            return await self._succeed(call, started, value, consumes, replaced)
+        except Interrupted:
+            self._unseen_events.append((call, event))
+            raise
+
+    async def _wait_here(self, call: StepCall, wait: PendingWait) -> tuple[str, object] | None:
         if wait["kind"] == "event":
-            raise MissingAbility(_NO_STORE, "inbox", f"step.wait_for_event({spec.id!r})")
+            raise MissingAbility(_NO_STORE, "inbox", f"step.wait_for_event({call.id!r})")
         remaining = parse_iso(wait.get("wakeAt", "")) - self.clock.now()
         await self.clock.sleep(max(remaining, timedelta(0)))
         return None
 
-    def forget_waits(self, path: str) -> None:
-        """Drop the waits of branches below `path`: nobody is waiting there any more."""
-        for id in [id for id in self.ledger.pending if id.startswith(f"{path}/")]:
-            del self.ledger.pending[id]
-
-    async def transact(self, spec: Spec) -> Any:
+    async def transact(self, call: StepCall) -> Any:
         """Run a step whose writes commit with its record."""
-        found = self.recorded(spec)
+        found = self.recorded(call)
         if found is not None:
-            return self._replay(spec, *found)
-        if self.home is None:
-            raise MissingAbility(_NO_STORE, "transaction", f"step.transaction({spec.id!r})")
-        key = self.ledger.key_for(spec.path, spec.call)
-        self.tell(StepStart, spec, key)
-        started = self.clock.monotonic()
-        kept: list[Made] = []
-
-        async def work(connection: Any) -> tuple[str, bytes, str]:
-            try:
-                value = await spec.fn(connection, *spec.args)
-            except Exception as error:  # the user's function
-                raise _RolledBack(error) from error
-            if isinstance(value, Err):
-                raise _RolledBack(value)
-            made = self.encode(spec, key, started, value.value if type(value) is Ok else value)
-            kept[:] = [made]
-            return key, made.record, made.at
-
-        token = CURRENT.set(spec)
+            return self._replay(call, *found)
+        if self.host is None:
+            raise MissingAbility(_NO_STORE, "transaction", f"step.transaction({call.id!r})")
+        started = self._begin(call)
+        self.branches.begin()
         try:
-            await self.home.transact(spec.id, work)
+            record = await self.host.transact(call.id, self._transaction(call, started))
+            self._publish(record)
+            if self.host.always_replay:
+                await self.host.halt(record.key)
+        except Interrupted as interrupted:
+            self._publish(interrupted.answer)
+            raise
         except _RolledBack as rolled_back:
-            return await self._fail(spec, started, rolled_back.failure)
-        except Exception as error:  # noqa: BLE001  # the store: nobody knows whether it committed
+            return await self._fail(call, started, rolled_back.failure)
+        except Exception as error:  # noqa: BLE001  # the store: it may or may not have committed
             raise self.break_off(error) from error.__cause__
         finally:
-            CURRENT.reset(token)
-        [made] = kept
-        self._admit(spec, made)
+            self.branches.end()
         if self._emit is not None:
-            self._tell_success(spec, started, made)
-        return made.seen
+            self._tell_success(call, started, record)
+        return record.value
+
+    def _transaction(
+        self, call: StepCall, started: float
+    ) -> Callable[[Any], Coroutine[Any, Any, EncodedRecord]]:
+        async def work(connection: Any) -> EncodedRecord:
+            token = POSITION.set(call)
+            try:
+                value = await call.fn(connection, *call.args)
+            except Exception as error:  # the user's function
+                raise _RolledBack(error) from error
+            finally:
+                POSITION.reset(token)
+            if isinstance(value, Err):
+                raise _RolledBack(value)
+            self.check_live(call.id)
+            return self._encode(call, started, value.value if type(value) is Ok else value)
+
+        return work
 
     def announce(
         self, event: Callable[..., Event], started: float | None = None, **facts: Any
@@ -487,12 +578,17 @@ class Execution:
             if started is not None:
                 facts["duration"] = timedelta(seconds=self.clock.monotonic() - started)
             now = self.clock.now()
-            with outside():
+            with outside_runs():
                 self._emit(event(workflow=self.workflow, run_id=self.run_id, at=now, **facts))
 
-    def tell(self, event: Callable[..., Event], spec: Spec, key: str, **facts: Any) -> None:
+    def tell(self, event: Callable[..., Event], call: StepCall, key: str, **facts: Any) -> None:
         """Publish news of a step, if anybody listens."""
-        self.announce(event, step=spec.id, key=key, **facts)
+        self.announce(event, step=call.id, key=key, **facts)
+
+
+async def _run(thunk: Callable[[], Any]) -> Any:
+    value = thunk()
+    return await value if isinstance(value, Awaitable) else value
 
 
 def _as_type(payload: Any, wanted: Any) -> Any:
@@ -501,7 +597,7 @@ def _as_type(payload: Any, wanted: Any) -> Any:
     data = codec.encode(payload)
     if data is payload:
         return codec.convert(data, wanted)
-    # It has tags: perdure's own writing, and no JSON from elsewhere.
+    # It has tags: perdure wrote it, so it is not JSON from elsewhere.
     return codec.decode(data, wanted, typed=True)
 
 

@@ -54,15 +54,20 @@ class Deps(Mapping[str, Any]):
 
 
 async def conduct(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:
-    """Call the function once over the run's ledger and give what became of it.
+    """Call the function once over the run's history and return how it ended.
 
-    Only what is no `Exception` comes out as it is: above all, cancellation.
+    Branches that the function left running are cancelled; what they were writing is written first.
+    Only what is not an `Exception` is raised: above all, cancellation.
     """
     started = run.clock.monotonic()
     run.announce(WorkflowStart)
     try:
-        with run.lineage:
-            outcome = await _outcome(run, body)
+        with run.branches:
+            try:
+                outcome = await _outcome(run, body)
+            finally:
+                run.end()
+                await run.branches.unwind()
     except asyncio.CancelledError as error:
         if isinstance(run.broken, Suspended):
             run.announce(WorkflowSuspended, started)
@@ -70,8 +75,6 @@ async def conduct(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Res
             reason = str(error.args[0]) if error.args else ""
             run.announce(WorkflowCancelled, started, reason=reason, last_step=run.last_key)
         raise
-    finally:
-        run.end()
     if isinstance(outcome, Ok):
         run.announce(WorkflowSuccess, started)
     else:
@@ -86,8 +89,10 @@ async def _outcome(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Re
         run.ended_by = run.broken or error
         return outcome_of(run.ended_by)
     if run.broken is not None:
-        # The function caught what broke the run and went on; what it gives now is not durable.
+        # The function caught what broke the run and continued; what it returns is not durable.
         return outcome_of(run.broken)
+    if isinstance(value, Err):
+        run.ended_by = value
     return value if isinstance(value, Ok | Err) else Ok(value)
 
 

@@ -28,6 +28,8 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     coded: bool = False
     branch: str = ""
     call: str = ""
+    failures: Sequence[str] = ()
+    unclaimed: str = ""
 
 
 class Failure(NamedTuple):

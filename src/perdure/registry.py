@@ -239,11 +239,17 @@ class Registry:
         return versions[max(versions)]
 
     def for_run(self, run_id: str, snapshot: Snapshot) -> tuple[Definition[Any, Any], Snapshot]:
-        """Give the definition that goes on with a run, and the snapshot it goes on from."""
+        """Return the definition that continues a run, and the snapshot it continues from.
+
+        A run of a newer version than is known here is left to a process that knows it.
+        """
         newest = self.newest(snapshot.get("workflowName") or "")
         stored = (snapshot.get("metadata") or {}).get("version", 1)
         if stored in self._known[newest.name]:
             return self._known[newest.name][stored], snapshot
+        if stored > newest.version:
+            hint = "A process with the newer definition continues it"
+            raise VersionMismatch(run_id, stored, newest.version, hint)
         if newest.migrate is None:
             raise VersionMismatch(
                 run_id,

@@ -11,7 +11,15 @@ from perdure.clock import parse_iso
 from perdure.errors import CodecError
 from perdure.record import result_of
 from perdure.result import Err
-from perdure.snapshot import PendingWait, RunStatus, Snapshot, StepRecord, is_over, rest_status
+from perdure.snapshot import (
+    PendingWait,
+    RunStatus,
+    Snapshot,
+    StepRecord,
+    is_over,
+    open_waits,
+    rest_status,
+)
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -40,7 +48,7 @@ class Run(msgspec.Struct, frozen=True):
     """A run at one moment.
 
     `output` is there when it is completed, `error` when it failed or was cancelled, `pending` while
-    it rests.
+    it waits. `reason` says why it is paused.
     """
 
     run_id: str
@@ -53,6 +61,7 @@ class Run(msgspec.Struct, frozen=True):
     payload: Any = None
     updated_at: datetime | None = None
     history: tuple[StepInfo, ...] = ()
+    reason: str = ""
 
     @property
     def over(self) -> bool:
@@ -81,10 +90,11 @@ def run_of(
         status=rest_status(snapshot),
         output=_output(block, returns),
         error=_error(block, fails_with, errors),
-        pending=tuple(_wait(wait) for wait in block.get("pending") or ()),
+        pending=tuple(_wait(wait) for wait in open_waits(snapshot)),
         payload=_shown(metadata.get("input")),
         updated_at=parse_iso(block["lastUpdated"]),
         history=tuple(step_info(key, record) for key, record in snapshot["steps"].items()),
+        reason=block.get("reason", ""),
     )
 
 

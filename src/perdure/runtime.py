@@ -33,6 +33,7 @@ from perdure.driving import (
     default_store,
 )
 from perdure.errors import (
+    AlreadyRunning,
     Cancelled,
     CodecError,
     InvalidArgument,
@@ -40,9 +41,9 @@ from perdure.errors import (
     RunNotFound,
 )
 from perdure.events import Bus, Listener, check_listener
-from perdure.ownership import Session
 from perdure.registry import Definition, Registry
 from perdure.run import Run, run_of
+from perdure.session import Session
 from perdure.snapshot import (
     RunStatus,
     Snapshot,
@@ -172,8 +173,8 @@ class Runtime:
         return await session.acquire(Want(want.id, want.owner, want.ttl))
 
     async def resume(self, run_id: str) -> Run:
-        """Go on with a run as far as it can; one that is over, or owned elsewhere, is given as
-        it is.
+        """Continue a run as far as it can, also a paused one; one that is over, or owned by another
+        process, is returned as it is.
         """
         snapshot = await self._load(run_id)
         if is_over(rest_status(snapshot)):
@@ -211,7 +212,9 @@ class Runtime:
         if delivery is Delivery.OVER:
             return Signalled(delivery, await self.get_run(run_id))
         await self._poke(run_id)
-        run = await (self.resume(run_id) if wait else self._require(run_id))
+        run = await self._require(run_id)
+        if wait and run.status != "paused":
+            run = await self.resume(run_id)
         return Signalled(delivery, run)
 
     async def _poke(self, run_id: str) -> None:
@@ -299,14 +302,22 @@ class Runtime:
             return None if data is None else self._run(run_id, codec.loads(data))
 
     async def retry(self, run_id: str) -> Run:
-        """Go on with a failed run: the steps that ended it run again, finished ones do not."""
+        """Continue a failed run: the steps that ended it run again, finished ones do not."""
         snapshot = await self._load(run_id)
         if rest_status(snapshot) != "failed":
             return self._run(run_id, snapshot)
+        if snapshot["execution"].get("truncated"):
+            raise RunFailed(
+                f"run {run_id!r} cannot be retried: its records were too large for the store and "
+                "were dropped; trigger it again under another id"
+            )
         async with self.session() as session:
             grant = await session.acquire(self.driver.want(run_id))
             if grant is None:
-                return await self._require(run_id)
+                run = await self._require(run_id)
+                if run.status == "failed":
+                    raise AlreadyRunning(run_id, "elsewhere")
+                return run
             return await self._driven(run_id, self.driver.go_on(session, grant, again=True))
 
     async def flush(self) -> None:

@@ -22,10 +22,10 @@ from perdure.codec import SerializedCause
 from perdure.errors import SnapshotFormatError
 
 RunStatus: TypeAlias = Literal[
-    "running", "suspended", "waiting", "completed", "failed", "cancelled"
+    "running", "suspended", "waiting", "paused", "completed", "failed", "cancelled"
 ]
 ExecutionStatus: TypeAlias = Literal["running", "completed", "failed"]
-ExecutionState: TypeAlias = Literal["suspended", "waiting", "cancelled"]
+ExecutionState: TypeAlias = Literal["suspended", "waiting", "paused", "cancelled"]
 Origin: TypeAlias = Literal["result", "throw"]
 Metadata: TypeAlias = dict[str, Any]
 """Any JSON by name; `workflowId`, `definitionHash` and `input` have a meaning of their own."""
@@ -42,7 +42,9 @@ class StepFacts(TypedDict, total=False):
 
     `at` is when it ended, `args` the fingerprint of its arguments. Absent, `attempts` is 1, `kind`
     is "step", `branch` is the root, and `call` is the record's key. With `typed` the value is
-    rebuilt by the step's return type; with `coded` it holds tags.
+    rebuilt by the step's return type; with `coded` it holds tags. `failures` are the keys of the
+    failed steps that made a race fail. `unclaimed` is the name of an event that a wait received
+    and its branch, cancelled by a race, never saw: the next wait for that name receives it.
     """
 
     at: str
@@ -54,6 +56,8 @@ class StepFacts(TypedDict, total=False):
     coded: bool
     branch: str
     call: str
+    failures: list[str]
+    unclaimed: str
 
 
 class StepSuccess(StepFacts):
@@ -85,7 +89,11 @@ class PendingWait(TypedDict):
 
 
 class Execution(TypedDict):
-    """How far a run is. `state` is finer than `status`, and absent when `status` says it all."""
+    """How far a run is. `state` is finer than `status`, and absent when `status` says it all.
+
+    `failed` are the keys of the steps that ended a failed run. `truncated` means that its records
+    were too large to be kept. `reason` is why a run is paused.
+    """
 
     status: ExecutionStatus
     lastUpdated: str
@@ -95,6 +103,9 @@ class Execution(TypedDict):
     pending: NotRequired[list[PendingWait]]
     output: NotRequired[Any]
     error: NotRequired[Any]
+    failed: NotRequired[list[str]]
+    truncated: NotRequired[bool]
+    reason: NotRequired[str]
 
 
 class SnapshotWarning(TypedDict):
@@ -107,12 +118,17 @@ class SnapshotWarning(TypedDict):
 
 
 class WorkflowSnapshot(TypedDict):
-    """The whole state of a run."""
+    """The whole state of a run.
+
+    `waits` comes from a journal: the waits that began (or, with null, ended) since the snapshot
+    whose `execution.pending` lists those that were open then.
+    """
 
     formatVersion: Literal[1]
     workflowName: NotRequired[str]
     steps: dict[str, StepRecord]
     execution: Execution
+    waits: NotRequired[dict[str, PendingWait | None]]
     metadata: NotRequired[Metadata]
     warnings: NotRequired[list[SnapshotWarning]]
 
@@ -140,24 +156,28 @@ def merge_snapshots(base: Snapshot, *deltas: Mapping[str, object]) -> Snapshot:
     """Give the base with everything in the deltas applied in order; the inputs stay as they are.
 
     A step of a delta replaces the one of the same key and keeps its place; new steps come after.
-    `execution` and `workflowName` are the last given ones. `metadata` is merged by name. Warnings
-    stand until their step is recorded again. Merging is associative, and takes time linear in the
-    size of what is merged.
+    `execution` and `workflowName` are the last given ones; an `execution` without `pending` keeps
+    the earlier one's. `metadata` and `waits` are merged by name. Warnings stand until their step is
+    recorded again. Merging is associative, and takes time linear in the size of what is merged.
     """
     parts = (base, *deltas)
     merged: dict[str, object] = {"formatVersion": FORMAT_VERSION}
-    steps: dict[str, object] = {}
-    metadata: dict[str, object] = {}
+    by_name: dict[str, dict[str, object]] = {"steps": {}, "waits": {}, "metadata": {}}
+    pending: object = None
     for part in parts:
         _check_delta(part)
         merged.update((name, value) for name, value in part.items() if value is not None)
-        steps.update(_dict_in(part, "steps"))
-        metadata.update(_dict_in(part, "metadata"))
-    merged["steps"] = steps
+        for name, entries in by_name.items():
+            entries.update(_dict_in(part, name))
+        pending = _dict_in(part, "execution").get("pending", pending)
+    merged["steps"] = by_name["steps"]
     if "execution" in merged:
-        merged["execution"] = dict(_dict_in(merged, "execution"))
-    if "metadata" in merged:
-        merged["metadata"] = metadata
+        execution = merged["execution"] = dict(_dict_in(merged, "execution"))
+        if pending is not None:
+            execution["pending"] = pending
+    for name in ("waits", "metadata"):
+        if name in merged:
+            merged[name] = by_name[name]
     if "warnings" in merged:
         merged["warnings"] = _standing_warnings(parts)
     if not merged.get("warnings"):
@@ -225,9 +245,16 @@ def awaits_of(snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def _waits(snapshot: Snapshot) -> Sequence[PendingWait]:
-    if rest_status(snapshot) not in ("suspended", "waiting"):
-        return ()
-    return snapshot["execution"].get("pending", ())
+    return open_waits(snapshot) if rest_status(snapshot) in ("suspended", "waiting") else ()
+
+
+def open_waits(snapshot: Snapshot) -> list[PendingWait]:
+    """Return the waits that have begun and not ended."""
+    waits: dict[str, PendingWait | None] = {
+        wait["id"]: wait for wait in snapshot["execution"].get("pending") or ()
+    }
+    waits.update(snapshot.get("waits") or {})
+    return [wait for wait in waits.values() if wait is not None]
 
 
 def workflow_of(snapshot: Snapshot) -> str | None:

@@ -12,14 +12,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from datetime import datetime
 from typing import Any, TypeVar, TypeVarTuple, overload
 
+from perdure.branches import Branch, Leaf
+from perdure.call import StepCall
 from perdure.clock import Cron, Duration, isoformat, parse_duration
 from perdure.errors import InvalidArgument, InvalidDuration, PerdureError
 from perdure.execution import Execution
-from perdure.lineage import CURRENT, Branch, spawn
 from perdure.result import Err, Ok
 from perdure.retry import Retry, Timeout, as_retry, as_timeout
 from perdure.snapshot import PendingWait
-from perdure.spec import Spec
+from perdure.tasks import POSITION, Task, cancel_and_wait
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -48,8 +49,8 @@ class Step:
     @property
     def attempt(self) -> int:
         """Which attempt of the step this is, from 1; for use inside a step's function."""
-        call = CURRENT.get()
-        return 1 if call is None else call.attempt
+        call = POSITION.get()
+        return call.attempt if isinstance(call, Leaf) else 1
 
     @property
     def idempotency_key(self) -> str:
@@ -57,8 +58,8 @@ class Step:
 
         For payment providers and their like; for use inside a step's function.
         """
-        call = CURRENT.get()
-        if call is None:
+        call = POSITION.get()
+        if not isinstance(call, Leaf):
             raise PerdureError(
                 "step.idempotency_key belongs to a step: ask for it inside the step's function, "
                 "for example step('pay', lambda: pay(amount, step.idempotency_key))"
@@ -144,26 +145,26 @@ class Step:
         it the run ends as that `Err`.
         """
         run = self._run
-        spec = run.spec(id, fn, args, key)
+        call = run.call(id, fn, args, key)
         if retry is not None:
-            spec.retries = as_retry(retry)
+            call.retries = as_retry(retry)
         if timeout is not None:
-            spec.timeout = as_timeout(timeout)
+            call.timeout = as_timeout(timeout)
         if ttl is not None:
-            spec.ttl = parse_duration(ttl, "ttl")
+            call.ttl = parse_duration(ttl, "ttl")
         if errors:
-            spec.errors = check_errors(errors)
+            call.errors = check_errors(errors)
         if returns is not None:
-            spec.returns = returns
-        return run.perform(spec)
+            call.returns = returns
+        return run.perform(call)
 
     def sleep(self, id: str, duration: Duration | Cron, /) -> Coroutine[Any, Any, None]:
         """Wait so long, or until the cron expression's next time; once, however often the run
         resumes.
         """
-        spec = self._run.spec(id, self.sleep)
-        spec.kind = "sleep"
-        return self._run.wait(spec, self._wait(spec, duration))
+        call = self._run.call(id, self.sleep)
+        call.kind = "sleep"
+        return self._run.wait(call, self._wait(call, duration))
 
     @overload
     def wait_for_event(
@@ -185,18 +186,15 @@ class Step:
         """Give the payload of the run's next event of this name, or None when the time is over."""
         if not isinstance(name, str) or not name:
             raise InvalidArgument("name", name, "the event's name, a non-empty text")
-        spec = self._run.spec(id, self.wait_for_event)
-        spec.kind = "event"
-        spec.returns = returns
-        return self._run.wait(spec, self._wait(spec, timeout, event=name))
+        call = self._run.call(id, self.wait_for_event)
+        call.kind = "event"
+        call.returns = returns
+        return self._run.wait(call, self._wait(call, timeout, event=name))
 
     def _wait(
-        self, spec: Spec, duration: Duration | Cron | None, event: str | None = None
+        self, call: StepCall, duration: Duration | Cron | None, event: str | None = None
     ) -> PendingWait:
-        wait: PendingWait = {
-            "id": f"{spec.path}/{spec.call}" if spec.path else spec.call,
-            "kind": "sleep" if event is None else "event",
-        }
+        wait: PendingWait = {"id": call.wait_id(), "kind": "sleep" if event is None else "event"}
         if event is not None:
             wait["event"] = event
         if duration is not None or event is None:
@@ -222,13 +220,14 @@ class Step:
         All are awaited, so that finished work is recorded; then the first failure, in the order of
         the names, is raised.
         """
-        return self._all(self._run.lineage.branch(), _thunks(thunks))
+        branch = self._run.branches.current(self._run.run_id, "step.all")
+        return self._all(branch, _thunks(thunks))
 
     async def _all(self, branch: Branch, thunks: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
         run = self._run
-        specs = {name: run.spec(name, thunk, branch=branch) for name, thunk in thunks.items()}
-        tasks = {name: spawn(branch.child(name), run.perform(spec)) for name, spec in specs.items()}
-        await _settle(tasks.values())
+        calls = {name: run.call(name, thunk, branch=branch) for name, thunk in thunks.items()}
+        tasks = {name: branch.child(name).spawn(run.perform(call)) for name, call in calls.items()}
+        await _wait_all(tasks.values())
         return {name: task.result() for name, task in tasks.items()}
 
     @overload
@@ -279,8 +278,8 @@ class Step:
             raise InvalidArgument("concurrency", concurrency, "a whole number, 1 or more")
         if not isinstance(items, Iterable):
             raise InvalidArgument("items", items, "something to iterate over")
-        spec = self._run.spec(id, fn)
-        branch = spec.branch.child(spec.call)
+        call = self._run.call(id, fn)
+        branch = call.branch.child(call.call)
         return self._map(branch, id, list(items), fn, concurrency)
 
     async def _map(
@@ -293,12 +292,12 @@ class Step:
         async def work() -> None:
             while queue:
                 index, item = queue.popleft()
-                spec = run.spec(f"{id}[{index}]", fn, (item,), branch=branch)
-                values[index] = await run.perform(spec)
+                call = run.call(f"{id}[{index}]", fn, (item,), branch=branch)
+                values[index] = await run.perform(call)
 
         workers = range(min(concurrency, len(items)))
-        tasks = [spawn(branch.child(f"worker{n}"), work()) for n in workers]
-        await _settle(tasks)
+        tasks = [branch.child(f"worker{n}").spawn(work()) for n in workers]
+        await _wait_all(tasks)
         for task in tasks:
             task.result()
         return values
@@ -308,32 +307,15 @@ class Step:
     ) -> Coroutine[Any, Any, tuple[str, Any]]:
         """Run a branch for each name and give the name and value of the first to finish.
 
-        The others are cancelled. The winner is recorded: a replay gives the same one. A branch may
-        call steps, sleep, or wait for events.
+        The others are cancelled. The winner is recorded: a replay returns the same one. A branch
+        may call steps, sleep, or wait for events.
         """
         branches = _thunks(thunks)
         if not branches:
             raise InvalidArgument("thunks", thunks, "at least one branch")
-        spec = self._run.spec(id, self.race)
-        spec.kind = "race"
-        spec.fn = lambda: self._first(spec, branches)
-        return self._run.perform(spec)
-
-    async def _first(self, spec: Spec, thunks: Mapping[str, Callable[[], Any]]) -> tuple[str, Any]:
-        # The race itself is no step that the branches run inside of: they are branches of the run.
-        outside = CURRENT.set(None)
-        parent = spec.within()
-        tasks = {spawn(parent.child(name), _call(thunk)): name for name, thunk in thunks.items()}
-        CURRENT.reset(outside)
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await _settle(tasks)
-        self._run.forget_waits(parent.path)
-        winner = next(task for task in tasks if task in done)
-        return tasks[winner], winner.result()
+        call = self._run.call(id, self.race)
+        call.kind = "race"
+        return self._run.race(call, branches)
 
     def transaction(
         self,
@@ -348,32 +330,20 @@ class Step:
 
         The connection is the store's own: either both are there or neither, exactly once.
         """
-        spec = self._run.spec(id, fn, args)
-        spec.kind = "transaction"
-        spec.returns = returns
-        return self._run.transact(spec)
+        call = self._run.call(id, fn, args)
+        call.kind = "transaction"
+        call.returns = returns
+        return self._run.transact(call)
 
 
-async def _call(thunk: Callable[[], Any]) -> Any:
-    value = thunk()
-    return await value if isinstance(value, Awaitable) else value
-
-
-async def _settle(tasks: Iterable["asyncio.Task[Any]"]) -> None:
+async def _wait_all(tasks: Iterable[Task]) -> None:
     pending = list(tasks)
     if not pending:
         return
     try:
         await asyncio.wait(pending)
-    except asyncio.CancelledError:
-        for task in pending:
-            task.cancel()
-        await asyncio.wait(pending)
-        raise
     finally:
-        for task in pending:
-            if task.done() and not task.cancelled():
-                task.exception()
+        await cancel_and_wait(pending)
 
 
 def _thunks(thunks: object) -> dict[str, Callable[[], Any]]:

@@ -3,9 +3,10 @@
     async with Worker(runtime, concurrency=100) as worker:
         await worker.serve()
 
-Leases of all its runs are renewed together. A run whose process keeps dying is put off longer each
-time, and parked as failed after a limit; one that cannot be driven harms no other. SIGTERM drains:
-nothing new is claimed, what runs gets its time, and what is left is handed back.
+Leases of all its runs are renewed together. A run whose owners keep dying before it makes progress
+is a suspect: a worker drives one at a time, so that the runs beside it are not taken for the cause,
+and pauses it after a limit. One that cannot be driven harms no other. SIGTERM drains: nothing new
+is claimed, what runs gets its time, and what is left is released.
 """
 
 import asyncio
@@ -17,17 +18,12 @@ from typing import Self
 
 from perdure.arguments import check_whole
 from perdure.clock import Duration, parse_duration
-from perdure.driving import quietly
-from perdure.errors import (
-    InvalidArgument,
-    InvalidDuration,
-    PerdureError,
-    RunFailed,
-    StoreError,
-)
-from perdure.ownership import Session
+from perdure.driving import log_failure
+from perdure.errors import InvalidArgument, InvalidDuration, PerdureError, StoreError
 from perdure.runtime import Runtime
+from perdure.session import Session
 from perdure.store import Grant, NotifyStore, can_notify, require_lease, require_schedule
+from perdure.tasks import detached
 
 logger = logging.getLogger(__name__)
 
@@ -40,17 +36,21 @@ class Counters:
     finished: int = 0
     failed_to_drive: int = 0
     taken_over: int = 0
-    put_off: int = 0
-    parked: int = 0
-    handed_back: int = 0
+    delayed: int = 0
+    paused: int = 0
+    released: int = 0
+
+
+SUSPECT = 2
+"""A run is suspect when so many owners in a row died with it before it wrote an entry."""
 
 
 class Worker:
     """Drives runs of a runtime's workflows, up to `concurrency` at once.
 
-    It asks the store every `poll`, a little more or less, and at once when the store hints. `grace`
-    is how long runs may go on when it drains. A run is given up as failed when `max_takeovers`
-    processes in a row died with it.
+    It asks the store every `poll`, a little more or less, and at once when the store notifies it.
+    `grace` is how long runs may continue when it drains. A run is paused when `max_crashes`
+    processes in a row died with it before it wrote anything.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Worker:
         concurrency: int = 100,
         poll: Duration = 0.5,
         grace: Duration = 10,
-        max_takeovers: int = 5,
+        max_crashes: int = 5,
     ) -> None:
         if not isinstance(runtime, Runtime):
             raise InvalidArgument("runtime", runtime, "a Runtime")
@@ -72,9 +72,10 @@ class Worker:
         if not self._poll:
             raise InvalidDuration("poll", poll, "a duration longer than nothing")
         self._grace = parse_duration(grace, "grace")
-        self._max_takeovers = check_whole(max_takeovers, "max_takeovers")
+        self._max_crashes = check_whole(max_crashes, "max_crashes")
         self._owner = f"worker-{runtime.random.getrandbits(64):016x}"
         self._runs: set[asyncio.Task[None]] = set()
+        self._suspect: tuple[asyncio.Task[None], str] | None = None
         self._draining = False
         self._hungry = False
         self._wake: asyncio.Event = asyncio.Event()
@@ -82,7 +83,7 @@ class Worker:
 
     async def __aenter__(self) -> Self:
         self._draining = False
-        self._main = asyncio.Task(self._work(), loop=asyncio.get_running_loop())
+        self._main = detached(self._work())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -95,7 +96,7 @@ class Worker:
             loop.add_signal_handler(number, self._stop)
         try:
             if self._main is None:
-                self._main = asyncio.Task(self._work(), loop=loop)
+                self._main = detached(self._work())
             await asyncio.wait([self._main])
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -146,7 +147,10 @@ class Worker:
             except StoreError as error:
                 logger.warning("the store cannot be asked for work (%s); asking again", error)
         for grant in claimed:
-            self._start(session, grant)
+            if grant.takeovers < SUSPECT or not self._drives_suspect(session):
+                self._start(session, grant)
+            else:
+                await self._delay(grant)
         # As many as there was room for: there may be more.
         self._hungry = len(claimed) == room
         await self._pause()
@@ -155,8 +159,8 @@ class Worker:
         # A full worker looks again when a run ends; an idle one polls, with jitter, so that many
         # workers do not ask in step.
         pause = self._poll * (0.75 + self.runtime.random.random() / 2)
-        woken = asyncio.Task(self._wake.wait(), loop=asyncio.get_running_loop())
-        timer = asyncio.Task(self._sleep(pause), loop=asyncio.get_running_loop())
+        woken = detached(self._wake.wait())
+        timer = detached(self._sleep(pause))
         try:
             await asyncio.wait([woken, timer], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -169,9 +173,24 @@ class Worker:
     def _start(self, session: Session, grant: Grant) -> None:
         self.counters.claimed += 1
         self.counters.taken_over += grant.takeovers > 0
-        task = asyncio.Task(self._drive(session, grant), loop=asyncio.get_running_loop())
+        task = detached(self._drive(session, grant))
         self._runs.add(task)
         task.add_done_callback(self._ended)
+        if grant.takeovers >= SUSPECT:
+            self._suspect = task, grant.lease.id
+
+    def _drives_suspect(self, session: Session) -> bool:
+        """Return whether a suspect is being driven that has not progressed yet."""
+        if self._suspect is None:
+            return False
+        task, run_id = self._suspect
+        return not task.done() and not session.entries_of(run_id)
+
+    async def _delay(self, grant: Grant) -> None:
+        """Release a suspect while another is being driven: it must not die with that one."""
+        self.counters.delayed += 1
+        later = grant.now + self.runtime.lease_ttl / 3
+        await log_failure(require_lease(self._store).release([grant.lease], wake_at=later))
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         # A busy worker claims again when a quarter of its places are free: one claim for many runs.
@@ -181,10 +200,8 @@ class Worker:
 
     async def _drive(self, session: Session, grant: Grant) -> None:
         try:
-            if grant.takeovers > self._max_takeovers:
-                return await self._park(session, grant)
-            if grant.takeovers > 1:
-                await self._put_off(grant)
+            if grant.takeovers >= self._max_crashes:
+                return await self._pause_run(session, grant)
             await self.runtime.driver.go_on(session, grant)
             self.counters.finished += 1
         except PerdureError as error:
@@ -194,37 +211,21 @@ class Worker:
             self.counters.failed_to_drive += 1
             logger.exception("run %r could not be driven", grant.lease.id)
 
-    async def _put_off(self, grant: Grant) -> None:
-        """Wait before a run whose processes keep dying, longer each time, well within its lease."""
-        self.counters.put_off += 1
-        pause = min(0.25 * 2**grant.takeovers, self.runtime.lease_ttl.total_seconds() / 2)
-        logger.warning(
-            "%d processes in a row died with run %r; going on with it in %.1fs",
-            grant.takeovers, grant.lease.id, pause,
-        )  # fmt: skip
-        try:
-            await self._sleep(pause)
-        except asyncio.CancelledError:
-            await quietly(require_lease(self.runtime.store).release([grant.lease]))
-            raise
-
-    async def _park(self, session: Session, grant: Grant) -> None:
-        self.counters.parked += 1
-        reason = RunFailed(
-            f"{grant.takeovers} processes in a row died with run {grant.lease.id!r}; "
-            "it is parked as failed. Mend the cause, then runtime.retry it"
+    async def _pause_run(self, session: Session, grant: Grant) -> None:
+        self.counters.paused += 1
+        reason = (
+            f"set aside after {grant.takeovers} crashes without progress; the cause may be this "
+            "run or one that ran beside it. runtime.resume continues it"
         )
-        logger.error("%s", reason)
-        await self.runtime.driver.fail(session, grant, reason)
+        logger.error("run %r is paused: %s", grant.lease.id, reason)
+        await self.runtime.driver.pause(session, grant, reason)
 
     async def _finish(self) -> None:
         if not self._runs:
             return
         logger.info("draining: %d runs have %s to finish", len(self._runs), self._grace)
-        grace = asyncio.Task(
-            self._sleep(self._grace.total_seconds()), loop=asyncio.get_running_loop()
-        )
-        everything = asyncio.Task(self._all_runs(), loop=asyncio.get_running_loop())
+        grace = detached(self._sleep(self._grace.total_seconds()))
+        everything = detached(self._all_runs())
         await asyncio.wait([grace, everything], return_when=asyncio.FIRST_COMPLETED)
         grace.cancel()
         left = list(self._runs)
@@ -232,7 +233,7 @@ class Worker:
             # A cancelled run keeps its journal and releases its lease: the next worker goes on.
             task.cancel()
         await asyncio.wait([everything])
-        self.counters.handed_back += len(left)
+        self.counters.released += len(left)
 
     async def _all_runs(self) -> None:
         while self._runs:
@@ -241,7 +242,7 @@ class Worker:
     def _listen(self) -> "asyncio.Task[None] | None":
         if not can_notify(self._store):
             return None
-        return asyncio.Task(self._hear(self._store), loop=asyncio.get_running_loop())
+        return detached(self._hear(self._store))
 
     async def _hear(self, store: NotifyStore) -> None:
         while True:

@@ -45,13 +45,13 @@ from perdure.events import (
 )
 from perdure.execution import Execution
 from perdure.function import Deps, WorkflowFunction, as_deps, body_of, conduct
-from perdure.ledger import Include, Ledger
-from perdure.lineage import outside
+from perdure.history import History, Include
 from perdure.result import Result
 from perdure.resume import ResumeState, ResumeStateCollector, as_resume_state, records_of
 from perdure.snapshot import Execution as ExecutionBlock
 from perdure.snapshot import Snapshot, assert_valid_snapshot
 from perdure.step import Step, check_errors
+from perdure.tasks import outside_runs
 
 logger = logging.getLogger(__name__)
 
@@ -69,13 +69,13 @@ class SnapshotEvent:
 
     type: Literal["step_complete", "workflow_complete", "workflow_error", "workflow_cancelled"]
     step_id: str | None
-    _ledger: Ledger
+    _history: History
     _execution: ExecutionBlock
 
     @property
     def snapshot(self) -> Snapshot:
         """A copy of the run's snapshot as it was at this event."""
-        return cast(Snapshot, codec.loads(self._ledger.encode(self._execution)))
+        return cast(Snapshot, codec.loads(self._history.encode(self._execution)))
 
 
 def react(how: Reaction, kind: Literal["unknown_steps", "definition_hash"], message: str) -> None:
@@ -216,7 +216,7 @@ _OWN_METADATA = ("definitionHash", "workflowId")
 
 
 class LocalRun:
-    """One run of a `Workflow`: its ledger, and where it stands."""
+    """One run of a `Workflow`: its history, and where it stands."""
 
     def __init__(self, name: str, options: Options, events: Bus, snapshots: Bus) -> None:
         self._options = options
@@ -225,7 +225,7 @@ class LocalRun:
         self._on_event = options.get("on_event")
         self._clock = options.get("clock", SystemClock())
         snapshot = options.get("snapshot")
-        self._ledger = Ledger(name, snapshot)
+        self._history = History(name, snapshot)
         self._block: ExecutionBlock = (
             {"status": "running", "lastUpdated": isoformat(self._clock.now())}
             if snapshot is None
@@ -234,11 +234,11 @@ class LocalRun:
         cache = options.get("cache")
         listens = bool(events) or bool(snapshots) or self._on_event is not None
         random = options.get("random", Random())
-        run_id = self._ledger.metadata.get("workflowId")
+        run_id = self._history.metadata.get("workflowId")
         self._execution = Execution(
             workflow=name,
             run_id=run_id or f"{name}:{UUID(int=random.getrandbits(128), version=4)}",
-            ledger=self._ledger,
+            history=self._history,
             clock=self._clock,
             random=random,
             emit=self._emit if listens else None,
@@ -248,13 +248,13 @@ class LocalRun:
 
     def check_definition(self, fn: Callable[..., Any]) -> None:
         """Compare the function with the one that made the snapshot; note its hash and the run."""
-        metadata, now = self._ledger.metadata, definition_hash(fn)
+        metadata, now = self._history.metadata, definition_hash(fn)
         before = metadata.get("definitionHash")
         if before is not None and before != now:
             react(
                 self._options.get("on_definition_change", "warn"),
                 "definition_hash",
-                f"workflow {self._ledger.name!r}: the snapshot was made by another definition of "
+                f"workflow {self._history.name!r}: the snapshot was made by another definition of "
                 f"the function (hash {before}, now {now}); recorded steps answer as they did then",
             )
         metadata["definitionHash"] = now
@@ -267,7 +267,7 @@ class LocalRun:
             state = await state
         state = as_resume_state(state)
         if state is not None:
-            self._ledger.load(records_of(state))
+            self._history.load(records_of(state))
 
     async def conduct(self, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:
         """Run the function to its end and tell the subscribers of it."""
@@ -279,11 +279,11 @@ class LocalRun:
             raise
         self._note("completed" if result.ok else "failed", ended=True)
         self._publish("workflow_complete" if result.ok else "workflow_error")
-        if result.ok and (unknown := self._ledger.untouched()):
+        if result.ok and (unknown := self._history.untouched()):
             react(
                 self._options.get("on_unknown_steps", "warn"),
                 "unknown_steps",
-                f"workflow {self._ledger.name!r} completed without touching {len(unknown)} "
+                f"workflow {self._history.name!r} completed without touching {len(unknown)} "
                 f"recorded steps: {', '.join(unknown[:10])}",
             )
         return result
@@ -291,10 +291,10 @@ class LocalRun:
     def snapshot(self, *, metadata: Mapping[str, Any] | None, **choice: Any) -> Snapshot:
         """Give the run's state as fresh plain JSON."""
         if metadata is not None:
-            own = self._ledger.metadata
+            own = self._history.metadata
             metadata = {name: own[name] for name in _OWN_METADATA if name in own} | {**metadata}
         block = self._current_block()
-        return cast(Snapshot, codec.loads(self._ledger.encode(block, metadata=metadata, **choice)))
+        return cast(Snapshot, codec.loads(self._history.encode(block, metadata=metadata, **choice)))
 
     def _note(self, status: Literal["running", "completed", "failed"], ended: bool = False) -> None:
         now = isoformat(self._clock.now())
@@ -308,8 +308,8 @@ class LocalRun:
         block = self._block.copy()
         if self._execution.last_key is not None:
             block["currentStepId"] = self._execution.last_key
-        if self._ledger.pending:
-            block["pending"] = list(self._ledger.pending.values())
+        if self._history.waits:
+            block["pending"] = list(self._history.waits.values())
         return block
 
     def _emit(self, event: Event) -> None:
@@ -327,8 +327,8 @@ class LocalRun:
         step_id: str | None = None,
     ) -> None:
         if self._snapshots:
-            event = SnapshotEvent(type, step_id, self._ledger.copy(), self._current_block().copy())
-            with outside():
+            event = SnapshotEvent(type, step_id, self._history.copy(), self._current_block().copy())
+            with outside_runs():
                 self._snapshots.publish(event, terminal=type != "step_complete")
 
 

@@ -82,7 +82,7 @@ async def main(url: str, moving: Event) -> None:
 
     async with open_store(url) as store:  # type: ignore[attr-defined]  # every store in the box
         runtime = Runtime(store, workflows=[transfers], lease_ttl=LEASE, on_event=tell)
-        async with Worker(runtime, concurrency=1, poll=0.05, max_takeovers=1000) as worker:
+        async with Worker(runtime, concurrency=1, poll=0.05, max_crashes=1000) as worker:
             await worker.serve()
 
 

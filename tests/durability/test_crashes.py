@@ -120,15 +120,6 @@ async def returned_error(step: Step) -> int:
     return await step("find", find)
 
 
-@workflow("nested")
-async def nested(step: Step) -> int:
-    async def outer() -> int:
-        first = await step("inner", double, 1)
-        return await step("inner", double, first)
-
-    return await step("outer", outer)
-
-
 @workflow("all and map")
 async def all_and_map(step: Step) -> tuple[dict[str, Any], list[int]]:
     both = await step.all({"x": lambda: double(1), "y": lambda: double(2)})
@@ -138,7 +129,7 @@ async def all_and_map(step: Step) -> tuple[dict[str, Any], list[int]]:
 
 SHAPES: list[Definition[Any, Any]] = [
     sequential, parallel, group, loop, sleeps, events, many_waits, race, retries, caught,
-    uncaught, returned_error, nested, all_and_map,
+    uncaught, returned_error, all_and_map,
 ]  # fmt: skip
 
 

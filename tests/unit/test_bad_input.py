@@ -330,7 +330,7 @@ CASES: dict[str, Case] = {
             "concurrency": (*NO_COUNT, 0),
             "poll": (*NO_DURATION, 0),
             "grace": NO_DURATION,
-            "max_takeovers": (*NO_COUNT, 0),
+            "max_crashes": (*NO_COUNT, 0),
         },
         {"runtime": runtime()},
     ),

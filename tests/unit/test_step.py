@@ -189,21 +189,6 @@ class TestCalling:
         assert await twice(body) == (Ok(None), Ok(None))
         assert calls == [1]
 
-    async def test_steps_may_call_steps(self) -> None:
-        """Each is recorded by itself, inner ones first; the same id outside is another step."""
-
-        async def body(step: Step) -> str:
-            async def outer() -> str:
-                return "<" + await step("inner", lambda: "x") + ">"
-
-            return await step("outer", outer) + await step("inner", lambda: "y")
-
-        first = workflow()
-        assert await first.run(body) == Ok("<x>y")
-        records = first.snapshot()["steps"].items()
-        values = [(key, record["value"]) for key, record in records]
-        assert values == [("inner", "x"), ("outer", "<x>"), ("inner#2", "y")]
-
 
 class TestKeys:
     async def test_a_key_is_one_identity(self) -> None:
@@ -240,11 +225,6 @@ class TestKeys:
 
         assert await once(body) == Ok(["b", "b"])
         assert calls == ["a", "b"]
-
-    async def test_a_key_used_inside_its_own_step_is_refused(self) -> None:
-        """It would wait for itself for ever."""
-        body = single(lambda step: step("a", lambda: step("b", lambda: 1, key="k"), key="k"))
-        assert isinstance(error_of(await once(body)), InvalidArgument)
 
     async def test_inside_a_step_there_is_an_idempotency_key(self) -> None:
         """The same for every attempt and after a resume, another for each step and each run."""

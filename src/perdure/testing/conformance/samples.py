@@ -45,7 +45,7 @@ def _execution(status: RunStatus) -> Execution:
     match status:
         case "running" | "completed" | "failed":
             return {"status": status, "lastUpdated": AT}
-        case "suspended" | "waiting":
+        case "suspended" | "waiting" | "paused":
             return {"status": "running", "lastUpdated": AT, "state": status}
         case "cancelled":
             return {"status": "failed", "lastUpdated": AT, "state": status}

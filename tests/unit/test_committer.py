@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from perdure.commit import Committer, Lane
+from perdure.committer import BatchQueue, Committer
 from perdure.errors import StoreClosed, StoreError, StoreUnavailable, ValueTooLarge
 from perdure.store import Entry, Verdict, Want
 from perdure.stores.memory import MemoryStore
@@ -42,7 +42,7 @@ async def test_what_comes_while_a_write_is_in_flight_goes_out_together_in_order(
     """One write is in flight at a time; the next takes all that gathered, in order."""
     gate = Gate()
     gate.open.clear()
-    lane: Lane[int, int] = Lane(gate.send, clock=TestClock())
+    lane: BatchQueue[int, int] = BatchQueue(gate.send, clock=TestClock())
     waiting = [asyncio.ensure_future(lane.submit(n)) for n in range(6)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -58,7 +58,7 @@ async def test_a_cancelled_waiter_leaves_no_hole() -> None:
     """Who gave up waiting has written all the same, in its place."""
     gate = Gate()
     gate.open.clear()
-    lane: Lane[int, int] = Lane(gate.send, clock=TestClock())
+    lane: BatchQueue[int, int] = BatchQueue(gate.send, clock=TestClock())
     first, second, third = (asyncio.ensure_future(lane.submit(n)) for n in (1, 2, 3))
     await asyncio.sleep(0)
     second.cancel()
@@ -130,7 +130,7 @@ async def test_a_store_that_stays_away_is_told_after_a_while() -> None:
     async def away(requests: Sequence[int]) -> list[int]:
         raise StoreUnavailable("nobody at home")
 
-    lane: Lane[int, int] = Lane(away, clock=clock, patience=timedelta(seconds=5))
+    lane: BatchQueue[int, int] = BatchQueue(away, clock=clock, patience=timedelta(seconds=5))
     waiting = asyncio.ensure_future(lane.submit(1))
     await clock.advance(20)
     with pytest.raises(StoreUnavailable, match="nobody at home"):
@@ -142,7 +142,7 @@ async def test_waiting_requests_are_bounded() -> None:
     """A slow store slows its writers down instead of filling the memory."""
     gate = Gate()
     gate.open.clear()
-    lane: Lane[int, int] = Lane(gate.send, clock=TestClock(), max_waiting=10)
+    lane: BatchQueue[int, int] = BatchQueue(gate.send, clock=TestClock(), max_waiting=10)
     waiting = [asyncio.ensure_future(lane.submit(n)) for n in range(100)]
     for _ in range(20):
         await asyncio.sleep(0)
@@ -155,7 +155,7 @@ async def test_waiting_requests_are_bounded() -> None:
 async def test_close_drains_and_then_refuses() -> None:
     """What waits is written; what comes later is refused."""
     gate = Gate()
-    lane: Lane[int, int] = Lane(gate.send, clock=TestClock())
+    lane: BatchQueue[int, int] = BatchQueue(gate.send, clock=TestClock())
     waiting = [asyncio.ensure_future(lane.submit(n)) for n in range(5)]
     await asyncio.sleep(0)
     await lane.close()
@@ -170,7 +170,7 @@ async def test_an_error_reaches_the_one_who_asked() -> None:
     async def broken(requests: Sequence[int]) -> list[int]:
         raise StoreError("no")
 
-    lane: Lane[int, int] = Lane(broken, clock=TestClock())
+    lane: BatchQueue[int, int] = BatchQueue(broken, clock=TestClock())
     with pytest.raises(StoreError, match="no"):
         await lane.submit(1)
     await lane.close()
@@ -188,7 +188,7 @@ async def test_nobody_waits_for_a_lane_that_was_cancelled() -> None:
         first = False
         return list(requests)
 
-    lane: Lane[int, int] = Lane(hang_after_the_first, clock=TestClock())
+    lane: BatchQueue[int, int] = BatchQueue(hang_after_the_first, clock=TestClock())
     led, gathered = (asyncio.ensure_future(lane.submit(n)) for n in (1, 2))
     assert await led == 1
     await asyncio.sleep(0)

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from perdure import Ok, Retry, Snapshot, Step, Workflow
-from perdure.errors import RunOver
+from perdure import Err, Ok, Snapshot, Step, Workflow
+from perdure.errors import NestedStep, RunOver
 
 SEEDS = 300
 
@@ -80,28 +80,13 @@ async def nested(step: Step, world: World) -> Any:
     return await asyncio.gather(pair("a"), pair("b"))
 
 
-async def inside_a_step(step: Step, world: World) -> Any:
-    async def pair(name: str) -> Any:
-        return await asyncio.gather(world.line(step, f"{name}1-"), world.line(step, f"{name}2-"))
-
-    return [await step("pair", lambda name=name: pair(name)) for name in "ab"]
-
-
 async def named(step: Step, world: World) -> Any:
-    found = await step.all({name: lambda name=name: world.line(step, name) for name in "abc"})
+    found = await step.all({name: lambda name=name: world.work(name) for name in "abc"})
     return [found[name] for name in "abc"]
 
 
-async def named_inside_a_step(step: Step, world: World) -> Any:
-    return await step("all", lambda: named(step, world))
-
-
 async def mapped(step: Step, world: World) -> Any:
-    return await step.map("each", "abcde", lambda name: world.line(step, name), concurrency=2)
-
-
-async def mapped_inside_a_step(step: Step, world: World) -> Any:
-    return await step("all", lambda: mapped(step, world))
+    return await step.map("each", "abcde", world.work, concurrency=2)
 
 
 async def called_at_once(step: Step, world: World) -> Any:
@@ -117,11 +102,11 @@ async def waited_for(step: Step, world: World) -> Any:
 
 
 async def keyed(step: Step, world: World) -> Any:
-    """Whichever branch comes first runs the keyed step, and its inner steps are the same ones."""
+    """Whichever branch comes first runs the keyed step, and the other gets its value."""
 
     async def shared(name: str) -> Any:
         await world.delay()
-        return await step("shared", lambda: world.line(step, "s"), key="k")
+        return await step("shared", lambda: world.work("s"), key="k")
 
     return await asyncio.gather(shared("a"), shared("b"))
 
@@ -131,14 +116,11 @@ SHAPES: list[tuple[Shape, Any]] = [
     (grouped, [steps_of(name) for name in "abc"]),
     (created, [steps_of(name) for name in "abc"]),
     (nested, [[steps_of(f"{name}{n}") for n in ("", ".1-", ".2-")] for name in "ab"]),
-    (inside_a_step, [[steps_of(f"{name}{n}-") for n in (1, 2)] for name in "ab"]),
-    (named, [steps_of(name) for name in "abc"]),
-    (named_inside_a_step, [steps_of(name) for name in "abc"]),
-    (mapped, [steps_of(name) for name in "abcde"]),
-    (mapped_inside_a_step, [steps_of(name) for name in "abcde"]),
+    (named, list("abc")),
+    (mapped, list("abcde")),
     (called_at_once, list("abcd")),
     (waited_for, [steps_of(name) for name in "abc"]),
-    (keyed, [steps_of("s"), steps_of("s")]),
+    (keyed, ["s", "s"]),
 ]
 
 
@@ -207,17 +189,15 @@ async def test_ids_with_slashes_stay_in_their_branch() -> None:
     """An id is a name and not a path, whatever is in it."""
 
     async def body(step: Step) -> list[Any]:
-        async def outer() -> str:
-            return await step("x", lambda: "inside 1/y")
-
         async def line() -> str:
-            return await step("y", lambda: step("x", lambda: "inside y of branch 1"))
+            return await step("y", lambda: "y of branch 1")
 
-        return [await asyncio.create_task(line()), await step("1/y", outer)]
+        return [await asyncio.create_task(line()), await step("1/y", lambda: "1/y of the root")]
 
     first = Workflow("w")
-    seen = await first.run(body)
-    assert seen == Ok(["inside y of branch 1", "inside 1/y"])
+    assert await first.run(body) == Ok(["y of branch 1", "1/y of the root"])
+    again = Workflow("w", snapshot=first.snapshot())
+    assert await again.run(body) == Ok(["y of branch 1", "1/y of the root"])
 
 
 async def test_wait_for_is_no_branch() -> None:
@@ -325,38 +305,59 @@ async def test_the_loops_own_task_factory_is_kept() -> None:
         loop.set_task_factory(None)
 
 
-async def test_a_step_after_the_end_is_refused() -> None:
-    """A branch that nobody awaited finds the run over, with an error that says which step."""
-    started: list[asyncio.Task[Any]] = []
+async def test_a_branch_that_nobody_awaited_ends_with_the_run() -> None:
+    """It is cancelled, and the steps it calls while it unwinds are refused."""
+    refused: list[BaseException] = []
 
     async def body(step: Step) -> None:
         async def forgotten() -> None:
-            await asyncio.sleep(0)
-            await step("late", lambda: None)
+            try:
+                await asyncio.sleep(60)
+            finally:
+                with pytest.raises(RunOver, match="'late'") as caught:
+                    await step("late", lambda: None)
+                refused.append(caught.value)
 
-        started.append(asyncio.create_task(forgotten()))
+        left = asyncio.create_task(forgotten())
+        await asyncio.sleep(0)
+        assert not left.done()
 
-    await Workflow("w").run(body)
-    with pytest.raises(RunOver, match="'late'"):
-        await started[0]
+    assert await Workflow("w").run(body) == Ok(None)
+    assert len(refused) == 1
 
 
-async def test_a_retry_tries_the_failed_steps_inside_it_again() -> None:
-    """What made the attempt fail runs again; what it finished answers from its record."""
-    ran: Counter[str] = Counter()
+async def test_a_step_cannot_contain_a_step() -> None:
+    """Not in its function, nor in a task that it starts; the error shows what to do instead."""
 
-    async def flaky() -> int:
-        ran["flaky"] += 1
-        if ran["flaky"] < 3:
-            raise ValueError("not yet")
-        return ran["flaky"]
+    async def body(step: Step) -> list[str]:
+        async def direct() -> object:
+            return await step("inner", lambda: 1)
 
-    async def body(step: Step) -> int:
-        async def outer() -> int:
-            await step("done", lambda: ran.update(["done"]))
-            return await step("flaky", flaky)
+        async def in_a_task() -> object:
+            return await asyncio.create_task(step.sleep("nap", 0))
 
-        return await step("outer", outer, retry=Retry(5, delay=0))
+        errors = []
+        for fn in (direct, in_a_task):
+            try:
+                await step("outer", fn, errors=[NestedStep])
+            except NestedStep as error:
+                errors.append(str(error))
+        return errors
 
-    assert await Workflow("w").run(body) == Ok(3)
-    assert ran == {"done": 1, "flaky": 3}
+    first, second = (await Workflow("w").run(body)).unwrap()
+    assert "'inner' was called inside the function of step 'outer'" in first
+    assert "Call both from the workflow function" in second
+
+
+async def test_a_handle_belongs_to_its_run() -> None:
+    """Another run's function cannot record its steps in this one."""
+
+    async def outer(step: Step) -> object:
+        async def inner(_: Step) -> object:
+            return await step("theirs", lambda: 1)
+
+        return await step("run", lambda: Workflow("inner").run(inner))
+
+    result = await Workflow("outer").run(outer)
+    assert isinstance(result, Err)
+    assert "handle of" in str(result.error)

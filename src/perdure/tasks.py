@@ -1,0 +1,223 @@
+"""Everything that looks at asyncio's private parts, frames or code objects.
+
+The engine must know two things that asyncio does not tell. Which coroutine is a task waiting in, so
+that a run whose branches only wait for each other can leave memory; and was a task created on
+behalf of `wait_for`, which starts one up to Python 3.11 and none after it. Both are answered by
+attributes that have been the same from Python 3.11 to 3.14 and that a test checks on each version:
+
+- `Task._fut_waiter`: the future a task waits for, or None when the event loop is about to run it.
+- `_GatheringFuture._children`: what a `gather` waits for.
+- the closure of `shield`'s callback on its outer future, which holds the inner one.
+- `cr_await` and `gi_yieldfrom`: the chain of coroutines below a task. It ends at an async
+  generator, whose own await cannot be seen.
+- the code objects of asyncio's and anyio's joins and primitives, and the futures in their frames.
+
+Whatever is not recognised counts as unknown. The caller then decides by time, never by a guess.
+"""
+
+import asyncio
+import sys
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from contextvars import ContextVar
+from types import CodeType, FrameType
+from typing import Any, TypeAlias, TypeVar
+
+T = TypeVar("T")
+Task: TypeAlias = asyncio.Task[Any]
+Future: TypeAlias = asyncio.Future[Any]
+
+POSITION: ContextVar[Any] = ContextVar("perdure_position", default=None)
+"""Where the running code is in a run: a `Branch`, a `StepCall` inside a step's function, or None.
+
+Tasks inherit it with their context, so it is right in eager tasks, callbacks and threads too.
+"""
+
+
+class Interrupted(asyncio.CancelledError):
+    """The caller was cancelled during a write. The write was finished first: `answer` is its
+    result.
+    """
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.answer = answer
+
+
+class outside_runs:  # noqa: N801  # a context manager, like contextlib.suppress
+    """Runs code that belongs to no run: tasks created in it are not branches.
+
+    For what the engine calls beside the function: listeners, caches, stores. How many tasks they
+    start differs from one activation to the next and must not change the numbers of branches.
+    """
+
+    __slots__ = ("_token",)
+
+    def __enter__(self) -> None:
+        self._token = POSITION.set(None)
+
+    def __exit__(self, *_: object) -> None:
+        POSITION.reset(self._token)
+
+
+def detached(work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+    """Start a task that belongs to no run."""
+    with outside_runs():
+        return asyncio.get_running_loop().create_task(work)
+
+
+async def finish(task: "asyncio.Task[T]", *, cancel_while: Callable[[], bool] = lambda: False) -> T:
+    """Wait until a task has ended, even if the caller is cancelled in the meantime.
+
+    The cancellation is then raised as `Interrupted`, with the task's result. It is passed on to the
+    task only if `cancel_while` returns true.
+    """
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            cancelled = True
+            if cancel_while():
+                task.cancel()
+    result = task.result()
+    if cancelled:
+        raise Interrupted(result)
+    return result
+
+
+async def cancel_and_wait(tasks: Iterable[Task]) -> None:
+    """Cancel tasks and wait until they have ended; one that swallows it is cancelled again.
+
+    A cancellation of the caller is postponed until then.
+    """
+    everything = list(tasks)
+    cancelled = False
+    while pending := [task for task in everything if not task.done()]:
+        for task in pending:
+            task.cancel()
+        try:
+            await asyncio.wait(pending, timeout=1)
+        except asyncio.CancelledError:
+            cancelled = True
+    for task in everything:
+        if not task.cancelled():
+            task.exception()  # its failure, if any, is recorded or was meant for nobody
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+def current_task() -> Task | None:
+    """Return the running task; None in a callback or in a thread without an event loop."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+def awaited_future(task: Task) -> Future | None:
+    """Return what a task waits for; None if the event loop is about to run it."""
+    waiter: Future | None = getattr(task, "_fut_waiter", None)
+    return None if waiter is None or waiter.done() else waiter
+
+
+def awaits_only(task: Task, branches: Collection[Task]) -> bool:
+    """Return whether a task is known to wait for these tasks alone, or for an asyncio primitive."""
+    waiter = awaited_future(task)
+    if waiter is None:
+        return False
+    if _ends_with(waiter, branches):
+        return True
+    frame = _innermost_frame(task)
+    join = None if frame is None else _joins().get(frame.f_code)
+    if join is None or frame is None:
+        return False
+    return all(_ends_with(future, branches) for future in join(frame.f_locals))
+
+
+def _ends_with(future: Future, branches: Collection[Task]) -> bool:
+    """Return whether a future is done, or will be when branches are."""
+    if future.done() or future in branches:
+        return True
+    children: Iterable[Future] | None = getattr(future, "_children", None)
+    if children is not None:
+        return all(_ends_with(child, branches) for child in children)
+    inner = _shielded(future)
+    return inner is not None and _ends_with(inner, branches)
+
+
+def _shielded(outer: Future) -> Future | None:
+    """Return the future that `asyncio.shield` protects, given the one it returned."""
+    for callback, *_ in getattr(outer, "_callbacks", None) or ():
+        if getattr(callback, "__qualname__", "") == "shield.<locals>._outer_done_callback":
+            names = callback.__code__.co_freevars
+            inner: Future = callback.__closure__[names.index("inner")].cell_contents
+            return inner
+    return None
+
+
+def place(task: Task) -> str:
+    """Return a task's name and the line it waits in, for log messages."""
+    frame = _innermost_frame(task)
+    if frame is None:
+        return task.get_name()
+    code = frame.f_code
+    return f"{task.get_name()} in {code.co_qualname} ({code.co_filename}:{frame.f_lineno})"
+
+
+def _innermost_frame(task: Task) -> FrameType | None:
+    inner: Any = task.get_coro()
+    while True:
+        awaited = getattr(inner, "cr_await", None) or getattr(inner, "gi_yieldfrom", None)
+        if awaited is None or not (hasattr(awaited, "cr_frame") or hasattr(awaited, "gi_frame")):
+            break
+        inner = awaited
+    return getattr(inner, "cr_frame", None) or getattr(inner, "gi_frame", None)
+
+
+Join: TypeAlias = Callable[[dict[str, Any]], Iterable[Future]]
+
+_WAIT_FOR = asyncio.wait_for.__code__  # noqa: TID251  # recognised, not called
+_STARTS = frozenset(
+    {
+        asyncio.BaseEventLoop.create_task.__code__,
+        asyncio.ensure_future.__code__,
+        getattr(asyncio.tasks, "_ensure_future", asyncio.ensure_future).__code__,
+    }
+)
+
+
+def _primitive(_: dict[str, Any]) -> Iterable[Future]:
+    """An asyncio primitive is released by another branch: nothing else is waited for."""
+    return ()
+
+
+_GROUP: Join = lambda names: names["self"]._tasks  # noqa: E731  # a table of one-liners
+_ASYNCIO_JOINS: dict[CodeType, Join] = {
+    getattr(asyncio.tasks, "_wait", asyncio.wait).__code__: lambda names: names["fs"],
+    asyncio.TaskGroup.__aexit__.__code__: _GROUP,
+    # Python 3.13.5 and newer wait in an inner coroutine.
+    getattr(asyncio.TaskGroup, "_aexit", asyncio.TaskGroup.__aexit__).__code__: _GROUP,
+    _WAIT_FOR: lambda names: [names["fut"]],
+    getattr(asyncio.tasks, "_cancel_and_wait", asyncio.wait).__code__: lambda names: [names["fut"]],
+    asyncio.Event.wait.__code__: _primitive,
+    asyncio.Lock.acquire.__code__: _primitive,
+    asyncio.Semaphore.acquire.__code__: _primitive,
+    asyncio.Condition.wait.__code__: _primitive,
+    asyncio.Queue.get.__code__: _primitive,
+    asyncio.Queue.put.__code__: _primitive,
+}
+
+
+def _joins() -> dict[CodeType, Join]:
+    anyio = sys.modules.get("anyio._backends._asyncio")
+    if anyio is not None and (code := anyio.TaskGroup.__aexit__.__code__) not in _ASYNCIO_JOINS:
+        _ASYNCIO_JOINS[code] = _GROUP
+    return _ASYNCIO_JOINS
+
+
+def is_created_by_wait_for() -> bool:
+    """Return whether the task factory that called the caller was called by `wait_for`."""
+    frame: FrameType | None = sys._getframe(3)
+    while frame is not None and frame.f_code in _STARTS:
+        frame = frame.f_back
+    return frame is not None and frame.f_code is _WAIT_FOR

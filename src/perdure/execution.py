@@ -307,7 +307,7 @@ class Execution:
                 await self.host.record(call.id, record, consumes, replaced)
             except Interrupted:
                 self._publish(record, replaced)
-                raise
+                raise asyncio.CancelledError from None
             except Exception as error:  # noqa: BLE001  # whatever keeps the record from the store
                 self.tell(PersistError, call, record.key, error=error)
                 raise self.break_off(error) from error.__cause__
@@ -324,7 +324,7 @@ class Execution:
         self.last_key = record.key
         self.history.publish(record)
         for key, json in (replaced or {}).items():
-            self.history.replace(key, json)
+            self.history.silence(key, json)
             if key in self.history.unclaimed and self.host is not None:
                 self.host.give_back(key)
 
@@ -506,7 +506,7 @@ class Execution:
         replaced: dict[str, bytes] = {}
         if message_id.startswith(UNCLAIMED):
             key = message_id.removeprefix(UNCLAIMED)
-            consumes, replaced = (), {key: self.history.claim(key)}
+            consumes, replaced = (), self.history.claim(key, by=call.record_key)
         try:
             value = _as_type(payload, call.returns)
         except CodecError as error:
@@ -514,8 +514,9 @@ class Execution:
             return await self._fail(call, started, CodecError(text), consumes, replaced)
         try:
             return await self._succeed(call, started, value, consumes, replaced)
-        except Interrupted:
-            self._unseen_events.append((call, event))
+        except asyncio.CancelledError:
+            if self.history.find(call.path, call.call) is not None:
+                self._unseen_events.append((call, event))
             raise
 
     async def _wait_here(self, call: StepCall, wait: PendingWait) -> tuple[str, object] | None:
@@ -541,7 +542,7 @@ class Execution:
                 await self.host.halt(record.key)
         except Interrupted as interrupted:
             self._publish(interrupted.answer)
-            raise
+            raise asyncio.CancelledError from None
         except _RolledBack as rolled_back:
             return await self._fail(call, started, rolled_back.failure)
         except Exception as error:  # noqa: BLE001  # the store: it may or may not have committed

@@ -1,6 +1,6 @@
 """Which recorded failures led to an error."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from perdure.errors import StepFailed
@@ -14,17 +14,16 @@ def leading_to(
 
     A failure counts when it is the exception itself, a cause or context of it, or a member of a
     group; or when its error was returned. One that the function caught and handled is none of
-    these.
+    these, also when a step that it called in the handler then failed.
     """
-    chain = {id(link) for link in _links(end)}
-    return [
-        key
-        for key, failure in failures.items()
-        if id(failure) in chain or (isinstance(failure, StepFailed) and id(failure.error) in chain)
-    ]
+    recorded = {id(failure): key for key, failure in failures.items()}
+    returned = {id(f.error): key for key, f in failures.items() if isinstance(f, StepFailed)}
+    links = _links(end, stop_at=recorded)
+    keys = (recorded.get(id(link)) or returned.get(id(link)) for link in links)
+    return list(dict.fromkeys(key for key in keys if key is not None))
 
 
-def _links(end: BaseException | Err[Any] | None) -> Iterator[object]:
+def _links(end: BaseException | Err[Any] | None, stop_at: Container[int]) -> Iterator[object]:
     seen: set[int] = set()
     todo: list[object] = [end.error, end.cause] if isinstance(end, Err) else [end]
     while todo:
@@ -33,7 +32,9 @@ def _links(end: BaseException | Err[Any] | None) -> Iterator[object]:
             continue
         seen.add(id(link))
         yield link
-        if isinstance(link, BaseException):
-            todo += [link.__cause__, link.__context__]
+        if id(link) in stop_at or not isinstance(link, BaseException):
+            # The context of a step's failure only says where the step was called.
+            continue
+        todo += [link.__cause__, link.__context__]
         if isinstance(link, BaseExceptionGroup):
             todo += link.exceptions

@@ -43,6 +43,7 @@ class History:
         "_loaded",
         "_next",
         "_records",
+        "_silent",
         "_stored_waits",
         "metadata",
         "name",
@@ -58,6 +59,7 @@ class History:
         self._next: dict[str, int] = {}
         self._foreign: set[str] = set()
         self._loaded: set[str] = set()
+        self._silent: set[str] = set()
         self.metadata: dict[str, Any] = {}
         self.warnings: list[Any] = []
         self.unclaimed: dict[str, StepRecord] = {}
@@ -83,12 +85,14 @@ class History:
         for key, record in records.items():
             if "at" not in record:
                 self._foreign.add(key)
-            elif "unclaimed" in record:
-                self.unclaimed[key] = record
             elif "branch" in record:
                 self._calls.setdefault(record["branch"], {})[record.get("call", key)] = key
             else:
                 root[record.get("call", key)] = key
+            if "unclaimed" in record:
+                self._silent.add(key)
+                if record["unclaimed"]:
+                    self.unclaimed[key] = record
 
     def find(self, branch: str, call: str) -> str | None:
         """Return the key of the record that this call of this branch made, if there is one."""
@@ -98,7 +102,7 @@ class History:
             # Another writer of the format knows no branches: the first call that asks owns it.
             self._foreign.discard(call)
             self._calls.setdefault(branch, {})[call] = key = call
-        if key is None or key not in self._records:
+        if key is None or key not in self._records or key in self._silent:
             return None
         self._loaded.discard(key)
         return key
@@ -136,6 +140,8 @@ class History:
         """Let a record answer from now on; one under the same key is replaced in its place."""
         key = record.key
         self._records[key] = record.json
+        if self._silent:
+            self._silent.discard(key)
         if self._loaded:
             self._loaded.discard(key)
         if self.warnings:
@@ -143,9 +149,10 @@ class History:
         if record.warnings:
             self.warnings += record.warnings
 
-    def replace(self, key: str, json: bytes) -> None:
-        """Replace a published record."""
+    def silence(self, key: str, json: bytes) -> None:
+        """Replace a published record by one that answers nobody any more."""
         self._records[key] = json
+        self._silent.add(key)
 
     def drop(self, keys: Iterable[str]) -> None:
         """Forget records, so that their steps run again."""
@@ -159,17 +166,22 @@ class History:
             self._calls.get(fields.get("branch", ""), {}).pop(fields.get("call", key), None)
 
     def mark_unclaimed(self, key: str, event: str) -> bytes:
-        """Make the record of a wait available to the next wait for this event; return it."""
+        """Make the event of a wait's record available to the next wait for it; return the record
+        as it is to be stored.
+        """
         record = self.get(key)
         record["unclaimed"] = event
         self.unclaimed[key] = record
         return codec.dumps(record)
 
-    def claim(self, key: str) -> bytes:
-        """Give the event of an unclaimed record to a wait; return the record without its mark."""
+    def claim(self, key: str, by: str) -> dict[str, bytes]:
+        """Give the event of an unclaimed record to the wait whose record gets the key `by`.
+
+        Return what becomes of the first record in the same write: a mark that its event is taken.
+        """
         record = self.unclaimed.pop(key)
-        record.pop("unclaimed", None)
-        return codec.dumps(record)
+        record["unclaimed"] = ""
+        return {} if key == by else {key: codec.dumps(record)}
 
     def failed(self) -> list[str]:
         """Return the keys of failed steps."""

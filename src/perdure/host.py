@@ -295,6 +295,8 @@ class JournaledRun(RunHost):
         entry = self._numbered(data, tuple(consumes), rest)
         try:
             await self._write(entry)
+        except Interrupted:
+            raise asyncio.CancelledError from None
         finally:
             # Whatever became of the write: nothing works on the run here any more.
             self.session.drop(self)

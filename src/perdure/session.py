@@ -90,7 +90,7 @@ class Session:
             except Interrupted as interrupted:
                 if interrupted.answer is not None:
                     await self._release(interrupted.answer.lease)
-                raise
+                raise asyncio.CancelledError from None
 
     async def _acquire_alone(self, want: Want) -> Grant | None:
         (grant,) = await require_lease(self.store).acquire([want])

@@ -45,6 +45,7 @@ class StepFacts(TypedDict, total=False):
     rebuilt by the step's return type; with `coded` it holds tags. `failures` are the keys of the
     failed steps that made a race fail. `unclaimed` is the name of an event that a wait received
     and its branch, cancelled by a race, never saw: the next wait for that name receives it.
+    Empty, it was received; either way the record no longer answers its own call.
     """
 
     at: str

@@ -120,6 +120,7 @@ class Suspension:
         self._change: asyncio.Future[None] | None = None
         self._stale = False
         self._message_came = False
+        self._inbox_unreadable = False
         self._poll = POLL
         self._watcher: asyncio.Task[None] | None = None
 
@@ -304,7 +305,7 @@ class Suspension:
             self._change = None
 
     def _pause(self) -> timedelta:
-        wake_at = self._next_wake()
+        wake_at = None if self._inbox_unreadable else self._next_wake()
         pause = self._poll if wake_at is None else min(wake_at - self._clock.now(), self._poll)
         return min(pause, self._suspend_after) if self._still and self._suspend_after else pause
 
@@ -327,8 +328,9 @@ class Suspension:
             messages = await self._host.read_inbox()
         except StoreUnavailable as error:
             logger.warning("the inbox cannot be read (%s); trying again", error)
-            self._message_came = True
+            self._message_came = self._inbox_unreadable = True
             return
+        self._inbox_unreadable = False
         self._inbox = [message for message in self._inbox if message.id in self._local]
         self._inbox += (message for message in messages if message.id not in self._handed_out)
         self._checked_at = began

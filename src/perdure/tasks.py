@@ -36,6 +36,8 @@ Tasks inherit it with their context, so it is right in eager tasks, callbacks an
 class Interrupted(asyncio.CancelledError):
     """The caller was cancelled during a write. The write was finished first: `answer` is its
     result.
+
+    A user's code must see a plain `CancelledError`: `asyncio.timeout` knows no subclasses of it.
     """
 
     def __init__(self, answer: Any) -> None:

@@ -204,7 +204,13 @@ class Driver:
 
     def _look_for_cancel(self, host: JournaledRun) -> None:
         async def look() -> None:
-            for message in await host.read_inbox():
+            try:
+                messages = await host.read_inbox()
+            except StoreUnavailable as error:
+                # The message stays: the next renewal of the lease finds it.
+                logger.warning("the inbox of run %r cannot be read (%s)", host.id, error)
+                return
+            for message in messages:
                 if message.name == CANCEL:
                     host.stop(Cancelled(host.id, codec.loads(message.payload)))
 

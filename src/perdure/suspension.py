@@ -39,6 +39,7 @@ Answer: TypeAlias = "tuple[str, Any] | None"
 
 POLL = timedelta(milliseconds=250)
 SLOWEST_POLL = timedelta(seconds=1)
+_TICK = timedelta(milliseconds=1)
 _STEADY = 5
 _TURNS = 20
 _MOST_TURNS = 10_000
@@ -72,11 +73,12 @@ class Host(Protocol):
 class PendingBranch:
     """A branch that is parked in a wait."""
 
-    __slots__ = ("answer", "event", "message", "task", "wait", "wake_at")
+    __slots__ = ("answer", "event", "message", "reads", "task", "wait", "wake_at")
 
-    def __init__(self, task: Task, wait: PendingWait) -> None:
+    def __init__(self, task: Task, wait: PendingWait, reads: int) -> None:
         self.task = task
         self.wait = wait
+        self.reads = reads
         self.event = wait.get("event")
         self.wake_at = parse_iso(wait["wakeAt"]) if "wakeAt" in wait else None
         self.message: Message | None = None
@@ -108,6 +110,7 @@ class Suspension:
         self._checked_at = checked_at
         self._suspend_after = suspend_after
         self._always_replay = always_replay
+        self._reads = self._last_read = 0
         self._handed_out: set[str] = set()
         self._local: set[str] = set()
         self._pending: dict[str, PendingBranch] = {}
@@ -128,7 +131,7 @@ class Suspension:
         """Wait for the time or the event; return an event's message id and payload."""
         task = asyncio.current_task()
         assert task is not None, "a wait is awaited in a task"
-        pending = PendingBranch(task, wait)
+        pending = PendingBranch(task, wait, self._reads)
         if self._resolve_at_once(pending):
             return pending.answer.result()
         return await self._park(pending)
@@ -204,9 +207,15 @@ class Suspension:
         return pending.answer.done()
 
     def _known_until(self, pending: PendingBranch) -> datetime:
-        # An event may have been delivered before its time-out and not been read yet: such a wait
-        # times out only when the inbox was read after its deadline.
-        return self._clock.now() if pending.event is None else self._checked_at
+        """Return the time before which this wait would have been answered.
+
+        An event may have been delivered before a time-out and not been read yet: the wait times out
+        only when the inbox was read after its deadline. A deadline is stored in milliseconds, so a
+        read of the same millisecond counts only if it began after the wait.
+        """
+        if pending.event is None:
+            return self._clock.now()
+        return self._checked_at if self._last_read > pending.reads else self._checked_at - _TICK
 
     def _take(self, event: str) -> Message | None:
         for index, message in enumerate(self._inbox):
@@ -323,7 +332,8 @@ class Suspension:
         if not self._by_event or not (self._message_came or time_out):
             return
         self._message_came = False
-        began = self._clock.now()
+        self._reads += 1
+        reading, began = self._reads, self._clock.now()
         try:
             messages = await self._host.read_inbox()
         except StoreUnavailable as error:
@@ -333,7 +343,7 @@ class Suspension:
         self._inbox_unreadable = False
         self._inbox = [message for message in self._inbox if message.id in self._local]
         self._inbox += (message for message in messages if message.id not in self._handed_out)
-        self._checked_at = began
+        self._checked_at, self._last_read = began, reading
 
     def _resolve(self) -> None:
         """Hand out messages in the order they were sent, then let times pass."""

@@ -1,0 +1,693 @@
+"""Programs of every shape keep the laws: nothing is seen before it is durable, nothing done twice.
+
+Each test is a program that once broke a law.
+"""
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from perdure import Runtime, Step, Worker, workflow
+from perdure.errors import (
+    AlreadyRunning,
+    RunFailed,
+    RunOver,
+    StoreError,
+    StoreUnavailable,
+    VersionMismatch,
+)
+from perdure.store import Entry, Message, Verdict
+from perdure.stores import MemoryStore, sqlite
+from perdure.stores.sqlite import SqliteStore
+from perdure.testing.clock import TestClock
+from perdure.testing.faults import FaultyStore
+
+
+class SlowStore(MemoryStore):
+    """A store that takes a while to write, and knows what is durable."""
+
+    def __init__(self, seconds: float = 0.1) -> None:
+        super().__init__()
+        self.seconds = seconds
+        self.durable: list[str] = []
+
+    async def append(self, entries: Sequence[Entry], /) -> Sequence[Verdict]:
+        await asyncio.sleep(self.seconds)
+        verdicts = await super().append(entries)
+        self.durable += [entry.step for entry in entries]
+        return verdicts
+
+
+@pytest.fixture
+async def debits(tmp_path: Path) -> AsyncIterator[tuple[SqliteStore, Callable[[], list[str]]]]:
+    """A SQLite store with a table of debits, and a look at what was committed."""
+    path = tmp_path / "runs.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE debits (name TEXT)")
+
+    def committed() -> list[str]:
+        with sqlite3.connect(path) as connection:
+            return [name for (name,) in connection.execute("SELECT name FROM debits ORDER BY 1")]
+
+    async with sqlite(path) as store:
+        yield store, committed
+
+
+async def debit(transaction: Any, name: str) -> None:
+    await transaction.execute("INSERT INTO debits VALUES (?)", (name,))
+
+
+async def test_a_keyed_value_is_seen_only_when_it_is_durable() -> None:
+    """A call that was cancelled while it was written does not answer the next one too early."""
+    store = SlowStore()
+    seen: list[tuple[str, list[str]]] = []
+
+    @workflow("w")
+    async def w(step: Step) -> None:
+        try:
+            async with asyncio.timeout(0.03):
+                await step("pay", lambda: "paid", key="pay")
+        except TimeoutError:
+            seen.append((await step("pay", lambda: "again", key="pay"), list(store.durable)))
+
+    assert (await Runtime(store, workflows=[w]).trigger(w)).status == "completed"
+    assert seen == [("paid", ["pay"])]
+
+
+async def test_a_broken_run_shows_no_failure_that_is_not_recorded() -> None:
+    """A step that fails after the run was broken raises what broke it."""
+
+    class Refusing(MemoryStore):
+        async def append(self, entries: Sequence[Entry], /) -> Sequence[Verdict]:
+            raise StoreError("refused")
+
+    seen: list[BaseException] = []
+    failing = asyncio.Event()
+
+    @workflow("w")
+    async def w(step: Step) -> None:
+        async def pay() -> None:
+            try:
+                await failing.wait()
+            finally:
+                raise ValueError("declined")
+
+        async def branch() -> None:
+            try:
+                await step("pay", pay)
+            except Exception as error:
+                seen.append(error)
+                raise
+
+        await asyncio.gather(branch(), step("other", failing.set))
+
+    with pytest.raises(StoreError, match="refused"):
+        await Runtime(Refusing(), workflows=[w]).trigger(w)
+    assert [str(error) for error in seen] == ["refused"]
+
+
+async def test_a_broken_run_is_not_suspended_over_a_committed_transaction(
+    debits: tuple[SqliteStore, Callable[[], list[str]]],
+) -> None:
+    """COMMIT's answer is lost while another branch waits: the run is released, not folded."""
+    real, committed = debits
+
+    @workflow("pay")
+    async def pay(step: Step) -> None:
+        await asyncio.gather(
+            step.transaction("debit", debit, "ana"), step.wait_for_event("approval", "approved")
+        )
+
+    faulty: Any = FaultyStore(real, fail_at=1, how="after", verbs={"transact"})
+    with pytest.raises(StoreUnavailable):
+        await Runtime(faulty, workflows=[pay], linger=0.05).trigger(pay, run_id="r")
+    runtime = Runtime(real, workflows=[pay], linger=0.05)
+    assert [step.key for step in (await runtime.resume("r")).history] == ["debit"]
+    await runtime.signal("r", "approved")
+    assert committed() == ["ana"]
+
+
+@pytest.mark.parametrize("how", ["wait_for", "wait", "group"])
+async def test_a_run_is_not_suspended_in_the_middle_of_a_transaction(
+    debits: tuple[SqliteStore, Callable[[], list[str]]], how: str
+) -> None:
+    """Whatever its function awaits, it is not taken for one that waits for branches."""
+    store, committed = debits
+    begun: list[str] = []
+
+    async def slow(transaction: Any) -> None:
+        begun.append(how)
+        await debit(transaction, "ana")
+        match how:
+            case "wait_for":
+                await asyncio.wait_for(asyncio.sleep(0.3), 5)
+            case "wait":
+                await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0.3))])
+            case _:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(asyncio.sleep(0.3))
+
+    @workflow("pay")
+    async def pay(step: Step) -> None:
+        await asyncio.gather(step.transaction("debit", slow), step.sleep("nap", "1d"))
+
+    run = await Runtime(store, workflows=[pay], linger=0.05).trigger(pay)
+    assert (run.status, [step.key for step in run.history]) == ("suspended", ["debit"])
+    assert (begun, committed()) == ([how], ["ana"])
+
+
+async def test_parallel_transactions_of_one_id_have_a_record_each(
+    debits: tuple[SqliteStore, Callable[[], list[str]]],
+) -> None:
+    """A key is reserved when a call begins, so that two branches never share one."""
+    store, committed = debits
+
+    @workflow("pay")
+    async def pay(step: Step) -> None:
+        async def branch(name: str) -> None:
+            await step.transaction("debit", debit, name)
+
+        await asyncio.gather(branch("ana"), branch("ben"))
+        await step.sleep("nap", 0.1)
+
+    runtime = Runtime(store, workflows=[pay], linger=0)
+    run = await runtime.trigger(pay, run_id="r")
+    assert {step.key for step in run.history} == {"debit", "debit#2"}
+    await asyncio.sleep(0.1)
+    assert (await runtime.resume("r")).status == "completed"
+    assert committed() == ["ana", "ben"]
+
+
+async def test_a_cancelled_transaction_is_rolled_back_or_recorded(
+    debits: tuple[SqliteStore, Callable[[], list[str]]],
+) -> None:
+    """A time limit of the function's own reaches the work, and never a commit."""
+    store, committed = debits
+
+    @workflow("pay")
+    async def pay(step: Step) -> int:
+        for n in range(30):
+            try:
+                async with asyncio.timeout(n / 5000):
+                    await step.transaction("debit", debit, f"{n:02}")
+            except TimeoutError:
+                await step("too late", lambda: None)
+        return 0
+
+    run = await Runtime(store, workflows=[pay]).trigger(pay)
+    recorded = [step for step in run.history if step.kind == "transaction"]
+    assert len(committed()) == len(recorded)
+
+
+async def test_tasks_of_a_store_move_no_branches() -> None:
+    """Branches have the numbers of their creation, however many tasks the store starts."""
+
+    class Spawning(MemoryStore):
+        async def append(self, entries: Sequence[Entry], /) -> Sequence[Verdict]:
+            await asyncio.gather(asyncio.sleep(0.001))
+            return await super().append(entries)
+
+    @workflow("w")
+    async def w(step: Step) -> None:
+        async def branch() -> None:
+            await step("y", lambda: 1)
+
+        for _ in range(3):
+            await step("x", lambda: 1)
+            await asyncio.gather(branch(), branch())
+
+    runtime = Runtime(Spawning(), workflows=[w])
+    runs = await asyncio.gather(*(runtime.trigger(w) for _ in range(10)))
+    paths = {tuple(sorted(step.branch for step in run.history if step.branch)) for run in runs}
+    assert paths == {("1", "2", "3", "4", "5", "6")}
+
+
+@pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="Python 3.12 and newer")
+async def test_eager_tasks_keep_their_branch() -> None:
+    """A task that runs before its factory returns is the branch it was created as."""
+    charged: list[tuple[str, str]] = []
+
+    @workflow("w")
+    async def w(step: Step) -> None:
+        async def charge(what: str) -> None:
+            await asyncio.sleep(0.01)
+            charged.append((what, step.idempotency_key))
+
+        async def branch() -> None:
+            await step("a", charge, "a")
+            await step("b", charge, "b")
+
+        await asyncio.gather(branch(), branch())
+        await step.sleep("nap", 0.1)
+
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined]
+    try:
+        runtime = Runtime(MemoryStore(), workflows=[w], linger=0)
+        await runtime.trigger(w, run_id="r")
+        await asyncio.sleep(0.1)
+        assert (await runtime.resume("r")).status == "completed"
+    finally:
+        loop.set_task_factory(None)
+    assert len(charged) == len(set(charged)) == 4
+
+
+async def test_a_wait_of_a_branch_and_one_whose_id_looks_like_it_are_two() -> None:
+    """The wait "1/nap" of the function and the wait "nap" of branch 1 both end."""
+
+    @workflow("w")
+    async def w(step: Step) -> str:
+        async def branch() -> None:
+            await step.sleep("nap", 0.05)
+
+        await asyncio.gather(asyncio.create_task(branch()), step.sleep("1/nap", 0.1))
+        return "done"
+
+    assert (await Runtime(MemoryStore(), workflows=[w]).trigger(w)).output == "done"
+
+
+async def test_a_step_beside_a_failing_branch_is_not_recorded_as_failed() -> None:
+    """It was interrupted because the run ended: a retry runs it again."""
+    down = True
+    go = asyncio.Event()
+
+    @workflow("w")
+    async def w(step: Step) -> list[str]:
+        async def charge() -> str:
+            go.set()
+            if down:
+                raise ConnectionError("down")
+            return "charged"
+
+        async def report() -> str:
+            try:
+                await go.wait()
+                await asyncio.sleep(0.2 if down else 0)
+            except asyncio.CancelledError as error:
+                raise RuntimeError("interrupted") from error
+            return "reported"
+
+        return await asyncio.gather(step("charge", charge), step("report", report))
+
+    runtime = Runtime(MemoryStore(), workflows=[w])
+    run = await runtime.trigger(w, run_id="r")
+    assert (run.status, [step.key for step in run.history]) == ("failed", ["charge"])
+    down = False
+    assert (await runtime.retry("r")).output == ["charged", "reported"]
+
+
+async def test_a_retry_runs_the_step_that_made_a_race_fail() -> None:
+    """The failure of the race and the one inside it ended the run: both are made again."""
+    down = True
+
+    @workflow("w")
+    async def w(step: Step) -> tuple[str, Any]:
+        async def pay() -> str:
+            if down:
+                raise ConnectionError("down")
+            return "paid"
+
+        return await step.race("first", {"pay": lambda: step("pay", pay)})
+
+    runtime = Runtime(MemoryStore(), workflows=[w])
+    assert (await runtime.trigger(w, run_id="r")).status == "failed"
+    down = False
+    assert (await runtime.retry("r")).output == ("pay", "paid")
+
+
+@pytest.mark.parametrize("where", ["in the handler", "after it"])
+async def test_a_failure_that_was_handled_is_not_run_again(where: str) -> None:
+    """What the function did next is recorded and must stay true."""
+    done: list[str] = []
+    bug = True
+
+    @workflow("w")
+    async def w(step: Step) -> str:
+        async def card() -> None:
+            done.append("card")
+            raise ValueError("declined")
+
+        async def invoice() -> None:
+            done.append("invoice")
+            if bug and where == "in the handler":
+                raise RuntimeError("no printer")
+
+        try:
+            await step("card", card)
+        except ValueError:
+            await step("invoice", invoice)
+        if bug and where == "after it":
+            raise RuntimeError("a bug in the function itself")
+        return "done"
+
+    runtime = Runtime(MemoryStore(), workflows=[w])
+    assert (await runtime.trigger(w, run_id="r")).status == "failed"
+    bug = False
+    assert (await runtime.retry("r")).output == "done"
+    assert done.count("card") == 1
+
+
+async def test_a_race_swallows_no_event() -> None:
+    """One that comes while the winner is being recorded is there for the next wait."""
+
+    @workflow("w")
+    async def w(step: Step) -> tuple[str, Any]:
+        winner, _ = await step.race(
+            "race",
+            {
+                "event": lambda: step.wait_for_event("approval", "approved"),
+                "timeout": lambda: step.sleep("timeout", 0.2),
+            },
+        )
+        return winner, await step.wait_for_event("late approval", "approved", timeout=1)
+
+    runtime = Runtime(SlowStore(0.1), workflows=[w], linger=10)
+    run = asyncio.create_task(runtime.trigger(w, run_id="r"))
+    await asyncio.sleep(0.25)
+    assert await runtime.signal("r", "approved", "by ana", wait=False)
+    assert (await run).output in [("timeout", "by ana"), ("event", None)]
+
+
+async def test_an_event_that_a_race_gave_back_survives_a_suspension() -> None:
+    """The next wait finds it also in another process."""
+    store = SlowStore(0.1)
+
+    @workflow("w")
+    async def w(step: Step) -> tuple[str, Any]:
+        winner, _ = await step.race(
+            "race",
+            {
+                "event": lambda: step.wait_for_event("approval", "approved"),
+                "timeout": lambda: step.sleep("timeout", 0.2),
+            },
+        )
+        await step.sleep("nap", 0.5)
+        return winner, await step.wait_for_event("late approval", "approved", timeout=1)
+
+    runtime = Runtime(store, workflows=[w], linger=0.3)
+    run = asyncio.create_task(runtime.trigger(w, run_id="r"))
+    await asyncio.sleep(0.25)
+    assert await runtime.signal("r", "approved", "by ana", wait=False)
+    assert (await run).status == "suspended"
+    await asyncio.sleep(0.6)
+    again = await Runtime(store, workflows=[w]).resume("r")
+    assert again.output in [("timeout", "by ana"), ("event", None)]
+
+
+class ShyInbox(MemoryStore):
+    """A store whose inbox cannot be read at times."""
+
+    unreadable = 0
+
+    async def inbox(self, id: str, /) -> Sequence[Message]:
+        if self.unreadable:
+            self.unreadable -= 1
+            raise StoreUnavailable("for a moment")
+        return await super().inbox(id)
+
+
+async def test_a_wait_does_not_time_out_over_an_event_that_was_delivered() -> None:
+    """Neither with no time at all, nor when the inbox cannot be read at that moment."""
+    store = ShyInbox()
+
+    @workflow("w")
+    async def w(step: Step) -> list[Any]:
+        async def work() -> None:
+            for n in (1, 2):
+                await runtime.signal(step.run_id, "go", n, wait=False)
+
+        await step("work", work)
+        first = await step.wait_for_event("at once", "go", timeout=0)
+        store.unreadable = 2
+        return [first, await step.wait_for_event("later", "go", timeout=0.05)]
+
+    runtime = Runtime(store, workflows=[w], linger=10)
+    assert (await runtime.trigger(w)).output == [1, 2]
+
+
+Work = Callable[[], Coroutine[Any, Any, Any]]
+
+
+async def _gather(*work: Work) -> None:
+    await asyncio.gather(*(each() for each in work))
+
+
+async def _group(*work: Work) -> None:
+    async with asyncio.TaskGroup() as group:
+        for each in work:
+            group.create_task(each())
+
+
+async def _wait(*work: Work) -> None:
+    await asyncio.wait([asyncio.ensure_future(each()) for each in work])
+
+
+async def _wait_for(*work: Work) -> None:
+    await asyncio.gather(*(asyncio.wait_for(each(), 3600) for each in work))
+
+
+async def _as_completed(*work: Work) -> None:
+    for each in asyncio.as_completed([each() for each in work]):
+        await each
+
+
+async def _shield(*work: Work) -> None:
+    await asyncio.gather(*(asyncio.shield(each()) for each in work))
+
+
+async def _anyio(*work: Work) -> None:
+    async with anyio.create_task_group() as group:
+        for each in work:
+            group.start_soon(each)
+
+
+async def _event(*work: Work) -> None:
+    done = asyncio.Event()
+
+    async def first() -> None:
+        await _gather(*work)
+        done.set()
+
+    task = asyncio.create_task(first())
+    await done.wait()
+    await task
+
+
+async def _queue(*work: Work) -> None:
+    queue: asyncio.Queue[None] = asyncio.Queue()
+
+    async def put(each: Work) -> None:
+        await each()
+        await queue.put(None)
+
+    tasks = [asyncio.create_task(put(each)) for each in work]
+    for _ in tasks:
+        await queue.get()
+
+
+async def _semaphore(*work: Work) -> None:
+    semaphore = asyncio.Semaphore(1)
+
+    async def one(each: Work) -> None:
+        async with semaphore:
+            await each()
+
+    await asyncio.gather(*(one(each) for each in work))
+
+
+async def _generator(*work: Work) -> None:
+    async def values() -> AsyncIterator[Any]:
+        for each in work:
+            yield await each()
+
+    async for _ in values():
+        pass
+
+
+JOINS = [
+    _gather, _group, _wait, _wait_for, _as_completed, _shield, _anyio, _event, _queue, _semaphore,
+    _generator,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("always_replay", [False, True], ids=["straight", "always_replay"])
+@pytest.mark.parametrize("join", JOINS, ids=lambda join: join.__name__[1:])
+async def test_a_run_leaves_memory_however_its_branches_are_joined(
+    join: Callable[..., Coroutine[Any, Any, None]],
+    always_replay: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """At once, and without a warning, when asyncio's and anyio's own joins wait for branches."""
+    clock = TestClock()
+
+    @workflow("w")
+    async def w(step: Step) -> str:
+        async def branch(name: str) -> None:
+            await step("before", lambda: name)
+            await step.sleep("nap", "1h")
+
+        await join(lambda: branch("a"), lambda: branch("b"))
+        return "done"
+
+    runtime = Runtime(
+        MemoryStore(clock=clock), workflows=[w], clock=clock, linger=1, always_replay=always_replay
+    )
+    run = await runtime.trigger(w, run_id="r")
+    for _ in range(20):
+        if run.over:
+            break
+        assert run.status == "suspended"
+        await clock.advance("1h")
+        run = await runtime.resume("r")
+    assert run.output == "done"
+    assert "something perdure does not know" not in caplog.text
+
+
+async def test_a_task_that_a_step_left_behind_can_record_nothing() -> None:
+    """A completed run stays completed, whatever still runs."""
+    refused: list[BaseException] = []
+
+    @workflow("w")
+    async def w(step: Step) -> str:
+        async def leave() -> str:
+            async def late() -> None:
+                await asyncio.sleep(0.05)
+                with pytest.raises(RunOver) as caught:
+                    await step("late", lambda: 1)
+                refused.append(caught.value)
+
+            tasks.append(asyncio.create_task(late()))
+            return "left"
+
+        return await step("leave", leave)
+
+    tasks: list[asyncio.Task[None]] = []
+    runtime = Runtime(MemoryStore(), workflows=[w])
+    async with Worker(runtime):
+        run = await runtime.trigger(w)
+        await asyncio.gather(*tasks)
+        after = await runtime.get_run(run.run_id)
+    assert len(refused) == 1
+    assert after is not None
+    assert (after.status, after.output, len(after.history)) == ("completed", "left", 1)
+
+
+async def test_sleeping_branches_cost_the_same_each() -> None:
+    """An entry carries the waits that changed, and not all of them."""
+
+    class Counting(MemoryStore):
+        written = 0
+
+        async def append(self, entries: Sequence[Entry], /) -> Sequence[Verdict]:
+            self.written += sum(len(entry.data) for entry in entries if entry.rest is None)
+            return await super().append(entries)
+
+    @workflow("w")
+    async def w(step: Step, n: int) -> int:
+        async def branch(i: int) -> int:
+            await step("before", lambda: i)
+            await step.sleep("nap", 0.2)
+            return await step("value", lambda: i)
+
+        return sum(await asyncio.gather(*(branch(i) for i in range(n))))
+
+    costs = []
+    for n in (100, 1000):
+        store = Counting()
+        assert (await Runtime(store, workflows=[w]).trigger(w, n)).output == n * (n - 1) // 2
+        costs.append(store.written / n)
+    assert costs[1] < costs[0] * 1.2
+
+
+async def test_a_run_that_is_too_large_fails_once() -> None:
+    """Its records do not fit together: it fails with an error that does, and is left alone."""
+    ran: list[int] = []
+
+    @workflow("w")
+    async def w(step: Step) -> None:
+        async def part() -> str:
+            ran.append(1)
+            return "x" * 4_000_000
+
+        for _ in range(6):
+            await step("part", part)
+
+    runtime = Runtime(MemoryStore(), workflows=[w], lease_ttl=0.2)
+    async with Worker(runtime, poll=0.01) as worker:
+        await runtime.trigger(w, run_id="r", wait=False)
+        await asyncio.sleep(0.6)
+    run = await runtime.get_run("r")
+    assert run is not None
+    assert (run.status, len(ran), worker.counters.claimed) == ("failed", 6, 1)
+    assert "6 records together are more than the store takes" in str(run.error)
+    with pytest.raises(RunFailed, match="cannot be retried"):
+        await runtime.retry("r")
+
+
+async def test_an_old_worker_leaves_a_newer_run_alone() -> None:
+    """It never migrates a run down: a process with the newer definition continues it."""
+    store = MemoryStore()
+
+    @workflow("w", version=2)
+    async def new(step: Step) -> str:
+        await step.wait_for_event("go", "go")
+        return "new"
+
+    @workflow("w", version=1, migrate=lambda snapshot, version: snapshot)
+    async def old(step: Step) -> str:
+        return "old"
+
+    await Runtime(store, workflows=[new]).trigger(new, run_id="r")
+    before = await store.load("r")
+    with pytest.raises(VersionMismatch, match="newer definition"):
+        await Runtime(store, workflows=[old]).resume("r")
+    assert before is not None
+    assert (await store.load("r") or {}).get("metadata") == before.get("metadata")
+    newer = Runtime(store, workflows=[new])
+    assert (await newer.signal("r", "go")).run is not None
+
+
+async def test_a_failed_run_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """At ERROR, with workflow, run, step and traceback."""
+
+    @workflow("shop")
+    async def shop(step: Step) -> None:
+        async def charge() -> None:
+            raise ValueError("declined")
+
+        await step("charge", charge)
+
+    await Runtime(MemoryStore(), workflows=[shop]).trigger(shop, run_id="order-1")
+    [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    message = record.getMessage()
+    assert all(part in message for part in ("'shop'", "'order-1'", "'charge'", "declined"))
+    assert record.exc_info is not None
+
+
+async def test_a_retry_of_a_run_that_is_owned_elsewhere_is_refused() -> None:
+    """It does not return the failed run as if it had been tried."""
+
+    @workflow("w")
+    async def w(step: Step) -> None:
+        raise ValueError("no")
+
+    store = MemoryStore()
+    runtime = Runtime(store, workflows=[w])
+    await runtime.trigger(w, run_id="r")
+    snapshot = await store.load("r")
+    assert snapshot is not None
+
+    class Owned(MemoryStore):
+        async def acquire(self, wants: Any, /) -> Any:
+            return [None for _ in wants]
+
+    owned = Owned()
+    await owned.save("r", snapshot)
+    with pytest.raises(AlreadyRunning):
+        await Runtime(owned, workflows=[w]).retry("r")

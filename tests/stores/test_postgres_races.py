@@ -83,6 +83,55 @@ async def test_a_taker_sees_the_entry_it_waited_for(
     ]
 
 
+async def test_a_grant_holds_what_another_owner_recorded_before_it_was_read(
+    store: PostgresStore, postgres_url: str
+) -> None:
+    """An owner that is paused after it leased a run and before it read the journal does not get
+    its old snapshot without the journal, which another owner has emptied in the meantime."""
+    old = await granted(store, SHORT)
+    await store.append([Entry("run", old.lease.epoch, 1, delta("a"))])
+    fetch, overtaking = store._database.fetch, list[str]()
+
+    async def overtaken(statement: str, *values: object, repeatable: bool = True) -> object:
+        if "string_agg" in statement and not overtaking:
+            overtaking.append(statement)
+            async with postgres(postgres_url) as another:
+                (taker,) = await another.acquire([Want("run", "cem", LONG)])
+                assert taker is not None
+                whole = as_json(snapshot("a", "b"))
+                rest = Entry("run", taker.lease.epoch, 1, whole, rest=Rest("suspended"))
+                await another.append([rest])
+        return await fetch(statement, *values, repeatable=repeatable)
+
+    store._leases._fetch = overtaken  # type: ignore[assignment]  # pauses between statements
+    (grant,) = await store.acquire([Want("run", "bob", SHORT)])
+    assert grant is not None
+    assert list(grant.snapshot["steps"]) == ["a", "b"]
+
+
+async def test_a_taker_sees_the_inbox_as_it_is_when_it_gets_the_run(
+    store: PostgresStore, other: asyncpg.Connection
+) -> None:
+    """A message that was consumed while the taker waited is not in the grant, and one that was
+    sent meanwhile is: the number of messages alone does not tell."""
+    first = await granted(store)
+    await store.send("run", "old", b"1")
+    (message,) = await store.inbox("run")
+    await store.acquire([Want("another", "ana", SHORT, create=as_json(snapshot()))])
+    async with other.transaction():
+        await other.execute("SELECT FROM perdure_runs WHERE id = 'another' FOR NO KEY UPDATE")
+        wants = [Want("another", "bob", LONG), Want("run", "bob", LONG)]
+        task = await waiting(other, store.acquire(wants))
+        rest = Entry(
+            "run", first.lease.epoch, 1, as_json(snapshot()), (message.id,), Rest("suspended")
+        )
+        await store.append([rest])
+        await store.send("run", "new", b"2")
+    _, grant = await task
+    assert grant is not None
+    assert [message.name for message in grant.inbox] == ["new"]
+
+
 async def test_a_claimant_passes_by_a_run_that_is_being_written(
     store: PostgresStore, other: asyncpg.Connection
 ) -> None:

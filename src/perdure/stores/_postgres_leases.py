@@ -1,21 +1,19 @@
 """Giving runs to owners: leased in one statement, and read under the lease."""
 
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Any
 
 from perdure import codec
-from perdure.store import Grant, Lease, Message, Want
+from perdure.store import Grant, Lease, Want
 from perdure.stores._postgres_append import Fetch
 from perdure.stores._postgres_rows import read_message, read_run
 from perdure.stores._postgres_sql import (
     CLAIM,
     CREATE,
     CREATE_ONE,
-    INBOXES,
-    JOURNALS,
     LEASE,
+    READ_LEASED,
     Statements,
 )
 from perdure.stores._times import moment_of
@@ -105,41 +103,41 @@ class Leases:
             [want.owner for want in wants],
             [want.ttl for want in wants],
         )
-        granted |= await self._read([row for row in rows if row["epoch"] is not None])
-        return {row["held"].removeprefix(self._prefix) for row in rows}
+        leased = [row for row in rows if row["epoch"] is not None]
+        granted |= await self._read(leased)
+        there = {row["held"].removeprefix(self._prefix) for row in rows}
+        # What another owner took in between is asked for again: it may be free by now.
+        lost = {row["held"].removeprefix(self._prefix) for row in leased} - granted.keys()
+        again = [want for want in wants if want.id in lost]
+        return there - lost | {*await self._lease(again, granted)} if again else there
 
     async def _read(self, rows: Sequence[Any]) -> dict[str, Grant]:
         """Give the grants of leased rows, in order, by the runs' ids.
 
         The statement that leased them could not see what was committed while it waited. Where
-        something may lie in the journal, or more in the inbox than it saw, it is read now, under
-        the lease.
+        something may lie in the journal, or the inbox may have changed, both are read now. A run
+        that was lost or put to rest in between is left out: its snapshot is not the one that came
+        with the lease any more.
         """
-        unclean = [row["id"] for row in rows if not row["clean"]]
-        mailed = [row["id"] for row in rows if row["mail"] != len(row["inbox"] or ())]
-        journals = await self._journals(unclean) if unclean else {}
-        inboxes = await self._inboxes(mailed) if mailed else {}
-        grants = (self._granted(row, journals, inboxes) for row in rows)
+        latest = {row["id"]: row for row in rows if row["clean"] and not row["stale"]}
+        if unread := [row["id"] for row in rows if row["id"] not in latest]:
+            found = await self._fetch(self._statements[READ_LEASED], unread)
+            latest |= {row["id"]: row for row in found}
+        kept = [row for row in rows if row["id"] in latest and _is_held(row, latest[row["id"]])]
+        grants = (self._granted(row, latest[row["id"]]) for row in kept)
         return {grant.lease.id: grant for grant in grants}
 
-    async def _journals(self, keys: Sequence[str]) -> dict[str, bytes | None]:
-        return dict(await self._fetch(self._statements[JOURNALS], keys))
-
-    async def _inboxes(self, keys: Sequence[str]) -> dict[str, list[Message]]:
-        found: dict[str, list[Message]] = defaultdict(list)
-        for row in await self._fetch(self._statements[INBOXES], keys):
-            found[row["run"]].append(read_message(*row[1:]))
-        return found
-
-    def _granted(
-        self, row: Any, journals: Mapping[str, bytes | None], inboxes: Mapping[str, list[Message]]
-    ) -> Grant:
-        key = row["id"]
-        id = key.removeprefix(self._prefix)
-        inbox = inboxes.get(key) or [read_message(*message) for message in row["inbox"] or ()]
-        snapshot = read_run(id, row["snapshot"], row["updated_at"], journals.get(key))
+    def _granted(self, row: Any, latest: Any) -> Grant:
+        id = row["id"].removeprefix(self._prefix)
+        inbox = tuple(read_message(*message) for message in latest["inbox"] or ())
+        snapshot = read_run(id, row["snapshot"], row["updated_at"], latest["journal"])
         lease = Lease(id, row["owner"], row["epoch"], row["wake_at"], bool(inbox))
-        return Grant(lease, snapshot, row["now"], tuple(inbox), row["takeovers"])
+        return Grant(lease, snapshot, row["now"], inbox, row["takeovers"])
+
+
+def _is_held(leased: Any, latest: Any) -> bool:
+    # By the owner and not by the epoch: one that asks twice at once would overtake itself.
+    return bool(latest["owner"] == leased["owner"] and latest["folded_epoch"] < leased["epoch"])
 
 
 def _created(want: Want, epoch: int) -> Grant:

@@ -75,6 +75,31 @@ async def test_a_batch_is_one_request(sqld_url: str) -> None:
         assert len(counting.requests) == 1
 
 
+async def test_a_run_that_is_lost_before_it_is_read_is_not_granted(sqld_url: str) -> None:
+    """The lease and the journal are two requests: an owner that is paused between them does not
+    get its old snapshot without the journal, which another owner has emptied in the meantime."""
+    asked = Counting()
+    async with asked.client, opened(sqld_url) as another:
+        (old,) = await granted(another)
+        await another.append([entry(old)])
+        await another.release([old.lease])
+        store = opened(sqld_url, client=asked.client)
+        await store.load("run")
+
+        async def take_over(request: httpx.Request) -> None:
+            if b"_journal" in request.content:
+                asked.client.event_hooks["request"].clear()
+                (grant,) = await another.acquire([Want("run", "cem", HOUR)])
+                assert grant is not None
+                whole = as_json(snapshot("step 1", "b"))
+                rest = Entry("run", grant.lease.epoch, 1, whole, rest=Rest("suspended"))
+                await another.append([rest])
+
+        asked.client.event_hooks["request"] = [take_over]
+        assert await store.acquire([Want("run", "bob", timedelta(0))]) == [None]
+        await store.close()
+
+
 async def test_concurrent_writes_share_requests(sqld_url: str) -> None:
     """Two hundred runs that start and step at once do not wait for each other in turn."""
     counting = Counting()

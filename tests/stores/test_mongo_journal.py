@@ -1,7 +1,7 @@
 """The fence of the journal: slots that only one writer fills, and seals that close a log."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -141,6 +141,40 @@ def meet_at_seal(monkeypatch: pytest.MonkeyPatch, reached: asyncio.Event) -> Non
         return await insert(*arguments)
 
     monkeypatch.setattr(_mongo_log, "insert", late)
+
+
+async def test_a_run_that_is_lost_before_it_is_read_is_not_granted(
+    store: MongoStore, another: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An owner that is paused after it leased a run and before it read the log does not get its
+    old snapshot without the log, which another owner has emptied in the meantime."""
+    old = await lease(store, ttl=timedelta(milliseconds=1))
+    await store.append([step(old, 1, "a")])
+    await asyncio.sleep(0.02)
+
+    async def take_over() -> None:
+        new = await taken_over(another)
+        await another.append([end(new, 1, "a", "b")])
+        await another.close()
+
+    before_logs_are_read(monkeypatch, take_over)
+    assert await store.acquire([Want("run", "cem", timedelta(milliseconds=1))]) == [None]
+
+
+def before_logs_are_read(
+    monkeypatch: pytest.MonkeyPatch, happens: Callable[[], Awaitable[None]]
+) -> None:
+    """Let something happen before the logs of a lease are read."""
+    from perdure.stores import _mongo_log
+
+    read_logs = _mongo_log.read_logs
+
+    async def late(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        await happens()
+        return await read_logs(*arguments)
+
+    monkeypatch.setattr(_mongo_log, "read_logs", late)
 
 
 async def test_a_run_changes_hands_many_times(store: MongoStore, another: MongoStore) -> None:

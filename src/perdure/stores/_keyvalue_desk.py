@@ -299,7 +299,22 @@ class KeyValueDesk(KeyValueShelf):
             run.head_key, head_text(taken), head_text(counted)
         ):
             return None
-        return await self._granted(run, counted, now)
+        return await self._read_under_lease(run, counted, now)
+
+    async def _read_under_lease(self, run: RunDocuments, head: Head, now: int) -> Grant | None:
+        """Return the grant; None when another owner took the run while it was read."""
+        try:
+            grant = await self._granted(run, head, now)
+        except StoreCorrupted:
+            if await self._is_held(run, head):
+                raise
+            # What could not be read was removed by the next owner.
+            return None
+        return grant if await self._is_held(run, head) else None
+
+    async def _is_held(self, run: RunDocuments, head: Head) -> bool:
+        found = await run.head()
+        return found is not None and found[1].holds(head.owner or "", head.epoch)
 
     async def _granted(
         self, run: RunDocuments, head: Head, now: int, *, created: bool = False

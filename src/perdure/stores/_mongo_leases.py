@@ -330,9 +330,12 @@ class Leases:
         mailed = {key: life_of(run) for key, run in leased.items() if run.get("letters")}
         mail = await untaken(db, mailed) if mailed else {}
         logs = await seal_logs(db, older) if older else {}
+        lost = await _lost(db, [leased[key] for key in {*older, *mailed}])
         grants: dict[str, Grant | StoreCorrupted] = {}
         marks: list[str] = []
         for key, run in leased.items():
+            if key in lost:
+                continue
             taken = taken_in(run).union(*(log.taken() for log in logs.get(key, ())))
             letters = mail.get(key, [])
             marks += message_ids(key, (letter.id for letter in letters if letter.id in taken))
@@ -399,6 +402,27 @@ async def _claimed(db: Collections, keys: Sequence[str], claim: ObjectId) -> lis
     marked = {"_id": {"$in": [*keys]}, "claim": claim}
     # In one batch: by itself the server would give the first hundred, and want to be asked again.
     return await db.runs.find(marked, batch_size=len(keys) + 1).to_list()
+
+
+async def _lost(db: Collections, leased: Sequence[Any]) -> set[str]:
+    """Return the runs that have another owner, or were put to rest, since they were leased so.
+
+    What was read of their logs and messages does not belong to the snapshot of the lease: whoever
+    had them in between may have swept it away.
+    """
+    if not leased:
+        return set()
+    keys = [run["_id"] for run in leased]
+    now = db.runs.find({"_id": {"$in": keys}}, {"owner": 1, "rested": 1}, batch_size=len(keys) + 1)
+    latest = {run["_id"]: run async for run in now}
+    return {run["_id"] for run in leased if not _is_held(run, latest.get(run["_id"]))}
+
+
+def _is_held(leased: Any, latest: Any) -> bool:
+    # By the owner and not by the epoch: one that asks twice at once would overtake itself.
+    if latest is None or latest.get("owner") != leased["owner"]:
+        return False
+    return bool(latest.get("rested", {}).get("epoch", 0) < leased["epoch"])
 
 
 def merged_data(run: Mapping[str, Any], logs: Iterable[Log]) -> list[bytes]:

@@ -103,13 +103,8 @@ class Leases:
             [want.owner for want in wants],
             [want.ttl for want in wants],
         )
-        leased = [row for row in rows if row["epoch"] is not None]
-        granted |= await self._read(leased)
-        there = {row["held"].removeprefix(self._prefix) for row in rows}
-        # What another owner took in between is asked for again: it may be free by now.
-        lost = {row["held"].removeprefix(self._prefix) for row in leased} - granted.keys()
-        again = [want for want in wants if want.id in lost]
-        return there - lost | {*await self._lease(again, granted)} if again else there
+        granted |= await self._read([row for row in rows if row["epoch"] is not None])
+        return {row["held"].removeprefix(self._prefix) for row in rows}
 
     async def _read(self, rows: Sequence[Any]) -> dict[str, Grant]:
         """Give the grants of leased rows, in order, by the runs' ids.

@@ -173,21 +173,25 @@ class Leases:
         ours = [row[0] for row in answer.rows]
         if not ours:
             return {}
-        journals = await self._journals(ours)
         inboxes = await self.inboxes(ours)
+        # Read last: an epoch that is still the newest says that all was read under the lease.
+        journals = await self._journals(ours)
         grants: dict[str, Grant] = {}
         for key, epoch, wake_at, takeovers, snapshot, now in answer.rows:
+            if (key, epoch) not in journals:
+                continue
             id, inbox = self._id(key), tuple(inboxes.get(key, ()))
             lease = Lease(id, owner, epoch, moment_of(wake_at), bool(inbox))
-            run = merged(id, snapshot, journals.get(key, ()))
+            run = merged(id, snapshot, journals[key, epoch])
             grants[id] = Grant(lease, run, moment_of(now), inbox, takeovers)
         return grants
 
-    async def _journals(self, keys: Sequence[str]) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = defaultdict(list)
+    async def _journals(self, keys: Sequence[str]) -> dict[tuple[str, int], list[str]]:
+        """Return the entries of runs, by stored id and newest epoch."""
+        found: dict[tuple[str, int], list[str]] = defaultdict(list)
         answer = await self._desk.ask(sql.JOURNALS, *keys, marks=marks(keys))
-        for key, data in answer.rows:
-            found[key].append(data)
+        for key, epoch, data in answer.rows:
+            found[key, epoch] += [] if data is None else [data]
         return found
 
     def _values(self, leases: Sequence[Lease]) -> list[object]:

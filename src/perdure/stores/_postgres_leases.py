@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from perdure import codec
@@ -16,6 +17,7 @@ from perdure.stores._postgres_sql import (
     READ_LEASED,
     Statements,
 )
+from perdure.stores._reading import Granted, read_grant
 from perdure.stores._times import moment_of
 
 
@@ -27,11 +29,11 @@ class Leases:
         self._statements = statements
         self._prefix = prefix
 
-    async def acquire(self, wants: Sequence[Want]) -> list[Grant | None]:
+    async def acquire(self, wants: Sequence[Want]) -> list[Granted | None]:
         """Give each want its grant or None, in order."""
         if len(wants) == 1:
             return [await self._acquire_one(wants[0])]
-        grants: list[Grant | None] = [None] * len(wants)
+        grants: list[Granted | None] = [None] * len(wants)
         places = list(range(len(wants)))
         while places:
             # Of two wants for one run the first is served first, by a statement of its own.
@@ -44,7 +46,7 @@ class Leases:
 
     async def claim(
         self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
-    ) -> list[Grant]:
+    ) -> list[Granted]:
         """Give up to `limit` grants of runs that are due, earliest first."""
         values: list[object] = [owner, ttl, limit, self._prefix]
         statement = self._statements[CLAIM]
@@ -53,8 +55,8 @@ class Leases:
             values.append(list(workflows))
         return list((await self._read(await self._fetch(statement, *values))).values())
 
-    async def _acquire_one(self, want: Want) -> Grant | None:
-        granted: dict[str, Grant] = {}
+    async def _acquire_one(self, want: Want) -> Granted | None:
+        granted: dict[str, Granted] = {}
         while not granted:
             if want.create is not None:
                 values = (self._prefix + want.id, want.owner, want.ttl, want.create, want.workflow)
@@ -68,9 +70,9 @@ class Leases:
                 break
         return granted.get(want.id)
 
-    async def _acquire_distinct(self, wants: Sequence[Want]) -> dict[str, Grant]:
+    async def _acquire_distinct(self, wants: Sequence[Want]) -> dict[str, Granted]:
         wants = sorted(wants, key=lambda want: want.id)
-        granted: dict[str, Grant] = {}
+        granted: dict[str, Granted] = {}
         while wants:
             granted |= await self._create([want for want in wants if want.create is not None])
             known = [want for want in wants if want.existing and want.id not in granted]
@@ -79,7 +81,7 @@ class Leases:
             wants = [want for want in known if want.create is not None and want.id not in found]
         return granted
 
-    async def _create(self, wants: Sequence[Want]) -> dict[str, Grant]:
+    async def _create(self, wants: Sequence[Want]) -> dict[str, Granted]:
         if not wants:
             return {}
         values: list[list[Any]] = [
@@ -93,7 +95,7 @@ class Leases:
         keyed = zip(values[0], wants, strict=True)
         return {want.id: _created(want, created[key]) for key, want in keyed if key in created}
 
-    async def _lease(self, wants: Sequence[Want], granted: dict[str, Grant]) -> Collection[str]:
+    async def _lease(self, wants: Sequence[Want], granted: dict[str, Granted]) -> Collection[str]:
         """Add the grants of the runs that are free; give the ids of all that are there."""
         if not wants:
             return ()
@@ -106,7 +108,7 @@ class Leases:
         granted |= await self._read([row for row in rows if row["epoch"] is not None])
         return {row["held"].removeprefix(self._prefix) for row in rows}
 
-    async def _read(self, rows: Sequence[Any]) -> dict[str, Grant]:
+    async def _read(self, rows: Sequence[Any]) -> dict[str, Granted]:
         """Give the grants of leased rows, in order, by the runs' ids.
 
         The statement that leased them could not see what was committed while it waited. Where
@@ -122,12 +124,12 @@ class Leases:
         grants = (self._granted(row, latest[row["id"]]) for row in kept)
         return {grant.lease.id: grant for grant in grants}
 
-    def _granted(self, row: Any, latest: Any) -> Grant:
+    def _granted(self, row: Any, latest: Any) -> Granted:
         id = row["id"].removeprefix(self._prefix)
         inbox = tuple(read_message(*message) for message in latest["inbox"] or ())
-        snapshot = read_run(id, row["snapshot"], row["updated_at"], latest["journal"])
         lease = Lease(id, row["owner"], row["epoch"], row["wake_at"], bool(inbox))
-        return Grant(lease, snapshot, row["now"], inbox, row["takeovers"])
+        read = partial(read_run, id, row["snapshot"], row["updated_at"], latest["journal"])
+        return read_grant(lease, read, row["now"], inbox, row["takeovers"])
 
 
 def _is_held(leased: Any, latest: Any) -> bool:

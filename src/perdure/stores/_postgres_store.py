@@ -55,6 +55,7 @@ from perdure.stores._postgres_sql import (
     SEND,
     Statements,
 )
+from perdure.stores._reading import acquire_readable, claim_readable
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ class PostgresStore(Closing):
             _checked_workflow(want.workflow)
             self._check_size(want.create or b"", "the snapshot of run {!r}", want.id)
         await self._life.ready()
-        return await self._leases.acquire(wants)
+        return await acquire_readable(await self._leases.acquire(wants), self.release)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
         """Move the expiry of all leases to `ttl` from now; None for each that was lost."""
@@ -228,7 +229,9 @@ class PostgresStore(Closing):
         """Lease and load up to `limit` runs that are due, runnable or orphaned, earliest first."""
         check_limit(limit)
         await self._life.ready()
-        return await self._leases.claim(owner, ttl, limit, workflows)
+        return await claim_readable(
+            lambda left: self._leases.claim(owner, ttl, left, workflows), limit, self.release
+        )
 
     async def send(
         self, id: str, name: str, payload: bytes, /, *, dedup_id: str | None = None

@@ -65,10 +65,11 @@ LIST = """
     LIMIT $2
 """
 
-FENCE = "SELECT epoch = $2 FROM {runs} WHERE id = $1"
+# A transaction is told from the next one by when it began.
+FENCE = "SELECT epoch = $2, transaction_timestamp() FROM {runs} WHERE id = $1"
 
 # Locks the row in one statement, so that the next one sees all that was written before.
-HOLD = "SELECT FROM {runs} WHERE id = $1 FOR NO KEY UPDATE"
+HOLD = "SELECT transaction_timestamp() FROM {runs} WHERE id = $1 FOR NO KEY UPDATE"
 
 IS_KNOWN = """
     SELECT (folded_epoch, folded_n) >= ($2, $3) OR EXISTS (

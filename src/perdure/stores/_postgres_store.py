@@ -63,6 +63,10 @@ logger = logging.getLogger(__name__)
 _LONGEST_KEY = 2_500
 _OVER: tuple[RunStatus, ...] = ("completed", "failed", "cancelled")
 
+_ENDED_INSIDE = (
+    "the transaction was ended inside it, by COMMIT or ROLLBACK; only the store may end it"
+)
+
 _LOOK_AROUND = """
     SELECT current_setting('server_encoding'), current_setting('fsync'),
         current_setting('synchronous_commit'), atttypid::regtype::text
@@ -161,6 +165,9 @@ class PostgresStore(Closing):
                 await transaction.execute(settings)
             entry = await work(transaction.connection)
             self._check_entry_of(id, epoch, entry)
+            held = await transaction.fetch(self._statements[HOLD], key)
+            if held and held[0][0] != found[0][1]:
+                raise StoreError(_ENDED_INSIDE)
             verdict = await self._write_within(transaction, key, entry)
             if verdict is not Verdict.ACCEPTED:
                 await transaction.roll_back()
@@ -305,7 +312,6 @@ class PostgresStore(Closing):
         self._leases = Leases(fetch, self._statements, self._prefix)
 
     async def _write_within(self, transaction: Transaction, key: str, entry: Entry) -> Verdict:
-        await transaction.fetch(self._statements[HOLD], key)
         known = await transaction.fetch(self._statements[IS_KNOWN], key, entry.epoch, entry.n)
         if known and known[0][0]:
             await transaction.roll_back()

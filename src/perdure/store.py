@@ -343,7 +343,8 @@ class TransactionStore(JournalStore, Protocol):
     ) -> Verdict:
         """Open a transaction, fence it by the epoch, call `work` with the store's connection, write
         the entry it returns and commit, all or nothing. An exception from `work` rolls back and
-        comes out as it is."""
+        comes out as it is, unless the connection was lost while `work` used it: then
+        `StoreUnavailable` is raised from it, whatever it is, for the work itself has not failed."""
         ...
 
 

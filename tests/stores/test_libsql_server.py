@@ -406,3 +406,22 @@ def test_a_store_serves_one_event_loop_after_another(sqld_url: str) -> None:
     assert asyncio.run(store.load("run")) == snapshot("a")
     asyncio.run(store.close())
     gc.collect()
+
+
+async def test_a_connection_that_the_work_lost_is_the_stores_loss(sqld_url: str) -> None:
+    """Whatever the work makes of it: the step has not failed, and may be tried again."""
+    async with TcpProxy.before(sqld_url) as proxy, opened(proxy.url) as store:
+        (grant,) = await granted(store)
+
+        async def work(transaction: Transaction) -> Entry:
+            proxy.refuse()
+            try:
+                await transaction.execute("SELECT 1")
+            except StoreError:
+                raise RuntimeError("no money today") from None
+            return entry(grant)
+
+        with pytest.raises(StoreUnavailable) as caught:
+            await store.transact("run", grant.lease.epoch, work)
+        assert isinstance(caught.value.__cause__, RuntimeError)
+        proxy.accept()

@@ -165,7 +165,8 @@ class MysqlStore(Closing):
                 [found] = await transaction.run(self._on(sql.EPOCH, key))
             if found.rows != ((epoch,),):
                 return Verdict.FENCED if found.rows else Verdict.UNKNOWN
-            entry = await work(transaction.connection)
+            async with transaction.lent() as connection:
+                entry = await work(connection)
             self._check_entry_of(id, epoch, entry)
             transaction.check_open()
             with self._database.speaking():

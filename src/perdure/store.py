@@ -261,7 +261,8 @@ class LeaseStore(Store, Protocol):
         The epoch grows at each acquisition and never comes twice for one id, also after `delete`.
         An unexpired lease is never stolen, and an expired one is there for the taking. From the
         moment of the grant every entry of an older epoch is refused or ignored. A granted run has
-        the status running until its next rest.
+        the status running until its next rest. A run that cannot be read raises `StoreCorrupted`,
+        which names it, and is not leased.
         """
         ...
 
@@ -308,7 +309,8 @@ class ScheduleStore(LeaseStore, Protocol):
         """Lease and load up to `limit` runs that are due, runnable or orphaned, earliest first.
 
         Each goes to one claimant only. A run is orphaned when its owner's lease has expired.
-        `workflows` keeps to runs of these names.
+        `workflows` keeps to runs of these names. A run that cannot be read is logged and left out:
+        another takes its place, and it is not claimed again within the next hour.
         """
         ...
 
@@ -341,7 +343,8 @@ class TransactionStore(JournalStore, Protocol):
     ) -> Verdict:
         """Open a transaction, fence it by the epoch, call `work` with the store's connection, write
         the entry it returns and commit, all or nothing. An exception from `work` rolls back and
-        comes out as it is."""
+        comes out as it is, unless the connection was lost while `work` used it: then
+        `StoreUnavailable` is raised from it, whatever it is, for the work itself has not failed."""
         ...
 
 

@@ -424,3 +424,36 @@ class TestUse:
         await store.close()
         with pytest.raises(StoreClosed):
             await store.append([])
+
+    def test_a_store_that_was_used_before_a_fork_says_so(self, tmp_path: Path) -> None:
+        """Its threads are not there in the child, which would wait for them for ever."""
+        done = subprocess.run(
+            [sys.executable, "-c", USED_BEFORE_A_FORK, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+        assert "used before this process was forked" in done.stdout
+
+
+USED_BEFORE_A_FORK = """
+import asyncio, os, sys
+from perdure.errors import StoreError
+from perdure.stores import FileStore
+
+async def use(store):
+    try:
+        await store.load("run")
+    except StoreError as error:
+        print(error, flush=True)
+        await store.close()
+
+store = FileStore(sys.argv[1])
+asyncio.run(use(store))
+if child := os.fork():
+    os.waitpid(child, 0)
+else:
+    asyncio.run(use(store))
+    os._exit(0)
+"""

@@ -3,7 +3,7 @@
 import asyncio
 import statistics
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
 from itertools import count
 from random import Random
@@ -26,7 +26,8 @@ from perdure.stores._keyvalue_documents import Documents
 from perdure.stores._keyvalue_wakes import Wake, Wakes
 from perdure.stores.keyvalue import KeyValueRuns, keyvalue
 from perdure.testing.clock import TestClock
-from perdure.testing.conformance import StoreConformance
+from perdure.testing.conformance import StoreConformance, harness
+from perdure.testing.conformance.harness import asked, rested
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.stores.crashes import HOUR, VERBS, Crash, finishes, goes_whole, step, survives_crash
 
@@ -380,6 +381,50 @@ class CountingKeyValue(MemoryKeyValue):
     async def get_many(self, keys: Sequence[str], /) -> list[str | None]:
         self.reads += len(keys)
         return await super().get_many(keys)
+
+
+class PausedKeyValue(MemoryKeyValue):
+    """Lets something happen before the n-th read."""
+
+    def __init__(self, kv: MemoryKeyValue, n: int, happens: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(clock=kv._clock)
+        self._entries = kv._entries
+        self.left = n
+        self.happens = happens
+
+    async def get(self, key: str, /) -> str | None:
+        await self._pause()
+        return await super().get(key)
+
+    async def get_many(self, keys: Sequence[str], /) -> list[str | None]:
+        await self._pause()
+        return await super().get_many(keys)
+
+    async def _pause(self) -> None:
+        self.left -= 1
+        if not self.left:
+            await self.happens()
+
+
+class TestTakeOver:
+    @pytest.mark.parametrize("n", range(1, 12))
+    async def test_a_run_that_is_lost_while_it_is_read_is_read_again(
+        self, store: KeyValueRuns, kv: MemoryKeyValue, clock: TestClock, n: int
+    ) -> None:
+        """Whatever read an owner is paused at, it gets neither an error nor a snapshot without its
+        journal, which another owner may have removed in the meantime."""
+        at = timedelta(0)
+        old = await harness.granted(store, "run", "ana", at)
+        await store.append([step(old, 1, "a")])
+
+        async def take_over() -> None:
+            taken = await harness.granted(store, "run", "cem")
+            assert await rested(store, taken, Rest("suspended"), "a", "b") is Verdict.ACCEPTED
+
+        paused = keyvalue(PausedKeyValue(kv, n, take_over), clock=clock)
+        grant = await asked(paused, "run", "bob", at)
+        assert grant is not None
+        assert list(grant.snapshot["steps"]) in (["a"], ["a", "b"])
 
 
 class TestWakes:

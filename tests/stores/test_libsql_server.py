@@ -75,6 +75,31 @@ async def test_a_batch_is_one_request(sqld_url: str) -> None:
         assert len(counting.requests) == 1
 
 
+async def test_a_run_that_is_lost_before_it_is_read_is_not_granted(sqld_url: str) -> None:
+    """The lease and the journal are two requests: an owner that is paused between them does not
+    get its old snapshot without the journal, which another owner has emptied in the meantime."""
+    asked = Counting()
+    async with asked.client, opened(sqld_url) as another:
+        (old,) = await granted(another)
+        await another.append([entry(old)])
+        await another.release([old.lease])
+        store = opened(sqld_url, client=asked.client)
+        await store.load("run")
+
+        async def take_over(request: httpx.Request) -> None:
+            if b"_journal" in request.content:
+                asked.client.event_hooks["request"].clear()
+                (grant,) = await another.acquire([Want("run", "cem", HOUR)])
+                assert grant is not None
+                whole = as_json(snapshot("step 1", "b"))
+                rest = Entry("run", grant.lease.epoch, 1, whole, rest=Rest("suspended"))
+                await another.append([rest])
+
+        asked.client.event_hooks["request"] = [take_over]
+        assert await store.acquire([Want("run", "bob", timedelta(0))]) == [None]
+        await store.close()
+
+
 async def test_concurrent_writes_share_requests(sqld_url: str) -> None:
     """Two hundred runs that start and step at once do not wait for each other in turn."""
     counting = Counting()
@@ -381,3 +406,22 @@ def test_a_store_serves_one_event_loop_after_another(sqld_url: str) -> None:
     assert asyncio.run(store.load("run")) == snapshot("a")
     asyncio.run(store.close())
     gc.collect()
+
+
+async def test_a_connection_that_the_work_lost_is_the_stores_loss(sqld_url: str) -> None:
+    """Whatever the work makes of it: the step has not failed, and may be tried again."""
+    async with TcpProxy.before(sqld_url) as proxy, opened(proxy.url) as store:
+        (grant,) = await granted(store)
+
+        async def work(transaction: Transaction) -> Entry:
+            proxy.refuse()
+            try:
+                await transaction.execute("SELECT 1")
+            except StoreError:
+                raise RuntimeError("no money today") from None
+            return entry(grant)
+
+        with pytest.raises(StoreUnavailable) as caught:
+            await store.transact("run", grant.lease.epoch, work)
+        assert isinstance(caught.value.__cause__, RuntimeError)
+        proxy.accept()

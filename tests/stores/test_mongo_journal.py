@@ -1,7 +1,7 @@
 """The fence of the journal: slots that only one writer fills, and seals that close a log."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -141,6 +141,40 @@ def meet_at_seal(monkeypatch: pytest.MonkeyPatch, reached: asyncio.Event) -> Non
         return await insert(*arguments)
 
     monkeypatch.setattr(_mongo_log, "insert", late)
+
+
+async def test_a_run_that_is_lost_before_it_is_read_is_not_granted(
+    store: MongoStore, another: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An owner that is paused after it leased a run and before it read the log does not get its
+    old snapshot without the log, which another owner has emptied in the meantime."""
+    old = await lease(store, ttl=timedelta(milliseconds=1))
+    await store.append([step(old, 1, "a")])
+    await asyncio.sleep(0.02)
+
+    async def take_over() -> None:
+        new = await taken_over(another)
+        await another.append([end(new, 1, "a", "b")])
+        await another.close()
+
+    before_logs_are_read(monkeypatch, take_over)
+    assert await store.acquire([Want("run", "cem", timedelta(milliseconds=1))]) == [None]
+
+
+def before_logs_are_read(
+    monkeypatch: pytest.MonkeyPatch, happens: Callable[[], Awaitable[None]]
+) -> None:
+    """Let something happen before the logs of a lease are read."""
+    from perdure.stores import _mongo_log
+
+    read_logs = _mongo_log.read_logs
+
+    async def late(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        await happens()
+        return await read_logs(*arguments)
+
+    monkeypatch.setattr(_mongo_log, "read_logs", late)
 
 
 async def test_a_run_changes_hands_many_times(store: MongoStore, another: MongoStore) -> None:
@@ -350,3 +384,54 @@ async def test_a_sender_that_died_is_finished_by_the_next(store: MongoStore, pla
     assert await store.claim("bob", HOUR, 1) == []
     assert await store.send("run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
     assert [claimed.lease.id for claimed in await store.claim("bob", HOUR, 1)] == ["run"]
+
+
+async def test_an_event_that_a_sender_was_told_is_known_is_never_withdrawn(
+    store: MongoStore, another: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends between a sender's two writes, and another sender finds the message: the run
+    has it when it is retried."""
+    grant = await lease(store)
+
+    async def end_of_run() -> None:
+        assert await another.send("run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
+        await another.append([end(grant, 1, rest=Rest("failed"))])
+        assert await another.send("run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
+
+    after_the_message(monkeypatch, end_of_run)
+    assert await store.send("run", "paid", b"1", dedup_id="x") is Delivery.DELIVERED
+    assert [message.name for message in (await lease(another, "bob")).inbox] == ["paid"]
+
+
+async def test_an_event_for_a_run_that_is_deleted_meanwhile_is_for_nobody(
+    store: MongoStore, another: MongoStore, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not delivered to the next run of the same id, and leaves nothing."""
+    await lease(store)
+
+    async def begun_again() -> None:
+        await another.delete("run")
+        await another._sweeper.close()
+        await lease(another)
+
+    after_the_message(monkeypatch, begun_again)
+    assert await store.send("run", "paid", b"1", dedup_id="x") is Delivery.UNKNOWN
+    assert (await lease(store)).inbox == ()
+    assert place.database["perdure_runs_inbox"].count_documents({}) == 0
+
+
+def after_the_message(
+    monkeypatch: pytest.MonkeyPatch, happens: Callable[[], Awaitable[None]]
+) -> None:
+    """Let something happen between the two writes of the next sender."""
+    from perdure.stores import _mongo_inbox
+
+    put = _mongo_inbox._put
+
+    async def slow(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        message = await put(*arguments)
+        await happens()
+        return message
+
+    monkeypatch.setattr(_mongo_inbox, "_put", slow)

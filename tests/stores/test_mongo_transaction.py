@@ -6,7 +6,7 @@ from datetime import timedelta
 from urllib.parse import urlsplit
 
 import pytest
-from pymongo.errors import OperationFailure
+from pymongo.errors import OperationFailure, PyMongoError
 
 from perdure.errors import InvalidArgument, StoreUnavailable
 from perdure.store import Entry, Grant, NewRun, Verdict, Want
@@ -183,6 +183,30 @@ async def test_a_commit_that_never_came_leaves_nothing(place: Place) -> None:
             assert await steps(store) == []
             assert await store.transact("run", grant.lease.epoch, paying(grant, 1)) is ACCEPTED
     assert balances(place) == [-5, 5]
+    place.clear()
+
+
+async def test_a_connection_that_the_work_lost_is_the_stores_loss(place: Place) -> None:
+    """Whatever the work makes of it: the step has not failed, and may be tried again."""
+    async with TcpProxy.before(place.url) as proxy:
+        query = "directConnection=true&serverSelectionTimeoutMS=100"
+        url = urlsplit(proxy.url)._replace(query=query).geturl()
+        async with opened(url) as store:
+            grant = await first_lease(store)
+
+            async def work(transaction: MongoTransaction) -> Entry:
+                proxy.refuse()
+                accounts = transaction.database["accounts"]
+                try:
+                    await accounts.insert_one({"_id": "a"}, session=transaction.session)
+                except PyMongoError as error:
+                    raise RuntimeError("no money today") from error
+                return step(grant, 1)
+
+            with pytest.raises(StoreUnavailable) as caught:
+                await store.transact("run", grant.lease.epoch, work)
+            assert isinstance(caught.value.__cause__, RuntimeError)
+            proxy.accept()
     place.clear()
 
 

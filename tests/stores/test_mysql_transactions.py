@@ -8,7 +8,7 @@ from typing import Any
 import asyncmy
 import pytest
 
-from perdure.errors import InvalidArgument, StoreError
+from perdure.errors import InvalidArgument, StoreError, StoreUnavailable
 from perdure.store import Entry, Grant, Rest, Verdict, Want
 from perdure.stores import mysql
 from perdure.stores.mysql import MysqlStore
@@ -95,6 +95,26 @@ async def test_the_users_errors_come_out_as_they_are(
     with pytest.raises(asyncmy.Error, match=r"(?i)constraint"):
         await store.transact("run", grant.lease.epoch, work)
     assert (balance(mysql_url), await recorded(store)) == (0, [])
+
+
+async def test_a_connection_that_the_work_lost_is_the_stores_loss(
+    store: MysqlStore, grant: Grant
+) -> None:
+    """Whatever the work makes of it: the step has not failed, and may be tried again."""
+
+    async def work(connection: Any) -> Entry:
+        try:
+            async with connection.cursor() as cursor:
+                await cursor.execute("SELECT CONNECTION_ID()")
+                await cursor.execute(f"KILL {(await cursor.fetchone())[0]}")
+        except asyncmy.Error:
+            raise RuntimeError("no money today") from None
+        return entry(grant)
+
+    with pytest.raises(StoreUnavailable, match="no money today") as caught:
+        await store.transact("run", grant.lease.epoch, work)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert await recorded(store) == []
 
 
 async def test_an_entry_that_is_there_already_changes_nothing(

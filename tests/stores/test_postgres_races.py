@@ -83,6 +83,56 @@ async def test_a_taker_sees_the_entry_it_waited_for(
     ]
 
 
+async def test_a_run_that_is_lost_before_it_is_read_is_not_granted(
+    store: PostgresStore, postgres_url: str
+) -> None:
+    """An owner that is paused after it leased a run and before it read the journal does not get
+    its old snapshot without the journal, which another owner has emptied in the meantime."""
+    old = await granted(store, SHORT)
+    await store.append([Entry("run", old.lease.epoch, 1, delta("a"))])
+    fetch = store._database.fetch
+
+    async def paused(statement: str, *values: object, repeatable: bool = True) -> object:
+        if "string_agg" in statement:
+            await take_over(postgres_url)
+        return await fetch(statement, *values, repeatable=repeatable)
+
+    store._leases._fetch = paused  # type: ignore[assignment]  # comes between the statements
+    assert await store.acquire([Want("run", "bob", SHORT)]) == [None]
+
+
+async def take_over(url: str) -> None:
+    """Lease the run in another process, and put it to rest."""
+    async with postgres(url) as another:
+        (grant,) = await another.acquire([Want("run", "cem", LONG)])
+        assert grant is not None
+        whole = as_json(snapshot("a", "b"))
+        await another.append([Entry("run", grant.lease.epoch, 1, whole, rest=Rest("suspended"))])
+
+
+async def test_a_taker_sees_the_inbox_as_it_is_when_it_gets_the_run(
+    store: PostgresStore, other: asyncpg.Connection
+) -> None:
+    """A message that was consumed while the taker waited is not in the grant, and one that was
+    sent meanwhile is: the number of messages alone does not tell."""
+    first = await granted(store)
+    await store.send("run", "old", b"1")
+    (message,) = await store.inbox("run")
+    await store.acquire([Want("another", "ana", SHORT, create=as_json(snapshot()))])
+    async with other.transaction():
+        await other.execute("SELECT FROM perdure_runs WHERE id = 'another' FOR NO KEY UPDATE")
+        wants = [Want("another", "bob", LONG), Want("run", "bob", LONG)]
+        task = await waiting(other, store.acquire(wants))
+        rest = Entry(
+            "run", first.lease.epoch, 1, as_json(snapshot()), (message.id,), Rest("suspended")
+        )
+        await store.append([rest])
+        await store.send("run", "new", b"2")
+    _, grant = await task
+    assert grant is not None
+    assert [message.name for message in grant.inbox] == ["new"]
+
+
 async def test_a_claimant_passes_by_a_run_that_is_being_written(
     store: PostgresStore, other: asyncpg.Connection
 ) -> None:

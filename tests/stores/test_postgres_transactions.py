@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from perdure.errors import InvalidArgument
+from perdure.errors import InvalidArgument, StoreError, StoreUnavailable
 from perdure.store import Entry, Grant, Rest, Verdict, Want
 from perdure.stores import postgres
 from perdure.stores.postgres import PostgresStore
@@ -97,6 +97,44 @@ async def test_the_users_errors_come_out_as_they_are(
     with pytest.raises(asyncpg.CheckViolationError):
         await store.transact("run", grant.lease.epoch, work)
     assert (await balance(user), await recorded(store)) == (0, [])
+
+
+@pytest.mark.parametrize("by", ["client", "server"])
+async def test_a_connection_that_the_work_lost_is_the_stores_loss(
+    store: PostgresStore, user: asyncpg.Connection, grant: Grant, by: str
+) -> None:
+    """Whatever the work makes of it: the step has not failed, and may be tried again."""
+
+    async def work(connection: Any) -> Entry:
+        try:
+            if by == "client":
+                connection.terminate()
+            await connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        except (asyncpg.PostgresError, asyncpg.InterfaceError):
+            raise RuntimeError("no money today") from None
+        return entry(grant)
+
+    with pytest.raises(StoreUnavailable, match="no money today") as caught:
+        await store.transact("run", grant.lease.epoch, work)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert await recorded(store) == []
+
+
+@pytest.mark.parametrize("ending", ["COMMIT", "ROLLBACK", "COMMIT; BEGIN", "ROLLBACK; BEGIN"])
+async def test_a_transaction_that_the_work_ended_is_an_error(
+    store: PostgresStore, grant: Grant, ending: str
+) -> None:
+    """The record would not be committed together with what `work` wrote: it is not written."""
+
+    async def work(connection: Any) -> Entry:
+        await connection.execute("INSERT INTO ledger VALUES (5)")
+        await connection.execute(ending)
+        return entry(grant)
+
+    with pytest.raises(StoreError, match="ended inside it"):
+        await store.transact("run", grant.lease.epoch, work)
+    assert await recorded(store) == []
+    assert await store.append([entry(grant)]) == [Verdict.ACCEPTED]
 
 
 async def test_the_user_may_nest_transactions(

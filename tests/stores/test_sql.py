@@ -1,7 +1,7 @@
 """`SqlStore` keeps the whole contract on three databases, each through a client of a few lines."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +22,7 @@ from perdure.stores._sqlstore_client import ask
 from perdure.stores._sqlstore_dialects import DialectName, marked, read_scripts
 from perdure.stores.sql import SqlClient, sqlalchemy_client
 from perdure.testing.conformance import StoreConformance
+from perdure.testing.conformance.harness import asked, granted, rested, step
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 from tests.servers import mysql, postgres
 from tests.servers.process import Server
@@ -85,6 +86,21 @@ class DyingClient:
         if not self._left:
             raise RuntimeError("dead")
         self._left -= 1
+        return await self._client.query(sql, params)
+
+
+class PausedClient:
+    """A client that lets something happen before its n-th statement."""
+
+    def __init__(self, client: SqlClient, n: int, happens: Callable[[], Awaitable[None]]) -> None:
+        self._client = client
+        self._left = n
+        self._happens = happens
+
+    async def query(self, sql: str, params: Sequence[Any]) -> Any:
+        self._left -= 1
+        if not self._left:
+            await self._happens()
         return await self._client.query(sql, params)
 
 
@@ -232,6 +248,26 @@ async def test_a_table_in_a_schema_of_its_own(postgres_url: str) -> None:
     async with asyncpg.create_pool(postgres_url, min_size=1, max_size=2) as pool:
         await pool.execute("CREATE SCHEMA billing")
         await live(SqlStore(AsyncpgClient(pool), dialect="postgres", table="billing.runs"))
+
+
+async def test_a_run_that_is_lost_while_it_is_read_is_not_granted(tmp_path: Path) -> None:
+    """Whatever statement an owner is paused at, it gets no snapshot without its journal, which
+    another owner may have emptied in the meantime."""
+    async with aiosqlite.connect(tmp_path / "runs.db", isolation_level=None) as connection:
+        client = AiosqliteClient(connection)
+        store, at = SqlStore(client, dialect="sqlite"), timedelta(0)
+
+        async def take_over() -> None:
+            grant = await granted(store, "run", "cem")
+            assert await rested(store, grant, Rest("suspended"), "a", "b") is Verdict.ACCEPTED
+
+        for n in range(1, 12):
+            old = await granted(store, "run", "ana", at)
+            await store.append([step(old, 1, "a")])
+            paused = SqlStore(PausedClient(client, n, take_over), dialect="sqlite")
+            grant = await asked(paused, "run", "bob", at)
+            assert grant is None or list(grant.snapshot["steps"]) in (["a"], ["a", "b"])
+            await store.delete("run")
 
 
 async def test_many_first_uses_at_once(postgres_url: str) -> None:

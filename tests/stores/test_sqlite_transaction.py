@@ -173,6 +173,25 @@ async def test_a_transaction_that_sqlite_ended_is_not_recorded(
     assert await steps(store) == []
 
 
+async def test_a_disk_that_failed_the_work_is_the_stores_loss(
+    store: SqliteStore, epoch: int
+) -> None:
+    """Whatever the work makes of it: the step has not failed, and may be tried again."""
+
+    async def work(transaction: Transaction) -> Entry:
+        await transaction.fetchall("PRAGMA max_page_count = 1")
+        try:
+            await transaction.execute("CREATE TABLE large AS SELECT zeroblob(1000000)")
+        except sqlite3.OperationalError:
+            raise RuntimeError("no money today") from None
+        return entry(epoch)
+
+    with pytest.raises(StoreUnavailable, match="disk") as caught:
+        await store.transact("run", epoch, work)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert await steps(store) == []
+
+
 async def test_the_store_cannot_be_called_inside_its_own_transaction(
     store: SqliteStore, epoch: int
 ) -> None:

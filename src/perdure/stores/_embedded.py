@@ -32,6 +32,7 @@ from perdure.store import (
     check_prefix,
     rest_of,
 )
+from perdure.stores._reading import Granted, acquire_readable, claim_readable
 from perdure.stores._times import micros, moment_of
 
 P = ParamSpec("P")
@@ -67,7 +68,7 @@ class Desk(Protocol):
 
     def append(self, entries: Sequence[Entry], now: int) -> Answer[list[Verdict]]: ...
 
-    def acquire(self, wants: Sequence[Want], now: int) -> Answer[list[Grant | None]]: ...
+    def acquire(self, wants: Sequence[Want], now: int) -> Answer[list[Granted | None]]: ...
 
     def renew(
         self, leases: Sequence[Lease], ttl: timedelta, now: int
@@ -81,7 +82,7 @@ class Desk(Protocol):
 
     def claim(
         self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None, now: int
-    ) -> Answer[list[Grant]]: ...
+    ) -> Answer[list[Granted]]: ...
 
     def send(
         self, id: str, name: str, payload: bytes, dedup_id: str | None, now: int
@@ -150,7 +151,8 @@ class EmbeddedStore(Closing):
         """Give each want its lease and the run read under it, or None."""
         for want in wants:
             self._check_size(f"the snapshot of run {check_id(want.id)!r}", want.create or b"")
-        return await self._call(self._desk.acquire, wants, self._now())
+        granted = await self._call(self._desk.acquire, wants, self._now())
+        return await acquire_readable(granted, self.release)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
         """Move the expiry of all leases to `ttl` from now; None for each that was lost."""
@@ -185,8 +187,12 @@ class EmbeddedStore(Closing):
         workflows: Sequence[str] | None = None,
     ) -> Sequence[Grant]:
         """Lease and load up to `limit` runs that are due, runnable or orphaned, earliest first."""
-        check_limit(limit)
-        return await self._call(self._desk.claim, owner, ttl, limit, workflows, self._now())
+        now = self._now()
+        return await claim_readable(
+            lambda left: self._call(self._desk.claim, owner, ttl, left, workflows, now),
+            check_limit(limit),
+            self.release,
+        )
 
     async def send(
         self, id: str, name: str, payload: bytes, /, *, dedup_id: str | None = None

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import islice
 
+import msgspec
+
 from perdure.errors import StoreCorrupted
 from perdure.snapshot import is_over
 from perdure.store import Delivery, Due, Grant, Lease, Message, NewRun, Want
@@ -24,19 +26,18 @@ from perdure.stores._file_run import (
 )
 from perdure.stores._file_shelf import Shelf
 from perdure.stores._file_wakes import Scan, Wake
+from perdure.stores._reading import SETBACK, Granted, Unreadable
 from perdure.stores._times import micros, moment_of
 
 logger = logging.getLogger(__name__)
 
 _MICROSECOND = timedelta(microseconds=1)
-# How long a run is left alone whose files cannot be read.
-_SETBACK = timedelta(hours=1) // _MICROSECOND
 
 
 class FileDesk(Shelf):
     """The runs of a directory, and those who ask for them."""
 
-    def acquire(self, wants: Sequence[Want], now: int) -> list[Grant | None]:
+    def acquire(self, wants: Sequence[Want], now: int) -> list[Granted | None]:
         """Give each want its lease and the run read under it, or None."""
         with self.gate():
             # An orphan is found by its wake line, which is therefore there before the lease.
@@ -50,7 +51,7 @@ class FileDesk(Shelf):
             grants = iter(self.by_run(lambda mine: [self._acquire(w, now) for w in mine], free))
         return [next(grants) if is_free else None for is_free in likely]
 
-    def _acquire(self, want: Want, now: int) -> Grant | None:
+    def _acquire(self, want: Want, now: int) -> Granted | None:
         files = self.files(want.id)
         with self.guard(files):
             standing = files.standing()
@@ -130,10 +131,10 @@ class FileDesk(Shelf):
 
     def claim(
         self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None, now: int
-    ) -> list[Grant]:
+    ) -> list[Granted]:
         """Lease and load the runs that want a worker, earliest first."""
         scan = self.wakes.scan(now)
-        grants: list[Grant] = []
+        grants: list[Granted] = []
         with self.gate():
             due = self._due(scan, now, workflows)
             while chosen := list(islice(due, limit - len(grants))):
@@ -148,20 +149,13 @@ class FileDesk(Shelf):
         self._tidy(scan, now)
         return grants
 
-    def _claim(self, wake: Wake, owner: str, ttl: timedelta, now: int) -> Grant | None:
+    def _claim(self, wake: Wake, owner: str, ttl: timedelta, now: int) -> Granted | None:
         files = self.files(self._id(wake.id))
         with self.guard(files):
             standing = files.standing()
             if standing is None or standing.wake_at is None or standing.wake_at > now:
                 return None
-            try:
-                return self._grant(files, standing, owner, ttl, now)
-            except StoreCorrupted:
-                logger.exception("run %r cannot be read and is put off for an hour", wake.id)
-                self.wakes.add([wake._replace(at=now + _SETBACK)])
-                setback = Mark(None, self.next_epoch(now), now + _SETBACK)
-                self.disk.overwrite(files.lease, mark_content(setback))
-                return None
+            return self._grant(files, standing, owner, ttl, now)
 
     def send(self, id: str, name: str, payload: bytes, dedup_id: str | None, now: int) -> Delivery:
         """Put an event in a run's inbox, and wake a run at rest that awaits it."""
@@ -227,17 +221,20 @@ class FileDesk(Shelf):
         now: int,
         *,
         created: bool = False,
-    ) -> Grant:
-        whole = files.whole()
-        assert whole is not None, "the run's lock is held, and it was there"
-        header, snapshot = whole
+    ) -> Granted:
         until = now + ttl // _MICROSECOND
         takeovers = _takeovers(standing.mark, now)
         mark = Mark(owner, self.next_epoch(now), until, takeovers)
         self.disk.overwrite(files.lease, mark_content(mark))
-        mail = tuple(map(message_of, files.mail(header)))
-        lease = Lease(self._id(files.id), owner, mark.epoch, moment_of(until), bool(mail))
-        return Grant(lease, snapshot, moment_of(now), mail, takeovers, created)
+        lease = Lease(self._id(files.id), owner, mark.epoch, moment_of(until))
+        try:
+            whole = files.whole()
+            assert whole is not None, "the run's lock is held, and it was there"
+            mail = tuple(map(message_of, files.mail(whole[0])))
+        except StoreCorrupted as error:
+            return Unreadable(lease, moment_of(now), error)
+        lease = msgspec.structs.replace(lease, mail=bool(mail))
+        return Grant(lease, whole[1], moment_of(now), mail, takeovers, created)
 
     def _is_free(self, standing: Standing | None, want: Want, now: int) -> bool:
         if standing is None:
@@ -268,7 +265,7 @@ class FileDesk(Shelf):
             standing = RunFiles(self.runs, wake.id).standing()
         except StoreCorrupted:
             logger.exception("run %r cannot be read and is put off for an hour", wake.id)
-            return wake._replace(at=now + _SETBACK)
+            return wake._replace(at=now + SETBACK // _MICROSECOND)
         if standing is None or standing.wake_at is None:
             return None
         return Wake(standing.wake_at, wake.id, standing.header.workflow)

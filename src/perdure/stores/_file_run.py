@@ -8,17 +8,18 @@ about it. Journal entries and leases count only when they are newer than the hea
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 from zlib import crc32
 
 import msgspec
 
 from perdure import codec
-from perdure.errors import CodecError, StoreCorrupted
+from perdure.errors import StoreCorrupted
 from perdure.names import safe_name
-from perdure.snapshot import RunStatus, Snapshot, merge_snapshots
+from perdure.snapshot import RunStatus, Snapshot
 from perdure.store import Entry, Message
 from perdure.stores._file_disk import content_of, line_of, read_lines
+from perdure.stores._reading import merged, reading
 from perdure.stores._times import moment_of
 
 _SNAPSHOT = b',"snapshot":\n'
@@ -155,7 +156,9 @@ class RunFiles:
         if crc32(data) != header.checksum:
             raise StoreCorrupted(f"{self.head} is damaged; restore it, or delete the run")
         entries = sorted(self.entries(header), key=lambda written: (written.epoch, written.n))
-        return header, merge_snapshots(*map(self._snapshot, (data, *(e.data for e in entries))))
+        with reading(self.id):
+            parts = (codec.loads(bytes(each)) for each in (data, *(e.data for e in entries)))
+            return header, merged(*parts)
 
     def entries(self, header: Header) -> list[Written]:
         """Read the journal entries that the header's snapshot does not hold."""
@@ -182,12 +185,6 @@ class RunFiles:
         if newest > header.epoch:
             return Mark(None, newest, header.updated_at)
         return None
-
-    def _snapshot(self, data: bytes) -> Any:
-        try:
-            return codec.loads(bytes(data))
-        except CodecError as error:
-            raise StoreCorrupted(f"{self.head} or its journal holds no snapshot") from error
 
 
 def head_content(header: Header, snapshot: bytes) -> bytes:

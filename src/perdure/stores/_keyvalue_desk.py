@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+import msgspec
 from msgspec.structs import replace
 
 from perdure.errors import StoreCorrupted
@@ -14,6 +15,7 @@ from perdure.stores._keyvalue_run import (
     Head,
     Mail,
     RunDocuments,
+    head_of,
     head_text,
     inbox_of,
     inbox_text,
@@ -21,6 +23,7 @@ from perdure.stores._keyvalue_run import (
 )
 from perdure.stores._keyvalue_shelf import PATIENCE, KeyValueShelf, by_run, too_busy
 from perdure.stores._keyvalue_wakes import Found, Wake
+from perdure.stores._reading import SETBACK, Granted, Unreadable, reading
 from perdure.stores._times import micros, moment_of
 
 logger = logging.getLogger(__name__)
@@ -44,7 +47,7 @@ class _Asked:
 class KeyValueDesk(KeyValueShelf):
     """The runs, and those who ask for them."""
 
-    async def acquire(self, wants: Sequence[Want], now: int) -> list[Grant | None]:
+    async def acquire(self, wants: Sequence[Want], now: int) -> list[Granted | None]:
         """Give each want its lease and the run read under it, or None."""
         heads = await self.heads([self.prefix + want.id for want in wants])
         likely = [_is_free(head, want, now) for head, want in zip(heads, wants, strict=True)]
@@ -58,10 +61,10 @@ class KeyValueDesk(KeyValueShelf):
         grants = iter(await by_run(lambda mine: self._acquire_all(mine, now), free))
         return [next(grants) if is_free else None for is_free in likely]
 
-    async def _acquire_all(self, wants: Sequence[Want], now: int) -> list[Grant | None]:
+    async def _acquire_all(self, wants: Sequence[Want], now: int) -> list[Granted | None]:
         return [await self._acquire(want, now) for want in wants]
 
-    async def _acquire(self, want: Want, now: int) -> Grant | None:
+    async def _acquire(self, want: Want, now: int) -> Granted | None:
         async with self.guarded(want.id) as run:
             for _ in range(PATIENCE):
                 found = await run.head()
@@ -163,9 +166,9 @@ class KeyValueDesk(KeyValueShelf):
 
     async def claim(
         self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None, now: int
-    ) -> list[Grant]:
+    ) -> list[Granted]:
         """Lease and load the runs that want a worker, earliest first."""
-        grants: list[Grant] = []
+        grants: list[Granted] = []
         chosen: list[_Asked] = []
         idle: list[_Asked] = []
         async for asked in self._asked(now, workflows):
@@ -184,12 +187,12 @@ class KeyValueDesk(KeyValueShelf):
 
     async def _claim_all(
         self, chosen: Sequence[_Asked], owner: str, ttl: timedelta, now: int
-    ) -> list[Grant]:
+    ) -> list[Granted]:
         if not chosen:
             return []
         await self.wakes.add(Wake(_end(now, ttl), each.id, each.workflow, now) for each in chosen)
 
-        async def claim_all(mine: list[_Asked]) -> list[Grant | None]:
+        async def claim_all(mine: list[_Asked]) -> list[Granted | None]:
             return [await self._claim(asked, owner, ttl, now) for asked in mine]
 
         grants = await by_run(claim_all, chosen)
@@ -197,7 +200,7 @@ class KeyValueDesk(KeyValueShelf):
         await self.wakes.drop((line for asked in chosen for line in asked.lines), now)
         return [grant for grant in grants if grant is not None]
 
-    async def _claim(self, asked: _Asked, owner: str, ttl: timedelta, now: int) -> Grant | None:
+    async def _claim(self, asked: _Asked, owner: str, ttl: timedelta, now: int) -> Granted | None:
         async with self.guarded(self._id(asked.id)) as run:
             found = await run.head()
             if found is None:
@@ -205,11 +208,7 @@ class KeyValueDesk(KeyValueShelf):
             wake_at = await self._wake_of(run, found[1])
             if wake_at is None or wake_at > now:
                 return None
-            try:
-                return await self._grant(run, found, owner, ttl, now)
-            except StoreCorrupted:
-                logger.exception("run %r cannot be read and is left alone for a while", run.id)
-                return None
+            return await self._grant(run, found, owner, ttl, now)
 
     async def send(
         self, id: str, name: str, payload: bytes, dedup_id: str | None, now: int
@@ -269,7 +268,7 @@ class KeyValueDesk(KeyValueShelf):
 
     async def _grant(
         self, run: RunDocuments, found: tuple[str, Head], owner: str, ttl: timedelta, now: int
-    ) -> Grant | None:
+    ) -> Granted | None:
         """Take a run and seal what was written before; None when another was quicker."""
         text, head = found
         if head.litter is not None:
@@ -290,6 +289,18 @@ class KeyValueDesk(KeyValueShelf):
             return None
         # From here on an older owner is refused; what it had written until here is counted.
         self.forget(run)
+        grant: Granted | None
+        try:
+            with reading(run.id, msgspec.MsgspecError):
+                grant = await self._read_under_lease(run, taken, now)
+        except StoreCorrupted as error:
+            # What cannot be read may be what the next owner has removed.
+            grant = Unreadable(self._lease_of(taken), moment_of(now), error)
+        last = await run.head()
+        return grant if last is not None and last[1].holds(owner, taken.epoch) else None
+
+    async def _read_under_lease(self, run: RunDocuments, taken: Head, now: int) -> Grant | None:
+        """Count what earlier owners have written, and read it; None when the lease was lost."""
         sealed = [
             (epoch, len(await run.journal(epoch, None)) if count is None else count)
             for epoch, count in taken.sealed
@@ -308,9 +319,12 @@ class KeyValueDesk(KeyValueShelf):
         if snapshot is None:
             raise StoreCorrupted(f"the snapshot of run {run.id!r} is missing in the store")
         mail = tuple(map(message_of, await run.mail(head)))
-        until = moment_of(head.wake_at or 0)
-        lease = Lease(self._id(run.id), head.owner or "", head.epoch, until, bool(mail))
+        lease = self._lease_of(head, mail=bool(mail))
         return Grant(lease, snapshot, moment_of(now), mail, head.takeovers, created)
+
+    def _lease_of(self, head: Head, *, mail: bool = False) -> Lease:
+        until = moment_of(head.wake_at or 0)
+        return Lease(self._id(head.id), head.owner or "", head.epoch, until, mail)
 
     async def _asked(
         self, now: int, workflows: Sequence[str] | None
@@ -325,12 +339,24 @@ class KeyValueDesk(KeyValueShelf):
         every = list(asked.values())
         for start in range(0, len(every), _CHUNK):
             chunk = every[start : start + _CHUNK]
-            for each, head in zip(chunk, await self.heads([a.id for a in chunk]), strict=True):
-                if head is not None:
-                    each.workflow = head.workflow
-                    each.wake_at = await self._wake_of(RunDocuments(self.documents, each.id), head)
-                if head is None or workflows is None or head.workflow in workflows:
+            runs = [RunDocuments(self.documents, each.id) for each in chunk]
+            texts = await self.documents.read_many([run.head_key for run in runs])
+            for each, run, text in zip(chunk, runs, texts, strict=True):
+                if text is not None:
+                    await self._look_at(each, run, text, now)
+                if text is None or workflows is None or each.workflow in workflows:
                     yield each
+
+    async def _look_at(self, asked: _Asked, run: RunDocuments, text: str, now: int) -> None:
+        """Find out when a run wants a worker; one that cannot be read is put off for an hour."""
+        try:
+            with reading(run.id, msgspec.MsgspecError):
+                head = head_of(run.id, text)
+                asked.workflow, asked.wake_at = head.workflow, await self._wake_of(run, head)
+        except StoreCorrupted:
+            logger.exception("run %r cannot be read; it is put off for an hour", run.id)
+            asked.workflow = asked.lines[0].wake.workflow
+            asked.wake_at = now + SETBACK // _MICROSECOND
 
     async def _wake_of(self, run: RunDocuments, head: Head) -> int | None:
         """Give when a run wants a worker: mail that it awaits wakes it sooner."""

@@ -11,11 +11,12 @@ from typing import NamedTuple
 import msgspec
 
 from perdure import codec
-from perdure.errors import CodecError, StoreCorrupted
+from perdure.errors import StoreCorrupted
 from perdure.names import safe_name
-from perdure.snapshot import RunStatus, Snapshot, merge_snapshots
+from perdure.snapshot import RunStatus, Snapshot
 from perdure.store import Entry, Message
 from perdure.stores._keyvalue_documents import Documents, at_once
+from perdure.stores._reading import merged, reading
 from perdure.stores._times import moment_of
 
 _CHUNK = 64
@@ -164,11 +165,8 @@ class RunDocuments:
         base = await self._documents.read(head.snapshot)
         if base is None:
             return None
-        texts = (base, *(each.data for _, each in entries))
-        try:
-            return merge_snapshots(*map(codec.loads, texts))
-        except CodecError as error:
-            raise StoreCorrupted(f"the snapshot of run {self.id!r} cannot be read") from error
+        with reading(self.id):
+            return merged(*map(codec.loads, (base, *(each.data for _, each in entries))))
 
     async def mail(self, head: Head) -> list[Mail]:
         """Read the messages that were not taken, in order."""

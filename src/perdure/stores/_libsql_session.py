@@ -36,7 +36,11 @@ class StreamSession(Session):
         """Give what one statement of the user's gives; `StoreError` holds what the server says."""
         if not self.open:
             raise StoreError("the transaction is over; its connection cannot be used any more")
-        [outcome] = await self._round([Statement(sql, values)])
+        try:
+            [outcome] = await self._round([Statement(sql, values)])
+        except StoreUnavailable as error:
+            self.lost = error
+            raise
         return outcome
 
     async def finish(self, verb: Callable[[], Verb[bool]]) -> bool:

@@ -12,7 +12,7 @@ width tells whose hand a snapshot is: theirs has no escapes, and numbers as Java
 import re
 import zlib
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -33,14 +33,12 @@ from perdure import codec
 from perdure.clock import isoformat
 from perdure.codec import JSONValue
 from perdure.errors import (
-    CodecError,
     SnapshotFormatError,
-    StateFormatError,
-    StoreCorrupted,
     ValueTooLarge,
 )
-from perdure.snapshot import Snapshot, merge_snapshots
+from perdure.snapshot import Snapshot
 from perdure.stores._foreign import as_snapshot
+from perdure.stores._reading import merged, reading
 
 Fields = dict[str, Any]
 
@@ -88,21 +86,11 @@ def unpack(packed: bytes) -> bytes:
     return zlib.decompress(packed)
 
 
-def read_run(id: str, run: Mapping[str, Any], entries: Sequence[bytes]) -> Snapshot:
+def read_run(id: str, run: Mapping[str, Any], entries: Iterable[bytes]) -> Snapshot:
     """Give a run's snapshot with the entries merged into it, or raise `StoreCorrupted`."""
-    try:
-        snapshot = _snapshot_in(run)
-        if not entries:
-            return snapshot
-        return merge_snapshots(snapshot, *codec.loads(b"[%b]" % b",".join(entries)))
-    except (
-        CodecError,
-        SnapshotFormatError,
-        StateFormatError,
-        zlib.error,
-        InvalidBSON,
-    ) as error:
-        raise StoreCorrupted(f"run {id!r} cannot be read: {error}") from error
+    with reading(id, zlib.error, InvalidBSON):
+        deltas: Any = codec.loads(b"[%b]" % b",".join(entries))
+        return merged(_snapshot_in(run), *deltas)
 
 
 def _snapshot_in(run: Mapping[str, Any]) -> Snapshot:

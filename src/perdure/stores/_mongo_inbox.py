@@ -8,6 +8,10 @@ Sending is in this order: the message, then the run's count of letters. A run th
 an event does so only if the count is still what its owner knows. So either the rest comes first,
 and the sender finds the run at rest and wakes it; or the count does, and the one who rests looks
 into the inbox.
+
+Whether the run is over is decided before the message is written. One that meets the end of its run
+counts as sent before it, and stays: another sender of the same event may have been told that it is
+there already, and a run that is retried finds it.
 """
 
 from collections.abc import Collection as SizedIterable
@@ -24,7 +28,7 @@ from perdure.stores._mongo_connection import casual
 from perdure.stores._mongo_documents import DOCUMENT_ROOM, pack, unpack
 from perdure.stores._mongo_log import read_logs
 from perdure.stores._mongo_schema import Collections
-from perdure.stores._mongo_updates import HEADER, OVER, is_over, life_of, waking
+from perdure.stores._mongo_updates import HEADER, OVER, life_of, waking
 
 _KNOWN, _SINGLE = "d", "m"
 _PROGRESS = {
@@ -57,22 +61,18 @@ async def send(
         return Delivery.UNKNOWN
     key = f"{_SINGLE}{ObjectId()}" if dedup_id is None else f"{_KNOWN}{dedup_id}"
     message_id = f"{run_id}\0{life_of(run)}.{key}"
-    if status_of(run) in OVER:
-        known = dedup_id is not None and await db.inbox.find_one({"_id": message_id}, {"_id": 1})
-        return Delivery.DUPLICATE if known else Delivery.OVER
+    if status_of(run) in OVER and not await db.inbox.find_one({"_id": message_id}, {"_id": 1}):
+        return Delivery.OVER
     order = ObjectId()
     message = await _put(db, message_id, run_id, name, payload, order)
-    delivered = message["order"] == order
-    awake = False
     if not message["taken"]:
         # A duplicate wakes the run, too: whoever sent it first may have died before doing so.
-        going_on = {"_id": run_id, "$nor": [is_over()]}
-        awake = (await db.runs.update_one(going_on, waking(message["name"]))).matched_count == 1
-    if awake or not delivered:
-        return Delivery.DELIVERED if delivered else Delivery.DUPLICATE
-    await db.inbox.delete_one({"_id": message_id})
-    left = await db.runs.find_one({"_id": run_id}, {"_id": 1})
-    return Delivery.UNKNOWN if left is None else Delivery.OVER
+        same = {"_id": run_id, "born": run.get("born")}
+        if not (await db.runs.update_one(same, waking(message["name"]))).matched_count:
+            # The run was deleted, and what lies in its inbox with it.
+            await db.inbox.delete_one({"_id": message_id})
+            return Delivery.UNKNOWN
+    return Delivery.DELIVERED if message["order"] == order else Delivery.DUPLICATE
 
 
 async def _put(

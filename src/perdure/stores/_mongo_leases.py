@@ -1,8 +1,8 @@
 """Leases: given, moved and taken back; and the runs that wait for one."""
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from bson.objectid import ObjectId
@@ -10,7 +10,7 @@ from pymongo import ReturnDocument
 from pymongo.errors import DuplicateKeyError, PyMongoError
 
 from perdure import codec
-from perdure.errors import StoreCorrupted
+from perdure.snapshot import Snapshot
 from perdure.store import Due, Grant, Lease, Message, NewRun, Want
 from perdure.stores._mongo_clock import ServerClock
 from perdure.stores._mongo_documents import body_of, read_run
@@ -39,9 +39,8 @@ from perdure.stores._mongo_updates import (
     owner_of,
     releasing,
 )
+from perdure.stores._reading import Granted, read_grant
 from perdure.stores._times import micros
-
-_log = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
 _AT_ONCE = 500
@@ -86,9 +85,9 @@ class Leases:
         self._epochs = epochs
         self._clock = clock
 
-    async def acquire(self, db: Collections, wants: Sequence[Want]) -> list[Grant | None]:
+    async def acquire(self, db: Collections, wants: Sequence[Want]) -> list[Granted | None]:
         """Give each want its lease, or None."""
-        grants: list[Grant | None] = [None] * len(wants)
+        grants: list[Granted | None] = [None] * len(wants)
         left = [*enumerate(wants)]
         while left:
             # Wants for one run are answered one after another.
@@ -102,13 +101,13 @@ class Leases:
             left = [(place, want) for place, want in left if place not in places]
         return grants
 
-    async def _acquire(self, db: Collections, wants: Sequence[Want]) -> list[Grant | None]:
+    async def _acquire(self, db: Collections, wants: Sequence[Want]) -> list[Granted | None]:
         claim = ObjectId()
         new = [want for want in wants if want.create is not None]
         made = await self._create(db, new, claim) if new else {}
         # What was inserted before a connection ended is known by its claim.
         in_doubt = made is None
-        granted: dict[str, Grant | StoreCorrupted] = {**(made or {})}
+        granted: dict[str, Granted] = {**(made or {})}
         keys = [self._prefix + want.id for want in wants]
         left = [
             want
@@ -123,11 +122,7 @@ class Leases:
             leased = {run["_id"]: {**run} for run in found if run is not None}
             ttls = {self._prefix + want.id: want.ttl for want in left}
             granted |= await self._equip(db, leased, ttls)
-        grants = [granted.get(key) for key in keys]
-        for grant in grants:
-            if isinstance(grant, StoreCorrupted):
-                raise grant
-        return [grant for grant in grants if not isinstance(grant, StoreCorrupted)]
+        return [granted.get(key) for key in keys]
 
     async def _create(
         self, db: Collections, wants: Sequence[Want], claim: ObjectId
@@ -216,7 +211,7 @@ class Leases:
         ttl: timedelta,
         limit: int,
         workflows: Sequence[str] | None,
-    ) -> list[Grant]:
+    ) -> list[Granted]:
         """Lease and load runs that are due, earliest first."""
         for _ in range(_ATTEMPTS):
             keys = await self._due_keys(db, limit, workflows)
@@ -231,7 +226,7 @@ class Leases:
             if found:
                 leased = {run["_id"]: {**run} for run in found}
                 granted = await self._equip(db, leased, dict.fromkeys(keys, ttl))
-                return _readable(granted[key] for key in keys if key in granted)
+                return [granted[key] for key in keys if key in granted]
         return []
 
     async def _due_keys(
@@ -324,33 +319,32 @@ class Leases:
 
     async def _equip(
         self, db: Collections, leased: Mapping[str, Any], ttls: Mapping[str, timedelta]
-    ) -> dict[str, "Grant | StoreCorrupted"]:
+    ) -> dict[str, Granted]:
         """Read under their leases what the runs' owners need, and shut out the owners of before."""
         older = {key: run["epochs"][:-1] for key, run in leased.items() if len(run["epochs"]) > 1}
         mailed = {key: life_of(run) for key, run in leased.items() if run.get("letters")}
         mail = await untaken(db, mailed) if mailed else {}
         logs = await seal_logs(db, older) if older else {}
-        grants: dict[str, Grant | StoreCorrupted] = {}
+        lost = await _lost(db, [leased[key] for key in {*older, *mailed}])
+        grants: dict[str, Granted] = {}
         marks: list[str] = []
         for key, run in leased.items():
+            if key in lost:
+                continue
             taken = taken_in(run).union(*(log.taken() for log in logs.get(key, ())))
             letters = mail.get(key, [])
             marks += message_ids(key, (letter.id for letter in letters if letter.id in taken))
             left = tuple(letter for letter in letters if letter.id not in taken)
-            try:
-                grants[key] = self._grant(run, ttls[key], logs.get(key, ()), left)
-            except StoreCorrupted as error:
-                grants[key] = error
+            grants[key] = self._grant(run, ttls[key], logs.get(key, ()), left)
         if marks:
             await mark_taken(db, marks)
         return grants
 
     def _grant(
         self, run: Any, ttl: timedelta, logs: Sequence[Log], mail: tuple[Message, ...]
-    ) -> Grant:
+    ) -> Granted:
         id, expires_at = self._id(run["_id"]), run["wakeAt"]
         lease = Lease(id, run["owner"], run["epoch"], expires_at, bool(mail))
-        snapshot = read_run(id, run, merged_data(run, logs))
         self._positions.grant(
             run["_id"],
             lease.epoch,
@@ -361,7 +355,8 @@ class Leases:
         )
         now = expires_at - timedelta(milliseconds=milliseconds(ttl))
         created = run.get("born") == run["claim"]
-        return Grant(lease, snapshot, now, mail, run["takeovers"], created)
+        read = partial(_read_run, id, run, logs)
+        return read_grant(lease, read, now, mail, run["takeovers"], created)
 
     async def _mine(self, db: Collections, workflows: Sequence[str] | None) -> Document:
         names: Sequence[str | None] | None = workflows
@@ -401,7 +396,32 @@ async def _claimed(db: Collections, keys: Sequence[str], claim: ObjectId) -> lis
     return await db.runs.find(marked, batch_size=len(keys) + 1).to_list()
 
 
-def merged_data(run: Mapping[str, Any], logs: Iterable[Log]) -> list[bytes]:
+async def _lost(db: Collections, leased: Sequence[Any]) -> set[str]:
+    """Return the runs that have another owner, or were put to rest, since they were leased so.
+
+    What was read of their logs and messages does not belong to the snapshot of the lease: whoever
+    had them in between may have swept it away.
+    """
+    if not leased:
+        return set()
+    keys = [run["_id"] for run in leased]
+    now = db.runs.find({"_id": {"$in": keys}}, {"owner": 1, "rested": 1}, batch_size=len(keys) + 1)
+    latest = {run["_id"]: run async for run in now}
+    return {run["_id"] for run in leased if not _is_held(run, latest.get(run["_id"]))}
+
+
+def _is_held(leased: Any, latest: Any) -> bool:
+    # By the owner and not by the epoch: one that asks twice at once would overtake itself.
+    if latest is None or latest.get("owner") != leased["owner"]:
+        return False
+    return bool(latest.get("rested", {}).get("epoch", 0) < leased["epoch"])
+
+
+def _read_run(id: str, run: Mapping[str, Any], logs: Sequence[Log]) -> Snapshot:
+    return read_run(id, run, merged_data(run, logs))
+
+
+def merged_data(run: Mapping[str, Any], logs: Iterable[Log]) -> Iterator[bytes]:
     """Give the data of all entries that count on top of a run's snapshot, in their order."""
     records: dict[tuple[int, int], Record] = {}
     for log in logs:
@@ -410,15 +430,4 @@ def merged_data(run: Mapping[str, Any], logs: Iterable[Log]) -> list[bytes]:
     for late in run.get("tail", ()):
         record = record_in(late, late["epoch"])
         records.setdefault((record.epoch, record.n), record)
-    return [records[place].data for place in sorted(records)]
-
-
-def _readable(grants: "Iterable[Grant | StoreCorrupted]") -> list[Grant]:
-    """Give the grants of runs that can be read; others are tried again when their leases end."""
-    readable: list[Grant] = []
-    for grant in grants:
-        if isinstance(grant, StoreCorrupted):
-            _log.error("a run was claimed that cannot be read", exc_info=grant)
-        else:
-            readable.append(grant)
-    return readable
+    return (records[place].data() for place in sorted(records))

@@ -29,12 +29,17 @@ _BATCH = 10_000
 
 
 class Record(NamedTuple):
-    """An entry as the journal has it."""
+    """An entry as the journal has it: packed, if it is large."""
 
     epoch: int
     n: int
-    data: bytes
+    content: bytes
+    packed: bool
     takes: Sequence[str] = ()
+
+    def data(self) -> bytes:
+        """Give the JSON of the entry."""
+        return unpack(self.content) if self.packed else self.content
 
 
 @dataclass(slots=True)
@@ -103,9 +108,9 @@ def content_of(entry: Entry) -> dict[str, Any]:
 
 def record_in(document: Mapping[str, Any], epoch: int) -> Record:
     """Give the entry that a document holds."""
-    packed = document.get("packed")
-    data = document["data"] if packed is None else unpack(packed)
-    return Record(epoch, document["n"], data, document.get("takes", ()))
+    packed = "packed" in document
+    content = document["packed" if packed else "data"]
+    return Record(epoch, document["n"], content, packed, document.get("takes", ()))
 
 
 async def read_logs(db: Collections, wanted: Mapping[str, Sequence[int]]) -> dict[str, list[Log]]:

@@ -19,6 +19,7 @@ from perdure.errors import InvalidArgument, StoreUnavailable
 from perdure.store import Entry, Verdict
 from perdure.stores._mongo_append import Appender, Plan
 from perdure.stores._mongo_connection import Connection
+from perdure.stores._mongo_errors import is_away
 from perdure.stores._mongo_schema import Collections
 from perdure.stores._mongo_turn import Turn
 
@@ -70,7 +71,13 @@ class Transactor:
                 await session.start_transaction(ReadConcern("snapshot"), concern)
             # What the user's code raises comes out as it is, and so it is called outside.
             database = db.client.get_database(db.database.name)
-            entry = await work(MongoTransaction(session, database))
+            try:
+                entry = await work(MongoTransaction(session, database))
+            except Exception as error:
+                if lost := _lost_connection(error):
+                    words = f"MongoDB went away in a transaction of run {id!r}: {lost}"
+                    raise StoreUnavailable(words) from error
+                raise
             if (entry.id, entry.epoch) != (id, epoch):
                 wanted = f"a function that gives an entry of run {id!r} and epoch {epoch}"
                 raise InvalidArgument("work", entry, wanted)
@@ -90,6 +97,16 @@ class Transactor:
         if isinstance(settled, Verdict):
             return settled
         raise StoreUnavailable(f"run {turn.last.id!r} was written at the same moment; try again")
+
+
+def _lost_connection(error: BaseException) -> BaseException | None:
+    """Return the driver's error that says that the connection was lost, if one led to this one."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if is_away(seen) and getattr(seen, "code", None) != _CONFLICT:
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    return None
 
 
 async def _commit(session: AsyncClientSession, plan: Plan) -> bool:

@@ -53,11 +53,6 @@ def is_due() -> Document:
     return {"wakeAt": {"$type": "date"}, "$expr": _HAS_EXPIRED}
 
 
-def is_over() -> Document:
-    """Match runs that will not go on by themselves."""
-    return status_is(OVER)
-
-
 def status_is(statuses: Sequence[str]) -> Document:
     """Match runs of these statuses, those without our header by what their snapshot says."""
     finer = [status for status in statuses if status in ("suspended", "waiting", "cancelled")]

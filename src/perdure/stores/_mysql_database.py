@@ -2,12 +2,20 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from perdure.errors import StoreError, ValueTooLarge
+from perdure.errors import StoreError, StoreUnavailable, ValueTooLarge
 from perdure.stores._mysql_connections import Connections
 from perdure.stores._mysql_errors import (
     TOO_LARGE,
@@ -146,6 +154,21 @@ class Transaction:
             pass  # the server rolls back when it finds the connection closed
         finally:
             await self._database.connections.give_back(self.connection, sound=self._is_sound)
+
+    @asynccontextmanager
+    async def lent(self) -> AsyncGenerator[Any]:
+        """Give the connection to somebody else's code; its exceptions come out as they are, or as
+        `StoreUnavailable` when the connection was lost."""
+        try:
+            yield self.connection
+        except Exception as error:
+            self._is_open = False
+            try:
+                await self._ask(self.connection.rollback())
+            except self.errors as lost:
+                words = f"{translated(lost, self._database.connections.where)}"
+                raise StoreUnavailable(f"{words}, after {type(error).__name__}: {error}") from error
+            raise
 
     def check_open(self) -> None:
         """Raise when something ended the transaction in between."""

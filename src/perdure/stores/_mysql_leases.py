@@ -1,13 +1,12 @@
 """Giving runs to owners: their rows locked, leased and read in one transaction."""
 
-import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
-from perdure.errors import StoreCorrupted
 from perdure.store import Grant, Lease, Want
 from perdure.stores import _mysql_sql as sql
 from perdure.stores._mysql_database import Database, Result, Transaction
@@ -15,9 +14,8 @@ from perdure.stores._mysql_errors import Refused
 from perdure.stores._mysql_literals import Rows, Statement, Value, read_moment
 from perdure.stores._mysql_rows import chunks, read_inboxes, read_journals, read_run
 from perdure.stores._mysql_sql import Conditions, Statements
+from perdure.stores._reading import Granted, read_grant
 from perdure.stores._times import micros, moment_of
-
-logger = logging.getLogger(__name__)
 
 _RACES = 10
 _MICROSECOND = timedelta(microseconds=1)
@@ -60,9 +58,9 @@ class Leases:
         self._on = statements
         self._prefix = prefix
 
-    async def acquire(self, wants: Sequence[Want]) -> list[Grant | None]:
+    async def acquire(self, wants: Sequence[Want]) -> list[Granted | None]:
         """Give each want its grant or None, in order."""
-        grants: list[Grant | None] = [None] * len(wants)
+        grants: list[Granted | None] = [None] * len(wants)
         places = list(range(len(wants)))
         while places:
             # Of two wants for one run the first is served first, in a transaction of its own.
@@ -75,7 +73,7 @@ class Leases:
 
     async def claim(
         self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
-    ) -> list[Grant]:
+    ) -> list[Granted]:
         """Give up to `limit` grants of runs that are due, earliest first."""
         due = Conditions()
         due.add(sql.IS_DUE_NOW)
@@ -84,13 +82,13 @@ class Leases:
             due.add(sql.IN_WORKFLOWS, list(workflows))
         statement = self._on.where(sql.CLAIM, due, limit)
 
-        async def work(transaction: Transaction) -> list[Grant]:
+        async def work(transaction: Transaction) -> list[Granted]:
             [found] = await transaction.run(statement)
             leased = [Leased(held, owner, ttl) for held in map(_held, found.rows)]
             if not leased:
                 return []
             results = await transaction.finish(*self._lease(leased), *self._questions(leased))
-            return [*self._grants(leased, *results[-2:], skips_unreadable=True).values()]
+            return [*self._grants(leased, *results[-2:]).values()]
 
         return await self._database.transact(work, repeatable=False)
 
@@ -137,7 +135,7 @@ class Leases:
         held = map(_held, found.rows)
         return {each.key: each for each in held if (each.key, each.epoch, each.owner) in asked}
 
-    async def _acquire_distinct(self, wants: Sequence[Want]) -> dict[str, Grant]:
+    async def _acquire_distinct(self, wants: Sequence[Want]) -> dict[str, Granted]:
         asked = {self._prefix + want.id: want for want in sorted(wants, key=lambda want: want.id)}
         # Asked again, a run that is to be new would not be new any more.
         repeatable = all(want.existing for want in wants)
@@ -156,7 +154,7 @@ class Leases:
 
     async def _acquire_in(
         self, transaction: Transaction, asked: dict[str, Want]
-    ) -> dict[str, Grant]:
+    ) -> dict[str, Granted]:
         owners = sorted({want.owner for want in asked.values()})
         [found] = await transaction.run(self._on(sql.LOCK_WANTED, owners, [*asked]))
         there = {row[0]: _held(row) for row in found.rows}
@@ -199,33 +197,18 @@ class Leases:
         return [self._on(sql.JOURNALS, keys), self._on(sql.INBOXES, keys)] if keys else []
 
     def _grants(
-        self,
-        leased: Sequence[Leased],
-        journals: Result,
-        inboxes: Result,
-        *,
-        skips_unreadable: bool = False,
-    ) -> dict[str, Grant]:
-        """Give the grants in order, by the runs' stored ids.
-
-        A run that cannot be read is an error, or is left out and logged: it is tried again when
-        its lease ends.
-        """
+        self, leased: Sequence[Leased], journals: Result, inboxes: Result
+    ) -> dict[str, Granted]:
+        """Give the grants in order, by the runs' stored ids."""
         entries, messages = read_journals(journals.rows), read_inboxes(inboxes.rows)
         grants = {}
         for held, owner, ttl in leased:
             id, inbox = held.key.removeprefix(self._prefix), tuple(messages[held.key])
             epoch = max(held.epoch + 1, micros(held.now))
             lease = Lease(id, owner, epoch, held.now + ttl, bool(inbox))
-            try:
-                snapshot = read_run(id, held.snapshot, entries[held.key])
-            except StoreCorrupted:
-                if not skips_unreadable:
-                    raise
-                logger.exception("a run was claimed that cannot be read")
-            else:
-                takeovers = held.takeovers + held.is_orphaned
-                grants[held.key] = Grant(lease, snapshot, held.now, inbox, takeovers)
+            read = partial(read_run, id, held.snapshot, entries[held.key])
+            takeovers = held.takeovers + held.is_orphaned
+            grants[held.key] = read_grant(lease, read, held.now, inbox, takeovers)
         return grants
 
 
@@ -238,8 +221,8 @@ class Start(NamedTuple):
 
 def _started(
     asked: dict[str, Want], starts: Sequence[Start], results: Sequence[Result]
-) -> dict[str, Grant]:
-    grants = {}
+) -> dict[str, Granted]:
+    grants: dict[str, Granted] = {}
     for start, result in zip(starts, results, strict=False):
         epoch, now = result.last_id, moment_of(result.last_id)
         for key in start.runs:

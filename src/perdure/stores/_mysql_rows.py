@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from perdure import codec
-from perdure.errors import CodecError, SnapshotFormatError, StoreCorrupted
-from perdure.snapshot import Snapshot, merge_snapshots
+from perdure.snapshot import Snapshot
 from perdure.store import Message
 from perdure.stores._mysql_literals import read_moment
+from perdure.stores._reading import merged, reading
 
 Row = TypeVar("Row", bound=Sequence[Any])
 
@@ -20,13 +20,9 @@ _SIZED = (str, bytes)
 
 def read_run(id: str, snapshot: bytes | None, journal: Sequence[bytes] = ()) -> Snapshot:
     """Give a run's snapshot merged with its journal."""
-    try:
-        base: Snapshot = codec.loads(snapshot or b"")
-        if not journal:
-            return base
-        return merge_snapshots(base, *codec.loads(b"[%s]" % b",".join(journal)))
-    except (CodecError, SnapshotFormatError) as error:
-        raise StoreCorrupted(f"run {id!r} cannot be read: {error}") from error
+    with reading(id):
+        deltas: Any = codec.loads(b"[%s]" % b",".join(journal))
+        return merged(codec.loads(snapshot or b""), *deltas)
 
 
 def read_journals(rows: Iterable[Sequence[Any]]) -> dict[str, list[bytes]]:

@@ -41,6 +41,7 @@ from perdure.stores._mysql_literals import Rows, Statement, read_moment
 from perdure.stores._mysql_rows import chunks, names_as_json, read_inboxes, read_run
 from perdure.stores._mysql_schema import Names, Schema, dialect_of
 from perdure.stores._mysql_sql import Conditions, Statements
+from perdure.stores._reading import acquire_readable, claim_readable
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +165,8 @@ class MysqlStore(Closing):
                 [found] = await transaction.run(self._on(sql.EPOCH, key))
             if found.rows != ((epoch,),):
                 return Verdict.FENCED if found.rows else Verdict.UNKNOWN
-            entry = await work(transaction.connection)
+            async with transaction.lent() as connection:
+                entry = await work(connection)
             self._check_entry_of(id, epoch, entry)
             transaction.check_open()
             with self._database.speaking():
@@ -183,7 +185,7 @@ class MysqlStore(Closing):
             check_id(want.owner, "owner")
             _checked_workflow(want.workflow)
             self._check_size(want.create or b"", "the snapshot of run {!r}", want.id)
-        return await self._leases.acquire(wants)
+        return await acquire_readable(await self._leases.acquire(wants), self.release)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
         """Move the expiry of all leases to `ttl` from now; None for each that was lost."""
@@ -239,7 +241,9 @@ class MysqlStore(Closing):
         await self._life.ready()
         if check_limit(limit) == 0 or (workflows is not None and not workflows):
             return []
-        return await self._leases.claim(owner, ttl, limit, workflows)
+        return await claim_readable(
+            lambda left: self._leases.claim(owner, ttl, left, workflows), limit, self.release
+        )
 
     async def send(
         self, id: str, name: str, payload: bytes, /, *, dedup_id: str | None = None

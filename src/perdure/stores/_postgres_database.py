@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Any, cast
 
+from perdure.errors import StoreUnavailable
 from perdure.stores._postgres_connections import Connections
 from perdure.stores._postgres_errors import driver_errors, is_away, is_conflict, translated
 
@@ -78,9 +79,13 @@ class Database:
             await transaction.begin()
             yield transaction
             await transaction.commit()
-        except BaseException:
+        except BaseException as error:
             with suppress(*self._errors):
                 await transaction.roll_back()
+            if _is_loss(connection, error):
+                words = f"went away in a transaction: {type(error).__name__}: {error}"
+                where = f"PostgreSQL at {self.connections.where}"
+                raise StoreUnavailable(f"{where} {words}") from error
             raise
         finally:
             await self.connections.give_back(connection, sound=not transaction.is_open)
@@ -95,6 +100,12 @@ class Database:
 
     def _translated(self, error: BaseException) -> Exception:
         return translated(error, self.connections.where, self._table, self.connections.role)
+
+
+def _is_loss(connection: Any, error: BaseException) -> bool:
+    # What raised may be somebody else's code, which may raise anything over a lost connection.
+    is_news = isinstance(error, Exception) and not isinstance(error, StoreUnavailable)
+    return is_news and bool(connection.is_closed())
 
 
 class Transaction:

@@ -1,23 +1,23 @@
 """Giving runs to owners: leased in one statement, and read under the lease."""
 
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from perdure import codec
-from perdure.store import Grant, Lease, Message, Want
+from perdure.store import Grant, Lease, Want
 from perdure.stores._postgres_append import Fetch
 from perdure.stores._postgres_rows import read_message, read_run
 from perdure.stores._postgres_sql import (
     CLAIM,
     CREATE,
     CREATE_ONE,
-    INBOXES,
-    JOURNALS,
     LEASE,
+    READ_LEASED,
     Statements,
 )
+from perdure.stores._reading import Granted, read_grant
 from perdure.stores._times import moment_of
 
 
@@ -29,11 +29,11 @@ class Leases:
         self._statements = statements
         self._prefix = prefix
 
-    async def acquire(self, wants: Sequence[Want]) -> list[Grant | None]:
+    async def acquire(self, wants: Sequence[Want]) -> list[Granted | None]:
         """Give each want its grant or None, in order."""
         if len(wants) == 1:
             return [await self._acquire_one(wants[0])]
-        grants: list[Grant | None] = [None] * len(wants)
+        grants: list[Granted | None] = [None] * len(wants)
         places = list(range(len(wants)))
         while places:
             # Of two wants for one run the first is served first, by a statement of its own.
@@ -46,7 +46,7 @@ class Leases:
 
     async def claim(
         self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
-    ) -> list[Grant]:
+    ) -> list[Granted]:
         """Give up to `limit` grants of runs that are due, earliest first."""
         values: list[object] = [owner, ttl, limit, self._prefix]
         statement = self._statements[CLAIM]
@@ -55,8 +55,8 @@ class Leases:
             values.append(list(workflows))
         return list((await self._read(await self._fetch(statement, *values))).values())
 
-    async def _acquire_one(self, want: Want) -> Grant | None:
-        granted: dict[str, Grant] = {}
+    async def _acquire_one(self, want: Want) -> Granted | None:
+        granted: dict[str, Granted] = {}
         while not granted:
             if want.create is not None:
                 values = (self._prefix + want.id, want.owner, want.ttl, want.create, want.workflow)
@@ -70,9 +70,9 @@ class Leases:
                 break
         return granted.get(want.id)
 
-    async def _acquire_distinct(self, wants: Sequence[Want]) -> dict[str, Grant]:
+    async def _acquire_distinct(self, wants: Sequence[Want]) -> dict[str, Granted]:
         wants = sorted(wants, key=lambda want: want.id)
-        granted: dict[str, Grant] = {}
+        granted: dict[str, Granted] = {}
         while wants:
             granted |= await self._create([want for want in wants if want.create is not None])
             known = [want for want in wants if want.existing and want.id not in granted]
@@ -81,7 +81,7 @@ class Leases:
             wants = [want for want in known if want.create is not None and want.id not in found]
         return granted
 
-    async def _create(self, wants: Sequence[Want]) -> dict[str, Grant]:
+    async def _create(self, wants: Sequence[Want]) -> dict[str, Granted]:
         if not wants:
             return {}
         values: list[list[Any]] = [
@@ -95,7 +95,7 @@ class Leases:
         keyed = zip(values[0], wants, strict=True)
         return {want.id: _created(want, created[key]) for key, want in keyed if key in created}
 
-    async def _lease(self, wants: Sequence[Want], granted: dict[str, Grant]) -> Collection[str]:
+    async def _lease(self, wants: Sequence[Want], granted: dict[str, Granted]) -> Collection[str]:
         """Add the grants of the runs that are free; give the ids of all that are there."""
         if not wants:
             return ()
@@ -108,38 +108,33 @@ class Leases:
         granted |= await self._read([row for row in rows if row["epoch"] is not None])
         return {row["held"].removeprefix(self._prefix) for row in rows}
 
-    async def _read(self, rows: Sequence[Any]) -> dict[str, Grant]:
+    async def _read(self, rows: Sequence[Any]) -> dict[str, Granted]:
         """Give the grants of leased rows, in order, by the runs' ids.
 
         The statement that leased them could not see what was committed while it waited. Where
-        something may lie in the journal, or more in the inbox than it saw, it is read now, under
-        the lease.
+        something may lie in the journal, or the inbox may have changed, both are read now. A run
+        that was lost or put to rest in between is left out: its snapshot is not the one that came
+        with the lease any more.
         """
-        unclean = [row["id"] for row in rows if not row["clean"]]
-        mailed = [row["id"] for row in rows if row["mail"] != len(row["inbox"] or ())]
-        journals = await self._journals(unclean) if unclean else {}
-        inboxes = await self._inboxes(mailed) if mailed else {}
-        grants = (self._granted(row, journals, inboxes) for row in rows)
+        latest = {row["id"]: row for row in rows if row["clean"] and not row["stale"]}
+        if unread := [row["id"] for row in rows if row["id"] not in latest]:
+            found = await self._fetch(self._statements[READ_LEASED], unread)
+            latest |= {row["id"]: row for row in found}
+        kept = [row for row in rows if row["id"] in latest and _is_held(row, latest[row["id"]])]
+        grants = (self._granted(row, latest[row["id"]]) for row in kept)
         return {grant.lease.id: grant for grant in grants}
 
-    async def _journals(self, keys: Sequence[str]) -> dict[str, bytes | None]:
-        return dict(await self._fetch(self._statements[JOURNALS], keys))
-
-    async def _inboxes(self, keys: Sequence[str]) -> dict[str, list[Message]]:
-        found: dict[str, list[Message]] = defaultdict(list)
-        for row in await self._fetch(self._statements[INBOXES], keys):
-            found[row["run"]].append(read_message(*row[1:]))
-        return found
-
-    def _granted(
-        self, row: Any, journals: Mapping[str, bytes | None], inboxes: Mapping[str, list[Message]]
-    ) -> Grant:
-        key = row["id"]
-        id = key.removeprefix(self._prefix)
-        inbox = inboxes.get(key) or [read_message(*message) for message in row["inbox"] or ()]
-        snapshot = read_run(id, row["snapshot"], row["updated_at"], journals.get(key))
+    def _granted(self, row: Any, latest: Any) -> Granted:
+        id = row["id"].removeprefix(self._prefix)
+        inbox = tuple(read_message(*message) for message in latest["inbox"] or ())
         lease = Lease(id, row["owner"], row["epoch"], row["wake_at"], bool(inbox))
-        return Grant(lease, snapshot, row["now"], tuple(inbox), row["takeovers"])
+        read = partial(read_run, id, row["snapshot"], row["updated_at"], latest["journal"])
+        return read_grant(lease, read, row["now"], inbox, row["takeovers"])
+
+
+def _is_held(leased: Any, latest: Any) -> bool:
+    # By the owner and not by the epoch: one that asks twice at once would overtake itself.
+    return bool(latest["owner"] == leased["owner"] and latest["folded_epoch"] < leased["epoch"])
 
 
 def _created(want: Want, epoch: int) -> Grant:

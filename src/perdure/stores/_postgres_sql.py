@@ -3,7 +3,7 @@
 Every statement that writes runs locks their rows first, in the order of the ids, and decides by
 what it reads from the locked rows. What it reads from other tables is as old as its snapshot and
 may lack what was committed while it waited for a lock: where that would matter, a column of the
-locked row (`clean`, `mail`) tells.
+locked row (`clean`, `mail`, `xmin`) tells.
 
 Arrays are passed as `(SELECT $1::text[])`, which hides their length from the planner: it would make
 a new plan for every length, and planning takes longer than writing. `LATERAL` with a lock of its
@@ -65,10 +65,11 @@ LIST = """
     LIMIT $2
 """
 
-FENCE = "SELECT epoch = $2 FROM {runs} WHERE id = $1"
+# A transaction is told from the next one by when it began.
+FENCE = "SELECT epoch = $2, transaction_timestamp() FROM {runs} WHERE id = $1"
 
 # Locks the row in one statement, so that the next one sees all that was written before.
-HOLD = "SELECT FROM {runs} WHERE id = $1 FOR NO KEY UPDATE"
+HOLD = "SELECT transaction_timestamp() FROM {runs} WHERE id = $1 FOR NO KEY UPDATE"
 
 IS_KNOWN = """
     SELECT (folded_epoch, folded_n) >= ($2, $3) OR EXISTS (
@@ -112,22 +113,30 @@ _LEASED = """
     epoch = greatest(run.epoch + 1, {clock})
 """
 _GRANTED = """
-    run.id, run.owner, run.epoch, run.wake_at, run.takeovers, run.clean, run.mail,
-    run.updated_at, {snapshot} AS snapshot, CASE WHEN run.mail > 0 THEN (
+    run.id, run.owner, run.epoch, run.folded_epoch, run.wake_at, run.takeovers, run.clean,
+    run.mail, run.updated_at, {snapshot} AS snapshot, {unread} AS inbox, NULL::bytea AS journal,
+    statement_timestamp() AS now
+"""
+# Whether the row was written after the statement began: the inbox it read is then an older one.
+_IS_STALE = """
+    leased.mail > 0 AND held.version <> (SELECT xmin FROM {runs} AS seen WHERE seen.id = held.id)
+"""
+_UNREAD = """
+    CASE WHEN run.mail > 0 THEN (
         SELECT array_agg(ROW(seq, name, payload, sent_at) ORDER BY seq) FROM {inbox} AS message
         WHERE message.run = run.id AND message.born = run.born AND NOT message.taken
-    ) END AS inbox, statement_timestamp() AS now
+    ) END
 """
 
 LEASE = """
     WITH held AS MATERIALIZED (
-        SELECT want.owner, want.ttl, run.id,
+        SELECT want.owner, want.ttl, run.id, run.version,
             run.owner IS NULL OR run.owner = want.owner
                 OR run.wake_at <= statement_timestamp() AS free
         FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::interval[]))
             AS want (id, owner, ttl)
         CROSS JOIN LATERAL (
-            SELECT id, owner, wake_at FROM {runs} AS run
+            SELECT id, owner, wake_at, xmin AS version FROM {runs} AS run
             WHERE run.id = want.id FOR NO KEY UPDATE
         ) AS run
     ), leased AS (
@@ -137,12 +146,12 @@ LEASE = """
         WHERE run.id = held.id AND held.free
         RETURNING {granted}
     )
-    SELECT held.id AS held, leased.* FROM held LEFT JOIN leased USING (id)
+    SELECT held.id AS held, leased.*, {is_stale} AS stale FROM held LEFT JOIN leased USING (id)
 """
 
 CLAIM = """
-    WITH due AS MATERIALIZED (
-        SELECT id, wake_at AS since FROM {runs} AS run
+    WITH held AS MATERIALIZED (
+        SELECT id, wake_at AS since, xmin AS version FROM {runs} AS run
         WHERE wake_at <= statement_timestamp() AND starts_with(id, $4) {more}
         ORDER BY wake_at
         LIMIT $3
@@ -150,17 +159,18 @@ CLAIM = """
     ), leased AS (
         UPDATE {runs} AS run SET
             {leased}, owner = $1, wake_at = statement_timestamp() + $2::interval
-        WHERE run.id = ANY (ARRAY(SELECT id FROM due))
+        WHERE run.id = ANY (ARRAY(SELECT id FROM held))
         RETURNING {granted}
     )
-    SELECT leased.* FROM due JOIN leased USING (id) ORDER BY due.since, due.id
+    SELECT leased.*, {is_stale} AS stale
+    FROM held JOIN leased USING (id) ORDER BY held.since, held.id
 """
 
-JOURNALS = """
-    SELECT run.id, (
+READ_LEASED = """
+    SELECT run.id, run.owner, run.folded_epoch, (
         SELECT string_agg(entry.data, ',' ORDER BY entry.epoch, entry.n) FROM {journal} AS entry
         WHERE entry.run = run.id AND (entry.epoch, entry.n) > (run.folded_epoch, run.folded_n)
-    ) AS journal
+    ) AS journal, {unread} AS inbox
     FROM {runs} AS run WHERE run.id = ANY ($1::text[])
 """
 
@@ -322,6 +332,8 @@ class Statements:
             "held": names.fill(_HELD),
             "hint_if_due": _HINT_IF_DUE.format(channel=names.channel),
         }
+        self._parts["unread"] = names.fill(_UNREAD)
+        self._parts["is_stale"] = names.fill(_IS_STALE)
         self._parts["leased"] = _LEASED.format(**self._parts)
         self._parts["granted"] = names.fill(_GRANTED, **self._parts)
         self._filled: dict[tuple[str, str], str] = {}

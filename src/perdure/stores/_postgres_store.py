@@ -55,12 +55,17 @@ from perdure.stores._postgres_sql import (
     SEND,
     Statements,
 )
+from perdure.stores._reading import acquire_readable, claim_readable
 
 logger = logging.getLogger(__name__)
 
 # An entry of an index has at most 2,704 bytes, and a stored id is a part of several.
 _LONGEST_KEY = 2_500
 _OVER: tuple[RunStatus, ...] = ("completed", "failed", "cancelled")
+
+_ENDED_INSIDE = (
+    "the transaction was ended inside it, by COMMIT or ROLLBACK; only the store may end it"
+)
 
 _LOOK_AROUND = """
     SELECT current_setting('server_encoding'), current_setting('fsync'),
@@ -160,6 +165,9 @@ class PostgresStore(Closing):
                 await transaction.execute(settings)
             entry = await work(transaction.connection)
             self._check_entry_of(id, epoch, entry)
+            held = await transaction.fetch(self._statements[HOLD], key)
+            if held and held[0][0] != found[0][1]:
+                raise StoreError(_ENDED_INSIDE)
             verdict = await self._write_within(transaction, key, entry)
             if verdict is not Verdict.ACCEPTED:
                 await transaction.roll_back()
@@ -172,7 +180,7 @@ class PostgresStore(Closing):
             _checked_workflow(want.workflow)
             self._check_size(want.create or b"", "the snapshot of run {!r}", want.id)
         await self._life.ready()
-        return await self._leases.acquire(wants)
+        return await acquire_readable(await self._leases.acquire(wants), self.release)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
         """Move the expiry of all leases to `ttl` from now; None for each that was lost."""
@@ -228,7 +236,9 @@ class PostgresStore(Closing):
         """Lease and load up to `limit` runs that are due, runnable or orphaned, earliest first."""
         check_limit(limit)
         await self._life.ready()
-        return await self._leases.claim(owner, ttl, limit, workflows)
+        return await claim_readable(
+            lambda left: self._leases.claim(owner, ttl, left, workflows), limit, self.release
+        )
 
     async def send(
         self, id: str, name: str, payload: bytes, /, *, dedup_id: str | None = None
@@ -302,7 +312,6 @@ class PostgresStore(Closing):
         self._leases = Leases(fetch, self._statements, self._prefix)
 
     async def _write_within(self, transaction: Transaction, key: str, entry: Entry) -> Verdict:
-        await transaction.fetch(self._statements[HOLD], key)
         known = await transaction.fetch(self._statements[IS_KNOWN], key, entry.epoch, entry.n)
         if known and known[0][0]:
             await transaction.roll_back()

@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 
 from perdure import codec
 from perdure.clock import isoformat
-from perdure.errors import CodecError, InvalidArgument, SnapshotFormatError, StoreCorrupted
-from perdure.snapshot import RunStatus, Snapshot, merge_snapshots
+from perdure.errors import InvalidArgument
+from perdure.snapshot import RunStatus, Snapshot
 from perdure.store import Due, Entry, Grant, Lease, Listed, Message, Rest, Want
+from perdure.stores._reading import Granted, merged, read_grant, reading
 from perdure.stores._redis_links import Value
 from perdure.stores._times import micros, moment_of
 
@@ -55,11 +57,9 @@ def entry_values(entry: Entry) -> Sequence[Value]:
 
 def snapshot_of(id: str, content: bytes) -> Snapshot:
     """Give the merged snapshot of a run's content."""
-    try:
-        snapshot, *journal = codec.loads(b"[%s]" % content)
-        return merge_snapshots(snapshot, *journal) if journal else snapshot
-    except (CodecError, SnapshotFormatError, ValueError) as error:
-        raise StoreCorrupted(f"run {id!r} cannot be read: {error}") from error
+    with reading(id):
+        parts: Any = codec.loads(b"[%s]" % content)
+        return merged(*parts or [None])
 
 
 def messages_of(mail: Sequence[bytes]) -> tuple[Message, ...]:
@@ -100,15 +100,15 @@ def new_grant(created: Created, want: Want) -> Grant:
     return Grant(lease, codec.loads(want.create), created.now, created=True)
 
 
-def grant_of(reply: Sequence[Any], prefix: str, owner: str) -> Grant:
+def grant_of(reply: Sequence[Any], prefix: str, owner: str) -> Granted:
     """Give the grant of a run that was there."""
     facts, content, *mail = reply
     epoch, now, ends, takeovers, _, key = facts.split(b" ", 5)
     id = key.decode()[len(prefix) :]
     inbox = messages_of(*mail) if mail else ()
     lease = Lease(id, owner, int(epoch), moment_of(int(ends)), bool(inbox))
-    snapshot = snapshot_of(id, content)
-    return Grant(lease, snapshot, moment_of(int(now)), inbox, int(takeovers))
+    read = partial(snapshot_of, id, content)
+    return read_grant(lease, read, moment_of(int(now)), inbox, int(takeovers))
 
 
 def wake_time_of(reply: Sequence[Any]) -> tuple[int, bytes]:

@@ -6,10 +6,10 @@ from datetime import datetime
 from itertools import count
 
 from perdure import codec
-from perdure.errors import CodecError, SnapshotFormatError, StoreCorrupted
-from perdure.snapshot import RunStatus, Snapshot, merge_snapshots
+from perdure.snapshot import RunStatus, Snapshot
 from perdure.store import Message
 from perdure.stores._agenda import Agenda, Planned
+from perdure.stores._reading import merged, reading
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -34,11 +34,9 @@ class Run(Planned):
 
     def merged(self) -> Snapshot:
         """Give the snapshot with the journal applied, in the order of epoch and number."""
-        try:
-            deltas = [codec.loads(self.journal[place]) for place in sorted(self.journal)]
-            return merge_snapshots(codec.loads(self.snapshot), *deltas)
-        except (CodecError, SnapshotFormatError) as error:
-            raise StoreCorrupted(f"run {self.id!r} cannot be read: {error}") from error
+        journal = (self.journal[place] for place in sorted(self.journal))
+        with reading(self.id):
+            return merged(*(codec.loads(data) for data in (self.snapshot, *journal)))
 
     def orphaned(self, now: datetime) -> bool:
         """Tell whether the run has an owner whose lease has expired."""

@@ -1,6 +1,6 @@
 """What the verbs of leases and schedule say to a database with the SQLite schema."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ class Leased(NamedTuple):
     inbox: tuple[Message, ...] = ()
     takeovers: int = 0
     created: bool = False
+    listed_at: str | None = None
 
 
 class LeaseVerbs(Verbs):
@@ -130,29 +131,39 @@ class LeaseVerbs(Verbs):
     def _with_journals(self, leased: Sequence[Leased | None]) -> Verb[Sequence[Leased | None]]:
         """Add what was recorded since the snapshot, and the mail.
 
-        This may be a transaction of its own: since the grant only its owner can add to the journal.
+        This may be a transaction of its own. A run that was lost in between, or written anew, is
+        left out: its snapshot is not the one that came with the lease any more.
         """
         keys = [self._prefix + one.lease.id for one in leased if one and not one.created]
         if not keys:
             return leased
         ids = json_text(keys)
-        journals, inboxes = yield [self._on(sql.JOURNALS, ids=ids), self._on(sql.INBOXES, ids=ids)]
-        if not journals.rows and not inboxes.rows:
-            return leased
+        held, journals, inboxes = yield [
+            self._on(sql.HELD, ids=ids),
+            self._on(sql.JOURNALS, ids=ids),
+            self._on(sql.INBOXES, ids=ids),
+        ]
+        kept = {*held.rows}
         parts: dict[str, list[bytes]] = {key: [] for key in keys}
         mail: dict[str, list[Message]] = {key: [] for key in keys}
         for key, data in journals.rows:
             parts[key].append(data)
         for key, *message in inboxes.rows:
             mail[key].append(message_of(*message))
-        return [one and self._completed(one, parts, mail) for one in leased]
+        return [one and self._completed(one, kept, parts, mail) for one in leased]
 
     def _completed(
-        self, leased: Leased, parts: dict[str, list[bytes]], mail: dict[str, list[Message]]
-    ) -> Leased:
+        self,
+        leased: Leased,
+        kept: Container[Row],
+        parts: dict[str, list[bytes]],
+        mail: dict[str, list[Message]],
+    ) -> Leased | None:
         if leased.created:
             return leased
         lease, key = leased.lease, self._prefix + leased.lease.id
+        if (key, lease.owner, leased.listed_at) not in kept:
+            return None
         return leased._replace(
             lease=Lease(lease.id, lease.owner, lease.epoch, lease.expires_at, bool(mail[key])),
             parts=[*leased.parts, *parts[key]],
@@ -188,8 +199,9 @@ def _leased(
     wake_at: int,
     takeovers: int,
     snapshot: bytes,
+    listed_at: str | None = None,
     *,
     created: bool = False,
 ) -> Leased:
     lease = Lease(id, owner, epoch, moment_of(wake_at))
-    return Leased(lease, [snapshot], lease.expires_at - ttl, (), takeovers, created)
+    return Leased(lease, [snapshot], lease.expires_at - ttl, (), takeovers, created, listed_at)

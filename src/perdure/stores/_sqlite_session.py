@@ -8,7 +8,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from perdure.errors import StoreError
+from perdure.errors import StoreError, StoreUnavailable
 from perdure.stores._sqlite_connection import begin, drive, execute, translated
 from perdure.stores._sqlite_sql import Outcome, Statement
 from perdure.stores._sqlite_threads import Database, Solo
@@ -65,7 +65,13 @@ class FileSession(Session, Solo):
         """Give what one statement of the user's gives; their errors come as SQLite raises them."""
         if not self.open:
             raise StoreError("the transaction is over; its connection cannot be used any more")
-        return await self._ask(partial(_execute, Statement(sql, values)))
+        try:
+            return await self._ask(partial(_execute, Statement(sql, values)))
+        except sqlite3.Error as error:
+            ours = translated(error, self._database.path)
+            if isinstance(ours, StoreUnavailable):
+                self.lost = ours
+            raise
 
     async def finish(self, verb: Callable[[], Verb[bool]]) -> bool:
         """Drive the verb and commit if it says so; roll back if not, or if it fails."""

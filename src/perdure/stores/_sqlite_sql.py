@@ -137,7 +137,7 @@ ACQUIRE = """
         FROM ($rows)
     ) AS w
     WHERE id = w.key AND (owner IS NULL OR owner = w.taker OR wake_at <= w.now)
-    RETURNING id, epoch, wake_at, takeovers, CAST(snapshot AS BLOB)
+    RETURNING id, epoch, wake_at, takeovers, CAST(snapshot AS BLOB), listed_at
 """
 
 CLAIMABLE = """
@@ -153,8 +153,10 @@ CLAIM = """
     UPDATE $runs SET $leased
     FROM (SELECT $now AS now, :owner AS taker, :ttl AS ttl) AS w
     WHERE id IN ($claimable) AND wake_at <= w.now
-    RETURNING id, epoch, wake_at, takeovers, CAST(snapshot AS BLOB)
+    RETURNING id, epoch, wake_at, takeovers, CAST(snapshot AS BLOB), listed_at
 """
+
+HELD = "SELECT id, owner, listed_at FROM $runs WHERE id IN (SELECT value FROM json_each(:ids))"
 
 JOURNALS = """
     SELECT run, CAST(data AS BLOB) FROM $journal

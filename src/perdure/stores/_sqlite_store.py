@@ -1,21 +1,14 @@
 """The contract's verbs for a database with the SQLite schema, however it is reached."""
 
-import logging
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
 from perdure import codec
-from perdure.errors import (
-    CodecError,
-    InvalidArgument,
-    SnapshotFormatError,
-    StoreCorrupted,
-    ValueTooLarge,
-)
-from perdure.snapshot import RunStatus, Snapshot, merge_snapshots, workflow_of
+from perdure.errors import InvalidArgument, ValueTooLarge
+from perdure.snapshot import RunStatus, Snapshot, workflow_of
 from perdure.store import (
     Capabilities,
     Closing,
@@ -37,14 +30,20 @@ from perdure.store import (
     rest_of,
 )
 from perdure.stores._foreign import as_snapshot
+from perdure.stores._reading import (
+    Granted,
+    acquire_readable,
+    claim_readable,
+    merged,
+    read_grant,
+    reading,
+)
 from perdure.stores._sqlite_leases import Leased, LeaseVerbs
 from perdure.stores._sqlite_sql import Tables
 from perdure.stores._sqlite_transaction import Session, Transaction
 from perdure.stores._sqlite_verbs import RunVerbs, Verb
 
 T = TypeVar("T")
-
-_log = logging.getLogger(__name__)
 
 _SMALL = 64 * 1024
 
@@ -91,7 +90,7 @@ class SqliteSchemaStore(Closing):
     async def load(self, id: str, /) -> Snapshot | None:
         """Give the merged snapshot, or None; awaitly's resume states come as snapshots."""
         found = await self._read(partial(self._runs.load, check_id(id)))
-        return None if found is None else _merged(id, *found)
+        return None if found is None else _read_run(id, *found)
 
     async def delete(self, id: str, /) -> bool:
         """Remove the run and all that belongs to it; tell whether there was one."""
@@ -124,7 +123,7 @@ class SqliteSchemaStore(Closing):
             self._check_size(f"the snapshot of run {want.id!r}", want.create or b"")
         lone = len(wants) == 1 and len(wants[0].create or b"") < _SMALL
         leased = await self._write(partial(self._leases.acquire, wants), lone=lone)
-        return [None if one is None else _grant(one) for one in leased]
+        return await acquire_readable([one and _grant(one) for one in leased], self.release)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
         """Move the expiry of all leases to `ttl` from now; None for each that was lost."""
@@ -156,13 +155,13 @@ class SqliteSchemaStore(Closing):
         *,
         workflows: Sequence[str] | None = None,
     ) -> Sequence[Grant]:
-        """Lease and load up to `limit` runs that are due, runnable or orphaned, earliest first.
+        """Lease and load up to `limit` runs that are due, runnable or orphaned, earliest first."""
 
-        A run that cannot be read is left out and logged; it is tried again when its lease ends.
-        """
-        check_limit(limit)
-        leased = await self._write(partial(self._leases.claim, owner, ttl, limit, workflows))
-        return _readable(leased)
+        async def claim(left: int) -> list[Granted]:
+            leased = await self._write(partial(self._leases.claim, owner, ttl, left, workflows))
+            return [_grant(one) for one in leased]
+
+        return await claim_readable(claim, check_limit(limit), self.release)
 
     async def send(
         self, id: str, name: str, payload: bytes, /, *, dedup_id: str | None = None
@@ -213,27 +212,13 @@ class SqliteSchemaStore(Closing):
             raise ValueTooLarge(what, len(data), self.capabilities.max_value_size)
 
 
-def _merged(id: str, parts: Sequence[bytes], updated_at: datetime) -> Snapshot:
-    try:
-        snapshot = as_snapshot(codec.loads(parts[0]), updated_at)
-        if len(parts) == 1:
-            return snapshot
-        return merge_snapshots(snapshot, *codec.loads(b"[%s]" % b",".join(parts[1:])))
-    except (CodecError, SnapshotFormatError) as error:
-        raise StoreCorrupted(f"run {id!r} cannot be read: {error}") from error
+def _read_run(id: str, parts: Sequence[bytes], updated_at: datetime) -> Snapshot:
+    with reading(id):
+        deltas: Any = codec.loads(b"[%s]" % b",".join(parts[1:]))
+        return merged(as_snapshot(codec.loads(parts[0]), updated_at), *deltas)
 
 
-def _grant(leased: Leased) -> Grant:
+def _grant(leased: Leased) -> Granted:
     lease, now = leased.lease, leased.now
-    snapshot = _merged(lease.id, leased.parts, now)
-    return Grant(lease, snapshot, now, leased.inbox, leased.takeovers, leased.created)
-
-
-def _readable(leased: Iterable[Leased]) -> Sequence[Grant]:
-    grants = []
-    for one in leased:
-        try:
-            grants.append(_grant(one))
-        except StoreCorrupted:
-            _log.exception("a run was claimed that cannot be read")
-    return grants
+    read = partial(_read_run, lease.id, leased.parts, now)
+    return read_grant(lease, read, now, leased.inbox, leased.takeovers, leased.created)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeAlias, TypeVar
 
-from perdure.errors import InvalidArgument, StoreError
+from perdure.errors import InvalidArgument, StoreError, StoreUnavailable
 from perdure.stores._sqlite_sql import Outcome
 from perdure.stores._sqlite_verbs import Verb
 
@@ -27,6 +27,8 @@ class Session(ABC):
     def __init__(self, home: object) -> None:
         self.home = home
         self.open = False
+        self.lost: StoreUnavailable | None = None
+        """Why the transaction cannot go on, when the database failed while it was used."""
 
     @abstractmethod
     async def begin(self, verb: Callable[[], Verb[T]]) -> T:
@@ -51,6 +53,10 @@ class Session(ABC):
         token = _inside.set(self)
         try:
             return await work(transaction)
+        except Exception as error:
+            if self.lost is not None:
+                raise StoreUnavailable(f"{self.lost}") from error
+            raise
         finally:
             _inside.reset(token)
 

@@ -7,10 +7,10 @@ from random import Random
 from typing import Any, TypeVar
 
 from perdure import codec
-from perdure.errors import CodecError, SnapshotFormatError, StoreCorrupted
-from perdure.snapshot import Snapshot, merge_snapshots
+from perdure.snapshot import Snapshot
 from perdure.store import Rest
 from perdure.stores import _sqlstore_statements as sql
+from perdure.stores._reading import merged, reading
 from perdure.stores._sqlstore_client import Answer, SqlClient, ask
 from perdure.stores._sqlstore_dialects import Statements
 from perdure.stores._times import micros
@@ -101,11 +101,7 @@ def span(duration: timedelta) -> int:
     return duration // _MICROSECOND
 
 
-def merged(id: str, snapshot: str, journal: Sequence[str]) -> Snapshot:
+def read_run(id: str, snapshot: str, journal: Sequence[str]) -> Snapshot:
     """Give a run's snapshot with its journal applied."""
-    try:
-        deltas: list[Any] = [codec.loads(data) for data in journal]
-        base: Any = codec.loads(snapshot)
-        return merge_snapshots(base, *deltas)
-    except (CodecError, SnapshotFormatError) as error:
-        raise StoreCorrupted(f"run {id!r} cannot be read: {error}") from error
+    with reading(id):
+        return merged(*(codec.loads(data) for data in (snapshot, *journal)))

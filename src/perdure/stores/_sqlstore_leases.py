@@ -4,13 +4,15 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from perdure import codec
 from perdure.store import Grant, Lease, Message, NewRun, Want
 from perdure.stores import _sqlstore_statements as sql
+from perdure.stores._reading import Granted, read_grant
 from perdure.stores._sqlstore_client import Answer
-from perdure.stores._sqlstore_desk import Desk, chunks, marks, merged, rows_of, span
+from perdure.stores._sqlstore_desk import Desk, chunks, marks, read_run, rows_of, span
 from perdure.stores._times import micros, moment_of
 
 
@@ -21,9 +23,9 @@ class Leases:
         self._desk = desk
         self._leasing = asyncio.Lock()
 
-    async def acquire(self, wants: Sequence[Want]) -> list[Grant | None]:
+    async def acquire(self, wants: Sequence[Want]) -> list[Granted | None]:
         """Give each want its grant or None, in order."""
-        grants: list[Grant | None] = [None] * len(wants)
+        grants: list[Granted | None] = [None] * len(wants)
         places = list(range(len(wants)))
         while places:
             # In one turn each run is wanted once, and by one owner.
@@ -41,9 +43,9 @@ class Leases:
 
     async def claim(
         self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
-    ) -> list[Grant]:
+    ) -> list[Granted]:
         """Give up to `limit` grants of runs that are due, earliest first."""
-        granted: dict[str, Grant] = {}
+        granted: dict[str, Granted] = {}
         keys = [key for key, _ in (await self.due(None, limit, workflows)).rows]
         for chunk in chunks(keys):
             ticket = self._desk.ticket()
@@ -115,8 +117,8 @@ class Leases:
             found[key].append(Message(str(seq), name, payload.encode(), moment_of(sent_at)))
         return found
 
-    async def _acquire_alike(self, wants: Sequence[Want]) -> dict[str, Grant]:
-        granted: dict[str, Grant] = {}
+    async def _acquire_alike(self, wants: Sequence[Want]) -> dict[str, Granted]:
+        granted: dict[str, Granted] = {}
         for chunk in chunks(sorted(wants, key=lambda want: want.id)):
             left: Sequence[Want] = chunk
             while left:
@@ -125,7 +127,7 @@ class Leases:
                 left = await self._lease(left, granted) if left else ()
         return granted
 
-    async def _create(self, wants: Sequence[Want]) -> dict[str, Grant]:
+    async def _create(self, wants: Sequence[Want]) -> dict[str, Granted]:
         if not wants:
             return {}
         maker = self._desk.ticket()
@@ -139,7 +141,7 @@ class Leases:
             return {}
         answer = await self._desk.ask(sql.LEASED_RUNS, *keys, maker, marks=marks(keys))
         by_key = {self._desk.prefix + want.id: want for want in wants}
-        grants: dict[str, Grant] = {}
+        grants: dict[str, Granted] = {}
         for key, epoch, wake_at, _, _, now in answer.rows:
             want = by_key[key]
             lease = Lease(want.id, want.owner, epoch, moment_of(wake_at))
@@ -153,7 +155,7 @@ class Leases:
         answer = await self._desk.ask(sql.MADE, *keys, maker, marks=marks(keys))
         return {key for (key,) in answer.rows}
 
-    async def _lease(self, wants: Sequence[Want], granted: dict[str, Grant]) -> Sequence[Want]:
+    async def _lease(self, wants: Sequence[Want], granted: dict[str, Granted]) -> Sequence[Want]:
         """Add the grants of the runs that are free; give the wants that are worth another try."""
         keys = [self._desk.prefix + want.id for want in wants]
         owner, ttl, ticket = wants[0].owner, wants[0].ttl, self._desk.ticket()
@@ -168,26 +170,30 @@ class Leases:
         owners = {self._id(key): holder for key, holder in answer.rows}
         return [want for want in wants if want.id not in granted and _may_try_again(want, owners)]
 
-    async def _granted(self, keys: Sequence[str], owner: str, ticket: str) -> dict[str, Grant]:
+    async def _granted(self, keys: Sequence[str], owner: str, ticket: str) -> dict[str, Granted]:
         answer = await self._desk.ask(sql.LEASED_RUNS, *keys, ticket, marks=marks(keys))
         ours = [row[0] for row in answer.rows]
         if not ours:
             return {}
-        journals = await self._journals(ours)
         inboxes = await self.inboxes(ours)
-        grants: dict[str, Grant] = {}
+        # Read last: an epoch that is still the newest says that all was read under the lease.
+        journals = await self._journals(ours)
+        grants: dict[str, Granted] = {}
         for key, epoch, wake_at, takeovers, snapshot, now in answer.rows:
+            if (key, epoch) not in journals:
+                continue
             id, inbox = self._id(key), tuple(inboxes.get(key, ()))
             lease = Lease(id, owner, epoch, moment_of(wake_at), bool(inbox))
-            run = merged(id, snapshot, journals.get(key, ()))
-            grants[id] = Grant(lease, run, moment_of(now), inbox, takeovers)
+            read = partial(read_run, id, snapshot, journals[key, epoch])
+            grants[id] = read_grant(lease, read, moment_of(now), inbox, takeovers)
         return grants
 
-    async def _journals(self, keys: Sequence[str]) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = defaultdict(list)
+    async def _journals(self, keys: Sequence[str]) -> dict[tuple[str, int], list[str]]:
+        """Return the entries of runs, by stored id and newest epoch."""
+        found: dict[tuple[str, int], list[str]] = defaultdict(list)
         answer = await self._desk.ask(sql.JOURNALS, *keys, marks=marks(keys))
-        for key, data in answer.rows:
-            found[key].append(data)
+        for key, epoch, data in answer.rows:
+            found[key, epoch] += [] if data is None else [data]
         return found
 
     def _values(self, leases: Sequence[Lease]) -> list[object]:

@@ -198,10 +198,10 @@ LEASED_RUNS = """
     FROM {runs} AS run WHERE run.id IN ({marks}) AND run.ticket = ?
 """
 JOURNALS = """
-    SELECT entry.run, entry.data
-    FROM {journal} AS entry JOIN {runs} AS run ON run.id = entry.run
-    WHERE entry.run IN ({marks}) AND {after_fold}
-    ORDER BY entry.run, entry.epoch, entry.n
+    SELECT run.id, run.epoch, entry.data
+    FROM {runs} AS run LEFT JOIN {journal} AS entry ON entry.run = run.id AND {after_fold}
+    WHERE run.id IN ({marks})
+    ORDER BY run.id, entry.epoch, entry.n
 """
 INBOXES = """
     SELECT message.run, message.seq, message.name, message.payload, message.sent_at

@@ -55,23 +55,37 @@ class FileStore(EmbeddedStore):
             survives="power_loss" if durability == "full" else "process_crash",
             max_value_size=max_value_size,
         )
+        self._directory = Path(directory)
         disk = Disk(sync=durability == "full")
-        self._files = FileDesk(Path(directory), disk, check_prefix(prefix))
+        self._files = FileDesk(self._directory, disk, check_prefix(prefix))
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="perdure-file")
+        self._process = 0
         super().__init__(self._files, clock, capabilities)
 
     async def close(self) -> None:
         """Wait for what is being written and refuse further calls; the files stay."""
-        if not self._closed:
-            self._closed = True
+        if self._closed:
+            return
+        self._closed = True
+        if self._process in (0, os.getpid()):
             await asyncio.to_thread(self._threads.shutdown)
             await asyncio.to_thread(self._files.close)
 
     async def _call(self, verb: Callable[P, Answer[T]], /, *args: P.args, **options: P.kwargs) -> T:
+        self._check_process()
         # In threads of its own: the loop never waits for a disk, nor the disk for the user's steps.
         loop = asyncio.get_running_loop()
         answer = loop.run_in_executor(self._threads, lambda: self._ask(verb, *args, **options))
         return cast("T", await answer)
+
+    def _check_process(self) -> None:
+        if not self._process:
+            self._process = os.getpid()
+        if self._process != os.getpid():
+            raise StoreError(
+                f"the store in {self._directory} was used before this process was forked, and its "
+                "threads do not survive that; open a store in each process"
+            )
 
     def _ask(self, verb: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         try:

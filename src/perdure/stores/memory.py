@@ -33,6 +33,7 @@ from perdure.store import (
     check_prefix,
     rest_of,
 )
+from perdure.stores._reading import Granted, acquire_readable, claim_readable, read_grant
 from perdure.stores._shelf import Run, Shelf
 
 
@@ -135,7 +136,7 @@ class MemoryStore(Closing):
             check_id(want.id)
             self._check_size(f"the snapshot of run {want.id!r}", want.create or b"")
         now = self._now()
-        return [self._acquire(want, now) for want in wants]
+        return await acquire_readable([self._acquire(want, now) for want in wants], self.release)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
         """Move the expiry of all leases to `ttl` from now; None for each that was lost."""
@@ -178,8 +179,12 @@ class MemoryStore(Closing):
     ) -> Sequence[Grant]:
         """Lease and load up to `limit` runs that are due, runnable or orphaned, earliest first."""
         now = self._now()
-        runs = self._agenda.due(now, check_limit(limit), workflows, self._prefix)
-        return [self._grant(run, owner, now, ttl) for run in runs]
+
+        async def claim(left: int) -> list[Granted]:
+            runs = self._agenda.due(now, left, workflows, self._prefix)
+            return [self._grant(run, owner, now, ttl) for run in runs]
+
+        return await claim_readable(claim, check_limit(limit), self.release)
 
     async def send(
         self, id: str, name: str, payload: bytes, /, *, dedup_id: str | None = None
@@ -274,7 +279,7 @@ class MemoryStore(Closing):
         expected = any(message.name in rest.awaits for message in run.mail.values())
         self._wake(run, now if expected else rest.wake_at)
 
-    def _acquire(self, want: Want, now: datetime) -> Grant | None:
+    def _acquire(self, want: Want, now: datetime) -> Granted | None:
         key = self._prefix + want.id
         run = self._runs.get(key)
         if run is None:
@@ -289,8 +294,7 @@ class MemoryStore(Closing):
 
     def _grant(
         self, run: Run, owner: str, now: datetime, ttl: timedelta, *, created: bool = False
-    ) -> Grant:
-        snapshot = run.merged()
+    ) -> Granted:
         if run.orphaned(now):
             run.takeovers += 1
         run.epoch = next(self._shelf.epochs)
@@ -300,7 +304,7 @@ class MemoryStore(Closing):
         self._wake(run, now + ttl)
         mail = tuple(run.mail.values())
         lease = Lease(self._id(run), owner, run.epoch, now + ttl, bool(mail))
-        return Grant(lease, snapshot, now, mail, run.takeovers, created)
+        return read_grant(lease, run.merged, now, mail, run.takeovers, created)
 
     def _renew(self, lease: Lease, expires_at: datetime) -> Lease | None:
         run = self._owned(lease)

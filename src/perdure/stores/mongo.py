@@ -47,6 +47,7 @@ from perdure.stores._mongo_runs import Runs
 from perdure.stores._mongo_schema import Collections, collections_of, prepare
 from perdure.stores._mongo_sweeper import Sweeper
 from perdure.stores._mongo_transaction import MongoTransaction, Transactor
+from perdure.stores._reading import Granted, acquire_readable, claim_readable
 
 __all__ = [
     "MongoKeyValue",
@@ -178,7 +179,8 @@ class MongoStore(Closing):
             check_id(want.id)
             self._check_size(f"the snapshot of run {want.id!r}", want.create or b"")
         async with self._connection.use() as db:
-            return await self._leases.acquire(db, wants)
+            granted = await self._leases.acquire(db, wants)
+        return await acquire_readable(granted, self.release)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
         """Move the expiry of all leases to `ttl` from now; None for each that was lost."""
@@ -215,13 +217,13 @@ class MongoStore(Closing):
         *,
         workflows: Sequence[str] | None = None,
     ) -> Sequence[Grant]:
-        """Lease and load up to `limit` runs that are due, runnable or orphaned, earliest first.
+        """Lease and load up to `limit` runs that are due, runnable or orphaned, earliest first."""
 
-        A run that cannot be read is left out and logged; it is tried again when its lease ends.
-        """
-        check_limit(limit)
-        async with self._connection.use() as db:
-            return await self._leases.claim(db, owner, ttl, limit, workflows)
+        async def claim(left: int) -> list[Granted]:
+            async with self._connection.use() as db:
+                return await self._leases.claim(db, owner, ttl, left, workflows)
+
+        return await claim_readable(claim, check_limit(limit), self.release)
 
     async def send(
         self, id: str, name: str, payload: bytes, /, *, dedup_id: str | None = None

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from perdure import codec
 from perdure.clock import Clock, Duration, SystemClock
-from perdure.errors import InvalidArgument, StoreCorrupted, StoreUnavailable, ValueTooLarge
+from perdure.errors import InvalidArgument, StoreUnavailable, ValueTooLarge
 from perdure.snapshot import RunStatus, Snapshot, is_over, workflow_of
 from perdure.store import (
     MAX_VALUE_SIZE,
@@ -32,6 +32,7 @@ from perdure.store import (
 )
 from perdure.stores import _redis_scripts as scripts
 from perdure.stores._lifecycle import Lifecycle
+from perdure.stores._reading import Granted, acquire_readable, claim_readable
 from perdure.stores._redis_batches import Row
 from perdure.stores._redis_explain import Explanation, explain, require_durability
 from perdure.stores._redis_keys import STATUSES, Keys
@@ -197,10 +198,11 @@ class RedisStore(Closing):
         await self._life.ready()
         rows = [self._row_of(want) for want in wants]
         answers = await self._runs.each(scripts.ACQUIRE, rows, read=acquired_of)
-        return [
+        grants = [
             answer and self._grant_of(answer, want)
             for want, answer in zip(wants, answers, strict=True)
         ]
+        return await acquire_readable(grants, self.release)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
         """Move the expiry of all leases to `ttl` from now; None for each that was lost."""
@@ -245,19 +247,14 @@ class RedisStore(Closing):
         *,
         workflows: Sequence[str] | None = None,
     ) -> Sequence[Grant]:
-        """Lease and load up to `limit` runs that are due, runnable or orphaned, earliest first.
-
-        A run that cannot be read is left out and logged; it is tried again when its lease ends.
-        """
+        """Lease and load up to `limit` runs that are due, runnable or orphaned, earliest first."""
         await self._life.ready()
-        replies = await self._runs.claim(owner, ttl // _MICROSECOND, check_limit(limit), workflows)
-        grants = []
-        for reply in replies:
-            try:
-                grants.append(grant_of(reply, self._prefix, owner))
-            except StoreCorrupted:
-                logger.exception("a run was claimed that cannot be read")
-        return grants
+
+        async def claim(left: int) -> list[Granted]:
+            replies = await self._runs.claim(owner, ttl // _MICROSECOND, left, workflows)
+            return [grant_of(reply, self._prefix, owner) for reply in replies]
+
+        return await claim_readable(claim, check_limit(limit), self.release)
 
     async def send(
         self, id: str, name: str, payload: bytes, /, *, dedup_id: str | None = None
@@ -319,7 +316,7 @@ class RedisStore(Closing):
         if self._durability == "full":
             await require_durability(self._server)
 
-    def _grant_of(self, answer: Any, want: Want) -> Grant:
+    def _grant_of(self, answer: Any, want: Want) -> Granted:
         if isinstance(answer, Created):
             return new_grant(answer, want)
         return grant_of(answer, self._prefix, want.owner)

@@ -33,6 +33,7 @@ from perdure.store import (
 )
 from perdure.stores import _sqlstore_statements as sql
 from perdure.stores._lifecycle import Lifecycle
+from perdure.stores._reading import acquire_readable, claim_readable
 from perdure.stores._sqlstore_client import SqlalchemyClient, SqlClient, sqlalchemy_client
 from perdure.stores._sqlstore_desk import (
     Desk,
@@ -40,8 +41,8 @@ from perdure.stores._sqlstore_desk import (
     digest,
     marks,
     marks_of,
-    merged,
     moment,
+    read_run,
     span,
 )
 from perdure.stores._sqlstore_dialects import (
@@ -128,7 +129,7 @@ class SqlStore(Closing):
         if not answer.rows:
             return None
         snapshot, *journal = [data for _, _, _, data in answer.rows]
-        return merged(id, snapshot, journal)
+        return read_run(id, snapshot, journal)
 
     async def delete(self, id: str, /) -> bool:
         """Remove the run and all that belongs to it; tell whether there was one."""
@@ -180,7 +181,7 @@ class SqlStore(Closing):
             self._key(want.id)
             self._check_size(f"the snapshot of run {want.id!r}", want.create or b"")
         await self._life.ready()
-        return await self._leases.acquire(wants)
+        return await acquire_readable(await self._leases.acquire(wants), self.release)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
         """Move the expiry of all leases to `ttl` from now; None for each that was lost."""
@@ -221,7 +222,9 @@ class SqlStore(Closing):
         """Lease and load up to `limit` runs that are due, runnable or orphaned, earliest first."""
         check_limit(limit)
         await self._life.ready()
-        return await self._leases.claim(owner, ttl, limit, workflows)
+        return await claim_readable(
+            lambda left: self._leases.claim(owner, ttl, left, workflows), limit, self.release
+        )
 
     async def send(
         self, id: str, name: str, payload: bytes, /, *, dedup_id: str | None = None

@@ -8,11 +8,13 @@ from itertools import pairwise
 
 import pytest
 
-from perdure.store import NewRun, Rest, ScheduleStore, Store
+from perdure.errors import StoreCorrupted
+from perdure.store import Entry, NewRun, Rest, ScheduleStore, Store, Want
 from perdure.testing.conformance.harness import (
     LONG,
     Harness,
     Hinting,
+    Scheduled,
     appended,
     asked,
     granted,
@@ -260,6 +262,33 @@ class ClaimChecks(Harness):
         grants = await schedule.claim("ana", LONG, 10, workflows=["b", "c"])
         assert sorted(grant.lease.id for grant in grants) == ["2", "4"]
         assert sorted(await claimed_ids(schedule)) == ["1", "3"]
+
+    async def test_a_run_that_cannot_be_read_is_left_out_of_a_claim(self, store: Store) -> None:
+        """A run that cannot be read is left out: another takes its place, and it is not claimed
+        again within the next hour."""
+        schedule = need_schedule(store)
+        await self._make_unreadable(schedule, "bad")
+        await self.expire()
+        await schedule.enqueue([new_run("good 1"), new_run("good 2")])
+        grants = await schedule.claim("ana", LONG, 2)
+        assert sorted(grant.lease.id for grant in grants) == ["good 1", "good 2"]
+        assert await claimed_ids(schedule) == []
+        assert list(await schedule.due(grants[0].now, 10)) == []
+        assert await schedule.delete("bad") in {True, None}
+
+    async def test_a_run_that_cannot_be_read_is_named(self, store: Store) -> None:
+        """A run that cannot be read raises `StoreCorrupted`, which names it, and is not leased."""
+        journal = need_schedule(store)
+        await self._make_unreadable(journal, "bad")
+        await self.expire()
+        for owner in ("ana", "bob"):
+            with pytest.raises(StoreCorrupted, match="'bad'"):
+                await journal.acquire([Want("bad", owner, LONG)])
+
+    async def _make_unreadable(self, store: Scheduled, id: str) -> None:
+        """Record what is no delta of a snapshot, under a lease that expires soon."""
+        grant = await granted(store, id, ttl=self.short)
+        await appended(store, Entry(id, grant.lease.epoch, 1, b"[]"))
 
     async def test_a_claimed_epoch_grows(self, store: Store) -> None:
         """The epoch grows at each acquisition, a claim included."""

@@ -52,7 +52,8 @@ async def cancelled_until_done(store: Store, id: str) -> int:
         call: asyncio.Task[Any] = asyncio.ensure_future(
             durable.run({}, body, id=id, store=store, keep=True)
         )
-        await asyncio.sleep(random.uniform(0, 0.02))
+        # Each time a little later, so that it gets somewhere on a slow machine too.
+        await asyncio.sleep(random.uniform(0, 0.02 * 1.03**cancelled))
         call.cancel()
         await asyncio.wait([call])
         if not call.cancelled():

@@ -13,6 +13,8 @@ import pytest
 from perdure import Run, Runtime
 from tests.durability.processes import Job, job, opened, signed, worker_process
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:

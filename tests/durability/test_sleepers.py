@@ -18,6 +18,8 @@ from perdure.store import NewRun
 from perdure.stores.sqlite import sqlite
 from perdure.testing.faults import FaultyStore
 
+pytestmark = pytest.mark.alone
+
 SLEEPERS = 100_000
 POLL = 0.2
 

@@ -10,6 +10,8 @@ import pytest
 from perdure import Runtime
 from tests.durability.processes import Job, job, opened, signed, worker_process
 
+pytestmark = pytest.mark.alone
+
 LEASE = 1.0
 RUNS = 20
 

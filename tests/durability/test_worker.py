@@ -480,10 +480,10 @@ async def test_it_works_on_after_a_long_outage(
         await clock.advance(300)
         shaky.away = False
         ids = await trigger_many(runtime, quick, 3)
-        while await statuses(runtime, [*ids, "busy"]) != {"completed"}:
-            # The committer waits for a store in real time.
-            await asyncio.sleep(0.01)
-            await clock.advance(1)
+        async with asyncio.timeout(20):
+            while await statuses(runtime, [*ids, "busy"]) != {"completed"}:
+                await clock.advance(1)
+                await asyncio.sleep(0.01)
     assert "the store cannot be asked for work" in caplog.text
 
 

@@ -1,13 +1,11 @@
 """Any key-value store keeps the whole contract."""
 
 import asyncio
-import statistics
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
 from itertools import count
 from random import Random
-from time import perf_counter
 from typing import Any
 
 import pytest
@@ -29,6 +27,7 @@ from perdure.testing.clock import TestClock
 from perdure.testing.conformance import StoreConformance, harness
 from perdure.testing.conformance.harness import asked, rested
 from perdure.testing.conformance.samples import as_json, snapshot
+from tests.stores.append_speed import cost_of_length
 from tests.stores.crashes import HOUR, VERBS, Crash, finishes, goes_whole, step, survives_crash
 
 
@@ -338,21 +337,10 @@ class TestBetweenProcesses:
 
 
 class TestCost:
-    async def test_the_last_of_many_appends_costs_what_the_first_did(
-        self, store: KeyValueRuns
-    ) -> None:
+    @pytest.mark.alone
+    async def test_an_entry_costs_the_same_in_a_long_run(self, store: KeyValueRuns) -> None:
         """Nothing that is done for an entry grows with the journal."""
-        for turn in range(3):
-            grant = await granted(store, f"{turn}")
-            times = []
-            for n in range(5_000):
-                begun = perf_counter()
-                await store.append([step(grant, n, f"{n}")])
-                times.append(perf_counter() - begun)
-            early, late = statistics.median(times[10:510]), statistics.median(times[-500:])
-            if late < 1.3 * early:
-                return
-        pytest.fail(f"the first appends took {early * 1e6:.0f} µs, the last {late * 1e6:.0f} µs")
+        assert await cost_of_length(store) < 1.3
 
     async def test_due_reads_only_what_may_be_due(
         self, store: KeyValueRuns, kv: MemoryKeyValue, clock: TestClock

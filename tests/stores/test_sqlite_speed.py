@@ -11,11 +11,10 @@ from time import perf_counter
 
 import pytest
 
-from perdure.store import Entry, Verdict, Want
 from perdure.stores import _sqlite_sql as sql
 from perdure.stores._sqlite_sql import Statement, Tables
 from perdure.stores.sqlite import SqliteStore, sqlite
-from perdure.testing.conformance.samples import as_json, delta, snapshot
+from tests.stores.append_speed import cost_of_length
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -167,6 +166,7 @@ def steps_of(
     return next(steps)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("sleepers", [200_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 async def test_due_among_very_many_sleepers_is_quick(
     store: SqliteStore, database: sqlite3.Connection, sleepers: int
@@ -183,20 +183,8 @@ async def test_due_among_very_many_sleepers_is_quick(
     assert median(times) < 0.005
 
 
+@pytest.mark.alone
 async def test_the_5000th_entry_costs_what_the_10th_did(path: Path) -> None:
     """Appending takes no longer because a run is long."""
     async with sqlite(path) as store:
-        wants = [Want(id, "ana", HOUR, create=as_json(snapshot())) for id in ("long", "short")]
-        long, short = [grant.lease for grant in await store.acquire(wants) if grant]
-        entries = [Entry("long", long.epoch, n, delta(f"step {n}")) for n in range(5_000)]
-        for start in range(0, 5_000, 500):
-            await store.append(entries[start : start + 500])
-        times: dict[str, list[float]] = {"long": [], "short": []}
-        # In turns, so that what else the machine does weighs on both alike.
-        for n in range(300):
-            for lease, first in ((long, 5_000), (short, 10)):
-                entry = Entry(lease.id, lease.epoch, first + n, delta(f"step {n}"))
-                began = perf_counter()
-                assert await store.append([entry]) == [Verdict.ACCEPTED]
-                times[lease.id].append(perf_counter() - began)
-    assert median(times["long"]) <= 1.3 * median(times["short"])
+        assert await cost_of_length(store) < 1.3

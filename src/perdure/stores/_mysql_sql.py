@@ -3,7 +3,8 @@
 Whoever writes a run locks its row first, those of several runs in the order of their ids. What is
 decided by the rows is decided in Python, and written while they are still locked; in a transaction
 that reads what is committed, statements after the lock see all that was there before it. `FORCE
-INDEX` keeps a small table from being scanned: a scan would wait for rows of other runs.
+INDEX` keeps a small table from being scanned: a scan would lock rows of other runs, out of order,
+which is a deadlock with whoever locks them in order.
 """
 
 from perdure.stores._mysql_literals import Statement, Value
@@ -69,7 +70,7 @@ MAKE = """
 """
 MADE = "SELECT id FROM {runs} FORCE INDEX (PRIMARY) WHERE id IN (%s) AND epoch = -1"
 QUEUE_MADE = """
-    UPDATE {runs} SET
+    UPDATE {runs} FORCE INDEX (PRIMARY) SET
         wake_at = COALESCE(wake_at, UTC_TIMESTAMP(6)), updated_at = UTC_TIMESTAMP(6),
         epoch = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
     WHERE id IN (%s) AND epoch = -1
@@ -145,9 +146,17 @@ REST = """
 """
 EPOCH = "SELECT epoch FROM {runs} WHERE id = %s"
 
-FORGET_RUNS = "DELETE FROM {runs} WHERE id IN (%s)"
-FORGET_JOURNALS = "DELETE FROM {journal} WHERE run IN (%s)"
-FORGET_INBOXES = "DELETE FROM {inbox} WHERE run IN (%s)"
+# MariaDB scans a primary key that it is forced to use when it needs no other column: hence the
+# second condition here and in TAKE, which all of these rows meet.
+FORGET_RUNS = """
+    DELETE run FROM {runs} AS run FORCE INDEX (PRIMARY) WHERE run.id IN (%s) AND run.folded >= -1
+"""
+FORGET_JOURNALS = """
+    DELETE entry FROM {journal} AS entry FORCE INDEX (PRIMARY) WHERE entry.run IN (%s)
+"""
+FORGET_INBOXES = """
+    DELETE message FROM {inbox} AS message FORCE INDEX (by_run) WHERE message.run IN (%s)
+"""
 
 DUE = """
     SELECT id, wake_at FROM {runs} FORCE INDEX (by_wake)
@@ -163,14 +172,16 @@ IS_DUE_NOW = "wake_at <= UTC_TIMESTAMP(6)"
 
 # The order matters: what comes first still sees how the run was.
 LEASE = """
-    UPDATE {runs} SET
+    UPDATE {runs} FORCE INDEX (PRIMARY) SET
         takeovers = takeovers + (owner IS NOT NULL AND wake_at <= %s),
         epoch = GREATEST(epoch + 1, %s),
         owner = %s, wake_at = %s, status = 'running', awaits = NULL, folded = -1
     WHERE id IN (%s)
 """
-RENEW = "UPDATE {runs} SET wake_at = %s WHERE id IN (%s)"
-RELEASE = "UPDATE {runs} SET owner = NULL, wake_at = %s WHERE id IN (%s)"
+RENEW = "UPDATE {runs} FORCE INDEX (PRIMARY) SET wake_at = %s WHERE id IN (%s)"
+RELEASE = """
+    UPDATE {runs} FORCE INDEX (PRIMARY) SET owner = NULL, wake_at = %s WHERE id IN (%s)
+"""
 WAKE = "UPDATE {runs} SET wake_at = %s WHERE id = %s"
 
 JOURNALS = "SELECT run, data FROM {journal} WHERE run IN (%s) ORDER BY run, epoch, n"
@@ -182,8 +193,13 @@ MAIL = "SELECT run, seq, name, dedup IS NOT NULL FROM {inbox} WHERE run IN (%s) 
 MAILED = "SELECT DISTINCT run FROM {inbox} WHERE run IN (%s) AND taken = 0"
 KNOWN = "SELECT 1 FROM {inbox} WHERE run = %s AND dedup = %s"
 SEND = "INSERT INTO {inbox} (run, name, payload, sent_at, dedup) VALUES (%s, %s, %s, %s, %s)"
-TAKE = "DELETE FROM {inbox} WHERE seq IN (%s)"
-TAKE_KNOWN = "UPDATE {inbox} SET taken = 1, payload = '{{}}' WHERE seq IN (%s)"
+TAKE = """
+    DELETE message FROM {inbox} AS message FORCE INDEX (PRIMARY)
+    WHERE message.seq IN (%s) AND message.taken = 0
+"""
+TAKE_KNOWN = """
+    UPDATE {inbox} FORCE INDEX (PRIMARY) SET taken = 1, payload = '{{}}' WHERE seq IN (%s)
+"""
 
 OLD = """
     SELECT id FROM {runs} FORCE INDEX (by_status)

@@ -3,6 +3,8 @@
 import re
 from itertools import chain
 
+import pytest
+
 from perdure.errors import StoreClosed
 from perdure.snapshot import RunStatus, SnapshotWarning
 from perdure.store import Store
@@ -15,7 +17,6 @@ from perdure.testing.conformance.harness import (
     listed,
     need_journal,
     need_lease,
-    pages_of,
     step,
     steps_of,
 )
@@ -244,6 +245,28 @@ class ListChecks(Harness):
             await store.save(f"b-{number}", snapshot(workflow=name))
         pages = await pages_of(store, limit=4, prefix="a-", workflow="order", status="running")
         assert sorted(chain(*pages)) == sorted(f"a-{number}" for number in range(1, 12, 2))
+
+
+async def pages_of(
+    store: Store,
+    *,
+    limit: int,
+    prefix: str = "",
+    status: RunStatus | None = None,
+    workflow: str | None = None,
+) -> list[list[str]]:
+    """Give the ids on each page of a list, or fail when there is no last page."""
+    pages: list[list[str]] = []
+    after: str | None = None
+    for _ in range(100):
+        page = await store.list(
+            prefix=prefix, limit=limit, status=status, workflow=workflow, after=after
+        )
+        if not page:
+            return pages
+        pages.append([line.id for line in page])
+        after = page[-1].cursor
+    pytest.fail("the list has no last page: what comes `after` the last line must be nothing")
 
 
 class BaseChecks(SaveChecks, DeleteChecks, ListChecks):

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar, cast
 import pytest
 
 from perdure.clock import SystemClock
-from perdure.snapshot import RunStatus, Snapshot
+from perdure.snapshot import Snapshot
 from perdure.store import (
     Capabilities,
     Entry,
@@ -246,28 +246,6 @@ async def listed(store: Store, id: str = "run") -> Listed:
     lines = [line for line in await store.list(prefix=id) if line.id == id]
     assert len(lines) == 1, f"the run {id!r} is listed {len(lines)} times"
     return lines[0]
-
-
-async def pages_of(
-    store: Store,
-    *,
-    limit: int,
-    prefix: str = "",
-    status: RunStatus | None = None,
-    workflow: str | None = None,
-) -> list[list[str]]:
-    """Give the ids on each page of a list, or fail when there is no last page."""
-    pages: list[list[str]] = []
-    after: str | None = None
-    for _ in range(100):
-        page = await store.list(
-            prefix=prefix, limit=limit, status=status, workflow=workflow, after=after
-        )
-        if not page:
-            return pages
-        pages.append([line.id for line in page])
-        after = page[-1].cursor
-    pytest.fail("the list has no last page: what comes `after` the last line must be nothing")
 
 
 async def within(seconds: float, work: "asyncio.Future[T]") -> T:

@@ -8,6 +8,7 @@ import pytest
 
 from perdure.errors import InvalidArgument
 from perdure.store import MAX_ID_LENGTH, Delivery, Entry, NewRun, Rest, Store, Verdict, Want
+from perdure.testing.conformance.base import pages_of
 from perdure.testing.conformance.harness import (
     LONG,
     Harness,
@@ -17,7 +18,6 @@ from perdure.testing.conformance.harness import (
     need_journal,
     need_lease,
     need_schedule,
-    pages_of,
     rested,
     step,
     steps_of,

@@ -210,7 +210,9 @@ class ClaimChecks(Harness):
         takeovers = []
         for owner in ("bob", "cem"):
             await self.expire()
-            (taken,) = await schedule.claim(owner, self.short, 10)
+            grants = await schedule.claim(owner, self.short, 10)
+            assert [grant.lease.id for grant in grants] == ["run"]
+            taken = grants[0]
             assert list(taken.snapshot["steps"]) == ["a"]
             assert taken.lease.epoch > grant.lease.epoch
             takeovers.append(taken.takeovers)

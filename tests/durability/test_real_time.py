@@ -1,0 +1,31 @@
+"""What waits for a store waits in real time, whatever clock the runs have."""
+
+import asyncio
+
+import pytest
+
+from perdure import Runtime, Step, workflow
+from perdure.stores.memory import MemoryStore
+from perdure.testing.clock import TestClock
+from perdure.testing.faults import FaultyStore, How
+
+
+@workflow("greet")
+async def greet(step: Step, name: str) -> str:
+    return await step("greet", lambda: f"hello {name}")
+
+
+@pytest.mark.xfail(raises=TimeoutError, reason="the committer waits on the clock of the runs")
+@pytest.mark.parametrize("how", ["before", "after"])
+@pytest.mark.parametrize("verb", ["acquire", "append"])
+async def test_a_call_that_failed_is_tried_again_though_nobody_moves_the_clock(
+    verb: str, how: How
+) -> None:
+    """A test clock stands still while a store that failed once is asked again."""
+    clock = TestClock()
+    store = FaultyStore(MemoryStore(clock=clock), fail_at=1, how=how, verbs={verb})
+    runtime = Runtime(store, workflows=[greet], clock=clock)
+    async with asyncio.timeout(2):
+        run = await runtime.trigger(greet, "ana")
+    assert (run.output, store.failed) == ("hello ana", True)
+    assert clock.monotonic() == 0

@@ -153,9 +153,9 @@ class PostgresStore(Closing):
         async with self._database.transaction() as transaction:
             # The row is not locked while `work` runs: renewing the lease would wait for it, and
             # so would all leases that are renewed with it. The write itself is fenced again.
-            found = await transaction.fetch(self._statements[FENCE], key, epoch)
-            if not (found and found[0][0]):
-                return Verdict.FENCED if found else Verdict.UNKNOWN
+            verdict = await self._fenced(transaction, FENCE, key, epoch)
+            if verdict is not Verdict.ACCEPTED:
+                return verdict
             if settings := self._database.connections.for_guests:
                 await transaction.execute(settings)
             entry = await work(transaction.connection)
@@ -302,13 +302,24 @@ class PostgresStore(Closing):
         self._leases = Leases(fetch, self._statements, self._prefix)
 
     async def _write_within(self, transaction: Transaction, key: str, entry: Entry) -> Verdict:
-        await transaction.fetch(self._statements[HOLD], key)
-        known = await transaction.fetch(self._statements[IS_KNOWN], key, entry.epoch, entry.n)
-        if known and known[0][0]:
+        verdict = await self._fenced(transaction, HOLD, key, entry.epoch)
+        if verdict is not Verdict.ACCEPTED:
+            return verdict
+        place = (key, entry.epoch, entry.n)
+        [(is_known,)] = await transaction.fetch(self._statements[IS_KNOWN], *place)
+        if is_known:
             await transaction.roll_back()
             return Verdict.ACCEPTED
         writer = Writer(transaction.fetch, self._statements, self._prefix)
         return (await writer.write([entry]))[0]
+
+    async def _fenced(
+        self, transaction: Transaction, statement: str, key: str, epoch: int
+    ) -> Verdict:
+        found = await transaction.fetch(self._statements[statement], key, epoch)
+        if not found:
+            return Verdict.UNKNOWN
+        return Verdict.ACCEPTED if found[0][0] else Verdict.FENCED
 
     async def _create(self, runs: dict[str, NewRun]) -> set[str]:
         chosen = sorted(runs.items())

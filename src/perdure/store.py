@@ -141,8 +141,8 @@ class Entry(msgspec.Struct, frozen=True):
 
     Without `rest`, `data` is a snapshot delta that is added to the journal as entry `n` of the
     epoch. With `rest`, `data` is the whole snapshot: it replaces snapshot and journal in one atomic
-    write, the run lies as `rest` says, and the lease is given up. `takes` are ids of inbox messages
-    that this write consumes.
+    write, the run lies as `rest` says, the lease is given up and the epoch is closed. `takes` are
+    ids of inbox messages that this write consumes.
     """
 
     id: str
@@ -242,10 +242,14 @@ class JournalStore(Store, Protocol):
     async def append(self, entries: Sequence[Entry], /) -> Sequence[Verdict]:
         """Write the entries in one transaction or pipeline and give a verdict for each, in order.
 
-        An entry is accepted when its epoch is the run's newest, fenced when it is older, unknown
-        when there is no such run; one entry's refusal harms no other. Accepted means durable as
-        `capabilities.survives` says. An entry sent again (same id, epoch and n) is accepted and
-        changes nothing. After it, `load` gives the merge of everything appended, in order.
+        An entry is accepted when its epoch is the run's newest and is open, fenced when its epoch
+        is older or closed, unknown when there is no such run; one entry's refusal harms no other.
+        A rest closes its epoch, and so does the release of its lease. An expired lease closes
+        nothing until another owner takes the run. Accepted means durable as
+        `capabilities.survives` says. While its epoch is the newest, open or closed, an entry sent
+        again (same id, epoch and n) is accepted and changes nothing, and so is one whose `n` is
+        not above that of the rest. After it, `load` gives the merge of everything appended, in
+        order.
         """
         ...
 
@@ -275,7 +279,8 @@ class LeaseStore(Store, Protocol):
         """Give the leases up without a rest, so that the runs can be claimed at `wake_at` (None: at
         once).
 
-        The journal stays. Releasing a lease that is not one's own does nothing.
+        The journal stays, and the epoch is closed. Releasing a lease that is not one's own does
+        nothing.
         """
         ...
 
@@ -342,9 +347,10 @@ class TransactionStore(JournalStore, Protocol):
         self, id: str, epoch: int, work: Callable[[Any], Awaitable[Entry]], /
     ) -> Verdict:
         """Open a transaction, fence it by the epoch, call `work` with the store's connection, write
-        the entry it returns and commit, all or nothing. An exception from `work` rolls back and
-        comes out as it is, unless the connection was lost while `work` used it: then
-        `StoreUnavailable` is raised from it, whatever it is, for the work itself has not failed."""
+        the entry it returns and commit, all or nothing. With an epoch that is older or closed,
+        `work` is not called. An exception from `work` rolls back and comes out as it is, unless the
+        connection was lost while `work` used it: then `StoreUnavailable` is raised from it,
+        whatever it is, for the work itself has not failed."""
         ...
 
 

@@ -58,10 +58,10 @@ class FencesOnlyTheReleased(MemoryStore):
 class SavesWithoutFencing(MemoryStore):
     async def save(self, id: str, snapshot: Snapshot, /) -> None:
         run = self._runs.get(self._prefix + id)
-        epoch = None if run is None else run.epoch
+        before = None if run is None else (run.epoch, run.owner)
         await super().save(id, snapshot)
-        if epoch is not None:
-            self._runs[self._prefix + id].epoch = epoch
+        if run is not None and before is not None:
+            run.epoch, run.owner = before
 
 
 @caught_by("test_load_gives_steps_in_the_order_they_were_recorded")
@@ -192,6 +192,64 @@ class ForgetsWhatItFolded(MemoryStore):
         if run is not None:
             run.folded = (0, 0)
         return verdict
+
+
+class WritesToClosedEpochs(MemoryStore):
+    """Takes an entry of the newest epoch although nobody owns the run."""
+
+    def is_closed(self, run: Run) -> bool:
+        raise NotImplementedError
+
+    def _append(self, entry: Entry) -> Verdict:
+        run = self._runs.get(self._prefix + entry.id)
+        if run is None or run.owner is not None or self.is_closed(run):
+            return super()._append(entry)
+        run.owner = "the last owner"
+        try:
+            return super()._append(entry)
+        finally:
+            run.owner = None
+
+
+@caught_by("test_a_rest_closes_its_epoch")
+class WritesAfterARest(WritesToClosedEpochs):
+    def is_closed(self, run: Run) -> bool:
+        return run.folded[0] != run.epoch
+
+
+@caught_by("test_release_closes_its_epoch")
+class WritesAfterRelease(WritesToClosedEpochs):
+    def is_closed(self, run: Run) -> bool:
+        return run.folded[0] == run.epoch
+
+
+@caught_by("test_a_rest_closes_its_epoch_for_the_rest_of_its_call")
+class JudgesACallAsItBegins(MemoryStore):
+    async def append(self, entries: Sequence[Entry], /) -> Sequence[Verdict]:
+        rests = [entry for entry in entries if entry.rest is not None]
+        others = [entry for entry in entries if entry.rest is None]
+        verdicts = dict(
+            zip([*others, *rests], await super().append([*others, *rests]), strict=True)
+        )
+        return [verdicts[entry] for entry in entries]
+
+
+@caught_by("test_a_rest_sent_again_changes_nothing")
+class FencesWhatItFolded(MemoryStore):
+    def _append(self, entry: Entry) -> Verdict:
+        run = self._runs.get(self._prefix + entry.id)
+        if run is not None and run.folded[0] == run.epoch:
+            return Verdict.FENCED
+        return super()._append(entry)
+
+
+@caught_by("test_an_entry_sent_again_after_release_is_accepted")
+class FencesWhatWasReleased(MemoryStore):
+    def _append(self, entry: Entry) -> Verdict:
+        run = self._runs.get(self._prefix + entry.id)
+        if run is not None and run.owner is None and run.folded[0] != run.epoch:
+            return Verdict.FENCED
+        return super()._append(entry)
 
 
 @caught_by("test_one_refusal_harms_no_other")

@@ -9,7 +9,7 @@ import pytest
 from pymongo.errors import OperationFailure, PyMongoError
 
 from perdure.errors import InvalidArgument, StoreUnavailable
-from perdure.store import Entry, Grant, NewRun, Verdict, Want
+from perdure.store import Entry, Grant, NewRun, Rest, Verdict, Want
 from perdure.stores.mongo import MongoReplicaSetStore, MongoTransaction, mongo
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.process import Server
@@ -124,6 +124,20 @@ async def test_a_takeover_meanwhile_rolls_back(store: MongoReplicaSetStore, plac
     grant = await first_lease(store, timedelta(milliseconds=1))
     await asyncio.sleep(0.02)
     work = paying(grant, 1, meanwhile=lease(store, "bob"))
+    assert await store.transact("run", grant.lease.epoch, work) is FENCED
+    assert balances(place) == []
+    assert await steps(store) == []
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_rest_in_the_meantime_rolls_back(
+    store: MongoReplicaSetStore, place: Place, n: int
+) -> None:
+    """It closes the epoch for the user's writes too, whatever number their entry has."""
+    grant = await first_lease(store)
+    whole = as_json(snapshot(status="suspended"))
+    rest = Entry("run", grant.lease.epoch, 2, whole, rest=Rest("suspended"))
+    work = paying(grant, n, meanwhile=store.append([rest]))
     assert await store.transact("run", grant.lease.epoch, work) is FENCED
     assert balances(place) == []
     assert await steps(store) == []

@@ -157,8 +157,7 @@ async def test_the_user_may_nest_transactions(
 async def test_an_entry_that_is_there_already_changes_nothing(
     store: PostgresStore, user: asyncpg.Connection, grant: Grant
 ) -> None:
-    """Done again after a lost answer, the user's writes are not done twice; in the journal, and
-    when a rest holds it."""
+    """Done again after a lost answer, the user's writes are not done twice."""
 
     async def work(connection: Any) -> Entry:
         await connection.execute("INSERT INTO ledger VALUES (5)")
@@ -167,10 +166,22 @@ async def test_an_entry_that_is_there_already_changes_nothing(
     for _ in range(2):
         assert await store.transact("run", grant.lease.epoch, work) is Verdict.ACCEPTED
     assert (await balance(user), await recorded(store)) == (5, ["debit"])
-    whole = as_json(snapshot("debit"))
-    await store.append([Entry("run", grant.lease.epoch, 2, whole, rest=Rest("suspended"))])
-    assert await store.transact("run", grant.lease.epoch, work) is Verdict.ACCEPTED
-    assert (await balance(user), await recorded(store)) == (5, ["debit"])
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_rest_in_the_meantime_rolls_back(
+    store: PostgresStore, user: asyncpg.Connection, grant: Grant, n: int
+) -> None:
+    """It closes the epoch for the user's writes too, whatever number their entry has."""
+
+    async def work(connection: Any) -> Entry:
+        await connection.execute("INSERT INTO ledger VALUES (5)")
+        whole = as_json(snapshot(status="suspended"))
+        await store.append([Entry("run", grant.lease.epoch, 2, whole, rest=Rest("suspended"))])
+        return entry(grant, n)
+
+    assert await store.transact("run", grant.lease.epoch, work) is Verdict.FENCED
+    assert (await balance(user), await recorded(store)) == (0, [])
 
 
 async def test_the_users_statements_are_planned_as_usual(

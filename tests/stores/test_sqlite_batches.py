@@ -95,15 +95,17 @@ async def test_a_run_enqueued_twice_at_once_is_the_first(store: SqliteStore) -> 
     assert {line.id: line.workflow for line in await store.list()} == {"run": "a", "x": "c"}
 
 
-@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
-async def test_of_two_rests_at_once_the_later_one_counts(
-    store: SqliteStore, order: tuple[int, int]
+@pytest.mark.parametrize(
+    ("second", "verdict"), [(3, Verdict.FENCED), (2, Verdict.ACCEPTED), (1, Verdict.ACCEPTED)]
+)
+async def test_of_two_rests_in_one_call_the_first_counts(
+    store: SqliteStore, second: int, verdict: Verdict
 ) -> None:
-    """A rest has its place by its number, not by where it stands in the batch."""
+    """It closes the epoch; the second is refused, or changes nothing if the first includes it."""
     [grant] = await granted(store, "run")
-    rests = {1: rest(grant, 1, "a"), 2: rest(grant, 2, "a", "b")}
-    assert await store.append([rests[n] for n in order]) == [Verdict.ACCEPTED] * 2
-    assert await store.load("run") == snapshot("a", "b", status="completed")
+    rests = [rest(grant, 2, "a"), rest(grant, second, "b")]
+    assert await store.append(rests) == [Verdict.ACCEPTED, verdict]
+    assert await store.load("run") == snapshot("a", status="completed")
 
 
 async def test_a_run_that_goes_away_leaves_nothing_of_its_batch(

@@ -196,7 +196,10 @@ def test_good_snapshots(good: Any) -> None:
         ),
         (
             with_execution(state="running"),
-            'execution.state has to be "suspended" or "waiting" or "paused" or "cancelled", got \'running\'',
+            (
+                'execution.state has to be "suspended" or "waiting" or "paused" or "cancelled", '
+                "got 'running'"
+            ),
         ),
         (with_execution(pending={}), "execution.pending has to be a list, got dict"),
         (with_execution(pending=[5]), "execution.pending[0] has to be an object, got 5"),

@@ -95,6 +95,11 @@ class Standing:
         return self.header.epoch if self.mark is None else self.mark.epoch
 
     @property
+    def is_open(self) -> bool:
+        """Whether the newest epoch can be written to: a rest and a release close it."""
+        return self.mark is not None and self.mark.owner is not None
+
+    @property
     def status(self) -> RunStatus:
         """A run that was given to somebody is running until its next rest."""
         return self.header.status if self.mark is None else "running"

@@ -5,7 +5,7 @@ writes a wake line and then the run. Locks are taken in one order: gate, shard, 
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -200,34 +200,46 @@ class Shelf:
         self, files: RunFiles, journals: JournalWriter, entries: Sequence[Entry], now: int
     ) -> list[Verdict]:
         standing = files.standing()
-        if standing is None:
-            return [Verdict.UNKNOWN] * len(entries)
-        header = standing.header
-        known = journals.places(files)
+        known: Collection[Place] = () if standing is None else journals.places(files)
         fresh: dict[Place, Entry] = {}
-        for position, entry in enumerate(entries, 1):
+        verdicts: list[Verdict] = []
+        for entry in entries:
             place = (entry.epoch, entry.n)
-            old = place <= (header.epoch, header.n) or place in known or place in fresh
-            if entry.epoch != standing.epoch or old:
-                continue
-            fresh[place] = entry
-            if entry.rest is not None and entry.rest.gone:
-                # The head first: without its journal it would tell of less than was accepted.
-                self._delete(files)
-                journals.drop(files)
-                written = [_verdict(standing, each) for each in entries[:position]]
-                return written + [Verdict.UNKNOWN] * (len(entries) - position)
-            if entry.rest is not None:
-                takes = [id for each in fresh.values() for id in each.takes]
-                header = self._lay(
-                    files, journals, header, place, entry.data, entry.rest, takes,
-                    header.workflow, now,
-                )  # fmt: skip
-                known = ()
-                fresh.clear()
+            verdict = _verdict(standing, place, is_known=place in known or place in fresh)
+            if standing is not None and verdict is None:
+                fresh[place] = entry
+                if entry.rest is not None:
+                    takes = [id for each in fresh.values() for id in each.takes]
+                    header = standing.header
+                    standing = self._rest(files, journals, header, entry, entry.rest, takes, now)
+                    known = ()
+                    fresh = {}
+            verdicts.append(verdict or Verdict.ACCEPTED)
         if fresh:
             journals.add(files, fresh.values())
-        return [_verdict(standing, entry) for entry in entries]
+        return verdicts
+
+    def _rest(
+        self,
+        files: RunFiles,
+        journals: JournalWriter,
+        before: Header,
+        entry: Entry,
+        rest: Rest,
+        takes: Sequence[str],
+        now: int,
+    ) -> Standing | None:
+        """Put a run to rest and return how it stands, or None when it is deleted."""
+        if rest.gone:
+            # The head first: without its journal it would tell of less than was accepted.
+            self._delete(files)
+            journals.drop(files)
+            return None
+        place = (entry.epoch, entry.n)
+        header = self._lay(
+            files, journals, before, place, entry.data, rest, takes, before.workflow, now
+        )
+        return Standing(header, None, ())
 
     def announce(self, wakes: Iterable[tuple[RunFiles, int]]) -> None:
         """Write the wake lines of runs, under the names of their workflows."""
@@ -287,5 +299,12 @@ class Shelf:
         self.disk.replace(files.inbox, b"".join(map(mail_line, kept)))
 
 
-def _verdict(standing: Standing, entry: Entry) -> Verdict:
-    return Verdict.ACCEPTED if entry.epoch == standing.epoch else Verdict.FENCED
+def _verdict(standing: Standing | None, place: Place, *, is_known: bool) -> Verdict | None:
+    """Return the verdict on an entry; None when it is accepted and has to be written."""
+    if standing is None:
+        return Verdict.UNKNOWN
+    if place[0] != standing.epoch:
+        return Verdict.FENCED
+    if is_known or place <= (standing.header.epoch, standing.header.n):
+        return Verdict.ACCEPTED
+    return None if standing.is_open else Verdict.FENCED

@@ -128,8 +128,12 @@ class KeyValueDesk(KeyValueShelf):
                 if found is None or not found[1].holds(lease.owner, lease.epoch):
                     return
                 text, head = found
-                released = head_text(replace(head, owner=None, wake_at=wake_at))
-                if await self.documents.swap(run.head_key, text, released):
+                sealed = (*head.sealed, (head.epoch, None))
+                released = replace(head, owner=None, wake_at=wake_at, sealed=sealed)
+                if await self.documents.swap(run.head_key, text, head_text(released)):
+                    self.forget(run)
+                    counted = head_text(await self.count_sealed(run, released))
+                    await self.documents.swap(run.head_key, head_text(released), counted)
                     return
         raise too_busy(lease.id)
 
@@ -301,11 +305,7 @@ class KeyValueDesk(KeyValueShelf):
 
     async def _read_under_lease(self, run: RunDocuments, taken: Head, now: int) -> Grant | None:
         """Count what earlier owners have written, and read it; None when the lease was lost."""
-        sealed = [
-            (epoch, len(await run.journal(epoch, None)) if count is None else count)
-            for epoch, count in taken.sealed
-        ]
-        counted = replace(taken, sealed=tuple(sealed))
+        counted = await self.count_sealed(run, taken)
         if counted != taken and not await self.documents.swap(
             run.head_key, head_text(taken), head_text(counted)
         ):

@@ -33,7 +33,8 @@ class Head(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """How a run stands. Times are microseconds since 1970.
 
     While it has an owner, `wake_at` is the end of the lease. `folded` is the place of the write
-    that put it to rest; while that is of the head's own epoch, nothing can be added. `taken` are
+    that put it to rest; while that is of the head's own epoch, or that epoch is sealed because the
+    lease was released, nothing can be added. `taken` are
     messages that lie in the inbox and were taken. `litter` is what was left to be removed when the
     head was written: a snapshot, and epochs with how many documents each has.
     """
@@ -55,8 +56,13 @@ class Head(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the run was put to rest and not given to anybody since."""
-        return self.folded[0] == self.epoch
+        """Whether the run was put to rest or released, and not given to anybody since."""
+        return self.folded[0] == self.epoch or self.is_released
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the lease was given up without a rest."""
+        return bool(self.sealed) and self.sealed[-1][0] == self.epoch
 
     def is_held(self, now: int) -> bool:
         """Tell whether somebody's lease is unexpired."""

@@ -6,7 +6,7 @@ all. A crash between any two leaves the run as before or as after, and at worst 
 """
 
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from random import Random
@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 from zlib import crc32
 
 import msgspec
+from msgspec.structs import replace
 
 from perdure.errors import StoreCorrupted, StoreUnavailable
 from perdure.snapshot import Snapshot, is_over
@@ -209,7 +210,17 @@ class KeyValueShelf:
         after = await run.head()
         if after is None or tail is None or after[1].epoch != tail.epoch or after[1].is_closed:
             self.forget(run)
-        return [_verdict(after and after[1], entry) for entry in entries]
+        return await self._verdicts(run, after and after[1], entries)
+
+    async def _verdicts(
+        self, run: RunDocuments, head: Head | None, entries: Sequence[Entry]
+    ) -> list[Verdict]:
+        written: set[int] = set()
+        if head is not None and head.is_released:
+            written = {
+                each.n for document in await run.journal(*head.sealed[-1]) for each in document
+            }
+        return [_verdict(head, entry, written) for entry in entries]
 
     async def _tail(self, run: RunDocuments, head: Head) -> _Tail | None:
         """Give what the journal of the head's own epoch holds; None when nothing can be added."""
@@ -233,7 +244,7 @@ class KeyValueShelf:
         for _ in range(PATIENCE):
             found = await run.head()
             head = found and found[1]
-            verdicts = [_verdict(head, entry) for entry in entries]
+            verdicts = await self._verdicts(run, head, entries)
             if head is None or head.is_closed or verdicts[-1] is not Verdict.ACCEPTED:
                 return verdicts
             if rest.gone:
@@ -297,6 +308,14 @@ class KeyValueShelf:
             await self.documents.change(run.inbox_key, _without_mail(taken))
         return True
 
+    async def count_sealed(self, run: RunDocuments, head: Head) -> Head:
+        """Return a head that was just written, with the number of documents of each old epoch."""
+        sealed = [
+            (epoch, len(await run.journal(epoch, None)) if count is None else count)
+            for epoch, count in head.sealed
+        ]
+        return replace(head, sealed=tuple(sealed))
+
     async def _litter(self, run: RunDocuments, head: Head) -> Litter:
         epochs: list[tuple[int, int]] = []
         for epoch, count in (*head.sealed, *(() if head.is_closed else ((head.epoch, None),))):
@@ -350,12 +369,13 @@ def too_busy(id: str) -> StoreUnavailable:
     return StoreUnavailable(f"run {id!r} was changed by others {PATIENCE} times; try again")
 
 
-def _verdict(head: Head | None, entry: Entry) -> Verdict:
+def _verdict(head: Head | None, entry: Entry, written: Collection[int]) -> Verdict:
     if head is None:
         return Verdict.UNKNOWN
-    if entry.epoch != head.epoch or (head.is_closed and (entry.epoch, entry.n) > head.folded):
+    if entry.epoch != head.epoch:
         return Verdict.FENCED
-    return Verdict.ACCEPTED
+    is_there = (entry.epoch, entry.n) <= head.folded or entry.n in written
+    return Verdict.ACCEPTED if is_there or not head.is_closed else Verdict.FENCED
 
 
 def _awaits_mail(rest: Rest, inbox: Inbox, taken: set[str]) -> bool:

@@ -23,7 +23,6 @@ from perdure.stores._mongo_inbox import awaited, mark_taken, message_ids, taken_
 from perdure.stores._mongo_log import (
     Log,
     Positions,
-    content_of,
     entry_document,
     read_logs,
     seal_logs,
@@ -231,21 +230,18 @@ class Appender:
             return verdict
         turn.life = life_of(run)
         log = (await read_logs(db, {turn.key: [entry.epoch]}))[turn.key][0]
-        counts = entry.epoch in run.get("epochs", ())
-        closed = log.sealed or not counts
+        was_released = run.get("owner") is None
         position = self._positions.confirm(turn.key, entry.epoch)
-        if closed:
+        if log.sealed or was_released:
             self._positions.drop(turn.key, entry.epoch)
         elif position is not None:
             position.slot, position.last, position.sure = log.next, log.last, True
-        if counts and log.holds(entry.n):
+        if log.holds(entry.n):
             return Verdict.ACCEPTED
-        if entry.rest is not None:
+        if entry.rest is not None and not was_released:
             return Plan(db.runs, await self._rest_one(db, turn, entry.rest, run, log))
-        if closed:
-            # The run was put to rest, and nobody has it since: its own document takes the entry.
-            late = {"tail": {**_place(entry), **content_of(entry)}}
-            return Plan(db.runs, UpdateOne(fenced(turn.key, entry), {"$push": late}))
+        if log.sealed or was_released:
+            return Verdict.FENCED
         return Plan(db.journal, InsertOne(entry_document(turn.key, entry, log.next)))
 
     def _verdict(self, turn: Turn, run: Any) -> Verdict | None:
@@ -263,9 +259,9 @@ class Appender:
         if run.get("epoch") != entry.epoch:
             self._positions.drop(turn.key, entry.epoch)
             return Verdict.FENCED
-        folded = rested.get("epoch") == entry.epoch and entry.n <= rested["n"]
-        late = any(_place(entry).items() <= {**record}.items() for record in run.get("tail", ()))
-        return Verdict.ACCEPTED if folded or late else None
+        if rested.get("epoch") != entry.epoch:
+            return None
+        return Verdict.ACCEPTED if entry.n <= rested["n"] else Verdict.FENCED
 
     async def _rest_one(self, db: Collections, turn: Turn, rest: Rest, run: Any, log: Log) -> Write:
         entry = turn.last

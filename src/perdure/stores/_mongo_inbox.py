@@ -136,8 +136,7 @@ async def inbox(db: Collections, run_id: str) -> list[Message]:
 
 def taken_in(run: Mapping[str, Any]) -> set[str]:
     """Give the messages that a run's own document names as taken."""
-    tail = (id for entry in run.get("tail", ()) for id in entry.get("takes", ()))
-    return {*run.get("took", ()), *tail}
+    return {*run.get("took", ())}
 
 
 def message_ids(run_id: str, takes: Iterable[str]) -> list[str]:

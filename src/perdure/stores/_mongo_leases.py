@@ -22,7 +22,7 @@ from perdure.stores._mongo_inbox import (
     taken_in,
     untaken,
 )
-from perdure.stores._mongo_log import Log, Positions, Record, record_in, seal_logs
+from perdure.stores._mongo_log import Log, Positions, Record, seal_logs
 from perdure.stores._mongo_schema import WAKE_INDEX, Collections, insert
 from perdure.stores._mongo_updates import (
     Document,
@@ -30,6 +30,7 @@ from perdure.stores._mongo_updates import (
     begins_with,
     creating,
     date,
+    epochs_are,
     is_due,
     later,
     leasing,
@@ -284,8 +285,17 @@ class Leases:
         """Give the leases up."""
         for held in self._held(leases):
             await db.runs.update_many(held, releasing(wake_at))
-        for lease in leases:
-            self._positions.drop(self._prefix + lease.id, lease.epoch)
+        keyed = [(self._prefix + lease.id, lease.epoch) for lease in leases]
+        await self._seal_released(db, {k: e for k, e in keyed if not self._positions.get(k, e)})
+        for key, epoch in keyed:
+            self._positions.drop(key, epoch)
+
+    async def _seal_released(self, db: Collections, epochs: Mapping[str, int]) -> None:
+        """Close epochs with which another process may go by memory."""
+        if epochs:
+            released = db.runs.find({**epochs_are(epochs), "owner": None}, {"_id": 1})
+            keys = [run["_id"] async for run in released]
+            await seal_logs(db, {key: [epochs[key]] for key in keys})
 
     def _held(self, leases: Sequence[Lease]) -> Iterator[Document]:
         """Match the runs with these leases, in parts: the server looks through a part for each."""
@@ -427,7 +437,4 @@ def merged_data(run: Mapping[str, Any], logs: Iterable[Log]) -> Iterator[bytes]:
     for log in logs:
         for record in log.records:
             records.setdefault((record.epoch, record.n), record)
-    for late in run.get("tail", ()):
-        record = record_in(late, late["epoch"])
-        records.setdefault((record.epoch, record.n), record)
     return (records[place].data() for place in sorted(records))

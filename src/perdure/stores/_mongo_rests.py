@@ -10,7 +10,6 @@ from perdure.stores._mongo_turn import Turn
 from perdure.stores._mongo_updates import (
     Document,
     are_running,
-    epochs_are,
     rest_fields,
     resting,
 )
@@ -71,9 +70,9 @@ async def lay_down(db: Collections, turns: Iterable[Turn]) -> int:
 
 
 async def remove(db: Collections, epochs: Mapping[str, int]) -> tuple[int, bool]:
-    """Delete runs that have these epochs; give how many, and whether some may have had letters."""
+    """Delete runs of these epochs; return how many, and whether some may have had letters."""
     # One statement for all: as many of their own would take the server far longer.
-    mine = epochs_are(epochs)
+    mine = are_running(epochs, {})
     gone = (await db.runs.delete_many({**mine, "letters": None})).deleted_count
     if gone == len(epochs):
         return gone, False

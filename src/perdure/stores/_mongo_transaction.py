@@ -61,9 +61,9 @@ class Transactor:
         use = self._connection.use
         key = self._prefix + id
         async with use() as db:
-            run = await db.runs.find_one({"_id": key}, {"epoch": 1})
-            if run is None or run.get("epoch") != epoch:
-                return Verdict.UNKNOWN if run is None else Verdict.FENCED
+            verdict = await _fence(db, key, epoch)
+            if verdict is not Verdict.ACCEPTED:
+                return verdict
             session = db.client.start_session()
         async with session:
             async with use():
@@ -86,17 +86,32 @@ class Transactor:
                 return await self._end(db, session, Turn(key, [entry]))
 
     async def _end(self, db: Collections, session: AsyncClientSession, turn: Turn) -> Verdict:
-        plan = self._appender.plan_by_memory(db, turn) or await self._appender.plan(db, turn)
+        plan = self._appender.plan_by_memory(db, turn) or await self._plan(db, turn)
         if isinstance(plan, Verdict):
-            # An entry that was there before means that the user's writes were, too.
             return plan
         if await _commit(session, plan):
             await self._appender.written(db, turn, plan)
             return Verdict.ACCEPTED
-        settled = await self._appender.plan(db, turn)
+        settled = await self._plan(db, turn)
         if isinstance(settled, Verdict):
             return settled
         raise StoreUnavailable(f"run {turn.last.id!r} was written at the same moment; try again")
+
+    async def _plan(self, db: Collections, turn: Turn) -> Plan | Verdict:
+        plan = await self._appender.plan(db, turn)
+        if plan is not Verdict.ACCEPTED:
+            return plan
+        # In an open epoch, an entry that was there before means that the user's writes were, too. A
+        # rest accepts all entries before it, whether they were written or not.
+        return await _fence(db, turn.key, turn.last.epoch)
+
+
+async def _fence(db: Collections, key: str, epoch: int) -> Verdict:
+    run = await db.runs.find_one({"_id": key}, {"epoch": 1, "owner": 1})
+    if run is None:
+        return Verdict.UNKNOWN
+    is_open = run.get("epoch") == epoch and run.get("owner") is not None
+    return Verdict.ACCEPTED if is_open else Verdict.FENCED
 
 
 def _lost_connection(error: BaseException) -> BaseException | None:

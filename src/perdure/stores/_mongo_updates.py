@@ -7,7 +7,6 @@ A run's document at rest is `_id`, `snapshot`, `updatedAt`, as awaitly writes th
 `epoch`     of the last acquisition or save
 `epochs`    those whose journal counts on top of the snapshot, oldest first
 `rested`    epoch and number of the entry that wrote the snapshot
-`tail`      entries that came after that rest and before the next acquisition
 `claim`     marks the documents that one call leased or created
 `born`      the claim that created the run; tells its mail from that of a run of the same id before
 `letters`   how many events were ever sent to it
@@ -28,7 +27,7 @@ Pipeline: TypeAlias = list[Document]
 
 OVER = ("completed", "failed", "cancelled")
 HEADER = dict.fromkeys(
-    ("epoch", "epochs", "owner", "rested", "tail", "born", "letters", "took", "status", "wakeAt"), 1
+    ("epoch", "epochs", "owner", "rested", "born", "letters", "took", "status", "wakeAt"), 1
 )
 
 _MILLISECOND = timedelta(milliseconds=1)
@@ -95,12 +94,11 @@ def _is(field: str, by_id: Mapping[str, Any]) -> Document:
 
 
 def are_running(epochs: Mapping[str, int], letters: Mapping[str, int | None]) -> Document:
-    """Match the runs of these epochs that no rest of the epoch was written to.
+    """Match the runs whose newest epochs are these, and are open.
 
     Those in `letters`, which are all or none, have got so many.
     """
-    rested = {"$expr": {"$eq": ["$rested.epoch", "$epoch"]}}
-    running = {**epochs_are(epochs), "$nor": [rested]}
+    running = {**epochs_are(epochs), "owner": {"$ne": None}}
     return {**running, "$and": [_is("letters", letters)]} if letters else running
 
 
@@ -182,9 +180,8 @@ def lying(rest: Rest) -> Document:
 
 
 def fenced(key: str, entry: Entry) -> Document:
-    """Match the run if the entry's epoch is its newest and no rest holds the entry already."""
-    held = {"rested.epoch": entry.epoch, "rested.n": {"$gte": entry.n}}
-    return {"_id": key, "epoch": entry.epoch, "$nor": [held]}
+    """Match the run if the entry's epoch is its newest and is open: the run has an owner."""
+    return {"_id": key, "epoch": entry.epoch, "owner": {"$ne": None}}
 
 
 def rest_fields(
@@ -206,7 +203,7 @@ def resting(rests: Mapping[str, Document]) -> Pipeline:
     rested = {"$mergeObjects": ["$$ROOT", _of_this(rests), {"updatedAt": "$$NOW"}]}
     wake_at = {"$cond": [{"$eq": ["$wakeAt", True]}, "$$NOW", "$wakeAt"]}
     return [
-        {"$unset": ["owner", "tail", "packed", "took", "wakeAt"]},
+        {"$unset": ["owner", "packed", "took", "wakeAt"]},
         {"$replaceWith": rested},
         {"$set": {"wakeAt": wake_at}},
     ]

@@ -46,21 +46,31 @@ class Writer:
         """Give a verdict for each entry, decided and written while the runs are locked."""
         batch = Batch(self._on, self._key)
         batch.learn(await transaction.run(*batch.questions(entries)))
+        if closed := batch.closed(entries):
+            batch.learn_written(await transaction.run(*closed))
         verdicts = [batch.judge(entry) for entry in entries]
         written = batch.written()
         if written:
             await transaction.finish(*written)
         return verdicts
 
-    async def is_written(self, transaction: Transaction, entry: Entry) -> bool:
-        """Tell whether the entry lies there already, or in the snapshot; locks the run."""
+    async def fence(self, transaction: Transaction, id: str, epoch: int) -> Verdict:
+        """Return the verdict on a new entry of the epoch."""
+        [found] = await transaction.run(self._on(sql.FENCE, epoch, self._key(id)))
+        return _verdict(found)
+
+    async def finish(self, transaction: Transaction, entry: Entry) -> Verdict:
+        """Return the verdict on the entry that ends a user's transaction."""
         key = self._key(entry.id)
-        held, found = await transaction.run(
-            self._on(sql.LOCK, [key]),
+        held, written = await transaction.run(
+            self._on(sql.FENCE_LOCKED, entry.epoch, key),
             self._on(sql.ENTRY, key, entry.epoch, entry.n),
         )
-        is_folded = any(epoch == entry.epoch and entry.n <= n for _, epoch, n, _ in held.rows)
-        return is_folded or bool(found.rows)
+        verdict = _verdict(held)
+        # An entry that is there already means that what the user wrote is, too.
+        if verdict is not Verdict.ACCEPTED or written.rows:
+            return verdict
+        return (await self.write_in(transaction, [entry]))[0]
 
     async def _write_at_once(self, entries: Sequence[Entry]) -> bool:
         """Write without looking first; False when it must be looked at, and nothing was written."""
@@ -81,12 +91,12 @@ class Writer:
 
     async def _write_one(self, entry: Entry) -> bool:
         if entry.rest is not None and entry.rest.gone:
-            place = (self._key(entry.id), entry.epoch, entry.n)
-            return (await self._database.run_alone(self._on(sql.FORGET_ONE, *place))).count > 0
+            forgotten = self._on(sql.FORGET_ONE, self._key(entry.id), entry.epoch)
+            return (await self._database.run_alone(forgotten)).count > 0
         if entry.rest is not None:
             [first, *_] = await self._database.run(*self._rest(entry, entry.rest))
             return first.count == 1
-        values = (entry.n, entry.data, self._key(entry.id), entry.epoch, entry.n)
+        values = (entry.n, entry.data, self._key(entry.id), entry.epoch)
         try:
             result = await self._database.run_alone(self._on(sql.APPEND_ONE, *values))
         except Refused:
@@ -97,7 +107,7 @@ class Writer:
         key = self._key(entry.id)
         place = (key, entry.epoch, entry.n)
         lying = (rest.status, rest.wake_at, names_as_json(rest.awaits))
-        yield self._on(sql.REST_ONE, entry.data, *lying, entry.n, *place)
+        yield self._on(sql.REST_ONE, entry.data, *lying, entry.n, key, entry.epoch)
         yield self._on(sql.FOLD_ONE, key, entry.epoch, *place[1:], *place)
         if rest.awaits:
             yield self._on(sql.EXPECT_ONE, *place, key, [*rest.awaits])
@@ -116,6 +126,8 @@ class Batch:
         self._now: datetime | None = None
         self._epochs: dict[str, int] = {}
         self._folded: dict[str, int] = {}
+        self._open: set[str] = set()
+        self._written: set[tuple[str, int, int]] = set()
         self._mail: dict[str, dict[str, Letter]] = defaultdict(dict)
         self._rows: dict[str, dict[tuple[int, int], bytes]] = defaultdict(dict)
         self._taken: list[Letter] = []
@@ -138,12 +150,27 @@ class Batch:
     def learn(self, results: Sequence[Result]) -> None:
         """Take in what the questions were answered with."""
         held, *mail = results
-        for key, epoch, folded, now in held.rows:
+        for key, epoch, folded, is_open, now in held.rows:
             self._epochs[key], self._folded[key] = epoch, folded
+            if is_open:
+                self._open.add(key)
             self._now = self._now or read_moment(now)
         for result in mail:
             for key, seq, name, is_known in result.rows:
                 self._mail[key][str(seq)] = Letter(seq, name, bool(is_known))
+
+    def closed(self, entries: Sequence[Entry]) -> Sequence[Statement]:
+        """Return the statements that look for entries of closed epochs in the journal."""
+        places = ((self._key(entry.id), entry.epoch, entry.n) for entry in entries)
+        return [
+            self._on(sql.ENTRY, *place)
+            for place in places
+            if self._epochs.get(place[0]) == place[1] and place[0] not in self._open
+        ]
+
+    def learn_written(self, results: Sequence[Result]) -> None:
+        """Take in which entries of closed epochs were found."""
+        self._written.update((run, epoch, n) for found in results for run, epoch, n in found.rows)
 
     def judge(self, entry: Entry) -> Verdict:
         """Give the verdict on the next entry, and remember what it changes."""
@@ -152,9 +179,11 @@ class Batch:
             return Verdict.UNKNOWN
         if entry.epoch != self._epochs[key]:
             return Verdict.FENCED
-        if entry.n > self._folded[key]:
+        if key in self._open:
             self._accept(key, entry)
-        return Verdict.ACCEPTED
+            return Verdict.ACCEPTED
+        is_there = entry.n <= self._folded[key] or (key, entry.epoch, entry.n) in self._written
+        return Verdict.ACCEPTED if is_there else Verdict.FENCED
 
     def _accept(self, key: str, entry: Entry) -> None:
         if entry.takes:
@@ -163,11 +192,11 @@ class Batch:
         if entry.rest is None:
             self._rows[key].setdefault((entry.epoch, entry.n), entry.data)
             return
-        # The rest holds what the entries before it hold.
+        # The rest holds what the entries before it hold, and closes the epoch.
         self._rows.pop(key, None)
+        self._open.discard(key)
         if entry.rest.gone:
             del self._epochs[key]
-            self._rests.pop(key, None)
             self._gone.append(key)
         else:
             self._folded[key] = entry.n
@@ -201,3 +230,10 @@ class Batch:
         wake_at = self._now if awaited else rest.wake_at
         lying = (rest.status, wake_at, names_as_json(rest.awaits))
         return (key, entry.epoch, entry.n, entry.data, *lying, self._now)
+
+
+def _verdict(fence: Result) -> Verdict:
+    if not fence.rows:
+        return Verdict.UNKNOWN
+    [(is_open,)] = fence.rows
+    return Verdict.ACCEPTED if is_open else Verdict.FENCED

@@ -28,7 +28,7 @@ IN_WORKFLOWS = "workflow IN (%s)"
 AFTER = "updated_at <= %s AND (updated_at < %s OR id < %s)"
 
 LOCK = """
-    SELECT id, epoch, folded, UTC_TIMESTAMP(6) FROM {runs} FORCE INDEX (PRIMARY)
+    SELECT id, epoch, folded, owner IS NOT NULL, UTC_TIMESTAMP(6) FROM {runs} FORCE INDEX (PRIMARY)
     WHERE id IN (%s) ORDER BY id FOR UPDATE
 """
 LOCK_LEASED = """
@@ -84,9 +84,11 @@ SAVE = """
     WHERE id = %s
 """
 
+# An epoch is open while its run has an owner: a rest and a release end both.
 APPEND_ONE = """
     INSERT INTO {journal} (run, epoch, n, data)
-    SELECT id, epoch, %s, %s FROM {runs} WHERE id = %s AND epoch = %s AND folded < %s FOR UPDATE
+    SELECT id, epoch, %s, %s FROM {runs}
+    WHERE id = %s AND epoch = %s AND owner IS NOT NULL FOR UPDATE
 """
 APPEND = """
     INSERT INTO {journal} (run, epoch, n, data)
@@ -95,7 +97,7 @@ APPEND = """
         SELECT %s COLLATE {collation} AS id, %s AS epoch, %s AS n, %s AS data UNION ALL %s
     ) AS entry
     LEFT JOIN {runs} AS run
-        ON run.id = entry.id AND run.epoch = entry.epoch AND run.folded < entry.n
+        ON run.id = entry.id AND run.epoch = entry.epoch AND run.owner IS NOT NULL
     FOR UPDATE
 """
 NEXT_ENTRY = b"SELECT %s, %s, %s, %s"
@@ -104,14 +106,14 @@ ADD = """
     INSERT INTO {journal} (run, epoch, n, data) VALUES %s
     ON DUPLICATE KEY UPDATE n = n
 """
-ENTRY = "SELECT 1 FROM {journal} WHERE run = %s AND epoch = %s AND n = %s"
+ENTRY = "SELECT run, epoch, n FROM {journal} WHERE run = %s AND epoch = %s AND n = %s"
 # What the first of these does not find, the others leave alone. It changes a column whatever flags
 # the connection has, so that its count tells whether it found the run.
 REST_ONE = """
     UPDATE {runs} SET
         snapshot = %s, status = %s, wake_at = %s, awaits = %s, updated_at = UTC_TIMESTAMP(6),
         owner = NULL, takeovers = 0, folded = %s
-    WHERE id = %s AND epoch = %s AND folded < %s
+    WHERE id = %s AND epoch = %s AND owner IS NOT NULL
 """
 # Not what a later owner wrote: when the first has found nothing, the row is not locked.
 FOLD_ONE = """
@@ -135,7 +137,7 @@ FORGET_ONE = """
     DELETE run, entry FROM {runs} AS run
     LEFT JOIN {inbox} AS message ON message.run = run.id
     LEFT JOIN {journal} AS entry ON entry.run = run.id
-    WHERE run.id = %s AND run.epoch = %s AND run.folded < %s AND message.seq IS NULL
+    WHERE run.id = %s AND run.epoch = %s AND run.owner IS NOT NULL AND message.seq IS NULL
 """
 
 # The rows are there and locked. In this form, many updates are one statement.
@@ -144,7 +146,8 @@ REST = """
     VALUES %s {as_given}
     ON DUPLICATE KEY UPDATE {rest_as_given}, owner = NULL, takeovers = 0
 """
-EPOCH = "SELECT epoch FROM {runs} WHERE id = %s"
+FENCE = "SELECT epoch = %s AND owner IS NOT NULL FROM {runs} WHERE id = %s"
+FENCE_LOCKED = FENCE + " FOR UPDATE"
 
 # MariaDB scans a primary key that it is forced to use when it needs no other column: hence the
 # second condition here and in TAKE, which all of these rows meet.

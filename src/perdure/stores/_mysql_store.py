@@ -155,25 +155,22 @@ class MysqlStore(Closing):
     ) -> Verdict:
         """Call `work` with an asyncmy connection in an open transaction, which reads what is
         committed, and commit what it wrote together with the entry it returns; all or nothing."""
-        key = self._key(id)
+        self._key(id)
         await self._life.ready()
         transaction = await self._database.open()
         try:
             # The row is not locked while `work` runs: renewing the lease would wait for it, and
             # so would all leases that are renewed with it. The write itself is fenced again.
             with self._database.speaking():
-                [found] = await transaction.run(self._on(sql.EPOCH, key))
-            if found.rows != ((epoch,),):
-                return Verdict.FENCED if found.rows else Verdict.UNKNOWN
+                verdict = await self._writer.fence(transaction, id, epoch)
+            if verdict is not Verdict.ACCEPTED:
+                return verdict
             async with transaction.lent() as connection:
                 entry = await work(connection)
             self._check_entry_of(id, epoch, entry)
             transaction.check_open()
             with self._database.speaking():
-                # An entry that is there already means that what `work` wrote is, too.
-                if await self._writer.is_written(transaction, entry):
-                    return Verdict.ACCEPTED
-                return (await self._writer.write_in(transaction, [entry]))[0]
+                return await self._writer.finish(transaction, entry)
         finally:
             await transaction.end()
 

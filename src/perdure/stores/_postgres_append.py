@@ -11,15 +11,15 @@ from perdure.stores._postgres_sql import Statements
 
 # The statements that most batches take write all that fits, and say how much: what did not fit is
 # looked into by `_write_of`. A run that an entry does not fit is not locked; one that another owner
-# holds while this waits for it is judged anew, as it then is.
+# holds while this waits for it is judged anew, as it then is. An epoch is open while its run has an
+# owner: a rest and a release end both.
 # The bare INSERT raises when an entry is there already, which happens only when it is sent again.
 # ON CONFLICT would cost every batch a quarter more.
 APPEND_ONE = """
     INSERT INTO {journal} (run, epoch, n, data)
     SELECT $1, $2, $3, $4 FROM (
         SELECT FROM {runs} AS run
-        WHERE run.id = $1 AND run.epoch = $2 AND NOT (run.owner IS NULL AND run.clean)
-            AND (run.folded_epoch, run.folded_n) < ($2, $3)
+        WHERE run.id = $1 AND run.epoch = $2 AND run.owner IS NOT NULL
         FOR NO KEY UPDATE
     ) AS held
     RETURNING true
@@ -33,9 +33,7 @@ APPEND = """
         ) AS entry (id, epoch, n, data)
         CROSS JOIN LATERAL (
             SELECT FROM {runs} AS run
-            WHERE run.id = entry.id AND run.epoch = entry.epoch
-                AND NOT (run.owner IS NULL AND run.clean)
-                AND (run.folded_epoch, run.folded_n) < (entry.epoch, entry.n)
+            WHERE run.id = entry.id AND run.epoch = entry.epoch AND run.owner IS NOT NULL
             FOR NO KEY UPDATE
         ) AS held
         RETURNING true
@@ -57,8 +55,7 @@ REST_ONE = """
             folded_epoch = $2, folded_n = $3, updated_at = statement_timestamp(),
             owner = NULL, takeovers = 0, clean = true
         FROM (SELECT $4::bytea AS data, $7::text::jsonb AS awaits) AS given
-        WHERE run.id = $1 AND run.epoch = $2 AND NOT (run.owner IS NULL AND run.clean)
-            AND (run.folded_epoch, run.folded_n) < ($2, $3)
+        WHERE run.id = $1 AND run.epoch = $2 AND run.owner IS NOT NULL
         RETURNING run.id, {hint_if_due}
     ), emptied AS (
         DELETE FROM {journal} WHERE run = (SELECT id FROM rested)
@@ -69,8 +66,7 @@ REST_ONE = """
 FORGET_ONE = """
     WITH forgotten AS (
         DELETE FROM {runs} AS run
-        WHERE run.id = $1 AND run.epoch = $2 AND NOT (run.owner IS NULL AND run.clean)
-            AND (run.folded_epoch, run.folded_n) < ($2, $3)
+        WHERE run.id = $1 AND run.epoch = $2 AND run.owner IS NOT NULL
         RETURNING run.id
     ), emptied AS (
         DELETE FROM {journal} WHERE run = (SELECT id FROM forgotten)
@@ -83,7 +79,7 @@ FORGET_ONE = """
 # Any batch, out of the parts it needs: planning takes its time for each.
 _HELD = """
     WITH held AS MATERIALIZED (
-        SELECT entry.*, run.epoch = entry.epoch AS newest, run.at_rest,
+        SELECT entry.*, run.epoch = entry.epoch AS newest, run.is_open,
             (run.folded_epoch, run.folded_n) >= (entry.epoch, entry.n) AS folded
         FROM unnest(
             (SELECT $1::text[]), (SELECT $2::bigint[]), (SELECT $3::bigint[]), (SELECT $4::bytea[]),
@@ -91,12 +87,11 @@ _HELD = """
             (SELECT $8::boolean[])
         ) WITH ORDINALITY AS entry (id, epoch, n, data, status, wake_at, awaits, gone, i)
         CROSS JOIN LATERAL (
-            SELECT epoch, owner IS NULL AND clean AS at_rest, folded_epoch, folded_n
-            FROM {runs} AS run
+            SELECT epoch, owner IS NOT NULL AS is_open, folded_epoch, folded_n FROM {runs} AS run
             WHERE run.id = entry.id FOR NO KEY UPDATE
         ) AS run
     ), fit AS MATERIALIZED (
-        SELECT * FROM held WHERE newest AND NOT at_rest AND NOT folded
+        SELECT * FROM held WHERE newest AND is_open
     )
 """
 _WRITTEN = """
@@ -174,17 +169,17 @@ _RESTED = """
     )
 """
 
+# Not EXISTS, for which the planner may read the whole journal.
 _VERDICTS = """
-    SELECT
-        array_agg(i) FILTER (WHERE newest AND (folded OR NOT at_rest)) AS accepted,
-        array_agg(i) FILTER (WHERE NOT newest) AS fenced,
-        array_agg(i) FILTER (WHERE newest AND NOT folded AND at_rest) AS resting
-    FROM held
-"""
-
-REOPEN = """
-    UPDATE {runs} SET clean = false
-    WHERE id = ANY ($1::text[]) AND owner IS NULL AND clean
+    SELECT array_agg(i) FILTER (WHERE fits) AS accepted,
+        array_agg(i) FILTER (WHERE NOT fits) AS fenced
+    FROM (
+        SELECT i, newest AND (is_open OR folded OR (
+            SELECT true FROM {journal} AS entry
+            WHERE entry.run = held.id AND entry.epoch = held.epoch AND entry.n = held.n
+        ) IS NOT NULL) AS fits
+        FROM held
+    ) AS judged
 """
 
 
@@ -232,7 +227,7 @@ class Writer:
         statement, values = _alone(entry)
         try:
             rows = await self._fetch(
-                self._statements[statement], self._prefix + entry.id, entry.epoch, entry.n, *values
+                self._statements[statement], self._prefix + entry.id, entry.epoch, *values
             )
         except Doubled:
             # It was written only if the fence let it, and lies there: as good as written now.
@@ -253,9 +248,6 @@ class Writer:
             answer = await self._send(batch, again=batch.needs == _JOURNAL)
         except Doubled:
             answer = await self._send(batch, again=True)
-        if resting := batch.keys(answer["resting"]):
-            # A crash after it is harmless: it only says that the journals may hold something.
-            await self._fetch(self._statements[REOPEN], resting)
         verdicts = batch.verdicts(answer)
         left = [place for place, verdict in enumerate(verdicts) if verdict is None]
         late = iter(await self.write([batch.entries[place] for place in left]) if left else ())
@@ -275,7 +267,7 @@ class Batch:
     """Entries of one call as columns, by id, so that all lock the runs in the same order.
 
     Entries before a rest of their run go with it, for the rest holds what they hold. Those after it
-    are left for another statement.
+    are left for another statement, and those before a rest that is refused, too.
     """
 
     def __init__(self, entries: Sequence[Entry], prefix: str) -> None:
@@ -309,21 +301,17 @@ class Batch:
         takes = list(self._takes())
         return [[position for position, _ in takes], [seq for _, seq in takes]]
 
-    def keys(self, positions: Sequence[int] | None) -> list[str]:
-        """Give the stored ids of entries that the statement knows by their positions, from 1."""
-        return [self._prefix + self.entries[self._sent[at - 1]].id for at in positions or ()]
-
     def verdicts(self, answer: Any) -> list[Verdict | None]:
         """Give a verdict for each entry; None when another statement must give it."""
-        accepted, fenced, resting = answer
+        accepted, fenced = answer
         verdicts: list[Verdict | None] = [Verdict.UNKNOWN] * len(self.entries)
         for verdict, positions in ((Verdict.ACCEPTED, accepted), (Verdict.FENCED, fenced)):
             for position in positions or ():
                 verdicts[self._sent[position - 1]] = verdict
-        for position in resting or ():
-            verdicts[self._sent[position - 1]] = None
         for place, fate in enumerate(self._fates or ()):
-            verdicts[place] = verdicts[fate] if fate >= place else None
+            if fate != place:
+                shares = fate > place and verdicts[fate] is Verdict.ACCEPTED
+                verdicts[place] = Verdict.ACCEPTED if shares else None
         return verdicts
 
     def _takes(self) -> Iterator[tuple[int, int]]:
@@ -371,11 +359,11 @@ def _write_of(needs: Needs) -> str:
 
 def _alone(entry: Entry) -> tuple[str, Sequence[object]]:
     if entry.rest is None:
-        return APPEND_ONE, (entry.data,)
+        return APPEND_ONE, (entry.n, entry.data)
     if entry.rest.gone:
         return FORGET_ONE, ()
     status, wake_at, awaits, _ = _columns_of(entry.rest)
-    return REST_ONE, (entry.data, status, wake_at, awaits)
+    return REST_ONE, (entry.n, entry.data, status, wake_at, awaits)
 
 
 def _columns_of(rest: Rest | None) -> tuple[object, ...]:

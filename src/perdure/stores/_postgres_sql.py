@@ -66,16 +66,14 @@ LIST = """
 """
 
 # A transaction is told from the next one by when it began.
-FENCE = "SELECT epoch = $2, transaction_timestamp() FROM {runs} WHERE id = $1"
+FENCE = """
+    SELECT epoch = $2 AND owner IS NOT NULL, transaction_timestamp() FROM {runs} WHERE id = $1
+"""
 
 # Locks the row in one statement, so that the next one sees all that was written before.
-HOLD = "SELECT transaction_timestamp() FROM {runs} WHERE id = $1 FOR NO KEY UPDATE"
+HOLD = FENCE + " FOR NO KEY UPDATE"
 
-IS_KNOWN = """
-    SELECT (folded_epoch, folded_n) >= ($2, $3) OR EXISTS (
-        SELECT FROM {journal} WHERE run = $1 AND epoch = $2 AND n = $3
-    ) FROM {runs} WHERE id = $1 AND epoch = $2
-"""
+IS_KNOWN = "SELECT EXISTS (SELECT FROM {journal} WHERE run = $1 AND epoch = $2 AND n = $3)"
 
 CREATE_ONE = """
     INSERT INTO {runs} (

@@ -159,16 +159,19 @@ class PostgresStore(Closing):
             # The row is not locked while `work` runs: renewing the lease would wait for it, and
             # so would all leases that are renewed with it. The write itself is fenced again.
             found = await transaction.fetch(self._statements[FENCE], key, epoch)
-            if not (found and found[0][0]):
-                return Verdict.FENCED if found else Verdict.UNKNOWN
+            verdict = _fenced(found)
+            if verdict is not Verdict.ACCEPTED:
+                return verdict
             if settings := self._database.connections.for_guests:
                 await transaction.execute(settings)
             entry = await work(transaction.connection)
             self._check_entry_of(id, epoch, entry)
-            held = await transaction.fetch(self._statements[HOLD], key)
-            if held and held[0][0] != found[0][1]:
+            held = await transaction.fetch(self._statements[HOLD], key, epoch)
+            if held and held[0][1] != found[0][1]:
                 raise StoreError(_ENDED_INSIDE)
-            verdict = await self._write_within(transaction, key, entry)
+            verdict = _fenced(held)
+            if verdict is Verdict.ACCEPTED:
+                verdict = await self._write_within(transaction, key, entry)
             if verdict is not Verdict.ACCEPTED:
                 await transaction.roll_back()
         return verdict
@@ -312,8 +315,9 @@ class PostgresStore(Closing):
         self._leases = Leases(fetch, self._statements, self._prefix)
 
     async def _write_within(self, transaction: Transaction, key: str, entry: Entry) -> Verdict:
-        known = await transaction.fetch(self._statements[IS_KNOWN], key, entry.epoch, entry.n)
-        if known and known[0][0]:
+        place = (key, entry.epoch, entry.n)
+        [(is_known,)] = await transaction.fetch(self._statements[IS_KNOWN], *place)
+        if is_known:
             await transaction.roll_back()
             return Verdict.ACCEPTED
         writer = Writer(transaction.fetch, self._statements, self._prefix)
@@ -362,6 +366,13 @@ class PostgresStore(Closing):
         if (entry.id, entry.epoch) != (id, epoch):
             raise InvalidArgument("work", entry, f"an entry of run {id!r} and epoch {epoch}")
         check_entries([entry], self.capabilities.max_value_size)
+
+
+def _fenced(found: Sequence[Any]) -> Verdict:
+    """Return the verdict on a new entry by what FENCE or HOLD found."""
+    if not found:
+        return Verdict.UNKNOWN
+    return Verdict.ACCEPTED if found[0][0] else Verdict.FENCED
 
 
 def _renewed(lease: Lease, row: Any) -> Lease | None:

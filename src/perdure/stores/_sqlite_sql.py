@@ -55,7 +55,7 @@ DELETE = "DELETE FROM $runs WHERE id = :id"
 DELETE_OWNED = """
     DELETE FROM $runs WHERE id IN (
         SELECT r.id FROM ($rows) AS e CROSS JOIN $runs AS r
-        WHERE r.id = e.column1 AND r.epoch = e.column2
+        WHERE r.id = e.column1 AND r.epoch = e.column2 AND r.owner IS NOT NULL
     )
 """
 
@@ -63,7 +63,7 @@ DELETE_OWNED = """
 FORGET_OWNED = """
     DELETE FROM $journal WHERE run IN (
         SELECT r.id FROM ($rows) AS e CROSS JOIN $runs AS r
-        WHERE r.id = e.column1 AND r.epoch = e.column2
+        WHERE r.id = e.column1 AND r.epoch = e.column2 AND r.owner IS NOT NULL
     )
 """
 
@@ -77,12 +77,13 @@ LIST = """
     LIMIT :limit
 """
 
+# An epoch is open while its run has an owner: a rest and a release end both.
 # CROSS JOIN, for SQLite then reads the entries in the outer loop and finds each run by its key.
 APPEND = """
     INSERT INTO $journal (run, epoch, n, data)
     SELECT e.column1, e.column2, e.column3, e.column4
     FROM ($rows) AS e CROSS JOIN $runs AS r
-    WHERE r.id = e.column1 AND r.epoch = e.column2 AND r.folded < e.column3
+    WHERE r.id = e.column1 AND r.epoch = e.column2 AND r.owner IS NOT NULL
     ON CONFLICT DO NOTHING
 """
 
@@ -99,7 +100,7 @@ REST = """
         updated_at = coalesce(e.column9, $clock_stamp),
         owner = NULL, takeovers = 0, folded = e.column3
     FROM ($rows) AS e
-    WHERE id = e.column1 AND epoch = e.column2 AND folded < e.column3
+    WHERE id = e.column1 AND epoch = e.column2 AND owner IS NOT NULL
 """
 
 FOLD = """
@@ -116,7 +117,19 @@ TAKE_KNOWN = """
 
 TAKE_UNKNOWN = "DELETE FROM $inbox WHERE dedup_id IS NULL AND seq IN ($taken)"
 
-EPOCHS = "SELECT id, epoch FROM $runs WHERE id IN (SELECT value FROM json_each(:ids))"
+# Whether an entry of the newest epoch is in the journal or the snapshot.
+WRITTEN = """
+    SELECT e.column1, e.column2, e.column3, r.epoch = e.column2 AND (
+        r.folded >= e.column3 OR EXISTS (
+            SELECT 1 FROM $journal AS j
+            WHERE j.run = e.column1 AND j.epoch = e.column2 AND j.n = e.column3
+        )
+    )
+    FROM ($rows) AS e CROSS JOIN $runs AS r
+    WHERE r.id = e.column1
+"""
+
+FENCE = "SELECT epoch = :epoch AND owner IS NOT NULL FROM $runs WHERE id = :id"
 
 CREATE = """
     INSERT INTO $runs (id, snapshot, workflow, wake_at, owner, epoch, updated_at)
@@ -270,7 +283,7 @@ _LEASED = """
 """
 _TAKEN = """
     SELECT i.seq FROM ($rows) AS e CROSS JOIN $runs AS r CROSS JOIN $inbox AS i
-    WHERE r.id = e.column1 AND r.epoch = e.column2
+    WHERE r.id = e.column1 AND r.epoch = e.column2 AND r.owner IS NOT NULL
         AND i.run = e.column1 AND i.taken = 0 AND CAST(i.seq AS TEXT) = e.column3
 """
 

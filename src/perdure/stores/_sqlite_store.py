@@ -183,9 +183,9 @@ class SqliteSchemaStore(Closing):
         """
         session = await self._session()
         try:
-            newest = await session.begin(partial(self._runs.epoch, check_id(id)))
-            if newest != epoch:
-                return Verdict.UNKNOWN if newest is None else Verdict.FENCED
+            verdict = await session.begin(partial(self._runs.fence, check_id(id), epoch))
+            if verdict is not Verdict.ACCEPTED:
+                return verdict
             entry = await session.enter(work, Transaction(session))
             if (entry.id, entry.epoch) != (id, epoch):
                 wanted = f"a function that gives an entry of run {id!r} and epoch {epoch}"

@@ -138,20 +138,23 @@ class RunVerbs(Verbs):
         """Write the entries and give a verdict for each."""
         if (yield from self._all_new(entries)):
             return [Verdict.ACCEPTED] * len(entries)
-        keys = dict.fromkeys(self._prefix + entry.id for entry in entries)
-        [found] = yield [self._on(sql.EPOCHS, ids=json_text([*keys]))]
-        epochs = dict(cast("Sequence[tuple[str, int]]", found.rows))
-        leaving = {entry.id for entry in entries if entry.rest is not None and entry.rest.gone}
-        return [self._verdict(entry, epochs, entry.id in leaving) for entry in entries]
+        places: list[Row] = [(self._prefix + entry.id, entry.epoch, entry.n) for entry in entries]
+        outcomes = yield self._tables.over(sql.WRITTEN, places)
+        written = {row[:3]: bool(row[3]) for outcome in outcomes for row in outcome.rows}
+        leaving = _leaving(entries)
+        return [
+            _verdict(written.get(place), leaves=at <= leaving.get(entry.id, -1))
+            for at, (entry, place) in enumerate(zip(entries, places, strict=True))
+        ]
 
     def record(self, entry: Entry) -> Verb[bool]:
         """Write one entry and tell whether it was both allowed and new."""
         return (yield from self._all_new([entry]))
 
-    def epoch(self, id: str) -> Verb[int | None]:
-        """Give the run's newest epoch."""
-        [found] = yield [self._on(sql.EPOCHS, ids=json_text([self._prefix + id]))]
-        return found.rows[0][1] if found.rows else None
+    def fence(self, id: str, epoch: int) -> Verb[Verdict]:
+        """Return the verdict on a new entry of the epoch."""
+        [found] = yield [self._on(sql.FENCE, id=self._prefix + id, epoch=epoch)]
+        return _verdict(found.rows[0][0] if found.rows else None)
 
     def send(self, id: str, name: str, payload: bytes, dedup_id: str | None) -> Verb[Delivery]:
         """Put an event in the run's inbox and wake the run that awaits it."""
@@ -209,18 +212,23 @@ class RunVerbs(Verbs):
         """Write the entries and tell whether each was both allowed and new."""
         takes: list[Row] = []
         additions: list[Row] = []
-        rests: dict[Row, Row] = {}
+        rests: list[Row] = []
         gone: list[Row] = []
+        closed: set[Row] = set()
         for entry in entries:
             place = (self._prefix + entry.id, entry.epoch)
+            if place in closed:
+                continue
             if entry.takes:
                 takes += [(*place, taken) for taken in entry.takes]
             if entry.rest is None:
                 additions.append((*place, entry.n, text_of(entry.data)))
-            elif entry.rest.gone:
+                continue
+            closed.add(place)
+            if entry.rest.gone:
                 gone.append(place)
-            elif place not in rests or cast(int, rests[place][2]) < entry.n:
-                rests[place] = (*place, entry.n, text_of(entry.data), *_lying(entry.rest))
+            else:
+                rests.append((*place, entry.n, text_of(entry.data), *_lying(entry.rest)))
         # An entry has its place by epoch and number: the order of writing does not matter. Only
         # what is taken must not wake a run that rests, and a run that goes away goes last.
         over = self._tables.over
@@ -229,8 +237,8 @@ class RunVerbs(Verbs):
         after: list[Statement] = []
         if rests:
             moment = self._moment()
-            writes += over(sql.REST, [(*row, *moment) for row in rests.values()])
-            after = over(sql.FOLD, [row[:3] for row in rests.values()])
+            writes += over(sql.REST, [(*row, *moment) for row in rests])
+            after = over(sql.FOLD, [row[:3] for row in rests])
         if gone:
             before += over(sql.FORGET_OWNED, gone)
             writes += over(sql.DELETE_OWNED, gone)
@@ -238,12 +246,19 @@ class RunVerbs(Verbs):
         written = outcomes[len(before) : len(before) + len(writes)]
         return sum(outcome.changed for outcome in written) == len(entries)
 
-    def _verdict(self, entry: Entry, epochs: Mapping[str, int], leaving: bool) -> Verdict:
-        epoch = epochs.get(self._prefix + entry.id)
-        if epoch is None:
-            # One that should be gone, and is: by this write, or when its answer was lost before.
-            return Verdict.ACCEPTED if leaving else Verdict.UNKNOWN
-        return Verdict.ACCEPTED if entry.epoch == epoch else Verdict.FENCED
+
+def _leaving(entries: Sequence[Entry]) -> Mapping[str, int]:
+    """Return the place of the last entry that deletes its run, by the run's id."""
+    gone = ((at, entry) for at, entry in enumerate(entries) if entry.rest and entry.rest.gone)
+    return {entry.id: at for at, entry in gone}
+
+
+def _verdict(is_accepted: bool | None, *, leaves: bool = False) -> Verdict:
+    """Return the verdict; None means that there is no such run."""
+    if is_accepted is None:
+        # One that should be gone, and is: by this write, or when its answer was lost before.
+        return Verdict.ACCEPTED if leaves else Verdict.UNKNOWN
+    return Verdict.ACCEPTED if is_accepted else Verdict.FENCED
 
 
 def _lying(rest: Rest) -> tuple[str, str | None, int | None]:

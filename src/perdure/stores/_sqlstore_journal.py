@@ -78,7 +78,7 @@ class Journal:
             sql.REST,
             *(entry.data.decode(), rest.status, awaits, _takes(entry)),
             *(int(awaits is not None), moment(rest), entry.n, entry.epoch),
-            *(key, entry.epoch, entry.n),
+            *(key, entry.epoch),
         )
         if answer.affected != 1:
             return (await self._look([entry]))[0]
@@ -90,7 +90,7 @@ class Journal:
     async def _forget(self, entry: Entry) -> Verdict:
         key = self._key(entry)
         await self._desk.ask(sql.RAISE_FLOOR, key, marks="?")
-        answer = await self._desk.ask(sql.FORGET, key, entry.epoch, entry.n)
+        answer = await self._desk.ask(sql.FORGET, key, entry.epoch)
         if answer.affected != 1:
             return (await self._look([entry]))[0]
         await self._desk.remove_leftovers([key])

@@ -3,7 +3,8 @@
 Each is committed by itself, for there is no session. So each leaves a state that loads right, and
 what takes several is ordered:
 
-* An entry is written by a statement that locks its run, or fails: the fence.
+* An entry is written by a statement that locks its run, or fails: the fence. An epoch is open
+  while its run has an owner: a rest and a release end both.
 * A rest is one update, which says up to which entry the snapshot holds the journal. Entries up to
   there count for nothing, and are removed afterwards.
 * A message counts as taken when an entry, or the last rest, names it; it is marked afterwards.
@@ -94,7 +95,7 @@ DELETE_OLD = """
 
 FORGET = """
     DELETE FROM {runs}
-    WHERE id = ? AND epoch = ? AND (folded_epoch < epoch OR folded_n < ?)
+    WHERE id = ? AND epoch = ? AND owner IS NOT NULL
 """
 
 # What belongs to no run, or to an earlier one of the same id.
@@ -126,7 +127,7 @@ APPEND = """
     SELECT entry.run, entry.epoch, entry.n, entry.data, entry.takes
     FROM ({rows}) AS entry
     JOIN {runs} AS run ON run.id = entry.run
-    WHERE run.epoch = entry.epoch AND {after_fold}
+    WHERE run.epoch = entry.epoch AND run.owner IS NOT NULL
     {lock_run} {or_ignore}
 """
 ENTRY = """
@@ -145,7 +146,7 @@ REST = """
         wake_at = CASE WHEN {number} = 1 THEN {now} ELSE {number} END,
         updated_at = {now}, owner = NULL, takeovers = 0, folded_n = {number},
         folded_epoch = {number}
-    WHERE id = ? AND epoch = ? AND (folded_epoch < epoch OR folded_n < ?)
+    WHERE id = ? AND epoch = ? AND owner IS NOT NULL
 """
 
 LOOK_FOR_MAIL = """

@@ -255,6 +255,8 @@ class MemoryStore(Closing):
         place = (entry.epoch, entry.n)
         if place in run.journal or place <= run.folded:
             return Verdict.ACCEPTED
+        if run.owner is None:
+            return Verdict.FENCED
         for message_id in entry.takes:
             run.mail.pop(message_id, None)
         if entry.rest is None:

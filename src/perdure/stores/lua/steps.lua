@@ -9,15 +9,21 @@ end
 
 -- Gives the verdict on an entry, and whether it is new.
 local function judge(run, place)
-    local header = redis.call('HMGET', run, 'epoch', 'folded')
+    local header = redis.call('HMGET', run, 'epoch', 'owner', 'folded')
     if not header[1] then
         return 'U', false
     end
     if header[1] ~= epoch_of(place) then
         return 'F', false
     end
+    -- An epoch is open while its run has an owner: a rest and a release end both.
+    if header[2] then
+        return 'A', true
+    end
     -- Both are of this epoch, and as long as each other: their digits tell which is later.
-    return 'A', not header[2] or place > header[2]
+    local is_folded = header[3] and place <= header[3]
+    local is_known = is_folded or redis.call('HEXISTS', run, place) == 1
+    return is_known and 'A' or 'F', false
 end
 
 local number = 1

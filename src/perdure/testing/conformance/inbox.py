@@ -147,6 +147,17 @@ class TakeChecks(Harness):
         assert await appended(mailed, late) == [Verdict.FENCED]
         assert await names(mailed) == ["paid"]
 
+    async def test_an_entry_after_a_rest_takes_nothing(self, store: Store) -> None:
+        """In the same write: an entry that is refused because its epoch is closed takes nothing."""
+        mailed = need_inbox(store)
+        grant = await granted(mailed)
+        await mailed.send("run", "paid", b"1")
+        (message,) = await mailed.inbox("run")
+        await rested(mailed, grant, Rest("waiting", None, ("other",)), n=1)
+        late = step(grant, 2, "wait", takes=(message.id,))
+        assert await appended(mailed, late) == [Verdict.FENCED]
+        assert await names(mailed) == ["paid"]
+
     async def test_a_taken_message_may_be_named_again(self, store: Store) -> None:
         """An entry sent again changes nothing, and a message that is gone is no error."""
         mailed = need_inbox(store)

@@ -30,7 +30,7 @@ class AppendChecks(Harness):
     """`append` of journal entries."""
 
     async def test_an_entry_of_the_newest_epoch_is_accepted(self, store: Store) -> None:
-        """An entry is accepted when its epoch is the run's newest."""
+        """An entry is accepted when its epoch is the run's newest and is open."""
         journal = need_journal(store)
         grant = await granted(journal)
         assert await appended(journal, step(grant, 1, "a")) == [ACCEPTED]
@@ -39,14 +39,14 @@ class AppendChecks(Harness):
     async def test_an_entry_is_accepted_after_expiry_while_nobody_took_the_run(
         self, store: Store
     ) -> None:
-        """An entry is accepted when its epoch is the run's newest, be the lease expired or not."""
+        """An expired lease closes nothing until another owner takes the run."""
         journal = need_journal(store)
         grant = await granted(journal, ttl=self.short)
         await self.expire()
         assert await appended(journal, step(grant, 1, "a")) == [ACCEPTED]
 
     async def test_an_entry_of_an_older_epoch_is_fenced(self, store: Store) -> None:
-        """Fenced when it is older."""
+        """Fenced when its epoch is older."""
         journal = need_journal(store)
         old = await granted(journal)
         await journal.release([old.lease])
@@ -77,6 +77,28 @@ class AppendChecks(Harness):
         journal = need_journal(store)
         assert await appended(journal, Entry("run", 1, 1, delta("a"))) == [UNKNOWN]
         assert await journal.load("run") is None
+
+    async def test_release_closes_its_epoch(self, store: Store) -> None:
+        """Fenced when its epoch is closed: the release of its lease does that."""
+        journal = need_journal(store)
+        grant = await granted(journal)
+        await appended(journal, step(grant, 1, "a"))
+        await journal.release([grant.lease])
+        assert await appended(journal, step(grant, 2, "late")) == [FENCED]
+        assert await rested(journal, grant, Rest("completed"), "late") is FENCED
+        assert await steps_of(journal) == ["a"]
+        assert (await listed(journal)).status == "running"
+
+    async def test_an_entry_sent_again_after_release_is_accepted(self, store: Store) -> None:
+        """While its epoch is the newest, open or closed, an entry sent again is accepted and
+        changes nothing."""
+        journal = need_journal(store)
+        grant = await granted(journal)
+        await appended(journal, step(grant, 1, "a"), step(grant, 2, "b"))
+        await journal.release([grant.lease])
+        batch = [step(grant, 1, "a"), step(grant, 3, "late"), step(grant, 2, "z")]
+        assert await appended(journal, *batch) == [ACCEPTED, FENCED, ACCEPTED]
+        assert await steps_of(journal) == ["a", "b"]
 
     async def test_one_refusal_harms_no_other(self, store: Store) -> None:
         """Give a verdict for each, in order; one entry's refusal harms no other."""
@@ -240,6 +262,55 @@ class RestChecks(Harness):
         assert await steps_of(journal) == ["b", "a"]
         assert (await listed(journal)).status == "completed"
 
+    async def test_a_call_with_a_rest_sent_again_changes_nothing(self, store: Store) -> None:
+        """An entry sent again is accepted and changes nothing, and so is one whose `n` is not above
+        that of the rest: the answer to the whole call may have been lost."""
+        journal = need_journal(store)
+        grant = await granted(journal)
+        whole = as_json(snapshot("a", "b", status="completed"))
+        rest = Entry("run", grant.lease.epoch, 3, whole, rest=Rest("completed"))
+        batch = [step(grant, 1, "a"), step(grant, 2, "b"), rest]
+        for _ in range(2):
+            assert await appended(journal, *batch) == [ACCEPTED] * 3
+            assert await steps_of(journal) == ["a", "b"]
+
+    async def test_a_rest_closes_its_epoch(self, store: Store) -> None:
+        """A rest closes its epoch: a later entry is fenced, and the run stays at rest."""
+        journal = need_journal(store)
+        grant = await granted(journal)
+        await rested(journal, grant, Rest("completed"), "a", n=1)
+        assert await appended(journal, step(grant, 2, "late")) == [FENCED]
+        assert await rested(journal, grant, Rest("failed"), "late", n=3) is FENCED
+        assert await steps_of(journal) == ["a"]
+        assert (await listed(journal)).status == "completed"
+        new = await granted(journal, owner="bob")
+        assert list(new.snapshot["steps"]) == ["a"]
+
+    async def test_a_rest_closes_its_epoch_for_the_rest_of_its_call(self, store: Store) -> None:
+        """A rest closes its epoch for what follows in the same call, and for no other run."""
+        journal = need_journal(store)
+        grant, other = await granted(journal), await granted(journal, "other")
+        whole = as_json(snapshot("a", status="completed"))
+        first = Entry("run", grant.lease.epoch, 2, whole, rest=Rest("completed"))
+        late = as_json(snapshot("late", status="failed"))
+        second = Entry("run", grant.lease.epoch, 4, late, rest=Rest("failed"))
+        batch = [step(grant, 1, "a"), first, step(grant, 3, "late"), second, step(other, 1, "b")]
+        assert await appended(journal, *batch) == [ACCEPTED, ACCEPTED, FENCED, FENCED, ACCEPTED]
+        assert await steps_of(journal) == ["a"]
+        assert (await listed(journal)).status == "completed"
+        assert await steps_of(journal, "other") == ["b"]
+
+    async def test_what_a_rest_holds_is_accepted_beside_a_late_rest(self, store: Store) -> None:
+        """An entry whose `n` is not above that of the rest is accepted and changes nothing; one
+        entry's refusal harms no other."""
+        journal = need_journal(store)
+        grant = await granted(journal)
+        await rested(journal, grant, Rest("completed"), "a", n=2)
+        whole = as_json(snapshot("late", status="failed"))
+        late = Entry("run", grant.lease.epoch, 3, whole, rest=Rest("failed"))
+        assert await appended(journal, step(grant, 1, "a"), late) == [ACCEPTED, FENCED]
+        assert await steps_of(journal) == ["a"]
+
     async def test_a_stale_rest_is_fenced(self, store: Store) -> None:
         """Fenced when it is older: it changes neither the run nor its new owner's lease."""
         journal = need_journal(store)
@@ -312,6 +383,24 @@ class JournalChecks(AppendChecks, RestChecks):
         gone = Entry("run", old.lease.epoch, 1, b"", rest=Rest("completed", gone=True))
         assert await appended(journal, gone, step(new, 1, "b")) == [FENCED, ACCEPTED]
         assert await steps_of(journal) == ["b"]
+
+    async def test_entries_after_one_that_is_gone_are_unknown(self, store: Store) -> None:
+        """In order: what comes after it in the same call finds no such run."""
+        journal = need_journal(store)
+        grant = await granted(journal)
+        gone = Entry("run", grant.lease.epoch, 2, b"", rest=Rest("completed", gone=True))
+        batch = [step(grant, 1, "a"), gone, step(grant, 3, "late")]
+        assert await appended(journal, *batch) == [ACCEPTED, ACCEPTED, UNKNOWN]
+        assert await journal.load("run") is None
+
+    async def test_a_rest_that_is_gone_is_fenced_after_a_rest(self, store: Store) -> None:
+        """A rest closes its epoch: its owner cannot delete the run any more."""
+        journal = need_journal(store)
+        grant = await granted(journal)
+        await rested(journal, grant, Rest("completed"), "a", n=1)
+        gone = Entry("run", grant.lease.epoch, 2, b"", rest=Rest("completed", gone=True))
+        assert await appended(journal, gone) == [FENCED]
+        assert await steps_of(journal) == ["a"]
 
     async def test_an_id_that_was_gone_begins_afresh(self, store: Store) -> None:
         """An epoch of the deleted run stays stale for ever, also when the id is used again."""

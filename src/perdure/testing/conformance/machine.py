@@ -125,14 +125,13 @@ class StoreMachine(RuleBasedStateMachine):
             return owned[pick % len(owned)]
         return self.leases[max(pick, -len(self.leases))]
 
-    def verdict(self, lease: Lease) -> Verdict | None:
-        """Give what a new entry under this lease is answered with; None: the contract is silent."""
+    def verdict(self, lease: Lease) -> Verdict:
+        """Return the verdict on a new entry under this lease."""
         ran = self.runs.get(lease.id)
         if ran is None:
             return Verdict.UNKNOWN
-        if ran.lease is not None and ran.lease.epoch == lease.epoch:
-            return Verdict.ACCEPTED
-        return None if ran.newest == lease.epoch else Verdict.FENCED
+        is_open = ran.lease is not None and ran.lease.epoch == lease.epoch
+        return Verdict.ACCEPTED if is_open else Verdict.FENCED
 
     @initialize(owner=OWNERS)
     def begin(self, owner: str) -> None:
@@ -185,8 +184,6 @@ class StoreMachine(RuleBasedStateMachine):
         """Append under any lease that was ever given."""
         lease = self.picked(pick)
         wanted = self.verdict(lease)
-        if wanted is None:
-            return
         number = next(self.numbers)
         part = with_step(key, number)
         messages = self.do(self.store.inbox(lease.id))[: int(take)]
@@ -206,8 +203,6 @@ class StoreMachine(RuleBasedStateMachine):
         """Put a run to rest under any lease that was ever given."""
         lease = self.picked(pick)
         wanted = self.verdict(lease)
-        if wanted is None:
-            return
         wake_at = None if is_over(status) or wake is None else self.now + wake
         rest = Rest(status, wake_at, tuple(sorted(events)) if status == "waiting" else ())
         whole = snapshot("rested", "10", "9", status=status)

@@ -105,9 +105,9 @@ class LeaseRaceChecks(Harness):
         accepted is in the grant, and what is not is never there."""
         need_atomic_lease(store)
         journal = need_journal(store)
-        for number in range(ROUNDS):
-            old = await granted(journal, f"{number}")
-            await journal.release([old.lease])
+        olds = [await granted(journal, f"{n}", ttl=self.short) for n in range(ROUNDS)]
+        await self.expire()
+        for number, old in enumerate(olds):
             (verdict,), new = await asyncio.gather(
                 appended(journal, step(old, 1, "late")), asked(journal, f"{number}", "bob")
             )
@@ -119,9 +119,9 @@ class LeaseRaceChecks(Harness):
         """A rest that is accepted was there before the grant; one that is fenced never was."""
         need_atomic_lease(store)
         journal = need_journal(store)
-        for number in range(ROUNDS):
-            old = await granted(journal, f"{number}")
-            await journal.release([old.lease])
+        olds = [await granted(journal, f"{n}", ttl=self.short) for n in range(ROUNDS)]
+        await self.expire()
+        for number, old in enumerate(olds):
             verdict, new = await asyncio.gather(
                 rested(journal, old, Rest("completed"), "end"), asked(journal, f"{number}", "bob")
             )

@@ -14,6 +14,7 @@ from perdure.testing.conformance.harness import (
     granted,
     listed,
     need_transaction,
+    rested,
     step,
     steps_of,
 )
@@ -70,6 +71,21 @@ class TransactChecks(Harness):
         verdict = await transacting.transact("run", old.lease.epoch, giving(step(old, 1, "a")))
         assert verdict is Verdict.FENCED
         assert await steps_of(transacting) == []
+
+    async def test_a_transaction_of_a_closed_epoch_is_fenced(self, store: Store) -> None:
+        """With an epoch that is older or closed, `work` is not called."""
+        transacting = need_transaction(store)
+        calls: list[Any] = []
+        resting, releasing = [await granted(transacting, id) for id in ("resting", "releasing")]
+        await rested(transacting, resting, Rest("completed"), "a", n=1)
+        await transacting.release([releasing.lease])
+        for grant in (resting, releasing):
+            work = giving(step(grant, 2, "late"), calls)
+            verdict = await transacting.transact(grant.lease.id, grant.lease.epoch, work)
+            assert verdict is Verdict.FENCED
+        assert calls == []
+        assert await steps_of(transacting, "resting") == ["a"]
+        assert await steps_of(transacting, "releasing") == []
 
     async def test_a_transaction_without_a_run_is_unknown(self, store: Store) -> None:
         """No such run: nothing is written."""

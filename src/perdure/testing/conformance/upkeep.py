@@ -36,7 +36,12 @@ class PruneChecks(Harness):
             await upkeep.save(status, snapshot(status=status))
         await self.let_pass(TICK)
         assert await upkeep.prune(NOW) == 3
-        assert {line.id for line in await upkeep.list()} == {"running", "suspended", "waiting"}
+        assert {line.id for line in await upkeep.list()} == {
+            "running",
+            "suspended",
+            "waiting",
+            "paused",
+        }
 
     async def test_prune_keeps_runs_updated_since(self, store: Store) -> None:
         """And were last updated longer ago than `older_than`."""

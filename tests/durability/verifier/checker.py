@@ -1,0 +1,345 @@
+"""The checker: reads the log of one run and names every law that it breaks."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import msgspec
+
+from tests.durability.verifier import language as lang
+from tests.durability.verifier.log import Line
+from tests.durability.verifier.model import Model
+
+
+class End(msgspec.Struct, frozen=True):
+    """A run as a reader found it; `records` are the (branch, call) of its history, `tokens` what it
+    holds."""
+
+    status: str
+    output: str = ""
+    error: str = ""
+    history: str = ""
+    records: tuple[tuple[str, str], ...] = ()
+    tokens: frozenset[str] = frozenset()
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """All that is known about one run.
+
+    `ends` are the readings of the run since it was first seen over, or the last one if it never
+    was. `rows` are the committed effects of transactions, path and token; None where the store has
+    no transactions, and they are plain steps.
+    """
+
+    run: str
+    program: lang.Body
+    lines: Sequence[Line]
+    ends: Sequence[End]
+    rows: Sequence[tuple[str, str]] | None = None
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """A law that was broken: its name, what happened, and the lines that show it."""
+
+    law: str
+    text: str
+    lines: tuple[Line, ...] = ()
+
+
+def check(evidence: Evidence) -> list[Violation]:
+    """Return every violation, the gravest first."""
+    return list(_Checker(evidence).violations())
+
+
+OVER = ("completed", "failed", "cancelled")
+
+
+class _Checker:
+    def __init__(self, evidence: Evidence) -> None:
+        self.run = evidence.run
+        self.lines = evidence.lines
+        self.ends = evidence.ends
+        self.rows = evidence.rows
+        self.model = Model(evidence.program)
+        self.at = _positions(evidence.run, evidence.lines)
+
+    def violations(self) -> Iterator[Violation]:
+        yield from self.transactions()
+        yield from self.durable_before_seen()
+        yield from self.same_values()
+        yield from self.executions()
+        yield from self.idempotency_keys()
+        yield from self.events()
+        yield from self.broken_runs()
+        yield from self.expected_failures()
+        yield from self.leaves()
+        yield from self.end()
+        yield from self.stays_over()
+        yield from self.errors()
+
+    @cached_property
+    def begun(self) -> dict[str, int]:
+        """Where each execution began, by its token."""
+        return {self.lines[at].tokens[0]: at for at in self.at["begin"]}
+
+    @cached_property
+    def observations(self) -> list[int]:
+        """Where the function saw a value or a failure."""
+        return sorted(self.at["saw"] + self.at["failed"])
+
+    def same_values(self) -> Iterator[Violation]:
+        """Every call of one identity gives the same value or the same failure."""
+        before: dict[str, int] = {}
+        for at in self.observations:
+            line = self.lines[at]
+            identity = self.model.identity(line.path)
+            earlier = before.setdefault(identity, at)
+            known = self.lines[earlier]
+            if (known.kind, known.text) != (line.kind, line.text):
+                if not self._run_again(earlier, at):
+                    yield self._violation("same value", f"{identity} gave two values", earlier, at)
+                before[identity] = at
+            for token in line.tokens:
+                yield from self._own_value(at, identity, token)
+
+    def _own_value(self, at: int, identity: str, token: str) -> Iterator[Violation]:
+        begun = self.begun.get(token)
+        if begun is None or isinstance(self.model.commands.get(identity), _GROUPS):
+            return
+        owner = self.model.identity(self.lines[begun].path)
+        if owner != identity:
+            text = f"{identity} was given the record of {owner}"
+            yield self._violation("same value", text, begun, at)
+
+    def _run_again(self, failure: int, at: int) -> bool:
+        """Whether a retry between two lines may have run the failure in the first one again."""
+        line = self.lines[failure]
+        retried = any(failure < retry < at for retry in self.at["retry"])
+        return line.kind == "failed" and retried and not self.model.handled(line.path)
+
+    def executions(self) -> Iterator[Violation]:
+        """What the function has seen is not executed again, and no attempt is made twice."""
+        seen: dict[str, list[int]] = defaultdict(list)
+        for at in self.observations:
+            for token in self.lines[at].tokens:
+                if token in self.begun:
+                    path = self.lines[self.begun[token]].path
+                    seen[self.model.identity(path)].append(at)
+        made: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for at in self.at["begin"]:
+            line = self.lines[at]
+            identity = self.model.identity(line.path)
+            for observed in seen[identity]:
+                if self._knew(at, observed) and not self._run_again(observed, at):
+                    text = f"{identity} was executed again after its outcome was seen"
+                    yield self._violation("executed again", text, observed, at)
+                    break
+            made[line.activation, line.path].append(at)
+            if len(made[line.activation, line.path]) > self.model.attempts(line.path):
+                text = f"{identity} was executed twice in one activation"
+                yield self._violation("executed again", text, *made[line.activation, line.path])
+
+    def _knew(self, at: int, observed: int) -> bool:
+        """Whether the activation of a line must know what was seen in an earlier one."""
+        activation = self.lines[at].activation
+        if observed < at and self.lines[observed].activation == activation:
+            return True
+        # A process that was paused with the run may not know yet that another went on with it.
+        return observed < self.asked.get(activation, 0)
+
+    @cached_property
+    def asked(self) -> dict[str, int]:
+        """Where each activation's process asked for the lease that it runs under."""
+        asks = {(self.lines[at].process, self.lines[at].n): at for at in self.at["ask"]}
+        granted: dict[str, int] = {}
+        found: dict[str, int] = {}
+        for at in sorted(self.at["grant"] + self.at["activation"]):
+            line = self.lines[at]
+            if line.kind == "grant":
+                granted[line.process] = asks[line.process, line.n]
+            elif line.process in granted:
+                found[line.activation] = granted[line.process]
+        return found
+
+    def durable_before_seen(self) -> Iterator[Violation]:
+        """A value reaches the function only after its record is durable."""
+        for at in self.observations:
+            for token in self.lines[at].tokens:
+                if self.durable.get(token, len(self.lines)) > at:
+                    text = f"{self.lines[at].path} was seen before its record was durable"
+                    yield self._violation("durable first", text, at)
+
+    @cached_property
+    def durable(self) -> dict[str, int]:
+        """Where each token was first known to be stored."""
+        first: dict[str, int] = {}
+        for at in self.at["durable"]:
+            for token in self.lines[at].tokens:
+                first.setdefault(token, at)
+        return first
+
+    def transactions(self) -> Iterator[Violation]:
+        """A transaction has one row if it completed, and none if it failed."""
+        if self.rows is None:
+            return
+        rows: dict[str, list[str]] = defaultdict(list)
+        for path, token in self.rows:
+            rows[path].append(token)
+        for path, command in self.model.commands.items():
+            if not isinstance(command, lang.Transaction):
+                continue
+            seen = [at for at in self.observations if self.lines[at].path == path]
+            saw = {self.lines[at].tokens for at in seen if self.lines[at].kind == "saw"}
+            committed = {tuple(rows[path])} if rows[path] else set()
+            if len(rows[path]) > 1 or (saw and committed != saw) or (command.fails and committed):
+                text = f"{path} committed {rows[path]}, and the function saw {sorted(saw)}"
+                yield self._violation("exactly once", text, *seen)
+            elif self.ends[-1].status in OVER and not set(rows[path]) <= self.ends[-1].tokens:
+                text = f"{path} committed {rows[path]} without a record"
+                yield self._violation("exactly once", text)
+
+    def idempotency_keys(self) -> Iterator[Violation]:
+        """One idempotency key per identity, and one identity per key."""
+        keys: dict[str, int] = {}
+        owners: dict[str, int] = {}
+        for at in self.at["begin"]:
+            line = self.lines[at]
+            identity = self.model.identity(line.path)
+            first = keys.setdefault(identity, at)
+            if self.lines[first].text != line.text:
+                text = f"{identity} ran under two idempotency keys"
+                yield self._violation("identity", text, first, at)
+            owner = owners.setdefault(line.text, at)
+            if self.model.identity(self.lines[owner].path) != identity:
+                text = f"two steps share an idempotency key: {self.lines[owner].path}, {line.path}"
+                yield self._violation("identity", text, owner, at)
+
+    def events(self) -> Iterator[Violation]:
+        """An event is seen by one wait only, and by no later one than the first that wants it."""
+        seen: dict[str, int] = {}
+        for at in self.observations:
+            line = self.lines[at]
+            if not isinstance(self.model.commands.get(line.path), lang.Wait):
+                continue
+            for token in line.tokens:
+                first = seen.setdefault(token, at)
+                if self.lines[first].path != line.path:
+                    text = f"{line.path} and {self.lines[first].path} saw one event"
+                    yield self._violation("events", text, first, at)
+            if line.text == "None":
+                yield from self._timed_out(at)
+        yield from self._lost_events(seen)
+
+    def _timed_out(self, at: int) -> Iterator[Violation]:
+        path = self.lines[at].path
+        wait = self.model.commands[path]
+        assert isinstance(wait, lang.Wait)
+        for sent in self.at["sent"]:
+            token = self.lines[sent].tokens[0]
+            if self.lines[sent].path != wait.event or sent > self._first_call(path):
+                continue
+            consumed = self.durable.get(token)
+            if consumed is None or (consumed > at and self._taken_later(token, at)):
+                text = f"{path} timed out over an event that had been delivered before"
+                yield self._violation("events", text, sent, self._first_call(path), at)
+                return
+
+    def _taken_later(self, token: str, at: int) -> bool:
+        """Whether the wait that got this event began only after the given line."""
+        takers = [n for n in self.at["saw"] if token in self.lines[n].tokens]
+        return any(self._first_call(self.lines[n].path) > at for n in takers[:1])
+
+    def _first_call(self, path: str) -> int:
+        return next(at for at in self.at["call"] if self.lines[at].path == path)
+
+    def _lost_events(self, seen: dict[str, int]) -> Iterator[Violation]:
+        if self.model.interrupts or self.at["cancel"] or self.ends[-1].status != "completed":
+            return
+        for sent in self.at["sent"]:
+            token = self.lines[sent].tokens[0]
+            if token in self.durable and token not in seen:
+                text = f"the event {token} was consumed, and the function never saw it"
+                yield self._violation("events", text, sent, self.durable[token])
+
+    def broken_runs(self) -> Iterator[Violation]:
+        """Once a run is broken, every call that begins raises."""
+        broken: dict[str, int] = {}
+        for at in self.at["broke"]:
+            broken.setdefault(self.lines[at].activation, at)
+        called: dict[tuple[str, str], int] = {}
+        for at in self.at["call"]:
+            called[self.lines[at].activation, self.lines[at].path] = at
+        for at in self.observations:
+            line = self.lines[at]
+            broke = broken.get(line.activation)
+            if broke is not None and broke < called[line.activation, line.path]:
+                text = f"{line.path} gave an outcome although the run was broken"
+                yield self._violation("broken runs", text, broke, at)
+
+    def expected_failures(self) -> Iterator[Violation]:
+        """A call fails only when the program planned it."""
+        for at in self.at["failed"]:
+            if not self.model.may_fail(self.lines[at].path):
+                text = f"{self.lines[at].path} failed, which the program did not plan"
+                yield self._violation("unplanned failure", text, at)
+                return
+
+    def leaves(self) -> Iterator[Violation]:
+        """A step inside a step is refused."""
+        for at in self.at["nested"]:
+            yield self._violation("steps are leaves", "a step ran inside a step", at)
+
+    def end(self) -> Iterator[Violation]:
+        """The run ends, in a way that the program allows, with what the function gave."""
+        end = self.ends[-1]
+        healed = bool(self.at["retry"])
+        allowed = {"completed" if ok else "failed" for ok in self.model.outcomes(healed=healed)}
+        allowed |= {"cancelled"} if self.at["cancel"] else set()
+        if end.status not in OVER:
+            yield self._violation("every run ends", f"the run is still {end.status}")
+        elif end.status not in allowed:
+            text = f"it is {end.status} ({end.error}), and may be {' or '.join(sorted(allowed))}"
+            yield self._violation("outcome", text)
+        elif end.status != "cancelled":
+            yield from self._result(end)
+
+    def _result(self, end: End) -> Iterator[Violation]:
+        kind = "returned" if end.status == "completed" else "raised"
+        texts = {self.lines[at].text for at in self.at[kind]}
+        if end.status == "completed" and texts != {end.output}:
+            text = f"the function returned {sorted(texts)}, and the run's output is {end.output}"
+            yield self._violation("outcome", text, *self.at[kind])
+        if end.status == "failed" and not any(text in end.error for text in texts):
+            text = f"the function raised {sorted(texts)}, and the run's error is {end.error}"
+            yield self._violation("outcome", text, *self.at[kind])
+
+    def stays_over(self) -> Iterator[Violation]:
+        """What is over does not change, and each call has one record."""
+        for before, after in zip(self.ends, self.ends[1:], strict=False):
+            if before != after:
+                yield Violation("stays over", f"the run was {before}, and is {after}")
+        records = self.ends[-1].records
+        if len(set(records)) < len(records):
+            yield Violation("one record", f"two records for one call: {sorted(records)}")
+
+    def errors(self) -> Iterator[Violation]:
+        """Nothing is logged at ERROR but a run that failed."""
+        failed = self.ends[-1].status == "failed" or bool(self.at["retry"])
+        for at in self.at["error"]:
+            if not (failed and self.run in self.lines[at].text):
+                yield self._violation("quiet", "perdure logged an error", at)
+
+    def _violation(self, law: str, text: str, *at: int) -> Violation:
+        return Violation(law, text, tuple(self.lines[n] for n in at))
+
+
+_GROUPS = lang.Race | lang.Parallel
+
+
+def _positions(run: str, lines: Sequence[Line]) -> dict[str, list[int]]:
+    """Return where the lines of each kind are that concern a run."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for at, line in enumerate(lines):
+        if line.run == run or line.kind in ("ask", "error"):
+            found[line.kind].append(at)
+    return found

@@ -1,0 +1,167 @@
+"""Random programs of bounded size; a seed always gives the same one."""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import msgspec
+
+from perdure import errors
+from tests.durability.verifier import language as lang
+
+# Also ids that look like the path of a branch, or like a repeated call.
+IDS = ("a", "b", "c", "a", "b", "1/a", "a#2")
+EVENTS = ("go", "stop")
+KEYS = {"k1": 4, "k2": 40}
+_SHORT = (0, 0, 1, 5, 20, 60)
+_JOINS: tuple[lang.How, ...] = (
+    "gather", "gather", "taskgroup", "wait", "tasks", "as_completed", "shield", "event", "queue",
+    "semaphore", "anyio",
+)  # fmt: skip
+
+
+class Mix(msgspec.Struct, frozen=True):
+    """Which commands programs are made of."""
+
+    transactions: bool = True
+    threads: bool = False
+    size: int = 12
+
+
+def generate(seed: str, mix: Mix) -> lang.Body:
+    """Return the program of a seed."""
+    return _Generator(Random(seed), mix).program()
+
+
+class _Generator:
+    def __init__(self, random: Random, mix: Mix) -> None:
+        self._random = random
+        self._mix = mix
+        self._left = random.randint(2, mix.size)
+        self._names = 0
+        self._compound: dict[Callable[[int], lang.Command], int] = {
+            self._parallel: 6,
+            self._race: 3,
+            self._try: 3,
+            self._scope: 2,
+            self._finally: 1,
+        }
+        self._leaves: dict[Callable[[], lang.Leaf], int] = {
+            self._step: 8,
+            self._keyed: 2,
+            self._sleep: 4,
+            self._wait: 4,
+            self._transaction: 3 if mix.transactions else 0,
+            self._leave: 1,
+            self._nested: 1 if hasattr(errors, "NestedStep") else 0,
+        }
+
+    def program(self) -> lang.Body:
+        body = self._body(0)
+        while self._left > 0:
+            body += self._body(0)
+        return body
+
+    def _body(self, depth: int) -> lang.Body:
+        count = self._random.choice((1, 1, 2, 2, 3))
+        return tuple(self._command(depth) for _ in range(count))
+
+    def _command(self, depth: int) -> lang.Command:
+        self._left -= 1
+        if depth < 3 and self._left > 0 and self._random.random() < 0.4:
+            compound: lang.Command = self._draw(self._compound)(depth + 1)
+            return compound
+        if self._random.random() < 0.02:
+            return lang.Fail()
+        return self._leaf()
+
+    def _draw(self, weights: dict[Any, int]) -> Any:
+        return self._random.choices([*weights], [*weights.values()])[0]
+
+    def _leaf(self) -> lang.Leaf:
+        leaf: lang.Leaf = self._draw(self._leaves)()
+        return leaf
+
+    def _id(self) -> str:
+        return self._random.choice(IDS)
+
+    def _unique(self, name: str) -> str:
+        self._names += 1
+        return f"{name}-{self._names}"
+
+    def _step(self) -> lang.Step:
+        random = self._random
+        step = lang.Step(self._id(), random.choice(_SHORT), declared=random.random() < 0.7)
+        if random.random() < 0.25:
+            retry = random.choice((1, 1, 2, 3))
+            heals = random.random() < 0.7
+            step = msgspec.structs.replace(
+                step, retry=retry, fails=random.randint(1, 3), heals=heals
+            )
+        if random.random() < 0.1:
+            # Far from the time that the step takes: a busy machine must not decide.
+            step = msgspec.structs.replace(step, timeout=random.choice((30, 30_000)))
+            if step.timeout == 30:
+                step = msgspec.structs.replace(step, ms=2000, fails=0, retry=1)
+        value = random.choice(("small", "small", "small", "large", "unicode", "typed"))
+        thread = self._mix.threads and not step.timeout and random.random() < 0.2
+        return msgspec.structs.replace(step, value=value, thread=thread)
+
+    def _plain_step(self, id: str) -> lang.Step:
+        return lang.Step(id, self._random.choice(_SHORT), fails=int(self._random.random() < 0.1))
+
+    def _keyed(self) -> lang.Step:
+        # One key is one step: whoever calls it first, it does the same.
+        key = self._random.choice([*KEYS])
+        return lang.Step("keyed", KEYS[key], key=key)
+
+    def _sleep(self) -> lang.Sleep:
+        return lang.Sleep(self._id(), self._random.choice((0, 20, 100, 300, 900)))
+
+    def _wait(self) -> lang.Wait:
+        timeout = self._random.choice((None, 0, 0, 50, 400, 900))
+        return lang.Wait(self._id(), self._random.choice(EVENTS), timeout)
+
+    def _transaction(self) -> lang.Transaction:
+        random = self._random
+        return lang.Transaction(self._id(), random.choice(_SHORT), random.random() < 0.15)
+
+    def _leave(self) -> lang.LeaveTask:
+        call: lang.Call = self._random.choice(("nothing", "step", "sleep"))
+        return lang.LeaveTask(self._id(), self._random.choice((0, 50, 300)), call)
+
+    def _nested(self) -> lang.Nested:
+        return lang.Nested(self._id())
+
+    def _parallel(self, depth: int) -> lang.Parallel:
+        count = self._random.choice((2, 2, 2, 3))
+        if self._random.random() < 0.2:
+            how: lang.How = self._random.choice(("all", "map"))
+            ids = self._random.sample(["a", "b", "c", "d"], count)
+            return lang.Parallel(how, tuple((self._plain_step(id),) for id in ids))
+        how = self._random.choice(_JOINS)
+        if self._random.random() < 0.3:
+            # The same calls in every branch: only their branches tell them apart.
+            return lang.Parallel(how, (self._body(depth),) * count)
+        return lang.Parallel(how, tuple(self._body(depth) for _ in range(count)))
+
+    def _race(self, depth: int) -> lang.Race:
+        count = self._random.choice((2, 2, 3))
+        return lang.Race(self._unique("race"), tuple(self._body(depth) for _ in range(count)))
+
+    def _try(self, depth: int) -> lang.Try:
+        body = self._body(depth)
+        if self._random.random() < 0.6:
+            failing = lang.Step(self._id(), self._random.choice(_SHORT), fails=9, heals=True)
+            body += (failing,)
+        return lang.Try(body, self._body(depth))
+
+    def _scope(self, _: int) -> lang.Scope:
+        # One call, or parallel ones: what is called must not depend on when the scope ends.
+        inner: lang.Command = self._leaf()
+        if self._random.random() < 0.3:
+            inner = lang.Parallel(self._random.choice(_JOINS), ((inner,), (self._leaf(),)))
+        return lang.Scope(self._random.choice((1, 10, 30, 100)), inner)
+
+    def _finally(self, depth: int) -> lang.Finally:
+        return lang.Finally(self._unique("final"), self._body(depth))

@@ -1,0 +1,288 @@
+"""The interpreter: one workflow function that walks its payload and logs what it sees."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from itertools import count
+from typing import Any, assert_never
+
+from perdure import Retry, errors, workflow
+from perdure import Step as Handle
+from perdure.errors import PerdureError, StepError, StepFailed, StepTimeout
+from perdure.registry import Definition
+from tests.durability.verifier import language as lang
+from tests.durability.verifier.joins import join
+from tests.durability.verifier.log import Kind, Line, Log, tokens_in
+
+NAME = "program"
+
+Insert = Callable[[Any, str, str, str], Awaitable[None]]
+
+
+class Planned(Exception):
+    """A failure that the program asked for, of a class that the workflow declares."""
+
+
+class Undeclared(Exception):
+    """A failure that the program asked for, of a class that the workflow does not declare."""
+
+
+class World:
+    """What one process shares with the outside: its log, its tokens, the effects table."""
+
+    def __init__(
+        self,
+        process: str,
+        log: Log,
+        *,
+        healed: Callable[[str], bool],
+        insert: Insert | None = None,
+        threads: bool = False,
+    ) -> None:
+        self.process = process
+        self.log = log
+        self.healed = healed
+        self.insert = insert
+        self.threads = threads
+        self.left_behind: set[asyncio.Task[None]] = set()
+        self._numbers = count(1)
+
+    def token(self) -> str:
+        """Return a text that occurs once in the whole log."""
+        return f"<{self.process}.{next(self._numbers)}>"
+
+    def definition(self) -> Definition[Any, Any]:
+        """Return the workflow that runs programs in this process."""
+
+        @workflow(NAME, errors=[Planned])
+        async def program(step: Handle, payload: str) -> list[Any]:
+            return await Activation(self, step, lang.loads(payload)).run()
+
+        return program
+
+
+class Activation:
+    """One call of the workflow function."""
+
+    def __init__(self, world: World, step: Handle, program: lang.Body) -> None:
+        self._world = world
+        self._step = step
+        self._program = program
+        self._commands = dict(lang.walk(program))
+        self._name = world.token().strip("<>")
+
+    async def run(self) -> list[Any]:
+        """Walk the whole program."""
+        self._log("activation")
+        try:
+            values = [await self._do(str(n), each) for n, each in enumerate(self._program)]
+        except Exception as error:
+            self._log("raised", text=str(error))
+            raise
+        self._log("returned", text=repr(values))
+        return values
+
+    async def _body(self, path: str, number: int) -> list[Any]:
+        body = lang.bodies(self._commands[path])[number]
+        return [await self._do(lang.child(path, number, n), each) for n, each in enumerate(body)]
+
+    async def _do(self, path: str, command: lang.Command) -> Any:
+        match command:
+            case lang.Fail():
+                raise Planned(f"the function fails at {path}")
+            case lang.Parallel():
+                return await self._parallel(path, command)
+            case lang.Race():
+                return await self._observe(path, lambda: self._race(path, command))
+            case lang.Try():
+                try:
+                    return await self._body(path, 0)
+                except Exception:  # noqa: BLE001  # the program handles whatever failed
+                    return await self._body(path, 1)
+            case lang.Scope():
+                with suppress(Exception):
+                    async with asyncio.timeout(command.ms / 1000):
+                        await self._body(path, 0)
+                # What the scope gave depends on time: it is not part of what the program returns.
+                return None
+            case lang.Finally():
+                try:
+                    return await self._body(path, 0)
+                finally:
+                    final = lang.last(path)
+                    await self._observe(final, lambda: self._step(command.id, self._work, final))
+            case _:
+                return await self._observe(path, lambda: self._leaf(path, command))
+
+    def _leaf(self, path: str, command: lang.Leaf) -> Awaitable[Any]:
+        step, milliseconds = self._step, timedelta(milliseconds=1)
+        match command:
+            case lang.Step():
+                options: dict[str, Any] = {"key": command.key or None}
+                if command.retry > 1:
+                    options["retry"] = Retry(command.retry, delay=0.005)
+                if command.timeout:
+                    options["timeout"] = command.timeout * milliseconds
+                return step(command.id, self._function(command), path, **options)
+            case lang.Sleep():
+                return step.sleep(command.id, command.ms * milliseconds)
+            case lang.Wait():
+                limit = None if command.timeout is None else command.timeout * milliseconds
+                return step.wait_for_event(command.id, command.event, timeout=limit)
+            case lang.Transaction():
+                if self._world.insert is None:
+                    return step(command.id, self._work, path)
+                return step.transaction(command.id, self._transact, path)
+            case lang.LeaveTask():
+                return step(command.id, self._leave, path)
+            case lang.Nested():
+                return step(command.id, self._nest, path)
+            case _:
+                assert_never(command)
+
+    async def _observe(self, path: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        """Make a call of perdure, and log what the workflow function sees of it."""
+        self._log("call", path)
+        try:
+            value = await call()
+        except (StepError, StepFailed, StepTimeout) as error:
+            self._saw("failed", path, f"{type(error).__name__}: {error}")
+            raise
+        except PerdureError as error:
+            self._log("broke", path, f"{type(error).__name__}: {error}")
+            raise
+        except Exception as error:
+            self._saw("failed", path, f"{type(error).__name__}: {error}")
+            raise
+        except asyncio.CancelledError:
+            self._log("cut", path)
+            raise
+        self._saw("saw", path, repr(value))
+        tokens = tokens_in(repr(value).encode())
+        return tokens[0] if len(tokens) == 1 else value
+
+    async def _parallel(self, path: str, command: lang.Parallel) -> Any:
+        indexes = range(len(command.branches))
+        if command.how not in lang.LEAVES_ONLY:
+            return await join(command.how, [self._branch(path, n) for n in indexes])
+        paths = [lang.child(path, n, 0) for n in indexes]
+        ids = [_id(self._commands[each]) for each in paths]
+        if command.how == "map":
+            return await self._observe(path, lambda: self._step.map(ids[0], paths, self._work))
+        thunks = {id: self._thunk(each) for id, each in zip(ids, paths, strict=True)}
+        return await self._observe(path, lambda: self._step.all(thunks))
+
+    def _thunk(self, path: str) -> Callable[[], Any]:
+        return lambda: self._work(path)
+
+    def _branch(self, path: str, number: int) -> Callable[[], Awaitable[list[Any]]]:
+        return lambda: self._body(path, number)
+
+    def _race(self, path: str, command: lang.Race) -> Awaitable[Any]:
+        names = (chr(ord("a") + n) for n in range(len(command.branches)))
+        return self._step.race(
+            command.id, {name: self._branch(path, n) for n, name in enumerate(names)}
+        )
+
+    # The functions of steps.
+
+    def _function(self, command: lang.Step) -> Callable[[str], Any]:
+        return self._work_in_thread if command.thread and self._world.threads else self._work
+
+    async def _work(self, path: str) -> Any:
+        command, token = self._commands.get(path), self._begin(path)
+        await asyncio.sleep(getattr(command, "ms", 0) / 1000)
+        return self._outcome(command, token)
+
+    def _work_in_thread(self, path: str) -> Any:
+        command, token = self._commands.get(path), self._begin(path)
+        time.sleep(getattr(command, "ms", 0) / 1000)
+        return self._outcome(command, token)
+
+    def _outcome(self, command: lang.Command | None, token: str) -> Any:
+        run, attempt = self._step.run_id, self._step.attempt
+        if not isinstance(command, lang.Step):
+            return {"x": token}
+        if attempt <= command.fails and not (command.heals and self._world.healed(run)):
+            raise (Planned if command.declared else Undeclared)(f"planned {token}")
+        return _value(command.value, token)
+
+    async def _transact(self, connection: Any, path: str) -> Any:
+        command, token = self._commands[path], self._begin(path)
+        assert isinstance(command, lang.Transaction)
+        assert self._world.insert is not None
+        await self._world.insert(connection, self._step.run_id, path, token)
+        # As a client's own time limit around a statement does.
+        await asyncio.wait_for(asyncio.sleep(command.ms / 1000), 60)
+        if command.fails:
+            raise Planned(f"planned {token}")
+        return {"x": token}
+
+    async def _leave(self, path: str) -> Any:
+        command, token = self._commands[path], self._begin(path)
+        assert isinstance(command, lang.LeaveTask)
+
+        async def left() -> None:
+            await asyncio.sleep(command.after / 1000)
+            if command.calls == "step":
+                await self._refused(path, lambda: self._step("left", lambda: 1))
+            elif command.calls == "sleep":
+                await self._refused(path, lambda: self._step.sleep("left", 0.05))
+
+        task = asyncio.create_task(left())
+        self._world.left_behind.add(task)
+        task.add_done_callback(self._world.left_behind.discard)
+        return {"x": token}
+
+    async def _nest(self, path: str) -> Any:
+        token = self._begin(path)
+        await self._refused(path, lambda: self._step("inner", lambda: 1))
+        return {"x": token}
+
+    async def _refused(self, path: str, call: Callable[[], Awaitable[Any]]) -> None:
+        """Call a step from a step's function, which the engine must refuse."""
+        with suppress(Exception):
+            await call()
+            if hasattr(errors, "NestedStep"):
+                self._log("nested", path)
+
+    def _begin(self, path: str) -> str:
+        token = self._world.token()
+        key = self._step.idempotency_key
+        self._log("begin", path, key, tokens=(token,), n=self._step.attempt)
+        return token
+
+    def _saw(self, kind: Kind, path: str, text: str) -> None:
+        tokens = tokens_in(text.encode())
+        if len(text) > 200:
+            text = f"{text[:60]}… {hashlib.sha1(text.encode()).hexdigest()}"
+        self._log(kind, path, text, tokens)
+
+    def _log(
+        self, kind: Kind, path: str = "", text: str = "", tokens: tuple[str, ...] = (), n: int = 0
+    ) -> None:
+        world = self._world
+        line = Line(kind, world.process, self._step.run_id, self._name, path, text, tokens, n)
+        world.log.write(line)
+
+
+def _id(command: lang.Command) -> str:
+    assert isinstance(command, lang.Step)
+    return command.id
+
+
+def _value(kind: lang.Value, token: str) -> Any:
+    match kind:
+        case "small":
+            return {"x": token}
+        case "large":
+            return {"x": token, "pad": "x" * 30_000}
+        case "unicode":
+            return {"x": token, "naïve ☃\u2028": ["𝄞", 'é\n"\\', ""]}
+        case "typed":
+            at = datetime(2031, 2, 3, 4, 5, 6, 789, tzinfo=UTC)
+            return {"x": token, "at": at, "price": Decimal("1.10"), "raw": b"\x00\xff"}

@@ -1,0 +1,114 @@
+"""Ways to run branches at the same time and to wait for all of them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import anyio
+
+from tests.durability.verifier.language import How
+
+Branch = Callable[[], Awaitable[Any]]
+Tasks = Sequence["asyncio.Task[Any]"]
+
+
+async def join(how: How, branches: Sequence[Branch]) -> list[Any]:
+    """Run all branches and return their values in order, or raise what one of them raised."""
+    if how in _BRANCHES:
+        return await _BRANCHES[how](branches)
+    # Made in order, whatever the join does with them: branches are numbered by their creation.
+    tasks = [asyncio.ensure_future(_call(branch)) for branch in branches]
+    await _JOINS[how](tasks)
+    return [task.result() for task in tasks]
+
+
+async def _call(branch: Branch) -> Any:
+    return await branch()
+
+
+async def _gather(tasks: Tasks) -> None:
+    await asyncio.gather(*tasks)
+
+
+async def _wait(tasks: Tasks) -> None:
+    await asyncio.wait(tasks)
+
+
+async def _one_by_one(tasks: Tasks) -> None:
+    for task in tasks:
+        await task
+
+
+async def _as_completed(tasks: Tasks) -> None:
+    for task in asyncio.as_completed(tasks):
+        await task
+
+
+async def _shield(tasks: Tasks) -> None:
+    await asyncio.shield(asyncio.gather(*tasks))
+
+
+async def _event(tasks: Tasks) -> None:
+    done, left = asyncio.Event(), len(tasks)
+
+    def ended(_: object) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            done.set()
+
+    for task in tasks:
+        task.add_done_callback(ended)
+    await done.wait()
+
+
+async def _queue(tasks: Tasks) -> None:
+    queue: asyncio.Queue[object] = asyncio.Queue()
+    for task in tasks:
+        task.add_done_callback(queue.put_nowait)
+    for _ in tasks:
+        await queue.get()
+
+
+async def _taskgroup(branches: Sequence[Branch]) -> list[Any]:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_call(branch)) for branch in branches]
+    return [task.result() for task in tasks]
+
+
+async def _anyio(branches: Sequence[Branch]) -> list[Any]:
+    values: list[Any] = [None] * len(branches)
+
+    async def keep(index: int, branch: Branch) -> None:
+        values[index] = await branch()
+
+    async with anyio.create_task_group() as group:
+        for index, branch in enumerate(branches):
+            group.start_soon(keep, index, branch)
+    return values
+
+
+async def _semaphore(branches: Sequence[Branch]) -> list[Any]:
+    one_at_a_time = asyncio.Semaphore(1)
+
+    async def guarded(branch: Branch) -> Any:
+        async with one_at_a_time:
+            return await branch()
+
+    return await asyncio.gather(*(guarded(branch) for branch in branches))
+
+
+_BRANCHES: dict[How, Callable[[Sequence[Branch]], Awaitable[list[Any]]]] = {
+    "taskgroup": _taskgroup,
+    "anyio": _anyio,
+    "semaphore": _semaphore,
+}
+_JOINS: dict[How, Callable[[Tasks], Awaitable[None]]] = {
+    "gather": _gather,
+    "wait": _wait,
+    "tasks": _one_by_one,
+    "as_completed": _as_completed,
+    "shield": _shield,
+    "event": _event,
+    "queue": _queue,
+}

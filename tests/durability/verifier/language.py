@@ -1,0 +1,203 @@
+"""The command language: a program is a tree of commands that the interpreter walks.
+
+A command is known by its path in the tree, such as `"2.0.1"`: command 1 of body 0 of command 2.
+Step ids repeat on purpose; the path is what tells two calls apart outside of perdure.
+"""
+
+from collections.abc import Iterator
+from typing import Literal, TypeAlias
+
+import msgspec
+
+Value = Literal["small", "large", "unicode", "typed"]
+Call = Literal["nothing", "step", "sleep"]
+How = Literal[
+    "gather", "taskgroup", "wait", "tasks", "as_completed", "shield", "event", "queue",
+    "semaphore", "anyio", "all", "map",
+]  # fmt: skip
+LEAVES_ONLY: frozenset[How] = frozenset({"all", "map"})
+
+
+class Base(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """A command; times are in milliseconds."""
+
+
+class Step(Base, frozen=True):
+    """A step that takes `ms`. Its first `fails` attempts fail, unless it `heals` and has healed."""
+
+    id: str
+    ms: int = 0
+    fails: int = 0
+    retry: int = 1
+    heals: bool = False
+    declared: bool = True
+    timeout: int = 0
+    value: Value = "small"
+    key: str = ""
+    thread: bool = False
+
+
+class Sleep(Base, frozen=True):
+    """A durable sleep."""
+
+    id: str
+    ms: int
+
+
+class Wait(Base, frozen=True):
+    """A wait for an event, without a limit or until `timeout`."""
+
+    id: str
+    event: str
+    timeout: int | None = None
+
+
+class Transaction(Base, frozen=True):
+    """A step that inserts a row through the store's own connection, and may fail after that."""
+
+    id: str
+    ms: int = 0
+    fails: bool = False
+
+
+class Fail(Base, frozen=True):
+    """Raise an exception from the workflow function itself."""
+
+
+class LeaveTask(Base, frozen=True):
+    """A step whose function leaves a task behind, which runs on and may try to call a step."""
+
+    id: str
+    after: int
+    calls: Call = "nothing"
+
+
+class Nested(Base, frozen=True):
+    """A step whose function tries to call another step, which must be refused."""
+
+    id: str
+
+
+class Parallel(Base, frozen=True):
+    """Branches at the same time, joined by one of asyncio's means, by `step.all` or `step.map`."""
+
+    how: How
+    branches: "tuple[Body, ...]"
+
+
+class Race(Base, frozen=True):
+    """The first branch to finish wins; the others are cancelled."""
+
+    id: str
+    branches: "tuple[Body, ...]"
+
+
+class Try(Base, frozen=True):
+    """Run the body; if it fails, run the handler."""
+
+    body: "Body"
+    handler: "Body"
+
+
+class Scope(Base, frozen=True):
+    """Cancel the one command inside when it takes longer than `ms`, and continue in any case."""
+
+    ms: int
+    inner: "Command"
+
+
+class Finally(Base, frozen=True):
+    """Run the body; whatever becomes of it, call a step afterwards."""
+
+    id: str
+    body: "Body"
+
+
+Leaf: TypeAlias = Step | Sleep | Wait | Transaction | LeaveTask | Nested
+Command: TypeAlias = Leaf | Fail | Parallel | Race | Try | Scope | Finally
+Body: TypeAlias = tuple[Command, ...]
+
+_decode = msgspec.json.Decoder(Body).decode
+
+
+def dumps(program: Body) -> str:
+    """Return the program as JSON."""
+    return msgspec.json.encode(program).decode()
+
+
+def loads(text: str) -> Body:
+    """Return the program that `dumps` wrote."""
+    return _decode(text)
+
+
+def bodies(command: Command) -> tuple[Body, ...]:
+    """Return the bodies inside a command."""
+    match command:
+        case Parallel() | Race():
+            return command.branches
+        case Try():
+            return (command.body, command.handler)
+        case Finally():
+            return (command.body,)
+        case Scope():
+            return ((command.inner,),)
+        case _:
+            return ()
+
+
+def child(path: str, body: int, index: int) -> str:
+    """Return the path of a command inside another."""
+    return f"{path}.{body}.{index}"
+
+
+def last(path: str) -> str:
+    """Return the path of the step that a `Finally` calls in the end."""
+    return f"{path}.finally"
+
+
+def walk(program: Body) -> Iterator[tuple[str, Command]]:
+    """Yield every command with its path, parents first."""
+
+    def inside(path: str, command: Command) -> Iterator[tuple[str, Command]]:
+        yield path, command
+        for number, body in enumerate(bodies(command)):
+            for index, inner in enumerate(body):
+                yield from inside(child(path, number, index), inner)
+
+    for index, command in enumerate(program):
+        yield from inside(str(index), command)
+
+
+def ancestors(path: str) -> Iterator[tuple[str, int]]:
+    """Yield the path of each command around `path`, innermost first, with the body it is in."""
+    parts = path.removesuffix(".finally").split(".")
+    if path.endswith(".finally"):
+        yield ".".join(parts), -1
+    while len(parts) > 1:
+        *parts, body, _ = parts
+        yield ".".join(parts), int(body)
+
+
+def show(program: Body, indent: str = "") -> str:
+    """Return the program as text for people: one command a line, bodies indented."""
+    lines = []
+    for command in program:
+        fields = {name: getattr(command, name) for name in command.__struct_fields__}
+        plain = {
+            name: value
+            for name, value in fields.items()
+            if name not in ("branches", "body", "handler", "inner")
+            and (name, value) not in _DEFAULTS.get(type(command), ())
+        }
+        arguments = ", ".join(f"{name}={value!r}" for name, value in plain.items())
+        lines.append(f"{indent}{type(command).__name__}({arguments})")
+        for number, body in enumerate(bodies(command)):
+            lines += [f"{indent}  [{number}]", show(body, indent + "    ")]
+    return "\n".join(lines)
+
+
+_DEFAULTS = {
+    command: tuple(zip(command.__struct_fields__[-len(defaults) :], defaults, strict=True))
+    for command in Base.__subclasses__()
+    if (defaults := command.__struct_defaults__)
+}

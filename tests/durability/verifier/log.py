@@ -1,0 +1,140 @@
+"""The log of what happened: lines in one order over all processes, which survive `kill -9`."""
+
+import os
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from perdure import codec
+from perdure.store import Entry, Grant, Store, Verdict, capabilities
+
+Kind = Literal[
+    "ask",  # a process asks the store for leases; `n` numbers its questions
+    "grant",  # it was given a run, as the answer to question `n`
+    "durable",  # the store accepted (or a grant showed) a record with these tokens
+    "activation",  # the workflow function begins
+    "call",  # it calls a step, a wait or a race
+    "begin",  # a step's function begins: attempt `n`, `text` is the idempotency key
+    "saw",  # the call returned a value
+    "failed",  # the call raised a failure of the step
+    "broke",  # the call raised an error of perdure that breaks the run
+    "cut",  # the call was cancelled
+    "nested",  # a step inside a step was not refused
+    "returned",  # the workflow function returned
+    "raised",  # it raised
+    "sent",  # an event was delivered: `path` is its name
+    "retry",  # an operator retries the run
+    "cancel",  # an operator cancels it
+    "error",  # perdure logged at ERROR
+]
+
+_TOKEN = re.compile(rb"<[a-z0-9]+\.[0-9]+>")
+
+
+class Line(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One thing that happened."""
+
+    kind: Kind
+    process: str
+    run: str = ""
+    activation: str = ""
+    path: str = ""
+    text: str = ""
+    tokens: tuple[str, ...] = ()
+    n: int = 0
+
+    def __str__(self) -> str:
+        what = " ".join(filter(None, (self.path, self.text, " ".join(self.tokens[:8]))))
+        number = f" n={self.n}" if self.n else ""
+        return f"{self.process:>3} {self.activation:>6} {self.kind:10} {what}{number}"
+
+
+class Log(Protocol):
+    """Where a process writes its lines."""
+
+    def write(self, line: Line) -> None:
+        """Append a line."""
+
+
+class FileLog:
+    """A log in a file that many processes append to, one atomic write a line."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def write(self, line: Line) -> None:
+        """Append a line; it survives the process as soon as this returns."""
+        os.write(self._file, msgspec.json.encode(line) + b"\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+def read_log(path: str) -> list[Line]:
+    """Return the lines of a file, in the order in which they were written."""
+    with open(path, "rb") as file:  # noqa: PTH123
+        return msgspec.json.Decoder(Line).decode_lines(file.read())
+
+
+def tokens_in(data: bytes) -> tuple[str, ...]:
+    """Return the tokens of all executions and events that stand in stored data."""
+    return tuple(dict.fromkeys(token.decode() for token in _TOKEN.findall(data)))
+
+
+class Witness:
+    """A store that logs which leases were asked for and given, and which records became durable."""
+
+    def __init__(self, store: Store, log: Log, process: str) -> None:
+        self.capabilities = capabilities(store)
+        self._store = store
+        self._log = log
+        self._process = process
+        self._questions = 0
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._store, name)
+        watched = {"append": self._append, "transact": self._transact}
+        if name in ("acquire", "claim"):
+            return lambda *arguments, **options: self._lease(attribute, *arguments, **options)
+        return watched.get(name, attribute)
+
+    async def _append(self, entries: Sequence[Entry]) -> Sequence[Verdict]:
+        verdicts: Sequence[Verdict] = await self._store.append(entries)  # type: ignore[attr-defined]
+        for entry, verdict in zip(entries, verdicts, strict=True):
+            if verdict is Verdict.ACCEPTED:
+                self._durable(entry.id, entry.data)
+        return verdicts
+
+    async def _transact(
+        self, id: str, epoch: int, work: Callable[[Any], Awaitable[Entry]]
+    ) -> Verdict:
+        written: list[Entry] = []
+
+        async def watched(connection: Any) -> Entry:
+            entry = await work(connection)
+            written.append(entry)
+            return entry
+
+        verdict: Verdict = await self._store.transact(id, epoch, watched)  # type: ignore[attr-defined]
+        if verdict is Verdict.ACCEPTED:
+            self._durable(id, written[-1].data)
+        return verdict
+
+    async def _lease(self, ask: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        self._questions += 1
+        question = self._questions
+        self._log.write(Line("ask", self._process, n=question))
+        grants: Sequence[Grant | None] = await ask(*arguments, **options)
+        for grant in grants:
+            if grant is not None:
+                run = grant.lease.id
+                self._log.write(Line("grant", self._process, run, n=question))
+                self._durable(run, codec.dumps(grant.snapshot))
+        return grants
+
+    def _durable(self, run: str, data: bytes) -> None:
+        if tokens := tokens_in(data):
+            self._log.write(Line("durable", self._process, run, tokens=tokens))

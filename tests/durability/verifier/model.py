@@ -1,0 +1,115 @@
+"""What a program allows: how it may end, and which of its commands share an identity."""
+
+from functools import cached_property
+from typing import TypeAlias
+
+from tests.durability.verifier import language as lang
+
+Outcomes: TypeAlias = frozenset[bool]
+"""Whether a command may succeed (True), fail (False), or both."""
+
+OK: Outcomes = frozenset({True})
+FAILS: Outcomes = frozenset({False})
+EITHER: Outcomes = OK | FAILS
+
+
+class Model:
+    """The facts about a program that do not depend on its execution."""
+
+    def __init__(self, program: lang.Body) -> None:
+        self.program = program
+        self.commands = dict(lang.walk(program))
+
+    def identity(self, path: str) -> str:
+        """Return what perdure must take for one step: a key, or a command of the program."""
+        command = self.commands.get(path)
+        if isinstance(command, lang.Step) and command.key:
+            return f"key {command.key}"
+        return path
+
+    def handled(self, path: str) -> bool:
+        """Return whether the program itself deals with a failure of this command."""
+        return any(
+            isinstance(self.commands[around], lang.Scope)
+            or (isinstance(self.commands[around], lang.Try) and body == 0)
+            for around, body in lang.ancestors(path)
+        )
+
+    def may_fail(self, path: str) -> bool:
+        """Return whether a failure of this call can be what the program planned."""
+        command = self.commands.get(path)
+        if command is None:
+            return False
+        if isinstance(command, lang.Step | lang.Transaction):
+            return self._leaf(path, command, healed=False) != OK
+        # A race, step.all or step.map fails by what is inside of it.
+        return any(False in self._of(path, command, healed=False) for _ in lang.bodies(command))
+
+    def attempts(self, path: str) -> int:
+        """Return how often one activation may run the function of a step."""
+        command = self.commands.get(path)
+        return command.retry if isinstance(command, lang.Step) else 1
+
+    @cached_property
+    def interrupts(self) -> bool:
+        """Whether a call may be cancelled by something else than a race."""
+        return any(
+            isinstance(command, lang.Scope | lang.Fail)
+            or (isinstance(command, lang.Step | lang.Transaction) and self.may_fail(path))
+            for path, command in self.commands.items()
+        )
+
+    def outcomes(self, *, healed: bool) -> Outcomes:
+        """Return how the whole program may end."""
+        return self._sequence("", self.program, healed)
+
+    def _sequence(self, prefix: str, body: lang.Body, healed: bool) -> Outcomes:
+        outcome = OK
+        for index, command in enumerate(body):
+            next_one = self._of(f"{prefix}{index}", command, healed)
+            # It is reached only if everything before it succeeded.
+            outcome = (outcome - OK) | next_one
+            if outcome == FAILS:
+                break
+        return outcome
+
+    def _inside(self, path: str, healed: bool) -> list[Outcomes]:
+        return [
+            self._sequence(f"{path}.{number}.", body, healed)
+            for number, body in enumerate(lang.bodies(self.commands[path]))
+        ]
+
+    def _of(self, path: str, command: lang.Command, healed: bool) -> Outcomes:
+        match command:
+            case lang.Fail():
+                return FAILS
+            case lang.Scope():
+                return OK
+            case lang.Parallel():
+                branches = self._inside(path, healed)
+                if FAILS in branches:
+                    return FAILS
+                return frozenset().union(*branches)
+            case lang.Race():
+                return frozenset().union(*self._inside(path, healed))
+            case lang.Try():
+                body, handler = self._inside(path, healed)
+                return body if body == OK else (body - FAILS) | handler
+            case lang.Finally():
+                return self._inside(path, healed)[0]
+            case _:
+                return self._leaf(path, command, healed=healed)
+
+    def _leaf(self, path: str, command: lang.Leaf, *, healed: bool) -> Outcomes:
+        match command:
+            case lang.Transaction():
+                return FAILS if command.fails else OK
+            case lang.Step() if 0 < command.timeout < command.ms:
+                return FAILS
+            case lang.Step() if command.fails >= command.retry:
+                if not (healed and command.heals):
+                    return FAILS
+                # A failure that was handled before the run was healed stays as it is.
+                return EITHER if self.handled(path) else OK
+            case _:
+                return OK

@@ -1,0 +1,137 @@
+"""The outside of one run: triggers it, sends its events, cancels, retries and reads it."""
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+
+from perdure import Runtime
+from perdure.run import Run
+from perdure.store import Delivery
+from tests.durability.verifier import language as lang
+from tests.durability.verifier.checker import OVER, End
+from tests.durability.verifier.interpreter import NAME
+from tests.durability.verifier.log import Line, Log, tokens_in
+from tests.durability.verifier.model import OK, Model
+
+_POLL = 0.05
+_RETRIES = 12
+
+
+class Outside:
+    """Everything that happens to a run from outside, drawn from a seed."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        run: str,
+        program: lang.Body,
+        log: Log,
+        *,
+        heal: Callable[[str], object],
+        random: Random,
+    ) -> None:
+        self.runtime = runtime
+        self.run = run
+        self.program = program
+        self.ends: list[End] = []
+        self.over = False
+        self._log = log
+        self._heal = heal
+        self._random = random
+        self._model = Model(program)
+        self._events = 0
+        self._retries = 0
+
+    async def see_to_the_end(self, trouble: float, deadline: float) -> None:
+        """Trigger the run, do to it what the seed says, and stop when it is over for good."""
+        await self.runtime.trigger(NAME, lang.dumps(self.program), run_id=self.run, wait=False)
+        doing = [asyncio.ensure_future(each) for each in (self._send(), self._cancel())]
+        try:
+            async with asyncio.timeout(deadline):
+                await self._until_over(trouble)
+        except TimeoutError:
+            await self.read()
+        finally:
+            for task in doing:
+                task.cancel()
+            await asyncio.wait(doing)
+
+    async def _until_over(self, trouble: float) -> None:
+        """Wait for the end; what a quiet run waits for is sent, and a failed one is retried."""
+        clock = self.runtime.clock
+        quiet = clock.monotonic() + trouble
+        while True:
+            await clock.sleep(_POLL)
+            run = await self._get()
+            if run.over:
+                if run.status != "failed" or not await self._retry():
+                    break
+            elif clock.monotonic() > quiet:
+                for event in {wait.event for wait in run.pending if wait.event is not None}:
+                    await self._signal(event, None)
+                await clock.sleep(0.5)
+        await self.read()
+        self.over = True
+
+    async def _send(self) -> None:
+        """Send each wait its event, early or late, some of them twice."""
+        random = self._random
+        waits = [each for each in self._model.commands.values() if isinstance(each, lang.Wait)]
+        for number, wait in enumerate(waits):
+            if random.random() < 0.2:
+                continue
+            await self.runtime.clock.sleep(random.choice((0, 0, 0.01, 0.1, 0.4)))
+            dedup_id = random.choice((None, f"event-{number}"))
+            await self._signal(wait.event, dedup_id)
+            if dedup_id is not None and random.random() < 0.5:
+                await self._signal(wait.event, dedup_id)
+
+    async def _signal(self, event: str, dedup_id: str | None) -> None:
+        self._events += 1
+        token = f"<e{self.run}.{self._events}>"
+        told = await self.runtime.signal(
+            self.run, event, {"x": token}, dedup_id=dedup_id, wait=False
+        )
+        if told.delivery is Delivery.DELIVERED:
+            self._log.write(Line("sent", "op", self.run, path=event, tokens=(token,)))
+
+    async def _cancel(self) -> None:
+        if self._random.random() < 0.04:
+            await self.runtime.clock.sleep(self._random.random() * 2)
+            self._log.write(Line("cancel", "op", self.run))
+            await self.runtime.cancel(self.run, reason="enough")
+
+    async def _retry(self) -> bool:
+        """Heal what can be healed and retry; return False when a retry is of no use."""
+        useful = self._model.outcomes(healed=True) == OK
+        if self._retries >= (_RETRIES if useful else 1):
+            return False
+        self._retries += 1
+        self._heal(self.run)
+        self._log.write(Line("retry", "op", self.run))
+        await self.runtime.retry(self.run)
+        return True
+
+    async def _get(self) -> Run:
+        run = await self.runtime.get_run(self.run)
+        assert run is not None
+        return run
+
+    async def read(self) -> None:
+        """Add a reading of the run to `ends`."""
+        run, snapshot = await self._get(), await self.runtime.store.load(self.run)
+        assert snapshot is not None
+        steps = snapshot["steps"]
+        self.ends.append(
+            End(
+                status=run.status,
+                output=repr(run.output) if run.status == "completed" else "",
+                error=str(run.error) if run.status in OVER[1:] else "",
+                history=repr(run.history),
+                records=tuple(
+                    (record.get("branch", ""), record.get("call", key))
+                    for key, record in steps.items()
+                ),
+                tokens=frozenset(tokens_in(repr(steps).encode())),
+            )
+        )

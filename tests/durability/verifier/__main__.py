@@ -1,76 +1,73 @@
-"""Run the verifier: `python -m tests.durability.verifier --seconds 60 --stores simulation`."""
+"""Run the verifier: `python -m tests.durability.verifier --seconds 60 --stores sqlite,redis`."""
 
 import argparse
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
+from itertools import count
 from random import SystemRandom
 
-from tests.durability.verifier import language as lang
-from tests.durability.verifier.generator import Mix, generate
+from tests.durability.verifier.places import PLACES
 from tests.durability.verifier.report import Failure, Tally, describe
-from tests.durability.verifier.shrinker import shrink
-from tests.durability.verifier.simulation import Conditions, simulate
+from tests.durability.verifier.verify import (
+    SIMULATION,
+    run_seed,
+    shrink_on,
+    simulate_seed,
+    until,
+)
 
-SIMULATION = "simulation"
-
-
-def verify_simulation(
-    seeds: Iterator[str], seconds: float
-) -> Iterator[tuple[Tally, list[Failure]]]:
-    """Simulate programs for so long; yield the tally and the failures of each second."""
-    tally, began = Tally(SIMULATION), time.monotonic()
-    failures: list[Failure] = []
-    for seed in seeds:
-        violated = _simulate_one(seed, tally)
-        tally.programs += 1
-        if violated is not None:
-            tally.violations += 1
-            failures.append(violated)
-        passed = time.monotonic() - began
-        if failures or int(passed) > int(tally.seconds) or passed > seconds:
-            tally.seconds = passed
-            yield tally, failures
-            failures = []
-        if passed > seconds:
-            return
-
-
-def _simulate_one(seed: str, tally: Tally) -> Failure | None:
-    program, at = generate(seed, Mix()), Conditions.draw(seed)
-    violations, lines = simulate(program, at, tally)
-    if not violations:
-        return None
-    law = violations[0].law
-
-    def fails(candidate: lang.Body) -> bool:
-        return any(violation.law == law for violation in simulate(candidate, at, tally)[0])
-
-    small = shrink(program, fails)
-    again, log = simulate(small, at, tally)
-    if again:
-        program, violations, lines = small, again, log
-    return Failure(SIMULATION, seed, program, violations, lines, repr(at))
+_SHOWN = 3
+_SHRINKING = 90.0
 
 
 def main() -> int:
     """Verify as the command line says; return 1 if a law was broken."""
-    parser = argparse.ArgumentParser(prog="verify")
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--stores", default=SIMULATION)
-    parser.add_argument("--seed", default="")
+    parser = argparse.ArgumentParser(prog="verify", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600, help="for how long, in all")
+    parser.add_argument("--stores", default=",".join((SIMULATION, *PLACES)))
+    parser.add_argument("--seed", default="", help="only this one")
     options = parser.parse_args()
+    stores = options.stores.replace(",", " ").split()
     first = int(options.seed or SystemRandom().randrange(10**9))
-    print(f"first seed: {first}")
-    seeds = iter([str(first)]) if options.seed else (str(first + n) for n in range(10**9))
-    broken = 0
-    for tally, failures in verify_simulation(seeds, options.seconds):
-        for failure in failures:
-            print(describe(failure), end="\n\n")
-        broken += len(failures)
-        print(tally, end="\r", file=sys.stderr)
-    print(file=sys.stderr)
-    return 1 if broken else 0
+    tallies = []
+    for store in stores:
+        seeds = iter([str(first)]) if options.seed else map(str, count(first))
+        tallies.append(_verify(store, until(options.seconds / len(stores), seeds)))
+    print("\n".join(map(str, tallies)))
+    return 1 if any(tally.violations for tally in tallies) else 0
+
+
+def _verify(store: str, seeds: Iterator[str]) -> Tally:
+    tally, began = Tally(store), time.monotonic()
+    shown: Counter[str] = Counter()
+    progress = 0.0
+    for seed in seeds:
+        for failure in _run(store, seed, tally):
+            law = failure.violations[0].law
+            shown[law] += 1
+            if shown[law] <= _SHOWN:
+                print(describe(_shrunk(store, failure, shown[law])), end="\n\n", flush=True)
+        tally.seconds = time.monotonic() - began
+        if tally.seconds > progress:
+            print(tally, flush=True)
+            progress = tally.seconds + 10
+    return tally
+
+
+def _run(store: str, seed: str, tally: Tally) -> list[Failure]:
+    if store == SIMULATION:
+        failure = simulate_seed(seed, tally)
+        return [] if failure is None else [failure]
+    return run_seed(PLACES[store], seed, tally)
+
+
+def _shrunk(store: str, failure: Failure, number: int) -> Failure:
+    # A run that never ends costs a minute each time, and the first of a kind tells most.
+    if store == SIMULATION or number > 1 or failure.violations[0].law == "every run ends":
+        return failure
+    return shrink_on(PLACES[store], failure, _SHRINKING)
 
 
 if __name__ == "__main__":

@@ -340,6 +340,6 @@ def _positions(run: str, lines: Sequence[Line]) -> dict[str, list[int]]:
     """Return where the lines of each kind are that concern a run."""
     found: dict[str, list[int]] = defaultdict(list)
     for at, line in enumerate(lines):
-        if line.run == run or line.kind in ("ask", "error"):
+        if line.run == run or line.kind == "ask":
             found[line.kind].append(at)
     return found

@@ -92,13 +92,12 @@ class _Generator:
     def _step(self) -> lang.Step:
         random = self._random
         step = lang.Step(self._id(), random.choice(_SHORT), declared=random.random() < 0.7)
-        if random.random() < 0.25:
-            retry = random.choice((1, 1, 2, 3))
-            heals = random.random() < 0.7
-            step = msgspec.structs.replace(
-                step, retry=retry, fails=random.randint(1, 3), heals=heals
-            )
-        if random.random() < 0.1:
+        if random.random() < 0.2:
+            retry, fails = random.choice((1, 1, 2, 3)), random.randint(1, 3)
+            # Most heal: a program that ends early shows little.
+            heals = random.random() < 0.9
+            step = msgspec.structs.replace(step, retry=retry, fails=fails, heals=heals)
+        if random.random() < 0.05:
             # Far from the time that the step takes: a busy machine must not decide.
             step = msgspec.structs.replace(step, timeout=random.choice((30, 30_000)))
             if step.timeout == 30:
@@ -108,7 +107,8 @@ class _Generator:
         return msgspec.structs.replace(step, value=value, thread=thread)
 
     def _plain_step(self, id: str) -> lang.Step:
-        return lang.Step(id, self._random.choice(_SHORT), fails=int(self._random.random() < 0.1))
+        fails = int(self._random.random() < 0.1)
+        return lang.Step(id, self._random.choice(_SHORT), fails=fails, heals=bool(fails))
 
     def _keyed(self) -> lang.Step:
         # One key is one step: whoever calls it first, it does the same.
@@ -124,7 +124,7 @@ class _Generator:
 
     def _transaction(self) -> lang.Transaction:
         random = self._random
-        return lang.Transaction(self._id(), random.choice(_SHORT), random.random() < 0.15)
+        return lang.Transaction(self._id(), random.choice(_SHORT), random.random() < 0.07)
 
     def _leave(self) -> lang.LeaveTask:
         call: lang.Call = self._random.choice(("nothing", "step", "sleep"))

@@ -15,7 +15,7 @@ from perdure import Step as Handle
 from perdure.errors import PerdureError, StepError, StepFailed, StepTimeout
 from perdure.registry import Definition
 from tests.durability.verifier import language as lang
-from tests.durability.verifier.joins import join
+from tests.durability.verifier.joins import join, retrieve
 from tests.durability.verifier.log import Kind, Line, Log, tokens_in
 
 NAME = "program"
@@ -40,7 +40,7 @@ class World:
         log: Log,
         *,
         healed: Callable[[str], bool],
-        insert: Insert | None = None,
+        insert: Insert | None,
         threads: bool = False,
     ) -> None:
         self.process = process
@@ -134,8 +134,6 @@ class Activation:
                 limit = None if command.timeout is None else command.timeout * milliseconds
                 return step.wait_for_event(command.id, command.event, timeout=limit)
             case lang.Transaction():
-                if self._world.insert is None:
-                    return step(command.id, self._work, path)
                 return step.transaction(command.id, self._transact, path)
             case lang.LeaveTask():
                 return step(command.id, self._leave, path)
@@ -236,6 +234,7 @@ class Activation:
         task = asyncio.create_task(left())
         self._world.left_behind.add(task)
         task.add_done_callback(self._world.left_behind.discard)
+        task.add_done_callback(retrieve)
         return {"x": token}
 
     async def _nest(self, path: str) -> Any:

@@ -18,8 +18,16 @@ async def join(how: How, branches: Sequence[Branch]) -> list[Any]:
         return await _BRANCHES[how](branches)
     # Made in order, whatever the join does with them: branches are numbered by their creation.
     tasks = [asyncio.ensure_future(_call(branch)) for branch in branches]
+    for task in tasks:
+        task.add_done_callback(retrieve)
     await _JOINS[how](tasks)
     return [task.result() for task in tasks]
+
+
+def retrieve(task: "asyncio.Task[Any]") -> None:
+    """Let a task fail that nobody waits for, without a word."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _call(branch: Branch) -> Any:

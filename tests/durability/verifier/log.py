@@ -1,5 +1,6 @@
 """The log of what happened: lines in one order over all processes, which survive `kill -9`."""
 
+import logging
 import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -30,6 +31,7 @@ Kind = Literal[
     "error",  # perdure logged at ERROR
 ]
 
+_RUN = re.compile(r"run '([^']+)'")
 _TOKEN = re.compile(rb"<[a-z0-9]+\.[0-9]+>")
 
 
@@ -138,3 +140,31 @@ class Witness:
     def _durable(self, run: str, data: bytes) -> None:
         if tokens := tokens_in(data):
             self._log.write(Line("durable", self._process, run, tokens=tokens))
+
+
+class ErrorLog(logging.Handler):
+    """Writes what perdure logs at ERROR into the log; `run` is blamed when the text names none."""
+
+    def __init__(self, log: Log, process: str, run: str) -> None:
+        super().__init__(logging.ERROR)
+        self._log = log
+        self._process = process
+        self._run = run
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line that names the run."""
+        text = record.getMessage()
+        named = _RUN.search(text)
+        error = f" ({record.exc_info[1]!r})" if record.exc_info else ""
+        run = named[1] if named else self._run
+        self._log.write(Line("error", self._process, run, text=text + error))
+
+    def __enter__(self) -> None:
+        logger = logging.getLogger("perdure")
+        logger.propagate = False
+        logger.addHandler(self)
+
+    def __exit__(self, *_: object) -> None:
+        logger = logging.getLogger("perdure")
+        logger.propagate = True
+        logger.removeHandler(self)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from perdure import Runtime
 from perdure.run import Run
@@ -13,7 +14,6 @@ from tests.durability.verifier.interpreter import NAME
 from tests.durability.verifier.log import Line, Log, tokens_in
 from tests.durability.verifier.model import OK, Model
 
-_POLL = 0.05
 _RETRIES = 12
 
 
@@ -29,6 +29,7 @@ class Outside:
         *,
         heal: Callable[[str], object],
         random: Random,
+        poll: float = 0.05,
     ) -> None:
         self.runtime = runtime
         self.run = run
@@ -38,6 +39,8 @@ class Outside:
         self._log = log
         self._heal = heal
         self._random = random
+        self._poll = poll
+        self._retrying: asyncio.Task[Run] | None = None
         self._model = Model(program)
         self._events = 0
         self._retries = 0
@@ -45,13 +48,16 @@ class Outside:
     async def see_to_the_end(self, trouble: float, deadline: float) -> None:
         """Trigger the run, do to it what the seed says, and stop when it is over for good."""
         await self.runtime.trigger(NAME, lang.dumps(self.program), run_id=self.run, wait=False)
-        doing = [asyncio.ensure_future(each) for each in (self._send(), self._cancel())]
+        doing: list[asyncio.Task[Any]] = [
+            asyncio.ensure_future(each) for each in (self._send(), self._cancel())
+        ]
         try:
             async with asyncio.timeout(deadline):
                 await self._until_over(trouble)
         except TimeoutError:
             await self.read()
         finally:
+            doing += [self._retrying] if self._retrying else []
             for task in doing:
                 task.cancel()
             await asyncio.wait(doing)
@@ -61,10 +67,10 @@ class Outside:
         clock = self.runtime.clock
         quiet = clock.monotonic() + trouble
         while True:
-            await clock.sleep(_POLL)
+            await clock.sleep(self._poll)
             run = await self._get()
             if run.over:
-                if run.status != "failed" or not await self._retry():
+                if run.status != "failed" or not self._retry():
                     break
             elif clock.monotonic() > quiet:
                 for event in {wait.event for wait in run.pending if wait.event is not None}:
@@ -101,15 +107,17 @@ class Outside:
             self._log.write(Line("cancel", "op", self.run))
             await self.runtime.cancel(self.run, reason="enough")
 
-    async def _retry(self) -> bool:
+    def _retry(self) -> bool:
         """Heal what can be healed and retry; return False when a retry is of no use."""
+        if self._retrying is not None and not self._retrying.done():
+            return True
         useful = self._model.outcomes(healed=True) == OK
         if self._retries >= (_RETRIES if useful else 1):
             return False
         self._retries += 1
         self._heal(self.run)
         self._log.write(Line("retry", "op", self.run))
-        await self.runtime.retry(self.run)
+        self._retrying = asyncio.ensure_future(self.runtime.retry(self.run))
         return True
 
     async def _get(self) -> Run:

@@ -6,7 +6,6 @@ and whose log is closed; a paused one waits in its next store call for longer th
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from random import Random
@@ -23,7 +22,7 @@ from perdure.stores.memory import MemoryStore
 from tests.durability.verifier import language as lang
 from tests.durability.verifier.checker import Evidence, Violation, check
 from tests.durability.verifier.interpreter import World
-from tests.durability.verifier.log import Line, Witness
+from tests.durability.verifier.log import ErrorLog, Line, Witness
 from tests.durability.verifier.operator import Outside
 from tests.durability.verifier.report import Tally
 
@@ -308,31 +307,12 @@ def simulate(
 
     tally.runs += 1
     try:
-        with ErrorLog(lines):
+        with ErrorLog(MemoryLog(lines), "op", RUN):
             return check(loop.run_until_complete(live())), lines
     except Stuck:
         return [Violation("every run ends", "the program never lets time pass")], lines
     finally:
         _close(loop)
-
-
-class ErrorLog(logging.Handler):
-    """Writes what perdure logs at ERROR into the log of the run."""
-
-    def __init__(self, lines: list[Line]) -> None:
-        super().__init__(logging.ERROR)
-        self._lines = lines
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(Line("error", "op", RUN, text=record.getMessage()))
-
-    def __enter__(self) -> None:
-        logger = logging.getLogger("perdure")
-        logger.propagate = False
-        logger.addHandler(self)
-
-    def __exit__(self, *_: object) -> None:
-        logging.getLogger("perdure").removeHandler(self)
 
 
 def _close(loop: SimulatedLoop) -> None:

@@ -1,0 +1,221 @@
+"""A checker that cannot fail proves nothing: each violation is planted by hand, and found."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.durability.verifier import language as lang
+from tests.durability.verifier.checker import End, Evidence, Violation, check
+from tests.durability.verifier.log import Kind, Line
+
+STEP = lang.Step("a")
+DONE = End("completed", "['<w1.2>']", tokens=frozenset({"<w1.2>"}))
+
+
+def line(kind: Kind, path: str = "", token: str = "", process: str = "w1", **more: Any) -> Line:
+    """A line of the run "r" in the first activation of a process."""
+    activation = {"activation": f"{process}.1", **more}
+    run = "" if kind == "ask" else "r"
+    return Line(kind, process, run, path=path, tokens=(token,) if token else (), **activation)
+
+
+def began(process: str = "w1") -> list[Line]:
+    """A process asks for the run, is granted it, and calls the function."""
+    kinds: tuple[Kind, ...] = ("ask", "grant", "activation")
+    return [line(kind, process=process, n=0 if kind == "activation" else 1) for kind in kinds]
+
+
+def did(path: str, token: str, process: str = "w1", key: str = "") -> list[Line]:
+    """A step is executed, recorded and seen."""
+    return [
+        line("call", path, process=process),
+        line("begin", path, token, process, text=key or f"key of {path}", n=1),
+        line("durable", "", token, process),
+        line("saw", path, token, process, text=token),
+    ]
+
+
+def returned(text: str = "['<w1.2>']", process: str = "w1") -> Line:
+    return line("returned", process=process, text=text)
+
+
+def laws(
+    program: lang.Body, lines: Sequence[Line], *ends: End, rows: Any = None
+) -> dict[str, Violation]:
+    """The laws that are found broken."""
+    evidence = Evidence("r", program, lines, ends or (DONE,), rows)
+    return {violation.law: violation for violation in check(evidence)}
+
+
+def test_a_run_that_keeps_all_laws_has_no_violation() -> None:
+    assert laws((STEP,), [*began(), *did("0", "<w1.2>"), returned()], DONE, DONE) == {}
+
+
+def test_another_value_after_a_crash_is_found() -> None:
+    lines = [*began(), *did("0", "<w1.2>"), *began("w2"), *did("0", "<w2.2>", "w2"), returned()]
+    assert "same value" in laws((STEP,), lines)
+
+
+def test_the_record_of_another_step_is_found() -> None:
+    second = [line("call", "1"), line("saw", "1", "<w1.2>", text="<w1.2>")]
+    assert "same value" in laws((STEP, STEP), [*began(), *did("0", "<w1.2>"), *second, returned()])
+
+
+def test_an_execution_after_its_value_was_seen_is_found() -> None:
+    again = line("begin", "0", "<w2.2>", "w2", text="key of 0", n=1)
+    lines = [*began(), *did("0", "<w1.2>"), *began("w2"), again, returned()]
+    assert "executed again" in laws((STEP,), lines)
+
+
+def test_an_execution_by_an_owner_that_was_paused_is_none() -> None:
+    """It asked for the run before another had seen the value: it cannot know."""
+    again = line("begin", "0", "<w2.2>", "w2", text="key of 0", n=1)
+    lines = [*began("w2"), *began(), *did("0", "<w1.2>"), again, returned()]
+    assert laws((STEP,), lines) == {}
+
+
+def test_two_executions_in_one_activation_are_found() -> None:
+    twice = line("begin", "0", "<w1.9>", text="key of 0", n=1)
+    lines = [*began(), twice, *did("0", "<w1.2>"), returned()]
+    assert "executed again" in laws((STEP,), lines)
+
+
+def test_a_value_that_is_seen_before_it_is_durable_is_found() -> None:
+    call, begin, durable, saw = did("0", "<w1.2>")
+    lines = [*began(), call, begin, saw, durable, returned()]
+    assert "durable first" in laws((STEP,), lines)
+
+
+@pytest.mark.parametrize("rows", [[], ["<w1.2>", "<w1.2>"], ["<w1.9>"]])
+def test_a_transaction_that_did_not_commit_exactly_once_is_found(rows: list[str]) -> None:
+    lines = [*began(), *did("0", "<w1.2>"), returned()]
+    found = laws((lang.Transaction("a"),), lines, rows=[("0", token) for token in rows])
+    assert "exactly once" in found
+
+
+def test_a_row_of_a_transaction_that_failed_is_found() -> None:
+    call, begin, durable, _ = did("0", "<w1.2>")
+    failed = line("failed", "0", "<w1.2>", text="Planned: planned <w1.2>")
+    lines = [*began(), call, begin, durable, failed, line("raised", text="planned <w1.2>")]
+    end = End("failed", error="planned <w1.2>", tokens=frozenset({"<w1.2>"}))
+    program = (lang.Transaction("a", fails=True),)
+    assert "exactly once" in laws(program, lines, end, rows=[("0", "<w1.2>")])
+
+
+def test_a_row_without_a_record_is_found() -> None:
+    end = End("completed", "[]")
+    found = laws((lang.Transaction("a"),), [returned("[]")], end, rows=[("0", "<w1.2>")])
+    assert "exactly once" in found
+
+
+def test_two_idempotency_keys_of_one_step_are_found() -> None:
+    other = line("begin", "0", "<w2.2>", "w2", text="another key", n=1)
+    lines = [*began(), *began("w2"), *did("0", "<w1.2>"), other, returned()]
+    assert "identity" in laws((STEP,), lines)
+
+
+def test_one_idempotency_key_of_two_steps_is_found() -> None:
+    lines = [*began(), *did("0", "<w1.2>", key="k"), *did("1", "<w1.3>", key="k")]
+    assert "identity" in laws((STEP, STEP), lines)
+
+
+def test_a_key_is_one_identity() -> None:
+    keyed = lang.Step("a", key="k")
+    second = [line("call", "1"), line("saw", "1", "<w1.2>", text="<w1.2>")]
+    assert laws((keyed, keyed), [*began(), *did("0", "<w1.2>"), *second, returned()]) == {}
+
+
+def waited(path: str, token: str) -> list[Line]:
+    """A wait is called, and sees an event or the end of its time."""
+    durable = [line("durable", "", token)] if token else []
+    return [line("call", path), *durable, line("saw", path, token, text=token or "None")]
+
+
+def test_an_event_that_two_waits_saw_is_found() -> None:
+    sent = line("sent", "go", "<e.1>")
+    lines = [*began(), sent, *waited("0", "<e.1>"), *waited("1", "<e.1>"), returned()]
+    assert "events" in laws((lang.Wait("a", "go"), lang.Wait("b", "go")), lines)
+
+
+def test_a_wait_that_timed_out_over_an_event_is_found() -> None:
+    lines = [*began(), line("sent", "go", "<e.1>"), *waited("0", ""), returned("[None]")]
+    assert "events" in laws((lang.Wait("a", "go", 0),), lines, End("completed", "[None]"))
+
+
+def test_a_wait_that_began_before_the_event_may_time_out() -> None:
+    call, saw = waited("0", "")
+    lines = [*began(), call, line("sent", "go", "<e.1>"), saw, returned("[None]")]
+    assert laws((lang.Wait("a", "go", 0),), lines, End("completed", "[None]")) == {}
+
+
+def test_an_event_that_was_consumed_and_never_seen_is_found() -> None:
+    program = (lang.Race("a", ((lang.Wait("b", "go"),), (lang.Sleep("c", 1),))),)
+    lines = [line("sent", "go", "<e.1>"), line("durable", "", "<e.1>"), returned("[]")]
+    assert "events" in laws(program, lines, End("completed", "[]"))
+
+
+def test_a_value_in_a_broken_run_is_found() -> None:
+    lines = [*began(), line("broke", "0"), *did("1", "<w1.2>"), returned()]
+    assert "broken runs" in laws((STEP, STEP), lines)
+
+
+def test_a_failure_that_nobody_planned_is_found() -> None:
+    lines = [*began(), line("failed", "0", text="OSError: away"), line("raised", text="away")]
+    assert "unplanned failure" in laws((STEP,), lines, End("failed", error="away"))
+
+
+FAILING = lang.Step("a", fails=1, heals=True)
+
+
+def failed_and_healed(path: str) -> list[Line]:
+    """A step fails, an operator heals and retries the run, and the step runs again."""
+    call, begin, durable, _ = did(path, "<w1.1>")
+    failed = line("failed", path, "<w1.1>", text="Planned: planned <w1.1>")
+    before = [*began(), call, begin, durable, failed, line("raised", text="planned <w1.1>")]
+    return [*before, line("retry"), *began("w2"), *did(path, "<w1.2>", "w2")]
+
+
+def test_a_retry_runs_the_failure_again_that_ended_the_run() -> None:
+    assert laws((FAILING,), [*failed_and_healed("0"), returned()]) == {}
+
+
+def test_a_retry_that_runs_a_handled_failure_again_is_found() -> None:
+    program = (lang.Try((FAILING,), ()),)
+    assert "executed again" in laws(program, [*failed_and_healed("0.0.0"), returned()])
+
+
+def test_a_step_inside_a_step_is_found() -> None:
+    lines = [*began(), *did("0", "<w1.2>"), line("nested", "0"), returned()]
+    assert "steps are leaves" in laws((STEP,), lines)
+
+
+@pytest.mark.parametrize("status", ["running", "waiting", "suspended", "paused"])
+def test_a_run_that_does_not_end_is_found(status: str) -> None:
+    assert "every run ends" in laws((STEP,), began(), End(status))
+
+
+def test_an_end_that_the_program_does_not_allow_is_found() -> None:
+    assert "outcome" in laws((STEP,), began(), End("failed", error="drift"))
+    assert "outcome" in laws((lang.Fail(),), [*began(), returned("[]")], End("completed", "[]"))
+    assert "outcome" in laws((STEP,), began(), End("cancelled"))
+
+
+def test_an_output_that_the_function_did_not_return_is_found() -> None:
+    lines = [*began(), *did("0", "<w1.2>"), returned("['<w1.2>']")]
+    assert "outcome" in laws((STEP,), lines, End("completed", "[]", tokens=DONE.tokens))
+
+
+def test_a_run_that_changes_after_its_end_is_found() -> None:
+    lines = [*began(), *did("0", "<w1.2>"), returned()]
+    assert "stays over" in laws((STEP,), lines, DONE, End("running"))
+
+
+def test_two_records_of_one_call_are_found() -> None:
+    end = End("completed", "[]", records=(("", "a"), ("", "a")))
+    assert "one record" in laws((STEP,), [returned("[]")], end)
+
+
+def test_an_error_in_the_log_is_found() -> None:
+    lines = [*began(), *did("0", "<w1.2>"), returned(), line("error", text="run 'r' …")]
+    assert "quiet" in laws((STEP,), lines)

@@ -1,0 +1,78 @@
+"""Random programs keep every law: in simulated time, and in worker processes on every store."""
+
+import random
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from tests.durability.verifier import language as lang
+from tests.durability.verifier.generator import Mix, generate
+from tests.durability.verifier.places import Place
+from tests.durability.verifier.report import Tally, describe
+from tests.durability.verifier.shrinker import shrink
+from tests.durability.verifier.verify import SIMULATION, run_seed, simulate_seed
+
+FIXED = range(1, 101)
+SECONDS = 15
+
+
+def test_a_seed_gives_the_same_program() -> None:
+    first, second = (generate("7", Mix()) for _ in range(2))
+    assert first == second == lang.loads(lang.dumps(first))
+
+
+def test_a_failing_program_is_made_small() -> None:
+    program = next(
+        found
+        for seed in range(999)
+        if "Transaction" in lang.dumps(found := generate(f"{seed}", Mix()))
+    )
+    small = shrink(program, lambda candidate: "Transaction" in lang.dumps(candidate))
+    assert [type(command) for _, command in lang.walk(small)] == [lang.Transaction]
+
+
+@pytest.mark.slow
+def test_programs_keep_the_laws_in_simulated_time() -> None:
+    first, until = random.randrange(10**9), time.monotonic() + SECONDS
+    print(f"random seeds from {first}")
+    tally = Tally(SIMULATION)
+    for seed in (*FIXED, *range(first, first + 10**6)):
+        failure = simulate_seed(str(seed), tally)
+        if failure is not None:
+            pytest.fail(describe(failure), pytrace=False)
+        if time.monotonic() > until:
+            break
+    print(tally)
+
+
+@pytest.fixture(params=["sqlite", "files", "postgres", "mysql", "mongo", "redis", "libsql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    match request.param:
+        case "sqlite":
+            return Place("sqlite", f"sqlite:///{tmp_path}/runs.db")
+        case "files":
+            return Place("files", f"file://{tmp_path}/runs")
+        case "redis":
+            prefix = str(request.getfixturevalue("redis_prefix"))
+            url = str(request.getfixturevalue("redis_url"))
+            return Place("redis", url, {"namespace": prefix})
+        case "mongo":
+            url = str(request.getfixturevalue("mongo_url"))
+            return Place("mongo", url, {"replica_set": True})
+        case name:
+            fixture = {"libsql": "sqld_url"}.get(name, f"{name}_url")
+            return Place(name, str(request.getfixturevalue(fixture)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_programs_keep_the_laws_on_a_real_store(place: Place) -> None:
+    tally = Tally(place.store)
+    for seed in (1, random.randrange(10**9)):
+        print(f"seed {seed}")
+        failures = run_seed(lambda: nullcontext(place), str(seed), tally, size=10, trouble=1.5)
+        if failures:
+            pytest.fail("\n\n".join(map(describe, failures)), pytrace=False)
+    print(tally)

@@ -14,11 +14,12 @@ say = @printf '\n\033[1m== %s\033[0m\n' '$(1)'
 
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 
-.PHONY: help demo test check fmt bench lint types servers clean
+.PHONY: help demo test verify check fmt bench lint types servers clean
 
 help:
 	@echo 'make demo   a workflow is killed in the middle, started again, and finishes (bare install)'
 	@echo 'make test   everything: lint, types, and all tests on real servers; installs what is missing'
+	@echo 'make verify random programs against killed, paused and cut off workers; SECONDS=, STORES=, SEED='
 	@echo 'make check  the quick part: lint, types, and the tests that need no server'
 	@echo 'make fmt    format the code and repair what ruff can'
 	@echo 'make bench  measure beside raw drivers and peers, ratios at the end; FAST=1: five minutes'
@@ -33,6 +34,11 @@ test: $(VENV)/.dev servers lint types
 	printf '\n%s\n' 'those that need a quiet machine, one by one'; \
 	$(ALL) -m alone -q $(PYTEST_ARGS); alone=$$?; \
 	case "$$together $$alone" in '0 0' | '0 5' | '5 0') ;; *) exit 1 ;; esac
+
+SECONDS ?= 600
+verify: $(VENV)/.dev servers
+	@$(BIN)/python -m tests.durability.verifier --seconds $(SECONDS) \
+		$(if $(STORES),--stores '$(STORES)') $(if $(SEED),--seed $(SEED))
 
 check: $(VENV)/.dev lint types
 	$(call say,tests: the quick ones without servers)

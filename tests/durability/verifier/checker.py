@@ -253,13 +253,28 @@ class _Checker:
         return next(at for at in self.at["call"] if self.lines[at].path == path)
 
     def _lost_events(self, seen: dict[str, int]) -> Iterator[Violation]:
-        if self.model.interrupts or self.at["cancel"] or self.ends[-1].status != "completed":
+        """What a wait consumed that a race cancelled is there for the next wait."""
+        if self.model.interrupts or self.at["cancel"]:
             return
         for sent in self.at["sent"]:
             token = self.lines[sent].tokens[0]
-            if token in self.durable and token not in seen:
-                text = f"the event {token} was consumed, and the function never saw it"
-                yield self._violation("events", text, sent, self.durable[token])
+            consumed = self.durable.get(token)
+            if consumed is None or token in seen:
+                continue
+            for at in self._passed_over(sent, consumed):
+                text = f"{token} was consumed and never seen, and {self.lines[at].path} wanted it"
+                yield self._violation("events", text, sent, consumed, at)
+                break
+
+    def _passed_over(self, sent: int, consumed: int) -> Iterator[int]:
+        """Yield where a wait that began later got no event, or one that was sent later."""
+        for at in self.at["saw"]:
+            wait, tokens = self.model.commands.get(self.lines[at].path), self.lines[at].tokens
+            if not isinstance(wait, lang.Wait) or wait.event != self.lines[sent].path:
+                continue
+            later = [n for n in self.at["sent"] if n > sent and self.lines[n].tokens == tokens]
+            if self._first_call(self.lines[at].path) > consumed and (later or not tokens):
+                yield at
 
     def broken_runs(self) -> Iterator[Violation]:
         """Once a run is broken, every call that begins raises."""

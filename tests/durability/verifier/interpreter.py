@@ -99,10 +99,10 @@ class Activation:
             case lang.Race():
                 return await self._observe(path, lambda: self._race(path, command))
             case lang.Try():
-                try:
+                with suppress(Exception):
                     return await self._body(path, 0)
-                except Exception:  # noqa: BLE001  # the program handles whatever failed
-                    return await self._body(path, 1)
+                # Outside of the except clause: what fails here was not caused by what failed there.
+                return await self._body(path, 1)
             case lang.Scope():
                 with suppress(Exception):
                     async with asyncio.timeout(command.ms / 1000):

@@ -150,9 +150,11 @@ def test_a_wait_that_began_before_the_event_may_time_out() -> None:
 
 
 def test_an_event_that_was_consumed_and_never_seen_is_found() -> None:
-    program = (lang.Race("a", ((lang.Wait("b", "go"),), (lang.Sleep("c", 1),))),)
-    lines = [line("sent", "go", "<e.1>"), line("durable", "", "<e.1>"), returned("[]")]
-    assert "events" in laws(program, lines, End("completed", "[]"))
+    race = lang.Race("a", ((lang.Wait("b", "go"),), (lang.Sleep("c", 1),)))
+    consumed = [line("sent", "go", "<e.1>"), line("durable", "", "<e.1>")]
+    lines = [*began(), *consumed, *waited("1", ""), returned("[]")]
+    assert "events" in laws((race, lang.Wait("d", "go", 9)), lines, End("completed", "[]"))
+    assert laws((race,), [*began(), *consumed, returned("[]")], End("completed", "[]")) == {}
 
 
 def test_a_value_in_a_broken_run_is_found() -> None:

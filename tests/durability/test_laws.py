@@ -7,6 +7,7 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,11 @@ class SlowStore(MemoryStore):
 async def debits(tmp_path: Path) -> AsyncIterator[tuple[SqliteStore, Callable[[], list[str]]]]:
     """A SQLite store with a table of debits, and a look at what was committed."""
     path = tmp_path / "runs.db"
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE debits (name TEXT)")
 
     def committed() -> list[str]:
-        with sqlite3.connect(path) as connection:
+        with closing(sqlite3.connect(path)) as connection:
             return [name for (name,) in connection.execute("SELECT name FROM debits ORDER BY 1")]
 
     async with sqlite(path) as store:

@@ -73,8 +73,8 @@ class _Checker:
         yield from self.broken_runs()
         yield from self.expected_failures()
         yield from self.leaves()
-        yield from self.end()
         yield from self.stays_over()
+        yield from self.end()
         yield from self.errors()
 
     @cached_property

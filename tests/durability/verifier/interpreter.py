@@ -227,7 +227,7 @@ class Activation:
         async def left() -> None:
             await asyncio.sleep(command.after / 1000)
             if command.calls == "step":
-                await self._refused(path, lambda: self._step("left", lambda: 1))
+                await self._refused(path, lambda: self._step("left", asyncio.sleep, 0.2))
             elif command.calls == "sleep":
                 await self._refused(path, lambda: self._step.sleep("left", 0.05))
 

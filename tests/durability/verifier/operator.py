@@ -29,7 +29,7 @@ class Outside:
         *,
         heal: Callable[[str], object],
         random: Random,
-        poll: float = 0.05,
+        poll: float = 0.1,
     ) -> None:
         self.runtime = runtime
         self.run = run

@@ -187,7 +187,7 @@ class Process:
             always_replay=at.always_replay,
             random=Random(f"{at.seed} {name} engine"),
         )
-        self._worker = Worker(self.runtime, poll=0.1, grace=0.3, max_crashes=10_000)
+        self._worker = Worker(self.runtime, poll=0.3, grace=0.3, max_crashes=10_000)
 
     def start(self) -> None:
         """Begin to work."""
@@ -252,7 +252,7 @@ class Simulation:
         await self._outside.see_to_the_end(TROUBLE, DEADLINE)
         await nemesis
         # Whatever was left behind has its chance to undo the end.
-        await asyncio.sleep(2)
+        await asyncio.sleep(1)
         await self._outside.read()
         ends = self._outside.ends
         return Evidence(RUN, self._outside.program, self.lines, ends, self.store.rows)

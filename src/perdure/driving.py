@@ -42,7 +42,7 @@ async def drive(host: RunHost, body: Body) -> Result[Any, Any] | None:
         await cancel_and_wait([task])
         raise
     finally:
-        await host.suspension.close()
+        await host.close()
     if execution.broken is not None:
         if not task.cancelled() and (error := task.exception()) is not None and not host.suspended:
             logger.debug("run %r unwound with %r", host.id, error)

@@ -545,6 +545,8 @@ class Execution:
             raise asyncio.CancelledError from None
         except _RolledBack as rolled_back:
             return await self._fail(call, started, rolled_back.failure)
+        except RunOver:
+            raise
         except Exception as error:  # noqa: BLE001  # the store: it may or may not have committed
             raise self.break_off(error) from error.__cause__
         finally:

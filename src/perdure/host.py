@@ -32,7 +32,7 @@ from perdure.store import (
     require_transaction,
 )
 from perdure.suspension import Answer, Suspension
-from perdure.tasks import Interrupted, current_task, detached, finish
+from perdure.tasks import Interrupted, detached, finish
 
 _RUNNING = b'{"status":"running","lastUpdated":"%b","currentStepId":%b}'
 _DELTA = b'{"formatVersion":1,"steps":{%b},"execution":%b%b}'
@@ -60,6 +60,7 @@ class RunHost(call.RunHost, ABC):
         self.always_replay = always_replay
         self.suspended: list[PendingWait] | None = None
         self.main: asyncio.Task[Any] | None = None
+        self._unwinding: asyncio.TimerHandle | None = None
         self.on_message: Callable[[], None] | None = None
         self.suspension = Suspension(
             self,
@@ -123,13 +124,22 @@ class RunHost(call.RunHost, ABC):
         self.execution.break_off(reason)
 
     def unwind(self) -> None:
-        """Cancel the function, at its next await if it is running now."""
-        if self.main is None:
+        """Cancel the function and all its branches; again each second, if they swallow it.
+
+        A `TaskGroup` that is already aborting does not pass a cancellation on to its tasks.
+        """
+        if self.main is None or self.main.done():
             return
-        if self.main is current_task():
-            self.main.get_loop().call_soon(self.main.cancel)
-        else:
-            self.main.cancel()
+        loop = self.main.get_loop()
+        for task in {self.main, *self.execution.branches.tasks}:
+            loop.call_soon(task.cancel)
+        self._unwinding = loop.call_later(1, self.unwind)
+
+    async def close(self) -> None:
+        """Stop watching and unwinding: the function has ended."""
+        if self._unwinding is not None:
+            self._unwinding.cancel()
+        await self.suspension.close()
 
     def renewed(self, lease: Lease) -> None:
         """Continue with the lease's new expiry, and look at messages that arrived meanwhile."""

@@ -178,7 +178,7 @@ def shown(value: bool | int | str) -> str:
         case bool():
             return "yes" if value else "–"
         case int():
-            return f"{value // 1024**2} MiB"
+            return f"{value / 1024**2:g} MiB"
         case _:
             return value.replace("_", " ")
 

@@ -9,8 +9,9 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
-from perdure.errors import StoreError, StoreUnavailable
-from perdure.store import Entry, Grant, Rest, Verdict, Want
+from perdure.errors import StoreError, StoreUnavailable, ValueTooLarge
+from perdure.snapshot import Snapshot
+from perdure.store import Entry, Grant, NewRun, Rest, Verdict, Want
 from perdure.stores import _sqlite_sql as sql
 from perdure.stores._sqlite_sql import Tables
 from perdure.stores.libsql import LibsqlStore, Transaction, libsql
@@ -425,3 +426,49 @@ async def test_a_connection_that_the_work_lost_is_the_stores_loss(sqld_url: str)
             await store.transact("run", grant.lease.epoch, work)
         assert isinstance(caught.value.__cause__, RuntimeError)
         proxy.accept()
+
+
+def large(key: str, size: int) -> Snapshot:
+    """A snapshot with one step whose value has so many bytes."""
+    whole = snapshot(key)
+    whole["steps"][key]["value"] = "x" * size
+    return whole
+
+
+async def test_a_run_of_more_than_one_answer_is_read_in_pages(store: LibsqlStore) -> None:
+    """The server answers 10 MB at most; a journal may hold more, when it is loaded and granted."""
+    (grant,) = await granted(store)
+    keys = [f"step {n}" for n in range(24)]
+    for n, key in enumerate(keys):
+        await store.append([Entry("run", grant.lease.epoch, n, as_json(large(key, 1_000_000)))])
+    assert await steps(store) == keys
+    (again,) = await store.acquire([Want("run", "ana", HOUR)])
+    assert again is not None
+    assert list(again.snapshot["steps"]) == keys
+
+
+async def test_large_runs_are_claimed_a_few_at_a_time(store: LibsqlStore) -> None:
+    """Their snapshots do not fit in one answer: a claim takes as many as do."""
+    runs = [NewRun(f"{n}", "w", as_json(large("a", 4_000_000))) for n in range(5)]
+    for run in runs:
+        await store.enqueue([run])
+    claimed = [grant.lease.id for _ in range(5) for grant in await store.claim("ana", HOUR, 5)]
+    assert claimed == ["0", "1", "2", "3", "4"]
+
+
+async def test_a_value_that_the_server_never_takes_is_refused(store: LibsqlStore) -> None:
+    """What is declared is taken, and what is more is refused before it is sent."""
+    limit = store.capabilities.max_value_size
+    room = limit - len(as_json(large("a", 0)))
+    await store.save("run", large("a", room))
+    assert await steps(store) == ["a"]
+    with pytest.raises(ValueTooLarge):
+        await store.save("run", large("a", room + 1))
+
+
+async def test_a_server_that_takes_less_than_was_said_is_understood(sqld_url: str) -> None:
+    """`max_value_size` is for servers that take more; where one does not, the error says so."""
+    async with opened(sqld_url, max_value_size=20_000_000) as store:
+        with pytest.raises(ValueTooLarge, match="6,000,") as caught:
+            await store.save("run", large("a", 6_000_000))
+        assert "too big" in str(caught.value.__cause__)

@@ -21,7 +21,7 @@ from perdure.errors import (
     StoreUnavailable,
 )
 from perdure.store import Capabilities, Entry, Grant, Rest, Verdict, Want
-from perdure.stores import _sqlite_threads
+from perdure.stores import _sqlite_threads, _sqlite_watch
 from perdure.stores._sqlite_connection import Durability
 from perdure.stores._sqlite_sql import Statement
 from perdure.stores._sqlite_verbs import Verb
@@ -351,3 +351,22 @@ async def test_a_store_refuses_to_work_in_a_forked_process(
         with pytest.raises(StoreError, match="forked"):
             await store.load("run")
     await store.close()
+
+
+@pytest.mark.parametrize("then", ["deleted", "replaced"])
+async def test_a_file_that_was_deleted_or_replaced_is_not_written_to(
+    path: Path, then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite would go on with a file that nobody else can find: the next look says so."""
+    monkeypatch.setattr(_sqlite_watch, "_SECONDS", 0.0)
+    async with sqlite(path) as store:
+        (grant,) = await store.acquire([Want("run", "ana", HOUR, create=as_json(snapshot()))])
+        assert grant is not None
+        path.rename(path.with_suffix(".old"))
+        if then == "replaced":
+            path.write_bytes(b"")
+        for _ in range(2):
+            with pytest.raises(StoreError, match="deleted or replaced while it was open"):
+                await store.append([Entry("run", grant.lease.epoch, 1, b"{}")])
+            with pytest.raises(StoreError, match="deleted or replaced while it was open"):
+                await store.load("run")

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
+from itertools import chain
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
@@ -9,7 +10,13 @@ from urllib.request import getproxies, proxy_bypass
 import msgspec
 
 from perdure.clock import Clock
-from perdure.errors import InvalidArgument, MissingDependency, StoreError, StoreUnavailable
+from perdure.errors import (
+    InvalidArgument,
+    MissingDependency,
+    StoreError,
+    StoreUnavailable,
+    ValueTooLarge,
+)
 from perdure.stores._hrana import (
     CLOSE,
     Answer,
@@ -20,6 +27,7 @@ from perdure.stores._hrana import (
     outcomes_of,
 )
 from perdure.stores._libsql_http import ClientHttp, Http, LinkHttp, Reply, Unanswered
+from perdure.stores._libsql_pages import PagedRead, is_too_large
 from perdure.stores._libsql_rounds import Rounds
 from perdure.stores._sqlite_sql import Outcome, Statement
 from perdure.stores._sqlite_verbs import Verb
@@ -30,6 +38,11 @@ WANTED_URL = "libsql://host, https://host, http://host:port, or file:path"
 
 _SCHEMES = {"libsql": "https", "https": "https", "wss": "https", "http": "http", "ws": "http"}
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+
+# The server takes rows of up to 5 MB, unless it was started with a larger --max-response-size: half
+# of that. What is in a row beside the value has room in what is left.
+VALUE_SIZE = 4_608 * 1024
+_TOO_BIG = "string or blob too big"
 
 # The server's words for a lock that was not to be had, and for one that was taken away: either way
 # nothing was written.
@@ -83,14 +96,24 @@ class Server:
         try:
             statements = next(driven)
             while True:
-                if writes:
-                    outcomes = await self._writes.put(statements, repeatable)
-                else:
-                    outcomes = await self._send(statements, atomic=False)
+                outcomes = await self._round(statements, writes=writes, repeatable=repeatable)
                 statements = driven.send(outcomes)
         except StopIteration as done:
             answer: T = done.value
             return answer
+
+    async def _round(
+        self, statements: Sequence[Statement], *, writes: bool, repeatable: bool
+    ) -> Sequence[Outcome]:
+        try:
+            if writes:
+                return await self._writes.put(statements, repeatable)
+            return await self._send(statements, atomic=False)
+        except Refused as error:
+            if not is_too_large(error) or not all(map(_only_reads, statements)):
+                raise
+        # Nothing is written by these: they may be sent again.
+        return await PagedRead(self.pipeline).read(statements)
 
     async def patiently(self, act: Callable[[], Awaitable[T]], *, repeatable: bool) -> T:
         """Give what `act` gives, trying again while the server is away or locked."""
@@ -144,7 +167,13 @@ class Server:
                 return [outcome_of(result)]
             return outcomes_of(result, len(statements), atomic=atomic)
 
-        return await self.patiently(once, repeatable=repeatable)
+        try:
+            return await self.patiently(once, repeatable=repeatable)
+        except Refused as error:
+            if _TOO_BIG not in f"{error}":
+                raise
+            what = f"a value for libSQL at {self.where}"
+            raise ValueTooLarge(what, _largest(statements), VALUE_SIZE) from error
 
     def _check(self, reply: Reply) -> None:
         status = reply.status
@@ -157,6 +186,19 @@ class Server:
         if status >= 500:
             raise Unanswered(f"{said}; it may have done what was asked", sent=True)
         raise StoreError(said)
+
+
+def _only_reads(statement: Statement) -> bool:
+    return statement.sql.lstrip().startswith("SELECT")
+
+
+def _largest(statements: Sequence[Statement]) -> int:
+    """Return the size of the largest value of the statements, in bytes."""
+    values = chain.from_iterable(
+        one.values.values() if isinstance(one.values, Mapping) else one.values for one in statements
+    )
+    texts = (value.encode() if isinstance(value, str) else value for value in values)
+    return max((len(text) for text in texts if isinstance(text, bytes)), default=0)
 
 
 def _is_worth_trying(error: Unanswered | Refused, repeatable: bool) -> bool:

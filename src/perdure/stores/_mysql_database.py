@@ -167,7 +167,7 @@ class Transaction:
                 await self._ask(self.connection.rollback())
             except self.errors as lost:
                 words = f"{translated(lost, self._database.connections.where)}"
-                raise StoreUnavailable(f"{words}, after {type(error).__name__}: {error}") from error
+                raise StoreUnavailable(f"{words}, in a transaction: {error}") from error
             raise
 
     def check_open(self) -> None:

@@ -6,7 +6,13 @@ from typing import Any, cast
 
 from perdure.errors import StoreUnavailable
 from perdure.stores._postgres_connections import Connections
-from perdure.stores._postgres_errors import driver_errors, is_away, is_conflict, translated
+from perdure.stores._postgres_errors import (
+    driver_errors,
+    in_words,
+    is_away,
+    is_conflict,
+    translated,
+)
 
 _CONFLICTS = 10
 _LOSSES = 2
@@ -83,7 +89,7 @@ class Database:
             with suppress(*self._errors):
                 await transaction.roll_back()
             if _is_loss(connection, error):
-                words = f"went away in a transaction: {type(error).__name__}: {error}"
+                words = f"went away in a transaction: {in_words(error)}"
                 where = f"PostgreSQL at {self.connections.where}"
                 raise StoreUnavailable(f"{where} {words}") from error
             raise

@@ -156,12 +156,15 @@ class SqliteSchemaStore(Closing):
         workflows: Sequence[str] | None = None,
     ) -> Sequence[Grant]:
         """Lease and load up to `limit` runs that are due, runnable or orphaned, earliest first."""
+        return await claim_readable(
+            lambda left: self._claim(owner, ttl, left, workflows), check_limit(limit), self.release
+        )
 
-        async def claim(left: int) -> list[Granted]:
-            leased = await self._write(partial(self._leases.claim, owner, ttl, left, workflows))
-            return [_grant(one) for one in leased]
-
-        return await claim_readable(claim, check_limit(limit), self.release)
+    async def _claim(
+        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
+    ) -> Sequence[Granted]:
+        leased = await self._write(partial(self._leases.claim, owner, ttl, limit, workflows))
+        return [_grant(one) for one in leased]
 
     async def send(
         self, id: str, name: str, payload: bytes, /, *, dedup_id: str | None = None

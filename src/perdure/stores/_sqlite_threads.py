@@ -29,6 +29,7 @@ from perdure.stores._sqlite_connection import (
 from perdure.stores._sqlite_lone import Lone
 from perdure.stores._sqlite_schema import Schema
 from perdure.stores._sqlite_verbs import Verb
+from perdure.stores._sqlite_watch import FileWatch
 
 T = TypeVar("T")
 Connect: TypeAlias = Callable[[], sqlite3.Connection]
@@ -238,6 +239,7 @@ class Database:
         self._process = 0
         self._migrated = False
         self._closed = False
+        self._watch = FileWatch(path)
         self._lone = Lone(
             lambda: open_connection(path, durability, timedelta(0)),
             lambda: self._writes.put(_Tidying()),
@@ -298,6 +300,7 @@ class Database:
                 f"the store on {self.path} was used before this process was forked, and SQLite's "
                 "connections do not survive that; open a store in each process"
             )
+        self._watch.check()
 
     def _start(self) -> None:
         with self._starting:
@@ -330,6 +333,8 @@ class Database:
         except BaseException:
             connection.close()
             raise
+        if not self._migrated and self.path != MEMORY:
+            self._watch.begin()
         self._migrated = True
         return connection
 

@@ -1,6 +1,7 @@
 """Runs in libSQL: a local file, or a server over HTTP (sqld, Turso)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -8,9 +9,11 @@ from perdure.clock import Clock, Duration, SystemClock, check_clock, parse_durat
 from perdure.errors import InvalidArgument
 from perdure.store import MAX_VALUE_SIZE, Capabilities
 from perdure.stores._hrana import Refused
-from perdure.stores._libsql_server import WANTED_URL, Address, Server
+from perdure.stores._libsql_pages import is_too_large
+from perdure.stores._libsql_server import VALUE_SIZE, WANTED_URL, Address, Server
 from perdure.stores._libsql_session import StreamSession
 from perdure.stores._lifecycle import Lifecycle
+from perdure.stores._reading import Granted
 from perdure.stores._sqlite_file import SqliteStore
 from perdure.stores._sqlite_schema import Schema
 from perdure.stores._sqlite_sql import Tables
@@ -34,12 +37,13 @@ def libsql(
     patience: Duration = 10,
     timeout: Duration = 60,
     clock: Clock = SystemClock(),
-    max_value_size: int = MAX_VALUE_SIZE,
+    max_value_size: int | None = None,
 ) -> SqliteSchemaStore:
     """Give the store on a libSQL server, or on a local file that `sqlite` may share.
 
     `client` is an `httpx.AsyncClient` of yours, which is never closed here. `patience` is how long
     a server that is away or locked is tried for, `timeout` how long it may take to answer.
+    `max_value_size` is 16 MiB on a file and 4.5 MiB on a server, which takes no more by itself.
 
         store = libsql("libsql://mydb-me.turso.io", auth_token=token)
         store = libsql("http://127.0.0.1:8080")
@@ -60,7 +64,7 @@ def libsql(
             table=table,
             busy_timeout=tries,
             clock=clock,
-            max_value_size=max_value_size,
+            max_value_size=MAX_VALUE_SIZE if max_value_size is None else max_value_size,
         )
     server = Server(
         Address(url, auth_token),
@@ -69,7 +73,8 @@ def libsql(
         patience=tries,
         clock=clock,
     )
-    return LibsqlStore(server, table=table, prefix=prefix, max_value_size=max_value_size)
+    size = VALUE_SIZE if max_value_size is None else max_value_size
+    return LibsqlStore(server, table=table, prefix=prefix, max_value_size=size)
 
 
 class LibsqlStore(SqliteSchemaStore):
@@ -80,7 +85,7 @@ class LibsqlStore(SqliteSchemaStore):
     """
 
     def __init__(
-        self, server: Server, *, table: str, prefix: str = "", max_value_size: int = MAX_VALUE_SIZE
+        self, server: Server, *, table: str, prefix: str = "", max_value_size: int = VALUE_SIZE
     ) -> None:
         capabilities = Capabilities(
             journal=True,
@@ -115,6 +120,18 @@ class LibsqlStore(SqliteSchemaStore):
         check_outside(self._server)
         await self._life.ready()
         return await self._server.drive(verb, writes=False)
+
+    async def _claim(
+        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
+    ) -> Sequence[Granted]:
+        while True:
+            try:
+                return await super()._claim(owner, ttl, limit, workflows)
+            except Refused as error:
+                if not is_too_large(error) or limit == 1:
+                    raise
+            # Their snapshots are too much for one answer; one alone always fits.
+            limit //= 2
 
     async def _session(self) -> Session:
         check_outside(self._server)

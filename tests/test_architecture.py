@@ -40,7 +40,7 @@ LEVEL = {unit: level for level, row in enumerate(ROWS) for unit in row}
 # Siblings here are alternatives to each other: what two of them share lives in a `_` file.
 SEPARATE_SIBLINGS = {"stores", "caches"}
 # Only here may an import wait until a function runs: what it brings is optional.
-LAZY = {"keyvalue", "stores", "caches", "integrations", "cli"}
+LAZY = {"keyvalue", "stores", "caches", "integrations", "cli", "testing"}
 # The one look upwards: what is used when the user names no store.
 DEFAULTS = {("driving", "stores.memory")}
 # Only here may a package beyond the two dependencies be imported at all.
@@ -256,8 +256,8 @@ class Bare:
             raise ModuleNotFoundError(f"a bare install has no {name}", name=name)
 
 sys.meta_path.insert(0, Bare())
-import perdure, perdure.stores, perdure.caches
-for package in (perdure, perdure.stores, perdure.caches):
+import perdure, perdure.stores, perdure.caches, perdure.testing
+for package in (perdure, perdure.stores, perdure.caches, perdure.testing):
     assert package.__all__ == sorted(package.__all__), package
 """
 

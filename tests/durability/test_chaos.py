@@ -37,14 +37,20 @@ class Workers:
         self._arguments = (*place, str(log))
         self.kills = self.pauses = 0
         self.alive = [self._start() for _ in range(3)]
+        self._paused: set[BaseProcess] = set()
 
     def _start(self) -> BaseProcess:
         process = self._processes.Process(target=work, args=self._arguments)
         process.start()
         return process
 
+    def _one(self) -> BaseProcess:
+        """Return a worker that is not paused: one that is shall go on."""
+        return random.choice([process for process in self.alive if process not in self._paused])
+
     def kill_one(self) -> None:
-        victim = self.alive.pop(random.randrange(3))
+        victim = self._one()
+        self.alive.remove(victim)
         victim.kill()
         victim.join()
         self.alive.append(self._start())
@@ -52,14 +58,15 @@ class Workers:
 
     async def pause_one(self) -> None:
         """Stop a worker for longer than its lease, and let it go on as if nothing had happened."""
-        victim = random.choice(self.alive)
+        victim = self._one()
         pid = victim.pid
         assert pid is not None
+        self._paused.add(victim)
         os.kill(pid, signal.SIGSTOP)
         await asyncio.sleep(LEASE * 1.5)
-        if victim.is_alive():
-            os.kill(pid, signal.SIGCONT)
-            self.pauses += 1
+        os.kill(pid, signal.SIGCONT)
+        self._paused.remove(victim)
+        self.pauses += 1
 
     def stop(self) -> None:
         for process in self.alive:
@@ -142,6 +149,7 @@ async def test_runs_survive_killed_and_paused_workers(
         await troubling
         workers.stop()
     assert workers.kills > 5
+    assert workers.pauses > 0
     for n in range(RUNS):
         run = await runtime.get_run(f"run-{n}")
         assert run is not None
@@ -156,4 +164,5 @@ def check_owners(log: Path) -> None:
     for line in log.read_text().splitlines():
         id, epoch, _, pid = line.rsplit(" ", 3)
         owners[id, epoch].add(pid)
+    assert owners
     assert {key: pids for key, pids in owners.items() if len(pids) > 1} == {}

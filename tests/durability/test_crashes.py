@@ -1,15 +1,20 @@
 """Every crash there can be, before and after every store call, on many shapes of workflow."""
 
 import asyncio
+import logging
 from datetime import timedelta
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
-from perdure import Cron, Err, Retry, Runtime, Step, workflow
+from perdure import Cron, Err, Retry, Run, Runtime, Step, workflow
+from perdure.errors import InvalidArgument
 from perdure.registry import Definition
 from perdure.stores import sqlite
-from perdure.testing.crashes import CrashFound, explore_crashes
+from perdure.testing import CrashFound, explore_crashes
 
 
 async def double(x: int) -> int:
@@ -167,25 +172,162 @@ async def test_a_crash_never_doubles_a_transactional_step() -> None:
     report = await explore_crashes(
         transactional, store=lambda clock: sqlite(":memory:", clock=clock)
     )
-    assert report.crashes > 4
+    report.assert_once("pay")
+    assert set(report.doubled) == {"before", "after"}
 
 
 async def test_the_report_names_steps_that_ran_twice() -> None:
     """A crash between a step's work and its record makes a plain step run again."""
     report = await explore_crashes(sequential, 1)
-    assert set(report.doubled) == {"a", "b", "c"}
+    assert report.doubled == {"a": 1, "b": 1, "c": 1}
+    assert report.repeats["b"] == ["a crash before store call 3 of 5 (append)"]
+
+
+async def test_parallel_calls_of_one_id_are_not_taken_for_repeats() -> None:
+    """Six calls have the id `work`; each runs again after one crash, and none after the others."""
+    report = await explore_crashes(parallel, 3)
+    assert report.doubled == {"work": 6}
+
+
+async def test_a_step_that_lost_a_race_is_not_counted() -> None:
+    """It was cut off in each life, whether there was a crash or not."""
+
+    @workflow("raced")
+    async def raced(step: Step) -> tuple[str, Any]:
+        slow = asyncio.Event()
+        return await step.race(
+            "first", {"slow": lambda: step("slow", slow.wait), "quick": lambda: double(1)}
+        )
+
+    report = await explore_crashes(raced)
+    assert "slow" in report.steps
+    assert report.doubled == {}
+
+
+async def test_assert_once_names_the_crashes_after_which_a_step_ran_again() -> None:
+    """A plain step is promised to run at least once."""
+    report = await explore_crashes(sequential, 1)
+    with pytest.raises(AssertionError) as raised:
+        report.assert_once("b")
+    assert str(raised.value) == (
+        "step 'b' ran again after\n  a crash before store call 3 of 5 (append)"
+    )
+
+
+async def test_assert_once_refuses_a_step_that_never_ran() -> None:
+    """A misspelt id is an error, and no proof."""
+    report = await explore_crashes(sequential, 1)
+    with pytest.raises(InvalidArgument, match="'a', 'b', 'c'"):
+        report.assert_once("charge")
 
 
 async def test_a_workflow_that_is_not_deterministic_is_found() -> None:
-    """The explorer can fail: a result that depends on how often the function ran is no result."""
-    runs = 0
+    """The explorer can fail: a result that differs from life to life is no result."""
+    lives = count()
 
     @workflow("forgetful")
-    async def forgetful(step: Step) -> int:
-        nonlocal runs
-        runs += 1
+    async def forgetful(step: Step) -> list[int]:
         await step("a", double, 1)
-        return runs
+        return [*range(1000), next(lives)]
 
-    with pytest.raises(CrashFound, match="ended as"):
+    with pytest.raises(CrashFound, match="before store call 1 of 3") as raised:
         await explore_crashes(forgetful)
+    lines = str(raised.value).splitlines()
+    assert [line for line in lines[3:] if line[0] in "+-"] == [
+        "-    output:  997, 998, 999, 0]",
+        "+    output:  997, 998, 999, 1]",
+    ]
+    assert max(map(len, lines)) <= 100
+
+
+async def test_a_long_difference_is_cut() -> None:
+    """A thousand lines help nobody."""
+    lives = count()
+
+    @workflow("growing")
+    async def growing(step: Step) -> list[list[int]]:
+        life = next(lives)
+        return [[life] * 30] * 1000
+
+    with pytest.raises(CrashFound, match=r"… and \d+ lines more$") as raised:
+        await explore_crashes(growing)
+    assert len(str(raised.value).splitlines()) == 22
+
+
+@workflow("stamped")
+async def stamped(step: Step) -> str:
+    return await step("stamp", lambda: str(uuid4()))
+
+
+async def test_values_that_differ_from_life_to_life_are_left_out_of_the_shape() -> None:
+    """A step that returns a time or an id of its own is deterministic all the same."""
+    with pytest.raises(CrashFound, match="stamp"):
+        await explore_crashes(stamped)
+    report = await explore_crashes(stamped, compare="shape")
+    assert report.doubled == {"stamp": 1}
+
+
+async def test_the_shape_is_still_compared() -> None:
+    """Another step, another branch or another outcome is a difference in shape."""
+    lives = count()
+
+    @workflow("moody")
+    async def moody(step: Step) -> None:
+        await step(f"step {next(lives)}", double, 1)
+
+    with pytest.raises(CrashFound, match="step 0"):
+        await explore_crashes(moody, compare="shape")
+
+
+async def test_a_function_compares_both_runs() -> None:
+    """What it raises is told with the crash that it comes from."""
+    seen: list[tuple[str, str]] = []
+
+    def compare(clean: Run, survived: Run) -> None:
+        seen.append((clean.output, survived.output))
+        assert clean.output == survived.output, "another stamp"
+
+    with pytest.raises(CrashFound, match=r"after a crash before store call 1 .*: another stamp"):
+        await explore_crashes(stamped, compare=compare)
+    assert len(seen) == 1
+
+
+async def test_an_unknown_comparison_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="shape"):
+        await explore_crashes(stamped, compare="all")  # type: ignore[arg-type]
+
+
+async def test_planned_crashes_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Hundreds of lines about crashes that were asked for would hide the one that was not."""
+    await explore_crashes(many_waits, events={"go": 1})
+    assert caplog.records == []
+
+
+async def test_what_is_wrong_without_a_crash_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each life says it, and the first one is enough."""
+
+    @workflow("lossy")
+    async def lossy(step: Step) -> object:
+        return await step("lossy", lambda: SimpleNamespace(a=1))
+
+    await explore_crashes(lossy)
+    assert len([record for record in caplog.records if "lossy" in record.getMessage()]) == 1
+
+
+async def test_what_only_a_crash_brings_to_light_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An error that is not the planned crash itself is news."""
+    logger = logging.getLogger("perdure.runtime")
+    lives = count()
+
+    @workflow("complaining")
+    async def complaining(step: Step) -> None:
+        if next(lives) == 2:
+            logger.error("something else is wrong")
+        await step("a", double, 1)
+
+    await explore_crashes(complaining)
+    assert [record.getMessage() for record in caplog.records] == ["something else is wrong"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure.testing.conformance import StoreConformance
+from perdure.testing import StoreConformance
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "writing-a-store.md"
 CODE = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]

@@ -94,6 +94,23 @@ async def goes_whole(store: Everything, dying: Everything) -> bool:
     return finished
 
 
+async def deletes_whole(store: Everything, dying: Everything) -> bool:
+    """Delete a run on the dying store; check that it is there whole, or that nothing of it is."""
+    want = Want("run", "ana", HOUR, create=as_json(snapshot()))
+    (before,) = await store.acquire([want])
+    assert before is not None
+    await store.append([step(before, 1, "a")])
+    await store.send("run", "paid", b"1")
+    finished = await finishes(dying.delete("run"))
+    assert not finished or await store.load("run") is None
+    (after,) = await store.acquire([want])
+    assert after is not None
+    assert after.lease.epoch > before.lease.epoch
+    there = (after.created, list(after.snapshot["steps"]), len(after.inbox))
+    assert there in [(True, [], 0), (False, ["a"], 1)]
+    return finished
+
+
 async def finishes(work: Coroutine[Any, Any, object]) -> bool:
     """Tell whether the work was done before the process died."""
     try:

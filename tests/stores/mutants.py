@@ -23,14 +23,14 @@ from perdure.store import (
 from perdure.stores._shelf import Run
 from perdure.stores.memory import MemoryStore
 
-MUTANTS: dict[type[MemoryStore], str] = {}
+MUTANTS: list[tuple[type[MemoryStore], str]] = []
 
 
-def caught_by(check: str) -> Any:
-    """Say which check must find the hole."""
+def caught_by(*checks: str) -> Any:
+    """Say which checks must find the hole, each of them."""
 
     def note(mutant: type[MemoryStore]) -> type[MemoryStore]:
-        MUTANTS[mutant] = check
+        MUTANTS.extend((mutant, check) for check in checks)
         return mutant
 
     return note

@@ -1,7 +1,7 @@
 """More memory stores with one hole each: in leases, schedule, inbox and upkeep."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -138,6 +138,18 @@ class LeavesOrphans(Claiming):
         due = self._agenda.due(self._now(), limit, options.get("workflows"), self._prefix)
         free = [run for run in due if run.owner is None]
         return [self._grant(run, owner, self._now(), ttl) for run in free]
+
+
+@caught_by(
+    "test_hints_come_when_a_run_is_enqueued",
+    "test_hints_come_when_a_run_is_released",
+    "test_hints_come_when_an_awaited_event_is_sent",
+    "test_hints_come_to_another_instance",
+)
+class HintsAtFirstOnly(MemoryStore):
+    async def hints(self) -> AsyncIterator[None]:
+        yield
+        await asyncio.get_running_loop().create_future()
 
 
 @caught_by("test_a_dedup_id_is_known_after_its_message_was_taken")

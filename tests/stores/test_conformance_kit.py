@@ -72,7 +72,7 @@ def raised_by_a_check(failure: BaseException) -> bool:
     return own[-1] in CHECK_MODULES
 
 
-@pytest.mark.parametrize(("mutant", "check"), MUTANTS.items())
+@pytest.mark.parametrize(("mutant", "check"), MUTANTS)
 async def test_a_check_catches_its_mutant(mutant: type[MemoryStore], check: str) -> None:
     """The hole is found by the check whose law it breaks, which the reference passes."""
     assert check in CHECKS

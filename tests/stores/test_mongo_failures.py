@@ -201,13 +201,16 @@ async def test_a_process_that_was_stopped_asks_for_a_new_epoch(
 async def test_a_cancelled_append_leaves_no_doubt(store: MongoStore) -> None:
     """Whether it arrived is looked up before the next entry is written."""
     (grant,) = await lease(store)
+    cancelled = 0
     for n in range(1, 10):
         work = asyncio.create_task(store.append([step(grant, n)]))
         await asyncio.sleep(0.0002 * n)
         work.cancel()
         await asyncio.wait([work])
+        cancelled += work.cancelled()
         # The driver gives the connection up; the next one shall be there before it is needed.
         await store.load("run")
+    assert cancelled
     assert await store.append([step(grant, 10)]) == [Verdict.ACCEPTED]
     assert await store.append([step(grant, n) for n in range(1, 10)]) == [Verdict.ACCEPTED] * 9
     assert await steps(store) == [f"{n}" for n in range(1, 11)]

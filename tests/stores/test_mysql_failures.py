@@ -244,11 +244,14 @@ async def test_a_cancelled_call_harms_no_other(mysql_url: str) -> None:
     """A connection whose statement was cancelled is not used again, and not leaked."""
     async with mysql(mysql_url, max_connections=1) as store:
         (grant,) = await granted(store, "run")
+        cancelled = 0
         for n in range(20):
             task = asyncio.ensure_future(store.append([entry(grant, n, f"{n}")]))
             await asyncio.sleep(0.0001 * n)
             task.cancel()
             await asyncio.wait([task])
+            cancelled += task.cancelled()
+        assert cancelled
         assert await store.append([entry(grant, 20, "last")]) == [Verdict.ACCEPTED]
 
 

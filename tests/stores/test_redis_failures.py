@@ -150,11 +150,14 @@ async def test_a_lease_whose_answer_was_lost_is_given_again(
 async def test_a_cancelled_append_leaves_no_doubt(store: RedisStore) -> None:
     """An entry that comes late takes its place, and no reply meets another command."""
     (grant,) = await leased(store)
+    cancelled = 0
     for n in range(1, 10):
         work = asyncio.create_task(store.append([step(grant, n)]))
-        await asyncio.sleep(0.0003 * n)
+        await asyncio.sleep(0.0003 * (n - 1))
         work.cancel()
         await asyncio.wait([work])
+        cancelled += work.cancelled()
+    assert cancelled
     assert await store.append([step(grant, 10)]) == [Verdict.ACCEPTED]
     assert await store.append([step(grant, n) for n in range(1, 10)]) == [Verdict.ACCEPTED] * 9
     assert await steps(store) == [f"{n}" for n in range(1, 11)]
@@ -377,11 +380,15 @@ async def test_who_is_waiting_when_the_store_is_closed_is_told(
 ) -> None:
     """Each call is done or says that the store was closed; no connection is left."""
     store = redis(redis_url, namespace=redis_prefix)
+    await store.load("run")
     saves = [asyncio.create_task(store.save(f"{n}", snapshot())) for n in range(50)]
-    await asyncio.sleep(0.05)
+    # So that all of them have begun, and none can be done.
+    await asyncio.sleep(0)
     await store.close()
-    for save in await asyncio.gather(*saves, return_exceptions=True):
-        assert save is None or isinstance(save, StoreClosed | StoreUnavailable)
+    answers = await asyncio.gather(*saves, return_exceptions=True)
+    assert any(isinstance(answer, StoreClosed | StoreUnavailable) for answer in answers)
+    for answer in answers:
+        assert answer is None or isinstance(answer, StoreClosed | StoreUnavailable)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,30 @@
-"""What users' own tests can use: a clock that moves when told."""
+"""What the tests of a program that uses perdure need: a clock to move, a store that fails, crashes
+at every store call, and the checks of the store contract.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from perdure.testing.clock import TestClock
+from perdure.testing.crashes import CrashFound, Exploration, explore_crashes
+from perdure.testing.faults import FaultyStore
 
-__all__ = ["TestClock"]
+if TYPE_CHECKING:
+    from perdure.testing.conformance import StoreConformance
+
+__all__ = [
+    "CrashFound",
+    "Exploration",
+    "FaultyStore",
+    "StoreConformance",
+    "TestClock",
+    "explore_crashes",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # The checks need pytest and hypothesis; the rest of this package does not.
+    if name == "StoreConformance":
+        from perdure.testing.conformance import StoreConformance
+
+        return StoreConformance
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

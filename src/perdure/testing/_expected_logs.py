@@ -1,0 +1,68 @@
+"""Keeps what a planned crash makes perdure log out of the log."""
+
+import logging
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+
+_LOGGERS = {"perdure", "asyncio"}
+
+
+class ExpectedLogs(logging.Filter):
+    """Drops warnings and errors that are no news.
+
+    These are what a planned crash brings about, and in later lives what the clean one said already.
+    """
+
+    def __init__(self, planned: type[BaseException]) -> None:
+        super().__init__()
+        self.learns = True
+        self._planned = planned
+        self._known: set[tuple[str, int, str]] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the record is news."""
+        if record.levelno < logging.WARNING:
+            return True
+        if any(self._is_planned(error) for error in _errors_of(record)):
+            return False
+        template = (record.name, record.levelno, str(record.msg))
+        if self.learns:
+            self._known.add(template)
+            return True
+        return template not in self._known
+
+    def _is_planned(self, error: BaseException) -> bool:
+        return any(isinstance(each, self._planned) for each in _chain(error))
+
+
+@contextmanager
+def without_expected_logs(planned: type[BaseException]) -> Generator[ExpectedLogs]:
+    """Filter what perdure logs in this block."""
+    expected = ExpectedLogs(planned)
+    # A filter does not hear what loggers below its own say.
+    loggers = [
+        logger
+        for name, logger in logging.root.manager.loggerDict.items()
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] in _LOGGERS
+    ]
+    for logger in loggers:
+        logger.addFilter(expected)
+    try:
+        yield expected
+    finally:
+        for logger in loggers:
+            logger.removeFilter(expected)
+
+
+def _errors_of(record: logging.LogRecord) -> Iterator[BaseException]:
+    if record.exc_info is not None and record.exc_info[1] is not None:
+        yield record.exc_info[1]
+    if isinstance(record.args, tuple):
+        yield from (value for value in record.args if isinstance(value, BaseException))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Return an error, what it came from, and what it came from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,108 @@
+"""`perdure.testing`: test your own workflows against time, failing stores and crashes."""
+
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from perdure import Run, Runtime, Step, workflow
+from perdure.stores import MemoryStore, sqlite
+from perdure.testing import CrashFound, FaultyStore, TestClock, explore_crashes
+
+
+async def charge(amount: int) -> str:
+    return f"charged {amount}"
+
+
+async def write_down(connection: Any, amount: int) -> int:
+    await connection.execute("CREATE TABLE IF NOT EXISTS paid (amount INTEGER)")
+    await connection.execute("INSERT INTO paid VALUES (?)", (amount,))
+    return amount
+
+
+@workflow("checkout")
+async def checkout(step: Step, amount: int) -> str:
+    """Charge, wait for the parcel to be sent, and write the payment down."""
+    receipt = await step("charge", charge, amount)
+    await step.wait_for_event("parcel", "sent")
+    await step.transaction("write down", write_down, amount)
+    return receipt
+
+
+def in_sqlite(clock: Any) -> Any:
+    return sqlite(":memory:", clock=clock)
+
+
+async def test_a_workflow_survives_every_crash() -> None:
+    """`explore_crashes` kills the process before and after each of its store calls, lets another
+    one continue, and compares the end and the history with a run without a crash."""
+    report = await explore_crashes(checkout, 7, events={"sent": {"by": "post"}}, store=in_sqlite)
+    assert report.crashes > 10
+
+
+async def test_the_report_knows_what_ran_twice() -> None:
+    """A step runs again when the crash came between its work and its record, so a plain step may
+    run twice. A transaction commits its writes with its record, and does not."""
+    report = await explore_crashes(checkout, 7, events={"sent": {}}, store=in_sqlite)
+    report.assert_once("write down")
+    with pytest.raises(AssertionError, match=r"'charge' ran again after\n  a crash before store"):
+        report.assert_once("charge")
+
+
+@workflow("order")
+async def order(step: Step) -> str:
+    number = await step("number", lambda: str(uuid4()))
+    await step("charge", charge, 7)
+    return number
+
+
+async def test_values_of_their_own_are_compared_by_shape() -> None:
+    """A number that is drawn anew in each life differs, and the message shows where."""
+    with pytest.raises(CrashFound, match="step number: ok"):
+        await explore_crashes(order)
+    await explore_crashes(order, compare="shape")
+
+
+async def test_a_function_compares_what_matters() -> None:
+    """It gets the run without a crash and the one that survived, and raises `AssertionError`."""
+
+    def same_steps(clean: Run, survived: Run) -> None:
+        assert [step.key for step in clean.history] == [step.key for step in survived.history]
+
+    await explore_crashes(order, compare=same_steps)
+
+
+@workflow("forgetful")
+async def forgetful(step: Step) -> str:
+    return str(uuid4())
+
+
+async def test_what_belongs_in_a_step_is_found() -> None:
+    """What is drawn outside of a step is lost with the process, and a crash shows it."""
+    with pytest.raises(CrashFound, match=r"after a crash .* store call"):
+        await explore_crashes(forgetful)
+
+
+@workflow("reminder")
+async def reminder(step: Step) -> str:
+    await step.sleep("a week", timedelta(days=7))
+    return "remember"
+
+
+async def test_a_week_passes_at_once(clock: TestClock) -> None:
+    """A `TestClock` moves when told."""
+    runtime = Runtime(MemoryStore(clock=clock), workflows=[reminder], clock=clock)
+    await runtime.trigger(reminder)
+    await clock.advance("7 days")
+    (run,) = await runtime.sweep()
+    assert run.output == "remember"
+
+
+async def test_a_store_fails_when_told() -> None:
+    """A `FaultyStore` fails at one call: here it writes the first record, and the answer is lost.
+    perdure asks again, and the step has run once."""
+    store = FaultyStore(MemoryStore(), fail_at=1, how="after", verbs={"append"})
+    run = await Runtime(store, workflows=[order]).trigger(order)
+    assert run.status == "completed"
+    assert [step.key for step in run.history] == ["number", "charge"]

@@ -20,6 +20,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("events", "history", "keyvalue", "record"),
     ("cache", "resume", "call"),
     ("execution",),
+    ("waiting",),
     ("step",),
     ("function", "store"),
     ("workflow",),

@@ -7,7 +7,7 @@ recorded breaks the run: every later step raises the same error, whatever the fu
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
 from random import Random
 from typing import Any
@@ -18,11 +18,10 @@ from perdure.branches import Branch, Branches
 from perdure.cache import StepCache
 from perdure.call import RunHost, StepCall
 from perdure.calling import Elapsed, check_callable, invoke, is_awaited, within
-from perdure.clock import Clock, isoformat, parse_iso
+from perdure.clock import Clock, isoformat
 from perdure.errors import (
     CodecError,
     DriftError,
-    MissingAbility,
     RunOver,
     StepFailed,
     StepTimeout,
@@ -45,13 +44,8 @@ from perdure.history import EncodedRecord, History, warnings_of
 from perdure.record import Record, failure_record, is_plain, outcome_of, result_of
 from perdure.result import Err, Ok
 from perdure.retry import Retry, delay_before
-from perdure.snapshot import PendingWait, StepRecord
-from perdure.tasks import POSITION, Interrupted, cancel_and_wait, outside_runs
-
-_NO_STORE = "a Workflow in this process"
-
-UNCLAIMED = "record:"
-"""Begins the message id of an event that is kept in a record, not in the store's inbox."""
+from perdure.snapshot import StepRecord
+from perdure.tasks import POSITION, Interrupted, outside_runs
 
 
 class Execution:
@@ -62,7 +56,6 @@ class Execution:
         "_emit",
         "_keys_in_use",
         "_over",
-        "_unseen_events",
         "branches",
         "cache",
         "clock",
@@ -75,6 +68,7 @@ class Execution:
         "payload",
         "random",
         "run_id",
+        "unseen_events",
         "workflow",
     )
 
@@ -108,7 +102,7 @@ class Execution:
         self._broken: BaseException | None = None
         self._over = False
         self._keys_in_use: dict[str, asyncio.Event] = {}
-        self._unseen_events: list[tuple[StepCall, str]] = []
+        self.unseen_events: list[tuple[StepCall, str]] = []
 
     def call(
         self,
@@ -175,7 +169,7 @@ class Execution:
         done = self._keys_in_use[key] = asyncio.Event()
         try:
             if (found := self.recorded(call) or await self._cached(call, key)) is not None:
-                return self._replay(call, *found)
+                return self.replay(call, *found)
             return await self._execute(call)
         finally:
             del self._keys_in_use[key]
@@ -222,7 +216,8 @@ class Execution:
         text = f"{call.place()} {what}; {hint}"
         return self.break_off(DriftError(call.call, text, recorded=recorded, asked=asked))
 
-    def _replay(self, call: StepCall, key: str, record: StepRecord) -> Any:
+    def replay(self, call: StepCall, key: str, record: StepRecord) -> Any:
+        """Return what a record says, or raise it."""
         self.last_key = key
         if self._emit is None and is_plain(record):
             return record.get("value")
@@ -243,7 +238,7 @@ class Execution:
         self.failures[key] = error
         raise error
 
-    def _begin(self, call: StepCall) -> float:
+    def begin(self, call: StepCall) -> float:
         """Reserve the key of the call's record, announce work, and return when it began."""
         self.check_live(call.id)
         call.record_key = self.history.reserve(call.path, call.call)
@@ -254,8 +249,8 @@ class Execution:
     async def _execute(self, call: StepCall) -> Any:
         found = self.recorded(call)
         if found is not None:
-            return self._replay(call, *found)
-        started = self._begin(call)
+            return self.replay(call, *found)
+        started = self.begin(call)
         self.branches.begin()
         try:
             token = POSITION.set(call)
@@ -270,14 +265,14 @@ class Execution:
                 finally:
                     POSITION.reset(token)
             except Exception as error:  # noqa: BLE001  # the user's function
-                return await self._fail(call, started, error)
+                return await self.fail(call, started, error)
             if type(value) is Err:
-                return await self._fail(call, started, value)
-            return await self._succeed(call, started, value.value if type(value) is Ok else value)
+                return await self.fail(call, started, value)
+            return await self.succeed(call, started, value.value if type(value) is Ok else value)
         finally:
             self.branches.end()
 
-    async def _succeed(
+    async def succeed(
         self,
         call: StepCall,
         started: float,
@@ -288,10 +283,10 @@ class Execution:
         """Record a value and return what the function sees of it."""
         if self._broken is not None or self._over:
             self.check_live(call.id)
-        record = self._encode(call, started, value)
+        record = self.encode(call, started, value)
         await self._commit(call, record, consumes, replaced)
         if self._emit is not None:
-            self._tell_success(call, started, record)
+            self.tell_success(call, started, record)
         return record.value
 
     async def _commit(
@@ -306,21 +301,22 @@ class Execution:
             try:
                 await self.host.record(call.id, record, consumes, replaced)
             except Interrupted:
-                self._publish(record, replaced)
+                self.publish(record, replaced)
                 raise asyncio.CancelledError from None
             except Exception as error:  # noqa: BLE001  # whatever keeps the record from the store
                 self.tell(PersistError, call, record.key, error=error)
                 raise self.break_off(error) from error.__cause__
             if self._emit is not None:
                 self.tell(PersistSuccess, call, record.key)
-        self._publish(record, replaced)
+        self.publish(record, replaced)
         if self.host is not None and self.host.always_replay:
             await self.host.halt(record.key)
         if self.cache is not None and call.key is not None:
             with outside_runs():
                 await self.cache.set(call.key, codec.loads(record.json), ttl=call.ttl)
 
-    def _publish(self, record: EncodedRecord, replaced: Mapping[str, bytes] | None = None) -> None:
+    def publish(self, record: EncodedRecord, replaced: Mapping[str, bytes] | None = None) -> None:
+        """Let a record answer that the store has accepted."""
         self.last_key = record.key
         self.history.publish(record)
         for key, json in (replaced or {}).items():
@@ -328,13 +324,17 @@ class Execution:
             if key in self.history.unclaimed and self.host is not None:
                 self.host.give_back(key)
 
-    def _tell_success(self, call: StepCall, started: float, record: EncodedRecord) -> None:
+    def tell_success(self, call: StepCall, started: float, record: EncodedRecord) -> None:
+        """Publish that a step succeeded and is recorded, if anybody listens."""
+        if self._emit is None:
+            return
         took = timedelta(seconds=self.clock.monotonic() - started)
         key, facts = record.key, call.facts(record.key)
         self.tell(StepSuccess, call, key, duration=took)
         self.tell(StepComplete, call, key, duration=took, result=Ok(record.value), facts=facts)
 
-    def _encode(self, call: StepCall, started: float, value: Any) -> EncodedRecord:
+    def encode(self, call: StepCall, started: float, value: Any) -> EncodedRecord:
+        """Return the record of a value."""
         data, visible, typed = value, value, False
         warnings: tuple[dict[str, str], ...] = ()
         if not codec.is_plain(value):
@@ -361,7 +361,7 @@ class Execution:
         )
         return EncodedRecord(key, codec.dumps(record), at, visible, warnings)
 
-    async def _fail(
+    async def fail(
         self,
         call: StepCall,
         started: float,
@@ -426,153 +426,6 @@ class Execution:
             self.tell(StepTimedOut, call, call.record_key, after=after, attempt=call.attempt)
             return call.timeout.outcome(StepTimeout(call.id, after.total_seconds()))
 
-    async def race(self, call: StepCall, thunks: Mapping[str, Callable[[], Any]]) -> Any:
-        """Run branches until the first has ended, cancel the others, and record the winner."""
-        found = self.recorded(call)
-        if found is not None:
-            return self._replay(call, *found)
-        started = self._begin(call)
-        parent = call.branch.below(call.call)
-        tasks = {parent.child(name).spawn(_run(thunk)): name for name, thunk in thunks.items()}
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await cancel_and_wait(tasks)
-        winner = next(task for task in tasks if task in done)
-        self.branches.begin()
-        try:
-            replaced = self._unclaimed_below(parent.path)
-            try:
-                value = winner.result()
-            except Exception as error:  # noqa: BLE001  # the user's function
-                call.failures = leading_to(self.failures, error)
-                return await self._fail(call, started, error, replaced=replaced)
-            return await self._succeed(call, started, (tasks[winner], value), replaced=replaced)
-        finally:
-            self.branches.end()
-
-    def _unclaimed_below(self, path: str) -> dict[str, bytes]:
-        """Return the records of events that branches below `path` received and never saw.
-
-        A race may cancel a branch while the record of its wait is being written. The record was
-        accepted, so the event is consumed, but the function never sees it there: the write that
-        records the winner also makes it available to the next wait. If the process dies between the
-        two writes, the branch answers from its record and may win the race instead.
-        """
-        unseen, self._unseen_events = self._unseen_events, []
-        below: dict[str, bytes] = {}
-        for call, event in unseen:
-            if call.path.startswith(f"{path}/"):
-                below[call.record_key] = self.history.mark_unclaimed(call.record_key, event)
-            else:
-                self._unseen_events.append((call, event))
-        return below
-
-    async def wait(self, call: StepCall, wait: PendingWait) -> Any:
-        """Spend a sleep or wait for an event, once; its end is a record like any other."""
-        found = self.recorded(call)
-        if found is not None:
-            return self._replay(call, *found)
-        started = self._begin(call)
-        wait = self.history.open_wait(wait)
-        self.branches.begin()
-        try:
-            answer = await self._answer(call, wait)
-            self.history.close_wait(wait["id"])
-            if answer is None:
-                return await self._succeed(call, started, None)
-            return await self._receive(call, started, wait["event"], *answer)
-        finally:
-            self.branches.end()
-
-    async def _answer(self, call: StepCall, wait: PendingWait) -> tuple[str, object] | None:
-        try:
-            if self.host is not None:
-                return await self.host.wait(wait)
-            return await self._wait_here(call, wait)
-        except asyncio.CancelledError:
-            if self.live:
-                # Given up by the function, not by a suspension: nothing waits here any more.
-                self.history.close_wait(wait["id"])
-            raise
-        except Exception as error:  # noqa: BLE001  # whatever keeps the run from waiting
-            raise self.break_off(error) from error.__cause__
-
-    async def _receive(
-        self, call: StepCall, started: float, event: str, message_id: str, payload: object
-    ) -> Any:
-        """Record the event a wait received, and consume its message in the same write."""
-        consumes: tuple[str, ...] = (message_id,)
-        replaced: dict[str, bytes] = {}
-        if message_id.startswith(UNCLAIMED):
-            key = message_id.removeprefix(UNCLAIMED)
-            consumes, replaced = (), self.history.claim(key, by=call.record_key)
-        try:
-            value = _as_type(payload, call.returns)
-        except CodecError as error:
-            text = f"the payload of event {event!r} does not fit {call.place()}: {error}"
-            return await self._fail(call, started, CodecError(text), consumes, replaced)
-        try:
-            return await self._succeed(call, started, value, consumes, replaced)
-        except asyncio.CancelledError:
-            if self.history.find(call.path, call.call) is not None:
-                self._unseen_events.append((call, event))
-            raise
-
-    async def _wait_here(self, call: StepCall, wait: PendingWait) -> tuple[str, object] | None:
-        if wait["kind"] == "event":
-            raise MissingAbility(_NO_STORE, "inbox", f"step.wait_for_event({call.id!r})")
-        remaining = parse_iso(wait.get("wakeAt", "")) - self.clock.now()
-        await self.clock.sleep(max(remaining, timedelta(0)))
-        return None
-
-    async def transact(self, call: StepCall) -> Any:
-        """Run a step whose writes commit with its record."""
-        found = self.recorded(call)
-        if found is not None:
-            return self._replay(call, *found)
-        if self.host is None:
-            raise MissingAbility(_NO_STORE, "transaction", f"step.transaction({call.id!r})")
-        started = self._begin(call)
-        self.branches.begin()
-        try:
-            record = await self.host.transact(call.id, self._transaction(call, started))
-            self._publish(record)
-            if self.host.always_replay:
-                await self.host.halt(record.key)
-        except Interrupted as interrupted:
-            self._publish(interrupted.answer)
-            raise asyncio.CancelledError from None
-        except _RolledBack as rolled_back:
-            return await self._fail(call, started, rolled_back.failure)
-        except RunOver:
-            raise
-        except Exception as error:  # noqa: BLE001  # the store: it may or may not have committed
-            raise self.break_off(error) from error.__cause__
-        finally:
-            self.branches.end()
-        if self._emit is not None:
-            self._tell_success(call, started, record)
-        return record.value
-
-    def _transaction(
-        self, call: StepCall, started: float
-    ) -> Callable[[Any], Coroutine[Any, Any, EncodedRecord]]:
-        async def work(connection: Any) -> EncodedRecord:
-            token = POSITION.set(call)
-            try:
-                value = await call.fn(connection, *call.args)
-            except Exception as error:  # the user's function
-                raise _RolledBack(error) from error
-            finally:
-                POSITION.reset(token)
-            if isinstance(value, Err):
-                raise _RolledBack(value)
-            self.check_live(call.id)
-            return self._encode(call, started, value.value if type(value) is Ok else value)
-
-        return work
-
     def announce(
         self, event: Callable[..., Event], started: float | None = None, **facts: Any
     ) -> None:
@@ -587,25 +440,3 @@ class Execution:
     def tell(self, event: Callable[..., Event], call: StepCall, key: str, **facts: Any) -> None:
         """Publish news of a step, if anybody listens."""
         self.announce(event, step=call.id, key=key, **facts)
-
-
-async def _run(thunk: Callable[[], Any]) -> Any:
-    value = thunk()
-    return await value if isinstance(value, Awaitable) else value
-
-
-def _as_type(payload: Any, wanted: Any) -> Any:
-    if wanted is None:
-        return payload
-    data = codec.encode(payload)
-    if data is payload:
-        return codec.convert(data, wanted)
-    # It has tags: perdure wrote it, so it is not JSON from elsewhere.
-    return codec.decode(data, wanted, typed=True)
-
-
-class _RolledBack(Exception):
-    """Takes a failure of the user's function out through the store's transaction."""
-
-    def __init__(self, failure: Exception | Err[Any]) -> None:
-        self.failure = failure

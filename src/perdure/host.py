@@ -14,7 +14,7 @@ from typing import Any, cast
 from perdure import call, codec
 from perdure.clock import isoformat
 from perdure.errors import LeaseLost, Suspended
-from perdure.execution import UNCLAIMED, Execution
+from perdure.execution import Execution
 from perdure.history import EncodedRecord
 from perdure.session import Session, store_errors
 from perdure.snapshot import Execution as ExecutionBlock
@@ -33,6 +33,7 @@ from perdure.store import (
 )
 from perdure.suspension import Answer, Suspension
 from perdure.tasks import Interrupted, detached, finish
+from perdure.waiting import UNCLAIMED
 
 _RUNNING = b'{"status":"running","lastUpdated":"%b","currentStepId":%b}'
 _DELTA = b'{"formatVersion":1,"steps":{%b},"execution":%b%b}'

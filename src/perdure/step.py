@@ -21,6 +21,7 @@ from perdure.result import Err, Ok
 from perdure.retry import Retry, Timeout, as_retry, as_timeout
 from perdure.snapshot import PendingWait
 from perdure.tasks import POSITION, Task, cancel_and_wait
+from perdure.waiting import race, transact, wait
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -164,7 +165,7 @@ class Step:
         """
         call = self._run.call(id, self.sleep)
         call.kind = "sleep"
-        return self._run.wait(call, self._wait(call, duration))
+        return wait(self._run, call, self._wait(call, duration))
 
     @overload
     def wait_for_event(
@@ -189,18 +190,18 @@ class Step:
         call = self._run.call(id, self.wait_for_event)
         call.kind = "event"
         call.returns = returns
-        return self._run.wait(call, self._wait(call, timeout, event=name))
+        return wait(self._run, call, self._wait(call, timeout, event=name))
 
     def _wait(
         self, call: StepCall, duration: Duration | Cron | None, event: str | None = None
     ) -> PendingWait:
-        wait: PendingWait = {"id": call.wait_id(), "kind": "sleep" if event is None else "event"}
+        pending: PendingWait = {"id": call.wait_id(), "kind": "sleep" if event is None else "event"}
         if event is not None:
-            wait["event"] = event
+            pending["event"] = event
         if duration is not None or event is None:
             parameter = "duration" if event is None else "timeout"
-            wait["wakeAt"] = isoformat(self._until(duration, parameter))
-        return wait
+            pending["wakeAt"] = isoformat(self._until(duration, parameter))
+        return pending
 
     def _until(self, duration: Any, parameter: str) -> datetime:
         now = self._run.clock.now()
@@ -315,7 +316,7 @@ class Step:
             raise InvalidArgument("thunks", thunks, "at least one branch")
         call = self._run.call(id, self.race)
         call.kind = "race"
-        return self._run.race(call, branches)
+        return race(self._run, call, branches)
 
     def transaction(
         self,
@@ -333,7 +334,7 @@ class Step:
         call = self._run.call(id, fn, args)
         call.kind = "transaction"
         call.returns = returns
-        return self._run.transact(call)
+        return transact(self._run, call)
 
 
 async def _wait_all(tasks: Iterable[Task]) -> None:

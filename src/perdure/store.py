@@ -124,8 +124,9 @@ class NewRun(msgspec.Struct, frozen=True):
 class Grant(msgspec.Struct, frozen=True):
     """A lease together with all that its owner needs to go on, read under that lease.
 
-    `now` is the store's time of the grant. `takeovers` counts how often in a row the run was taken
-    from an owner that let its lease expire; a rest sets it to zero.
+    `now` is the store's time of the grant. `takeovers` counts consecutive owners that let their
+    lease expire without writing an entry. Any accepted entry sets it to zero, and so does a rest; a
+    release without an entry neither counts nor resets.
     """
 
     lease: Lease

@@ -39,6 +39,8 @@ class Ran:
     status: RunStatus | None = None
     lease: Lease | None = None
     newest: int = 0
+    takeovers: int = 0
+    progressed: bool = False
     awaits: tuple[str, ...] = ()
     mail: list[str] = field(default_factory=list)
     known: set[str] = field(default_factory=set)
@@ -48,11 +50,17 @@ class Ran:
         """Lie as a rest says."""
         self.snapshot, self.status, self.awaits = whole, rest.status, rest.awaits
         self.lease, self.rested_at = None, now
+        self.takeovers, self.progressed = 0, False
         self.wake_at = now if set(self.mail) & set(rest.awaits) else rest.wake_at
 
     def alive(self, now: datetime) -> bool:
         """Tell whether somebody owns the run."""
         return self.lease is not None and self.lease.expires_at > now
+
+    def taken_over(self, now: datetime) -> int:
+        """Return the takeovers of the owner that is given the run now."""
+        expired = self.lease is not None and not self.alive(now)
+        return 0 if self.progressed else self.takeovers + expired
 
     def due(self, now: datetime) -> bool:
         """Tell whether the run may be claimed."""
@@ -114,6 +122,8 @@ class StoreMachine(RuleBasedStateMachine):
         assert [message.name for message in grant.inbox] == ran.mail
         assert lease.mail == bool(ran.mail)
         assert all(lease.epoch > other.epoch for other in self.leases if other.id == lease.id)
+        assert grant.takeovers == ran.taken_over(self.now)
+        ran.takeovers, ran.progressed = grant.takeovers, False
         ran.newest, ran.lease = lease.epoch, lease
         ran.status, ran.awaits = "running", ()
         self.leases.append(lease)
@@ -193,6 +203,7 @@ class StoreMachine(RuleBasedStateMachine):
         if wanted is Verdict.ACCEPTED:
             ran = self.runs[lease.id]
             ran.snapshot = merge_snapshots(ran.snapshot, part)
+            ran.progressed = True
             del ran.mail[: len(takes)]
             self.sent.append(entry)
         self.compare(lease.id)

@@ -81,8 +81,9 @@ class Rest(msgspec.Struct, frozen=True):
     """How a run lies in the store when nobody works on it.
 
     `wake_at` is when it should be claimed (None: never by time). `awaits` are the names of the
-    events that would wake it sooner. With `gone` nothing is left of the run: it is deleted, as by
-    `delete`, in the same fenced write.
+    events that would wake it sooner. A run with the status paused has no `wake_at`: only an event
+    in its `awaits` wakes it, or an owner that acquires it. With `gone` nothing is left of the run:
+    it is deleted, as by `delete`, in the same fenced write.
     """
 
     status: RunStatus

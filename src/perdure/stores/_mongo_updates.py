@@ -16,11 +16,12 @@ A run's document at rest is `_id`, `snapshot`, `updatedAt`, as awaitly writes th
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from bson.objectid import ObjectId
 
 from perdure.clock import as_utc
+from perdure.snapshot import ExecutionState
 from perdure.store import Entry, Rest
 
 Document: TypeAlias = dict[str, Any]
@@ -55,7 +56,7 @@ def is_due() -> Document:
 
 def status_is(statuses: Sequence[str]) -> Document:
     """Match runs of these statuses, those without our header by what their snapshot says."""
-    finer = [status for status in statuses if status in ("suspended", "waiting", "cancelled")]
+    finer = [status for status in statuses if status in get_args(ExecutionState)]
     plain = {"snapshot.execution.state": None, "snapshot.execution.status": {"$in": [*statuses]}}
     headless = [plain, {"snapshot.execution.state": {"$in": finer}}]
     return {"$or": [{"status": {"$in": [*statuses]}}, {"status": None, "$or": headless}]}

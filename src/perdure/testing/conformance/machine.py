@@ -22,7 +22,9 @@ OWNERS = st.sampled_from(["ana", "bob"])
 WORKFLOWS = st.sampled_from(["order", "Order"])
 EVENTS = st.sampled_from(["paid", "Paid"])
 DEDUP_IDS = st.sampled_from([None, "x"])
-RESTS = st.sampled_from(["waiting", "waiting", "waiting", "suspended", "completed", "cancelled"])
+RESTS = st.sampled_from(
+    ["waiting", "waiting", "waiting", "suspended", "paused", "completed", "cancelled"]
+)
 TTLS = st.sampled_from([HOUR, 3 * HOUR])
 WAKES = st.sampled_from([None, -HOUR, 2 * HOUR])
 PICKS = st.integers(-6, -1)
@@ -214,8 +216,10 @@ class StoreMachine(RuleBasedStateMachine):
         """Put a run to rest under any lease that was ever given."""
         lease = self.picked(pick)
         wanted = self.verdict(lease)
-        wake_at = None if is_over(status) or wake is None else self.now + wake
-        rest = Rest(status, wake_at, tuple(sorted(events)) if status == "waiting" else ())
+        sleeps = status in ("suspended", "waiting")
+        wake_at = self.now + wake if sleeps and wake is not None else None
+        awaits = tuple(sorted(events)) if status in ("waiting", "paused") else ()
+        rest = Rest(status, wake_at, awaits)
         whole = snapshot("rested", "10", "9", status=status)
         entry = Entry(lease.id, lease.epoch, next(self.numbers), as_json(whole), rest=rest)
         assert list(self.do(self.store.append([entry]))) == [wanted]

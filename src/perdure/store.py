@@ -81,8 +81,9 @@ class Rest(msgspec.Struct, frozen=True):
     """How a run lies in the store when nobody works on it.
 
     `wake_at` is when it should be claimed (None: never by time). `awaits` are the names of the
-    events that would wake it sooner. With `gone` nothing is left of the run: it is deleted, as by
-    `delete`, in the same fenced write.
+    events that would wake it sooner. A run with the status paused has no `wake_at`: only an event
+    in its `awaits` wakes it, or an owner that acquires it. With `gone` nothing is left of the run:
+    it is deleted, as by `delete`, in the same fenced write.
     """
 
     status: RunStatus
@@ -124,8 +125,9 @@ class NewRun(msgspec.Struct, frozen=True):
 class Grant(msgspec.Struct, frozen=True):
     """A lease together with all that its owner needs to go on, read under that lease.
 
-    `now` is the store's time of the grant. `takeovers` counts how often in a row the run was taken
-    from an owner that let its lease expire; a rest sets it to zero.
+    `now` is the store's time of the grant. `takeovers` counts consecutive owners that let their
+    lease expire without writing an entry. Any accepted entry sets it to zero, and so does a rest; a
+    release without an entry neither counts nor resets.
     """
 
     lease: Lease

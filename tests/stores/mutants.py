@@ -20,6 +20,7 @@ from perdure.store import (
     Rest,
     Verdict,
 )
+from perdure.stores._reading import Granted
 from perdure.stores._shelf import Run
 from perdure.stores.memory import MemoryStore
 
@@ -47,9 +48,18 @@ class LosesFencing(MemoryStore):
 class FencesOnlyTheReleased(MemoryStore):
     """Does not mind the epoch of an owner whose lease expired."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.expired: set[int] = set()
+
+    def _grant(self, run: Run, owner: str, now: datetime, *rest: Any, **options: Any) -> Granted:
+        if run.orphaned(now):
+            self.expired.add(run.epoch)
+        return super()._grant(run, owner, now, *rest, **options)
+
     def _append(self, entry: Entry) -> Verdict:
         run = self._runs.get(self._prefix + entry.id)
-        if run is not None and run.takeovers:
+        if run is not None and entry.epoch in self.expired:
             entry = replace(entry, epoch=run.epoch)
         return super()._append(entry)
 

@@ -59,6 +59,48 @@ class CountsNoTakeovers(MemoryStore):
         return replace(super()._grant(run, *arguments, **options), takeovers=0)
 
 
+@caught_by("test_an_entry_resets_the_takeovers")
+class CountsOwnersThatMadeProgress(MemoryStore):
+    def _grant(self, run: Run, owner: str, now: datetime, *rest: Any, **options: Any) -> Grant:
+        takeovers = run.takeovers + run.orphaned(now)
+        grant = super()._grant(run, owner, now, *rest, **options)
+        run.takeovers = takeovers
+        return replace(grant, takeovers=takeovers)
+
+
+@caught_by("test_a_fenced_entry_does_not_reset_the_takeovers")
+class ResetsTakeoversForAnyEntry(MemoryStore):
+    def _append(self, entry: Entry) -> Verdict:
+        run = self._runs.get(self._prefix + entry.id)
+        if run is not None:
+            run.takeovers = 0
+        return super()._append(entry)
+
+
+class Releasing(MemoryStore):
+    """Changes the count of takeovers when a lease is released."""
+
+    def count(self, takeovers: int) -> int:
+        raise NotImplementedError
+
+    async def release(self, leases: Sequence[Lease], /, *, wake_at: datetime | None = None) -> None:
+        for run in filter(None, map(self._owned, leases)):
+            run.takeovers = self.count(run.takeovers)
+        await super().release(leases, wake_at=wake_at)
+
+
+@caught_by("test_a_release_neither_counts_nor_resets_takeovers")
+class ResetsTakeoversOnRelease(Releasing):
+    def count(self, takeovers: int) -> int:
+        return 0
+
+
+@caught_by("test_a_release_neither_counts_nor_resets_takeovers")
+class CountsReleases(Releasing):
+    def count(self, takeovers: int) -> int:
+        return takeovers + 1
+
+
 @caught_by("test_a_taken_lease_is_never_renewed")
 class RenewsTakenLeases(MemoryStore):
     def _renew(self, lease: Lease, expires_at: datetime) -> Lease | None:

@@ -100,7 +100,7 @@ async def test_at_rest_a_run_is_what_the_others_write(store: MongoStore, place: 
     assert found["snapshot"] == whole
     assert list(found["snapshot"]) == list(whole)
     assert isinstance(found["updatedAt"], datetime)
-    names = {"status", "awaits", "takeovers", "workflow", "epoch", "epochs", "rested", "born"}
+    names = {"status", "awaits", "expired", "workflow", "epoch", "epochs", "rested", "born"}
     assert set(found) == {"_id", "snapshot", "updatedAt", *names}
 
 

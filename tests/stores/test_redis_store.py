@@ -11,8 +11,9 @@ from redis import Connection, Redis
 from perdure.errors import StoreCorrupted, StoreError
 from perdure.store import Entry, NewRun, Rest, Verdict, Want
 from perdure.stores import open_store
-from perdure.stores._redis_keys import SHARDS, Keys
+from perdure.stores._redis_keys import SHARDS, STATUSES, Keys
 from perdure.stores._redis_links import packed
+from perdure.stores._redis_scripts import SAVE
 from perdure.stores.redis import RedisStore, redis
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.process import Server
@@ -95,6 +96,13 @@ async def test_a_stale_departure_is_fenced(store: RedisStore) -> None:
     gone = Entry("run", old.lease.epoch, 1, b"", rest=Rest("completed", gone=True))
     assert await store.append([gone]) == [Verdict.FENCED]
     assert await steps(store) == ["a"]
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_a_script_looks_at_the_list_of_every_status(status: str) -> None:
+    """Before its first write: of a cluster's slot that is moving, a key may be on another node."""
+    looks = [line.strip().rstrip(",") for line in SAVE.text.splitlines()]
+    assert f"shard .. 'list:{status}'" in looks
 
 
 async def test_a_large_batch_goes_in_portions(store: RedisStore) -> None:

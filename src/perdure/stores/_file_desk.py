@@ -223,7 +223,7 @@ class FileDesk(Shelf):
         created: bool = False,
     ) -> Granted:
         until = now + ttl // _MICROSECOND
-        takeovers = _takeovers(standing.mark, now)
+        takeovers = _takeovers(files, standing, now)
         mark = Mark(owner, self.next_epoch(now), until, takeovers)
         self.disk.overwrite(files.lease, mark_content(mark))
         lease = Lease(self._id(files.id), owner, mark.epoch, moment_of(until))
@@ -289,7 +289,8 @@ def _wake_at(run: NewRun, now: int) -> int:
     return now if run.wake_at is None else micros(run.wake_at, "wake_at")
 
 
-def _takeovers(mark: Mark | None, now: int) -> int:
-    if mark is None:
+def _takeovers(files: RunFiles, standing: Standing, now: int) -> int:
+    mark = standing.mark
+    if mark is None or any(entry.epoch == mark.epoch for entry in files.entries(standing.header)):
         return 0
     return mark.takeovers + (mark.owner is not None and mark.until <= now)

@@ -306,6 +306,8 @@ class KeyValueDesk(KeyValueShelf):
     async def _read_under_lease(self, run: RunDocuments, taken: Head, now: int) -> Grant | None:
         """Count what earlier owners have written, and read it; None when the lease was lost."""
         counted = await self.count_sealed(run, taken)
+        if counted.sealed and counted.sealed[-1][1]:
+            counted = replace(counted, takeovers=0)
         if counted != taken and not await self.documents.swap(
             run.head_key, head_text(taken), head_text(counted)
         ):

@@ -136,7 +136,7 @@ class Leases:
         epoch = self._epochs.at(moment)
         now = moment - timedelta(microseconds=moment.microsecond % 1000)
         header = {"epoch": epoch, "epochs": [epoch], "status": "running", "awaits": []}
-        header |= {"takeovers": 0, "updatedAt": now, "claim": claim, "born": claim}
+        header |= {"expired": [], "updatedAt": now, "claim": claim, "born": claim}
         bodies: dict[bytes, Document] = {}
         grants: dict[str, Grant] = {}
         documents: list[Document] = []
@@ -366,7 +366,10 @@ class Leases:
         now = expires_at - timedelta(milliseconds=milliseconds(ttl))
         created = run.get("born") == run["claim"]
         read = partial(_read_run, id, run, logs)
-        return read_grant(lease, read, now, mail, run["takeovers"], created)
+        # Counted here: before the logs were sealed, entries could still come.
+        written = max((log.epoch for log in logs if log.records), default=0)
+        takeovers = sum(epoch > written for epoch in run["expired"])
+        return read_grant(lease, read, now, mail, takeovers, created)
 
     async def _mine(self, db: Collections, workflows: Sequence[str] | None) -> Document:
         names: Sequence[str | None] | None = workflows

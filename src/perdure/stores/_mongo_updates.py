@@ -2,10 +2,11 @@
 
 A run's document at rest is `_id`, `snapshot`, `updatedAt`, as awaitly writes them, and beside them:
 
-`workflow`, `status`, `wakeAt`, `awaits`, `takeovers`  what lists, claims and events look at
+`workflow`, `status`, `wakeAt`, `awaits`  what lists, claims and events look at
 `owner`     who has the lease; its end is `wakeAt`
 `epoch`     of the last acquisition or save
 `epochs`    those whose journal counts on top of the snapshot, oldest first
+`expired`   those since the last rest whose owners let the lease expire
 `rested`    epoch and number of the entry that wrote the snapshot
 `claim`     marks the documents that one call leased or created
 `born`      the claim that created the run; tells its mail from that of a run of the same id before
@@ -15,11 +16,12 @@ A run's document at rest is `_id`, `snapshot`, `updatedAt`, as awaitly writes th
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from bson.objectid import ObjectId
 
 from perdure.clock import as_utc
+from perdure.snapshot import ExecutionState
 from perdure.store import Entry, Rest
 
 Document: TypeAlias = dict[str, Any]
@@ -54,7 +56,7 @@ def is_due() -> Document:
 
 def status_is(statuses: Sequence[str]) -> Document:
     """Match runs of these statuses, those without our header by what their snapshot says."""
-    finer = [status for status in statuses if status in ("suspended", "waiting", "cancelled")]
+    finer = [status for status in statuses if status in get_args(ExecutionState)]
     plain = {"snapshot.execution.state": None, "snapshot.execution.status": {"$in": [*statuses]}}
     headless = [plain, {"snapshot.execution.state": {"$in": finer}}]
     return {"$or": [{"status": {"$in": [*statuses]}}, {"status": None, "$or": headless}]}
@@ -131,7 +133,7 @@ def leasing(
     unowned = {"$lte": ["$owner", None]}
     own = {"$eq": ["$owner", owner]}
     free = {"$or": [unowned, own, _HAS_EXPIRED]} if existing else created
-    orphaned = {"$cond": [{"$and": [_HAS_OWNER, _HAS_EXPIRED]}, 1, 0]}
+    orphaned = {"$cond": [{"$and": [_HAS_OWNER, _HAS_EXPIRED]}, ["$epoch"], []]}
     leased = {
         "epoch": "$$epoch",
         "epochs": {"$concatArrays": [{"$ifNull": ["$epochs", []]}, ["$$epoch"]]},
@@ -139,7 +141,7 @@ def leasing(
         "wakeAt": later(ttl),
         "status": "running",
         "awaits": [],
-        "takeovers": {"$add": [{"$ifNull": ["$takeovers", 0]}, orphaned]},
+        "expired": {"$concatArrays": [{"$ifNull": ["$expired", []]}, orphaned]},
         "updatedAt": {"$cond": [created, "$$NOW", "$updatedAt"]},
         "claim": claim,
     }
@@ -173,7 +175,7 @@ def saving(document: Mapping[str, Any], epoch: Document, claim: ObjectId) -> Pip
 
 def lying(rest: Rest) -> Document:
     """Give the fields that tell how a run lies."""
-    fields: Document = {"status": rest.status, "awaits": [*rest.awaits], "takeovers": 0}
+    fields: Document = {"status": rest.status, "awaits": [*rest.awaits], "expired": []}
     if rest.wake_at is not None:
         fields["wakeAt"] = date(rest.wake_at)
     return fields

@@ -201,13 +201,15 @@ class Leases:
     ) -> dict[str, Granted]:
         """Give the grants in order, by the runs' stored ids."""
         entries, messages = read_journals(journals.rows), read_inboxes(inboxes.rows)
+        written = {(key, epoch) for key, epoch, _ in journals.rows}
         grants = {}
         for held, owner, ttl in leased:
             id, inbox = held.key.removeprefix(self._prefix), tuple(messages[held.key])
             epoch = max(held.epoch + 1, micros(held.now))
             lease = Lease(id, owner, epoch, held.now + ttl, bool(inbox))
             read = partial(read_run, id, held.snapshot, entries[held.key])
-            takeovers = held.takeovers + held.is_orphaned
+            progressed = (held.key, held.epoch) in written
+            takeovers = 0 if progressed else held.takeovers + held.is_orphaned
             grants[held.key] = read_grant(lease, read, held.now, inbox, takeovers)
         return grants
 

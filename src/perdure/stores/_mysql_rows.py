@@ -28,7 +28,7 @@ def read_run(id: str, snapshot: bytes | None, journal: Sequence[bytes] = ()) -> 
 def read_journals(rows: Iterable[Sequence[Any]]) -> dict[str, list[bytes]]:
     """Give the entries of each run, in order."""
     entries: dict[str, list[bytes]] = defaultdict(list)
-    for key, data in rows:
+    for key, _, data in rows:
         entries[key].append(data)
     return entries
 

@@ -176,7 +176,12 @@ IS_DUE_NOW = "wake_at <= UTC_TIMESTAMP(6)"
 # The order matters: what comes first still sees how the run was.
 LEASE = """
     UPDATE {runs} FORCE INDEX (PRIMARY) SET
-        takeovers = takeovers + (owner IS NOT NULL AND wake_at <= %s),
+        takeovers = IF(
+            EXISTS (
+                SELECT 1 FROM {journal} AS entry
+                WHERE entry.run = {runs}.id AND entry.epoch = {runs}.epoch
+            ), 0, takeovers + (owner IS NOT NULL AND wake_at <= %s)
+        ),
         epoch = GREATEST(epoch + 1, %s),
         owner = %s, wake_at = %s, status = 'running', awaits = NULL, folded = -1
     WHERE id IN (%s)
@@ -187,7 +192,7 @@ RELEASE = """
 """
 WAKE = "UPDATE {runs} SET wake_at = %s WHERE id = %s"
 
-JOURNALS = "SELECT run, data FROM {journal} WHERE run IN (%s) ORDER BY run, epoch, n"
+JOURNALS = "SELECT run, epoch, data FROM {journal} WHERE run IN (%s) ORDER BY run, epoch, n"
 INBOXES = """
     SELECT run, seq, name, payload, sent_at FROM {inbox}
     WHERE run IN (%s) AND taken = 0 ORDER BY seq

@@ -277,7 +277,10 @@ _EXPECTED = """
 """
 _LEASED = """
     owner = w.taker, status = 'running', awaits = NULL, folded = -1,
-    takeovers = takeovers + (owner IS NOT NULL AND wake_at <= w.now),
+    takeovers = CASE
+        WHEN EXISTS (SELECT 1 FROM $journal AS j WHERE j.run = $runs.id AND j.epoch = $runs.epoch)
+        THEN 0 ELSE takeovers + (owner IS NOT NULL AND wake_at <= w.now)
+    END,
     epoch = max(epoch + 1, w.now),
     wake_at = w.now + w.ttl
 """
@@ -316,8 +319,8 @@ class Tables:
             "clock": _CLOCK,
             "clock_stamp": "strftime('%Y-%m-%dT%H:%M:%f000Z', 'now')",
             "stamp": _STAMP,
-            "leased": _LEASED,
         }
+        names["leased"] = Template(_LEASED).substitute(names)
         names["expected"] = Template(_EXPECTED).substitute(names)
         names["claimable"] = Template(CLAIMABLE).substitute(names)
         self._names = names

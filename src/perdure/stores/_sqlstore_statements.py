@@ -35,7 +35,14 @@ FRAGMENTS = {
         )
     """,
     "leased": """
-        takeovers = takeovers + CASE WHEN owner IS NOT NULL AND wake_at <= {now} THEN 1 ELSE 0 END,
+        takeovers = CASE
+            WHEN EXISTS (
+                SELECT 1 FROM {journal} AS entry
+                WHERE entry.run = {runs}.id AND entry.epoch = {runs}.epoch
+            ) THEN 0
+            WHEN owner IS NOT NULL AND wake_at <= {now} THEN takeovers + 1
+            ELSE takeovers
+        END,
         epoch = {greatest}(epoch + 1, {now}), status = 'running', awaits = NULL,
         owner = ?, ticket = ?, wake_at = {now} + {number}
     """,

@@ -297,7 +297,9 @@ class MemoryStore(Closing):
     def _grant(
         self, run: Run, owner: str, now: datetime, ttl: timedelta, *, created: bool = False
     ) -> Granted:
-        if run.orphaned(now):
+        if any(epoch == run.epoch for epoch, _ in run.journal):
+            run.takeovers = 0
+        elif run.orphaned(now):
             run.takeovers += 1
         run.epoch = next(self._shelf.epochs)
         run.owner = owner

@@ -1,5 +1,6 @@
 -- Gives a run's snapshot and its entries in the order of their places, as one text with commas
--- between them. A client would spend more on many small texts than on their content.
+-- between them. A client would spend more on many small texts than on their content. Gives the place
+-- of the last entry, too.
 local function content(run)
     local fields = redis.call('HGETALL', run)
     local texts, places, entries = {''}, {}, {}
@@ -17,5 +18,5 @@ local function content(run)
     for number, place in ipairs(places) do
         texts[number + 1] = entries[place]
     end
-    return table.concat(texts, ',')
+    return table.concat(texts, ','), places[#places]
 end

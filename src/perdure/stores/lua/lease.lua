@@ -1,13 +1,16 @@
 -- Gives how a run lies. Its lease is over when there is none, too.
 local function last_of(run)
-    local status, workflow, updated, owner, ends, takeovers = unpack(
-        redis.call('HMGET', run, 'status', 'workflow', 'updated', 'owner', 'wake', 'takeovers')
+    local status, workflow, updated, owner, epoch, ends, takeovers = unpack(
+        redis.call(
+            'HMGET', run, 'status', 'workflow', 'updated', 'owner', 'epoch', 'wake', 'takeovers'
+        )
     )
     return {
         status = status,
         workflow = workflow or nil,
         updated = updated,
         owner = owner or nil,
+        epoch = epoch,
         is_over = not owner or tonumber(ends) <= now,
         takeovers = takeovers or 0,
     }
@@ -18,8 +21,12 @@ end
 local function grant(shard, id, was, owner, ttl, more)
     local run = shard .. 'run:' .. id
     look(shard, id, was.workflow)
+    local data, last = content(run)
     local takeovers = was.takeovers
-    if was.owner and was.is_over then
+    -- A place in the journal begins with the epoch.
+    if last and string.sub(last, 1, #was.epoch) == was.epoch then
+        takeovers = 0
+    elseif was.owner and was.is_over then
         takeovers = takeovers + 1
     end
     local epoch, ends = tick(shard), text(now + ttl)
@@ -35,5 +42,5 @@ local function grant(shard, id, was, owner, ttl, more)
     wake(shard, id, was.workflow, ends)
     local mail = redis.call('HGETALL', shard .. 'mail:' .. id)
     local facts = table.concat({epoch, moment, ends, takeovers, more, id}, ' ')
-    return {facts, content(run), mail[1] and mail}
+    return {facts, data, mail[1] and mail}
 end

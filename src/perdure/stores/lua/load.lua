@@ -3,4 +3,4 @@
 if redis.call('EXISTS', KEYS[1]) == 0 then
     return false
 end
-return content(KEYS[1])
+return (content(KEYS[1]))

@@ -84,6 +84,7 @@ local function look(shard, id, workflow)
         shard .. 'list:running',
         shard .. 'list:suspended',
         shard .. 'list:waiting',
+        shard .. 'list:paused',
         shard .. 'list:completed',
         shard .. 'list:failed',
         shard .. 'list:cancelled'

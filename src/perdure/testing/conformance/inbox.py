@@ -196,6 +196,16 @@ class WakeChecks(Harness):
             await mailed.send(id, "paid", b"1")
         assert sorted(await claimed_ids(mailed)) == ["with time-out", "without"]
 
+    async def test_only_an_awaited_event_wakes_a_paused_run(self, store: Store) -> None:
+        """A run with the status paused is woken by an event in its `awaits`; others are kept."""
+        mailed = need_inbox(store)
+        for id in ("woken", "left"):
+            await rested(mailed, await granted(mailed, id), Rest("paused", None, ("resume",)))
+        assert await mailed.send("left", "paid", b"1") is Delivery.DELIVERED
+        await mailed.send("woken", "resume", b"1")
+        assert await claimed_ids(mailed) == ["woken"]
+        assert await names(mailed, "left") == ["paid"]
+
     async def test_another_event_does_not_wake_a_run(self, store: Store) -> None:
         """A run at rest that awaits `name`: exactly this name."""
         mailed = need_inbox(store)

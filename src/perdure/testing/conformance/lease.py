@@ -168,8 +168,8 @@ class AcquireChecks(Harness):
         assert abs(grant.lease.expires_at - grant.now - LONG) < timedelta(seconds=1)
 
     async def test_takeovers_are_counted_until_a_rest(self, store: Store) -> None:
-        """`takeovers` counts how often in a row the run was taken from an owner that let its lease
-        expire; a rest sets it to zero."""
+        """`takeovers` counts consecutive owners that let their lease expire without writing an
+        entry; a rest sets it to zero."""
         journal = need_journal(store)
         counts = []
         for owner in ("ana", "bob", "ana"):
@@ -181,6 +181,41 @@ class AcquireChecks(Harness):
         await rested(journal, grant, Rest("suspended"))
         counts.append((await granted(journal, owner="dan")).takeovers)
         assert counts == [0, 1, 2, 3, 0]
+
+    async def test_an_entry_resets_the_takeovers(self, store: Store) -> None:
+        """Any accepted entry sets `takeovers` to zero: its owner made progress."""
+        journal = need_journal(store)
+        counts = []
+        for owner in ("ana", "bob", "cem", "dan"):
+            grant = await granted(journal, owner=owner, ttl=self.short)
+            counts.append(grant.takeovers)
+            if owner == "bob":
+                await appended(journal, step(grant, 1, "a"))
+            await self.expire()
+        assert counts == [0, 1, 0, 1]
+
+    async def test_a_fenced_entry_does_not_reset_the_takeovers(self, store: Store) -> None:
+        """Any *accepted* entry sets `takeovers` to zero: one that is refused does not."""
+        journal = need_journal(store)
+        paused = await granted(journal, owner="ana", ttl=self.short)
+        await self.expire()
+        await granted(journal, owner="bob", ttl=self.short)
+        assert await appended(journal, step(paused, 1, "late")) == [Verdict.FENCED]
+        await self.expire()
+        assert (await granted(journal, owner="cem")).takeovers == 2
+
+    async def test_a_release_neither_counts_nor_resets_takeovers(self, store: Store) -> None:
+        """A release without an entry neither counts nor resets; one after an entry resets."""
+        journal = need_journal(store)
+        await granted(journal, owner="ana", ttl=self.short)
+        await self.expire()
+        counts = []
+        for owner, entries in (("bob", 0), ("cem", 1), ("dan", 0)):
+            grant = await granted(journal, owner=owner)
+            counts.append(grant.takeovers)
+            await appended(journal, *(step(grant, n, "a") for n in range(entries)))
+            await journal.release([grant.lease])
+        assert counts == [1, 1, 0]
 
     async def test_a_paused_owner_is_fenced_out(self, store: Store) -> None:
         """From the moment of the grant every entry of an older epoch is refused or ignored."""

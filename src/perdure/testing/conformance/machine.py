@@ -22,7 +22,9 @@ OWNERS = st.sampled_from(["ana", "bob"])
 WORKFLOWS = st.sampled_from(["order", "Order"])
 EVENTS = st.sampled_from(["paid", "Paid"])
 DEDUP_IDS = st.sampled_from([None, "x"])
-RESTS = st.sampled_from(["waiting", "waiting", "waiting", "suspended", "completed", "cancelled"])
+RESTS = st.sampled_from(
+    ["waiting", "waiting", "waiting", "suspended", "paused", "completed", "cancelled"]
+)
 TTLS = st.sampled_from([HOUR, 3 * HOUR])
 WAKES = st.sampled_from([None, -HOUR, 2 * HOUR])
 PICKS = st.integers(-6, -1)
@@ -39,6 +41,8 @@ class Ran:
     status: RunStatus | None = None
     lease: Lease | None = None
     newest: int = 0
+    takeovers: int = 0
+    progressed: bool = False
     awaits: tuple[str, ...] = ()
     mail: list[str] = field(default_factory=list)
     known: set[str] = field(default_factory=set)
@@ -48,11 +52,17 @@ class Ran:
         """Lie as a rest says."""
         self.snapshot, self.status, self.awaits = whole, rest.status, rest.awaits
         self.lease, self.rested_at = None, now
+        self.takeovers, self.progressed = 0, False
         self.wake_at = now if set(self.mail) & set(rest.awaits) else rest.wake_at
 
     def alive(self, now: datetime) -> bool:
         """Tell whether somebody owns the run."""
         return self.lease is not None and self.lease.expires_at > now
+
+    def taken_over(self, now: datetime) -> int:
+        """Return the takeovers of the owner that is given the run now."""
+        expired = self.lease is not None and not self.alive(now)
+        return 0 if self.progressed else self.takeovers + expired
 
     def due(self, now: datetime) -> bool:
         """Tell whether the run may be claimed."""
@@ -114,6 +124,8 @@ class StoreMachine(RuleBasedStateMachine):
         assert [message.name for message in grant.inbox] == ran.mail
         assert lease.mail == bool(ran.mail)
         assert all(lease.epoch > other.epoch for other in self.leases if other.id == lease.id)
+        assert grant.takeovers == ran.taken_over(self.now)
+        ran.takeovers, ran.progressed = grant.takeovers, False
         ran.newest, ran.lease = lease.epoch, lease
         ran.status, ran.awaits = "running", ()
         self.leases.append(lease)
@@ -193,6 +205,7 @@ class StoreMachine(RuleBasedStateMachine):
         if wanted is Verdict.ACCEPTED:
             ran = self.runs[lease.id]
             ran.snapshot = merge_snapshots(ran.snapshot, part)
+            ran.progressed = True
             del ran.mail[: len(takes)]
             self.sent.append(entry)
         self.compare(lease.id)
@@ -203,8 +216,10 @@ class StoreMachine(RuleBasedStateMachine):
         """Put a run to rest under any lease that was ever given."""
         lease = self.picked(pick)
         wanted = self.verdict(lease)
-        wake_at = None if is_over(status) or wake is None else self.now + wake
-        rest = Rest(status, wake_at, tuple(sorted(events)) if status == "waiting" else ())
+        sleeps = status in ("suspended", "waiting")
+        wake_at = self.now + wake if sleeps and wake is not None else None
+        awaits = tuple(sorted(events)) if status in ("waiting", "paused") else ()
+        rest = Rest(status, wake_at, awaits)
         whole = snapshot("rested", "10", "9", status=status)
         entry = Entry(lease.id, lease.epoch, next(self.numbers), as_json(whole), rest=rest)
         assert list(self.do(self.store.append([entry]))) == [wanted]

@@ -119,6 +119,17 @@ class TransactChecks(Harness):
         assert (await listed(transacting)).status == "completed"
         assert await steps_of(transacting) == ["a"]
 
+    async def test_a_transaction_resets_the_takeovers(self, store: Store) -> None:
+        """Any accepted entry sets `takeovers` to zero, one of a transaction too."""
+        transacting = need_transaction(store)
+        await granted(transacting, owner="ana", ttl=self.short)
+        await self.expire()
+        grant = await granted(transacting, owner="bob")
+        await transacting.transact("run", grant.lease.epoch, giving(step(grant, 1, "a")))
+        await transacting.release([grant.lease])
+        after = await granted(transacting, owner="cem")
+        assert (grant.takeovers, after.takeovers) == (1, 0)
+
     async def test_the_users_writes_commit_with_the_entry(self, store: Store) -> None:
         """All or nothing: the user's own writes are there with the entry."""
         transacting = need_transaction(store)

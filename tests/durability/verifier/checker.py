@@ -95,7 +95,7 @@ class _Checker:
             identity = self.model.identity(line.path)
             earlier = before.setdefault(identity, at)
             known = self.lines[earlier]
-            if (known.kind, known.text) != (line.kind, line.text):
+            if (known.kind, known.text) != (line.kind, line.text) and not self._outdated(at):
                 if not self._run_again(earlier, at):
                     yield self._violation("same value", f"{identity} gave two values", earlier, at)
                 before[identity] = at
@@ -110,6 +110,11 @@ class _Checker:
         if owner != identity:
             text = f"{identity} was given the record of {owner}"
             yield self._violation("same value", text, begun, at)
+
+    def _outdated(self, at: int) -> bool:
+        """Whether a line is of an owner that was paused while another retried the run."""
+        asked = self.asked.get(self.lines[at].activation, at)
+        return any(asked < retry < at for retry in self.at["retry"])
 
     def _run_again(self, failure: int, at: int) -> bool:
         """Whether a retry between two lines may have run the failure in the first one again."""

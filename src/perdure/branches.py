@@ -139,8 +139,10 @@ class Branches:
         """Return the branch in which the running code calls the step `id` of this run."""
         position = POSITION.get()
         if type(position) is Branch and position.branches is self:
-            task = current_task()
-            return position if position.task is task else self._branch_of(task, position)
+            # Almost always the task that carries the branch; compared without a call in between.
+            if position.task is asyncio.current_task(self._loop):
+                return position
+            return self._branch_of(current_task(), position)
         if type(position) is _Reserved:
             # The loop's task factory was replaced during the run: nobody saw the task created.
             return self._branch_of(current_task(), position.branch)

@@ -1,6 +1,6 @@
 """A call of a step, and the host through which its record becomes durable."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -84,13 +84,13 @@ class RunHost(Protocol):
 
     always_replay: bool
 
-    async def record(
+    def record(
         self,
         step: str,
         record: EncodedRecord,
         consumes: Sequence[str] = (),
         replaced: Mapping[str, bytes] | None = None,
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """Return when the record is durable; an exception breaks the run.
 
         The same write consumes messages and replaces earlier records. A cancellation is raised as

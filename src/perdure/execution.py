@@ -240,7 +240,8 @@ class Execution:
 
     def begin(self, call: StepCall) -> float:
         """Reserve the key of the call's record, announce work, and return when it began."""
-        self.check_live(call.id)
+        if self._broken is not None or self._over:
+            self.check_live(call.id)
         call.record_key = self.history.reserve(call.path, call.call)
         if self._emit is not None and call.kind not in ("sleep", "event"):
             self.tell(StepStart, call, call.record_key)
@@ -268,7 +269,12 @@ class Execution:
                 return await self.fail(call, started, error)
             if type(value) is Err:
                 return await self.fail(call, started, value)
-            return await self.succeed(call, started, value.value if type(value) is Ok else value)
+            # What `succeed` does, without one more coroutine for each step.
+            record = self.encode(call, started, value.value if type(value) is Ok else value)
+            await self._commit(call, record)
+            if self._emit is not None:
+                self.tell_success(call, started, record)
+            return record.value
         finally:
             self.branches.end()
 
@@ -281,8 +287,6 @@ class Execution:
         replaced: Mapping[str, bytes] | None = None,
     ) -> Any:
         """Record a value and return what the function sees of it."""
-        if self._broken is not None or self._over:
-            self.check_live(call.id)
         record = self.encode(call, started, value)
         await self._commit(call, record, consumes, replaced)
         if self._emit is not None:
@@ -319,10 +323,11 @@ class Execution:
         """Let a record answer that the store has accepted."""
         self.last_key = record.key
         self.history.publish(record)
-        for key, json in (replaced or {}).items():
-            self.history.silence(key, json)
-            if key in self.history.unclaimed and self.host is not None:
-                self.host.give_back(key)
+        if replaced:
+            for key, json in replaced.items():
+                self.history.silence(key, json)
+                if key in self.history.unclaimed and self.host is not None:
+                    self.host.give_back(key)
 
     def tell_success(self, call: StepCall, started: float, record: EncodedRecord) -> None:
         """Publish that a step succeeded and is recorded, if anybody listens."""
@@ -334,7 +339,9 @@ class Execution:
         self.tell(StepComplete, call, key, duration=took, result=Ok(record.value), facts=facts)
 
     def encode(self, call: StepCall, started: float, value: Any) -> EncodedRecord:
-        """Return the record of a value."""
+        """Return the record of a value, or raise if nothing can be recorded any more."""
+        if self._broken is not None or self._over:
+            self.check_live(call.id)
         data, visible, typed = value, value, False
         warnings: tuple[dict[str, str], ...] = ()
         if not codec.is_plain(value):

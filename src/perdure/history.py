@@ -38,13 +38,13 @@ class History:
 
     __slots__ = (
         "_calls",
-        "_changed_waits",
         "_foreign",
         "_loaded",
         "_next",
         "_records",
         "_silent",
         "_stored_waits",
+        "changed_waits",
         "metadata",
         "name",
         "unclaimed",
@@ -64,7 +64,7 @@ class History:
         self.warnings: list[Any] = []
         self.unclaimed: dict[str, StepRecord] = {}
         self.waits: dict[str, PendingWait] = {}
-        self._changed_waits: dict[str, PendingWait | None] = {}
+        self.changed_waits: dict[str, PendingWait | None] = {}
         self._stored_waits: set[str] = set()
         if snapshot is not None:
             self._restore(snapshot)
@@ -213,16 +213,16 @@ class History:
         """Begin a wait, or return the one that began under this id in an earlier activation."""
         known = self.waits.get(wait["id"])
         if known is None:
-            self.waits[wait["id"]] = self._changed_waits[wait["id"]] = known = wait
+            self.waits[wait["id"]] = self.changed_waits[wait["id"]] = known = wait
         return known
 
     def close_wait(self, id: str) -> None:
         """End a wait."""
         self.waits.pop(id, None)
         if id in self._stored_waits:
-            self._changed_waits[id] = None
+            self.changed_waits[id] = None
         else:
-            self._changed_waits.pop(id, None)
+            self.changed_waits.pop(id, None)
 
     def take_changed_waits(self) -> Mapping[str, PendingWait | None]:
         """Return the waits that began or ended since the last call, for the next write.
@@ -230,7 +230,7 @@ class History:
         A wait is written once, when it begins: an activation that only finds it again changes
         nothing, and so makes no progress.
         """
-        changed, self._changed_waits = self._changed_waits, {}
+        changed, self.changed_waits = self.changed_waits, {}
         self._stored_waits.update(changed)
         return changed
 

@@ -7,7 +7,7 @@ a journal: the whole snapshot is saved.
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, cast
 
@@ -205,15 +205,15 @@ class JournaledRun(RunHost):
         self._n = 0
         self._append = session.committer.append
 
-    async def record(
+    def record(
         self,
         step: str,
         record: EncodedRecord,
         consumes: Sequence[str] = (),
         replaced: Mapping[str, bytes] | None = None,
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """Append the step's record to the journal."""
-        await self._write(self._entry(step, record, consumes, replaced))
+        return self._write(self._entry(step, record, consumes, replaced))
 
     async def _write(self, entry: Entry) -> None:
         interrupted: Interrupted | None = None
@@ -238,27 +238,25 @@ class JournaledRun(RunHost):
     ) -> Entry:
         name = codec.dumps(record.key)
         steps = b"%b:%b" % (name, record.json)
-        for key, json in (replaced or {}).items():
-            steps += b",%b:%b" % (codec.dumps(key), json)
-        more = self._changed_waits()
+        if replaced:
+            steps += b"".join(
+                b",%b:%b" % (codec.dumps(key), json) for key, json in replaced.items()
+            )
+        more = self._changed_waits() if self.history.changed_waits else b""
         if record.warnings:
             more += b',"warnings":' + codec.dumps(list(record.warnings))
         data = _DELTA % (steps, _RUNNING % (record.at.encode(), name), more)
-        return self._numbered(data, tuple(consumes), step=step)
+        self._n += 1
+        return Entry(self.id, self._epoch, self._n, data, tuple(consumes), None, step)
 
     def _changed_waits(self) -> bytes:
-        changed = self.history.take_changed_waits()
-        return b',"waits":' + codec.dumps(changed) if changed else b""
+        return b',"waits":' + codec.dumps(self.history.take_changed_waits())
 
     def _numbered(
-        self,
-        data: bytes,
-        consumes: tuple[str, ...] = (),
-        rest: Rest | None = None,
-        step: str = "",
+        self, data: bytes, consumes: tuple[str, ...] = (), rest: Rest | None = None
     ) -> Entry:
         self._n += 1
-        return Entry(self.id, self._epoch, self._n, data, consumes, rest, step)
+        return Entry(self.id, self._epoch, self._n, data, consumes, rest)
 
     def _lost(self) -> LeaseLost:
         self.lose()
@@ -266,8 +264,9 @@ class JournaledRun(RunHost):
 
     async def persist_waits(self) -> None:
         """Append the waits that began or ended."""
-        if more := self._changed_waits():
-            await self._write(self._numbered(_DELTA % (b"", codec.dumps(self.block()), more)))
+        if self.history.changed_waits:
+            block, waits = codec.dumps(self.block()), self._changed_waits()
+            await self._write(self._numbered(_DELTA % (b"", block, waits)))
 
     async def transact(
         self, step: str, work: Callable[[Any], Awaitable[EncodedRecord]]

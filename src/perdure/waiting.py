@@ -187,7 +187,6 @@ def _work(
             POSITION.reset(token)
         if isinstance(value, Err):
             raise _RolledBack(value)
-        run.check_live(call.id)
         return run.encode(call, started, value.value if type(value) is Ok else value)
 
     return work

@@ -35,7 +35,7 @@ async def wait(run: Execution, call: StepCall, wait: PendingWait) -> Any:
         run.history.close_wait(wait["id"])
         if answer is None:
             return await run.succeed(call, started, None)
-        return await _receive(run, call, started, wait["event"], *answer)
+        return await _receive(run, call, started, wait.get("event", ""), *answer)
     finally:
         run.branches.end()
 

@@ -16,6 +16,7 @@ from perdure.clock import isoformat
 from perdure.errors import LeaseLost, Suspended
 from perdure.execution import Execution
 from perdure.history import EncodedRecord
+from perdure.inbox import Inbox
 from perdure.session import Session, store_errors
 from perdure.snapshot import Execution as ExecutionBlock
 from perdure.snapshot import PendingWait
@@ -67,8 +68,12 @@ class RunHost(call.RunHost, ABC):
             self,
             execution.branches,
             execution.clock,
-            inbox=[] if grant is None else list(grant.inbox),
-            checked_at=execution.clock.now() if grant is None else grant.now,
+            Inbox(
+                self.read_inbox,
+                execution.clock,
+                [] if grant is None else list(grant.inbox),
+                execution.clock.now() if grant is None else grant.now,
+            ),
             suspend_after=suspend_after,
             always_replay=always_replay,
         )

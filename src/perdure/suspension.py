@@ -28,7 +28,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 from perdure import codec
 from perdure.branches import Branches
 from perdure.clock import Clock, parse_iso
-from perdure.errors import PerdureError, StoreUnavailable
+from perdure.errors import PerdureError
+from perdure.inbox import Inbox
 from perdure.snapshot import PendingWait
 from perdure.store import Message
 from perdure.tasks import Future, Task, awaited_future, awaits_only, detached, place
@@ -39,7 +40,6 @@ Answer: TypeAlias = "tuple[str, Any] | None"
 
 POLL = timedelta(milliseconds=250)
 SLOWEST_POLL = timedelta(seconds=1)
-_TICK = timedelta(milliseconds=1)
 _STEADY = 5
 _TURNS = 20
 _MOST_TURNS = 10_000
@@ -55,10 +55,6 @@ class Host(Protocol):
 
     async def persist_waits(self) -> None:
         """Make the deadlines of waits durable, since the run stays in memory beside them."""
-        ...
-
-    async def read_inbox(self) -> list[Message]:
-        """Return the run's unconsumed messages."""
         ...
 
     def suspend(self, waits: list[PendingWait]) -> None:
@@ -89,7 +85,6 @@ class Suspension:
     """The waits of one run. `suspend_after` None: the run never leaves memory.
 
     With `always_replay` a run is suspended as soon as it can be, whatever its branches await.
-    `checked_at` is when `inbox` was read.
     """
 
     def __init__(
@@ -97,9 +92,8 @@ class Suspension:
         host: Host,
         branches: Branches,
         clock: Clock,
+        inbox: Inbox,
         *,
-        inbox: list[Message],
-        checked_at: datetime,
         suspend_after: timedelta | None,
         always_replay: bool = False,
     ) -> None:
@@ -107,12 +101,8 @@ class Suspension:
         self._branches = branches
         self._clock = clock
         self._inbox = inbox
-        self._checked_at = checked_at
         self._suspend_after = suspend_after
         self._always_replay = always_replay
-        self._reads = self._last_read = 0
-        self._handed_out: set[str] = set()
-        self._local: set[str] = set()
         self._pending: dict[str, PendingBranch] = {}
         self._by_time: list[tuple[datetime, int, PendingBranch]] = []
         self._by_event: dict[str, deque[PendingBranch]] = {}
@@ -123,7 +113,6 @@ class Suspension:
         self._change: asyncio.Future[None] | None = None
         self._stale = False
         self._message_came = False
-        self._inbox_unreadable = False
         self._poll = POLL
         self._watcher: asyncio.Task[None] | None = None
 
@@ -131,7 +120,7 @@ class Suspension:
         """Wait for the time or the event; return an event's message id and payload."""
         task = asyncio.current_task()
         assert task is not None, "a wait is awaited in a task"
-        pending = PendingBranch(task, wait, self._reads)
+        pending = PendingBranch(task, wait, self._inbox.reads)
         if self._resolve_at_once(pending):
             return pending.answer.result()
         return await self._park(pending)
@@ -142,9 +131,7 @@ class Suspension:
 
     def add_message(self, message: Message) -> None:
         """Let waits receive a message that is not in the store's inbox."""
-        self._local.add(message.id)
-        self._handed_out.discard(message.id)
-        self._inbox.insert(0, message)
+        self._inbox.add_local(message)
         self.changed()
 
     def look(self) -> None:
@@ -181,8 +168,7 @@ class Suspension:
                 self._branches.unpark(pending.task)
             if pending.message is not None:
                 # Given up in the moment its message came: the message is for the next wait.
-                self._handed_out.discard(pending.message.id)
-                self._inbox.insert(0, pending.message)
+                self._inbox.put_back(pending.message)
             raise
 
     def _add(self, pending: PendingBranch) -> None:
@@ -200,7 +186,9 @@ class Suspension:
             self._unsaved_deadline |= pending.wake_at > horizon
 
     def _resolve_at_once(self, pending: PendingBranch) -> bool:
-        if pending.event is not None and (message := self._take(pending.event)) is not None:
+        message = next((each for each in self._inbox if each.name == pending.event), None)
+        if message is not None:
+            self._inbox.hand_out(message)
             pending.answer.set_result(_received(message))
         elif pending.wake_at is not None and pending.wake_at <= self._known_until(pending):
             pending.answer.set_result(None)
@@ -210,20 +198,11 @@ class Suspension:
         """Return the time before which this wait would have been answered.
 
         An event may have been delivered before a time-out and not been read yet: the wait times out
-        only when the inbox was read after its deadline. A deadline is stored in milliseconds, so a
-        read of the same millisecond counts only if it began after the wait.
+        only when the inbox was read after its deadline.
         """
         if pending.event is None:
             return self._clock.now()
-        return self._checked_at if self._last_read > pending.reads else self._checked_at - _TICK
-
-    def _take(self, event: str) -> Message | None:
-        for index, message in enumerate(self._inbox):
-            if message.name == event:
-                del self._inbox[index]
-                self._handed_out.add(message.id)
-                return message
-        return None
+        return self._inbox.known_until(pending.reads)
 
     async def _watch(self) -> None:
         try:
@@ -314,7 +293,7 @@ class Suspension:
             self._change = None
 
     def _pause(self) -> timedelta:
-        wake_at = None if self._inbox_unreadable else self._next_wake()
+        wake_at = None if self._inbox.is_stale else self._next_wake()
         pause = self._poll if wake_at is None else min(wake_at - self._clock.now(), self._poll)
         return min(pause, self._suspend_after) if self._still and self._suspend_after else pause
 
@@ -331,26 +310,14 @@ class Suspension:
         time_out = wake_at is not None and wake_at <= self._clock.now() and bool(self._by_event)
         if not self._by_event or not (self._message_came or time_out):
             return
-        self._message_came = False
-        self._reads += 1
-        reading, began = self._reads, self._clock.now()
-        try:
-            messages = await self._host.read_inbox()
-        except StoreUnavailable as error:
-            logger.warning("the inbox cannot be read (%s); trying again", error)
-            self._message_came = self._inbox_unreadable = True
-            return
-        self._inbox_unreadable = False
-        self._inbox = [message for message in self._inbox if message.id in self._local]
-        self._inbox += (message for message in messages if message.id not in self._handed_out)
-        self._checked_at, self._last_read = began, reading
+        await self._inbox.refresh()
+        self._message_came = self._inbox.is_stale
 
     def _resolve(self) -> None:
         """Hand out messages in the order they were sent, then let times pass."""
-        for message in list(self._inbox):
+        for message in self._inbox:
             if (pending := self._next_for(message.name)) is not None:
-                self._inbox.remove(message)
-                self._handed_out.add(message.id)
+                self._inbox.hand_out(message)
                 pending.message = message
                 self._wake(pending, _received(message))
         late: list[tuple[datetime, int, PendingBranch]] = []

@@ -1,0 +1,82 @@
+"""The messages of one run that no wait has received yet, as this process knows them."""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import datetime, timedelta
+
+from perdure.clock import Clock
+from perdure.errors import StoreUnavailable
+from perdure.store import Message
+
+logger = logging.getLogger(__name__)
+
+_TICK = timedelta(milliseconds=1)
+
+
+class Inbox:
+    """Hands each message out once; `messages` were read at `checked_at`.
+
+    A message that was handed out is in the store's inbox until the record of the wait that received
+    it is accepted: it is left out of what is read in the meantime. `reads` counts the reads that
+    began, `is_stale` says that the last one failed.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Awaitable[list[Message]]],
+        clock: Clock,
+        messages: list[Message],
+        checked_at: datetime,
+    ) -> None:
+        self._read = read
+        self._clock = clock
+        self._messages = messages
+        self._checked_at = checked_at
+        self._last_read = 0
+        self._handed_out: set[str] = set()
+        self._local: set[str] = set()
+        self.reads = 0
+        self.is_stale = False
+
+    def __iter__(self) -> Iterator[Message]:
+        """Yield the messages that were not handed out, in the order they were sent."""
+        return iter(tuple(self._messages))
+
+    def hand_out(self, message: Message) -> None:
+        """Keep a message from all waits but the one that receives it."""
+        self._messages.remove(message)
+        self._handed_out.add(message.id)
+
+    def put_back(self, message: Message) -> None:
+        """Make a message available again whose wait was given up."""
+        self._handed_out.discard(message.id)
+        self._messages.insert(0, message)
+
+    def add_local(self, message: Message) -> None:
+        """Add a message that is not in the store's inbox."""
+        self._local.add(message.id)
+        self.put_back(message)
+
+    async def refresh(self) -> None:
+        """Read the store's inbox; if that fails for now, say so and keep what is known."""
+        self.reads += 1
+        reading, began = self.reads, self._clock.now()
+        try:
+            messages = await self._read()
+        except StoreUnavailable as error:
+            logger.warning("the inbox cannot be read (%s); trying again", error)
+            self.is_stale = True
+            return
+        self.is_stale = False
+        self._messages = [message for message in self._messages if message.id in self._local]
+        self._messages += (message for message in messages if message.id not in self._handed_out)
+        self._checked_at, self._last_read = began, reading
+
+    def known_until(self, reads: int) -> datetime:
+        """Return the time up to which a wait that began after so many reads would have received
+        its event.
+
+        Times are stored in milliseconds, so a read in the same millisecond counts only if it began
+        after the wait.
+        """
+        return self._checked_at if self._last_read > reads else self._checked_at - _TICK

@@ -158,7 +158,7 @@ async def lease(session: Session, request: Request) -> Grant | None:
 async def settle_in(
     session: Session, request: Request, grant: Grant | None, stored: Snapshot | None
 ) -> RunHost:
-    """Give the run a host to be driven in, over what is stored of it."""
+    """Return the host of a run, over what is stored of it."""
     clock = request.clock if grant is None else SyncedClock(request.clock, grant.now)
     history = History(request.id, stored)
     history.metadata.update(request.metadata)

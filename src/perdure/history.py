@@ -175,7 +175,7 @@ class History:
         return codec.dumps(record)
 
     def claim(self, key: str, by: str) -> dict[str, bytes]:
-        """Give the event of an unclaimed record to the wait whose record gets the key `by`.
+        """Hand the event of an unclaimed record to the wait whose record gets the key `by`.
 
         Return what becomes of the first record in the same write: a mark that its event is taken.
         """

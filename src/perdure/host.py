@@ -165,7 +165,7 @@ class RunHost(call.RunHost, ABC):
         self.stop(LeaseLost(self.id))
 
     async def release(self, wake_at: datetime | None = None) -> None:
-        """Give the run up as it is, to be claimed now or not before `wake_at`."""
+        """Release the run as it is, to be claimed now or not before `wake_at`."""
         self.session.drop(self)
         if self.lease is not None:
             with store_errors(self.session.store, f"release run {self.id!r}"):

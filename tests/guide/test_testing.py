@@ -58,7 +58,7 @@ async def order(step: Step) -> str:
 
 
 async def test_values_of_their_own_are_compared_by_shape() -> None:
-    """A number that is drawn anew in each life differs, and the message shows where."""
+    """A number that is drawn again in each life differs, and the message shows where."""
     with pytest.raises(CrashFound, match="step number: ok"):
         await explore_crashes(order)
     await explore_crashes(order, compare="shape")

@@ -411,7 +411,7 @@ class TestUse:
             await store.append([])
 
     def test_a_store_that_was_used_before_a_fork_says_so(self, tmp_path: Path) -> None:
-        """Its threads are not there in the child, which would wait for them for ever."""
+        """Its threads are not there in the child, which would wait for them forever."""
         done = subprocess.run(
             [sys.executable, "-c", USED_BEFORE_A_FORK, str(tmp_path)],
             capture_output=True,

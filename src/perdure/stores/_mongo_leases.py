@@ -412,8 +412,8 @@ async def _claimed(db: Collections, keys: Sequence[str], claim: ObjectId) -> lis
 async def _lost(db: Collections, leased: Sequence[Any]) -> set[str]:
     """Return the runs that have another owner, or were put to rest, since they were leased so.
 
-    What was read of their logs and messages does not belong to the snapshot of the lease: whoever
-    had them in between may have swept it away.
+    What was read of their logs and messages does not belong to the snapshot of the lease: an
+    owner in between may have removed it.
     """
     if not leased:
         return set()

@@ -38,7 +38,7 @@ class Record(NamedTuple):
     takes: Sequence[str] = ()
 
     def data(self) -> bytes:
-        """Give the JSON of the entry."""
+        """Return the JSON of the entry."""
         return unpack(self.content) if self.packed else self.content
 
 

@@ -157,7 +157,7 @@ class Transaction:
 
     @asynccontextmanager
     async def lent(self) -> AsyncGenerator[Any]:
-        """Give the connection to somebody else's code; its exceptions come out as they are, or as
+        """Lend the connection to the user's code; its exceptions come out as they are, or as
         `StoreUnavailable` when the connection was lost."""
         try:
             yield self.connection

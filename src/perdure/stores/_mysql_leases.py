@@ -199,7 +199,7 @@ class Leases:
     def _grants(
         self, leased: Sequence[Leased], journals: Result, inboxes: Result
     ) -> dict[str, Granted]:
-        """Give the grants in order, by the runs' stored ids."""
+        """Return the grants in order, by the runs' stored ids."""
         entries, messages = read_journals(journals.rows), read_inboxes(inboxes.rows)
         written = {(key, epoch) for key, epoch, _ in journals.rows}
         grants = {}

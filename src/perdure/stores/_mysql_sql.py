@@ -4,7 +4,7 @@ Whoever writes a run locks its row first, those of several runs in the order of 
 decided by the rows is decided in Python, and written while they are still locked; in a transaction
 that reads what is committed, statements after the lock see all that was there before it. `FORCE
 INDEX` keeps a small table from being scanned: a scan would lock rows of other runs, out of order,
-which is a deadlock with whoever locks them in order.
+which is a deadlock with a statement that locks them in order.
 """
 
 from perdure.stores._mysql_literals import Statement, Value

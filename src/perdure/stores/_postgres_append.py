@@ -11,8 +11,8 @@ from perdure.stores._postgres_sql import Statements
 
 # The statements that most batches take write all that fits, and say how much: what did not fit is
 # looked into by `_write_of`. A run that an entry does not fit is not locked; one that another owner
-# holds while this waits for it is judged anew, as it then is. An epoch is open while its run has an
-# owner: a rest and a release end both.
+# holds while this waits for it is judged again, as it is by then. An epoch is open while its run
+# has an owner: a rest and a release end both.
 # The bare INSERT raises when an entry is there already, which happens only when it is sent again.
 # ON CONFLICT would cost every batch a quarter more.
 APPEND_ONE = """

@@ -109,7 +109,7 @@ class Database:
 
 
 def _is_loss(connection: Any, error: BaseException) -> bool:
-    # What raised may be somebody else's code, which may raise anything over a lost connection.
+    # The user's code may have raised, and it may raise anything over a lost connection.
     is_news = isinstance(error, Exception) and not isinstance(error, StoreUnavailable)
     return is_news and bool(connection.is_closed())
 
@@ -117,7 +117,7 @@ def _is_loss(connection: Any, error: BaseException) -> bool:
 class Transaction:
     """Several statements of one connection that are committed together.
 
-    The block that holds it may run somebody else's code: only what is done here is translated.
+    The block that holds it may run the user's code: only what is done here is translated.
     """
 
     def __init__(

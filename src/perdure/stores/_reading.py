@@ -110,7 +110,7 @@ async def acquire_readable(
 
 
 async def _put_off(unreadable: Sequence[Unreadable], release: Release) -> bool:
-    """Give the leases up, so that the runs are claimed again after a while; return whether so."""
+    """Release the runs, to be claimed again after a while; return whether that succeeded."""
     later = max(each.now for each in unreadable) + SETBACK
     try:
         await release([each.lease for each in unreadable], wake_at=later)

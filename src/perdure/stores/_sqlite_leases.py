@@ -131,7 +131,7 @@ class LeaseVerbs(Verbs):
     def _with_journals(self, leased: Sequence[Leased | None]) -> Verb[Sequence[Leased | None]]:
         """Add what was recorded since the snapshot, and the mail.
 
-        This may be a transaction of its own. A run that was lost in between, or written anew, is
+        This may be a transaction of its own. A run that was lost in between, or saved again, is
         left out: its snapshot is not the one that came with the lease any more.
         """
         keys = [self._prefix + one.lease.id for one in leased if one and not one.created]

@@ -111,7 +111,7 @@ class _Generator:
         return lang.Step(id, self._random.choice(_SHORT), fails=fails, heals=bool(fails))
 
     def _keyed(self) -> lang.Step:
-        # One key is one step: whoever calls it first, it does the same.
+        # One key is one step: it does the same whichever call is first.
         key = self._random.choice([*KEYS])
         return lang.Step("keyed", KEYS[key], key=key)
 

@@ -255,7 +255,7 @@ async def pages_of(
     status: RunStatus | None = None,
     workflow: str | None = None,
 ) -> list[list[str]]:
-    """Give the ids on each page of a list, or fail when there is no last page."""
+    """Return the ids on each page of a list, or fail when there is no last page."""
     pages: list[list[str]] = []
     after: str | None = None
     for _ in range(100):

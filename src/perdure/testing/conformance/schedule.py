@@ -377,7 +377,7 @@ class HintChecks(Harness):
 async def listening(
     store: Hinting,
 ) -> AsyncGenerator[Callable[[], Awaitable[bool]], None]:
-    """Give a function that tells whether a hint came within a second.
+    """Return a function that says whether a hint came within a second.
 
     A store may begin with a hint of its own: only what comes after that counts.
     """

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeAlias
 
 from perdure import codec
@@ -17,7 +18,9 @@ class StepCall(Leaf):
     """One call of a step: its identity, and the options the function gave.
 
     Defaults that most calls keep are class attributes. `key` is the explicit key, `record_key` the
-    key that was reserved for the record. `failures` are the records that made a race fail.
+    key that was reserved for the record when the call began. The write of the record also consumes
+    the messages `consumes` and replaces the earlier records `replaces`. `failures` are the records
+    that made a race fail.
     """
 
     kind: Kind = "step"
@@ -27,6 +30,9 @@ class StepCall(Leaf):
     errors: tuple[type[BaseException], ...] = ()
     ttl: timedelta | None = None
     record_key: str = ""
+    started: float = 0.0
+    consumes: tuple[str, ...] = ()
+    replaces: Mapping[str, bytes] = MappingProxyType({})
     failures: Sequence[str] = ()
 
     def __init__(
@@ -84,17 +90,10 @@ class RunHost(Protocol):
 
     always_replay: bool
 
-    def record(
-        self,
-        step: str,
-        record: EncodedRecord,
-        consumes: Sequence[str] = (),
-        replaced: Mapping[str, bytes] | None = None,
-    ) -> Coroutine[Any, Any, None]:
+    def record(self, call: StepCall, record: EncodedRecord, /) -> Coroutine[Any, Any, None]:
         """Return when the record is durable; an exception breaks the run.
 
-        The same write consumes messages and replaces earlier records. A cancellation is raised as
-        `Interrupted` after the write has ended.
+        A cancellation is raised as `Interrupted` after the write has ended.
         """
         ...
 
@@ -107,7 +106,7 @@ class RunHost(Protocol):
         ...
 
     async def transact(
-        self, step: str, work: Callable[[Any], Awaitable[EncodedRecord]]
+        self, call: StepCall, work: Callable[[Any], Awaitable[EncodedRecord]], /
     ) -> EncodedRecord:
         """Call `work` with the store's connection; its record commits with what it wrote."""
         ...

@@ -7,7 +7,7 @@ recorded breaks the run: every later step raises the same error, whatever the fu
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from random import Random
 from typing import Any
@@ -238,20 +238,20 @@ class Execution:
         self.failures[key] = error
         raise error
 
-    def begin(self, call: StepCall) -> float:
-        """Reserve the key of the call's record, announce work, and return when it began."""
+    def begin(self, call: StepCall) -> None:
+        """Reserve the key of the call's record, note when it began, and announce its work."""
         if self._broken is not None or self._over:
             self.check_live(call.id)
         call.record_key = self.history.reserve(call.path, call.call)
         if self._emit is not None and call.kind not in ("sleep", "event"):
             self.tell(StepStart, call, call.record_key)
-        return self.clock.monotonic()
+        call.started = self.clock.monotonic()
 
     async def _execute(self, call: StepCall) -> Any:
         found = self.recorded(call)
         if found is not None:
             return self.replay(call, *found)
-        started = self.begin(call)
+        self.begin(call)
         self.branches.begin()
         try:
             token = POSITION.set(call)
@@ -266,79 +266,65 @@ class Execution:
                 finally:
                     POSITION.reset(token)
             except Exception as error:  # noqa: BLE001  # the user's function
-                return await self.fail(call, started, error)
+                return await self.fail(call, error)
             if type(value) is Err:
-                return await self.fail(call, started, value)
+                return await self.fail(call, value)
             # What `succeed` does, without one more coroutine for each step.
-            record = self.encode(call, started, value.value if type(value) is Ok else value)
+            record = self.encode(call, value.value if type(value) is Ok else value)
             await self._commit(call, record)
             if self._emit is not None:
-                self.tell_success(call, started, record)
+                self.tell_success(call, record)
             return record.value
         finally:
             self.branches.end()
 
-    async def succeed(
-        self,
-        call: StepCall,
-        started: float,
-        value: Any,
-        consumes: Sequence[str] = (),
-        replaced: Mapping[str, bytes] | None = None,
-    ) -> Any:
+    async def succeed(self, call: StepCall, value: Any) -> Any:
         """Record a value and return what the function sees of it."""
-        record = self.encode(call, started, value)
-        await self._commit(call, record, consumes, replaced)
+        record = self.encode(call, value)
+        await self._commit(call, record)
         if self._emit is not None:
-            self.tell_success(call, started, record)
+            self.tell_success(call, record)
         return record.value
 
-    async def _commit(
-        self,
-        call: StepCall,
-        record: EncodedRecord,
-        consumes: Sequence[str] = (),
-        replaced: Mapping[str, bytes] | None = None,
-    ) -> None:
+    async def _commit(self, call: StepCall, record: EncodedRecord) -> None:
         """Make a record durable, then let it answer; other runs find it in the cache."""
         if self.host is not None:
             try:
-                await self.host.record(call.id, record, consumes, replaced)
+                await self.host.record(call, record)
             except Interrupted:
-                self.publish(record, replaced)
+                self.publish(call, record)
                 raise asyncio.CancelledError from None
             except Exception as error:  # noqa: BLE001  # whatever keeps the record from the store
                 self.tell(PersistError, call, record.key, error=error)
                 raise self.break_off(error) from error.__cause__
             if self._emit is not None:
                 self.tell(PersistSuccess, call, record.key)
-        self.publish(record, replaced)
+        self.publish(call, record)
         if self.host is not None and self.host.always_replay:
             await self.host.halt(record.key)
         if self.cache is not None and call.key is not None:
             with outside_runs():
                 await self.cache.set(call.key, codec.loads(record.json), ttl=call.ttl)
 
-    def publish(self, record: EncodedRecord, replaced: Mapping[str, bytes] | None = None) -> None:
+    def publish(self, call: StepCall, record: EncodedRecord) -> None:
         """Let a record answer that the store has accepted."""
         self.last_key = record.key
         self.history.publish(record)
-        if replaced:
-            for key, json in replaced.items():
-                self.history.silence(key, json)
-                if key in self.history.unclaimed and self.host is not None:
-                    self.host.give_back(key)
+        for key, json in call.replaces.items():
+            self.history.silence(key, json)
+            if key in self.history.unclaimed and self.host is not None:
+                self.host.give_back(key)
 
-    def tell_success(self, call: StepCall, started: float, record: EncodedRecord) -> None:
+    def tell_success(self, call: StepCall, record: EncodedRecord) -> None:
         """Publish that a step succeeded and is recorded, if anybody listens."""
         if self._emit is None:
             return
-        took = timedelta(seconds=self.clock.monotonic() - started)
+        took = timedelta(seconds=self.clock.monotonic() - call.started)
         key, facts = record.key, call.facts(record.key)
         self.tell(StepSuccess, call, key, duration=took)
         self.tell(StepComplete, call, key, duration=took, result=Ok(record.value), facts=facts)
 
-    def encode(self, call: StepCall, started: float, value: Any) -> EncodedRecord:
+    def encode(self, call: StepCall, value: Any) -> EncodedRecord:
         """Return the record of a value, or raise if nothing can be recorded any more."""
         if self._broken is not None or self._over:
             self.check_live(call.id)
@@ -357,7 +343,7 @@ class Execution:
             ok=True,
             value=data,
             at=at,
-            durationMs=int((clock.monotonic() - started) * 1e6) / 1e3,
+            durationMs=int((clock.monotonic() - call.started) * 1e6) / 1e3,
             attempts=call.attempt,
             args=call.fingerprint,
             kind=call.kind,
@@ -368,14 +354,7 @@ class Execution:
         )
         return EncodedRecord(key, codec.dumps(record), at, visible, warnings)
 
-    async def fail(
-        self,
-        call: StepCall,
-        started: float,
-        failure: Exception | Err[Any],
-        consumes: Sequence[str] = (),
-        replaced: Mapping[str, bytes] | None = None,
-    ) -> Any:
+    async def fail(self, call: StepCall, failure: Exception | Err[Any]) -> Any:
         """Record a failure and raise it as the function will see it from now on."""
         # A step that was interrupted because the run ended or lost its lease has not failed.
         self.check_live(call.id)
@@ -383,16 +362,19 @@ class Execution:
         failed, visible, losses = failure_record(failure, call.id, declared, call.error_type)
         key = call.record_key
         failed.at = isoformat(self.clock.now())
-        failed.durationMs = int((self.clock.monotonic() - started) * 1e6) / 1e3
+        failed.durationMs = int((self.clock.monotonic() - call.started) * 1e6) / 1e3
         failed.attempts, failed.args, failed.kind = call.attempt, call.fingerprint, call.kind
         failed.branch, failed.call = call.path, "" if key == call.call else call.call
         failed.failures = call.failures
         self.failures[key] = visible
         warnings = warnings_of(key, losses)
         record = EncodedRecord(key, codec.dumps(failed), failed.at, visible, warnings)
-        await self._commit(call, record, consumes, replaced)
+        await self._commit(call, record)
         if self._emit is not None:
-            took, result = timedelta(seconds=self.clock.monotonic() - started), outcome_of(visible)
+            took, result = (
+                timedelta(seconds=self.clock.monotonic() - call.started),
+                outcome_of(visible),
+            )
             outcome = {"result": result, "origin": failed.meta["origin"], "facts": call.facts(key)}
             self.tell(StepFailure, call, key, duration=took, error=result.error)
             self.tell(StepComplete, call, key, duration=took, **outcome)

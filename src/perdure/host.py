@@ -7,11 +7,13 @@ a journal: the whole snapshot is saved.
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
 from typing import Any, cast
 
-from perdure import call, codec
+from perdure import call as calls
+from perdure import codec
+from perdure.call import StepCall
 from perdure.clock import isoformat
 from perdure.errors import LeaseLost, Suspended
 from perdure.execution import Execution
@@ -40,7 +42,7 @@ _RUNNING = b'{"status":"running","lastUpdated":"%b","currentStepId":%b}'
 _DELTA = b'{"formatVersion":1,"steps":{%b},"execution":%b%b}'
 
 
-class RunHost(call.RunHost, ABC):
+class RunHost(calls.RunHost, ABC):
     """Where a durable run lives while this process works on it."""
 
     def __init__(
@@ -210,15 +212,9 @@ class JournaledRun(RunHost):
         self._n = 0
         self._append = session.committer.append
 
-    def record(
-        self,
-        step: str,
-        record: EncodedRecord,
-        consumes: Sequence[str] = (),
-        replaced: Mapping[str, bytes] | None = None,
-    ) -> Coroutine[Any, Any, None]:
+    def record(self, call: StepCall, record: EncodedRecord, /) -> Coroutine[Any, Any, None]:
         """Append the step's record to the journal."""
-        return self._write(self._entry(step, record, consumes, replaced))
+        return self._write(self._entry(call, record))
 
     async def _write(self, entry: Entry) -> None:
         interrupted: Interrupted | None = None
@@ -234,25 +230,17 @@ class JournaledRun(RunHost):
         if interrupted is not None:
             raise interrupted
 
-    def _entry(
-        self,
-        step: str,
-        record: EncodedRecord,
-        consumes: Sequence[str] = (),
-        replaced: Mapping[str, bytes] | None = None,
-    ) -> Entry:
+    def _entry(self, call: StepCall, record: EncodedRecord) -> Entry:
         name = codec.dumps(record.key)
         steps = b"%b:%b" % (name, record.json)
-        if replaced:
-            steps += b"".join(
-                b",%b:%b" % (codec.dumps(key), json) for key, json in replaced.items()
-            )
+        for key, json in call.replaces.items():
+            steps += b",%b:%b" % (codec.dumps(key), json)
         more = self._changed_waits() if self.history.changed_waits else b""
         if record.warnings:
             more += b',"warnings":' + codec.dumps(list(record.warnings))
         data = _DELTA % (steps, _RUNNING % (record.at.encode(), name), more)
         self._n += 1
-        return Entry(self.id, self._epoch, self._n, data, tuple(consumes), None, step)
+        return Entry(self.id, self._epoch, self._n, data, call.consumes, None, call.id)
 
     def _changed_waits(self) -> bytes:
         return b',"waits":' + codec.dumps(self.history.take_changed_waits())
@@ -274,19 +262,19 @@ class JournaledRun(RunHost):
             await self._write(self._numbered(_DELTA % (b"", block, waits)))
 
     async def transact(
-        self, step: str, work: Callable[[Any], Awaitable[EncodedRecord]]
+        self, call: StepCall, work: Callable[[Any], Awaitable[EncodedRecord]], /
     ) -> EncodedRecord:
         """Let the step's record commit with what `work` wrote.
 
         The transaction runs in a task of its own: a cancellation reaches the user's function, which
         is rolled back, but never a commit, whose outcome would then be unknown.
         """
-        store = require_transaction(self.session.store, f"step.transaction({step!r})")
+        store = require_transaction(self.session.store, f"step.transaction({call.id!r})")
         records: list[EncodedRecord] = []
 
         async def entry(connection: Any) -> Entry:
             records.append(await work(connection))
-            return self._entry(step, records[0])
+            return self._entry(call, records[0])
 
         task = detached(store.transact(self.id, self._epoch, entry))
         try:
@@ -334,13 +322,7 @@ class SnapshotRun(RunHost):
         self._saved = 0
         self._changes = 0
 
-    async def record(
-        self,
-        step: str,
-        record: EncodedRecord,
-        consumes: Sequence[str] = (),
-        replaced: Mapping[str, bytes] | None = None,
-    ) -> None:
+    async def record(self, call: StepCall, record: EncodedRecord, /) -> None:
         """Save the snapshot with this record in it."""
         self._staged[record.key] = record
         try:
@@ -370,10 +352,10 @@ class SnapshotRun(RunHost):
         return data
 
     async def transact(
-        self, step: str, work: Callable[[Any], Awaitable[EncodedRecord]]
+        self, call: StepCall, work: Callable[[Any], Awaitable[EncodedRecord]], /
     ) -> EncodedRecord:
         """Refuse: the store has no transaction."""
-        require_transaction(self.session.store, f"step.transaction({step!r})")
+        require_transaction(self.session.store, f"step.transaction({call.id!r})")
         raise AssertionError("a store with transactions has a journal")
 
     async def settle(

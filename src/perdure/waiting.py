@@ -27,15 +27,15 @@ async def wait(run: Execution, call: StepCall, wait: PendingWait) -> Any:
     found = run.recorded(call)
     if found is not None:
         return run.replay(call, *found)
-    started = run.begin(call)
+    run.begin(call)
     wait = run.history.open_wait(wait)
     run.branches.begin()
     try:
         answer = await _answer(run, call, wait)
         run.history.close_wait(wait["id"])
         if answer is None:
-            return await run.succeed(call, started, None)
-        return await _receive(run, call, started, wait.get("event", ""), *answer)
+            return await run.succeed(call, None)
+        return await _receive(run, call, wait.get("event", ""), *answer)
     finally:
         run.branches.end()
 
@@ -65,21 +65,21 @@ async def _wait_here(
 
 
 async def _receive(
-    run: Execution, call: StepCall, started: float, event: str, message_id: str, payload: object
+    run: Execution, call: StepCall, event: str, message_id: str, payload: object
 ) -> Any:
     """Record the event a wait received, and consume its message in the same write."""
-    consumes: tuple[str, ...] = (message_id,)
-    replaced: dict[str, bytes] = {}
     if message_id.startswith(UNCLAIMED):
         key = message_id.removeprefix(UNCLAIMED)
-        consumes, replaced = (), run.history.claim(key, by=call.record_key)
+        call.replaces = run.history.claim(key, by=call.record_key)
+    else:
+        call.consumes = (message_id,)
     try:
         value = _as_type(payload, call.returns)
     except CodecError as error:
         text = f"the payload of event {event!r} does not fit {call.place()}: {error}"
-        return await run.fail(call, started, CodecError(text), consumes, replaced)
+        return await run.fail(call, CodecError(text))
     try:
-        return await run.succeed(call, started, value, consumes, replaced)
+        return await run.succeed(call, value)
     except asyncio.CancelledError:
         if run.history.find(call.path, call.call) is not None:
             run.unseen_events.append((call, event))
@@ -101,7 +101,7 @@ async def race(run: Execution, call: StepCall, thunks: Mapping[str, Callable[[],
     found = run.recorded(call)
     if found is not None:
         return run.replay(call, *found)
-    started = run.begin(call)
+    run.begin(call)
     parent = call.branch.below(call.call)
     tasks = {parent.child(name).spawn(_run(thunk)): name for name, thunk in thunks.items()}
     try:
@@ -111,13 +111,13 @@ async def race(run: Execution, call: StepCall, thunks: Mapping[str, Callable[[],
     winner = next(task for task in tasks if task in done)
     run.branches.begin()
     try:
-        replaced = _unclaimed_below(run, parent.path)
+        call.replaces = _unclaimed_below(run, parent.path)
         try:
             value = winner.result()
         except Exception as error:  # noqa: BLE001  # the user's function
             call.failures = leading_to(run.failures, error)
-            return await run.fail(call, started, error, replaced=replaced)
-        return await run.succeed(call, started, (tasks[winner], value), replaced=replaced)
+            return await run.fail(call, error)
+        return await run.succeed(call, (tasks[winner], value))
     finally:
         run.branches.end()
 
@@ -152,31 +152,29 @@ async def transact(run: Execution, call: StepCall) -> Any:
         return run.replay(call, *found)
     if run.host is None:
         raise MissingAbility(_NO_STORE, "transaction", f"step.transaction({call.id!r})")
-    started = run.begin(call)
+    run.begin(call)
     run.branches.begin()
     try:
-        record = await run.host.transact(call.id, _work(run, call, started))
-        run.publish(record)
+        record = await run.host.transact(call, _work(run, call))
+        run.publish(call, record)
         if run.host.always_replay:
             await run.host.halt(record.key)
     except Interrupted as interrupted:
-        run.publish(interrupted.answer)
+        run.publish(call, interrupted.answer)
         raise asyncio.CancelledError from None
     except _RolledBack as rolled_back:
-        return await run.fail(call, started, rolled_back.failure)
+        return await run.fail(call, rolled_back.failure)
     except RunOver:
         raise
     except Exception as error:  # noqa: BLE001  # the store: it may or may not have committed
         raise run.break_off(error) from error.__cause__
     finally:
         run.branches.end()
-    run.tell_success(call, started, record)
+    run.tell_success(call, record)
     return record.value
 
 
-def _work(
-    run: Execution, call: StepCall, started: float
-) -> Callable[[Any], Coroutine[Any, Any, EncodedRecord]]:
+def _work(run: Execution, call: StepCall) -> Callable[[Any], Coroutine[Any, Any, EncodedRecord]]:
     async def work(connection: Any) -> EncodedRecord:
         token = POSITION.set(call)
         try:
@@ -187,7 +185,7 @@ def _work(
             POSITION.reset(token)
         if isinstance(value, Err):
             raise _RolledBack(value)
-        return run.encode(call, started, value.value if type(value) is Ok else value)
+        return run.encode(call, value.value if type(value) is Ok else value)
 
     return work
 

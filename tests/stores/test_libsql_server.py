@@ -88,7 +88,7 @@ async def test_a_run_that_is_lost_before_it_is_read_is_not_granted(sqld_url: str
         await store.load("run")
 
         async def take_over(request: httpx.Request) -> None:
-            if b"_journal" in request.content:
+            if b"_inbox" in request.content:
                 asked.client.event_hooks["request"].clear()
                 (grant,) = await another.acquire([Want("run", "cem", HOUR)])
                 assert grant is not None

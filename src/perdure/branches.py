@@ -19,7 +19,7 @@ none is in the first two:
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Self
 
 from perdure.errors import NestedStep, WrongRun
@@ -29,13 +29,14 @@ from perdure.tasks import POSITION, Task, cancel_and_wait, current_task, is_crea
 class Branch:
     """One line of work; numbers its step calls and its child branches."""
 
-    __slots__ = ("branches", "calls", "children", "path", "task")
+    __slots__ = ("branches", "calls", "children", "has_children", "path", "task")
 
     def __init__(self, branches: "Branches", path: str = "") -> None:
         self.branches = branches
         self.path = path
         self.calls: dict[str, int] = {}
         self.children = 0
+        self.has_children = False
         self.task: Task | None = None
 
     def call(self, id: str) -> str:
@@ -47,6 +48,7 @@ class Branch:
 
     def child(self, name: str = "") -> "Branch":
         """Return a new branch below this one, by its name or by the order of creation."""
+        self.has_children = True
         if name:
             return Branch(self.branches, join_path(self.path, name))
         self.children += 1
@@ -56,6 +58,7 @@ class Branch:
 
     def below(self, call: str) -> "Branch":
         """Return the parent of the branches that a call such as a race names."""
+        self.has_children = True
         return Branch(self.branches, f"{join_path(self.path, call)}>")
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> Task:
@@ -203,6 +206,13 @@ class Branches:
         """Look again at whether the run may leave memory."""
         if self.on_change is not None:
             self.on_change()
+
+    def tasks_below(self, branches: Iterable[Branch]) -> list[Task]:
+        """Return the tasks that these branches created, and those that these created in turn."""
+        paths = tuple(f"{branch.path}/" for branch in branches if branch.has_children)
+        if not paths:
+            return []
+        return [task for task, branch in self.tasks.items() if branch.path.startswith(paths)]
 
     async def unwind(self) -> None:
         """Cancel every branch but the current task, and wait until all have ended."""

@@ -14,7 +14,7 @@ from typing import Any, cast
 from perdure import call as calls
 from perdure import codec
 from perdure.call import StepCall
-from perdure.clock import isoformat
+from perdure.clock import isoformat, parse_iso
 from perdure.errors import LeaseLost, Suspended
 from perdure.execution import Execution
 from perdure.history import EncodedRecord
@@ -107,9 +107,8 @@ class RunHost(calls.RunHost, ABC):
     def give_back(self, key: str) -> None:
         """Make the event of an unclaimed record available to waits."""
         record: Any = self.history.unclaimed[key]
-        payload = codec.dumps(record.get("value"))
-        now = self.execution.clock.now()
-        self.suspension.add_message(Message(UNCLAIMED + key, record["unclaimed"], payload, now))
+        payload, at = codec.dumps(record.get("value")), parse_iso(record["at"])
+        self.suspension.add_message(Message(UNCLAIMED + key, record["unclaimed"], payload, at))
 
     async def wait(self, wait: PendingWait) -> Answer:
         """Wait in memory or suspended."""

@@ -1,6 +1,7 @@
 """The messages of one run that no wait has received yet, as this process knows them."""
 
 import logging
+from bisect import insort
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime, timedelta
 
@@ -48,9 +49,13 @@ class Inbox:
         self._handed_out.add(message.id)
 
     def put_back(self, message: Message) -> None:
-        """Make a message available again whose wait was given up."""
+        """Make a message available again whose wait was given up, in its place."""
         self._handed_out.discard(message.id)
-        self._messages.insert(0, message)
+        insort(self._messages, message, key=self._order)
+
+    def _order(self, message: Message) -> tuple[bool, datetime]:
+        # Local messages were received once before: they are older than all that were not.
+        return message.id not in self._local, message.sent_at
 
     def add_local(self, message: Message) -> None:
         """Add a message that is not in the store's inbox."""

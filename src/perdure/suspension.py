@@ -303,7 +303,9 @@ class Suspension:
         return self._by_time[0][0] if self._by_time else None
 
     def _is_pending(self, pending: PendingBranch) -> bool:
-        return self._pending.get(pending.wait["id"]) is pending
+        # A wait that was cancelled stays in the table until its task runs.
+        is_known = self._pending.get(pending.wait["id"]) is pending
+        return is_known and not pending.answer.done()
 
     async def _read_inbox(self) -> None:
         wake_at = self._next_wake()

@@ -97,17 +97,22 @@ def _as_type(payload: Any, wanted: Any) -> Any:
 
 
 async def race(run: Execution, call: StepCall, thunks: Mapping[str, Callable[[], Any]]) -> Any:
-    """Run branches until the first has ended, cancel the others, and record the winner."""
+    """Run branches until the first has ended, cancel the others, and record the winner.
+
+    Tasks that a branch created are cancelled too, also those that it no longer waits for: a replay
+    that finds the winner's record starts none of them, so they must not go on to receive events.
+    """
     found = run.recorded(call)
     if found is not None:
         return run.replay(call, *found)
     run.begin(call)
     parent = call.branch.below(call.call)
-    tasks = {parent.child(name).spawn(_run(thunk)): name for name, thunk in thunks.items()}
+    branches = {name: parent.child(name) for name in thunks}
+    tasks = {branches[name].spawn(_run(thunk)): name for name, thunk in thunks.items()}
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await cancel_and_wait(tasks)
+        await cancel_and_wait([*tasks, *run.branches.tasks_below(branches.values())])
     winner = next(task for task in tasks if task in done)
     run.branches.begin()
     try:

@@ -401,6 +401,26 @@ async def test_an_event_that_a_race_gave_back_survives_a_suspension() -> None:
     assert again.output in [("timeout", "by ana"), ("event", None)]
 
 
+async def test_tasks_below_a_race_end_with_it() -> None:
+    """Also those that `asyncio.wait` does not cancel: they must not go on to receive events."""
+
+    @workflow("w")
+    async def w(step: Step) -> tuple[str, Any]:
+        async def loser() -> None:
+            waiting = asyncio.create_task(step.wait_for_event("inside", "go"))
+            await asyncio.wait([waiting])
+
+        winner, _ = await step.race("race", {"slow": loser, "quick": lambda: step("a", lambda: 1)})
+        return winner, await step.wait_for_event("after", "go", timeout=5)
+
+    runtime = Runtime(MemoryStore(), workflows=[w])
+    run = await runtime.trigger(w, run_id="r")
+    assert [wait.id for wait in run.pending] == ["after"]
+    signalled = await runtime.signal("r", "go", "seen")
+    assert signalled.run is not None
+    assert signalled.run.output == ("quick", "seen")
+
+
 class ShyInbox(MemoryStore):
     """A store whose inbox cannot be read at times."""
 
@@ -430,6 +450,33 @@ async def test_a_wait_does_not_time_out_over_an_event_that_was_delivered() -> No
 
     runtime = Runtime(store, workflows=[w], linger=10)
     assert (await runtime.trigger(w)).output == [1, 2]
+
+
+async def test_a_wait_that_is_cancelled_as_its_event_comes_leaves_it_to_the_next() -> None:
+    """The event is handed out in the turn of the event loop in which the wait is given up."""
+    reading, gate = asyncio.Event(), asyncio.Event()
+
+    class Gated(MemoryStore):
+        async def inbox(self, id: str, /) -> Sequence[Message]:
+            reading.set()
+            await gate.wait()
+            return await super().inbox(id)
+
+    async def send() -> None:
+        await runtime.signal("r", "go", "seen", wait=False)
+
+    @workflow("w")
+    async def w(step: Step) -> Any:
+        first = asyncio.create_task(step.wait_for_event("first", "go"))
+        await step("send", send)
+        await reading.wait()
+        gate.set()
+        first.cancel()
+        await asyncio.wait([first])
+        return await step.wait_for_event("second", "go", timeout=1)
+
+    runtime = Runtime(Gated(), workflows=[w], linger=10)
+    assert (await runtime.trigger(w, run_id="r")).output == "seen"
 
 
 Work = Callable[[], Coroutine[Any, Any, Any]]

@@ -117,9 +117,14 @@ class _Checker:
         return any(asked < retry < at for retry in self.at["retry"])
 
     def _run_again(self, failure: int, at: int) -> bool:
-        """Whether a retry between two lines may have run the failure in the first one again."""
+        """Whether a retry before a line may have run a failure again that was seen in another.
+
+        A paused owner may see its failure only after another process has retried the run: what
+        counts is when the failure was durable.
+        """
         line = self.lines[failure]
-        retried = any(failure < retry < at for retry in self.at["retry"])
+        known = min(failure, *(self.durable.get(token, failure) for token in line.tokens), failure)
+        retried = any(known < retry < at for retry in self.at["retry"])
         return line.kind == "failed" and retried and not self.model.handled(line.path)
 
     def executions(self) -> Iterator[Violation]:

@@ -16,7 +16,7 @@ KEYS = {"k1": 4, "k2": 40}
 _SHORT = (0, 0, 1, 5, 20, 60)
 _JOINS: tuple[lang.How, ...] = (
     "gather", "gather", "taskgroup", "wait", "tasks", "as_completed", "shield", "event", "queue",
-    "semaphore", "anyio",
+    "semaphore", "anyio", "beside", "beside",
 )  # fmt: skip
 
 
@@ -49,6 +49,7 @@ class _Generator:
         self._leaves: dict[Callable[[], lang.Leaf], int] = {
             self._step: 8,
             self._keyed: 2,
+            self._wrapping: 2,
             self._sleep: 4,
             self._wait: 4,
             self._transaction: 3 if mix.transactions else 0,
@@ -115,6 +116,9 @@ class _Generator:
         key = self._random.choice([*KEYS])
         return lang.Step("keyed", KEYS[key], key=key)
 
+    def _wrapping(self) -> lang.Step:
+        return lang.Step(self._id(), self._random.choice((5, 60, 300)), wraps=True)
+
     def _sleep(self) -> lang.Sleep:
         return lang.Sleep(self._id(), self._random.choice((0, 20, 100, 300, 900)))
 
@@ -140,6 +144,13 @@ class _Generator:
             ids = self._random.sample(["a", "b", "c", "d"], count)
             return lang.Parallel(how, tuple((self._plain_step(id),) for id in ids))
         how = self._random.choice(_JOINS)
+        if how == "beside" and self._random.random() < 0.3:
+            # Waits of a branch and of its parent at once, whose ids meet if they are not escaped.
+            branch, own = (
+                msgspec.structs.replace(self._random.choice((self._sleep, self._wait))(), id=id)
+                for id in ("a", "1/a")
+            )
+            return lang.Parallel(how, ((branch, *self._body(depth)), (own, *self._body(depth))))
         if self._random.random() < 0.3:
             # The same calls in every branch: only their branches tell them apart.
             return lang.Parallel(how, (self._body(depth),) * count)

@@ -193,7 +193,12 @@ class Activation:
 
     async def _work(self, path: str) -> Any:
         command, token = self._commands.get(path), self._begin(path)
-        await asyncio.sleep(getattr(command, "ms", 0) / 1000)
+        try:
+            await asyncio.sleep(getattr(command, "ms", 0) / 1000)
+        except asyncio.CancelledError:
+            if not getattr(command, "wraps", False):
+                raise
+            raise Planned(f"interrupted {token}") from None
         return self._outcome(command, token)
 
     def _work_in_thread(self, path: str) -> Any:

@@ -106,10 +106,20 @@ async def _semaphore(branches: Sequence[Branch]) -> list[Any]:
     return await asyncio.gather(*(guarded(branch) for branch in branches))
 
 
+async def _beside(branches: Sequence[Branch]) -> list[Any]:
+    """Do the last one here, beside the others."""
+    tasks = [asyncio.ensure_future(_call(branch)) for branch in branches[:-1]]
+    for task in tasks:
+        task.add_done_callback(retrieve)
+    own = await branches[-1]()
+    return [*[await task for task in tasks], own]
+
+
 _BRANCHES: dict[How, Callable[[Sequence[Branch]], Awaitable[list[Any]]]] = {
     "taskgroup": _taskgroup,
     "anyio": _anyio,
     "semaphore": _semaphore,
+    "beside": _beside,
 }
 _JOINS: dict[How, Callable[[Tasks], Awaitable[None]]] = {
     "gather": _gather,

@@ -13,8 +13,9 @@ Value = Literal["small", "large", "unicode", "typed"]
 Call = Literal["nothing", "step", "sleep"]
 How = Literal[
     "gather", "taskgroup", "wait", "tasks", "as_completed", "shield", "event", "queue",
-    "semaphore", "anyio", "all", "map",
+    "semaphore", "anyio", "beside", "all", "map",
 ]  # fmt: skip
+CANCELLING: frozenset[How] = frozenset({"taskgroup", "anyio"})
 LEAVES_ONLY: frozenset[How] = frozenset({"all", "map"})
 
 
@@ -23,7 +24,10 @@ class Base(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class Step(Base, frozen=True):
-    """A step that takes `ms`. Its first `fails` attempts fail, unless it `heals` and has healed."""
+    """A step that takes `ms`. Its first `fails` attempts fail, unless it `heals` and has healed.
+
+    One that `wraps` turns a cancellation into a failure, as clients of services do.
+    """
 
     id: str
     ms: int = 0
@@ -35,6 +39,7 @@ class Step(Base, frozen=True):
     value: Value = "small"
     key: str = ""
     thread: bool = False
+    wraps: bool = False
 
 
 class Sleep(Base, frozen=True):

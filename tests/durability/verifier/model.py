@@ -45,6 +45,15 @@ class Model:
         # A race, step.all or step.map fails by what is inside of it.
         return any(False in self._of(path, command, healed=False) for _ in lang.bodies(command))
 
+    def _may_be_cut(self, path: str) -> bool:
+        """Return whether the program itself may cancel this call: not the end of the run."""
+        around = [self.commands[each] for each, _ in lang.ancestors(path)]
+        return any(
+            isinstance(command, lang.Race | lang.Scope)
+            or (isinstance(command, lang.Parallel) and command.how in lang.CANCELLING)
+            for command in around
+        )
+
     def attempts(self, path: str) -> int:
         """Return how often one activation may run the function of a step."""
         command = self.commands.get(path)
@@ -104,6 +113,8 @@ class Model:
         match command:
             case lang.Transaction():
                 return FAILS if command.fails else OK
+            case lang.Step(wraps=True):
+                return EITHER if self._may_be_cut(path) else OK
             case lang.Step() if 0 < command.timeout < command.ms:
                 return FAILS
             case lang.Step() if command.fails >= command.retry:

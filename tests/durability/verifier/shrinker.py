@@ -58,7 +58,7 @@ def _simpler(command: lang.Command) -> Iterator[lang.Command]:
             for branch in inner.branches:
                 yield replace(command, inner=branch[0])
         case lang.Step():
-            for name in ("thread", "value", "timeout", "declared", "retry", "fails"):
+            for name in ("thread", "wraps", "value", "timeout", "declared", "retry", "fails"):
                 plain = lang.Step(command.id)
                 if getattr(command, name) != getattr(plain, name):
                     yield replace(command, **{name: getattr(plain, name)})

@@ -457,8 +457,12 @@ async def test_a_wait_that_is_cancelled_as_its_event_comes_leaves_it_to_the_next
     reading, gate = asyncio.Event(), asyncio.Event()
 
     class Gated(MemoryStore):
+        readers = 0
+
         async def inbox(self, id: str, /) -> Sequence[Message]:
-            reading.set()
+            self.readers += 1
+            if self.readers == 2:  # the look for a cancel, and the wait's own
+                reading.set()
             await gate.wait()
             return await super().inbox(id)
 
@@ -467,7 +471,7 @@ async def test_a_wait_that_is_cancelled_as_its_event_comes_leaves_it_to_the_next
 
     @workflow("w")
     async def w(step: Step) -> Any:
-        first = asyncio.create_task(step.wait_for_event("first", "go"))
+        first = asyncio.create_task(step.wait_for_event("first", "go", timeout=5))
         await step("send", send)
         await reading.wait()
         gate.set()

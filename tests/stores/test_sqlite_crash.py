@@ -24,7 +24,7 @@ async def test_every_acknowledged_entry_survives_kill_9(writers: Writers) -> Non
     acknowledged = await asyncio.gather(
         *(writers.kill_one_after_another("append", run, 25) for run in runs)
     )
-    assert sum(map(len, acknowledged)) > 100
+    assert all(len(entries) >= 12 for entries in acknowledged)
     async with sqlite(writers.place) as store:
         for run, lines in zip(runs, acknowledged, strict=True):
             loaded = await store.load(run)

@@ -146,7 +146,7 @@ class Branches:
             if position.task is asyncio.current_task(self._loop):
                 return position
             return self._branch_of(current_task(), position)
-        if type(position) is _Reserved:
+        if type(position) is _Reserved and position.branch.branches is self:
             # The loop's task factory was replaced during the run: nobody saw the task created.
             return self._branch_of(current_task(), position.branch)
         if isinstance(position, Leaf) and position.branch.branches is self:

@@ -17,6 +17,7 @@ import pytest
 from perdure import Runtime, Step, Worker, workflow
 from perdure.errors import (
     AlreadyRunning,
+    NestedStep,
     RunFailed,
     RunOver,
     StoreError,
@@ -388,15 +389,15 @@ async def test_an_event_that_a_race_gave_back_survives_a_suspension() -> None:
                 "timeout": lambda: step.sleep("timeout", 0.2),
             },
         )
-        await step.sleep("nap", 0.5)
+        await step.sleep("nap", 2)
         return winner, await step.wait_for_event("late approval", "approved", timeout=1)
 
     runtime = Runtime(store, workflows=[w], linger=0.3)
     run = asyncio.create_task(runtime.trigger(w, run_id="r"))
     await asyncio.sleep(0.25)
     assert await runtime.signal("r", "approved", "by ana", wait=False)
-    assert (await run).status == "suspended"
-    await asyncio.sleep(0.6)
+    assert not (await run).over
+    await asyncio.sleep(2.1)
     again = await Runtime(store, workflows=[w]).resume("r")
     assert again.output in [("timeout", "by ana"), ("event", None)]
 
@@ -610,7 +611,7 @@ async def test_a_task_that_a_step_left_behind_can_record_nothing() -> None:
         async def leave() -> str:
             async def late() -> None:
                 await asyncio.sleep(0.05)
-                with pytest.raises(RunOver) as caught:
+                with pytest.raises((RunOver, NestedStep)) as caught:
                     await step("late", lambda: 1)
                 refused.append(caught.value)
 
@@ -654,7 +655,9 @@ async def test_sleeping_branches_cost_the_same_each() -> None:
         store = Counting()
         assert (await Runtime(store, workflows=[w]).trigger(w, n)).output == n * (n - 1) // 2
         costs.append(store.written / n)
-    assert costs[1] < costs[0] * 1.2
+    # A wait may be written once when it begins and once when it ends; all of them with each entry
+    # would cost ten times as much.
+    assert costs[1] < costs[0] * 2
 
 
 async def test_a_run_that_is_too_large_fails_once() -> None:

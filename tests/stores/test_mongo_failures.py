@@ -204,7 +204,7 @@ async def test_a_cancelled_append_leaves_no_doubt(store: MongoStore) -> None:
     cancelled = 0
     for n in range(1, 10):
         work = asyncio.create_task(store.append([step(grant, n)]))
-        await asyncio.sleep(0.0002 * n)
+        await asyncio.sleep(0.0002 * (n - 1))
         work.cancel()
         await asyncio.wait([work])
         cancelled += work.cancelled()

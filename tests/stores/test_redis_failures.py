@@ -147,6 +147,16 @@ async def test_a_lease_whose_answer_was_lost_is_given_again(
     assert await far.append([step(grant, 1)]) == [Verdict.ACCEPTED]
 
 
+async def test_an_append_that_is_cancelled_as_it_is_sent_is_cancelled(store: RedisStore) -> None:
+    """The driver would swallow the cancellation, and its caller go on as if there were none."""
+    (grant,) = await leased(store)
+    work = asyncio.create_task(store.append([step(grant, 1)]))
+    await asyncio.sleep(0)
+    work.cancel()
+    await asyncio.wait([work])
+    assert work.cancelled()
+
+
 async def test_a_cancelled_append_leaves_no_doubt(store: RedisStore) -> None:
     """An entry that comes late takes its place, and no reply meets another command."""
     (grant,) = await leased(store)

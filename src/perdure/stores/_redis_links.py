@@ -75,11 +75,17 @@ class NodeLink:
     async def send(self, commands: Sequence[Command]) -> list[Any]:
         """Send the commands together and give the reply to each."""
         pool = self._settle()
+        task = asyncio.current_task()
+        cancellations = 0 if task is None else task.cancelling()
         async with self._free:
             connection = await self._connection(pool)
             is_sound = False
             try:
                 await connection.send_packed_command([packed(command) for command in commands])
+                if task is not None and task.cancelling() > cancellations:
+                    # The driver sends under `wait_for`, which on Python 3.11 swallows a
+                    # cancellation that arrives as its work ends.
+                    raise asyncio.CancelledError
                 replies = [await self._reply(connection) for _ in commands]
                 is_sound = True
                 return replies

@@ -183,10 +183,6 @@ class History:
         record["unclaimed"] = ""
         return {} if key == by else {key: codec.dumps(record)}
 
-    def failed(self) -> list[str]:
-        """Return the keys of failed steps."""
-        return [key for key in tuple(self._records) if not self.get(key)["ok"]]
-
     def untouched(self) -> list[str]:
         """Return the keys of loaded records that nothing has asked for.
 

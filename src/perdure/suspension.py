@@ -48,6 +48,8 @@ _MOST_TURNS = 10_000
 class Host(Protocol):
     """Whose branches wait here."""
 
+    id: str
+
     @property
     def live(self) -> bool:
         """Whether the run can continue in this process."""
@@ -255,7 +257,7 @@ class Suspension:
 
     def _give_up_on(self, busy: Task) -> Literal[False]:
         if self._always_replay:
-            raise PerdureError(f"the run cannot be suspended: {place(busy)} waits for nothing")
+            raise PerdureError(f"the run cannot be suspended: {place(busy)} never waits")
         return False
 
     def _unparked(self) -> Iterator[Task]:
@@ -272,8 +274,10 @@ class Suspension:
         if self._clock.monotonic() - self._still_since < suspend_after.total_seconds():
             return False
         logger.warning(
-            "a run is suspended beside code that awaits something perdure does not know, and is "
-            "cancelled: %s. Await it in a step if it must be finished first",
+            "run %r is suspended while its own code awaits something that perdure does not "
+            "recognise; that await is cancelled, and repeated when the run resumes: %s. "
+            "Await it in a step if it must finish first",
+            self._host.id,
             ", ".join(place(task) for task in at_work),
         )
         return True

@@ -267,6 +267,8 @@ async def test_code_that_awaits_something_unknown_is_cut_off_after_a_while(
     await clock.advance("1d")
     (run,) = await runtime.sweep()
     assert (run.status, begun) == ("completed", ["elsewhere", "elsewhere"])
+    assert "does not recognise" in caplog.text
+    assert run.run_id in caplog.text
     assert "elsewhere" in caplog.text
 
 

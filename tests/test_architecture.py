@@ -1,4 +1,4 @@
-"""The layers of `src/perdure`: a file imports only from rows above its own in the table."""
+"""The layers of `src/perdure`: a module imports only from rows above its own in the table."""
 
 import ast
 import subprocess
@@ -11,42 +11,63 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "perdure"
 
+# A unit is a module or package of `perdure`. It imports only from rows above its own.
 ROWS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("arguments",),
-    ("clock", "result", "names", "tasks", "definition"),
-    ("codec", "retry", "calling", "branches", "failures"),
+    # `engine.tasks` stands apart from its package: it knows asyncio and nothing of perdure, and
+    # stores start their tasks with it too.
+    ("validation", "clock", "result", "filenames", "engine.tasks"),
+    ("retry", "codec"),
     ("snapshot",),
-    ("events", "history", "keyvalue", "record"),
-    ("cache", "resume", "call"),
-    ("execution",),
-    ("waiting",),
-    ("step",),
-    ("function", "store"),
+    ("events", "keyvalue"),
+    ("cache", "resume"),
+    # Two halves that meet only in `durable`.
+    ("engine", "store"),
     ("workflow",),
-    ("committer", "inbox", "registry", "run"),
-    ("suspension",),
-    ("session",),
-    ("host",),
-    ("driving", "ending"),
     ("durable",),
-    ("runtime", "insights"),
+    ("runtime",),
     ("worker",),
     ("stores", "caches"),
-    ("dashboard", "integrations"),
-    ("cli", "testing"),
-    ("__init__", "__main__"),
+    ("testing",),
+    ("__init__",),
 )
 LEVEL = {unit: level for level, row in enumerate(ROWS) for unit in row}
 
+# The same, among the modules of one package. A package's `__init__` comes last.
+INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
+    "engine": (
+        ("branches", "fingerprint", "failures", "invoke"),
+        ("history",),
+        ("call",),
+        ("execution",),
+        ("waiting",),
+        ("step",),
+        ("function",),
+    ),
+    "durable": (
+        ("committer", "inbox", "states"),
+        ("session", "suspension"),
+        ("host",),
+        ("outcome",),
+        ("lifecycle",),
+        ("call",),
+        ("idempotency",),
+    ),
+    "runtime": (("definition", "run"), ("registry",), ("driver",), ("runtime",)),
+}
+
 # Siblings here are alternatives to each other: what two of them share lives in a `_` file.
 SEPARATE_SIBLINGS = {"stores", "caches"}
+# The one backend that builds on another: a libSQL server has SQLite's schema and statements.
+NEIGHBOURS = {("stores.libsql", "stores.sqlite")}
+# Stores and caches see these and what is above `engine` in the table, nothing else.
+CONTRACT = {"store", "cache"}
 # Only here may an import wait until a function runs: what it brings is optional.
-LAZY = {"keyvalue", "stores", "caches", "integrations", "cli", "testing"}
+LAZY = {"keyvalue", "stores", "caches", "testing"}
 # The one look upwards: what is used when the user names no store.
-DEFAULTS = {("driving", "stores.memory")}
+DEFAULTS = {("durable", "stores.memory")}
 # Only here may a package beyond the two dependencies be imported at all.
-OPTIONAL = {"stores", "caches", "dashboard", "integrations", "cli", "testing"}
+OPTIONAL = {"stores", "caches", "testing"}
 DEPENDENCIES = {"msgspec", "cronsim"}
 
 
@@ -89,16 +110,12 @@ every_module = pytest.mark.parametrize("module", MODULES, ids=lambda module: mod
 
 
 def unit_of(name: str) -> str:
-    """The row entry a module belongs to: its first part; `_codec_tags` is a part of `codec`."""
-    first = name.split(".")[0]
-    if first in LEVEL or not first.startswith("_"):
-        return first
-    owners = [unit for unit in LEVEL if f"{first}_".startswith(f"_{unit}_")]
-    return max(owners, key=len, default=first)
+    """The row entry a module belongs to: itself if the table names it, else its package."""
+    return name if name in LEVEL else name.split(".")[0]
 
 
 def level_of(name: str) -> int:
-    """How high a module stands; one without a row has a test of its own to fail."""
+    """How far down a module stands; one without a row has a test of its own to fail."""
     return LEVEL.get(unit_of(name), 0)
 
 
@@ -157,10 +174,49 @@ def test_imports_point_down(module: Module) -> None:
 
 
 @every_module
-def test_alternatives_do_not_know_each_other(module: Module) -> None:
-    """A store imports no other store; only the package's `__init__` knows them all."""
+def test_imports_inside_a_package_point_down(module: Module) -> None:
+    """Inside `engine`, `durable` and `runtime`, too, imports go one way."""
     package, _, own = module.name.partition(".")
-    if package not in SEPARATE_SIBLINGS or module.is_package:
+    levels = {name: level for level, row in enumerate(INSIDE.get(package, ())) for name in row}
+    if not levels or module.is_package or unit_of(module.name) != package:
+        return
+    assert own in levels, f"add {own} to INSIDE[{package!r}] at its level"
+    siblings = [
+        (each.line, each.target.partition(".")[2])
+        for each in imports_of(module)
+        if each.ours and unit_of(each.target) == package
+    ]
+    refuse(
+        module,
+        [
+            f"line {line} imports {name or package}, which is not above {own}"
+            for line, name in siblings
+            if levels.get(name, len(levels)) >= levels[own]
+        ],
+    )
+
+
+@every_module
+def test_stores_and_caches_see_only_the_contracts(module: Module) -> None:
+    """A store knows the contract and the values in it; it does not know the engine."""
+    if unit_of(module.name) not in SEPARATE_SIBLINGS:
+        return
+    refuse(
+        module,
+        [
+            f"line {each.line} imports {each.target}"
+            for each in imports_of(module)
+            if each.ours and unit_of(each.target) not in {*CONTRACT, unit_of(module.name)}
+            if level_of(each.target) >= LEVEL["engine"]
+        ],
+    )
+
+
+@every_module
+def test_alternatives_do_not_know_each_other(module: Module) -> None:
+    """A backend imports its own package and `_` files; only `stores/__init__` knows them all."""
+    package, _, own = module.name.partition(".")
+    if package not in SEPARATE_SIBLINGS or not own:
         return
     refuse(
         module,
@@ -173,10 +229,12 @@ def test_alternatives_do_not_know_each_other(module: Module) -> None:
 
 
 def is_foreign_sibling(package: str, own: str, target: str) -> bool:
-    if unit_of(target) != package:
+    if target.split(".")[0] != package:
         return False
-    sibling = target.partition(".")[2].split(".")[0]
-    return sibling != own.split(".")[0] and not sibling.startswith("_")
+    mine, sibling = own.split(".")[0], target.partition(".")[2].split(".")[0]
+    if (f"{package}.{mine}", f"{package}.{sibling}") in NEIGHBOURS:
+        return False
+    return sibling != mine and not sibling.startswith("_")
 
 
 @every_module
@@ -198,8 +256,6 @@ def may_see(module: Module, target: str) -> bool:
     if hidden is None:
         return True
     folder = parts[:hidden]
-    if not folder:
-        return unit_of(module.name) == unit_of(target)
     return module.name.split(".")[: len(folder)] == folder
 
 
@@ -287,5 +343,5 @@ def test_the_check_sees_what_it_should(tmp_path: Path) -> None:
     relative = [each.line for each in imports_of(Module("codec", path)) if each.relative]
     assert found[:3] == [("msgspec.json", False), ("errors", True), ("stores.memory", True)]
     assert (late, relative) == (["asyncpg"], [4])
-    assert unit_of("_codec_tags") == "codec"
-    assert level_of("stores.memory") > level_of("_codec_tags")
+    assert (unit_of("codec.tags"), unit_of("engine.tasks")) == ("codec", "engine.tasks")
+    assert level_of("stores.memory") > level_of("codec.tags")

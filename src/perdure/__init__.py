@@ -6,8 +6,8 @@ waiting the function runs again, and every finished step answers from its record
 
 from perdure import durable
 from perdure.clock import Clock, Cron, SystemClock
+from perdure.engine.step import Step
 from perdure.errors import PerdureError, StepError, StepFailed, StepTimeout
-from perdure.registry import workflow
 from perdure.result import Err, Ok, Result
 from perdure.resume import (
     ResumeState,
@@ -18,10 +18,10 @@ from perdure.resume import (
     stringify_state,
 )
 from perdure.retry import Retry, Timeout
-from perdure.run import Run
-from perdure.runtime import Runtime
+from perdure.runtime.definition import workflow
+from perdure.runtime.run import Run
+from perdure.runtime.runtime import Runtime
 from perdure.snapshot import Snapshot, assert_valid_snapshot, merge_snapshots, validate_snapshot
-from perdure.step import Step
 from perdure.worker import Worker
 from perdure.workflow import Workflow
 

@@ -18,11 +18,10 @@ from typing import Any, Literal, Protocol, Self, TypeGuard, cast
 
 import msgspec
 
-from perdure.arguments import check_whole, is_encodable
 from perdure.errors import InvalidArgument, MissingAbility, ValueTooLarge
 from perdure.snapshot import RunStatus, Snapshot, awaits_of, rest_status, wake_at_of
+from perdure.validation import check_whole
 
-MAX_ID_LENGTH = 512
 MAX_VALUE_SIZE = 16 * 1024 * 1024
 
 
@@ -477,26 +476,6 @@ def check_store(store: object, parameter: str = "store") -> Store:
         hint = "perdure.stores.open_store(url) opens one" if isinstance(store, str) else ""
         raise InvalidArgument(parameter, store, wanted, hint)
     return cast(Store, store)
-
-
-def check_id(id: object, parameter: str = "id") -> str:
-    """Give the id back, or raise: non-empty text up to 512 characters without NUL."""
-    wanted = f"non-empty text of at most {MAX_ID_LENGTH} characters without NUL"
-    if not isinstance(id, str) or not id:
-        raise InvalidArgument(parameter, id, wanted)
-    if len(id) > MAX_ID_LENGTH or "\0" in id or not is_encodable(id):
-        raise InvalidArgument(parameter, id, wanted)
-    return id
-
-
-def check_prefix(prefix: object, parameter: str = "prefix") -> str:
-    """Give the prefix back, or raise: text up to 512 characters without NUL; empty is no prefix."""
-    return "" if prefix == "" else check_id(prefix, parameter)
-
-
-def check_limit(limit: object, parameter: str = "limit") -> int:
-    """Give the limit back, or raise: a whole number, zero or more."""
-    return check_whole(limit, parameter, least=0)
 
 
 def check_entries(entries: Sequence[Entry], limit: int) -> None:

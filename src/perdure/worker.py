@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from perdure.arguments import check_whole
 from perdure.clock import Duration, parse_duration
-from perdure.driving import log_failure
+from perdure.durable.lifecycle import log_failure
+from perdure.durable.session import Session
+from perdure.engine.tasks import detached
 from perdure.errors import InvalidArgument, InvalidDuration, PerdureError, StoreError
-from perdure.runtime import Runtime
-from perdure.session import Session
+from perdure.runtime.runtime import Runtime
 from perdure.store import Grant, NotifyStore, can_notify, require_lease, require_schedule
-from perdure.tasks import detached
+from perdure.validation import check_whole
 
 logger = logging.getLogger(__name__)
 

@@ -24,34 +24,21 @@ from typing import (
 from uuid import UUID
 
 from perdure import codec
-from perdure.arguments import check_random, check_whole
 from perdure.cache import CacheLike, as_cache
 from perdure.clock import Clock, SystemClock, check_clock, isoformat
-from perdure.definition import definition_hash
-from perdure.errors import (
-    CodecError,
-    InvalidArgument,
-    SnapshotFormatError,
-    SnapshotMismatch,
-)
-from perdure.events import (
-    Bus,
-    Coalesce,
-    Event,
-    Listener,
-    Mode,
-    StepComplete,
-    check_listener,
-)
-from perdure.execution import Execution
-from perdure.function import Deps, WorkflowFunction, as_deps, body_of, conduct
-from perdure.history import History, Include
+from perdure.engine.execution import Execution
+from perdure.engine.fingerprint import definition_hash
+from perdure.engine.function import Deps, WorkflowFunction, as_deps, body_of, conduct
+from perdure.engine.history import History, Include
+from perdure.engine.step import Step
+from perdure.engine.tasks import outside_runs
+from perdure.errors import CodecError, InvalidArgument, SnapshotFormatError, SnapshotMismatch
+from perdure.events import Bus, Coalesce, Event, Listener, Mode, StepComplete, check_listener
 from perdure.result import Result
 from perdure.resume import ResumeState, ResumeStateCollector, as_resume_state, records_of
 from perdure.snapshot import Execution as ExecutionBlock
 from perdure.snapshot import Snapshot, assert_valid_snapshot
-from perdure.step import Step, check_errors
-from perdure.tasks import outside_runs
+from perdure.validation import check_errors, check_random, check_whole
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from perdure import Runtime
-from perdure.registry import Definition
+from perdure.runtime.definition import Definition
 from perdure.store import Store
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock

@@ -12,7 +12,7 @@ import pytest
 
 from perdure import Cron, Err, Retry, Run, Runtime, Step, workflow
 from perdure.errors import InvalidArgument
-from perdure.registry import Definition
+from perdure.runtime.definition import Definition
 from perdure.stores import sqlite
 from perdure.testing import CrashFound, explore_crashes
 

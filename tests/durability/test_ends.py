@@ -10,7 +10,7 @@ import pytest
 
 from perdure import Runtime, Step, workflow
 from perdure.errors import StoreError
-from perdure.registry import Definition
+from perdure.runtime.definition import Definition
 from perdure.store import Want
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock

@@ -11,13 +11,7 @@ import pydantic
 import pytest
 
 from perdure import Cron, Err, Retry, Runtime, Step, workflow
-from perdure.errors import (
-    Cancelled,
-    InvalidPayload,
-    RunNotFound,
-    UnknownWorkflow,
-    VersionMismatch,
-)
+from perdure.errors import Cancelled, InvalidPayload, RunNotFound, UnknownWorkflow, VersionMismatch
 from perdure.store import Delivery, Want
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from perdure import Runtime, Step, workflow
 from perdure.errors import RunNotFound, StoreError
-from perdure.registry import Definition
+from perdure.runtime.definition import Definition
 from perdure.snapshot import is_over, rest_status
 from perdure.store import Delivery, Grant, Verdict
 from perdure.stores.memory import MemoryStore

@@ -16,7 +16,7 @@ import pytest
 
 from perdure import Runtime, Step, Worker, workflow
 from perdure.errors import InvalidArgument, MissingAbility, StoreError
-from perdure.registry import Definition
+from perdure.runtime.definition import Definition
 from perdure.store import NewRun, Want
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from perdure import Err, Ok, Result, Step, durable
 from perdure.store import Store
 from perdure.stores import libsql, mongo, postgres
-from perdure.stores.whole import WholeStore
+from perdure.stores.adapters.snapshot_only import WholeStore
 
 USER = {"id": "u-1", "name": "Åsa ☃", "a.b": {"c": None}}
 QUOTE = [12.5, 2**53 - 1, -3, 1.5e-7, True, "", []]

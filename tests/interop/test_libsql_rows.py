@@ -10,7 +10,7 @@ import pytest
 from perdure import Err, Ok, Step, durable
 from perdure.errors import StepError
 from perdure.stores import libsql
-from perdure.stores.whole import WholeStore
+from perdure.stores.adapters.snapshot_only import WholeStore
 
 CREATE = """
     CREATE TABLE awaitly_snapshots (

@@ -10,7 +10,7 @@ from perdure import Runtime, Step, workflow
 from perdure.errors import StateFormatError
 from perdure.snapshot import validate_snapshot
 from perdure.stores import MemoryStore
-from perdure.stores.importing import snapshot_of_stored_run
+from perdure.stores.adapters.visulima import snapshot_of_stored_run
 from perdure.testing.clock import TestClock
 
 RUN = "order:ddb1"

@@ -12,17 +12,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from perdure.snapshot import Snapshot
-from perdure.store import (
-    Capabilities,
-    Entry,
-    Grant,
-    Listed,
-    Rest,
-    Verdict,
-)
+from perdure.store import Capabilities, Entry, Grant, Listed, Rest, Verdict
 from perdure.stores._reading import Granted
-from perdure.stores._shelf import Run
 from perdure.stores.memory import MemoryStore
+from perdure.stores.memory.rows import Run
 
 MUTANTS: list[tuple[type[MemoryStore], str]] = []
 

@@ -8,20 +8,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from perdure.snapshot import RunStatus
-from perdure.store import (
-    Delivery,
-    Due,
-    Entry,
-    Grant,
-    Lease,
-    Message,
-    NewRun,
-    Rest,
-    Verdict,
-    Want,
-)
-from perdure.stores._shelf import Run
+from perdure.store import Delivery, Due, Entry, Grant, Lease, Message, NewRun, Rest, Verdict, Want
 from perdure.stores.memory import MemoryStore
+from perdure.stores.memory.rows import Run
 from tests.stores.mutants import caught_by
 
 

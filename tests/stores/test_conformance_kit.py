@@ -13,7 +13,7 @@ from perdure.store import Entry, Store, Verdict
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance import StoreConformance
-from perdure.testing.conformance.machine import StoreMachine
+from perdure.testing.conformance.reference import StoreMachine
 from perdure.testing.faults import FaultyStore
 from tests.stores.mutants import MUTANTS, AppendsAgain, LosesFencing
 from tests.stores.mutants_owning import (

@@ -22,11 +22,11 @@ from perdure import (
     workflow,
 )
 from perdure.caches import FileCache, MemoryCache
+from perdure.engine.function import Deps
 from perdure.events import StepComplete
-from perdure.function import Deps
 from perdure.keyvalue import MemoryKeyValue
-from perdure.registry import Definition
 from perdure.runtime import Signalled
+from perdure.runtime.definition import Definition
 from perdure.store import Listed
 from perdure.stores import MemoryStore, open_store, sqlite
 

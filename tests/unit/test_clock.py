@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.clock import (
-    Clock,
-    Cron,
-    SystemClock,
-    isoformat,
-    parse_duration,
-    parse_iso,
-)
+from perdure.clock import Clock, Cron, SystemClock, isoformat, parse_duration, parse_iso
 from perdure.errors import InvalidArgument, InvalidCron, InvalidDuration, PerdureError
 from perdure.testing import TestClock
 

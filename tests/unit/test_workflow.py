@@ -25,7 +25,7 @@ from perdure import (
     parse_state,
     stringify_state,
 )
-from perdure.definition import definition_hash
+from perdure.engine.fingerprint import definition_hash
 from perdure.errors import (
     CodecError,
     InvalidArgument,

@@ -21,7 +21,7 @@ from perdure.clock import (
     parse_iso,
 )
 from perdure.errors import CodecError, InvalidArgument, StoreError
-from perdure.names import safe_name
+from perdure.filenames import safe_name
 from perdure.snapshot import StepRecord
 
 logger = logging.getLogger(__name__)

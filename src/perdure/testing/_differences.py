@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from difflib import unified_diff
 from pprint import pformat
 
-from perdure.run import Run
+from perdure.runtime.run import Run
 
 MAX_LINES = 20
 _WIDTH = 96

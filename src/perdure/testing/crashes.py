@@ -17,9 +17,9 @@ import msgspec
 from perdure.clock import Clock
 from perdure.errors import InvalidArgument, StoreError
 from perdure.events import StepStart
-from perdure.registry import Definition
-from perdure.run import Run
-from perdure.runtime import Runtime
+from perdure.runtime.definition import Definition
+from perdure.runtime.run import Run
+from perdure.runtime.runtime import Runtime
 from perdure.store import Store
 from perdure.stores.memory import MemoryStore
 from perdure.testing._differences import difference

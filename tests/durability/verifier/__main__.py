@@ -10,13 +10,7 @@ from random import SystemRandom
 
 from tests.durability.verifier.places import PLACES
 from tests.durability.verifier.report import Failure, Tally, describe
-from tests.durability.verifier.verify import (
-    SIMULATION,
-    run_seed,
-    shrink_on,
-    simulate_seed,
-    until,
-)
+from tests.durability.verifier.verify import SIMULATION, run_seed, shrink_on, simulate_seed, until
 
 _SHOWN = 3
 _SHRINKING = 90.0

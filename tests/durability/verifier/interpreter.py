@@ -13,7 +13,7 @@ from typing import Any, assert_never
 from perdure import Retry, errors, workflow
 from perdure import Step as Handle
 from perdure.errors import PerdureError, StepError, StepFailed, StepTimeout
-from perdure.registry import Definition
+from perdure.runtime.definition import Definition
 from tests.durability.verifier import language as lang
 from tests.durability.verifier.joins import join, retrieve
 from tests.durability.verifier.log import Kind, Line, Log, tokens_in

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from perdure import Runtime
-from perdure.run import Run
+from perdure.runtime.run import Run
 from perdure.store import Delivery
 from tests.durability.verifier import language as lang
 from tests.durability.verifier.checker import OVER, End

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from perdure.errors import InvalidArgument
-from perdure.store import MAX_ID_LENGTH, Delivery, Entry, NewRun, Rest, Store, Verdict, Want
+from perdure.store import (
+    Delivery,
+    Entry,
+    NewRun,
+    Rest,
+    Store,
+    Verdict,
+    Want,
+)
 from perdure.testing.conformance.base import pages_of
 from perdure.testing.conformance.harness import (
     LONG,
@@ -23,6 +31,7 @@ from perdure.testing.conformance.harness import (
     steps_of,
 )
 from perdure.testing.conformance.samples import as_json, snapshot
+from perdure.validation import MAX_ID_LENGTH
 
 NAMES = [
     "'",

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from perdure.snapshot import merge_snapshots
 from perdure.store import Entry, Rest, Store, Verdict
 from perdure.testing.conformance.harness import Harness, granted, need_everything, need_journal
-from perdure.testing.conformance.machine import StoreMachine
-from perdure.testing.conformance.randomly import JSON, TEXT, for_all, run_machine
+from perdure.testing.conformance.random_cases import JSON, TEXT, for_all, run_machine
+from perdure.testing.conformance.reference import StoreMachine
 from perdure.testing.conformance.samples import AT, as_json, snapshot
 
 KEYS = st.sampled_from(["a", "b", "A", "10", "9", "", "a.b", "$a", "é"]) | TEXT

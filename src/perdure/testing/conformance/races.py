@@ -217,7 +217,7 @@ class ScheduleRaceChecks(Harness):
 @asynccontextmanager
 async def contenders(url: str, count: int) -> AsyncGenerator[list[Process], None]:
     """Give processes that have opened the store and wait for the word to claim."""
-    command = [sys.executable, "-m", "perdure.testing.conformance.contend", url]
+    command = [sys.executable, "-m", "perdure.testing.conformance.claimant", url]
     processes = [
         await create_subprocess_exec(*command, f"owner {n}", stdin=PIPE, stdout=PIPE)
         for n in range(count)

@@ -8,13 +8,13 @@ from perdure.testing.conformance.hostile import HostileChecks
 from perdure.testing.conformance.inbox import InboxChecks
 from perdure.testing.conformance.journal import JournalChecks
 from perdure.testing.conformance.lease import LeaseChecks
+from perdure.testing.conformance.maintenance import UpkeepChecks
 from perdure.testing.conformance.model import ModelChecks
 from perdure.testing.conformance.payloads import PayloadChecks
 from perdure.testing.conformance.prefixes import PrefixChecks
 from perdure.testing.conformance.races import RaceChecks
 from perdure.testing.conformance.schedule import ScheduleChecks
 from perdure.testing.conformance.transaction import TransactionChecks
-from perdure.testing.conformance.upkeep import UpkeepChecks
 
 
 @pytest.mark.asyncio

@@ -1,0 +1,128 @@
+"""JSON from elsewhere, without tags, as a type: work of msgspec and pydantic, with one error."""
+
+import collections.abc
+from pathlib import PurePath
+from typing import Any, get_args, get_origin
+
+import msgspec
+
+from perdure.codec.annotations import bare, filled, union_members, variables_of
+from perdure.codec.classes import Record, record_of
+from perdure.errors import CodecError
+
+_AT = " - at `$"
+
+# Alternatives inside alternatives could be tried for ever; no honest value needs so many guesses.
+_MAX_GUESSES = 1000
+
+
+def convert_foreign(data: Any, annotation: Any, path: str) -> Any:
+    """Give data as the type, validated; `CodecError` names the field that does not fit."""
+    return _Conversion().convert(data, annotation, path)
+
+
+class _Conversion:
+    """The conversion of one value, part by part where msgspec does not take its type as a whole."""
+
+    def __init__(self) -> None:
+        self._guesses = 0
+
+    def convert(self, data: Any, annotation: Any, path: str) -> Any:
+        meaning = bare(annotation)
+        if _is_model(meaning):
+            return _by_pydantic(data, meaning, path)
+        try:
+            return msgspec.convert(data, annotation, dec_hook=_hook)
+        except msgspec.ValidationError as error:
+            message, _, place = str(error).partition(_AT)
+            raise CodecError(message, path + place.rstrip("`")) from error
+        except TypeError as error:
+            refused = error
+        except Exception as error:
+            raise CodecError(f"does not fit {annotation!r}: {error!r}", path) from error
+        # msgspec refuses types in which JSON does not say which class is meant: try them out.
+        members = union_members(meaning)
+        if len(members) > 1:
+            return self._first_that_fits(data, members, path)
+        return self._by_parts(data, meaning, path, refused)
+
+    def _first_that_fits(self, data: Any, members: tuple[Any, ...], path: str) -> Any:
+        problems: list[str] = []
+        for member in members:
+            try:
+                return self.convert(data, member, path)
+            except CodecError as error:
+                problems.append(f"{getattr(member, '__name__', member)}: {error}")
+                self._guesses += 1
+                if self._guesses > _MAX_GUESSES:
+                    raise
+        raise CodecError("fits no member of the union: " + "; ".join(problems)[:1000], path)
+
+    def _by_parts(self, data: Any, meaning: Any, path: str, refused: TypeError) -> Any:
+        cls, arguments = get_origin(meaning) or meaning, get_args(meaning)
+        if isinstance(cls, type) and (record := record_of(cls)):
+            return self._fields(data, meaning, record, path)
+        if _is_subclass(cls, collections.abc.Mapping) and len(arguments) == 2:
+            items = _of(dict, data, path).items()
+            return {key: self.convert(item, arguments[1], f"{path}.{key}") for key, item in items}
+        if _is_subclass(cls, collections.abc.Iterable) and len(set(arguments) - {Ellipsis}) == 1:
+            gather = cls if cls in (set, frozenset, tuple) else list
+            places = enumerate(_of(list, data, path))
+            return gather(self.convert(item, arguments[0], f"{path}[{i}]") for i, item in places)
+        raise CodecError(f"cannot convert to {meaning!r}: {refused}", path) from refused
+
+    def _fields(self, data: Any, meaning: Any, record: Record, path: str) -> Any:
+        cls, variables = get_origin(meaning) or meaning, variables_of(meaning)
+        held = _of(dict, data, path)
+        if missing := record.required - set(held):
+            raise CodecError(f"Object missing required field `{min(missing)}`", path)
+        values: dict[str, Any] = {}
+        for name in (name for name in record.names if name in held):
+            annotation = filled(record.types.get(name, Any), variables)
+            values[name] = self.convert(held[name], annotation, f"{path}.{name}")
+        try:
+            return cls(**values)
+        except Exception as error:
+            raise CodecError(f"does not fit {cls.__name__}: {error}", path) from error
+
+
+def _is_subclass(cls: Any, base: type) -> bool:
+    return isinstance(cls, type) and issubclass(cls, base)
+
+
+def _of(kind: type, data: Any, path: str) -> Any:
+    if not isinstance(data, kind):
+        wanted = "object" if kind is dict else "array"
+        raise CodecError(f"Expected `{wanted}`, got `{type(data).__name__}`", path)
+    return data
+
+
+def _is_model(meaning: Any) -> bool:
+    record = record_of(meaning) if isinstance(meaning, type) else None
+    return record is not None and record.model
+
+
+def _hook(wanted: Any, data: Any) -> Any:
+    if isinstance(data, wanted):
+        return data
+    if _is_model(wanted):
+        return wanted.model_validate(data)
+    if issubclass(wanted, PurePath) and isinstance(data, str):
+        return wanted(data)
+    raise TypeError(f"Expected `{wanted.__name__}`, got `{type(data).__name__}`")
+
+
+def _by_pydantic(data: Any, model: Any, path: str) -> Any:
+    try:
+        return model.model_validate(data)
+    except Exception as error:
+        problems = getattr(error, "errors", list[Any])()
+        if not problems:
+            raise CodecError(f"does not fit {model.__name__}: {error!r}", path) from error
+        place = "".join(_step(step) for step in problems[0]["loc"])
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise CodecError(problems[0]["msg"] + more, path + place) from error
+
+
+def _step(place: object) -> str:
+    return f"[{place}]" if isinstance(place, int) else f".{place}"

@@ -1,0 +1,291 @@
+"""Any value as JSON with tags, and an account of what will not come back."""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from datetime import date, datetime, time, timezone
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from perdure.codec.classes import Record, attributes_of, dumped, record_of
+from perdure.codec.exceptions import cause_of, full_name, is_known, name_of, safe_text
+from perdure.codec.tags import (
+    LEAF_BY_TYPE,
+    MAX_DEPTH,
+    ForeignZone,
+    JSONValue,
+    Tag,
+    is_clean,
+    is_plain,
+    is_shallow,
+    is_tagged,
+)
+from perdure.errors import CodecError
+from perdure.result import Err, Ok
+
+# A list of a thousand objects without a type is one problem, not a thousand warnings.
+_MAX_LOSSES = 20
+
+# An object without a declared shape may hold the whole program: enough of it to recognise it.
+_MAX_STRANGERS = 100
+_MAX_STRANGERS_DEEP = 8
+
+_HEAP_TYPE = 1 << 9
+
+sorted_json = msgspec.json.Encoder(order="deterministic").encode
+
+
+class Loss(NamedTuple):
+    """A place in a value that will not come back as it was, e.g. `value.user.tags[3]`."""
+
+    path: str
+    reason: Literal["non-json", "circular", "encode-failed"]
+
+
+class Form(Enum):
+    """What becomes of an object that needs its class to come back."""
+
+    FIELDS = "its fields: the return type says which class stands where"
+    NAMED = "its fields under its class's name, where the return type leaves a choice"
+    LOST = "its fields, and a loss: there is no return type"
+    PRINT = "as named, and other objects count by their class alone"
+
+
+class Writer:
+    """One pass over one value; afterwards `losses` and `typed` tell what was met."""
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        self.losses: list[Loss] = []
+        self.lost = 0
+        self.typed = False
+        self._open: set[int] = set()
+        self._strangers = 0
+        self._strangers_deep = 0
+        self._hashed = 0
+
+    def whole(self, value: object, root: str) -> JSONValue:
+        """Give a value as JSON with tags, or raise `CodecError` when it is nested too deep."""
+        data = self.write(value, root)
+        if self.form is Form.NAMED:
+            data = {"~named": data}
+        if not is_shallow(data):
+            raise CodecError(f"a value of more than {MAX_DEPTH} levels of JSON", root)
+        return data
+
+    def write(self, value: object, path: str) -> JSONValue:
+        """Give a part of the value as JSON with tags."""
+        kind = type(value)
+        if value is None or kind is bool:
+            return value
+        try:
+            if leaf := LEAF_BY_TYPE.get(kind):
+                return self._leaf(value, leaf, path)
+            if id(value) in self._open:
+                return self._lose(value, path, "circular")
+            if len(self._open) >= MAX_DEPTH:
+                raise CodecError(f"a value of more than {MAX_DEPTH} levels", _shortened(path))
+            self._open.add(id(value))
+            try:
+                return _CONTAINERS.get(kind, Writer._object)(self, value, path)
+            finally:
+                self._open.discard(id(value))
+        except (CodecError, RecursionError):
+            raise
+        except Exception:  # noqa: BLE001 - whatever a user's object does when it is looked at
+            return self._lose(value, path, "encode-failed")
+
+    def report(self, path: str, reason: Literal["non-json", "circular", "encode-failed"]) -> None:
+        """Note a loss; the first of a path, and the first few of a value, are kept."""
+        self.lost += 1
+        if len(self.losses) < _MAX_LOSSES and all(loss.path != path for loss in self.losses):
+            self.losses.append(Loss(path, reason))
+
+    def _lose(
+        self, value: object, path: str, reason: Literal["non-json", "circular", "encode-failed"]
+    ) -> JSONValue:
+        self.report(path, reason)
+        return {"~type": full_name(type(value))} if self.form is Form.PRINT else None
+
+    def _leaf(self, value: Any, leaf: Tag, path: str) -> JSONValue:
+        if leaf.bare(value):
+            return value
+        try:
+            return {"~" + leaf.name: leaf.write(value)}
+        except ForeignZone:
+            self.report(path, "non-json")
+            offset = value.utcoffset()
+            fixed = None if offset is None else timezone(offset)
+            return {"~" + leaf.name: leaf.write(value.replace(tzinfo=fixed))}
+
+    def _list(self, value: list[object], path: str) -> JSONValue:
+        return [self.write(item, f"{path}[{place}]") for place, item in enumerate(value)]
+
+    def _tuple(self, value: tuple[object, ...], path: str) -> JSONValue:
+        return {"~tuple": [self.write(item, f"{path}[{i}]") for i, item in enumerate(value)]}
+
+    def _set(self, value: set[object] | frozenset[object], path: str) -> JSONValue:
+        self._hashed += 1
+        items = [self.write(item, f"{path}[{place}]") for place, item in enumerate(value)]
+        self._hashed -= 1
+        # A set has no order of its own, and is to give the same bytes in every process.
+        return {"~" + type(value).__name__: sorted(items, key=sorted_json)}
+
+    def _dict(self, value: dict[Any, object], path: str) -> JSONValue:
+        if not all(type(key) is str and is_clean(key) for key in value):
+            return self._map(value, path)
+        data = {key: self.write(item, _child(path, key)) for key, item in value.items()}
+        return {"~": data} if is_tagged(data) else data
+
+    def _map(self, value: dict[Any, object], path: str) -> JSONValue:
+        pairs: list[JSONValue] = []
+        for place, (key, item) in enumerate(value.items()):
+            self._hashed += 1
+            written = self.write(key, f"{path}.keys[{place}]")
+            self._hashed -= 1
+            pairs.append([written, self.write(item, _child(path, key))])
+        return {"~map": sorted(pairs, key=sorted_json) if self.form is Form.PRINT else pairs}
+
+    def _object(self, value: Any, path: str) -> JSONValue:
+        kind = type(value)
+        if issubclass(kind, Enum):
+            return self._classed(value, self.write(value._value_, path), path)
+        if record := record_of(kind):
+            return self._record(value, record, path)
+        if issubclass(kind, BaseException):
+            return self._error(value, path)
+        for base, exact in _EXACT:
+            if issubclass(kind, base):
+                self.report(path, "non-json")
+                unhashable = self._hashed and base in _UNHASHABLE
+                return safe_text(value) if unhashable else self.write(exact(value), path)
+        return self._stranger(value, path)
+
+    def _ok(self, value: Ok[object], path: str) -> JSONValue:
+        return {"~ok": self.write(value.value, f"{path}.value")}
+
+    def _err(self, value: Err[object], path: str) -> JSONValue:
+        data = {"error": self.write(value.error, f"{path}.error")}
+        if value.cause is not None:
+            data["cause"] = self.write(value.cause, f"{path}.cause")
+        return {"~err": data}
+
+    def _classed(self, value: object, data: JSONValue, path: str) -> JSONValue:
+        match self.form:
+            case Form.FIELDS:
+                self.typed = True
+                return data
+            case Form.NAMED:
+                self.typed = True
+                return {"~record": [type(value).__name__, data]}
+            case Form.PRINT:
+                return {"~record": [full_name(type(value)), data]}
+            case Form.LOST:
+                self.report(path, "non-json")
+                return safe_text(value) if self._hashed and type(data) in (dict, list) else data
+
+    def _record(self, value: object, record: Record, path: str) -> JSONValue:
+        data: dict[str, JSONValue] = {}
+        for name, held in record.read(value).items():
+            lost, kept = self.lost, len(self.losses)
+            data[name] = self.write(held, _child(path, name))
+            # What only pydantic knows (a URL, a secret) it can often write, and read, by itself.
+            if record.model and self.lost > lost and self.form is not Form.LOST:
+                form = dumped(value, name)
+                if is_plain(form):
+                    data[name] = {"~dumped": form}
+                    self.lost = lost
+                    del self.losses[kept:]
+        return self._classed(value, {"~": data} if is_tagged(data) else data, path)
+
+    def _error(self, error: BaseException, path: str) -> JSONValue:
+        if self.form is Form.PRINT:
+            return {"~error": [name_of(type(error)), safe_text(error)]}
+
+        def attempt(value: object) -> tuple[JSONValue, bool]:
+            lost = self.lost
+            return self._untyped(value, f"{path}.args"), self.lost == lost
+
+        cause = cause_of(error, attempt)
+        if not is_known(type(error)):
+            self.typed = True
+            if self.form is Form.LOST:
+                self.report(path, "non-json")
+        return {"~error": cause}
+
+    def _untyped(self, value: object, path: str) -> JSONValue:
+        form, self.form = self.form, Form.LOST
+        try:
+            return self.write(value, path)
+        finally:
+            self.form = form
+
+    def _stranger(self, value: object, path: str) -> JSONValue:
+        if self._strangers >= _MAX_STRANGERS or self._strangers_deep >= _MAX_STRANGERS_DEEP:
+            return self._lose(value, path, "non-json")
+        if self.form is Form.PRINT or not _is_data(value):
+            return self._lose(value, path, "non-json")
+        self.report(path, "non-json")
+        if self._hashed:
+            return safe_text(value)
+        held = attributes_of(value)
+        self._strangers += 1
+        self._strangers_deep += 1
+        data = self.write(held, path)
+        self._strangers_deep -= 1
+        return data
+
+
+_CONTAINERS: dict[type, Callable[[Writer, Any, str], JSONValue]] = {
+    list: Writer._list,
+    tuple: Writer._tuple,
+    set: Writer._set,
+    frozenset: Writer._set,
+    dict: Writer._dict,
+    Ok: Writer._ok,
+    Err: Writer._err,
+}
+
+# Through the methods of the base itself, for a subclass's may do anything.
+_EXACT: tuple[tuple[type, Callable[[Any], object]], ...] = (
+    (str, str.__str__),
+    (int, int.__int__),
+    (float, float.__float__),
+    (complex, complex.__complex__),
+    (bytes, lambda value: bytes(memoryview(value))),
+    (bytearray, lambda value: bytearray(memoryview(value))),
+    (memoryview, bytes),
+    (OrderedDict, lambda value: dict(OrderedDict.items(value))),
+    (dict, lambda value: dict(dict.items(value))),
+    (MappingProxyType, dict),
+    (list, list.copy),
+    (deque, lambda value: list(deque.__iter__(value))),
+    (tuple, lambda value: tuple(tuple.__iter__(value))),
+    (set, lambda value: set(set.__iter__(value))),
+    (frozenset, lambda value: frozenset(frozenset.__iter__(value))),
+    (datetime, lambda value: datetime.combine(datetime.date(value), datetime.timetz(value))),
+    (date, lambda value: date.fromordinal(date.toordinal(value))),
+    (time, lambda value: time.fromisoformat(time.isoformat(value))),
+)
+
+_UNHASHABLE = (bytearray, OrderedDict, dict, MappingProxyType, list, deque, set)
+
+
+def _is_data(value: object) -> bool:
+    """Say whether an object is of a class written in Python and not a function of some kind."""
+    kind = type(value)
+    bases = kind.__mro__
+    open_ended = any("__dict__" in vars(base) or "__slots__" in vars(base) for base in bases)
+    return bool(kind.__flags__ & _HEAP_TYPE) and open_ended and not callable(value)
+
+
+def _child(path: str, key: object) -> str:
+    if type(key) is str and key.isidentifier():
+        return f"{path}.{key}"
+    return f"{path}[{key!r}]" if is_plain(key, room=0) else f"{path}[<{type(key).__name__}>]"
+
+
+def _shortened(path: str) -> str:
+    return path if len(path) <= 120 else f"{path[:80]}…{path[-30:]}"

@@ -1,0 +1,162 @@
+"""Where engine and store meet: load, lease, run, append, rest.
+
+    result = await durable.run(deps, checkout, id="checkout-123", store=store)
+
+Every step is recorded in the store before the function goes on. After a crash the same call goes on
+where the record ends.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from perdure import codec
+from perdure.clock import Clock, Duration, SystemClock, check_clock
+from perdure.durable.call import OnVersionMismatch, Request, VersionGap, run_once
+from perdure.durable.idempotency import run_with_key
+from perdure.durable.lifecycle import LEASE_TTL, check_lease_ttl, default_store
+from perdure.durable.states import (
+    clear_state,
+    delete_state,
+    delete_states,
+    has_state,
+    list_pending,
+)
+from perdure.engine.function import WorkflowFunction, as_deps, body_of
+from perdure.errors import (
+    AlreadyRunning,
+    IdempotencyConflict,
+    InvalidArgument,
+    LeaseLost,
+    PerdureError,
+    SnapshotFormatError,
+    StoreError,
+    VersionMismatch,
+)
+from perdure.events import Bus, Listener, check_listener
+from perdure.result import Result
+from perdure.snapshot.record import outcome_of
+from perdure.store import Store, check_store
+from perdure.validation import check_errors, check_flag, check_id, check_whole
+from perdure.workflow import encode_metadata
+
+__all__ = [
+    "OnVersionMismatch",
+    "VersionGap",
+    "clear_state",
+    "delete_state",
+    "delete_states",
+    "has_state",
+    "list_pending",
+    "run",
+    "run_sync",
+]
+
+T = TypeVar("T")
+
+_OUTCOMES = (
+    StoreError,
+    AlreadyRunning,
+    LeaseLost,
+    VersionMismatch,
+    IdempotencyConflict,
+    SnapshotFormatError,
+)
+
+
+async def run(
+    deps: object,
+    fn: WorkflowFunction[T, Any],
+    /,
+    *,
+    id: str,
+    store: Store | None = None,
+    version: int = 1,
+    keep: bool = False,
+    input: object = None,
+    metadata: Mapping[str, Any] | None = None,
+    on_event: Listener | None = None,
+    errors: Sequence[type[BaseException]] = (),
+    lease_ttl: Duration = LEASE_TTL,
+    allow_concurrent: bool = False,
+    on_version_mismatch: OnVersionMismatch = "error",
+    replay_errors: bool = False,
+    idempotency_key: str | None = None,
+    clock: Clock = SystemClock(),
+) -> Result[T, Any]:
+    """Run a function so that it survives crashes, and give `Ok(value)` or `Err(error, cause)`.
+
+    On success the run is deleted; with `keep` it stays, and a second call with the same id gives
+    the recorded result without running anything. On failure it stays for the next call, which runs
+    the failed step again; with `replay_errors` the recorded failure answers. Errors of the engine
+    come as `Err` too: `VersionMismatch`, `AlreadyRunning`, `LeaseLost`, `StoreError`, `DriftError`.
+
+    `on_version_mismatch` is `"error"`, `"clear"` (start afresh), or a function of a `VersionGap`
+    that gives one of these or a migrated snapshot. With `allow_concurrent` a second call takes the
+    run over from the first, which ends with `LeaseLost`. `idempotency_key` gives all calls with one
+    key one result, whatever their ids. Cancelling the task keeps the state and releases the lease.
+    """
+    request = Request(
+        id=check_id(id),
+        store=default_store() if store is None else check_store(store),
+        body=body_of(fn, as_deps(deps)),
+        fn=fn,
+        version=check_whole(version, "version", least=0),
+        keep=check_flag(keep, "keep"),
+        metadata=_first_metadata(version, metadata, input),
+        bus=_bus(on_event),
+        errors=check_errors(errors),
+        lease_ttl=check_lease_ttl(lease_ttl),
+        shared=check_flag(allow_concurrent, "allow_concurrent"),
+        on_version_mismatch=_check_mending(on_version_mismatch),
+        replay_errors=check_flag(replay_errors, "replay_errors"),
+        clock=check_clock(clock),
+    )
+    key = None if idempotency_key is None else _check_key(idempotency_key)
+    try:
+        result = await (run_once(request) if key is None else run_with_key(request, key))
+    except _OUTCOMES as error:
+        result = outcome_of(error)
+    await request.bus.flush()
+    return result
+
+
+def run_sync(deps: object, fn: WorkflowFunction[T, Any], /, **options: Any) -> Result[T, Any]:
+    """Do as `run` does, for code without an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(run(deps, fn, **options))
+    raise PerdureError(
+        "durable.run_sync was called inside an event loop; write: await durable.run(…)"
+    )
+
+
+def _bus(listener: Listener | None) -> Bus:
+    bus = Bus()
+    if listener is not None:
+        bus.subscribe(check_listener(listener))
+    return bus
+
+
+def _check_mending(mending: OnVersionMismatch) -> OnVersionMismatch:
+    if mending not in ("error", "clear") and not callable(mending):
+        wanted = '"error", "clear", or a function of a VersionGap'
+        raise InvalidArgument("on_version_mismatch", mending, wanted)
+    return mending
+
+
+def _check_key(key: str) -> str:
+    check_id(key, "idempotency_key")
+    check_id(f"idem:{key}", "idempotency_key")
+    return key
+
+
+def _first_metadata(
+    version: int, metadata: Mapping[str, Any] | None, input: object
+) -> dict[str, Any]:
+    first = {} if metadata is None else encode_metadata(metadata)
+    first["version"] = version
+    if input is not None:
+        first["input"] = codec.encode(input)
+    return first

@@ -1,0 +1,285 @@
+"""The group committer: while one write is in flight, requests of all runs are gathered and written
+together.
+
+A lone run pays one commit per step; a thousand runs share commits. One request that spoils a batch
+harms only itself: the batch is tried again one by one. A write whose answer was lost is sent again:
+an entry carries its number in the journal and an owner may ask twice for its lease, so the store
+itself knows what had been written; nothing is guessed.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from datetime import timedelta
+from typing import Any, Generic, TypeVar, cast
+
+from perdure.clock import Clock, SystemClock
+from perdure.engine.tasks import Interrupted, detached, outside_runs
+from perdure.errors import PerdureError, StoreClosed, StoreError, StoreUnavailable
+from perdure.store import Entry, Grant, JournalStore, LeaseStore, Verdict, Want
+
+logger = logging.getLogger(__name__)
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+MAX_BATCH = 500
+MAX_BATCH_BYTES = 8 * 1024 * 1024
+MAX_WAITING = 10_000
+PATIENCE = timedelta(seconds=10)
+# Two, so that the runs of one queue work while the store writes for those of the other.
+QUEUES = 2
+
+
+class _Pending(Generic[Q, A]):
+    """A request that waits for its answer; cancelling the caller does not withdraw it."""
+
+    __slots__ = ("answer", "error", "request", "settled", "woken")
+
+    def __init__(self, request: Q) -> None:
+        self.request = request
+        self.settled = False
+        self.answer: A | None = None
+        self.error: BaseException | None = None
+        self.woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def settle(self, answer: A | None, error: BaseException | None = None) -> None:
+        """Keep the answer or the error, and wake the caller."""
+        if self.settled:
+            return
+        self.settled, self.answer, self.error = True, answer, error
+        if not self.woken.done():
+            self.woken.set_result(None)
+
+    async def wait(self, cancelled: bool = False) -> A:
+        """Return the answer; a cancellation is raised as `Interrupted` once that is known."""
+        while not self.settled:
+            try:
+                await self.woken
+            except asyncio.CancelledError:
+                cancelled = True
+                if not self.settled:
+                    self.woken = asyncio.get_running_loop().create_future()
+        if self.error is not None:
+            raise self.error
+        if cancelled:
+            raise Interrupted(self.answer)
+        return cast(A, self.answer)
+
+
+class BatchQueue(Generic[Q, A]):
+    """One kind of write, one batch at a time.
+
+    A caller that finds the queue idle writes in its own task, without a detour. Requests that
+    arrive in the meantime are queued, and a task of the queue writes them together.
+
+    No request overtakes an earlier one: the next write begins when the previous one has been
+    answered, and a write whose answer the caller did not get is sent again before anything else. A
+    later entry of a run can therefore never make the store take an earlier one for a repetition.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[Sequence[Q]], Awaitable[Sequence[A]]],
+        *,
+        clock: Clock = SystemClock(),
+        size: Callable[[Q], int] = lambda _: 0,
+        patience: timedelta = PATIENCE,
+        max_waiting: int = MAX_WAITING,
+    ) -> None:
+        self._send = send
+        self._clock = clock
+        self._size = size
+        self._patience = patience
+        self._max_waiting = max_waiting
+        self._queue: deque[_Pending[Q, A]] = deque()
+        self._room: asyncio.Future[None] | None = None
+        self._idle: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._busy = False
+        self._closed = False
+
+    def submit(self, request: Q) -> Coroutine[Any, Any, A]:
+        """Return the store's answer to this request once it is durable; to be awaited at once.
+
+        Cancelling the caller does not withdraw the request. The cancellation is raised when the
+        answer is known, as `Interrupted`, which carries it.
+        """
+        if self._busy and not self._closed and len(self._queue) < self._max_waiting:
+            return self._enqueue(request).wait()
+        return self._write_now(request)
+
+    async def _write_now(self, request: Q) -> A:
+        while len(self._queue) >= self._max_waiting and not self._closed:
+            await self._wait_for_room()
+        if self._closed:
+            raise StoreClosed("the committer is closed; nothing more can be written through it")
+        if self._busy:
+            return await self._enqueue(request).wait()
+        self._busy = True
+        try:
+            # Tasks that the store starts are not branches of the run that happens to write.
+            with outside_runs():
+                (answer,) = await self._send([request])
+        except (asyncio.CancelledError, StoreUnavailable) as error:
+            # It may have been written or not: the store knows when it is sent again.
+            pending = self._enqueue(request, first=True)
+            self._flush_next()
+            return await pending.wait(cancelled=isinstance(error, asyncio.CancelledError))
+        except Exception as error:  # noqa: BLE001  # raised to the caller
+            self._flush_next()
+            failure = _as_store_error(error)
+            raise failure from failure.__cause__
+        self._flush_next()
+        return answer
+
+    def _enqueue(self, request: Q, *, first: bool = False) -> _Pending[Q, A]:
+        pending: _Pending[Q, A] = _Pending(request)
+        if first:
+            self._queue.appendleft(pending)
+        else:
+            self._queue.append(pending)
+        return pending
+
+    def _flush_next(self) -> None:
+        """Write what was queued, or become idle."""
+        if self._queue:
+            # The queue outlives the run that happens to write: its task is not a branch of it.
+            self._task = detached(self._write())
+            return
+        self._busy = False
+        if self._idle is not None:
+            self._idle.set_result(None)
+            self._idle = None
+
+    def __len__(self) -> int:
+        """How many requests wait for the next write."""
+        return len(self._queue)
+
+    async def close(self) -> None:
+        """Write what is waiting, then stop; later requests are refused."""
+        self._closed = True
+        while self._busy:
+            if self._idle is None:
+                self._idle = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._idle)
+
+    async def _wait_for_room(self) -> None:
+        if self._room is None:
+            self._room = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._room)
+
+    async def _write(self) -> None:
+        batch: Sequence[_Pending[Q, A]] = ()
+        try:
+            while self._queue:
+                batch = self._next_batch()
+                if self._room is not None:
+                    self._room.set_result(None)
+                    self._room = None
+                await self._write_batch(batch)
+                if len(batch) > 1:
+                    # Callers that were just answered join the next batch.
+                    await self._clock.sleep(0)
+        except asyncio.CancelledError:
+            # The event loop is about to close: nobody can be kept waiting.
+            for pending in (*batch, *self._queue):
+                pending.settle(None, asyncio.CancelledError())
+            self._queue.clear()
+            raise
+        finally:
+            self._flush_next()
+
+    def _next_batch(self) -> list[_Pending[Q, A]]:
+        queue = self._queue
+        batch = [queue.popleft()]
+        size = self._size(batch[0].request)
+        while queue and len(batch) < MAX_BATCH:
+            size += self._size(queue[0].request)
+            if size > MAX_BATCH_BYTES:
+                break
+            batch.append(queue.popleft())
+        return batch
+
+    async def _write_batch(self, batch: Sequence[_Pending[Q, A]]) -> None:
+        """Write a batch, again while the store is unavailable; or else each request alone."""
+        error = await self._try(batch)
+        deadline = self._clock.monotonic() + self._patience.total_seconds()
+        pause = 0.05
+        while isinstance(error, StoreUnavailable) and self._clock.monotonic() + pause <= deadline:
+            logger.warning("store unavailable (%s); retrying in %.2fs", error, pause)
+            await self._clock.sleep(pause)
+            pause = min(pause * 2, 1.0)
+            error = await self._try(batch)
+        if error is None:
+            return
+        if len(batch) == 1 or isinstance(error, StoreUnavailable):
+            failure = _as_store_error(error)
+            for pending in batch:
+                pending.settle(None, failure)
+            return
+        logger.warning(
+            "a batch of %d writes failed (%s); trying them one by one", len(batch), error
+        )
+        for pending in batch:
+            await self._write_batch([pending])
+
+    async def _try(self, batch: Sequence[_Pending[Q, A]]) -> Exception | None:
+        try:
+            answers = await self._send([pending.request for pending in batch])
+        except Exception as error:  # noqa: BLE001  # raised to the callers if it persists
+            return error
+        for pending, answer in zip(batch, answers, strict=True):
+            pending.settle(answer)
+        return None
+
+
+def _as_store_error(error: Exception) -> Exception:
+    if isinstance(error, PerdureError):
+        return error
+    failure = StoreError(f"the store could not write: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+class Committer:
+    """What all runs of this process write to one store.
+
+    It waits for a real server in real time, whatever clock the runs live by.
+    """
+
+    def __init__(
+        self,
+        store: JournalStore,
+        leases: LeaseStore,
+        *,
+        clock: Clock = SystemClock(),
+        patience: timedelta = PATIENCE,
+        max_waiting: int = MAX_WAITING,
+    ) -> None:
+        options: dict[str, Any] = {
+            "clock": clock,
+            "patience": patience,
+            "max_waiting": max_waiting,
+        }
+        self._leases: BatchQueue[Want, Grant | None] = BatchQueue(leases.acquire, **options)
+        self._entries: list[BatchQueue[Entry, Verdict]] = [
+            BatchQueue(store.append, size=lambda entry: len(entry.data), **options)
+            for _ in range(QUEUES)
+        ]
+
+    def append(self, entry: Entry) -> Coroutine[Any, Any, Verdict]:
+        """Return the verdict on an entry once it is durable; a run's entries keep their order."""
+        queues = self._entries
+        return queues[hash(entry.id) % len(queues)].submit(entry)
+
+    def acquire(self, want: Want) -> Coroutine[Any, Any, Grant | None]:
+        """Return the lease that was asked for, or None."""
+        return self._leases.submit(want)
+
+    async def close(self) -> None:
+        """Write what is waiting, then stop."""
+        await self._leases.close()
+        for queue in self._entries:
+            await queue.close()

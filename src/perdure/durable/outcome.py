@@ -1,0 +1,83 @@
+"""How a run ends, and how its end is read again."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from perdure import codec
+from perdure.durable.host import RunHost
+from perdure.errors import CodecError
+from perdure.result import Err, Ok, Result
+from perdure.snapshot import Execution as ExecutionBlock
+from perdure.snapshot import Snapshot
+from perdure.snapshot.record import failure_record, result_of
+
+logger = logging.getLogger(__name__)
+
+
+class Ending(NamedTuple):
+    """A run that is over: its result as it will be read, its execution block, its status."""
+
+    result: Result[Any, Any]
+    block: ExecutionBlock
+    status: Literal["completed", "failed"]
+
+
+def ending(host: RunHost, result: Result[Any, Any], fn: Callable[..., Any]) -> Ending:
+    """Give how a run ends; one whose output cannot be recorded has failed."""
+    if isinstance(result, Ok):
+        try:
+            return _completed(host, result.value, fn)
+        except CodecError as error:
+            result = Err(CodecError(f"the output of run {host.id!r} cannot be recorded: {error}"))
+    now, ended_by = host.block()["lastUpdated"], host.execution.ended_by
+    failure = ended_by if ended_by is not None and ended_by is result.error else result
+    told = failure_record(failure, host.id, host.execution.errors, lambda: codec.error_type(fn))
+    failed = host.execution.failures_that_ended_it()
+    block = host.block("failed", completedAt=now, error=told.record, failed=failed)
+    return Ending(result, block, "failed")
+
+
+def _completed(host: RunHost, value: object, fn: Callable[..., Any]) -> Ending:
+    data, seen, typed, losses = codec.settle(value, lambda: codec.return_type(fn), "output")
+    for loss in losses:
+        logger.warning(
+            "run %r: its %s cannot be kept as it is (%s)", host.id, loss.path, loss.reason
+        )
+    facts: dict[str, Any] = {"output": data, "completedAt": host.block()["lastUpdated"]}
+    if typed:
+        facts["outputTyped"] = True
+    return Ending(Ok(seen), host.block("completed", **facts), "completed")
+
+
+def recorded_result(
+    snapshot: Snapshot, fn: Callable[..., Any], errors: Sequence[type[BaseException]]
+) -> Result[Any, Any] | None:
+    """Give the result of a completed run from its record; None when it is not completed."""
+    block: Mapping[str, Any] = snapshot["execution"]
+    if block["status"] != "completed":
+        return None
+    record: Any = {"ok": True, "value": block.get("output"), "at": block["lastUpdated"]}
+    if block.get("outputTyped"):
+        record["typed"] = True
+    return result_of(record, "output", lambda: codec.return_type(fn), errors)[0]
+
+
+def failures_to_retry(snapshot: Snapshot) -> list[str]:
+    """Return the failed steps that a resumed run tries again.
+
+    Of a failed run, those that ended it, and those that made a race among them fail. A failure that
+    the function handled stays: what it did next is recorded too. Another writer of the format does
+    not tell them apart: all of its.
+    """
+    block: Mapping[str, Any] = snapshot["execution"]
+    steps = snapshot["steps"]
+    failed = {key: record for key, record in steps.items() if not record["ok"]}
+    if block["status"] != "failed":
+        return [key for key, record in failed.items() if "at" not in record]
+    if (ended_by := block.get("failed")) is None:
+        return list(failed)
+    keys = [key for key in ended_by if key in failed]
+    for key in keys:
+        keys += (cause for cause in failed[key].get("failures", ()) if cause not in keys)
+    return keys

@@ -1,0 +1,181 @@
+"""One store seen by one process: one committer, and the leases of all runs that are alive here."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Protocol
+
+from perdure.clock import Clock
+from perdure.durable.committer import Committer
+from perdure.engine.tasks import Interrupted, cancel_and_wait, detached, finish
+from perdure.errors import PerdureError, StoreError
+from perdure.store import Grant, Lease, Store, Want, can_journal, require_lease
+
+logger = logging.getLogger(__name__)
+
+
+class LeasedRun(Protocol):
+    """A run whose lease is to be kept alive."""
+
+    id: str
+    lease: Lease | None
+    entries: int
+
+    def renewed(self, lease: Lease) -> None:
+        """Continue with the lease's new expiry."""
+        ...
+
+    def lose(self) -> None:
+        """Stop: another process owns the run now."""
+        ...
+
+    def message_came(self) -> None:
+        """Look into the inbox."""
+        ...
+
+
+class Session:
+    """As a context manager it counts its users: with the last of them its tasks end."""
+
+    def __init__(self, store: Store, clock: Clock, lease_ttl: timedelta) -> None:
+        self.store = store
+        self.clock = clock
+        self.lease_ttl = lease_ttl
+        self.loop = asyncio.get_running_loop()
+        self._runs: dict[str, LeasedRun] = {}
+        self.on_idle: Callable[[], object] | None = None
+        self.idle = False
+        self._users = 0
+        self._committer: Committer | None = None
+        self._renewer: asyncio.Task[None] | None = None
+        self._renewing = asyncio.Lock()
+        self._renewed = 0.0
+
+    async def __aenter__(self) -> "Session":
+        self._users += 1
+        if self._committer is None and can_journal(self.store):
+            self._committer = Committer(self.store, require_lease(self.store))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._users -= 1
+        if self._users:
+            return
+        self.idle = True
+        if self.on_idle is not None:
+            self.on_idle()
+        renewer, self._renewer = self._renewer, None
+        committer, self._committer = self._committer, None
+        if renewer is not None:
+            await cancel_and_wait([renewer])
+        if committer is not None:
+            await committer.close()
+
+    @property
+    def committer(self) -> Committer:
+        """What every write goes through."""
+        assert self._committer is not None, (
+            "the session is not entered, or its store has no journal"
+        )
+        return self._committer
+
+    async def acquire(self, want: Want) -> Grant | None:
+        """Return a lease, or None; a caller that is cancelled holds none."""
+        with store_errors(self.store, f"lease run {want.id!r}"):
+            try:
+                if self._committer is not None:
+                    return await self._committer.acquire(want)
+                return await finish(detached(self._acquire_alone(want)))
+            except Interrupted as interrupted:
+                if interrupted.answer is not None:
+                    await self._release(interrupted.answer.lease)
+                raise asyncio.CancelledError from None
+
+    async def _acquire_alone(self, want: Want) -> Grant | None:
+        (grant,) = await require_lease(self.store).acquire([want])
+        return grant
+
+    async def _release(self, lease: Lease) -> None:
+        try:
+            await require_lease(self.store).release([lease])
+        except Exception as error:  # noqa: BLE001  # the caller was cancelled and hears of that
+            logger.warning("run %r stays leased until its lease expires (%s)", lease.id, error)
+
+    def hold(self, run: LeasedRun) -> None:
+        """Keep the lease of this run alive from now on."""
+        self._runs[run.id] = run
+        if self._renewer is None:
+            self._renewed = self.clock.monotonic()
+            self._renewer = detached(self._renew())
+
+    def drop(self, run: LeasedRun) -> None:
+        """Let the lease of this run end."""
+        if self._runs.get(run.id) is run:
+            del self._runs[run.id]
+
+    def poke(self, run_id: str) -> None:
+        """Let a run that is alive here look for messages."""
+        if (run := self._runs.get(run_id)) is not None:
+            run.message_came()
+
+    def entries_of(self, run_id: str) -> int:
+        """Return how much a run that is held here has written since it was leased."""
+        run = self._runs.get(run_id)
+        return 0 if run is None else run.entries
+
+    async def catch_up(self) -> None:
+        """Renew leases that are long overdue because the event loop was blocked or the store
+        unavailable.
+
+        A worker that looks for orphans does this first, so as not to claim its own runs.
+        """
+        overdue = self.lease_ttl.total_seconds() * 2 / 3
+        if self._runs and self.clock.monotonic() - self._renewed > overdue:
+            await self._renew_once()
+
+    async def _renew(self) -> None:
+        pause = self.lease_ttl / 3
+        while True:
+            await self.clock.sleep(pause)
+            try:
+                await self._renew_once()
+                pause = self.lease_ttl / 3
+            except StoreError as error:
+                pause = self.lease_ttl / 12
+                logger.warning("leases could not be renewed (%s); retrying in %s", error, pause)
+
+    async def _renew_once(self) -> None:
+        async with self._renewing:
+            started = self.clock.monotonic()
+            leased = [(run, run.lease) for run in self._runs.values() if run.lease is not None]
+            renewed: Sequence[Lease | None] = ()
+            if leased:
+                with store_errors(self.store, f"renew {len(leased)} leases"):
+                    renewed = await require_lease(self.store).renew(
+                        [lease for _, lease in leased], self.lease_ttl
+                    )
+            self._renewed = started
+        for (run, _), lease in zip(leased, renewed, strict=True):
+            if lease is None:
+                run.lose()
+            else:
+                run.renewed(lease)
+
+
+class store_errors:  # noqa: N801  # a context manager, like contextlib.suppress
+    """Turns what a user's own store raises into a `StoreError` that says what was being done."""
+
+    __slots__ = ("_doing", "_store")
+
+    def __init__(self, store: Store, doing: str) -> None:
+        self._store = store
+        self._doing = doing
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, PerdureError):
+            text = f"{type(self._store).__name__} could not {self._doing}: {error}"
+            raise StoreError(text) from error

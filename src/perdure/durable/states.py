@@ -1,0 +1,79 @@
+"""The states of runs in a store: whether they are there, which go on, and how they go."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from perdure.errors import InvalidArgument
+from perdure.snapshot import rest_status
+from perdure.store import Listed, Store, check_store
+from perdure.validation import check_id, check_limit, check_whole
+
+
+async def has_state(store: Store, id: str, /) -> bool:
+    """Tell whether the store holds a run of this id."""
+    return await check_store(store).load(check_id(id)) is not None
+
+
+async def delete_state(store: Store, id: str, /) -> bool:
+    """Delete a run; tell whether there was one."""
+    there = await has_state(store, id)
+    await store.delete(id)
+    return there
+
+
+async def delete_states(
+    store: Store, ids: Sequence[str], /, *, concurrency: int = 10
+) -> dict[str, Exception]:
+    """Delete many runs, so many at once; give those that could not be, with their errors."""
+    check_store(store)
+    gate = asyncio.Semaphore(check_whole(concurrency, "concurrency"))
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
+        raise InvalidArgument("ids", ids, "a list of run ids")
+    failed: dict[str, Exception] = {}
+
+    async def delete(id: str) -> None:
+        async with gate:
+            try:
+                await store.delete(check_id(id))
+            except Exception as error:  # noqa: BLE001  # told to the caller
+                failed[id] = error
+
+    await asyncio.gather(*(delete(id) for id in ids))
+    return failed
+
+
+async def list_pending(store: Store, /, *, prefix: str = "", limit: int = 100) -> list[Listed]:
+    """Give runs that are not over, newest first; records of idempotency keys are left out."""
+    check_store(store)
+    pending: list[Listed] = []
+    size = max(check_limit(limit), 100)
+    # A store of five methods may know no more than these two options.
+    page = await store.list(prefix=prefix, limit=size)
+    while page:
+        pending += [
+            line
+            for line in page
+            if not line.id.startswith("idem:") and await _is_pending(store, line)
+        ]
+        if len(pending) >= limit or len(page) < size or not page[-1].cursor:
+            break
+        page = await store.list(prefix=prefix, limit=size, after=page[-1].cursor)
+    return pending[:limit]
+
+
+async def _is_pending(store: Store, line: Listed) -> bool:
+    if line.status != "running":
+        return line.status not in ("completed", "cancelled")
+    snapshot = await store.load(line.id)
+    return snapshot is not None and rest_status(snapshot) not in ("completed", "cancelled")
+
+
+async def clear_state(store: Store, /) -> int:
+    """Delete every run of the store (of its prefix); give how many."""
+    check_store(store)
+    count = 0
+    while page := await store.list(limit=100):
+        for line in page:
+            await store.delete(line.id)
+        count += len(page)
+    return count

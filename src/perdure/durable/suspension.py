@@ -1,0 +1,359 @@
+"""The durable waits of one run, and the decision when the run leaves memory.
+
+A wait is spent here, in memory, until its time or its event comes or the run is suspended. The
+watcher suspends the run when all of this holds:
+
+1. it is live: neither broken off nor over;
+2. at least one branch is parked in a wait, and the next wake time is more than `suspend_after`
+   away;
+3. nothing is in flight: no step, no transaction, no record being written. A wait whose time or
+   event has come counts as in flight until its record is durable;
+4. every other branch waits for branches or for an asyncio primitive. If one awaits something that
+   is not recognised, the run is suspended after `suspend_after` in which no such branch ran, and a
+   warning names the place.
+
+So a suspension cuts off no step and no write. What else the function was awaiting is cancelled with
+it, and awaited again when the run resumes.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, Literal, Protocol, TypeAlias
+
+from perdure import codec
+from perdure.clock import Clock, parse_iso
+from perdure.durable.inbox import Inbox
+from perdure.engine.branches import Branches
+from perdure.engine.tasks import Future, Task, awaited_future, awaits_only, detached, place
+from perdure.errors import PerdureError
+from perdure.snapshot import PendingWait
+from perdure.store import Message
+
+logger = logging.getLogger(__name__)
+
+Answer: TypeAlias = "tuple[str, Any] | None"
+
+POLL = timedelta(milliseconds=250)
+SLOWEST_POLL = timedelta(seconds=1)
+_STEADY = 5
+_TURNS = 20
+_MOST_TURNS = 10_000
+
+
+class Host(Protocol):
+    """Whose branches wait here."""
+
+    id: str
+
+    @property
+    def live(self) -> bool:
+        """Whether the run can continue in this process."""
+        ...
+
+    async def persist_waits(self) -> None:
+        """Make the deadlines of waits durable, since the run stays in memory beside them."""
+        ...
+
+    def suspend(self, waits: list[PendingWait]) -> None:
+        """Take the run out of memory until one of these waits is over."""
+        ...
+
+    def stop(self, reason: BaseException) -> None:
+        """End the run here: it cannot wait as it must."""
+        ...
+
+
+class PendingBranch:
+    """A branch that is parked in a wait."""
+
+    __slots__ = ("answer", "event", "message", "reads", "task", "wait", "wake_at")
+
+    def __init__(self, task: Task, wait: PendingWait, reads: int) -> None:
+        self.task = task
+        self.wait = wait
+        self.reads = reads
+        self.event = wait.get("event")
+        self.wake_at = parse_iso(wait["wakeAt"]) if "wakeAt" in wait else None
+        self.message: Message | None = None
+        self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+
+class Suspension:
+    """The waits of one run. `suspend_after` None: the run never leaves memory.
+
+    With `always_replay` a run is suspended as soon as it can be, whatever its branches await.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        branches: Branches,
+        clock: Clock,
+        inbox: Inbox,
+        *,
+        suspend_after: timedelta | None,
+        always_replay: bool = False,
+    ) -> None:
+        self._host = host
+        self._branches = branches
+        self._clock = clock
+        self._inbox = inbox
+        self._suspend_after = suspend_after
+        self._always_replay = always_replay
+        self._pending: dict[str, PendingBranch] = {}
+        self._by_time: list[tuple[datetime, int, PendingBranch]] = []
+        self._by_event: dict[str, deque[PendingBranch]] = {}
+        self._order = count()
+        self._unsaved_deadline = False
+        self._still: list[tuple[Task, Future | None]] = []
+        self._still_since = 0.0
+        self._change: asyncio.Future[None] | None = None
+        self._stale = False
+        self._message_came = False
+        self._poll = POLL
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def wait(self, wait: PendingWait) -> Answer:
+        """Wait for the time or the event; return an event's message id and payload."""
+        task = asyncio.current_task()
+        assert task is not None, "a wait is awaited in a task"
+        pending = PendingBranch(task, wait, self._inbox.reads)
+        if self._resolve_at_once(pending):
+            return pending.answer.result()
+        return await self._park(pending)
+
+    async def halt(self, id: str) -> None:
+        """Stop this branch until the run was suspended and resumed."""
+        await self.wait({"id": id, "kind": "event", "event": id})
+
+    def add_message(self, message: Message) -> None:
+        """Let waits receive a message that is not in the store's inbox."""
+        self._inbox.add_local(message)
+        self.changed()
+
+    def look(self) -> None:
+        """Read the inbox, in which a message may have arrived."""
+        self._message_came = True
+        self._poll = POLL
+        self.changed()
+
+    def changed(self) -> None:
+        """Look again, since a branch parked, a call ended or a message arrived."""
+        self._stale = True
+        if self._change is not None and not self._change.done():
+            self._change.set_result(None)
+
+    async def close(self) -> None:
+        """Stop watching."""
+        if (watcher := self._watcher) is not None:
+            watcher.cancel()
+            await asyncio.wait([watcher])
+
+    async def _park(self, pending: PendingBranch) -> Answer:
+        self._add(pending)
+        self._branches.park(pending.task)
+        if self._watcher is None:
+            self._branches.on_change = self.changed
+            watcher = detached(self._watch())
+            # An eager task may have ended already.
+            self._watcher = None if watcher.done() else watcher
+        self.changed()
+        try:
+            return await pending.answer
+        except asyncio.CancelledError:
+            if self._pending.pop(pending.wait["id"], None) is not None:
+                self._branches.unpark(pending.task)
+            if pending.message is not None:
+                # Given up in the moment its message came: the message is for the next wait.
+                self._inbox.put_back(pending.message)
+            raise
+
+    def _add(self, pending: PendingBranch) -> None:
+        self._pending[pending.wait["id"]] = pending
+        if pending.event is not None:
+            waiting = self._by_event.setdefault(pending.event, deque())
+            while waiting and not self._is_pending(waiting[0]):
+                waiting.popleft()
+            waiting.append(pending)
+        if pending.wake_at is not None:
+            heappush(self._by_time, (pending.wake_at, next(self._order), pending))
+            # A crash may make a short wait longer, and nothing is lost by that; a long one keeps
+            # its deadline.
+            horizon = self._clock.now() + (self._suspend_after or POLL)
+            self._unsaved_deadline |= pending.wake_at > horizon
+
+    def _resolve_at_once(self, pending: PendingBranch) -> bool:
+        message = next((each for each in self._inbox if each.name == pending.event), None)
+        if message is not None:
+            self._inbox.hand_out(message)
+            pending.answer.set_result(_received(message))
+        elif pending.wake_at is not None and pending.wake_at <= self._known_until(pending):
+            pending.answer.set_result(None)
+        return pending.answer.done()
+
+    def _known_until(self, pending: PendingBranch) -> datetime:
+        """Return the time before which this wait would have been answered.
+
+        An event may have been delivered before a time-out and not been read yet: the wait times out
+        only when the inbox was read after its deadline.
+        """
+        if pending.event is None:
+            return self._clock.now()
+        return self._inbox.known_until(pending.reads)
+
+    async def _watch(self) -> None:
+        try:
+            while self._pending and self._host.live:
+                self._stale = False
+                if await self._leaves_memory():
+                    self._host.suspend([pending.wait for pending in self._pending.values()])
+                    return
+                if self._unsaved_deadline:
+                    self._unsaved_deadline = False
+                    await self._host.persist_waits()
+                await self._wait_for_change()
+                await self._read_inbox()
+                self._resolve()
+        except Exception as error:  # noqa: BLE001  # the run cannot continue, and raises it
+            self._host.stop(error)
+        finally:
+            self._watcher = None
+
+    async def _leaves_memory(self) -> bool:
+        if self._suspend_after is None or self._branches.in_flight:
+            return False
+        if not await self._branches_are_quiet() or self._branches.in_flight or not self._pending:
+            return False
+        wake_at = self._next_wake()
+        if wake_at is not None and wake_at - self._clock.now() <= self._suspend_after:
+            return False
+        at_work = [task for task in self._unparked() if not awaits_only(task, self._branches.tasks)]
+        return not at_work or self._without_progress(at_work, self._suspend_after)
+
+    async def _branches_are_quiet(self) -> bool:
+        """Let branches run that are about to; return whether none is any more.
+
+        Between the end of one branch and the moment another that waits for it is about to run,
+        asyncio calls callbacks, a turn of the event loop each. Only a state that stays quiet for
+        several turns is one that nothing will change.
+        """
+        turns = _MOST_TURNS if self._always_replay else _TURNS
+        quiet = 0
+        while not self._branches.in_flight:
+            busy = [task for task in self._unparked() if awaited_future(task) is None]
+            quiet = 0 if busy else quiet + 1
+            if quiet == _STEADY:
+                return True
+            if turns == 0 and busy:
+                return self._give_up_on(busy[0])
+            turns -= turns > 0
+            await self._clock.sleep(0)
+        return False
+
+    def _give_up_on(self, busy: Task) -> Literal[False]:
+        if self._always_replay:
+            raise PerdureError(f"the run cannot be suspended: {place(busy)} never waits")
+        return False
+
+    def _unparked(self) -> Iterator[Task]:
+        branches = self._branches
+        return (task for task in branches.tasks if task not in branches.parked and not task.done())
+
+    def _without_progress(self, at_work: list[Task], suspend_after: timedelta) -> bool:
+        """Return whether these branches have awaited the same futures for `suspend_after`."""
+        still = [(task, awaited_future(task)) for task in at_work]
+        if still != self._still:
+            self._still, self._still_since = still, self._clock.monotonic()
+        if self._always_replay:
+            return True
+        if self._clock.monotonic() - self._still_since < suspend_after.total_seconds():
+            return False
+        logger.warning(
+            "run %r is suspended while its own code awaits something that perdure does not "
+            "recognise; that await is cancelled, and repeated when the run resumes: %s. "
+            "Await it in a step if it must finish first",
+            self._host.id,
+            ", ".join(place(task) for task in at_work),
+        )
+        return True
+
+    async def _wait_for_change(self) -> None:
+        if self._stale:
+            return
+        self._change = asyncio.get_running_loop().create_future()
+        timer = detached(_sleep(self._clock, self._pause()))
+        try:
+            await asyncio.wait([self._change, timer], return_when=asyncio.FIRST_COMPLETED)
+            if timer.done():
+                self._message_came = bool(self._by_event)
+                self._poll = min(self._poll * 2, SLOWEST_POLL)
+        finally:
+            timer.cancel()
+            self._change = None
+
+    def _pause(self) -> timedelta:
+        wake_at = None if self._inbox.is_stale else self._next_wake()
+        pause = self._poll if wake_at is None else min(wake_at - self._clock.now(), self._poll)
+        return min(pause, self._suspend_after) if self._still and self._suspend_after else pause
+
+    def _next_wake(self) -> datetime | None:
+        while self._by_time and not self._is_pending(self._by_time[0][2]):
+            heappop(self._by_time)
+        return self._by_time[0][0] if self._by_time else None
+
+    def _is_pending(self, pending: PendingBranch) -> bool:
+        # A wait that was cancelled stays in the table until its task runs.
+        is_known = self._pending.get(pending.wait["id"]) is pending
+        return is_known and not pending.answer.done()
+
+    async def _read_inbox(self) -> None:
+        wake_at = self._next_wake()
+        time_out = wake_at is not None and wake_at <= self._clock.now() and bool(self._by_event)
+        if not self._by_event or not (self._message_came or time_out):
+            return
+        await self._inbox.refresh()
+        self._message_came = self._inbox.is_stale
+
+    def _resolve(self) -> None:
+        """Hand out messages in the order they were sent, then let times pass."""
+        for message in self._inbox:
+            if (pending := self._next_for(message.name)) is not None:
+                self._inbox.hand_out(message)
+                pending.message = message
+                self._wake(pending, _received(message))
+        late: list[tuple[datetime, int, PendingBranch]] = []
+        while (wake_at := self._next_wake()) is not None and wake_at <= self._clock.now():
+            entry = heappop(self._by_time)
+            if wake_at <= self._known_until(entry[2]):
+                self._wake(entry[2], None)
+            else:
+                late.append(entry)
+        for entry in late:
+            heappush(self._by_time, entry)
+
+    def _next_for(self, event: str) -> PendingBranch | None:
+        waiting = self._by_event.get(event)
+        while waiting:
+            pending = waiting.popleft()
+            if self._is_pending(pending):
+                return pending
+        self._by_event.pop(event, None)
+        return None
+
+    def _wake(self, pending: PendingBranch, answer: Answer) -> None:
+        del self._pending[pending.wait["id"]]
+        self._branches.unpark(pending.task)
+        pending.answer.set_result(answer)
+
+
+def _received(message: Message) -> tuple[str, Any]:
+    return message.id, codec.decode(codec.loads(message.payload))
+
+
+async def _sleep(clock: Clock, pause: timedelta) -> None:
+    await clock.sleep(max(pause, timedelta(0)))

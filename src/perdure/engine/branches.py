@@ -1,0 +1,290 @@
+"""Branches of a run: which line of the function's work calls a step, and what each line is doing.
+
+A branch is an asyncio task that the workflow function started, by whatever means (`gather`,
+`TaskGroup`, `create_task`), or a part that `step.race` and its like named. Its path is made of
+creation order, which the program decides, never of completion order, which is not deterministic:
+two branches that call the same step ids and finish in any order replay right.
+
+To see tasks at their creation, a task factory is wrapped around the loop's own while at least one
+run is active on that loop. Tasks that have nothing to do with a run pass through it untouched.
+
+At any time the task of a branch is in one of these states, and a run may leave memory only when
+none is in the first two:
+
+- in flight: in a step, a transaction or the write of a record (`begin` … `end`);
+- at work: in code of the workflow function itself, awaiting something unknown or nothing;
+- joining: waiting for other branches, as `tasks.awaits_only` sees it;
+- parked: in a durable sleep or wait for an event (`park` … `unpark`);
+- done.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Self
+
+from perdure.engine.tasks import (
+    POSITION,
+    Task,
+    cancel_and_wait,
+    current_task,
+    is_created_by_wait_for,
+)
+from perdure.errors import NestedStep, WrongRun
+
+
+class Branch:
+    """One line of work; numbers its step calls and its child branches."""
+
+    __slots__ = ("branches", "calls", "children", "has_children", "path", "task")
+
+    def __init__(self, branches: "Branches", path: str = "") -> None:
+        self.branches = branches
+        self.path = path
+        self.calls: dict[str, int] = {}
+        self.children = 0
+        self.has_children = False
+        self.task: Task | None = None
+
+    def call(self, id: str) -> str:
+        """Return the identity of the next call of `id` in this branch: `id`, `id#2`, `id#3` …"""
+        n = self.calls.get(id, 0) + 1
+        self.calls[id] = n
+        # An id that looks like a repeated call always carries its count, so the two never meet.
+        return id if n == 1 and not ("#" in id and _ends_in_count(id)) else f"{id}#{n}"
+
+    def child(self, name: str = "") -> "Branch":
+        """Return a new branch below this one, by its name or by the order of creation."""
+        self.has_children = True
+        if name:
+            return Branch(self.branches, join_path(self.path, name))
+        self.children += 1
+        return Branch(
+            self.branches, f"{self.path}/{self.children}" if self.path else str(self.children)
+        )
+
+    def below(self, call: str) -> "Branch":
+        """Return the parent of the branches that a call such as a race names."""
+        self.has_children = True
+        return Branch(self.branches, f"{join_path(self.path, call)}>")
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> Task:
+        """Start `work` as this branch."""
+        token = POSITION.set(_Reserved(self))
+        try:
+            return asyncio.get_running_loop().create_task(work)
+        finally:
+            POSITION.reset(token)
+
+
+class Leaf:
+    """A step that is being executed: what its function may ask about itself.
+
+    `path` is the branch its record belongs to: an explicit key is one identity in the whole run.
+    """
+
+    __slots__ = ("attempt", "branch", "call", "id", "path")
+
+    id: str
+    branch: Branch
+    call: str
+    path: str
+    attempt: int
+
+
+def join_path(path: str, name: str) -> str:
+    """Return `path` with one more part, unlike any other: no slash, and no bare number."""
+    if "/" in name or "%" in name:
+        name = name.replace("%", "%25").replace("/", "%2F")
+    part = f"%{name}" if name.isdecimal() else name
+    return f"{path}/{part}" if path else part
+
+
+def _ends_in_count(id: str) -> bool:
+    head, mark, tail = id.rpartition("#")
+    return bool(mark) and tail.isdecimal() and bool(head)
+
+
+class Branches:
+    """The branches of one run, and what each of them is doing.
+
+    As a context manager it makes the current task the root branch, and registers the tasks that are
+    created below it. `on_change` is called when a branch may have stopped working.
+    """
+
+    __slots__ = (
+        "_factory",
+        "_loop",
+        "_position",
+        "in_flight",
+        "on_change",
+        "parked",
+        "root",
+        "tasks",
+    )
+
+    def __init__(self) -> None:
+        self.root = Branch(self)
+        self.tasks: dict[Task, Branch] = {}
+        self.parked: set[Task] = set()
+        self.in_flight = 0
+        self.on_change: Callable[[], None] | None = None
+
+    def __enter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task is not None, "a run needs a task"
+        self.root.task = task
+        self.tasks[task] = self.root
+        self._position = POSITION.set(self.root)
+        self._loop = task.get_loop()
+        self._factory = _watch(self._loop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _unwatch(self._loop, self._factory)
+        POSITION.reset(self._position)
+        self.tasks.clear()
+
+    def current(self, run_id: str, id: str) -> Branch:
+        """Return the branch in which the running code calls the step `id` of this run."""
+        position = POSITION.get()
+        if type(position) is Branch and position.branches is self:
+            # Almost always the task that carries the branch; compared without a call in between.
+            if position.task is asyncio.current_task(self._loop):
+                return position
+            return self._branch_of(current_task(), position)
+        if type(position) is _Reserved and position.branch.branches is self:
+            # The loop's task factory was replaced during the run: nobody saw the task created.
+            return self._branch_of(current_task(), position.branch)
+        if isinstance(position, Leaf) and position.branch.branches is self:
+            raise NestedStep(id, position.id)
+        if position is not None:
+            raise WrongRun(run_id, id)
+        return self._branch_of(current_task(), self.root)
+
+    def _branch_of(self, task: Task | None, position: Branch) -> Branch:
+        if task is None:
+            return position
+        if position.task is None:
+            # An eager task: it runs before its factory has returned it.
+            self.add(position, task)
+            return position
+        branch = self.tasks.get(task)
+        if branch is None:
+            # A task we did not see being created: a branch in order of its first step.
+            branch = position.child()
+            self.add(branch, task)
+        return branch
+
+    def add(self, branch: Branch, task: Task) -> None:
+        """Make `task` carry `branch` until it is done."""
+        if task in self.tasks:
+            return
+        if branch.task is None:
+            branch.task = task
+        self.tasks[task] = branch
+        task.add_done_callback(self._remove)
+
+    def _remove(self, task: Task) -> None:
+        self.tasks.pop(task, None)
+        self.changed()
+
+    def begin(self) -> None:
+        """A step, a transaction or a write begins: the run stays in memory until it ends."""
+        self.in_flight += 1
+
+    def end(self) -> None:
+        """What began has ended."""
+        self.in_flight -= 1
+        if self.on_change is not None:
+            self.on_change()
+
+    def park(self, task: Task) -> None:
+        """A call that began enters a durable wait."""
+        self.parked.add(task)
+        self.end()
+
+    def unpark(self, task: Task) -> None:
+        """A durable wait is over: its call goes on to write its record."""
+        self.parked.discard(task)
+        self.begin()
+
+    def changed(self) -> None:
+        """Look again at whether the run may leave memory."""
+        if self.on_change is not None:
+            self.on_change()
+
+    def tasks_below(self, branches: Iterable[Branch]) -> list[Task]:
+        """Return the tasks that these branches created, and those that these created in turn."""
+        paths = tuple(f"{branch.path}/" for branch in branches if branch.has_children)
+        if not paths:
+            return []
+        return [task for task, branch in self.tasks.items() if branch.path.startswith(paths)]
+
+    async def unwind(self) -> None:
+        """Cancel every branch but the current task, and wait until all have ended."""
+        await cancel_and_wait([task for task in self.tasks if task is not current_task()])
+
+
+class _Reserved:
+    """The position of code that is about to create the task of a named branch."""
+
+    __slots__ = ("branch",)
+
+    def __init__(self, branch: Branch) -> None:
+        self.branch = branch
+
+
+class _Factory:
+    """A task factory that registers the tasks a run's branches create, and passes on all others."""
+
+    __slots__ = ("previous", "users")
+
+    def __init__(self, previous: Callable[..., Any] | None) -> None:
+        self.previous = previous
+        self.users = 0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
+        branch = _branch_for_new_task()
+        if branch is None:
+            return self._create(loop, coro, options)
+        # The task copies this context. An eager one runs before `_create` returns it.
+        token = POSITION.set(branch)
+        try:
+            if (context := options.get("context")) is not None:
+                context.run(POSITION.set, branch)
+            task = self._create(loop, coro, options)
+        finally:
+            POSITION.reset(token)
+        branch.branches.add(branch, task)
+        return task
+
+    def _create(self, loop: asyncio.AbstractEventLoop, coro: Any, options: dict[str, Any]) -> Any:
+        if self.previous is None:
+            return asyncio.Task(coro, loop=loop, **options)
+        return self.previous(loop, coro, **options)
+
+
+def _branch_for_new_task() -> Branch | None:
+    position = POSITION.get()
+    if type(position) is _Reserved:
+        return position.branch
+    if type(position) is not Branch:
+        return None
+    # From Python 3.12 on `wait_for` starts no task: a run that outlives an upgrade must not notice.
+    return position if is_created_by_wait_for() else position.child()
+
+
+def _watch(loop: asyncio.AbstractEventLoop) -> _Factory:
+    factory = loop.get_task_factory()
+    if not isinstance(factory, _Factory):
+        factory = _Factory(factory)
+        loop.set_task_factory(factory)
+    factory.users += 1
+    return factory
+
+
+def _unwatch(loop: asyncio.AbstractEventLoop, factory: _Factory) -> None:
+    factory.users -= 1
+    # A factory that was set in the meantime stays: its owner takes it away.
+    if not factory.users and loop.get_task_factory() is factory:
+        loop.set_task_factory(factory.previous)

@@ -1,0 +1,120 @@
+"""A call of a step, and the host through which its record becomes durable."""
+
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from datetime import timedelta
+from types import MappingProxyType
+from typing import Any, Literal, Protocol, TypeAlias
+
+from perdure import codec
+from perdure.engine.branches import Branch, Leaf, join_path
+from perdure.engine.history import EncodedRecord
+from perdure.retry import Retry, Timeout
+from perdure.snapshot import PendingWait
+
+Kind: TypeAlias = Literal["step", "sleep", "event", "race", "transaction"]
+
+
+class StepCall(Leaf):
+    """One call of a step: its identity, and the options the function gave.
+
+    Defaults that most calls keep are class attributes. `key` is the explicit key, `record_key` the
+    key that was reserved for the record when the call began. The write of the record also consumes
+    the messages `consumes` and replaces the earlier records `replaces`. `failures` are the records
+    that made a race fail.
+    """
+
+    kind: Kind = "step"
+    retries: Retry | None = None
+    timeout: Timeout | None = None
+    returns: Any = None
+    errors: tuple[type[BaseException], ...] = ()
+    ttl: timedelta | None = None
+    record_key: str = ""
+    started: float = 0.0
+    consumes: tuple[str, ...] = ()
+    replaces: Mapping[str, bytes] = MappingProxyType({})
+    failures: Sequence[str] = ()
+
+    def __init__(
+        self,
+        id: str,
+        branch: Branch,
+        key: str | None,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+    ) -> None:
+        self.branch = branch
+        self.attempt = 1
+        self.id = id
+        self.key = key
+        if key is None:
+            self.call = branch.call(id)
+            self.path = branch.path
+            self.fingerprint = codec.fingerprint(args) if args else ""
+        else:
+            self.call = key
+            self.path = self.fingerprint = ""
+        self.fn = fn
+        self.args = args
+
+    def return_type(self) -> object:
+        """Return the type the value comes back as, if that is known."""
+        return self.returns if self.returns is not None else codec.return_type(self.fn)
+
+    def error_type(self) -> object:
+        """Return the type that the error of a returned `Err` comes back as, if that is known."""
+        return codec.error_type(self.fn)
+
+    def wait_id(self) -> str:
+        """Return an id for a wait that no other call of the run has."""
+        return join_path(self.path, self.call)
+
+    def facts(self, key: str) -> dict[str, str]:
+        """Return what a record under `key` holds of the call's identity."""
+        named = {
+            "kind": self.kind,
+            "args": self.fingerprint,
+            "branch": self.path,
+            "call": self.call,
+        }
+        usual = {"kind": "step", "args": "", "branch": "", "call": key}
+        return {name: fact for name, fact in named.items() if fact != usual[name]}
+
+    def place(self) -> str:
+        """Return the step's name for people."""
+        return f"step {self.call!r}" + (f" of branch {self.path!r}" if self.path else "")
+
+
+class RunHost(Protocol):
+    """Where a run's records become durable and its waits are spent."""
+
+    always_replay: bool
+
+    def record(self, call: StepCall, record: EncodedRecord, /) -> Coroutine[Any, Any, None]:
+        """Return when the record is durable; an exception breaks the run.
+
+        A cancellation is raised as `Interrupted` after the write has ended.
+        """
+        ...
+
+    async def wait(self, wait: PendingWait) -> tuple[str, object] | None:
+        """Wait for the wait's time or event; return an event's message id and payload."""
+        ...
+
+    def give_back(self, key: str) -> None:
+        """Make the event of an unclaimed record available to waits."""
+        ...
+
+    async def transact(
+        self, call: StepCall, work: Callable[[Any], Awaitable[EncodedRecord]], /
+    ) -> EncodedRecord:
+        """Call `work` with the store's connection; its record commits with what it wrote."""
+        ...
+
+    async def halt(self, key: str) -> None:
+        """Stop the calling branch until the run was suspended and resumed."""
+        ...
+
+    def unwind(self) -> None:
+        """Cancel the function: the run cannot continue in this process."""
+        ...

@@ -1,0 +1,425 @@
+"""One execution of a function: a step answers from its record, or runs and is recorded.
+
+The value of a step reaches the function only after its record is durable in the run's host, if it
+has one, and then published in the history. A call does not end before its write has: a cancellation
+that arrives in the meantime is postponed, so the outcome of a write is always known. What cannot be
+recorded breaks the run: every later step raises the same error, whatever the function catches.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from random import Random
+from typing import Any
+
+from perdure import codec
+from perdure.cache import StepCache
+from perdure.clock import Clock, isoformat
+from perdure.engine.branches import Branch, Branches
+from perdure.engine.call import RunHost, StepCall
+from perdure.engine.failures import leading_to
+from perdure.engine.history import EncodedRecord, History, warnings_of
+from perdure.engine.invoke import Elapsed, check_callable, invoke, is_awaited, within
+from perdure.engine.tasks import POSITION, Interrupted, outside_runs
+from perdure.errors import CodecError, DriftError, RunOver, StepFailed, StepTimeout
+from perdure.events import (
+    Event,
+    PersistError,
+    PersistSuccess,
+    StepCacheHit,
+    StepCacheMiss,
+    StepComplete,
+    StepFailure,
+    StepRetry,
+    StepStart,
+    StepSuccess,
+    StepTimedOut,
+)
+from perdure.result import Err, Ok
+from perdure.retry import Retry, delay_before
+from perdure.snapshot import StepRecord
+from perdure.snapshot.record import Record, failure_record, is_plain, outcome_of, result_of
+from perdure.validation import check_text
+
+
+class Execution:
+    """The engine's side of one run."""
+
+    __slots__ = (
+        "_broken",
+        "_emit",
+        "_keys_in_use",
+        "_over",
+        "branches",
+        "cache",
+        "clock",
+        "ended_by",
+        "errors",
+        "failures",
+        "history",
+        "host",
+        "last_key",
+        "payload",
+        "random",
+        "run_id",
+        "unseen_events",
+        "workflow",
+    )
+
+    def __init__(
+        self,
+        *,
+        workflow: str,
+        run_id: str,
+        history: History,
+        clock: Clock,
+        random: Random,
+        emit: Callable[[Event], None] | None = None,
+        cache: StepCache | None = None,
+        errors: tuple[type[BaseException], ...] = (),
+        payload: object = None,
+    ) -> None:
+        self.workflow = workflow
+        self.run_id = run_id
+        self.history = history
+        self.branches = Branches()
+        self.clock = clock
+        self.random = random
+        self.cache = cache
+        self.errors = errors
+        self.host: RunHost | None = None
+        self.payload = payload
+        self.last_key: str | None = None
+        self.ended_by: BaseException | Err[Any] | None = None
+        self.failures: dict[str, BaseException] = {}
+        self._emit = emit
+        self._broken: BaseException | None = None
+        self._over = False
+        self._keys_in_use: dict[str, asyncio.Event] = {}
+        self.unseen_events: list[tuple[StepCall, str]] = []
+
+    def call(
+        self,
+        id: str,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        key: str | None = None,
+        branch: Branch | None = None,
+    ) -> StepCall:
+        """Check a call and give it its identity."""
+        if self._broken is not None or self._over:
+            self.check_live(id)
+        if type(id) is not str or not id or not id.isascii():
+            id = check_text(id, "id", "the step's name, a non-empty text")
+        if branch is None:
+            branch = self.branches.current(self.run_id, id)
+        if not callable(fn):
+            check_callable(id, fn)
+        if key is not None:
+            key = check_text(key, "key", "a non-empty text, or nothing")
+        return StepCall(id, branch, key, fn, args)
+
+    def end(self) -> None:
+        """Refuse steps from now on."""
+        self._over = True
+
+    def check_live(self, id: str) -> None:
+        """Raise if nothing can be recorded any more: the run was broken off, or is over."""
+        if self._broken is not None:
+            raise self._broken
+        if self._over:
+            raise RunOver(f"step {id!r} cannot be recorded: run {self.run_id!r} has ended")
+
+    def break_off(self, error: BaseException) -> BaseException:
+        """Make `error` the answer of every step from now on, and return it to be raised."""
+        if self._broken is None:
+            self._broken = error
+            if self.host is not None:
+                self.host.unwind()
+        return self._broken
+
+    @property
+    def broken(self) -> BaseException | None:
+        """What broke the run, if anything did."""
+        return self._broken
+
+    @property
+    def live(self) -> bool:
+        """Whether steps can still be recorded."""
+        return self._broken is None and not self._over
+
+    def failures_that_ended_it(self) -> list[str]:
+        """Return the keys of the failed steps that the run's end comes from."""
+        return leading_to(self.failures, self.ended_by)
+
+    def perform(self, call: StepCall) -> Coroutine[Any, Any, Any]:
+        """Answer from the record, from the cache, or by running the step."""
+        return self._execute(call) if call.key is None else self._perform_keyed(call, call.key)
+
+    async def _perform_keyed(self, call: StepCall, key: str) -> Any:
+        """Let one call of a key at a time go on; those that waited find its record."""
+        while (other := self._keys_in_use.get(key)) is not None:
+            await other.wait()
+        done = self._keys_in_use[key] = asyncio.Event()
+        try:
+            if (found := self.recorded(call) or await self._cached(call, key)) is not None:
+                return self.replay(call, *found)
+            return await self._execute(call)
+        finally:
+            del self._keys_in_use[key]
+            done.set()
+
+    def recorded(self, call: StepCall) -> tuple[str, StepRecord] | None:
+        """Return the record that answers this call, with its key."""
+        key = self.history.find(call.path, call.call)
+        if key is None:
+            return None
+        record = self.history.get(key)
+        self._check_drift(call, record)
+        return key, record
+
+    async def _cached(self, call: StepCall, key: str) -> tuple[str, StepRecord] | None:
+        if self.cache is None:
+            return None
+        with outside_runs():
+            record = await self.cache.get(key)
+        if record is None:
+            self.tell(StepCacheMiss, call, key)
+            return None
+        self.history.load({key: record})
+        return self.recorded(call)
+
+    def _check_drift(self, call: StepCall, record: StepRecord) -> None:
+        kind = record.get("kind", "step")
+        if kind != call.kind:
+            what = f"is recorded as a {kind}, and the function now asks for a {call.kind}"
+            hint = "give changed code new step ids, or the workflow a new version"
+            raise self._drifted(call, what, hint, kind, call.kind)
+        recorded = record.get("args", "")
+        if recorded != call.fingerprint and recorded and call.fingerprint:
+            what = (
+                f"was recorded with other arguments (fingerprint {recorded}) than it is called "
+                f"with now ({call.fingerprint}): its record belongs to another call"
+            )
+            hint = "make arguments depend only on earlier steps, or give the call a key= of its own"
+            raise self._drifted(call, what, hint, recorded, call.fingerprint)
+
+    def _drifted(
+        self, call: StepCall, what: str, hint: str, recorded: str, asked: str
+    ) -> BaseException:
+        text = f"{call.place()} {what}; {hint}"
+        return self.break_off(DriftError(call.call, text, recorded=recorded, asked=asked))
+
+    def replay(self, call: StepCall, key: str, record: StepRecord) -> Any:
+        """Return what a record says, or raise it."""
+        self.last_key = key
+        if self._emit is None and is_plain(record):
+            return record.get("value")
+        declared = (*call.errors, *self.errors)
+        try:
+            result, error = result_of(record, call.id, call.return_type, declared, call.error_type)
+        except CodecError as unreadable:
+            text = f"the record of {call.place()} cannot be read: {unreadable}"
+            raise self.break_off(CodecError(text)) from unreadable
+        if self._emit is not None:
+            meta: Any = record.get("meta") or {"origin": "result"}
+            origin = None if result.ok else meta["origin"]
+            facts = call.facts(key)
+            self.tell(StepCacheHit, call, key, result=result, origin=origin, facts=facts)
+        if isinstance(result, Ok):
+            return result.value
+        assert error is not None
+        self.failures[key] = error
+        raise error
+
+    def begin(self, call: StepCall) -> None:
+        """Reserve the key of the call's record, note when it began, and announce its work."""
+        if self._broken is not None or self._over:
+            self.check_live(call.id)
+        call.record_key = self.history.reserve(call.path, call.call)
+        if self._emit is not None and call.kind not in ("sleep", "event"):
+            self.tell(StepStart, call, call.record_key)
+        call.started = self.clock.monotonic()
+
+    async def _execute(self, call: StepCall) -> Any:
+        found = self.recorded(call)
+        if found is not None:
+            return self.replay(call, *found)
+        self.begin(call)
+        self.branches.begin()
+        try:
+            token = POSITION.set(call)
+            try:
+                try:
+                    if call.retries is not None or call.timeout is not None:
+                        value = await self._attempts(call)
+                    elif is_awaited(call.fn):
+                        value = await call.fn(*call.args)
+                    else:
+                        value = await invoke(call.fn, call.args)
+                finally:
+                    POSITION.reset(token)
+            except Exception as error:  # noqa: BLE001  # the user's function
+                return await self.fail(call, error)
+            if type(value) is Err:
+                return await self.fail(call, value)
+            # What `succeed` does, without one more coroutine for each step.
+            record = self.encode(call, value.value if type(value) is Ok else value)
+            await self._commit(call, record)
+            if self._emit is not None:
+                self.tell_success(call, record)
+            return record.value
+        finally:
+            self.branches.end()
+
+    async def succeed(self, call: StepCall, value: Any) -> Any:
+        """Record a value and return what the function sees of it."""
+        record = self.encode(call, value)
+        await self._commit(call, record)
+        if self._emit is not None:
+            self.tell_success(call, record)
+        return record.value
+
+    async def _commit(self, call: StepCall, record: EncodedRecord) -> None:
+        """Make a record durable, then let it answer; other runs find it in the cache."""
+        if self.host is not None:
+            try:
+                await self.host.record(call, record)
+            except Interrupted:
+                self.publish(call, record)
+                raise asyncio.CancelledError from None
+            except Exception as error:  # noqa: BLE001  # whatever keeps the record from the store
+                self.tell(PersistError, call, record.key, error=error)
+                raise self.break_off(error) from error.__cause__
+            if self._emit is not None:
+                self.tell(PersistSuccess, call, record.key)
+        self.publish(call, record)
+        if self.host is not None and self.host.always_replay:
+            await self.host.halt(record.key)
+        if self.cache is not None and call.key is not None:
+            with outside_runs():
+                await self.cache.set(call.key, codec.loads(record.json), ttl=call.ttl)
+
+    def publish(self, call: StepCall, record: EncodedRecord) -> None:
+        """Let a record answer that the store has accepted."""
+        self.last_key = record.key
+        self.history.publish(record)
+        for key, json in call.replaces.items():
+            self.history.silence(key, json)
+            if key in self.history.unclaimed and self.host is not None:
+                self.host.give_back(key)
+
+    def tell_success(self, call: StepCall, record: EncodedRecord) -> None:
+        """Publish that a step succeeded and is recorded, if anybody listens."""
+        if self._emit is None:
+            return
+        took = timedelta(seconds=self.clock.monotonic() - call.started)
+        key, facts = record.key, call.facts(record.key)
+        self.tell(StepSuccess, call, key, duration=took)
+        self.tell(StepComplete, call, key, duration=took, result=Ok(record.value), facts=facts)
+
+    def encode(self, call: StepCall, value: Any) -> EncodedRecord:
+        """Return the record of a value, or raise if nothing can be recorded any more."""
+        if self._broken is not None or self._over:
+            self.check_live(call.id)
+        data, visible, typed = value, value, False
+        warnings: tuple[dict[str, str], ...] = ()
+        if not codec.is_plain(value):
+            try:
+                data, visible, typed, losses = codec.settle(value, call.return_type)
+            except CodecError as error:
+                text = f"the value of {call.place()} cannot be recorded: {error}"
+                raise self.break_off(CodecError(text)) from error
+            warnings = warnings_of(call.record_key, losses)
+        clock, key = self.clock, call.record_key
+        at = isoformat(clock.now())
+        record = Record(
+            ok=True,
+            value=data,
+            at=at,
+            durationMs=int((clock.monotonic() - call.started) * 1e6) / 1e3,
+            attempts=call.attempt,
+            args=call.fingerprint,
+            kind=call.kind,
+            typed=typed,
+            coded=data is not value,
+            branch=call.path,
+            call="" if key == call.call else call.call,
+        )
+        return EncodedRecord(key, codec.dumps(record), at, visible, warnings)
+
+    async def fail(self, call: StepCall, failure: Exception | Err[Any]) -> Any:
+        """Record a failure and raise it as the function will see it from now on."""
+        # A step that was interrupted because the run ended or lost its lease has not failed.
+        self.check_live(call.id)
+        declared = (*call.errors, *self.errors)
+        failed, visible, losses = failure_record(failure, call.id, declared, call.error_type)
+        key = call.record_key
+        failed.at = isoformat(self.clock.now())
+        failed.durationMs = int((self.clock.monotonic() - call.started) * 1e6) / 1e3
+        failed.attempts, failed.args, failed.kind = call.attempt, call.fingerprint, call.kind
+        failed.branch, failed.call = call.path, "" if key == call.call else call.call
+        failed.failures = call.failures
+        self.failures[key] = visible
+        warnings = warnings_of(key, losses)
+        record = EncodedRecord(key, codec.dumps(failed), failed.at, visible, warnings)
+        await self._commit(call, record)
+        if self._emit is not None:
+            took, result = (
+                timedelta(seconds=self.clock.monotonic() - call.started),
+                outcome_of(visible),
+            )
+            outcome = {"result": result, "origin": failed.meta["origin"], "facts": call.facts(key)}
+            self.tell(StepFailure, call, key, duration=took, error=result.error)
+            self.tell(StepComplete, call, key, duration=took, **outcome)
+        raise visible
+
+    async def _attempts(self, call: StepCall) -> Any:
+        retry = call.retries
+        while True:
+            try:
+                value = await self._once(call)
+                if type(value) is not Err:
+                    return value
+                failure: Exception = StepFailed(call.id, value.error, value.cause)
+                if retry is None or not self._tries_again(retry, call, failure):
+                    return value
+            except Exception as error:
+                if retry is None or not self._tries_again(retry, call, error):
+                    raise
+                failure = error
+            delay = delay_before(retry, call.attempt, self.random)
+            facts = {"attempt": call.attempt, "attempts": retry.attempts, "delay": delay}
+            self.tell(StepRetry, call, call.record_key, error=failure, **facts)
+            await self.clock.sleep(delay)
+            call.attempt += 1
+
+    def _tries_again(self, retry: Retry, call: StepCall, failure: Exception) -> bool:
+        if not self.live or call.attempt >= retry.attempts:
+            return False
+        return retry.retry_if is None or bool(retry.retry_if(failure))
+
+    async def _once(self, call: StepCall) -> Any:
+        if call.timeout is None:
+            return await invoke(call.fn, call.args)
+        after = call.timeout.after
+        try:
+            return await within(self.clock, after, invoke(call.fn, call.args))
+        except Elapsed:
+            self.tell(StepTimedOut, call, call.record_key, after=after, attempt=call.attempt)
+            return call.timeout.outcome(StepTimeout(call.id, after.total_seconds()))
+
+    def announce(
+        self, event: Callable[..., Event], started: float | None = None, **facts: Any
+    ) -> None:
+        """Publish news of the run, with how long it took since `started`."""
+        if self._emit is not None:
+            if started is not None:
+                facts["duration"] = timedelta(seconds=self.clock.monotonic() - started)
+            now = self.clock.now()
+            with outside_runs():
+                self._emit(event(workflow=self.workflow, run_id=self.run_id, at=now, **facts))
+
+    def tell(self, event: Callable[..., Event], call: StepCall, key: str, **facts: Any) -> None:
+        """Publish news of a step, if anybody listens."""
+        self.announce(event, step=call.id, key=key, **facts)

@@ -1,0 +1,128 @@
+"""The workflow function: what it works with, and how it is called over a run's records."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+from perdure.engine.execution import Execution
+from perdure.engine.step import Step
+from perdure.errors import InvalidArgument, Suspended
+from perdure.events import (
+    WorkflowCancelled,
+    WorkflowError,
+    WorkflowStart,
+    WorkflowSuccess,
+    WorkflowSuspended,
+)
+from perdure.result import Err, Ok, Result
+from perdure.snapshot.record import outcome_of
+
+D = TypeVar("D")
+T = TypeVar("T")
+WorkflowFunction: TypeAlias = Callable[[Step], Awaitable[T]] | Callable[[Step, D], Awaitable[T]]
+
+
+class Deps(Mapping[str, Any]):
+    """The functions and things a workflow works with, by attribute or by name; frozen for the
+    run.
+    """
+
+    __slots__ = ("_things",)
+
+    def __init__(self, things: Mapping[str, Any]) -> None:
+        object.__setattr__(self, "_things", dict(things))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._things[name]
+        except KeyError:
+            known = ", ".join(sorted(self._things)) or "nothing"
+            raise AttributeError(f"deps has no {name!r}; it holds {known}") from None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"deps is frozen for the run; {name!r} cannot be set")
+
+    def __getitem__(self, name: str) -> Any:
+        return self._things[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._things)
+
+    def __len__(self) -> int:
+        return len(self._things)
+
+
+async def conduct(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:
+    """Call the function once over the run's history and return how it ended.
+
+    Branches that the function left running are cancelled; what they were writing is written first.
+    Only what is not an `Exception` is raised: above all, cancellation.
+    """
+    started = run.clock.monotonic()
+    run.announce(WorkflowStart)
+    try:
+        with run.branches:
+            try:
+                outcome = await _outcome(run, body)
+            finally:
+                run.end()
+                await run.branches.unwind()
+    except asyncio.CancelledError as error:
+        if isinstance(run.broken, Suspended):
+            run.announce(WorkflowSuspended, started)
+        else:
+            reason = str(error.args[0]) if error.args else ""
+            run.announce(WorkflowCancelled, started, reason=reason, last_step=run.last_key)
+        raise
+    if isinstance(outcome, Ok):
+        run.announce(WorkflowSuccess, started)
+    else:
+        run.announce(WorkflowError, started, error=outcome.error)
+    return outcome
+
+
+async def _outcome(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:
+    try:
+        value = await body(Step(run))
+    except Exception as error:  # noqa: BLE001  # the user's function
+        run.ended_by = run.broken or error
+        return outcome_of(run.ended_by)
+    if run.broken is not None:
+        # The function caught what broke the run and continued; what it returns is not durable.
+        return outcome_of(run.broken)
+    if isinstance(value, Err):
+        run.ended_by = value
+    return value if isinstance(value, Ok | Err) else Ok(value)
+
+
+def body_of(fn: object, deps: object) -> Callable[[Step], Awaitable[Any]]:
+    """Give the workflow function as one that takes the step alone."""
+    wanted = "an async function of (step) or (step, deps)"
+    if not inspect.iscoroutinefunction(fn):
+        raise InvalidArgument("fn", fn, wanted)
+    takes = _takes(fn)
+    if takes == 1:
+        return fn
+    if takes == 2 or takes is None:
+        return lambda step: fn(step, deps)
+    raise InvalidArgument("fn", fn, wanted)
+
+
+def _takes(fn: Callable[..., Any]) -> int | None:
+    """Give how many arguments a function takes by position; None for any number."""
+    code = getattr(fn, "__code__", None)
+    if code is not None and not hasattr(fn, "__wrapped__") and not hasattr(fn, "__signature__"):
+        # Read straight from the code: `inspect.signature` costs more than a step does.
+        bound = getattr(fn, "__self__", None) is not None
+        return None if code.co_flags & inspect.CO_VARARGS else code.co_argcount - bound
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(fn).parameters.values()
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return None
+    return sum(parameter.kind in kinds for parameter in parameters)
+
+
+def as_deps(deps: object) -> Any:
+    """Give a mapping as `Deps`, and any other object as it is."""
+    return Deps(deps) if isinstance(deps, Mapping) and not isinstance(deps, Deps) else deps

@@ -1,0 +1,303 @@
+"""The records of one run in the order they were made, found again by identity.
+
+A call reserves its key when it begins. Its record is published here when the store has accepted it,
+so nothing sees a record that a crash could take back. Fresh records are kept as the bytes that went
+to the store: one encoding serves both, and nobody who later changes the value can change what was
+recorded. Loaded records are the dicts they came as.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, cast
+
+import msgspec
+
+from perdure import codec
+from perdure.engine.branches import join_path
+from perdure.snapshot import Execution, PendingWait, Snapshot, StepRecord, open_waits
+
+logger = logging.getLogger(__name__)
+
+Include: TypeAlias = Literal["all", "completed", "failed"]
+
+
+class EncodedRecord(msgspec.Struct, frozen=True, gc=False):
+    """A record on its way to the store: its key and JSON, when it was made, the value the function
+    will see, and warnings about what of it was lost.
+    """
+
+    key: str
+    json: bytes
+    at: str
+    value: Any
+    warnings: tuple[dict[str, str], ...] = ()
+
+
+class History:
+    """What is recorded of one run."""
+
+    __slots__ = (
+        "_calls",
+        "_foreign",
+        "_loaded",
+        "_next",
+        "_records",
+        "_silent",
+        "_stored_waits",
+        "changed_waits",
+        "metadata",
+        "name",
+        "unclaimed",
+        "waits",
+        "warnings",
+    )
+
+    def __init__(self, name: str, snapshot: Snapshot | None = None) -> None:
+        self.name = name
+        self._records: dict[str, bytes | StepRecord] = {}
+        self._calls: dict[str, dict[str, str]] = {}
+        self._next: dict[str, int] = {}
+        self._foreign: set[str] = set()
+        self._loaded: set[str] = set()
+        self._silent: set[str] = set()
+        self.metadata: dict[str, Any] = {}
+        self.warnings: list[Any] = []
+        self.unclaimed: dict[str, StepRecord] = {}
+        self.waits: dict[str, PendingWait] = {}
+        self.changed_waits: dict[str, PendingWait | None] = {}
+        self._stored_waits: set[str] = set()
+        if snapshot is not None:
+            self._restore(snapshot)
+
+    def _restore(self, snapshot: Snapshot) -> None:
+        self.name = snapshot.get("workflowName") or self.name
+        self.metadata.update(snapshot.get("metadata") or {})
+        self.warnings.extend(snapshot.get("warnings") or ())
+        self.waits = {wait["id"]: wait for wait in open_waits(snapshot)}
+        self._stored_waits.update(self.waits)
+        self.load(snapshot["steps"])
+
+    def load(self, records: Mapping[str, StepRecord]) -> None:
+        """Add records that were made before, by us or by another writer of the format."""
+        self._records.update(records)
+        self._loaded.update(records)
+        root = self._calls.setdefault("", {})
+        for key, record in records.items():
+            if "at" not in record:
+                self._foreign.add(key)
+            elif "branch" in record:
+                self._calls.setdefault(record["branch"], {})[record.get("call", key)] = key
+            else:
+                root[record.get("call", key)] = key
+            if "unclaimed" in record:
+                self._silent.add(key)
+                if record["unclaimed"]:
+                    self.unclaimed[key] = record
+
+    def find(self, branch: str, call: str) -> str | None:
+        """Return the key of the record that this call of this branch made, if there is one."""
+        calls = self._calls.get(branch)
+        key = calls.get(call) if calls is not None else None
+        if key is None and call in self._foreign:
+            # Another writer of the format knows no branches: the first call that asks owns it.
+            self._foreign.discard(call)
+            self._calls.setdefault(branch, {})[call] = key = call
+        if key is None or key not in self._records or key in self._silent:
+            return None
+        self._loaded.discard(key)
+        return key
+
+    def get(self, key: str) -> StepRecord:
+        """Return a record as a dict of the caller's own: changing it changes nothing here."""
+        record = self._records[key]
+        if type(record) is bytes:
+            return codec.loads(record)  # type: ignore[no-any-return]  # our own bytes
+        # The loaded dict is given away, and what it says is kept.
+        self._records[key] = codec.dumps(record)
+        return cast(StepRecord, record)
+
+    def reserve(self, branch: str, call: str) -> str:
+        """Return the key of this call's record and keep it from all other calls.
+
+        The call itself is the key unless a call of another branch was first.
+        """
+        calls = self._calls.get(branch)
+        if calls is None:
+            calls = self._calls[branch] = {}
+        key = calls.get(call)
+        if key is None:
+            n = self._next.get(call, 1)
+            key = call if n == 1 else f"{call}#{n}"
+            while key in self._records or key in self._next:
+                n += 1
+                key = f"{call}#{n}"
+            self._next[call] = n + 1
+            self._next.setdefault(key, 1)
+            calls[call] = key
+        return key
+
+    def publish(self, record: EncodedRecord) -> None:
+        """Let a record answer from now on; one under the same key is replaced in its place."""
+        key = record.key
+        self._records[key] = record.json
+        if self._silent:
+            self._silent.discard(key)
+        if self._loaded:
+            self._loaded.discard(key)
+        if self.warnings:
+            self.warnings = [w for w in self.warnings if w["stepId"] != key]
+        if record.warnings:
+            self.warnings += record.warnings
+
+    def silence(self, key: str, json: bytes) -> None:
+        """Replace a published record by one that answers nobody any more."""
+        self._records[key] = json
+        self._silent.add(key)
+
+    def drop(self, keys: Iterable[str]) -> None:
+        """Forget records, so that their steps run again."""
+        for key in keys:
+            record = self._records.pop(key, None)
+            if record is None:
+                continue
+            self._foreign.discard(key)
+            self._loaded.discard(key)
+            fields = codec.loads(record) if isinstance(record, bytes) else record
+            self._calls.get(fields.get("branch", ""), {}).pop(fields.get("call", key), None)
+
+    def mark_unclaimed(self, key: str, event: str) -> bytes:
+        """Make the event of a wait's record available to the next wait for it; return the record
+        as it is to be stored.
+        """
+        record = self.get(key)
+        record["unclaimed"] = event
+        self.unclaimed[key] = record
+        return codec.dumps(record)
+
+    def claim(self, key: str, by: str) -> dict[str, bytes]:
+        """Hand the event of an unclaimed record to the wait whose record gets the key `by`.
+
+        Return what becomes of the first record in the same write: a mark that its event is taken.
+        """
+        record = self.unclaimed.pop(key)
+        record["unclaimed"] = ""
+        return {} if key == by else {key: codec.dumps(record)}
+
+    def untouched(self) -> list[str]:
+        """Return the keys of loaded records that nothing has asked for.
+
+        Steps in the branches of a race that answered from its record had no need to be asked.
+        """
+        if not self._loaded:
+            return []
+        answered = {
+            f"{join_path(branch, call)}>"
+            for branch, calls in self._calls.items()
+            for call, key in calls.items()
+            if key not in self._loaded
+        }
+        return [
+            key
+            for key in self._records
+            if key in self._loaded and not _is_below(self.get(key).get("branch", ""), answered)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def open_wait(self, wait: PendingWait) -> PendingWait:
+        """Begin a wait, or return the one that began under this id in an earlier activation."""
+        known = self.waits.get(wait["id"])
+        if known is None:
+            self.waits[wait["id"]] = self.changed_waits[wait["id"]] = known = wait
+        return known
+
+    def close_wait(self, id: str) -> None:
+        """End a wait."""
+        self.waits.pop(id, None)
+        if id in self._stored_waits:
+            self.changed_waits[id] = None
+        else:
+            self.changed_waits.pop(id, None)
+
+    def take_changed_waits(self) -> Mapping[str, PendingWait | None]:
+        """Return the waits that began or ended since the last call, for the next write.
+
+        A wait is written once, when it begins: an activation that only finds it again changes
+        nothing, and so makes no progress.
+        """
+        changed, self.changed_waits = self.changed_waits, {}
+        self._stored_waits.update(changed)
+        return changed
+
+    def without_records(self) -> "History":
+        """Return a history that has the run's name and metadata and nothing else."""
+        empty = History(self.name)
+        empty.metadata = self.metadata
+        return empty
+
+    def copy(self) -> "History":
+        """Return the history as it is now; what is recorded later is not in it."""
+        copied = History(self.name)
+        copied._records = dict(self._records)
+        copied.metadata = self.metadata
+        copied.warnings = list(self.warnings)
+        return copied
+
+    def encode(
+        self,
+        execution: Execution,
+        *,
+        include: Include = "all",
+        limit: int | None = None,
+        since: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        staged: Sequence[EncodedRecord] = (),
+    ) -> bytes:
+        """Return the snapshot as JSON, with records that are `staged` but not yet published."""
+        keys = self._chosen(include, limit, since)
+        snapshot: dict[str, Any] = {"formatVersion": 1, "workflowName": self.name}
+        steps = snapshot["steps"] = {key: _embeddable(self._records[key]) for key in keys}
+        steps.update((record.key, msgspec.Raw(record.json)) for record in staged)
+        snapshot["execution"] = execution
+        if metadata := self.metadata if metadata is None else metadata:
+            snapshot["metadata"] = metadata
+        warnings = [w for w in self.warnings if w["stepId"] in steps]
+        warnings += (warning for record in staged for warning in record.warnings)
+        if warnings:
+            snapshot["warnings"] = warnings
+        return codec.dumps(snapshot)
+
+    def _chosen(self, include: Include, limit: int | None, since: str | None) -> list[str]:
+        keys = list(self._records)
+        if since is not None and since in self._records:
+            keys = keys[keys.index(since) + 1 :]
+        if include != "all":
+            keys = [key for key in keys if self.get(key)["ok"] == (include == "completed")]
+        return keys if limit is None else keys[:limit]
+
+
+def warnings_of(key: str, losses: Sequence[codec.Loss]) -> tuple[dict[str, str], ...]:
+    """Log and return a warning for each part of a value that could not be recorded as it was."""
+    for path, reason in losses:
+        logger.warning(
+            "step %r: %s cannot come back after a crash as it was (%s), so the function sees "
+            "what was recorded. Where the type is known, pass the function and its arguments "
+            "instead of a lambda, or returns=",
+            key,
+            path,
+            reason,
+        )
+    return tuple(
+        {"type": "lossy_value", "stepId": key, "path": path, "reason": reason}
+        for path, reason in losses
+    )
+
+
+def _is_below(branch: str, paths: set[str]) -> bool:
+    parts = branch.split("/")
+    return any("/".join(parts[:length]) in paths for length in range(1, len(parts) + 1))
+
+
+def _embeddable(record: bytes | StepRecord) -> object:
+    return msgspec.Raw(record) if isinstance(record, bytes) else record

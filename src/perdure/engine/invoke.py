@@ -1,0 +1,105 @@
+"""How a step's function is called: in place, in a thread, within a time."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from perdure.clock import Clock
+from perdure.engine.tasks import detached
+from perdure.errors import InvalidArgument
+
+_IN_PLACE, _AWAITED, _THREADED = range(3)
+_manners: dict[object, int] = {}
+_awaited: set[object] = set()
+
+
+def is_awaited(fn: Any) -> bool:
+    """Tell whether a step's function is known to be async, which most are."""
+    try:
+        return fn.__code__ in _awaited
+    except AttributeError:
+        return False
+
+
+async def invoke(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Call a step's function: async and lambdas in place, any other in a thread."""
+    code = getattr(fn, "__code__", None)
+    manner = _manners.get(code) if code is not None else None
+    if manner is None:
+        manner = _manner(fn)
+        if code is not None:
+            _manners[code] = manner
+            if manner == _AWAITED:
+                _awaited.add(code)
+    if manner == _AWAITED:
+        return await fn(*args)
+    value = fn(*args) if manner == _IN_PLACE else await asyncio.to_thread(_in_thread, fn, args)
+    return await value if inspect.isawaitable(value) else value
+
+
+def _in_thread(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    try:
+        return fn(*args)
+    except StopIteration as error:
+        # A future takes none of these, and whoever waits for it would wait for ever.
+        raise RuntimeError("a step's function raised StopIteration") from error
+
+
+def _manner(fn: Callable[..., Any]) -> int:
+    while isinstance(fn, partial):
+        fn = fn.func
+    if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
+        raise InvalidArgument("fn", fn, "a function that gives one value, not a generator")
+    if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__):
+        return _AWAITED
+    return _IN_PLACE if getattr(fn, "__name__", "") == "<lambda>" else _THREADED
+
+
+def check_callable(id: str, fn: object) -> None:
+    """Raise, and explain thunks, when a step was given something that cannot be called."""
+    if callable(fn):
+        return
+    if inspect.isawaitable(fn):
+        if inspect.iscoroutine(fn):
+            fn.close()
+        raise InvalidArgument(
+            "fn",
+            fn,
+            "a function, not the coroutine of having called it",
+            f"Write step({id!r}, function, argument) or step({id!r}, lambda: function(argument)): "
+            "a step that is already recorded must not be called at all",
+        )
+    raise InvalidArgument("fn", fn, "a function and its arguments, or a lambda")
+
+
+class Elapsed(Exception):
+    """The time was over first."""
+
+
+async def within(clock: Clock, after: timedelta, work: Awaitable[Any]) -> Any:
+    """Await `work`; when the clock passes `after` first, cancel it and raise `Elapsed`."""
+    task = asyncio.current_task()
+    assert task is not None
+    cancels = task.cancelling()
+    elapsed = False
+
+    async def watch() -> None:
+        nonlocal elapsed
+        await clock.sleep(after)
+        elapsed = True
+        task.cancel()
+
+    timer = detached(watch())
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if elapsed and task.cancelling() <= cancels + 1:
+            raise Elapsed from None
+        raise
+    finally:
+        timer.cancel()
+        if elapsed:
+            task.uncancel()

@@ -1,0 +1,358 @@
+"""The handle in the user's hand: each method is one recorded thing.
+
+user = await step("fetch-user", fetch_user, "123")
+order = await step("create-order", lambda: create_order(user), key="order:1")
+await step.sleep("settle", "1d")
+"""
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar, TypeVarTuple, overload
+
+from perdure.clock import Cron, Duration, isoformat, parse_duration
+from perdure.engine.branches import Branch, Leaf
+from perdure.engine.call import StepCall
+from perdure.engine.execution import Execution
+from perdure.engine.tasks import POSITION, Task, cancel_and_wait
+from perdure.engine.waiting import race, transact, wait
+from perdure.errors import InvalidArgument, InvalidDuration, PerdureError
+from perdure.result import Err, Ok
+from perdure.retry import Retry, Timeout, as_retry, as_timeout
+from perdure.snapshot import PendingWait
+from perdure.validation import check_errors
+
+T = TypeVar("T")
+U = TypeVar("U")
+Args = TypeVarTuple("Args")
+Errors = Sequence[type[BaseException]]
+
+
+class Step:
+    """Runs steps of one run; given to the workflow function as its first argument."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, execution: Execution) -> None:
+        self._run = execution
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self._run.run_id
+
+    @property
+    def payload(self) -> Any:
+        """What the run was triggered with."""
+        return self._run.payload
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt of the step this is, from 1; for use inside a step's function."""
+        call = POSITION.get()
+        return call.attempt if isinstance(call, Leaf) else 1
+
+    @property
+    def idempotency_key(self) -> str:
+        """A text that is the same for every attempt of this step in this run, also after a crash.
+
+        For payment providers and their like; for use inside a step's function.
+        """
+        call = POSITION.get()
+        if not isinstance(call, Leaf):
+            raise PerdureError(
+                "step.idempotency_key belongs to a step: ask for it inside the step's function, "
+                "for example step('pay', lambda: pay(amount, step.idempotency_key))"
+            )
+        identity = "\0".join((self._run.run_id, call.path, call.call))
+        return hashlib.sha256(identity.encode()).hexdigest()[:32]
+
+    # A Result is a value too: the first overload that fits unwraps it.
+    @overload
+    def __call__(
+        self,
+        id: str,
+        fn: Callable[[*Args], Coroutine[Any, Any, Ok[T] | Err[Any]]],
+        /,
+        *args: *Args,
+        key: str | None = ...,
+        ttl: Duration | None = ...,
+        retry: Retry | int | None = ...,
+        timeout: Timeout | Duration | None = ...,
+        returns: type[Any] | None = ...,
+        errors: Errors = ...,
+    ) -> Coroutine[Any, Any, T]: ...
+    @overload
+    def __call__(
+        self,
+        id: str,
+        fn: Callable[[*Args], Awaitable[T]],
+        /,
+        *args: *Args,
+        key: str | None = ...,
+        ttl: Duration | None = ...,
+        retry: Retry | int | None = ...,
+        timeout: Timeout | Duration | None = ...,
+        returns: type[Any] | None = ...,
+        errors: Errors = ...,
+    ) -> Coroutine[Any, Any, T]: ...
+    @overload
+    def __call__(
+        self,
+        id: str,
+        fn: Callable[[*Args], Ok[T] | Err[Any]],
+        /,
+        *args: *Args,
+        key: str | None = ...,
+        ttl: Duration | None = ...,
+        retry: Retry | int | None = ...,
+        timeout: Timeout | Duration | None = ...,
+        returns: type[Any] | None = ...,
+        errors: Errors = ...,
+    ) -> Coroutine[Any, Any, T]: ...
+    @overload
+    def __call__(
+        self,
+        id: str,
+        fn: Callable[[*Args], T],
+        /,
+        *args: *Args,
+        key: str | None = ...,
+        ttl: Duration | None = ...,
+        retry: Retry | int | None = ...,
+        timeout: Timeout | Duration | None = ...,
+        returns: type[Any] | None = ...,
+        errors: Errors = ...,
+    ) -> Coroutine[Any, Any, T]: ...
+    def __call__(  # type: ignore[misc]  # mypy loses `*args: *Args` in an implementation
+        self,
+        id: str,
+        fn: Callable[..., Any],
+        /,
+        *args: Any,
+        key: str | None = None,
+        ttl: Duration | None = None,
+        retry: Retry | int | None = None,
+        timeout: Timeout | Duration | None = None,
+        returns: type[Any] | None = None,
+        errors: Errors = (),
+    ) -> Coroutine[Any, Any, Any]:
+        """Give the value of `fn(*args)`, from its record when the step was done before.
+
+        `key` is an identity of the user's own: used twice, it answers from its record. `returns` is
+        the type of the value where `fn` does not say it; `errors` are the exception classes that
+        come back as themselves. A returned `Err` raises `StepFailed`, unless the function catches
+        it the run ends as that `Err`.
+        """
+        run = self._run
+        call = run.call(id, fn, args, key)
+        if retry is not None:
+            call.retries = as_retry(retry)
+        if timeout is not None:
+            call.timeout = as_timeout(timeout)
+        if ttl is not None:
+            call.ttl = parse_duration(ttl, "ttl")
+        if errors:
+            call.errors = check_errors(errors)
+        if returns is not None:
+            call.returns = returns
+        return run.perform(call)
+
+    def sleep(self, id: str, duration: Duration | Cron, /) -> Coroutine[Any, Any, None]:
+        """Wait so long, or until the cron expression's next time; once, however often the run
+        resumes.
+        """
+        call = self._run.call(id, self.sleep)
+        call.kind = "sleep"
+        return wait(self._run, call, self._wait(call, duration))
+
+    @overload
+    def wait_for_event(
+        self, id: str, name: str, /, *, timeout: Duration | None = ..., returns: type[T]
+    ) -> Coroutine[Any, Any, T | None]: ...
+    @overload
+    def wait_for_event(
+        self, id: str, name: str, /, *, timeout: Duration | None = ..., returns: None = ...
+    ) -> Coroutine[Any, Any, Any]: ...
+    def wait_for_event(
+        self,
+        id: str,
+        name: str,
+        /,
+        *,
+        timeout: Duration | None = None,
+        returns: type[Any] | None = None,
+    ) -> Coroutine[Any, Any, Any]:
+        """Give the payload of the run's next event of this name, or None when the time is over."""
+        if not isinstance(name, str) or not name:
+            raise InvalidArgument("name", name, "the event's name, a non-empty text")
+        call = self._run.call(id, self.wait_for_event)
+        call.kind = "event"
+        call.returns = returns
+        return wait(self._run, call, self._wait(call, timeout, event=name))
+
+    def _wait(
+        self, call: StepCall, duration: Duration | Cron | None, event: str | None = None
+    ) -> PendingWait:
+        pending: PendingWait = {"id": call.wait_id(), "kind": "sleep" if event is None else "event"}
+        if event is not None:
+            pending["event"] = event
+        if duration is not None or event is None:
+            parameter = "duration" if event is None else "timeout"
+            pending["wakeAt"] = isoformat(self._until(duration, parameter))
+        return pending
+
+    def _until(self, duration: Any, parameter: str) -> datetime:
+        now = self._run.clock.now()
+        if isinstance(duration, Cron):
+            return duration.next(now)
+        try:
+            return now + parse_duration(duration, parameter)
+        except OverflowError:
+            wanted = "a duration that ends before the year 10000"
+            raise InvalidDuration(parameter, duration, wanted) from None
+
+    def all(
+        self, thunks: Mapping[str, Callable[[], Any]], /
+    ) -> Coroutine[Any, Any, dict[str, Any]]:
+        """Run a step for each name, all at once, and give their values by name.
+
+        All are awaited, so that finished work is recorded; then the first failure, in the order of
+        the names, is raised.
+        """
+        branch = self._run.branches.current(self._run.run_id, "step.all")
+        return self._all(branch, _thunks(thunks))
+
+    async def _all(self, branch: Branch, thunks: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+        run = self._run
+        calls = {name: run.call(name, thunk, branch=branch) for name, thunk in thunks.items()}
+        tasks = {name: branch.child(name).spawn(run.perform(call)) for name, call in calls.items()}
+        await _wait_all(tasks.values())
+        return {name: task.result() for name, task in tasks.items()}
+
+    @overload
+    def map(
+        self,
+        id: str,
+        items: Iterable[T],
+        fn: Callable[[T], Coroutine[Any, Any, Ok[U] | Err[Any]]],
+        /,
+        *,
+        concurrency: int = ...,
+    ) -> Coroutine[Any, Any, list[U]]: ...
+    @overload
+    def map(
+        self,
+        id: str,
+        items: Iterable[T],
+        fn: Callable[[T], Awaitable[U]],
+        /,
+        *,
+        concurrency: int = ...,
+    ) -> Coroutine[Any, Any, list[U]]: ...
+    @overload
+    def map(
+        self,
+        id: str,
+        items: Iterable[T],
+        fn: Callable[[T], Ok[U] | Err[Any]],
+        /,
+        *,
+        concurrency: int = ...,
+    ) -> Coroutine[Any, Any, list[U]]: ...
+    @overload
+    def map(
+        self, id: str, items: Iterable[T], fn: Callable[[T], U], /, *, concurrency: int = ...
+    ) -> Coroutine[Any, Any, list[U]]: ...
+    def map(
+        self,
+        id: str,
+        items: Iterable[Any],
+        fn: Callable[[Any], Any],
+        /,
+        *,
+        concurrency: int = 10,
+    ) -> Coroutine[Any, Any, list[Any]]:
+        """Run a step for each item, so many at once, and give the values in the items' order."""
+        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
+            raise InvalidArgument("concurrency", concurrency, "a whole number, 1 or more")
+        if not isinstance(items, Iterable):
+            raise InvalidArgument("items", items, "something to iterate over")
+        call = self._run.call(id, fn)
+        branch = call.branch.child(call.call)
+        return self._map(branch, id, list(items), fn, concurrency)
+
+    async def _map(
+        self, branch: Branch, id: str, items: list[Any], fn: Callable[..., Any], concurrency: int
+    ) -> list[Any]:
+        run = self._run
+        queue = deque(enumerate(items))
+        values: list[Any] = [None] * len(items)
+
+        async def work() -> None:
+            while queue:
+                index, item = queue.popleft()
+                call = run.call(f"{id}[{index}]", fn, (item,), branch=branch)
+                values[index] = await run.perform(call)
+
+        workers = range(min(concurrency, len(items)))
+        tasks = [branch.child(f"worker{n}").spawn(work()) for n in workers]
+        await _wait_all(tasks)
+        for task in tasks:
+            task.result()
+        return values
+
+    def race(
+        self, id: str, thunks: Mapping[str, Callable[[], Any]], /
+    ) -> Coroutine[Any, Any, tuple[str, Any]]:
+        """Run a branch for each name and give the name and value of the first to finish.
+
+        The others are cancelled. The winner is recorded: a replay returns the same one. A branch
+        may call steps, sleep, or wait for events.
+        """
+        branches = _thunks(thunks)
+        if not branches:
+            raise InvalidArgument("thunks", thunks, "at least one branch")
+        call = self._run.call(id, self.race)
+        call.kind = "race"
+        return race(self._run, call, branches)
+
+    def transaction(
+        self,
+        id: str,
+        fn: Callable[..., Awaitable[T]],
+        /,
+        *args: Any,
+        returns: type[Any] | None = None,
+    ) -> Coroutine[Any, Any, T]:
+        """Give the value of `fn(connection, *args)`, whose writes commit together with the step's
+        record.
+
+        The connection is the store's own: either both are there or neither, exactly once.
+        """
+        call = self._run.call(id, fn, args)
+        call.kind = "transaction"
+        call.returns = returns
+        return transact(self._run, call)
+
+
+async def _wait_all(tasks: Iterable[Task]) -> None:
+    pending = list(tasks)
+    if not pending:
+        return
+    try:
+        await asyncio.wait(pending)
+    finally:
+        await cancel_and_wait(pending)
+
+
+def _thunks(thunks: object) -> dict[str, Callable[[], Any]]:
+    wanted = "a mapping of names to functions without arguments"
+    if not isinstance(thunks, Mapping):
+        raise InvalidArgument("thunks", thunks, wanted)
+    for name, thunk in thunks.items():
+        if not isinstance(name, str) or not name or not callable(thunk):
+            raise InvalidArgument(f"thunks[{name!r}]", thunk, wanted)
+    return dict(thunks)

@@ -1,0 +1,202 @@
+"""Calls that are more than the call of a function: waits, races and transactions."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from datetime import timedelta
+from typing import Any
+
+from perdure import codec
+from perdure.clock import parse_iso
+from perdure.engine.call import StepCall
+from perdure.engine.execution import Execution
+from perdure.engine.failures import leading_to
+from perdure.engine.history import EncodedRecord
+from perdure.engine.tasks import POSITION, Interrupted, cancel_and_wait
+from perdure.errors import CodecError, MissingAbility, RunOver
+from perdure.result import Err, Ok
+from perdure.snapshot import PendingWait
+
+_NO_STORE = "a Workflow in this process"
+
+UNCLAIMED = "record:"
+"""Begins the message id of an event that is kept in a record, not in the store's inbox."""
+
+
+async def wait(run: Execution, call: StepCall, wait: PendingWait) -> Any:
+    """Spend a sleep or wait for an event, once; its end is a record like any other."""
+    found = run.recorded(call)
+    if found is not None:
+        return run.replay(call, *found)
+    run.begin(call)
+    wait = run.history.open_wait(wait)
+    run.branches.begin()
+    try:
+        answer = await _answer(run, call, wait)
+        run.history.close_wait(wait["id"])
+        if answer is None:
+            return await run.succeed(call, None)
+        return await _receive(run, call, wait.get("event", ""), *answer)
+    finally:
+        run.branches.end()
+
+
+async def _answer(run: Execution, call: StepCall, wait: PendingWait) -> tuple[str, object] | None:
+    try:
+        if run.host is not None:
+            return await run.host.wait(wait)
+        return await _wait_here(run, call, wait)
+    except asyncio.CancelledError:
+        if run.live:
+            # Given up by the function, not by a suspension: nothing waits here any more.
+            run.history.close_wait(wait["id"])
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever keeps the run from waiting
+        raise run.break_off(error) from error.__cause__
+
+
+async def _wait_here(
+    run: Execution, call: StepCall, wait: PendingWait
+) -> tuple[str, object] | None:
+    if wait["kind"] == "event":
+        raise MissingAbility(_NO_STORE, "inbox", f"step.wait_for_event({call.id!r})")
+    remaining = parse_iso(wait.get("wakeAt", "")) - run.clock.now()
+    await run.clock.sleep(max(remaining, timedelta(0)))
+    return None
+
+
+async def _receive(
+    run: Execution, call: StepCall, event: str, message_id: str, payload: object
+) -> Any:
+    """Record the event a wait received, and consume its message in the same write."""
+    if message_id.startswith(UNCLAIMED):
+        key = message_id.removeprefix(UNCLAIMED)
+        call.replaces = run.history.claim(key, by=call.record_key)
+    else:
+        call.consumes = (message_id,)
+    try:
+        value = _as_type(payload, call.returns)
+    except CodecError as error:
+        text = f"the payload of event {event!r} does not fit {call.place()}: {error}"
+        return await run.fail(call, CodecError(text))
+    try:
+        return await run.succeed(call, value)
+    except asyncio.CancelledError:
+        if run.history.find(call.path, call.call) is not None:
+            run.unseen_events.append((call, event))
+        raise
+
+
+def _as_type(payload: Any, wanted: Any) -> Any:
+    if wanted is None:
+        return payload
+    data = codec.encode(payload)
+    if data is payload:
+        return codec.convert(data, wanted)
+    # It has tags: perdure wrote it, so it is not JSON from elsewhere.
+    return codec.decode(data, wanted, typed=True)
+
+
+async def race(run: Execution, call: StepCall, thunks: Mapping[str, Callable[[], Any]]) -> Any:
+    """Run branches until the first has ended, cancel the others, and record the winner.
+
+    Tasks that a branch created are cancelled too, also those that it no longer waits for: a replay
+    that finds the winner's record starts none of them, so they must not go on to receive events.
+    """
+    found = run.recorded(call)
+    if found is not None:
+        return run.replay(call, *found)
+    run.begin(call)
+    parent = call.branch.below(call.call)
+    branches = {name: parent.child(name) for name in thunks}
+    tasks = {branches[name].spawn(_run(thunk)): name for name, thunk in thunks.items()}
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await cancel_and_wait([*tasks, *run.branches.tasks_below(branches.values())])
+    winner = next(task for task in tasks if task in done)
+    run.branches.begin()
+    try:
+        call.replaces = _unclaimed_below(run, parent.path)
+        try:
+            value = winner.result()
+        except Exception as error:  # noqa: BLE001  # the user's function
+            call.failures = leading_to(run.failures, error)
+            return await run.fail(call, error)
+        return await run.succeed(call, (tasks[winner], value))
+    finally:
+        run.branches.end()
+
+
+def _unclaimed_below(run: Execution, path: str) -> dict[str, bytes]:
+    """Return the records of events that branches below `path` received and never saw.
+
+    A race may cancel a branch while the record of its wait is being written. The record was
+    accepted, so the event is consumed, but the function never sees it there: the write that records
+    the winner also makes it available to the next wait. If the process dies between the two writes,
+    the branch answers from its record and may win the race instead.
+    """
+    unseen, run.unseen_events = run.unseen_events, []
+    below: dict[str, bytes] = {}
+    for call, event in unseen:
+        if call.path.startswith(f"{path}/"):
+            below[call.record_key] = run.history.mark_unclaimed(call.record_key, event)
+        else:
+            run.unseen_events.append((call, event))
+    return below
+
+
+async def _run(thunk: Callable[[], Any]) -> Any:
+    value = thunk()
+    return await value if isinstance(value, Awaitable) else value
+
+
+async def transact(run: Execution, call: StepCall) -> Any:
+    """Run a step whose writes commit with its record."""
+    found = run.recorded(call)
+    if found is not None:
+        return run.replay(call, *found)
+    if run.host is None:
+        raise MissingAbility(_NO_STORE, "transaction", f"step.transaction({call.id!r})")
+    run.begin(call)
+    run.branches.begin()
+    try:
+        record = await run.host.transact(call, _work(run, call))
+        run.publish(call, record)
+        if run.host.always_replay:
+            await run.host.halt(record.key)
+    except Interrupted as interrupted:
+        run.publish(call, interrupted.answer)
+        raise asyncio.CancelledError from None
+    except _RolledBack as rolled_back:
+        return await run.fail(call, rolled_back.failure)
+    except RunOver:
+        raise
+    except Exception as error:  # noqa: BLE001  # the store: it may or may not have committed
+        raise run.break_off(error) from error.__cause__
+    finally:
+        run.branches.end()
+    run.tell_success(call, record)
+    return record.value
+
+
+def _work(run: Execution, call: StepCall) -> Callable[[Any], Coroutine[Any, Any, EncodedRecord]]:
+    async def work(connection: Any) -> EncodedRecord:
+        token = POSITION.set(call)
+        try:
+            value = await call.fn(connection, *call.args)
+        except Exception as error:  # the user's function
+            raise _RolledBack(error) from error
+        finally:
+            POSITION.reset(token)
+        if isinstance(value, Err):
+            raise _RolledBack(value)
+        return run.encode(call, value.value if type(value) is Ok else value)
+
+    return work
+
+
+class _RolledBack(Exception):
+    """Takes a failure of the user's function out through the store's transaction."""
+
+    def __init__(self, failure: Exception | Err[Any]) -> None:
+        self.failure = failure

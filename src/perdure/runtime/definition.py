@@ -1,0 +1,195 @@
+"""Named workflow definitions with typed payloads.
+
+@workflow("welcome", version=1)
+async def welcome(step: Step, payload: Signup) -> str: ...
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar, get_type_hints, overload
+
+from perdure import codec
+from perdure.engine.step import Step
+from perdure.errors import (
+    CodecError,
+    InvalidArgument,
+    InvalidPayload,
+)
+from perdure.snapshot import Snapshot
+from perdure.validation import check_errors, check_id, check_whole
+
+P = TypeVar("P")
+T = TypeVar("T")
+_PLAIN = (dict, list, str, int, float, bool, type(None))
+_WANTED = "an async function of (step) or (step, payload)"
+Migrate: TypeAlias = Callable[[Snapshot, int], Snapshot]
+
+
+class Definition(Generic[P, T]):
+    """A workflow by name and version; calling it calls the function itself."""
+
+    def __init__(
+        self,
+        name: str,
+        fn: Callable[..., Awaitable[T]],
+        *,
+        version: int = 1,
+        errors: Sequence[type[BaseException]] = (),
+        migrate: Migrate | None = None,
+    ) -> None:
+        if not inspect.iscoroutinefunction(fn):
+            raise InvalidArgument("fn", fn, _WANTED)
+        self.name = check_id(name, "workflow")
+        self.fn = fn
+        self.version = check_whole(version, "version", least=0)
+        self.errors = check_errors(errors)
+        self.migrate = _check_migrate(migrate)
+        parameter = _payload_parameter(fn)
+        self.takes_payload = parameter is not None
+        self.payload_type = None if parameter is None else _payload_type(fn, parameter.name)
+        self._default = None if parameter is None else parameter.default
+        self.__name__ = fn.__name__
+        self.__doc__ = fn.__doc__
+
+    def __call__(self, step: Step, payload: Any = None) -> Awaitable[T]:
+        """Call the function."""
+        return self.fn(step, payload) if self.takes_payload else self.fn(step)
+
+    def __repr__(self) -> str:
+        return f"<workflow {self.name!r} version {self.version}>"
+
+    def encode_payload(self, payload: object) -> Any:
+        """Give the payload as JSON once it is known to fit, or raise `InvalidPayload` naming
+        each field.
+        """
+        if not self.takes_payload:
+            if payload is not None:
+                raise InvalidPayload(self.name, ["the workflow takes no payload"])
+            return None
+        if payload is None and self._default is not inspect.Parameter.empty:
+            payload = self._default
+        try:
+            if self.payload_type is not None and isinstance(payload, _PLAIN):
+                payload = codec.convert(payload, self.payload_type)
+            return codec.encode(payload, self.payload_type)
+        except CodecError as error:
+            problems = payload_problems(payload, self.payload_type)
+            raise InvalidPayload(self.name, problems or [str(error)]) from error
+
+    def decode_payload(self, data: Any) -> Any:
+        """Give the payload as the function takes it."""
+        if self.payload_type is None:
+            return codec.decode(data)
+        return codec.decode(data, self.payload_type, typed=True)
+
+
+def _payload_parameter(fn: Callable[..., Any]) -> inspect.Parameter | None:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    match list(inspect.signature(fn).parameters.values()):
+        case [step] if step.kind in kinds:
+            return None
+        case [step, payload] if step.kind in kinds and payload.kind in kinds:
+            return payload
+        case _:
+            raise InvalidArgument("fn", fn, _WANTED)
+
+
+def _payload_type(fn: Callable[..., Any], parameter: str) -> Any:
+    try:
+        hints = get_type_hints(fn)
+    except (NameError, TypeError):
+        return None
+    hint = hints.get(parameter)
+    return None if hint is Any or hint is object else hint
+
+
+def payload_problems(payload: object, wanted: Any) -> list[str]:
+    """Give what is wrong with each field of a payload, as far as its fields can be told apart."""
+    try:
+        hints = get_type_hints(wanted)
+    except (TypeError, NameError):
+        return []
+    if not isinstance(payload, Mapping) or not hints:
+        return []
+    problems = []
+    for name, hint in hints.items():
+        if name not in payload:
+            if name in _required(wanted, hints):
+                problems.append(f"{name}: missing")
+            continue
+        try:
+            codec.convert(codec.encode(payload[name]), hint)
+        except CodecError as error:
+            problems.append(f"{name}: {error}")
+    return problems
+
+
+def _required(wanted: Any, hints: Mapping[str, Any]) -> Iterable[str]:
+    if dataclasses.is_dataclass(wanted):
+        missing = dataclasses.MISSING
+        return {
+            f.name
+            for f in dataclasses.fields(wanted)
+            if f.default is missing and f.default_factory is missing
+        }
+    if (keys := getattr(wanted, "__required_keys__", None)) is not None:
+        return frozenset(keys)
+    if (fields := getattr(wanted, "model_fields", None)) is not None:
+        return {name for name, f in fields.items() if f.is_required()}
+    if (config := getattr(wanted, "__struct_defaults__", None)) is not None:
+        names = wanted.__struct_fields__
+        return names[: len(names) - len(config)]  # type: ignore[no-any-return]  # a tuple of names
+    return hints
+
+
+def workflow(
+    name: str,
+    /,
+    *,
+    version: int = 1,
+    errors: Sequence[type[BaseException]] = (),
+    migrate: Migrate | None = None,
+) -> "Decorator":
+    """Make a workflow of an async function of `(step)` or `(step, payload)`.
+
+    `migrate` gets the snapshot of a run that another version began, and that version, and gives the
+    snapshot this version goes on from.
+    """
+    if not isinstance(name, str):
+        hint = 'Write @workflow("name") with the parentheses'
+        raise InvalidArgument("name", name, "the workflow's name", hint)
+    check_id(name, "name")
+    check_whole(version, "version", least=0)
+    return Decorator(name, version, check_errors(errors), _check_migrate(migrate))
+
+
+def _check_migrate(migrate: Migrate | None) -> Migrate | None:
+    if migrate is not None and not callable(migrate):
+        raise InvalidArgument("migrate", migrate, "a function of a snapshot and its version")
+    return migrate
+
+
+class Decorator:
+    """Makes a `Definition` of the function it is put on."""
+
+    def __init__(
+        self,
+        name: str,
+        version: int,
+        errors: Sequence[type[BaseException]],
+        migrate: Migrate | None,
+    ) -> None:
+        self._name = name
+        self._version = version
+        self._errors = errors
+        self._migrate = migrate
+
+    @overload
+    def __call__(self, fn: Callable[[Step, P], Awaitable[T]]) -> Definition[P, T]: ...
+    @overload
+    def __call__(self, fn: Callable[[Step], Awaitable[T]]) -> Definition[None, T]: ...
+    def __call__(self, fn: Callable[..., Awaitable[Any]]) -> Definition[Any, Any]:
+        return Definition(
+            self._name, fn, version=self._version, errors=self._errors, migrate=self._migrate
+        )

@@ -1,0 +1,76 @@
+"""The workflow definitions that a runtime knows."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from perdure.errors import InvalidArgument, UnknownWorkflow, VersionMismatch
+from perdure.runtime.definition import Definition
+from perdure.snapshot import Snapshot, assert_valid_snapshot
+
+
+class Registry:
+    """The definitions a runtime knows, by name and version."""
+
+    def __init__(self, definitions: Iterable[Definition[Any, Any]] = ()) -> None:
+        self._known: dict[str, dict[int, Definition[Any, Any]]] = {}
+        if not isinstance(definitions, Iterable):
+            wanted = "a list of functions decorated with @workflow"
+            raise InvalidArgument("workflows", definitions, wanted)
+        for definition in definitions:
+            self.add(definition)
+
+    def add(self, definition: Definition[Any, Any]) -> None:
+        """Make a definition known."""
+        if not isinstance(definition, Definition):
+            raise InvalidArgument("workflows", definition, "functions decorated with @workflow")
+        versions = self._known.setdefault(definition.name, {})
+        known = versions.get(definition.version)
+        if known is not None and known is not definition:
+            raise InvalidArgument(
+                "workflows", definition, f"one definition of {definition.name!r} per version"
+            )
+        versions[definition.version] = definition
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all known workflows."""
+        return list(self._known)
+
+    def newest(self, name: str) -> Definition[Any, Any]:
+        """Give the definition of the highest version, or raise `UnknownWorkflow`."""
+        versions = self._known.get(name)
+        if not versions:
+            known = ", ".join(sorted(self._known)) or "none"
+            raise UnknownWorkflow(
+                name,
+                f"no workflow {name!r} is registered here (known: {known}); "
+                "pass it in Runtime(store, workflows=[…])",
+            )
+        return versions[max(versions)]
+
+    def for_run(self, run_id: str, snapshot: Snapshot) -> tuple[Definition[Any, Any], Snapshot]:
+        """Return the definition that continues a run, and the snapshot it continues from.
+
+        A run of a newer version than is known here is left to a process that knows it.
+        """
+        newest = self.newest(snapshot.get("workflowName") or "")
+        stored = (snapshot.get("metadata") or {}).get("version", 1)
+        if stored in self._known[newest.name]:
+            return self._known[newest.name][stored], snapshot
+        if stored > newest.version:
+            hint = "A process with the newer definition continues it"
+            raise VersionMismatch(run_id, stored, newest.version, hint)
+        if newest.migrate is None:
+            raise VersionMismatch(
+                run_id,
+                stored,
+                newest.version,
+                "Register the old definition beside the new one, or give the new one migrate=",
+            )
+        try:
+            migrated = assert_valid_snapshot(newest.migrate(snapshot, stored))
+        except Exception as error:  # the user's function
+            hint = f"Its migrate= failed: {error!r}"
+            raise VersionMismatch(run_id, stored, newest.version, hint) from error
+        migrated["metadata"] = {**(migrated.get("metadata") or {}), "version": newest.version}
+        return newest, migrated

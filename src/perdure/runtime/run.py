@@ -1,0 +1,146 @@
+"""A run as people and programs see it: where it stands, what it gave, what it did."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, cast
+
+import msgspec
+
+from perdure import codec
+from perdure.clock import parse_iso
+from perdure.errors import CodecError
+from perdure.result import Err
+from perdure.snapshot import (
+    PendingWait,
+    RunStatus,
+    Snapshot,
+    StepRecord,
+    is_over,
+    open_waits,
+    rest_status,
+)
+from perdure.snapshot.record import result_of
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """What a run at rest waits for: a time, an event, or an event until a time."""
+
+    id: str
+    wake_at: datetime | None = None
+    event: str | None = None
+
+
+class StepInfo(msgspec.Struct, frozen=True):
+    """One line of a run's history."""
+
+    key: str
+    kind: str
+    ok: bool
+    value: object
+    error: object
+    at: datetime | None
+    duration: timedelta | None
+    attempts: int
+    branch: str
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A run at one moment.
+
+    `output` is there when it is completed, `error` when it failed or was cancelled, `pending` while
+    it waits. `reason` says why it is paused.
+    """
+
+    run_id: str
+    workflow: str | None
+    version: int
+    status: RunStatus
+    output: Any = None
+    error: Any = None
+    pending: tuple[Wait, ...] = ()
+    payload: Any = None
+    updated_at: datetime | None = None
+    history: tuple[StepInfo, ...] = ()
+    reason: str = ""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing will happen any more by itself."""
+        return is_over(self.status)
+
+
+def run_of(
+    run_id: str,
+    snapshot: Snapshot,
+    *,
+    returns: object = None,
+    fails_with: object = None,
+    errors: Sequence[type[BaseException]] = (),
+) -> Run:
+    """Give the run that a snapshot holds; `returns` and `fails_with` are the types of its output
+    and of its error, where those are known.
+    """
+    block: Mapping[str, Any] = snapshot["execution"]
+    metadata = snapshot.get("metadata") or {}
+    version = metadata.get("version")
+    return Run(
+        run_id=run_id,
+        workflow=snapshot.get("workflowName"),
+        version=version if isinstance(version, int) else 1,
+        status=rest_status(snapshot),
+        output=_output(block, returns),
+        error=_error(block, fails_with, errors),
+        pending=tuple(_wait(wait) for wait in open_waits(snapshot)),
+        payload=_shown(metadata.get("input")),
+        updated_at=parse_iso(block["lastUpdated"]),
+        history=tuple(step_info(key, record) for key, record in snapshot["steps"].items()),
+        reason=block.get("reason", ""),
+    )
+
+
+def step_info(key: str, record: StepRecord) -> StepInfo:
+    """Give a record as a line of history; a value of the user's class is shown as its fields."""
+    error: object = None
+    if not record["ok"]:
+        result, _ = result_of(record, key, lambda: None, ())
+        error = result.error if isinstance(result, Err) else None
+    took = record.get("durationMs")
+    return StepInfo(
+        key=key,
+        kind=record.get("kind", "step"),
+        ok=record["ok"],
+        value=_shown(record.get("value")),
+        error=error,
+        at=parse_iso(record["at"]) if "at" in record else None,
+        duration=None if took is None else timedelta(milliseconds=took),
+        attempts=record.get("attempts", 1),
+        branch=record.get("branch", ""),
+    )
+
+
+def _shown(data: Any) -> object:
+    try:
+        return codec.decode(data)
+    except CodecError:
+        return data
+
+
+def _output(block: Mapping[str, Any], returns: object) -> object:
+    if block.get("outputTyped") and returns is not None:
+        return codec.decode(block.get("output"), returns, typed=True)
+    return _shown(block.get("output"))
+
+
+def _error(
+    block: Mapping[str, Any], fails_with: object, errors: Sequence[type[BaseException]]
+) -> object:
+    record: Any = block.get("error")
+    if not isinstance(record, Mapping):
+        return None
+    result, _ = result_of(cast(StepRecord, record), "run", lambda: None, errors, lambda: fails_with)
+    return result.error if isinstance(result, Err) else None
+
+
+def _wait(wait: PendingWait) -> Wait:
+    wake_at = parse_iso(wait["wakeAt"]) if "wakeAt" in wait else None
+    return Wait(wait["id"], wake_at, wait.get("event"))

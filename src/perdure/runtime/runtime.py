@@ -1,0 +1,370 @@
+"""Named workflows on a store: a run can stop here and go on in another process.
+
+runtime = Runtime(store, workflows=[welcome])
+run = await runtime.trigger(welcome, {"email": "a@b.c"})
+await runtime.signal(run.run_id, "approved", {"by": "ana"})
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from random import Random, SystemRandom
+from typing import Any, TypeVar, get_args
+from uuid import UUID
+
+from perdure import codec
+from perdure.clock import (
+    Clock,
+    Duration,
+    SystemClock,
+    as_utc,
+    check_clock,
+    isoformat,
+    parse_duration,
+)
+from perdure.durable.lifecycle import LEASE_TTL, borrow, check_lease_ttl, default_store
+from perdure.durable.session import Session
+from perdure.errors import (
+    AlreadyRunning,
+    Cancelled,
+    CodecError,
+    InvalidArgument,
+    RunFailed,
+    RunNotFound,
+)
+from perdure.events import Bus, Listener, check_listener
+from perdure.runtime.definition import Definition
+from perdure.runtime.driver import CANCEL, Driver
+from perdure.runtime.registry import Registry
+from perdure.runtime.run import Run, run_of
+from perdure.snapshot import RunStatus, Snapshot, is_over, new_snapshot, rest_status
+from perdure.store import (
+    Delivery,
+    Grant,
+    Listed,
+    NewRun,
+    Store,
+    Want,
+    check_store,
+    require_inbox,
+    require_journal,
+    require_lease,
+    require_schedule,
+)
+from perdure.validation import check_flag, check_id, check_limit, check_prefix, check_random
+
+logger = logging.getLogger(__name__)
+
+P = TypeVar("P")
+T = TypeVar("T")
+
+LINGER = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """What became of a signal, and the run as it is afterwards (None when there is no such run)."""
+
+    delivery: Delivery
+    run: Run | None
+
+    def __bool__(self) -> bool:
+        return self.delivery in (Delivery.DELIVERED, Delivery.DUPLICATE)
+
+
+class Runtime:
+    """Workflows by name on one store.
+
+    `lease_ttl` is how long a run of a dead process stays with it. A wait shorter than `linger` is
+    spent in memory. `always_replay` puts a run to rest and replays it after every step: a hard test
+    of a workflow, and slow.
+    """
+
+    def __init__(
+        self,
+        store: Store | None = None,
+        *,
+        workflows: Iterable[Definition[Any, Any]] = (),
+        lease_ttl: Duration = LEASE_TTL,
+        linger: Duration = LINGER,
+        on_event: Listener | None = None,
+        clock: Clock = SystemClock(),
+        random: Random | None = None,
+        always_replay: bool = False,
+    ) -> None:
+        self.store = default_store() if store is None else check_store(store)
+        for require in (require_journal, require_lease, require_schedule):
+            require(self.store, "Runtime")
+        self.registry = Registry(workflows)
+        self.lease_ttl = check_lease_ttl(lease_ttl)
+        self.clock = check_clock(clock)
+        self.random = SystemRandom() if random is None else check_random(random)
+        self._bus = Bus()
+        if on_event is not None:
+            self._bus.subscribe(check_listener(on_event))
+        self.driver = Driver(
+            store=self.store,
+            registry=self.registry,
+            clock=self.clock,
+            random=self.random,
+            bus=self._bus,
+            lease_ttl=self.lease_ttl,
+            linger=parse_duration(linger, "linger"),
+            always_replay=check_flag(always_replay, "always_replay"),
+        )
+
+    def register(self, definition: Definition[Any, Any]) -> None:
+        """Make a workflow known."""
+        self.registry.add(definition)
+
+    def session(self) -> Session:
+        """Give the session through which this runtime's runs are written; enter it to use it."""
+        return borrow(self.store, self.clock, self.lease_ttl)
+
+    async def trigger(
+        self,
+        workflow: Definition[P, T] | str,
+        payload: P | Any = None,
+        *,
+        run_id: str | None = None,
+        wait: bool = True,
+    ) -> Run:
+        """Begin a run and drive it until it ends or rests; with `wait=False` only leave it for a
+        worker.
+
+        The payload is checked before anything is written, and the run is durable before the first
+        line of the function. An id that is there already gives the run it belongs to.
+        """
+        definition = self._definition(workflow)
+        data = definition.encode_payload(payload)
+        check_flag(wait, "wait")
+        if run_id is None:
+            run_id = f"{definition.name}:{UUID(int=self.random.getrandbits(128), version=4)}"
+        snapshot = self._first_snapshot(definition, data)
+        if not wait:
+            await self._enqueue(check_id(run_id, "run_id"), definition, snapshot)
+            return await self._require(run_id)
+        async with self.session() as session:
+            want = self.driver.want(check_id(run_id, "run_id"), snapshot, definition.name)
+            grant = await session.acquire(want) or await self._acquire_own(session, want)
+            if grant is None:
+                return await self._require(run_id)
+            return await self._driven(run_id, self.driver.go_on(session, grant))
+
+    async def _acquire_own(self, session: Session, want: Want) -> Grant | None:
+        """Give the run that this want itself has created, when the answer to it was lost."""
+        if await self._load(want.id) != codec.loads(want.create or b""):
+            return None
+        return await session.acquire(Want(want.id, want.owner, want.ttl))
+
+    async def resume(self, run_id: str) -> Run:
+        """Continue a run as far as it can, also a paused one; one that is over, or owned by another
+        process, is returned as it is.
+        """
+        snapshot = await self._load(run_id)
+        if is_over(rest_status(snapshot)):
+            return self._run(run_id, snapshot)
+        async with self.session() as session:
+            grant = await session.acquire(self.driver.want(run_id))
+            if grant is None:
+                return await self._require(run_id)
+            return await self._driven(run_id, self.driver.go_on(session, grant))
+
+    async def signal(
+        self,
+        run_id: str,
+        event: str,
+        payload: object = None,
+        *,
+        dedup_id: str | None = None,
+        wait: bool = True,
+    ) -> Signalled:
+        """Send an event to a run; neither lost nor doubled, whether or not the run waits for it
+        yet.
+
+        Then go on with the run as `resume` does; with `wait=False` leave that to a worker.
+        """
+        if not isinstance(event, str) or not event or event == CANCEL:
+            raise InvalidArgument("event", event, "the event's name, a non-empty text")
+        store = require_inbox(self.store, "Runtime.signal")
+        check_flag(wait, "wait")
+        if dedup_id is not None:
+            check_id(dedup_id, "dedup_id")
+        data = codec.dumps(_encoded(payload))
+        delivery = await store.send(check_id(run_id, "run_id"), event, data, dedup_id=dedup_id)
+        if delivery is Delivery.UNKNOWN:
+            return Signalled(delivery, None)
+        if delivery is Delivery.OVER:
+            return Signalled(delivery, await self.get_run(run_id))
+        await self._poke(run_id)
+        run = await self._require(run_id)
+        if wait and run.status != "paused":
+            run = await self.resume(run_id)
+        return Signalled(delivery, run)
+
+    async def _poke(self, run_id: str) -> None:
+        async with self.session() as session:
+            session.poke(run_id)
+
+    async def sweep(self, now: datetime | None = None, *, limit: int = 100) -> list[Run]:
+        """Go on with the runs that are due at `now`, at most `limit`, and give them as they are
+        then.
+
+        One that fails to be driven is logged and harms no other.
+        """
+        if check_limit(limit) == 0:
+            raise InvalidArgument("limit", limit, "a whole number, 1 or more")
+        store = require_schedule(self.store, "Runtime.sweep")
+        moment = self.clock.now() if now is None else as_utc(now, "now")
+        due = await store.due(moment, limit, workflows=self.registry.names)
+        async with self.session() as session:
+            runs = await asyncio.gather(
+                *(self._sweep_one(session, line.id, moment) for line in due)
+            )
+        return [run for run in runs if run is not None]
+
+    async def _sweep_one(self, session: Session, run_id: str, now: datetime) -> Run | None:
+        try:
+            grant = await session.acquire(self.driver.want(run_id))
+            if grant is None:
+                return None
+            going_on = self.driver.go_on(session, grant, not_before=now)
+            return await self._driven(run_id, going_on)
+        except Exception:
+            logger.exception("run %r could not be driven", run_id)
+            return None
+
+    async def get_run(self, run_id: str) -> Run | None:
+        """Give the run with its whole history, or None."""
+        snapshot = await self.store.load(check_id(run_id, "run_id"))
+        return None if snapshot is None else self._run(run_id, snapshot)
+
+    async def list_runs(
+        self,
+        *,
+        workflow: str | None = None,
+        status: RunStatus | None = None,
+        prefix: str = "",
+        limit: int = 100,
+        after: str | None = None,
+    ) -> Sequence[Listed]:
+        """Give runs, newest first; `after` is the cursor of the last line of the page before."""
+        check_prefix(prefix)
+        check_limit(limit)
+        if workflow is not None:
+            check_id(workflow, "workflow")
+        if status is not None and status not in get_args(RunStatus):
+            raise InvalidArgument("status", status, f"one of {', '.join(get_args(RunStatus))}")
+        if after is not None and not isinstance(after, str):
+            raise InvalidArgument("after", after, "the cursor of a line that list_runs() gave")
+        return await self.store.list(
+            prefix=prefix, limit=limit, status=status, workflow=workflow, after=after
+        )
+
+    async def cancel(self, run_id: str, *, reason: str = "") -> Run:
+        """End a run as cancelled. One that is owned elsewhere is asked to end, and does so soon."""
+        if not isinstance(reason, str):
+            raise InvalidArgument("reason", reason, "text")
+        snapshot = await self._load(run_id)
+        if is_over(rest_status(snapshot)):
+            return self._run(run_id, snapshot)
+        if (run := await self._cancel_at_rest(run_id, reason)) is not None:
+            return run
+        inbox = require_inbox(self.store, "Runtime.cancel of a run that is owned elsewhere")
+        await inbox.send(run_id, CANCEL, codec.dumps(reason))
+        await self._poke(run_id)
+        # Its owner may have put it to rest just before the message came.
+        return await self._cancel_at_rest(run_id, reason) or await self._require(run_id)
+
+    async def _cancel_at_rest(self, run_id: str, reason: str) -> Run | None:
+        async with self.session() as session:
+            grant = await session.acquire(self.driver.want(run_id))
+            if grant is None:
+                return None
+            if is_over(rest_status(grant.snapshot)):
+                return await self._driven(run_id, self.driver.go_on(session, grant))
+            data = await self.driver.cancel(session, grant, reason)
+            return None if data is None else self._run(run_id, codec.loads(data))
+
+    async def retry(self, run_id: str) -> Run:
+        """Continue a failed run: the steps that ended it run again, finished ones do not."""
+        snapshot = await self._load(run_id)
+        if rest_status(snapshot) != "failed":
+            return self._run(run_id, snapshot)
+        if snapshot["execution"].get("truncated"):
+            raise RunFailed(
+                f"run {run_id!r} cannot be retried: its records were too large for the store and "
+                "were dropped; trigger it again under another id"
+            )
+        async with self.session() as session:
+            grant = await session.acquire(self.driver.want(run_id))
+            if grant is None:
+                run = await self._require(run_id)
+                if run.status == "failed":
+                    raise AlreadyRunning(run_id, "elsewhere")
+                return run
+            return await self._driven(run_id, self.driver.go_on(session, grant, again=True))
+
+    async def flush(self) -> None:
+        """Wait until `on_event` has dealt with everything so far."""
+        await self._bus.flush()
+
+    async def delete(self, run_id: str) -> bool:
+        """Delete a run with all that belongs to it; tell whether there was one."""
+        there = await self.store.load(check_id(run_id, "run_id")) is not None
+        await self.store.delete(run_id)
+        return there
+
+    async def _driven(self, run_id: str, driving: Awaitable[bytes | None]) -> Run:
+        """Give a run as it was left behind, or as it is when another has it now."""
+        data = await driving
+        return await self._require(run_id) if data is None else self._run(run_id, codec.loads(data))
+
+    def _definition(self, workflow: Definition[Any, Any] | str) -> Definition[Any, Any]:
+        if isinstance(workflow, str):
+            return self.registry.newest(workflow)
+        self.registry.add(workflow)
+        return workflow
+
+    def _first_snapshot(self, definition: Definition[Any, Any], data: Any) -> bytes:
+        metadata = {"version": definition.version, "createdAt": isoformat(self.clock.now())}
+        if data is not None:
+            metadata["input"] = data
+        now = self.clock.now()
+        return codec.dumps(new_snapshot(definition.name, now=now, metadata=metadata))
+
+    async def _enqueue(self, run_id: str, definition: Definition[Any, Any], data: bytes) -> None:
+        store = require_schedule(self.store, "Runtime.trigger(wait=False)")
+        await store.enqueue([NewRun(run_id, definition.name, data)])
+
+    async def _load(self, run_id: str) -> Snapshot:
+        snapshot = await self.store.load(check_id(run_id, "run_id"))
+        if snapshot is None:
+            raise RunNotFound(run_id)
+        return snapshot
+
+    async def _require(self, run_id: str) -> Run:
+        return self._run(run_id, await self._load(run_id))
+
+    def _run(self, run_id: str, snapshot: Snapshot) -> Run:
+        errors = (Cancelled, RunFailed)
+        if (name := snapshot.get("workflowName")) not in self.registry.names:
+            return run_of(run_id, snapshot, errors=errors)
+        definition = self.registry.newest(name or "")
+        return run_of(
+            run_id,
+            snapshot,
+            returns=codec.return_type(definition.fn),
+            fails_with=codec.error_type(definition.fn),
+            errors=(*errors, *definition.errors),
+        )
+
+
+def _encoded(payload: object) -> Any:
+    try:
+        return codec.encode(payload, type(payload))
+    except CodecError as error:
+        wanted = "a value that comes back from JSON as it is"
+        raise InvalidArgument("payload", payload, wanted, str(error)) from error

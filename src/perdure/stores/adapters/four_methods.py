@@ -1,0 +1,167 @@
+"""A store of four methods (`save`, `load`, `delete`, `due`) and an optional lease, as a `Store`.
+
+The shape is that of visulima's `WorkflowStore`: `save` takes the whole run, and `acquire` takes a
+free or expired lease, or renews the caller's own.
+
+    store = runs(my_run_store)
+    await durable.run(deps, checkout, id="checkout-1", store=store)
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NotRequired, Protocol, TypedDict
+
+from perdure import codec
+from perdure.clock import Clock, SystemClock
+from perdure.errors import InvalidArgument, MissingAbility
+from perdure.snapshot import RunStatus, Snapshot, awaits_of, rest_status, wake_at_of, workflow_of
+from perdure.store import (
+    Capabilities,
+    Closing,
+    Grant,
+    Lease,
+    Listed,
+    Want,
+)
+from perdure.validation import check_id
+
+_MICROSECOND = timedelta(microseconds=1)
+_EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+
+
+class StoredRun(TypedDict):
+    """What such a store keeps of a run."""
+
+    run_id: str
+    definition_id: str | None
+    status: RunStatus
+    updated_at: datetime
+    snapshot: Snapshot
+    wake_at: NotRequired[datetime]
+    event_name: NotRequired[str]
+
+
+class RunStore(Protocol):
+    """The four methods. `acquire(run_id, token, ttl)` and `release(run_id, token)` may come too."""
+
+    async def save(self, run: StoredRun, /) -> object:
+        """Keep the run, in place of one of the same id."""
+        ...
+
+    async def load(self, run_id: str, /) -> StoredRun | None:
+        """Give the run, or None."""
+        ...
+
+    async def delete(self, run_id: str, /) -> object:
+        """Forget the run."""
+        ...
+
+    async def due(self, now: datetime, limit: int, /) -> Sequence[str]:
+        """Give the ids of runs whose wake time has come, earliest first."""
+        ...
+
+
+def runs(store: RunStore, *, clock: Clock = SystemClock()) -> "RunsStore":
+    """Give a four-method store as a `Store`; its lease is used when it has one."""
+    for verb in ("save", "load", "delete", "due"):
+        if not callable(getattr(store, verb, None)):
+            raise InvalidArgument("store", store, f"a store with the method {verb}")
+    acquire: Any = getattr(store, "acquire", None)
+    release: Any = getattr(store, "release", None)
+    if acquire is not None and release is not None:
+        return LeasedRunsStore(store, clock, acquire, release)
+    return RunsStore(store, clock)
+
+
+class RunsStore(Closing):
+    """Runs in a four-method store. For one process: it has no lease."""
+
+    capabilities = Capabilities()
+
+    def __init__(self, store: RunStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    async def save(self, id: str, snapshot: Snapshot, /) -> None:
+        """Replace the whole run by `snapshot`."""
+        run: StoredRun = {
+            "run_id": check_id(id),
+            "definition_id": workflow_of(snapshot),
+            "status": rest_status(snapshot),
+            "updated_at": self._clock.now(),
+            "snapshot": snapshot,
+        }
+        if (wake_at := wake_at_of(snapshot)) is not None:
+            run["wake_at"] = wake_at
+        if names := awaits_of(snapshot):
+            run["event_name"] = names[0]
+        await self._store.save(run)
+
+    async def load(self, id: str, /) -> Snapshot | None:
+        """Give the run's snapshot, or None."""
+        run = await self._store.load(check_id(id))
+        return None if run is None else run["snapshot"]
+
+    async def delete(self, id: str, /) -> bool:
+        """Remove the run; tell whether there was one."""
+        there = await self.load(id) is not None
+        await self._store.delete(id)
+        return there
+
+    async def list(self, **_: Any) -> Sequence[Listed]:
+        """Refuse: four methods do not list."""
+        raise MissingAbility(self._store, "list", "listing runs")
+
+    async def close(self) -> None:
+        """Leave the store open: whoever made it closes it."""
+
+
+class LeasedRunsStore(RunsStore):
+    """Runs in a four-method store with a lease, which fences nothing: best effort."""
+
+    capabilities = Capabilities(lease="best_effort")
+
+    def __init__(
+        self,
+        store: RunStore,
+        clock: Clock,
+        acquire: Callable[..., Awaitable[bool]],
+        release: Callable[..., Awaitable[object]],
+    ) -> None:
+        super().__init__(store, clock)
+        self._acquire = acquire
+        self._release = release
+
+    async def acquire(self, wants: Sequence[Want], /) -> Sequence[Grant | None]:
+        """Give each want its lease and the run, or None."""
+        return [await self._grant(want) for want in wants]
+
+    async def _grant(self, want: Want) -> Grant | None:
+        before = await self.load(want.id)
+        if (before is None and want.create is None) or (before is not None and not want.existing):
+            return None
+        if before is None and want.create is not None:
+            # Some such stores lease only a run that is there.
+            await self.save(want.id, codec.loads(want.create))
+        if not await self._acquire(want.id, want.owner, want.ttl):
+            return None
+        now = self._clock.now()
+        snapshot = await self.load(want.id)
+        if snapshot is None:
+            return None
+        lease = Lease(want.id, want.owner, (now - _EPOCH) // _MICROSECOND, now + want.ttl)
+        return Grant(lease, snapshot, now, created=before is None)
+
+    async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
+        """Move the expiry of leases; None for each that was lost."""
+        return [await self._renewed(lease, ttl) for lease in leases]
+
+    async def _renewed(self, lease: Lease, ttl: timedelta) -> Lease | None:
+        if not await self._acquire(lease.id, lease.owner, ttl):
+            return None
+        return Lease(lease.id, lease.owner, lease.epoch, self._clock.now() + ttl)
+
+    async def release(self, leases: Sequence[Lease], /, *, wake_at: datetime | None = None) -> None:
+        """Give the leases up."""
+        for lease in leases:
+            await self._release(lease.id, lease.owner)

@@ -1,0 +1,129 @@
+"""Hrana over HTTP, the protocol of libSQL servers: statements in, outcomes out.
+
+A request is a pipeline on a stream. A stream with something left open answers with a baton, which
+the next request on it must show.
+"""
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from perdure.errors import InvalidArgument, StoreError
+from perdure.stores.sqlite.statements import Outcome, Statement
+
+CLOSE = {"type": "close"}
+
+_BEGIN = Statement("BEGIN IMMEDIATE", ())
+_COMMIT = Statement("COMMIT", ())
+_ROLLBACK = Statement("ROLLBACK", ())
+
+
+class Refused(StoreError):
+    """The server refused a statement; `code` is SQLite's or the server's word for why."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Answer(NamedTuple):
+    """What a pipeline gave: the result of each request, and how to go on with the stream."""
+
+    results: Sequence[Mapping[str, Any]]
+    baton: str | None
+    base_url: str | None
+
+
+def executing(statement: Statement) -> dict[str, Any]:
+    """Give the request that executes one statement."""
+    return {"type": "execute", "stmt": _stmt(statement)}
+
+
+def batching(statements: Sequence[Statement], *, atomic: bool) -> dict[str, Any]:
+    """Give the request that executes statements until one fails, in a transaction if `atomic`."""
+    if not atomic:
+        return _batch([_step(statement, after) for after, statement in enumerate(statements, -1)])
+    steps = [_step(one, after) for after, one in enumerate([_BEGIN, *statements, _COMMIT], -1)]
+    failed = {"type": "not", "cond": {"type": "ok", "step": len(steps) - 1}}
+    # Where BEGIN itself failed, a rollback would fail too and hide why.
+    begun = {"type": "ok", "step": 0}
+    condition = {"type": "and", "conds": [begun, failed]}
+    return _batch([*steps, {"stmt": _stmt(_ROLLBACK), "condition": condition}])
+
+
+def outcome_of(result: Mapping[str, Any]) -> Outcome:
+    """Give what an executed statement gave, or raise `Refused`."""
+    return _outcome(_response(result)["result"])
+
+
+def outcomes_of(result: Mapping[str, Any], count: int, *, atomic: bool) -> Sequence[Outcome]:
+    """Give what each of a batch's statements gave, or raise `Refused` for the first that failed."""
+    batch = _response(result)["result"]
+    for error in batch["step_errors"]:
+        if error is not None:
+            raise _refused(error)
+    first = 1 if atomic else 0
+    return [_outcome(step) for step in batch["step_results"][first : first + count]]
+
+
+def _batch(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {"type": "batch", "batch": {"steps": steps}}
+
+
+def _step(statement: Statement, after: int) -> dict[str, Any]:
+    if after < 0:
+        return {"stmt": _stmt(statement)}
+    return {"stmt": _stmt(statement), "condition": {"type": "ok", "step": after}}
+
+
+def _stmt(statement: Statement) -> dict[str, Any]:
+    sql, values = statement
+    if isinstance(values, Mapping):
+        named = [{"name": name, "value": _cell(value)} for name, value in values.items()]
+        return {"sql": sql, "named_args": named}
+    return {"sql": sql, "args": [_cell(value) for value in values]}
+
+
+def _cell(value: object) -> dict[str, Any]:
+    match value:
+        case None:
+            return {"type": "null"}
+        case bool() | int():
+            return {"type": "integer", "value": str(int(value))}
+        case float():
+            return {"type": "float", "value": value}
+        case str():
+            return {"type": "text", "value": value}
+        case bytes():
+            return {"type": "blob", "base64": b64encode(value).decode()}
+        case _:
+            raise InvalidArgument("values", value, "None, int, float, str or bytes")
+
+
+def _response(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    if result["type"] == "error":
+        raise _refused(result["error"])
+    response: Mapping[str, Any] = result["response"]
+    return response
+
+
+def _refused(error: Mapping[str, Any]) -> Refused:
+    return Refused(error["message"], error.get("code") or "")
+
+
+def _outcome(result: Mapping[str, Any]) -> Outcome:
+    rows = [tuple(_value(cell) for cell in row) for row in result["rows"]]
+    return Outcome(rows, result["affected_row_count"])
+
+
+def _value(cell: Mapping[str, Any]) -> Any:
+    match cell["type"]:
+        case "null":
+            return None
+        case "integer":
+            return int(cell["value"])
+        case "blob":
+            # The padding is left out.
+            return b64decode(cell["base64"] + "==")
+        case _:
+            return cell["value"]

@@ -1,0 +1,87 @@
+"""Runs in MongoDB: on a server that is alone, a replica set or a sharded cluster."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from perdure.clock import Clock, SystemClock
+from perdure.store import (
+    MAX_VALUE_SIZE,
+    Capabilities,
+)
+from perdure.stores.mongo.connection import (
+    Connection,
+    Durability,
+    Target,
+    check_collection,
+    target_of,
+)
+from perdure.stores.mongo.driver import AsyncMongoClient
+from perdure.stores.mongo.keyvalue import MongoKeyValue
+from perdure.stores.mongo.schema import collections_of, prepare
+from perdure.stores.mongo.store import MongoReplicaSetStore, MongoStore
+from perdure.stores.mongo.transaction import MongoTransaction
+from perdure.validation import check_prefix
+
+__all__ = [
+    "MongoKeyValue",
+    "MongoReplicaSetStore",
+    "MongoStore",
+    "MongoTransaction",
+    "mongo",
+]
+
+
+def mongo(
+    url: str,
+    *,
+    database: str | None = None,
+    collection: str = "perdure_runs",
+    prefix: str = "",
+    client: AsyncMongoClient[Any] | None = None,
+    client_options: Mapping[str, Any] | None = None,
+    replica_set: bool | None = None,
+    durability: Durability = "full",
+    clock: Clock = SystemClock(),
+    max_value_size: int = MAX_VALUE_SIZE,
+) -> "MongoStore":
+    """Give the store in a MongoDB database: the one given, else the URL's, else `perdure`.
+
+    On a replica set or a sharded cluster the store has transactions and hints, too. Whether it is
+    one is taken from the URL (`replicaSet=`, several hosts, `mongodb+srv://`) unless `replica_set`
+    says it. With `durability="full"` an answer means that a majority has the write in its journal;
+    `"normal"` answers when the primary knows of it. A `client` that is passed in is never closed;
+    `client_options` are for the store's own. `clock` only measures how long things take: leases
+    live by the server's.
+
+        store = mongo("mongodb://localhost:27017/mydb", prefix="orders:")
+    """
+    target = target_of(url, database, replica_set)
+    kind = MongoReplicaSetStore if target.replica_set else MongoStore
+    name = check_collection(collection)
+    connection = Connection(
+        url,
+        target=target,
+        client=client,
+        client_options=client_options,
+        durability=durability,
+        clock=clock,
+        bind=lambda bound: collections_of(bound, name),
+        prepare=prepare,
+    )
+    capabilities = _capabilities(target, durability, max_value_size)
+    return kind(connection, prefix=check_prefix(prefix), capabilities=capabilities)
+
+
+def _capabilities(target: Target, durability: Durability, max_value_size: int) -> Capabilities:
+    return Capabilities(
+        journal=True,
+        lease="atomic",
+        schedule=True,
+        inbox=True,
+        transaction=target.replica_set,
+        notify=target.replica_set,
+        upkeep=True,
+        shared="network",
+        survives="power_loss" if durability == "full" else "process_crash",
+        max_value_size=max_value_size,
+    )

@@ -1,0 +1,22 @@
+"""Rows of PostgreSQL as what they mean."""
+
+from datetime import datetime
+from typing import Any
+
+from perdure import codec
+from perdure.snapshot import Snapshot
+from perdure.store import Message
+from perdure.stores._awaitly import as_snapshot
+from perdure.stores._reading import merged, reading
+
+
+def read_run(id: str, snapshot: str, updated_at: datetime, journal: bytes | None) -> Snapshot:
+    """Give a run's snapshot merged with its journal, whose entries are joined by commas."""
+    with reading(id):
+        deltas: Any = codec.loads(b"[%b]" % (journal or b""))
+        return merged(as_snapshot(codec.loads(snapshot), updated_at), *deltas)
+
+
+def read_message(seq: int, name: str, payload: bytes, sent_at: datetime) -> Message:
+    """Give a row of the inbox as the message it is."""
+    return Message(str(seq), name, payload, sent_at)

@@ -1,0 +1,50 @@
+"""Runs in Redis, one server or a cluster: each write of a run is one atomic script."""
+
+from typing import Any
+
+from perdure.clock import Clock, Duration, SystemClock
+from perdure.store import (
+    MAX_VALUE_SIZE,
+)
+from perdure.stores.redis.connect import open_link
+from perdure.stores.redis.durability import Explanation
+from perdure.stores.redis.keys import Keys
+from perdure.stores.redis.keyvalue import RedisKeyValue
+from perdure.stores.redis.server import Server
+from perdure.stores.redis.store import Durability, RedisStore
+
+__all__ = ["Explanation", "RedisKeyValue", "RedisStore", "redis"]
+
+
+def redis(
+    url: str | None = None,
+    *,
+    prefix: str = "",
+    namespace: str = "perdure",
+    client: Any = None,
+    cluster: bool = False,
+    durability: Durability = "full",
+    max_connections: int = 10,
+    patience: Duration = 10,
+    timeout: Duration = 60,
+    clock: Clock = SystemClock(),
+    max_value_size: int = MAX_VALUE_SIZE,
+) -> "RedisStore":
+    """Give the store on a Redis server, or on a cluster: `redis+cluster://…` or `cluster=True`.
+
+    `durability="full"` refuses a server whose answers do not survive a power cut, and says which
+    settings it lacks; `"normal"` takes any server. `namespace` begins every key. `client` is a
+    redis-py asyncio client of yours, which is never closed here. `patience` is how long a server
+    that is away is tried for, `timeout` how long it may take to answer.
+
+        store = redis("redis://localhost:6379/0", prefix="orders:")
+    """
+    link = open_link(url, client, cluster=cluster, max_connections=max_connections, timeout=timeout)
+    return RedisStore(
+        Server(link, patience=patience, clock=clock),
+        Keys(namespace),
+        prefix=prefix,
+        durability=durability,
+        clock=clock,
+        max_value_size=max_value_size,
+    )

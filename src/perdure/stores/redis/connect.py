@@ -1,0 +1,94 @@
+"""Links to the server of a URL, or through a client that was passed in."""
+
+from typing import Any
+
+from perdure.clock import Duration, parse_duration
+from perdure.errors import InvalidArgument
+from perdure.stores.redis.cluster import Address, ClusterLink
+from perdure.stores.redis.errors import load_driver
+from perdure.stores.redis.node import Link, NodeLink
+
+_CLUSTER = "+cluster"
+
+
+def open_link(
+    url: str | None, client: Any, *, cluster: bool, max_connections: int, timeout: Duration
+) -> Link:
+    """Give the link to the server of a URL, or through a client that was passed in.
+
+    A client for a cluster lends its settings: connections like its own are opened.
+    """
+    driver = load_driver()
+    if isinstance(max_connections, bool) or max_connections < 1:
+        raise InvalidArgument("max_connections", max_connections, "a whole number, 1 or more")
+    if isinstance(client, driver.RedisCluster):
+        return _like(client, max_connections)
+    if isinstance(client, driver.Redis):
+        return _through(client, max_connections)
+    if client is not None:
+        wanted = "a redis.asyncio.Redis or a redis.asyncio.RedisCluster"
+        raise InvalidArgument("client", client, wanted)
+    if not isinstance(url, str) or "://" not in url:
+        raise InvalidArgument("url", url, 'a URL such as "redis://localhost:6379/0", or a client=')
+    seconds = parse_duration(timeout, "timeout").total_seconds()
+    return _to(url, cluster=cluster, max_connections=max_connections, timeout=seconds)
+
+
+def _to(url: str, *, cluster: bool, max_connections: int, timeout: float) -> Link:
+    driver = load_driver()
+    from redis.backoff import NoBackoff
+
+    scheme, _, rest = url.partition("://")
+    plain = f"{scheme.removesuffix(_CLUSTER)}://{rest}"
+    where = rest.rpartition("@")[2].partition("?")[0] or url
+    options = {
+        # One more than commands may use, for whoever listens for hints.
+        "max_connections": max_connections + 1,
+        "socket_timeout": timeout,
+        "socket_connect_timeout": timeout,
+        "retry": driver.retry.Retry(NoBackoff(), 0),
+        "protocol": 2,
+    }
+
+    def make_pool() -> Any:
+        return driver.ConnectionPool.from_url(plain, **options)
+
+    if not (cluster or scheme.endswith(_CLUSTER)):
+        return NodeLink(make_pool, where=where, limit=max_connections, is_ours=True)
+    pool = make_pool()
+    settings: dict[str, Any] = {"host": "localhost", "port": 6379, **pool.connection_kwargs}
+    seed = (settings["host"], settings["port"])
+    return _cluster(pool.connection_class, settings, [seed], where, max_connections)
+
+
+def _through(client: Any, max_connections: int) -> NodeLink:
+    pool = client.connection_pool
+    limit = max(1, min(max_connections, pool.max_connections - 1))
+    where = "the client that was passed in"
+    return NodeLink(lambda: pool, where=where, limit=limit, is_ours=False)
+
+
+def _like(client: Any, max_connections: int) -> ClusterLink:
+    nodes = [*client.nodes_manager.startup_nodes.values()]
+    seeds = [(node.host, int(node.port)) for node in nodes]
+    limit = max(1, min(max_connections, nodes[0].max_connections - 1))
+    where = ", ".join(f"{host}:{port}" for host, port in seeds)
+    settings = nodes[0].connection_kwargs
+    return _cluster(nodes[0].connection_class, settings, seeds, where, limit)
+
+
+def _cluster(
+    kind: Any, settings: dict[str, Any], seeds: list[Address], where: str, limit: int
+) -> ClusterLink:
+    driver = load_driver()
+
+    def make_node(address: Address) -> NodeLink:
+        host, port = address
+        placed = {**settings, "host": host, "port": port}
+
+        def make_pool() -> Any:
+            return driver.ConnectionPool(kind, max_connections=limit + 1, **placed)
+
+        return NodeLink(make_pool, where=f"{host}:{port}", limit=limit, is_ours=True)
+
+    return ClusterLink(make_node, seeds, where=where)

@@ -1,0 +1,135 @@
+"""Texts under keys in Redis; the server itself forgets what has expired."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from perdure.clock import Clock, Duration, SystemClock, parse_duration
+from perdure.errors import InvalidArgument, StoreCorrupted
+from perdure.keyvalue import glob_match
+from perdure.store import Closing
+from perdure.stores._lifecycle import Lifecycle
+from perdure.stores.redis import scripts
+from perdure.stores.redis.connect import open_link
+from perdure.stores.redis.node import Command
+from perdure.stores.redis.server import Call, Server
+from perdure.validation import check_prefix
+
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+class RedisKeyValue(Closing):
+    """A `KeyValueStore` with compare-and-set; each key is a string of the server under its name.
+
+    The options are those of `redis`; `prefix` begins every key.
+
+        kv = RedisKeyValue("redis://localhost:6379/0", prefix="state:")
+        persistence = StatePersistence(kv)
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        prefix: str = "",
+        client: Any = None,
+        cluster: bool = False,
+        max_connections: int = 10,
+        patience: Duration = 10,
+        timeout: Duration = 60,
+        clock: Clock = SystemClock(),
+    ) -> None:
+        link = open_link(
+            url, client, cluster=cluster, max_connections=max_connections, timeout=timeout
+        )
+        self._prefix = check_prefix(prefix)
+        self._server = Server(link, patience=patience, clock=clock)
+        self._life = Lifecycle("Redis key-value", _nothing_to_set_up)
+
+    async def get(self, key: str, /) -> str | None:
+        """Give the text, or None when there is none or its time is over."""
+        [value] = await self.get_many([key])
+        return value
+
+    async def get_many(self, keys: Sequence[str], /) -> list[str | None]:
+        """Give the text of each key, in order."""
+        replies = await self._send(*(("GET", self._key(key)) for key in keys))
+        return [_text(key, reply) for key, reply in zip(keys, replies, strict=True)]
+
+    async def set(self, key: str, value: str, /, *, ttl: Duration | None = None) -> None:
+        """Keep the text, for `ttl` when that is given and else until it is deleted."""
+        span = None if ttl is None else parse_duration(ttl, "ttl") // _MILLISECOND
+        if not isinstance(value, str):
+            raise InvalidArgument("value", value, "text")
+        name, text = self._key(key), value.encode()
+        if span is None:
+            await self._send(("SET", name, text))
+        elif span == 0:
+            # The server refuses a time to live of zero, which means: gone at once.
+            await self._send(("DEL", name))
+        else:
+            await self._send(("SET", name, text, "PX", span))
+
+    async def replace(self, key: str, old: str | None, new: str | None, /) -> bool:
+        """Put `new` where `old` is, in one atomic act; None stands for nothing."""
+        await self._life.ready()
+        call = Call([self._key(key)], [_maybe(old), _maybe(new)])
+        [replaced] = await self._server.run(scripts.REPLACE, [call], repeatable=False)
+        return bool(replaced)
+
+    async def delete(self, key: str, /) -> bool:
+        """Remove the key; tell whether it was there."""
+        [deleted] = await self._send(("DEL", self._key(key)))
+        return bool(deleted)
+
+    async def exists(self, key: str, /) -> bool:
+        """Tell whether the key is there and its time is not over."""
+        [found] = await self._send(("EXISTS", self._key(key)))
+        return bool(found)
+
+    async def keys(self, pattern: str = "*", /) -> list[str]:
+        """Give the keys that match; `*` stands for any text, everything else for itself.
+
+        The server looks at all its keys for this, a few at a time.
+        """
+        await self._life.ready()
+        whole = _glob(self._prefix).replace("*", "\\*") + _glob(pattern)
+        found = {key.decode() async for key in self._server.scan(whole)}
+        ids = sorted(key[len(self._prefix) :] for key in found)
+        return [id for id in ids if glob_match(pattern, id)]
+
+    async def close(self) -> None:
+        """Close the connections that were opened here."""
+        if self._life.close():
+            await self._server.close()
+
+    async def _send(self, *commands: Command) -> list[Any]:
+        await self._life.ready()
+        return await self._server.send(commands)
+
+    def _key(self, key: str) -> bytes:
+        if not isinstance(key, str):
+            raise InvalidArgument("key", key, "text")
+        return (self._prefix + key).encode()
+
+
+async def _nothing_to_set_up() -> None:
+    pass
+
+
+def _text(key: str, reply: bytes | None) -> str | None:
+    try:
+        return None if reply is None else reply.decode()
+    except UnicodeDecodeError as error:
+        raise StoreCorrupted(f"what lies under {key!r} is no text") from error
+
+
+def _maybe(text: str | None) -> str:
+    return "" if text is None else "=" + text
+
+
+def _glob(text: str) -> str:
+    """Escape what is special in the server's patterns beside `*`."""
+    for special in "\\?[]":
+        text = text.replace(special, "\\" + special)
+    return text

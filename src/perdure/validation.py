@@ -1,0 +1,77 @@
+"""Checks that public parameters share: the value comes back, or the error names the parameter."""
+
+from collections.abc import Iterable
+from random import Random
+
+from perdure.errors import InvalidArgument
+
+MAX_ID_LENGTH = 512
+
+
+def check_flag(value: object, parameter: str) -> bool:
+    """Give the flag back, or raise: True or False, and nothing that only looks like it."""
+    if not isinstance(value, bool):
+        raise InvalidArgument(parameter, value, "True or False")
+    return value
+
+
+def check_whole(value: object, parameter: str, *, least: int = 1) -> int:
+    """Give the whole number back, or raise: at least `least`, and no bool."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidArgument(parameter, value, f"a whole number, {least} or more")
+    return value
+
+
+def check_text(value: object, parameter: str, wanted: str) -> str:
+    """Give the text back as a plain `str`, or raise: not empty, and without lone surrogates."""
+    if not isinstance(value, str) or not value or not is_encodable(value):
+        raise InvalidArgument(parameter, value, wanted)
+    return str.__str__(value)
+
+
+def is_encodable(text: str) -> bool:
+    """Tell whether a text has a form in UTF-8, as all that is written must."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_random(value: object, parameter: str = "random") -> Random:
+    """Give the source of chance back, or raise."""
+    if not isinstance(value, Random):
+        raise InvalidArgument(parameter, value, "a random.Random")
+    return value
+
+
+def check_id(id: object, parameter: str = "id") -> str:
+    """Give the id back, or raise: non-empty text up to 512 characters without NUL."""
+    wanted = f"non-empty text of at most {MAX_ID_LENGTH} characters without NUL"
+    if not isinstance(id, str) or not id:
+        raise InvalidArgument(parameter, id, wanted)
+    if len(id) > MAX_ID_LENGTH or "\0" in id or not is_encodable(id):
+        raise InvalidArgument(parameter, id, wanted)
+    return id
+
+
+def check_prefix(prefix: object, parameter: str = "prefix") -> str:
+    """Give the prefix back, or raise: text up to 512 characters without NUL; empty is no prefix."""
+    return "" if prefix == "" else check_id(prefix, parameter)
+
+
+def check_limit(limit: object, parameter: str = "limit") -> int:
+    """Give the limit back, or raise: a whole number, zero or more."""
+    return check_whole(limit, parameter, least=0)
+
+
+def check_errors(errors: object) -> tuple[type[BaseException], ...]:
+    """Give the declared exception classes as a tuple, or raise."""
+    wanted = "a list of exception classes"
+    if not isinstance(errors, Iterable) or isinstance(errors, str):
+        raise InvalidArgument("errors", errors, wanted)
+    declared = tuple(errors)
+    for error in declared:
+        if not isinstance(error, type) or not issubclass(error, BaseException):
+            raise InvalidArgument("errors", error, wanted)
+    return declared

@@ -1,0 +1,90 @@
+"""A four-method store, with and without its optional lease, does what its abilities allow."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from perdure import Ok, Runtime, Step, durable
+from perdure.errors import AlreadyRunning, InvalidArgument, MissingAbility
+from perdure.stores.adapters.four_methods import StoredRun, runs
+
+
+class Four:
+    """Four methods over a dict."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, StoredRun] = {}
+
+    async def save(self, run: StoredRun) -> None:
+        self.kept[run["run_id"]] = run
+
+    async def load(self, run_id: str) -> StoredRun | None:
+        return self.kept.get(run_id)
+
+    async def delete(self, run_id: str) -> None:
+        self.kept.pop(run_id, None)
+
+    async def due(self, now: datetime, limit: int) -> list[str]:
+        return []
+
+
+class FourAndLease(Four):
+    """The optional lease too: a token that has the run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens: dict[str, str] = {}
+
+    async def acquire(self, run_id: str, token: str, ttl: timedelta) -> bool:
+        return self.tokens.setdefault(run_id, token) == token
+
+    async def release(self, run_id: str, token: str) -> None:
+        if self.tokens.get(run_id) == token:
+            del self.tokens[run_id]
+
+
+@pytest.mark.parametrize("kind", [Four, FourAndLease])
+async def test_a_failed_run_goes_on_where_it_failed(kind: Any) -> None:
+    """`durable.run` saves each step, and the next call answers from them."""
+    store, done, broken = kind(), [], True
+
+    async def note(text: str) -> str:
+        done.append(text)
+        if text == "b" and broken:
+            raise ConnectionError("down")
+        return text
+
+    async def both(step: Step) -> str:
+        await step("a", note, "a")
+        return await step("b", note, "b")
+
+    assert not (await durable.run({}, both, id="run", store=runs(store))).ok
+    assert store.kept["run"]["status"] == "failed"
+    broken = False
+    assert await durable.run({}, both, id="run", store=runs(store)) == Ok("b")
+    assert done == ["a", "b", "b"]
+    assert store.kept == {}
+
+
+async def test_a_lease_keeps_a_second_owner_away() -> None:
+    """A run that another token holds is not run."""
+    store = FourAndLease()
+    store.tokens["run"] = "somebody else"
+
+    async def never(step: Step) -> None:
+        raise AssertionError("not called")
+
+    result = await durable.run({}, never, id="run", store=runs(store))
+    assert not result.ok
+    assert isinstance(result.error, AlreadyRunning)
+
+
+async def test_what_it_cannot_do_is_told_at_once() -> None:
+    """A runtime wants more than four methods."""
+    with pytest.raises(MissingAbility, match="'journal'"):
+        Runtime(runs(FourAndLease()))
+    with pytest.raises(MissingAbility, match="'list'"):
+        await runs(Four()).list()
+    with pytest.raises(InvalidArgument, match="the method save"):
+        runs(object())  # type: ignore[arg-type]

@@ -1,0 +1,444 @@
+"""FileStore keeps the whole contract, and what it acknowledged survives the end of its process."""
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.errors import InvalidArgument, StoreClosed, StoreCorrupted, StoreError
+from perdure.store import Entry, Grant, NewRun, Store, Want
+from perdure.stores.file import FileStore
+from perdure.stores.file.disk import Disk
+from perdure.stores.file.layout import RunFiles
+from perdure.stores.file.wakes import Wake, Wakes
+from perdure.testing.clock import TestClock
+from perdure.testing.conformance import StoreConformance
+from perdure.testing.conformance.samples import as_json, snapshot
+from tests.stores.append_speed import cost_of_length
+from tests.stores.crashes import VERBS, Crash, deletes_whole, goes_whole, survives_crash
+
+HOUR = timedelta(hours=1)
+
+
+class CrashingDisk(Disk):
+    """Lets so many changes through; every later one dies before it is made."""
+
+    def __init__(self, changes: int) -> None:
+        super().__init__(sync=False)
+        self.left = changes
+
+    def _count(self) -> None:
+        if self.left == 0:
+            raise Crash
+        self.left -= 1
+
+    def write(self, path: Path, content: bytes) -> None:
+        self._count()
+        super().write(path, content)
+
+    def rename(self, path: Path, target: Path) -> None:
+        self._count()
+        super().rename(path, target)
+
+    def overwrite(self, path: Path, content: bytes) -> None:
+        self._count()
+        super().overwrite(path, content)
+
+    def append(self, descriptor: int, content: bytes) -> None:
+        self._count()
+        super().append(descriptor, content)
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        self._count()
+        super().truncate(descriptor, size)
+
+    def remove(self, path: Path) -> bool:
+        self._count()
+        return super().remove(path)
+
+
+def crashing_store(directory: Path, clock: TestClock, changes: int) -> FileStore:
+    store = FileStore(directory, clock=clock, durability="normal")
+    store._files.disk = store._files.wakes._disk = CrashingDisk(changes)
+    return store
+
+
+class TestFileStore(StoreConformance):
+    """On a clock that the checks move."""
+
+    @pytest.fixture
+    async def store(self, tmp_path: Path) -> AsyncIterator[FileStore]:
+        self.clock = TestClock()
+        self.directory = tmp_path / "runs"
+        self.crashed: list[FileStore] = []
+        async with FileStore(self.directory, clock=self.clock) as store:
+            yield store
+        for dead in self.crashed:
+            await dead.close()
+
+    async def reopen(self, store: Store, *, prefix: str = "") -> FileStore:
+        assert self.clock is not None
+        return FileStore(self.directory, prefix=prefix, clock=self.clock)
+
+    async def crashing(self, store: Store, writes: int) -> FileStore:
+        assert self.clock is not None
+        self.crashed.append(crashing_store(self.directory, self.clock, writes))
+        return self.crashed[-1]
+
+
+class TestFileStoreOnSystemClock(StoreConformance):
+    """In real time, together with other processes."""
+
+    @pytest.fixture
+    async def store(self, tmp_path: Path) -> AsyncIterator[FileStore]:
+        self.directory = tmp_path / "runs"
+        self.url = f"file://{self.directory}"
+        async with FileStore(self.directory, durability="normal") as store:
+            yield store
+
+    async def reopen(self, store: Store, *, prefix: str = "") -> FileStore:
+        return FileStore(self.directory, prefix=prefix, durability="normal")
+
+
+@pytest.fixture
+def clock() -> TestClock:
+    return TestClock()
+
+
+@pytest.fixture
+async def store(tmp_path: Path, clock: TestClock) -> AsyncIterator[FileStore]:
+    async with FileStore(tmp_path, clock=clock) as store:
+        yield store
+
+
+async def granted(store: FileStore, id: str = "run") -> Grant:
+    (grant,) = await store.acquire([Want(id, "ana", HOUR, create=as_json(snapshot()))])
+    assert grant is not None
+    return grant
+
+
+def step(grant: Grant, n: int, key: str) -> Entry:
+    return Entry(grant.lease.id, grant.lease.epoch, n, as_json(snapshot(key)))
+
+
+def the_file(directory: Path, kind: str) -> Path:
+    (path,) = directory.glob(f"runs/*/*.{kind}")
+    return path
+
+
+class TestDamage:
+    async def test_a_torn_last_line_is_reported_and_cut_off(
+        self, store: FileStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """What a crash tore was not acknowledged: the next owner goes on before it."""
+        await store.append([step(await granted(store), 1, "a")])
+        journal = the_file(tmp_path, "journal")
+        whole = journal.read_bytes()
+        for torn in (b"0", b"12345678 [[", whole[:-1], whole[: len(whole) // 2], b"\0" * 9, b"x\n"):
+            journal.write_bytes(whole + torn)
+            assert await self.steps(store) == ["a"]
+            caplog.clear()
+            with caplog.at_level(logging.WARNING):
+                await store.append([step(await granted(store), 2, "b")])
+            assert str(journal) in caplog.text
+            assert await self.steps(store) == ["a", "b"]
+
+    async def test_a_line_damaged_in_the_middle_is_corruption(
+        self, store: FileStore, tmp_path: Path
+    ) -> None:
+        """An acknowledged entry is never passed over in silence."""
+        grant = await granted(store)
+        for n in (1, 2):
+            await store.append([step(grant, n, f"{n}")])
+        journal = the_file(tmp_path, "journal")
+        journal.write_bytes(journal.read_bytes().replace(b'"1"', b'"7"', 1))
+        with pytest.raises(StoreCorrupted, match="journal"):
+            await store.load("run")
+
+    @pytest.mark.parametrize("damage", [b"", b"{", b'{"id":"run"}\n', b"\0" * 100])
+    async def test_a_damaged_snapshot_is_corruption(
+        self, store: FileStore, tmp_path: Path, damage: bytes
+    ) -> None:
+        """A run that cannot be read is not a run that is not there."""
+        await store.save("run", snapshot("a"))
+        the_file(tmp_path, "json").write_bytes(damage)
+        with pytest.raises(StoreCorrupted, match="json"):
+            await store.load("run")
+
+    async def test_a_flipped_bit_is_seen(self, store: FileStore, tmp_path: Path) -> None:
+        """The snapshot has a checksum."""
+        await store.save("run", snapshot("a"))
+        head = the_file(tmp_path, "json")
+        head.write_bytes(head.read_bytes().replace(b'"value":"a"', b'"value":"b"'))
+        with pytest.raises(StoreCorrupted):
+            await store.load("run")
+
+    async def test_a_run_that_cannot_be_read_starves_no_other(
+        self, store: FileStore, tmp_path: Path, clock: TestClock
+    ) -> None:
+        """It is logged and put off; the runs behind it are claimed."""
+        earlier = clock.now() - HOUR
+        await store.enqueue([NewRun("bad", "w", as_json(snapshot()), earlier)])
+        await store.enqueue([NewRun("worse", "w", as_json(snapshot()), earlier)])
+        await store.enqueue([NewRun("good", "w", as_json(snapshot()))])
+        head = RunFiles(tmp_path / "runs", "bad").head
+        head.write_bytes(head.read_bytes().replace(b'"steps"', b'"stepS"'))
+        RunFiles(tmp_path / "runs", "worse").head.write_bytes(b"?")
+        for expected in (["good"], []):
+            grants = await store.claim("ana", HOUR, 10)
+            assert [grant.lease.id for grant in grants] == expected
+        assert [due.id for due in await store.due(clock.now(), 10)] == []
+
+    async def test_a_lost_lease_file_loses_no_run(
+        self, store: FileStore, tmp_path: Path, clock: TestClock
+    ) -> None:
+        """Leases are not synced: a loss of power may take one, and the run goes on regardless."""
+        await store.save("run", snapshot("a", status="waiting", event="paid"))
+        grant = await granted(store)
+        await store.append([step(grant, 1, "b")])
+        the_file(tmp_path, "lease").unlink()
+        await clock.advance(HOUR)
+        (again,) = await store.claim("bob", HOUR, 10)
+        assert list(again.snapshot["steps"]) == ["a", "b"]
+        assert again.lease.epoch > grant.lease.epoch
+
+    @staticmethod
+    async def steps(store: FileStore) -> list[str]:
+        loaded = await store.load("run")
+        assert loaded is not None
+        return list(loaded["steps"])
+
+
+class TestCrashes:
+    @pytest.mark.parametrize("verb", list(VERBS))
+    async def test_a_crash_between_any_two_writes_loses_no_run(
+        self, verb: str, tmp_path: Path, clock: TestClock
+    ) -> None:
+        """Whatever was acknowledged is there, and every run that is not over is found again."""
+        for changes in range(100):
+            directory = tmp_path / str(changes)
+            async with (
+                FileStore(directory, clock=clock, durability="normal") as store,
+                crashing_store(directory, clock, changes) as dying,
+            ):
+                if await survives_crash(store, dying, clock, VERBS[verb]):
+                    return
+        pytest.fail("this verb makes more than 100 changes")
+
+    async def test_a_run_that_goes_at_its_rest_goes_whole(
+        self, tmp_path: Path, clock: TestClock
+    ) -> None:
+        """A crash leaves it with all its steps, or not at all."""
+        for changes in range(20):
+            directory = tmp_path / str(changes)
+            async with (
+                FileStore(directory, clock=clock, durability="normal") as store,
+                crashing_store(directory, clock, changes) as dying,
+            ):
+                if await goes_whole(store, dying):
+                    return
+        pytest.fail("this rest makes more than 20 changes")
+
+    async def test_a_deleted_run_stays_deleted(self, tmp_path: Path, clock: TestClock) -> None:
+        """A crash while deleting leaves it there whole, or gone: nothing of it comes back."""
+        for changes in range(20):
+            directory = tmp_path / str(changes)
+            async with (
+                FileStore(directory, clock=clock, durability="normal") as store,
+                crashing_store(directory, clock, changes) as dying,
+            ):
+                if await deletes_whole(store, dying):
+                    return
+        pytest.fail("deleting makes more than 20 changes")
+
+    def test_a_killed_process_loses_nothing_it_acknowledged(self, tmp_path: Path) -> None:
+        """A hundred deaths; what was not acknowledged is there whole or not at all."""
+        script = Path(__file__).with_name("killed_file_store.py")
+        done = subprocess.run(
+            [sys.executable, str(script), str(tmp_path), "100", "7"],
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        seen = json.loads(done.stdout)
+        assert 0 < seen["acknowledged"] <= seen["there"]
+
+
+class TestCost:
+    @pytest.mark.alone
+    async def test_an_entry_costs_the_same_in_a_long_run(self, tmp_path: Path) -> None:
+        """Nothing that is done for an entry grows with the journal."""
+        async with FileStore(tmp_path, durability="normal") as store:
+            assert await cost_of_length(store) < 1.3
+
+    async def test_due_looks_only_at_what_may_be_due(
+        self, store: FileStore, clock: TestClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Sleepers are not scanned: their files are not even opened."""
+        sleeping = [NewRun(f"{n}", "w", as_json(snapshot()), clock.now() + HOUR) for n in range(99)]
+        await store.enqueue([*sleeping, NewRun("due", "w", as_json(snapshot()))])
+        looked: list[str] = []
+        real = RunFiles.standing
+
+        def spy(files: RunFiles) -> Any:
+            looked.append(files.id)
+            return real(files)
+
+        monkeypatch.setattr(RunFiles, "standing", spy)
+        assert [due.id for due in await store.due(clock.now(), 10)] == ["due"]
+        assert set(looked) == {"due"}
+
+
+class TestWakes:
+    @pytest.fixture
+    def wakes(self, tmp_path: Path) -> Wakes:
+        return Wakes(Disk(sync=False), tmp_path)
+
+    def test_many_lines_are_dealt_into_parts_in_order(self, wakes: Wakes, tmp_path: Path) -> None:
+        """Those who take a few at a time then read a few at a time; late lines find their place."""
+        wakes.add(Wake(60_000_000 + n % 7, f"{n:05}", None) for n in range(5_000))
+        scan = wakes.scan(120_000_000)
+        before = list(scan)
+        (path,) = scan.to_deal()
+        wakes.deal(path)
+        wakes.add([Wake(60_000_003, "late", "w")])
+        assert len(list(tmp_path.iterdir())) == 6
+        after = list(wakes.scan(120_000_000))
+        assert [wake for wake in after if wake.id != "late"] == before
+        assert sorted(after, key=lambda wake: (wake.at, wake.id)) == after
+
+    def test_sweeping_keeps_what_is_true(self, wakes: Wakes, tmp_path: Path) -> None:
+        """What is over goes, what has moved is filed under its new time."""
+        wakes.add(Wake(1, id, None) for id in ("over", "moved", "true"))
+        plans = {"moved": Wake(600_000_000, "moved", "w"), "true": Wake(1, "true", None)}
+        wakes.sweep(tmp_path / "0000000000", lambda wake: plans.get(wake.id))
+        assert [wake.id for wake in wakes.scan(2)] == ["true"]
+        assert [wake.id for wake in wakes.scan(600_000_000)] == ["true", "moved"]
+        wakes.sweep(tmp_path / "0000000000", lambda wake: None)
+        assert [path.name for path in tmp_path.iterdir()] == ["0000000010"]
+
+    def test_half_a_line_harms_no_other(self, wakes: Wakes, tmp_path: Path) -> None:
+        """A line that a crash tore is passed over; the next one begins on its own."""
+        wakes.add([Wake(1, "a", None)])
+        with (tmp_path / "0000000000").open("ab") as file:
+            file.write(b"\n12345678 [1,")
+        wakes.add([Wake(2, "b", None)])
+        assert [wake.id for wake in wakes.scan(2)] == ["a", "b"]
+
+    async def test_lines_do_not_pile_up(
+        self, store: FileStore, tmp_path: Path, clock: TestClock
+    ) -> None:
+        """A run that is claimed and renewed for days leaves no trail."""
+        await store.enqueue([NewRun("run", "w", as_json(snapshot()))])
+        for _ in range(50):
+            (grant,) = await store.claim("ana", HOUR, 10)
+            await store.renew([grant.lease], 2 * HOUR)
+            await clock.advance(HOUR)
+            assert list(await store.claim("bob", HOUR, 10)) == []
+            await clock.advance(HOUR)
+        assert len(list((tmp_path / "wakes").iterdir())) < 5
+
+
+class TestUse:
+    async def test_a_line_of_an_older_workflow_claims_nothing(
+        self, store: FileStore, clock: TestClock
+    ) -> None:
+        """A run that was saved under another name is of that name, whatever was written down."""
+        await store.enqueue([NewRun("run", "old", as_json(snapshot()))])
+        whole = snapshot(status="suspended", wake_at=clock.now(), workflow="new")
+        await store.save("run", whole)
+        assert list(await store.due(clock.now(), 10, workflows=["old"])) == []
+        assert list(await store.claim("ana", HOUR, 10, workflows=["old"])) == []
+        assert len(await store.claim("ana", HOUR, 10, workflows=["new"])) == 1
+
+    async def test_the_file_is_json_that_others_can_read(
+        self, store: FileStore, tmp_path: Path
+    ) -> None:
+        """One object with the id, the header and the snapshot."""
+        await store.save("checkout/1", snapshot("a", workflow="order"))
+        content = json.loads(the_file(tmp_path, "json").read_text())
+        assert content["id"] == "checkout/1"
+        assert content["snapshot"] == snapshot("a", workflow="order")
+        assert "checkout_1" in the_file(tmp_path, "json").name
+
+    async def test_durability_is_declared(self, tmp_path: Path) -> None:
+        """What survives is said."""
+        async with FileStore(tmp_path) as full, FileStore(tmp_path, durability="normal") as normal:
+            assert full.capabilities.survives == "power_loss"
+            assert normal.capabilities.survives == "process_crash"
+
+    @pytest.mark.parametrize(
+        ("parameter", "options"),
+        [
+            ("directory", {"directory": 5}),
+            ("directory", {"directory": ""}),
+            ("durability", {"directory": "x", "durability": "maybe"}),
+            ("prefix", {"directory": "x", "prefix": "\0"}),
+        ],
+    )
+    def test_parameters_are_checked(self, parameter: str, options: dict[str, Any]) -> None:
+        """Each error names its parameter."""
+        with pytest.raises(InvalidArgument, match=f"^{parameter}: got"):
+            FileStore(**options)
+
+    async def test_a_bad_cursor_is_refused(self, store: FileStore) -> None:
+        """`after` takes what a listed run gives."""
+        with pytest.raises(InvalidArgument, match="after"):
+            await store.list(after="yesterday")
+
+    async def test_set_up_is_tried_again_after_failure(self, tmp_path: Path) -> None:
+        """A directory that cannot be made is a `StoreError`, and no error for ever."""
+        (tmp_path / "place").write_text("a file")
+        async with FileStore(tmp_path / "place" / "runs") as store:
+            with pytest.raises(StoreError, match="place"):
+                await store.load("run")
+            (tmp_path / "place").unlink()
+            assert await store.load("run") is None
+
+    async def test_a_closed_store_refuses(self, tmp_path: Path) -> None:
+        """Every verb says that the store was closed."""
+        store = FileStore(tmp_path)
+        await store.close()
+        with pytest.raises(StoreClosed):
+            await store.append([])
+
+    def test_a_store_that_was_used_before_a_fork_says_so(self, tmp_path: Path) -> None:
+        """Its threads are not there in the child, which would wait for them forever."""
+        done = subprocess.run(
+            [sys.executable, "-c", USED_BEFORE_A_FORK, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+        assert "used before this process was forked" in done.stdout
+
+
+USED_BEFORE_A_FORK = """
+import asyncio, os, sys
+from perdure.errors import StoreError
+from perdure.stores import FileStore
+
+async def use(store):
+    try:
+        await store.load("run")
+    except StoreError as error:
+        print(error, flush=True)
+        await store.close()
+
+store = FileStore(sys.argv[1])
+asyncio.run(use(store))
+if child := os.fork():
+    os.waitpid(child, 0)
+else:
+    asyncio.run(use(store))
+    os._exit(0)
+"""

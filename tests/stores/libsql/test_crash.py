@@ -1,0 +1,38 @@
+"""A process that writes to a libSQL server, under `kill -9`."""
+
+from pathlib import Path
+
+import pytest
+
+from perdure.stores.libsql import libsql
+from tests.servers.sqld import query
+from tests.stores.sqlite.writers import writers_on
+
+
+async def test_every_acknowledged_entry_survives_kill_9(sqld_url: str, tmp_path: Path) -> None:
+    """What was acknowledged is there, the rest is there whole or not at all."""
+    async with writers_on(sqld_url, tmp_path) as writers, libsql(sqld_url) as store:
+        acknowledged = await writers.kill_one_after_another("append", "run", 25, moments=0.5)
+        loaded = await store.load("run")
+        assert loaded is not None
+        written = {key.rpartition(".")[0] for key in loaded["steps"]}
+        assert set(acknowledged) <= written
+        assert set(loaded["steps"]) == {f"{key}.{part}" for key in written for part in range(3)}
+
+
+@pytest.mark.slow
+async def test_a_ledger_balances_after_kill_9(sqld_url: str, tmp_path: Path) -> None:
+    """Every recorded step moved its coin exactly once, and no other coin moved.
+
+    Slow, for the server holds a dead client's transaction for five seconds.
+    """
+    query(sqld_url, "CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER)")
+    query(sqld_url, "INSERT INTO account VALUES ('ana', 0), ('bob', 0)")
+    async with writers_on(sqld_url, tmp_path) as writers, libsql(sqld_url) as store:
+        acknowledged = await writers.kill_one_after_another("move", "run", 10, moments=6.0)
+        loaded = await store.load("run")
+        assert loaded is not None
+        moved = len(loaded["steps"])
+        assert set(acknowledged) <= set(loaded["steps"])
+    rows = query(sqld_url, "SELECT id, balance FROM account ORDER BY id")
+    assert rows == [["ana", str(-moved)], ["bob", str(moved)]]

@@ -1,0 +1,474 @@
+"""What only a libSQL server has: requests, another clock, a network that fails."""
+
+import asyncio
+import gc
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+
+import httpx
+import pytest
+
+from perdure.errors import StoreError, StoreUnavailable, ValueTooLarge
+from perdure.snapshot import Snapshot
+from perdure.store import Entry, Grant, NewRun, Rest, Verdict, Want
+from perdure.stores.libsql import LibsqlStore, Transaction, libsql
+from perdure.stores.sqlite import statements as sql
+from perdure.stores.sqlite.statements import Tables
+from perdure.testing.clock import TestClock
+from perdure.testing.conformance.samples import as_json, delta, snapshot
+from tests.servers.process import Server
+from tests.servers.proxy import TcpProxy
+from tests.servers.sqld import query
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+async def store(sqld_url: str) -> AsyncIterator[LibsqlStore]:
+    async with opened(sqld_url) as store:
+        yield store
+
+
+def opened(url: str, **options: object) -> LibsqlStore:
+    store = libsql(url, **options)  # type: ignore[arg-type]
+    assert isinstance(store, LibsqlStore)
+    return store
+
+
+async def granted(store: LibsqlStore, *ids: str) -> list[Grant]:
+    wants = [Want(id, "ana", HOUR, create=as_json(snapshot())) for id in ids or ("run",)]
+    return [grant for grant in await store.acquire(wants) if grant is not None]
+
+
+def entry(grant: Grant, n: int = 1) -> Entry:
+    return Entry(grant.lease.id, grant.lease.epoch, n, delta(f"step {n}"))
+
+
+async def steps(store: LibsqlStore, id: str = "run") -> list[str]:
+    loaded = await store.load(id)
+    return [] if loaded is None else list(loaded["steps"])
+
+
+class Counting:
+    """A client that counts its requests."""
+
+    def __init__(self) -> None:
+        self.requests: list[httpx.Request] = []
+        self.client = httpx.AsyncClient(verify=False, event_hooks={"request": [self._note]})
+
+    async def _note(self, request: httpx.Request) -> None:
+        self.requests.append(request)
+
+
+async def test_a_batch_is_one_request(sqld_url: str) -> None:
+    """A hundred entries, rests among them, are one round trip and one transaction."""
+    counting = Counting()
+    async with counting.client, opened(sqld_url, client=counting.client) as store:
+        grants = await granted(store, *(f"run {number}" for number in range(100)))
+        whole = as_json(snapshot("end", status="completed"))
+        entries = [
+            Entry(g.lease.id, g.lease.epoch, 1, whole, rest=Rest("completed")) for g in grants[:10]
+        ]
+        counting.requests.clear()
+        verdicts = await store.append([*entries, *map(entry, grants[10:])])
+        assert verdicts == [Verdict.ACCEPTED] * 100
+        assert len(counting.requests) == 1
+
+
+async def test_a_run_that_is_lost_before_it_is_read_is_not_granted(sqld_url: str) -> None:
+    """The lease and the journal are two requests: an owner that is paused between them does not
+    get its old snapshot without the journal, which another owner has emptied in the meantime."""
+    asked = Counting()
+    async with asked.client, opened(sqld_url) as another:
+        (old,) = await granted(another)
+        await another.append([entry(old)])
+        await another.release([old.lease])
+        store = opened(sqld_url, client=asked.client)
+        await store.load("run")
+
+        async def take_over(request: httpx.Request) -> None:
+            if b"_inbox" in request.content:
+                asked.client.event_hooks["request"].clear()
+                (grant,) = await another.acquire([Want("run", "cem", HOUR)])
+                assert grant is not None
+                whole = as_json(snapshot("step 1", "b"))
+                rest = Entry("run", grant.lease.epoch, 1, whole, rest=Rest("suspended"))
+                await another.append([rest])
+
+        asked.client.event_hooks["request"] = [take_over]
+        assert await store.acquire([Want("run", "bob", timedelta(0))]) == [None]
+        await store.close()
+
+
+async def test_concurrent_writes_share_requests(sqld_url: str) -> None:
+    """Two hundred runs that start and step at once do not wait for each other in turn."""
+    counting = Counting()
+    async with counting.client, opened(sqld_url, client=counting.client) as store:
+        await store.load("run")
+        counting.requests.clear()
+        grants = await asyncio.gather(*(granted(store, f"run {number}") for number in range(200)))
+        await asyncio.gather(*(store.append([entry(grant)]) for [grant] in grants))
+        assert len(counting.requests) < 20
+
+
+async def test_a_bad_write_harms_only_itself(store: LibsqlStore) -> None:
+    """Writes that share a request do not share a fate."""
+    [good] = await granted(store, "good")
+    unspeakable = Want("bad", "\ud800", HOUR, create=as_json(snapshot()))
+    first, bad, second = await asyncio.gather(
+        store.append([entry(good, 1)]),
+        store.acquire([unspeakable]),
+        store.append([entry(good, 2)]),
+        return_exceptions=True,
+    )
+    assert first == second == [Verdict.ACCEPTED]
+    assert isinstance(bad, StoreError)
+    assert await steps(store, "good") == ["step 1", "step 2"]
+
+
+async def test_many_may_start_at_once(sqld_url: str) -> None:
+    """Twenty stores on an empty database make one schema, without an error."""
+    stores = [opened(sqld_url) for _ in range(20)]
+    await asyncio.gather(
+        *(store.save(f"run {number}", snapshot()) for number, store in enumerate(stores))
+    )
+    assert len(await stores[0].list()) == 20
+    for store in stores:
+        await store.close()
+
+
+async def test_a_failed_set_up_is_tried_again(sqld_url: str) -> None:
+    """What stood in the way is removed; then the same store goes on."""
+    query(sqld_url, "CREATE TABLE perdure_runs_journal (something TEXT)")
+    async with opened(sqld_url) as store:
+        with pytest.raises(StoreError, match="perdure_runs_journal"):
+            await store.save("run", snapshot())
+        query(sqld_url, "DROP TABLE perdure_runs_journal")
+        await store.save("run", snapshot())
+
+
+async def test_leases_go_by_the_servers_clock(sqld_url: str) -> None:
+    """Two processes whose clocks are an hour apart share leases correctly."""
+    now = datetime.now(UTC)
+    early, late = (TestClock(now - HOUR), TestClock(now + HOUR))
+    async with opened(sqld_url, clock=early) as one, opened(sqld_url, clock=late) as other:
+        [grant] = await granted(one)
+        assert abs(grant.now - now) < timedelta(minutes=1)
+        assert await other.acquire([Want("run", "bob", HOUR)]) == [None]
+        assert await other.claim("bob", HOUR, 10) == []
+        short = timedelta(milliseconds=50)
+        [renewed] = await one.renew([grant.lease], short)
+        assert renewed is not None
+        await asyncio.sleep(0.1)
+        [taken] = await one.claim("bob", HOUR, 10)
+        assert taken.takeovers == 1
+
+
+@pytest.mark.parametrize("verb", ["LOAD", "LIST", "DUE", "CLAIM", "PRUNE"])
+async def test_a_verb_finds_by_index(store: LibsqlStore, sqld_url: str, verb: str) -> None:
+    """The server's own SQLite uses the same indexes as ours."""
+    await store.load("run")
+    check_plan(sqld_url, Tables("perdure_runs")[getattr(sql, verb)])
+
+
+@pytest.mark.parametrize(
+    "verb", ["ACQUIRE", "APPEND", "REST", "FOLD", "FORGET_OWNED", "DELETE_OWNED", "TAKE_KNOWN"]
+)
+async def test_what_is_said_of_many_runs_finds_each_by_index(
+    store: LibsqlStore, sqld_url: str, verb: str
+) -> None:
+    """A batch costs by its own size, also on the server."""
+    await store.load("run")
+    [statement] = Tables("perdure_runs").over(getattr(sql, verb), [(None,) * 9] * 100)
+    check_plan(sqld_url, statement.sql)
+
+
+def check_plan(url: str, statement: str) -> None:
+    plan = [row[3] for row in query(url, f"EXPLAIN QUERY PLAN {unbound(statement)}")]
+    assert not [line for line in plan if line.startswith("SCAN perdure")]
+    assert [line for line in plan if "USING INDEX" in line or "USING COVERING INDEX" in line]
+
+
+def unbound(statement: str) -> str:
+    """A statement with NULL for each of its values."""
+    words = (
+        statement.replace("?", "NULL")
+        .replace("(:", "( :")
+        .replace(",", " , ")
+        .replace(")", " )")
+        .split()
+    )
+    return " ".join("NULL" if word.startswith(":") else word for word in words)
+
+
+async def test_awaitlys_rows_are_read_and_left_as_they_are(sqld_url: str) -> None:
+    """Pointed at awaitly's own table, the store adds its columns and changes no row."""
+    query(
+        sqld_url,
+        "CREATE TABLE awaitly_snapshots (id TEXT PRIMARY KEY, snapshot TEXT NOT NULL, "
+        "updated_at TEXT DEFAULT (datetime('now')))",
+    )
+    text = json.dumps(snapshot("a"))
+    query(
+        sqld_url,
+        f"INSERT INTO awaitly_snapshots VALUES ('run', '{text}', '2024-05-01 09:30:00')",
+    )
+    async with opened(sqld_url, table="awaitly_snapshots") as store:
+        assert await store.load("run") == snapshot("a")
+        [line] = await store.list()
+        assert line.updated_at == "2024-05-01T09:30:00.000Z"
+        [grant] = await store.acquire([Want("run", "ana", HOUR)])
+        assert grant is not None
+        await store.append([entry(grant)])
+        assert await steps(store) == ["a", "step 1"]
+    rows = query(sqld_url, "SELECT id, snapshot, updated_at FROM awaitly_snapshots")
+    assert rows == [["run", text, "2024-05-01 09:30:00"]]
+
+
+async def test_a_transaction_reads_its_own_writes(store: LibsqlStore) -> None:
+    """Every kind of value goes in and comes out, bound by place or by name."""
+    [grant] = await granted(store)
+    row = (1, 1.5, "text", b"\x00bytes", None)
+
+    async def work(transaction: Transaction) -> Entry:
+        await transaction.execute("CREATE TABLE note (a, b, c, d, e)")
+        assert await transaction.execute("INSERT INTO note VALUES (?, ?, ?, ?, ?)", row) == 1
+        assert await transaction.fetchall("SELECT * FROM note") == [row]
+        by_name = "SELECT c FROM note WHERE a = :a"
+        assert await transaction.fetchone(by_name, {"a": 1}) == ("text",)
+        with pytest.raises(StoreError, match="syntax"):
+            await transaction.execute("INSERT NOTHING")
+        return entry(grant)
+
+    assert await store.transact("run", grant.lease.epoch, work) is Verdict.ACCEPTED
+    assert await steps(store) == ["step 1"]
+
+
+async def test_a_cancelled_transaction_frees_the_server(store: LibsqlStore) -> None:
+    """The next write does not wait for the server to find out."""
+    [grant] = await granted(store)
+    begun = asyncio.Event()
+
+    async def work(transaction: Transaction) -> Entry:
+        await transaction.execute("CREATE TABLE note (text)")
+        begun.set()
+        await asyncio.Event().wait()
+        return entry(grant)
+
+    transacting = asyncio.ensure_future(store.transact("run", grant.lease.epoch, work))
+    await begun.wait()
+    transacting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await transacting
+    assert await asyncio.wait_for(store.append([entry(grant)]), 3) == [Verdict.ACCEPTED]
+
+
+@pytest.mark.slow
+async def test_a_transaction_that_keeps_others_waiting_is_ended(sqld_url: str) -> None:
+    """The server's own limit is 5 seconds; the error says so, and nothing is written."""
+    async with opened(sqld_url) as store, opened(sqld_url) as other:
+        [grant] = await granted(store)
+
+        async def work(transaction: Transaction) -> Entry:
+            await transaction.execute("CREATE TABLE note (text)")
+            await other.save("another", snapshot())
+            return entry(grant)
+
+        with pytest.raises(StoreUnavailable, match="ended the transaction"):
+            await store.transact("run", grant.lease.epoch, work)
+        assert await steps(store) == []
+    assert query(sqld_url, "SELECT 1 FROM sqlite_master WHERE name = 'note'") == []
+
+
+async def test_transactions_wait_for_each_other(sqld_url: str) -> None:
+    """Ten at once count up without losing one."""
+    query(sqld_url, "CREATE TABLE counter (value INTEGER)")
+    query(sqld_url, "INSERT INTO counter VALUES (0)")
+    async with opened(sqld_url) as store:
+        grants = await granted(store, *(f"run {number}" for number in range(10)))
+
+        async def count_up(grant: Grant) -> Verdict:
+            async def work(transaction: Transaction) -> Entry:
+                row = await transaction.fetchone("SELECT value FROM counter")
+                assert row is not None
+                await transaction.execute("UPDATE counter SET value = ?", (row[0] + 1,))
+                return entry(grant)
+
+            return await store.transact(grant.lease.id, grant.lease.epoch, work)
+
+        assert set(await asyncio.gather(*map(count_up, grants))) == {Verdict.ACCEPTED}
+    assert query(sqld_url, "SELECT value FROM counter") == [["10"]]
+
+
+async def test_the_store_cannot_be_called_inside_its_own_transaction(store: LibsqlStore) -> None:
+    """It would wait for itself: the error says what to use instead."""
+    [grant] = await granted(store)
+
+    async def work(_: Transaction) -> Entry:
+        await store.load("run")
+        return entry(grant)
+
+    with pytest.raises(StoreError, match="use the connection"):
+        await store.transact("run", grant.lease.epoch, work)
+
+
+async def test_an_append_whose_answer_was_lost_is_neither_lost_nor_doubled(sqld_url: str) -> None:
+    """The connection is cut between commit and answer: the store asks again for its verdict."""
+    async with TcpProxy.before(sqld_url) as proxy, opened(proxy.url) as store:
+        grants = await granted(store, "a", "b")
+        for n in range(1, 6):
+            proxy.drop_next_reply(to=b"_journal")
+            assert (
+                await store.append([entry(grant, n) for grant in grants]) == [Verdict.ACCEPTED] * 2
+            )
+        end = as_json(snapshot("end", status="completed"))
+        rests = [Entry(g.lease.id, g.lease.epoch, 9, end, rest=Rest("completed")) for g in grants]
+        proxy.drop_next_reply(to=b"_journal")
+        assert await store.append(rests) == [Verdict.ACCEPTED] * 2
+        assert proxy.dropped == 6
+        assert await steps(store, "a") == ["end"]
+
+
+async def test_a_write_that_must_not_be_repeated_is_not(sqld_url: str) -> None:
+    """An event without a dedup id whose answer was lost is an error, and was sent at most once."""
+    async with TcpProxy.before(sqld_url) as proxy, opened(proxy.url) as store:
+        await granted(store)
+        proxy.drop_next_reply(to=b"_inbox")
+        with pytest.raises(StoreUnavailable, match="may have got"):
+            await store.send("run", "hello", b"1")
+        assert len(await store.inbox("run")) == 1
+
+
+async def test_appends_that_share_a_request_with_such_a_write_are_repeated(sqld_url: str) -> None:
+    """Each write keeps its own promise, also when they travel together."""
+    async with TcpProxy.before(sqld_url) as proxy, opened(proxy.url) as store:
+        [grant] = await granted(store)
+        proxy.drop_next_reply(to=b"_inbox")
+        sent, appended = await asyncio.gather(
+            store.send("run", "hello", b"1"), store.append([entry(grant)]), return_exceptions=True
+        )
+        assert isinstance(sent, StoreUnavailable)
+        assert appended == [Verdict.ACCEPTED]
+        assert await steps(store) == ["step 1"]
+
+
+async def test_a_transaction_whose_commit_was_not_answered_can_be_sent_again(sqld_url: str) -> None:
+    """The second time its writes take no effect, and it is accepted."""
+    query(sqld_url, "CREATE TABLE note (text)")
+    async with TcpProxy.before(sqld_url) as proxy, opened(proxy.url) as store:
+        [grant] = await granted(store)
+
+        async def work(transaction: Transaction) -> Entry:
+            await transaction.execute("INSERT INTO note VALUES ('x')")
+            return entry(grant)
+
+        proxy.drop_next_reply(to=b'"COMMIT"')
+        with pytest.raises(StoreUnavailable):
+            await store.transact("run", grant.lease.epoch, work)
+        assert await store.transact("run", grant.lease.epoch, work) is Verdict.ACCEPTED
+    assert query(sqld_url, "SELECT text FROM note") == [["x"]]
+
+
+async def test_a_server_that_comes_back_is_found_again(sqld_server: Server, sqld_url: str) -> None:
+    """Killed in the middle of 200 running appends and started again, it has all it acknowledged."""
+    if not sqld_server.ours:
+        pytest.skip("the server is not ours to kill")
+    accepted: set[tuple[str, int]] = set()
+    async with opened(sqld_url, patience=30) as store:
+        grants = await granted(store, *(f"run {number}" for number in range(200)))
+
+        async def keep_appending(grant: Grant) -> None:
+            for n in range(1, 11):
+                try:
+                    [verdict] = await store.append([entry(grant, n)])
+                except StoreUnavailable:
+                    continue
+                assert verdict is Verdict.ACCEPTED
+                accepted.add((grant.lease.id, n))
+
+        appending = asyncio.gather(*map(keep_appending, grants))
+        while len(accepted) < 300:
+            await asyncio.sleep(0)
+        await asyncio.to_thread(sqld_server.kill)
+        await asyncio.to_thread(sqld_server.restart)
+        await appending
+        assert len(accepted) == 2000
+        for grant in grants:
+            present = await steps(store, grant.lease.id)
+            assert present == [f"step {n}" for n in range(1, 11)]
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_store_serves_one_event_loop_after_another(sqld_url: str) -> None:
+    """A script may call `asyncio.run` as often as it likes; each end cuts a connection."""
+    store = opened(sqld_url)
+    asyncio.run(store.save("run", snapshot("a")))
+    assert asyncio.run(store.load("run")) == snapshot("a")
+    asyncio.run(store.close())
+    gc.collect()
+
+
+async def test_a_connection_that_the_work_lost_is_the_stores_loss(sqld_url: str) -> None:
+    """Whatever the work makes of it: the step has not failed, and may be tried again."""
+    async with TcpProxy.before(sqld_url) as proxy, opened(proxy.url) as store:
+        (grant,) = await granted(store)
+
+        async def work(transaction: Transaction) -> Entry:
+            proxy.refuse()
+            try:
+                await transaction.execute("SELECT 1")
+            except StoreError:
+                raise RuntimeError("no money today") from None
+            return entry(grant)
+
+        with pytest.raises(StoreUnavailable) as caught:
+            await store.transact("run", grant.lease.epoch, work)
+        assert isinstance(caught.value.__cause__, RuntimeError)
+        proxy.accept()
+
+
+def large(key: str, size: int) -> Snapshot:
+    """A snapshot with one step whose value has so many bytes."""
+    whole = snapshot(key)
+    whole["steps"][key]["value"] = "x" * size
+    return whole
+
+
+async def test_a_run_of_more_than_one_answer_is_read_in_pages(store: LibsqlStore) -> None:
+    """The server answers 10 MB at most; a journal may hold more, when it is loaded and granted."""
+    (grant,) = await granted(store)
+    keys = [f"step {n}" for n in range(24)]
+    for n, key in enumerate(keys):
+        await store.append([Entry("run", grant.lease.epoch, n, as_json(large(key, 1_000_000)))])
+    assert await steps(store) == keys
+    (again,) = await store.acquire([Want("run", "ana", HOUR)])
+    assert again is not None
+    assert list(again.snapshot["steps"]) == keys
+
+
+async def test_large_runs_are_claimed_a_few_at_a_time(store: LibsqlStore) -> None:
+    """Their snapshots do not fit in one answer: a claim takes as many as do."""
+    runs = [NewRun(f"{n}", "w", as_json(large("a", 4_000_000))) for n in range(5)]
+    for run in runs:
+        await store.enqueue([run])
+    claimed = [grant.lease.id for _ in range(5) for grant in await store.claim("ana", HOUR, 5)]
+    assert claimed == ["0", "1", "2", "3", "4"]
+
+
+async def test_a_value_that_the_server_never_takes_is_refused(store: LibsqlStore) -> None:
+    """What is declared is taken, and what is more is refused before it is sent."""
+    limit = store.capabilities.max_value_size
+    room = limit - len(as_json(large("a", 0)))
+    await store.save("run", large("a", room))
+    assert await steps(store) == ["a"]
+    with pytest.raises(ValueTooLarge):
+        await store.save("run", large("a", room + 1))
+
+
+async def test_a_server_that_takes_less_than_was_said_is_understood(sqld_url: str) -> None:
+    """`max_value_size` is for servers that take more; where one does not, the error says so."""
+    async with opened(sqld_url, max_value_size=20_000_000) as store:
+        with pytest.raises(ValueTooLarge, match="6,000,") as caught:
+            await store.save("run", large("a", 6_000_000))
+        assert "too big" in str(caught.value.__cause__)

@@ -1,0 +1,117 @@
+"""How MySQL finds the rows of a statement: by their keys, however small the table is.
+
+A scan locks rows of other runs, out of the order of the ids: beside a transaction that locks them
+in order, that is a deadlock.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from datetime import UTC, datetime, timedelta
+
+import asyncmy
+import pytest
+
+from perdure.store import Entry, Grant, Rest, Verdict, Want
+from perdure.stores import mysql
+from perdure.stores.mysql import MysqlStore
+from perdure.stores.mysql import statements as sql
+from perdure.stores.mysql.literals import Value
+from perdure.testing.conformance.samples import as_json, delta, snapshot
+from tests.servers.mysql import connect_arguments
+from tests.stores.mysql.kit import query
+
+LONG = timedelta(minutes=5)
+AT = datetime(2030, 1, 1, tzinfo=UTC)
+MANY = 30
+IDS = [f"run {number}" for number in range(MANY)]
+
+
+@pytest.fixture
+async def store(mysql_url: str) -> AsyncIterator[MysqlStore]:
+    async with mysql(mysql_url) as store:
+        yield store
+
+
+@pytest.fixture
+async def grants(store: MysqlStore, mysql_url: str) -> Sequence[Grant]:
+    """Leases of many runs with an entry and two messages each; beside them lies one more run."""
+    wants = [Want(id, "ana", LONG, create=as_json(snapshot())) for id in ("another", *IDS)]
+    _, *grants = [grant for grant in await store.acquire(wants) if grant is not None]
+    await store.append([Entry(g.lease.id, g.lease.epoch, 1, delta("a")) for g in grants])
+    for id in IDS:
+        await store.send(id, "paid", b"1", dedup_id="x")
+        await store.send(id, "paid", b"1")
+    # From now on the server knows how small the tables are, as it finds out by itself in time.
+    for table in ("perdure_runs", "perdure_runs_journal", "perdure_runs_inbox"):
+        query(mysql_url, f"ANALYZE TABLE {table}")
+    return grants
+
+
+MESSAGES = [*range(1, 2 * MANY)]
+STATEMENTS: dict[str, tuple[str, Sequence[Value]]] = {
+    "lock": (sql.LOCK, [IDS]),
+    "lock leased": (sql.LOCK_LEASED, [IDS]),
+    "lock wanted": (sql.LOCK_WANTED, [["ana"], IDS]),
+    "queue made": (sql.QUEUE_MADE, [IDS]),
+    "lease": (sql.LEASE, [AT, 1, "ana", AT, IDS]),
+    "renew": (sql.RENEW, [AT, IDS]),
+    "release": (sql.RELEASE, [AT, IDS]),
+    "forget runs": (sql.FORGET_RUNS, [IDS]),
+    "forget journals": (sql.FORGET_JOURNALS, [IDS]),
+    "forget inboxes": (sql.FORGET_INBOXES, [IDS]),
+    "take": (sql.TAKE, [MESSAGES]),
+    "take known": (sql.TAKE_KNOWN, [MESSAGES]),
+}
+
+
+@pytest.mark.usefixtures("grants")
+@pytest.mark.parametrize("name", STATEMENTS)
+async def test_a_statement_that_locks_rows_scans_no_table(
+    store: MysqlStore, mysql_url: str, name: str
+) -> None:
+    """Also when it names nearly all rows, and reading the whole table would be cheaper."""
+    statement, values = STATEMENTS[name]
+    text = store._on(statement, *values).text(backslashes=True).decode()
+    locking, *looked_up = [access for _, _, _, access, *_ in query(mysql_url, f"EXPLAIN {text}")]
+    assert locking == "range"
+    assert set(looked_up) <= {"ref", "eq_ref"}
+
+
+async def rest(store: MysqlStore, grants: Sequence[Grant]) -> Sequence[Verdict]:
+    data = as_json(snapshot("a"))
+    rest = Rest("suspended")
+    return await store.append(
+        [Entry(g.lease.id, g.lease.epoch, 2, data, rest=rest) for g in grants]
+    )
+
+
+async def end(store: MysqlStore, grants: Sequence[Grant]) -> Sequence[Verdict]:
+    gone = Rest("completed", gone=True)
+    return await store.append([Entry(g.lease.id, g.lease.epoch, 2, b"", rest=gone) for g in grants])
+
+
+async def take(store: MysqlStore, grants: Sequence[Grant]) -> Sequence[Verdict]:
+    entries = []
+    for lease in [grant.lease for grant in grants]:
+        takes = tuple(message.id for message in await store.inbox(lease.id))
+        entries.append(Entry(lease.id, lease.epoch, 2, delta("b"), takes=takes))
+    return await store.append(entries)
+
+
+@pytest.mark.parametrize("write", [rest, end, take])
+async def test_a_batch_waits_for_no_row_of_another_run(
+    store: MysqlStore,
+    mysql_url: str,
+    grants: Sequence[Grant],
+    write: Callable[[MysqlStore, Sequence[Grant]], Awaitable[Sequence[Verdict]]],
+) -> None:
+    """While another transaction holds a run with an entry and a message, other runs go on."""
+    async with asyncmy.connect(**connect_arguments(mysql_url)) as other, other.cursor() as cursor:
+        await cursor.execute("SELECT * FROM perdure_runs WHERE id = 'another' FOR UPDATE")
+        await cursor.execute("INSERT INTO perdure_runs_journal VALUES ('another', 1, 1, '{}')")
+        await cursor.execute(
+            "INSERT INTO perdure_runs_inbox (run, name, payload, sent_at) "
+            "VALUES ('another', 'paid', '1', UTC_TIMESTAMP(6))"
+        )
+        verdicts = await asyncio.wait_for(write(store, grants), 5)
+    assert verdicts == [Verdict.ACCEPTED] * MANY

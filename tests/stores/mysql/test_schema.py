@@ -1,0 +1,287 @@
+"""The tables of the MySQL store: how they come to be, and which index answers what."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from perdure.errors import InvalidArgument, StoreError, StoreUnavailable
+from perdure.store import Entry, Grant, NewRun, Rest, Want
+from perdure.stores import mysql
+from perdure.stores.mysql import MysqlStore
+from perdure.stores.mysql.schema import Dialect, Names, dialect_of, read_migrations
+from perdure.stores.mysql.statements import REST
+from perdure.testing.conformance.samples import as_json, delta, snapshot
+from tests.servers.proxy import TcpProxy
+from tests.stores.mysql.kit import query
+
+LONG = timedelta(minutes=5)
+TABLES = ("perdure_runs", "perdure_runs_journal", "perdure_runs_inbox")
+
+
+def schema_at(url: str) -> list[str]:
+    return [query(url, f"SHOW CREATE TABLE {table}")[0][1] for table in TABLES]
+
+
+async def test_the_schema_is_what_the_migrations_make(mysql_url: str) -> None:
+    """The files are the whole truth: run by hand, they give the tables that the store makes."""
+    async with mysql(mysql_url) as store:
+        await store.load("run")
+    made = schema_at(mysql_url)
+    for table in TABLES:
+        query(mysql_url, f"DROP TABLE {table}")
+    [(version,)] = query(mysql_url, "SELECT VERSION()")
+    for migration in read_migrations():
+        script = Names("perdure_runs").fill(migration.script, dialect_of(version))
+        query(mysql_url, script.decode())
+    assert schema_at(mysql_url) == made
+
+
+def test_migrations_are_numbered_without_a_gap() -> None:
+    """And each says in its name what it is for."""
+    migrations = read_migrations()
+    assert [migration.version for migration in migrations] == list(range(1, len(migrations) + 1))
+    assert all(Path(migration.name).stem[4] == "_" for migration in migrations)
+
+
+async def test_a_migration_that_was_interrupted_is_run_again(mysql_url: str) -> None:
+    """A table cannot be rolled back: a crash may come between making it and counting it."""
+    async with mysql(mysql_url) as store:
+        await store.save("run", snapshot("a"))
+    made = schema_at(mysql_url)
+    query(mysql_url, "DELETE FROM perdure_runs_migrations WHERE version > 1")
+    async with mysql(mysql_url) as store:
+        assert await store.load("run") == snapshot("a")
+    assert schema_at(mysql_url) == made
+    assert query(mysql_url, "SELECT COUNT(*) FROM perdure_runs_migrations") == ((3,),)
+
+
+async def test_fifty_first_uses_at_once_make_the_schema_once(mysql_url: str) -> None:
+    """Safe when many processes start together."""
+    stores = [mysql(mysql_url, max_connections=1) for _ in range(50)]
+    await asyncio.gather(*(store.save(f"{n}", snapshot()) for n, store in enumerate(stores)))
+    assert len(await stores[0].list()) == 50
+    [(applied,)] = query(mysql_url, "SELECT COUNT(*) FROM perdure_runs_migrations")
+    assert applied == len(read_migrations())
+    await asyncio.gather(*(store.close() for store in stores))
+
+
+async def test_a_set_up_that_failed_is_tried_again(mysql_url: str) -> None:
+    """A failed first try is not remembered, nor is a lock left behind."""
+    async with TcpProxy.before(mysql_url) as proxy, mysql(proxy.url, patience=0.2) as store:
+        proxy.refuse()
+        with pytest.raises(StoreUnavailable):
+            await store.load("run")
+        proxy.accept()
+        proxy.drop_next_reply(to=b"CREATE TABLE")
+        assert await store.load("run") is None
+        assert proxy.dropped == 1
+
+
+async def test_tables_of_a_newer_version_are_refused(mysql_url: str) -> None:
+    """Rather than written in a way that the newer version would not understand."""
+    async with mysql(mysql_url) as store:
+        await store.load("run")
+    query(mysql_url, "INSERT INTO perdure_runs_migrations VALUES (9999, '9999_future', NOW())")
+    async with mysql(mysql_url) as store:
+        with pytest.raises(StoreError, match="newer perdure"):
+            await store.load("run")
+
+
+async def test_a_table_may_name_its_database(mysql_url: str) -> None:
+    """All that belongs to the table lies beside it."""
+    database = urlsplit(mysql_url).path[1:]
+    elsewhere = urlsplit(mysql_url)._replace(path="/mysql").geturl()
+    async with mysql(elsewhere, table=f"{database}.runs") as store:
+        await store.save("run", snapshot("a"))
+        (grant,) = await store.acquire([Want("run", "ana", LONG)])
+        assert grant is not None
+        entries = [Entry("run", grant.lease.epoch, n, delta(f"{n}")) for n in range(3)]
+        await store.append(entries)
+        await store.append([resting(grant, 4)])
+    names = {name for (name,) in query(mysql_url, "SHOW TABLES")}
+    assert names == {"runs", "runs_journal", "runs_inbox", "runs_migrations"}
+
+
+async def test_people_can_read_the_tables(mysql_url: str) -> None:
+    """Texts are texts, times are times, and a snapshot is JSON."""
+    async with mysql(mysql_url, prefix="büro:") as store:
+        await store.save("run", snapshot("a", workflow="order", status="completed"))
+    [row] = query(
+        mysql_url,
+        "SELECT id, workflow, status, JSON_VALUE(snapshot, '$.steps.a.value'), "
+        "ABS(TIMESTAMPDIFF(SECOND, updated_at, UTC_TIMESTAMP())) < 60 FROM perdure_runs",
+    )
+    assert row == ("büro:run", "order", "completed", "a", 1)
+
+
+@pytest.mark.parametrize(
+    ("version", "dialect"),
+    [
+        ("10.11.19-MariaDB-0+deb12u1", Dialect("utf8mb4_nopad_bin")),
+        ("10.6.0-MariaDB", Dialect("utf8mb4_nopad_bin")),
+        ("10.5.9-MariaDB-log", Dialect("utf8mb4_nopad_bin", skip_locked="")),
+        ("11.4.2-MariaDB", Dialect("utf8mb4_nopad_bin")),
+        ("8.0.36", Dialect("utf8mb4_0900_bin", given="given.{}", as_given="AS given")),
+        ("8.4.0-commercial", Dialect("utf8mb4_0900_bin", given="given.{}", as_given="AS given")),
+        ("9.1.0", Dialect("utf8mb4_0900_bin", given="given.{}", as_given="AS given")),
+    ],
+)
+def test_each_server_is_spoken_to_in_its_dialect(version: str, dialect: Dialect) -> None:
+    """By the version it gives."""
+    assert dialect_of(version) == dialect
+
+
+@pytest.mark.parametrize("version", ["5.7.44", "8.0.18", "10.2.44-MariaDB", "5.5.5"])
+def test_a_server_that_is_too_old_is_refused(version: str) -> None:
+    """With the versions that would do."""
+    with pytest.raises(StoreError, match=r"MySQL 8\.0\.19 or MariaDB 10\.3"):
+        dialect_of(version)
+
+
+def test_an_upsert_names_what_it_was_given() -> None:
+    """MariaDB does not know MySQL's way, and MySQL is about to forget MariaDB's."""
+    names = Names("t")
+    maria, my = (names.fill(REST, dialect_of(version)) for version in ("11.4.2-MariaDB", "8.4.0"))
+    assert b"status = VALUES(status)" in maria
+    assert b"AS given\n    ON DUPLICATE KEY UPDATE folded = given.folded" in my
+
+
+@pytest.mark.parametrize(
+    "table", ["", "1runs", "runs;", "ru`ns", "a.b.c", ".runs", "runs.", "rüns", "r" * 54, 7, None]
+)
+def test_a_name_that_is_no_name_is_refused(table: Any) -> None:
+    """Names are the only thing that ever gets into a statement's text."""
+    with pytest.raises(InvalidArgument, match="table"):
+        mysql("mysql://localhost/db", table=table)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"url": None},
+        {"pool": object()},
+        {"url": "mysql://h/d", "max_connections": 0},
+        {"url": "mysql://h/d", "patience": -1},
+        {"url": "mysql://h/d", "timeout": "soon"},
+        {"url": "mysql://h/d", "prefix": "\0"},
+        {"url": "mysql://h/d", "ssl": "yes"},
+        {"url": "mysql://h/d", "clock": 7},
+        {"url": "mysql://h/d", "max_value_size": 0},
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
+    """At once, and by name."""
+    with pytest.raises(InvalidArgument):
+        mysql(**options)
+
+
+async def test_an_id_that_no_index_takes_is_refused(mysql_url: str) -> None:
+    """Prefix and id together have at most 760 characters, of whatever kind."""
+    fox = "🦊"
+    async with mysql(mysql_url, prefix=fox * 300) as store:
+        with pytest.raises(InvalidArgument, match="760 characters, the prefix included"):
+            await store.save(fox * 461, snapshot())
+        longest = fox * 460
+        (grant,) = await store.acquire([Want(longest, "ana", LONG, create=as_json(snapshot()))])
+        assert grant is not None
+        await store.append([Entry(longest, grant.lease.epoch, n, delta(f"{n}")) for n in (1, 2)])
+        await store.send(longest, "paid", b"1", dedup_id="x")
+        loaded = await store.load(longest)
+        assert loaded is not None
+        assert list(loaded["steps"]) == ["1", "2"]
+
+
+def resting(grant: Grant, n: int, *, gone: bool = False) -> Entry:
+    data = as_json(snapshot("a", status="completed"))
+    return Entry(grant.lease.id, grant.lease.epoch, n, data, rest=Rest("completed", gone=gone))
+
+
+class TestPlans:
+    """With 100,000 runs every question is answered by an index."""
+
+    @pytest.fixture
+    async def store(self, mysql_url: str) -> AsyncIterator[MysqlStore]:
+        async with mysql(mysql_url, max_connections=1) as store:
+            await store.load("run")
+            query(mysql_url, MANY_RUNS)
+            query(mysql_url, "ANALYZE TABLE perdure_runs")
+            yield store
+
+    async def test_no_verb_reads_more_than_it_needs(self, store: MysqlStore) -> None:
+        """As the server itself counts the rows it reads."""
+        for verb in (self.listing, self.scheduling, self.writing, self.keeping):
+            await self.counted(store, "FLUSH STATUS")
+            await verb(store)
+            rows = await self.counted(store, READ)
+            assert sum(int(count) for _, count in rows) < 5_000, (verb.__name__, rows)
+
+    async def counted(self, store: MysqlStore, statement: str) -> Any:
+        """Ask the store's own connection, which counts for itself."""
+        connection = await store._database.connections.take()
+        async with connection.cursor() as cursor:
+            await cursor.execute(statement)
+            rows = await cursor.fetchall()
+        await store._database.connections.give_back(connection, sound=True)
+        return rows
+
+    async def listing(self, store: MysqlStore) -> None:
+        page = await store.list(limit=20)
+        assert len(page) == 20
+        await store.list(limit=20, after=page[-1].cursor)
+        await store.list(limit=20, status="failed")
+        await store.list(limit=20, prefix="run ", workflow="order", after=page[-1].cursor)
+        assert await store.load("run 77") is not None
+
+    async def scheduling(self, store: MysqlStore) -> None:
+        now = datetime.now(UTC)
+        assert len(await store.due(now, 100)) == 100
+        await store.due(now, 100, workflows=["order", "other"])
+        grants = await store.claim("ana", LONG, 50)
+        assert len(grants) == 50
+        assert len(await store.claim("ana", LONG, 50, workflows=["order"])) == 50
+        await store.renew([grant.lease for grant in grants], LONG)
+        await store.release([grant.lease for grant in grants])
+
+    async def writing(self, store: MysqlStore) -> None:
+        wants = [Want(f"new {n}", "ana", LONG, create=as_json(snapshot())) for n in range(40)]
+        await store.acquire(wants)
+        one, *many = [grant for grant in await store.acquire(wants) if grant is not None]
+        entries = [Entry(g.lease.id, g.lease.epoch, 1, delta("a")) for g in many]
+        await store.append([Entry(one.lease.id, one.lease.epoch, 1, delta("a"))])
+        await store.append(entries)
+        await store.append([*entries, resting(many[0], 2), resting(many[1], 2, gone=True)])
+        await store.append([resting(one, 2)])
+        await store.append([resting(many[2], 2, gone=True)])
+
+    async def keeping(self, store: MysqlStore) -> None:
+        await store.send("run 5", "paid", b"1", dedup_id="x")
+        assert await store.inbox("run 5")
+        await store.save("saved", snapshot())
+        runs = [NewRun(f"queued {n}", "order", b"{}") for n in range(20)]
+        await store.enqueue(runs)
+        await store.enqueue([*runs, NewRun("another", "order", b"{}")])
+        await store.delete("saved")
+        assert await store.prune(timedelta(0), status="failed", limit=10) == 10
+        assert await store.prune(timedelta(0), limit=10) == 10
+
+
+DIGIT = "(SELECT 0 AS d" + "".join(f" UNION ALL SELECT {d}" for d in range(1, 10)) + ")"
+MANY_RUNS = f"""
+    INSERT INTO perdure_runs (id, snapshot, workflow, status, wake_at, updated_at, epoch)
+    SELECT CONCAT('run ', n), '{{"formatVersion":1,"steps":{{}},"execution":{{}}}}',
+        IF(MOD(n, 3) = 0, 'order', 'other'),
+        CASE WHEN MOD(n, 50) = 0 THEN 'failed' WHEN MOD(n, 2) = 0 THEN 'completed'
+            ELSE 'suspended' END,
+        IF(MOD(n, 2) = 1, UTC_TIMESTAMP(6) + INTERVAL (n - 5000) SECOND, NULL),
+        UTC_TIMESTAMP(6) - INTERVAL n SECOND, 1
+    FROM (
+        SELECT a.d + 10 * b.d + 100 * c.d + 1000 * d.d + 10000 * e.d AS n
+        FROM {DIGIT} AS a, {DIGIT} AS b, {DIGIT} AS c, {DIGIT} AS d, {DIGIT} AS e
+    ) AS number
+"""
+READ = "SHOW SESSION STATUS WHERE Variable_name LIKE 'Handler_read%'"

@@ -1,0 +1,206 @@
+"""A step whose writes and record commit together, on MySQL."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import asyncmy
+import pytest
+
+from perdure.errors import InvalidArgument, StoreError, StoreUnavailable
+from perdure.store import Entry, Grant, Rest, Verdict, Want
+from perdure.stores import mysql
+from perdure.stores.mysql import MysqlStore
+from perdure.testing.conformance.samples import as_json, delta, snapshot
+from tests.stores.mysql.kit import query
+
+LONG = timedelta(minutes=5)
+
+
+@pytest.fixture
+async def store(mysql_url: str) -> AsyncIterator[MysqlStore]:
+    query(mysql_url, "CREATE TABLE ledger (amount INT NOT NULL CHECK (amount <> 13))")
+    async with mysql(mysql_url) as store:
+        yield store
+
+
+@pytest.fixture
+async def grant(store: MysqlStore) -> Grant:
+    want = Want("run", "ana", LONG, create=as_json(snapshot()))
+    (grant,) = await store.acquire([want])
+    assert grant is not None
+    return grant
+
+
+def entry(grant: Grant, n: int = 1) -> Entry:
+    return Entry("run", grant.lease.epoch, n, delta("debit"), step="debit")
+
+
+def balance(url: str) -> int:
+    return int(query(url, "SELECT COALESCE(SUM(amount), 0) FROM ledger")[0][0])
+
+
+async def debit(connection: Any, amount: int = 5) -> None:
+    async with connection.cursor() as cursor:
+        await cursor.execute("INSERT INTO ledger VALUES (%s)", (amount,))
+
+
+async def recorded(store: MysqlStore) -> list[str]:
+    loaded = await store.load("run")
+    assert loaded is not None
+    return list(loaded["steps"])
+
+
+async def test_a_lease_is_renewed_while_the_work_runs(
+    store: MysqlStore, mysql_url: str, grant: Grant
+) -> None:
+    """Long work in a transaction does not keep the leases of the process from being renewed."""
+
+    async def work(connection: Any) -> Entry:
+        await debit(connection)
+        renewed = await asyncio.wait_for(store.renew([grant.lease], LONG), 5)
+        assert renewed != [None]
+        return entry(grant)
+
+    assert await store.transact("run", grant.lease.epoch, work) is Verdict.ACCEPTED
+    assert (balance(mysql_url), await recorded(store)) == (5, ["debit"])
+
+
+async def test_who_lost_the_run_while_working_writes_nothing(
+    store: MysqlStore, mysql_url: str, grant: Grant
+) -> None:
+    """The fence is asked at the end again."""
+
+    async def work(connection: Any) -> Entry:
+        await debit(connection)
+        await store.release([grant.lease])
+        await store.acquire([Want("run", "bob", LONG)])
+        return entry(grant)
+
+    assert await store.transact("run", grant.lease.epoch, work) is Verdict.FENCED
+    assert (balance(mysql_url), await recorded(store)) == (0, [])
+
+
+async def test_the_users_errors_come_out_as_they_are(
+    store: MysqlStore, mysql_url: str, grant: Grant
+) -> None:
+    """An exception from `work` rolls back and comes out as it is, the driver's included."""
+
+    async def work(connection: Any) -> Entry:
+        await debit(connection)
+        await debit(connection, 13)
+        return entry(grant)
+
+    with pytest.raises(asyncmy.Error, match=r"(?i)constraint"):
+        await store.transact("run", grant.lease.epoch, work)
+    assert (balance(mysql_url), await recorded(store)) == (0, [])
+
+
+async def test_a_connection_that_the_work_lost_is_the_stores_loss(
+    store: MysqlStore, grant: Grant
+) -> None:
+    """Whatever the work makes of it: the step has not failed, and may be tried again."""
+
+    async def work(connection: Any) -> Entry:
+        try:
+            async with connection.cursor() as cursor:
+                await cursor.execute("SELECT CONNECTION_ID()")
+                await cursor.execute(f"KILL {(await cursor.fetchone())[0]}")
+        except asyncmy.Error:
+            raise RuntimeError("no money today") from None
+        return entry(grant)
+
+    with pytest.raises(StoreUnavailable, match="no money today") as caught:
+        await store.transact("run", grant.lease.epoch, work)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert await recorded(store) == []
+
+
+async def test_an_entry_that_is_there_already_changes_nothing(
+    store: MysqlStore, mysql_url: str, grant: Grant
+) -> None:
+    """Done again after a lost answer, the user's writes are not done twice."""
+
+    async def work(connection: Any) -> Entry:
+        await debit(connection)
+        return entry(grant)
+
+    for _ in range(2):
+        assert await store.transact("run", grant.lease.epoch, work) is Verdict.ACCEPTED
+    assert (balance(mysql_url), await recorded(store)) == (5, ["debit"])
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_rest_in_the_meantime_rolls_back(
+    store: MysqlStore, mysql_url: str, grant: Grant, n: int
+) -> None:
+    """It closes the epoch for the user's writes too, whatever number their entry has."""
+
+    async def work(connection: Any) -> Entry:
+        await debit(connection)
+        whole = as_json(snapshot(status="suspended"))
+        await store.append([Entry("run", grant.lease.epoch, 2, whole, rest=Rest("suspended"))])
+        return entry(grant, n)
+
+    assert await store.transact("run", grant.lease.epoch, work) is Verdict.FENCED
+    assert (balance(mysql_url), await recorded(store)) == (0, [])
+
+
+@pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK", "CREATE TABLE other (a INT)"])
+async def test_a_transaction_that_the_work_ended_is_an_error(
+    store: MysqlStore, grant: Grant, statement: str
+) -> None:
+    """In MySQL a statement that makes a table commits, too: the record would be alone."""
+
+    async def work(connection: Any) -> Entry:
+        await debit(connection)
+        async with connection.cursor() as cursor:
+            await cursor.execute(statement)
+        return entry(grant)
+
+    with pytest.raises(StoreError, match="only the store may end it"):
+        await store.transact("run", grant.lease.epoch, work)
+    assert await recorded(store) == []
+
+
+async def test_the_entry_may_put_the_run_to_rest(store: MysqlStore, grant: Grant) -> None:
+    """The last step of a run is a step like any other."""
+
+    async def work(_: Any) -> Entry:
+        whole = as_json(snapshot("debit", status="completed"))
+        return Entry("run", grant.lease.epoch, 1, whole, rest=Rest("completed"))
+
+    assert await store.transact("run", grant.lease.epoch, work) is Verdict.ACCEPTED
+    assert [line.status for line in await store.list()] == ["completed"]
+
+
+async def test_an_entry_of_another_run_is_refused(store: MysqlStore, grant: Grant) -> None:
+    """It would be fenced by the wrong run."""
+
+    async def work(_: Any) -> Entry:
+        return Entry("other", grant.lease.epoch, 1, b"{}")
+
+    with pytest.raises(InvalidArgument, match="work"):
+        await store.transact("run", grant.lease.epoch, work)
+
+
+async def test_a_cancelled_transaction_is_rolled_back(
+    store: MysqlStore, mysql_url: str, grant: Grant
+) -> None:
+    """And its connection is not leaked, which the fixture checks."""
+    working = asyncio.Event()
+
+    async def work(connection: Any) -> Entry:
+        await debit(connection)
+        working.set()
+        async with connection.cursor() as cursor:
+            await cursor.execute("SELECT SLEEP(1)")
+        return entry(grant)
+
+    task = asyncio.ensure_future(store.transact("run", grant.lease.epoch, work))
+    await working.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (balance(mysql_url), await recorded(store)) == (0, [])

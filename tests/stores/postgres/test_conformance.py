@@ -1,0 +1,22 @@
+"""The PostgreSQL store keeps the whole contract, on a real server."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from perdure.store import Store
+from perdure.stores import postgres
+from tests.stores.postgres.kit import PostgresConformance
+
+
+class TestPostgresStore(PostgresConformance):
+    """By URL."""
+
+    @pytest.fixture
+    async def store(self, empty_url: str) -> AsyncIterator[Store]:
+        self.url = self.direct_url = empty_url
+        async with postgres(empty_url) as store:
+            yield store
+
+    async def reopen(self, store: Store, *, prefix: str = "") -> Store:
+        return postgres(self.direct_url, prefix=prefix)

@@ -1,0 +1,348 @@
+"""The tables of the PostgreSQL store: how they come to be, and which index answers what."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import psycopg
+import pytest
+
+from perdure.errors import InvalidArgument, StoreError, StoreUnavailable
+from perdure.store import Entry, Grant, NewRun, Rest, Verdict, Want
+from perdure.stores import postgres
+from perdure.stores.postgres import PostgresStore
+from perdure.stores.postgres.schema import Names, read_migrations
+from perdure.testing.conformance.samples import as_json, delta, snapshot
+from tests.servers.proxy import TcpProxy
+
+LONG = timedelta(minutes=5)
+COLUMNS = """
+    SELECT table_name, column_name, data_type, is_nullable, column_default
+    FROM information_schema.columns WHERE table_schema = 'public' ORDER BY 1, ordinal_position
+"""
+INDEXES = "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public' ORDER BY 1"
+
+
+def schema_at(url: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(url) as connection:
+        return [row for query in (COLUMNS, INDEXES) for row in connection.execute(query.encode())]
+
+
+async def test_the_schema_is_what_the_migrations_make(postgres_url: str) -> None:
+    """The files are the whole truth: run by hand, they give the tables that the store makes."""
+    async with postgres(postgres_url) as store:
+        await store.load("run")
+    made = schema_at(postgres_url)
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        for table in ("perdure_runs", "perdure_runs_journal", "perdure_runs_inbox"):
+            connection.execute(f"DROP TABLE {table}".encode())
+        for migration in read_migrations("postgres"):
+            connection.execute(Names("perdure_runs").fill(migration.script).encode())
+    assert schema_at(postgres_url) == made
+
+
+def test_migrations_are_numbered_without_a_gap() -> None:
+    """And each says in its name what it is for."""
+    migrations = read_migrations("postgres")
+    assert [migration.version for migration in migrations] == list(range(1, len(migrations) + 1))
+    assert all(Path(migration.name).stem[4] == "_" for migration in migrations)
+
+
+async def test_fifty_first_uses_at_once_make_the_schema_once(postgres_url: str) -> None:
+    """Safe when many processes start together."""
+    stores = [postgres(postgres_url, max_connections=1) for _ in range(50)]
+    await asyncio.gather(*(store.save(f"{n}", snapshot()) for n, store in enumerate(stores)))
+    assert len(await stores[0].list()) == 50
+    with psycopg.connect(postgres_url) as connection:
+        applied = connection.execute("SELECT count(*) FROM perdure_runs_migrations").fetchone()
+    assert applied == (len(read_migrations("postgres")),)
+    await asyncio.gather(*(store.close() for store in stores))
+
+
+async def test_a_set_up_that_failed_is_tried_again(postgres_url: str) -> None:
+    """A failed first try is not remembered."""
+    async with TcpProxy.before(postgres_url) as proxy, postgres(proxy.url, patience=0.2) as store:
+        proxy.refuse()
+        with pytest.raises(StoreUnavailable):
+            await store.load("run")
+        proxy.accept()
+        assert await store.load("run") is None
+
+
+async def test_tables_of_a_newer_version_are_refused(postgres_url: str) -> None:
+    """Rather than written in a way that the newer version would not understand."""
+    async with postgres(postgres_url) as store:
+        await store.load("run")
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("INSERT INTO perdure_runs_migrations VALUES (9999, '9999_future')")
+    async with postgres(postgres_url) as store:
+        with pytest.raises(StoreError, match="newer perdure"):
+            await store.load("run")
+
+
+async def test_a_table_may_name_its_schema(postgres_url: str) -> None:
+    """All that belongs to the table lies beside it."""
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA billing")
+    async with postgres(postgres_url, table="billing.runs") as store:
+        await store.save("run", snapshot("a"))
+        assert await store.load("run") == snapshot("a")
+    with psycopg.connect(postgres_url) as connection:
+        query = "SELECT DISTINCT schemaname FROM pg_tables WHERE tablename LIKE 'runs%'"
+        assert connection.execute(query).fetchall() == [("billing",)]
+
+
+@pytest.mark.parametrize(
+    "table", ["", "1runs", "runs;", 'ru"ns', "a.b.c", ".runs", "runs.", "rüns", "r" * 49, 7, None]
+)
+def test_a_name_that_is_no_name_is_refused(table: Any) -> None:
+    """Names are the only thing that ever gets into a statement's text."""
+    with pytest.raises(InvalidArgument, match="table"):
+        postgres("postgresql://localhost/db", table=table)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"url": "localhost/db"},
+        {"url": None},
+        {"pool": object()},
+        {"url": "postgresql://h/d", "max_connections": 0},
+        {"url": "postgresql://h/d", "prepared_statements": "no"},
+        {"url": "postgresql://h/d", "max_value_size": 0},
+        {"url": "postgresql://h/d", "patience": -1},
+        {"url": "postgresql://h/d", "timeout": "soon"},
+        {"url": "postgresql://h/d", "prefix": "\0"},
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
+    """At once, and by name."""
+    with pytest.raises(InvalidArgument):
+        postgres(**options)
+
+
+class TestPlans:
+    """With 100,000 runs every question is answered by an index."""
+
+    @pytest.fixture(params=["our own", "awaitly's"])
+    async def store(
+        self, postgres_url: str, request: pytest.FixtureRequest
+    ) -> AsyncIterator[PostgresStore]:
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            if request.param == "awaitly's":
+                connection.execute(AWAITLY.replace("awaitly_snapshots", "perdure_runs").encode())
+            async with postgres(postgres_url, max_connections=1) as store:
+                await store.load("run")
+                connection.execute(MANY_RUNS)
+                connection.execute("ANALYZE")
+                yield store
+
+    @pytest.fixture
+    async def plans(self, store: PostgresStore) -> list[str]:
+        """The plans of all statements that the store has run, as the server really ran them."""
+        (connection,) = store._database.connections._idle  # type: ignore[attr-defined]  # our own
+        await connection.execute(EXPLAIN_ALL)
+        plans: list[str] = []
+        connection.add_log_listener(lambda _, message: plans.append(message.message))
+        return plans
+
+    async def test_no_verb_scans(self, store: PostgresStore, plans: list[str]) -> None:
+        """Neither the first time, nor when the server keeps a plan for any values."""
+        for verb in (self.listing, self.scheduling, self.writing, self.keeping):
+            for turn in range(7):
+                await verb(store, turn)
+        assert len(plans) > 100
+        for plan in plans:
+            # To count runs by status, those that awaitly wrote have to be looked into.
+            looks_into = "#>> '{execution,status}'" in plan and "GROUP BY" in plan
+            assert looks_into or "Seq Scan on perdure_runs" not in plan, plan
+
+    async def listing(self, store: PostgresStore, turn: int) -> None:
+        page = await store.list(limit=20)
+        assert len(page) == 20
+        await store.list(limit=20, after=page[-1].cursor)
+        await store.list(limit=20, status="failed")
+        await store.list(limit=20, prefix="run 9", workflow="order", after=page[-1].cursor)
+        assert await store.load("run 77") is not None
+
+    async def scheduling(self, store: PostgresStore, turn: int) -> None:
+        now = datetime.now(UTC)
+        assert len(await store.due(now, 100)) == 100
+        await store.due(now, 100, workflows=["order", "other"])
+        grants = await store.claim("ana", LONG, 50)
+        assert len(grants) == 50
+        await store.claim("ana", LONG, 50, workflows=["order"])
+        await store.renew([grant.lease for grant in grants], LONG)
+        await store.release([grant.lease for grant in grants])
+
+    async def writing(self, store: PostgresStore, turn: int) -> None:
+        ids = [f"new {turn} {number}" for number in range(40)]
+        wants = [Want(id, "ana", LONG, create=as_json(snapshot())) for id in ids]
+        one, *many = [grant for grant in await store.acquire(wants) if grant is not None]
+        await store.acquire(wants)
+        await store.acquire([Want(f"lone {turn}", "ana", LONG, create=as_json(snapshot()))])
+        entries = [Entry(g.lease.id, g.lease.epoch, 1, delta("a")) for g in many]
+        await store.append([Entry(one.lease.id, one.lease.epoch, 1, delta("a"))])
+        await store.append(entries)
+        await store.append([*entries, resting(many[0], 2), resting(many[1], 2, gone=True)])
+        await store.append([resting(one, 2)])
+        await store.append([resting(many[2], 2, gone=True)])
+
+    async def keeping(self, store: PostgresStore, turn: int) -> None:
+        await store.send("run 5", "paid", b"1", dedup_id=f"{turn}")
+        await store.send("run 5", "paid", b"1")
+        messages = [message.id for message in await store.inbox("run 5")]
+        [grant] = await store.acquire([Want("run 5", "ana", LONG)])
+        assert grant is not None
+        entry = Entry("run 5", grant.lease.epoch, turn, b"{}", takes=tuple(messages))
+        assert await store.append([entry]) == [Verdict.ACCEPTED]
+        assert await store.inbox("run 5") == []
+        await store.save(f"saved {turn}", snapshot())
+        await store.enqueue([NewRun(f"queued {turn} {n}", "order", b"{}") for n in range(20)])
+        await store.delete(f"saved {turn}")
+        assert await store.prune(timedelta(0), status="failed", limit=10) == 10
+        assert (await store.stats()).by_status["suspended"] > 0
+
+    async def test_nothing_is_sorted_but_equals(
+        self, store: PostgresStore, plans: list[str]
+    ) -> None:
+        """In the order of the index, and no further than asked."""
+        await store.due(datetime.now(UTC), 10)
+        assert "Index Scan using perdure_runs_wake_at_idx" in plans[0]
+        await store.list(limit=10)
+        assert "Index Scan using perdure_runs_updated_at_idx" in plans[1]
+
+
+def resting(grant: Grant, n: int, *, gone: bool = False) -> Entry:
+    data = as_json(snapshot("a", status="completed"))
+    return Entry(grant.lease.id, grant.lease.epoch, n, data, rest=Rest("completed", gone=gone))
+
+
+MANY_RUNS = """
+    INSERT INTO perdure_runs (id, snapshot, workflow, status, wake_at, updated_at)
+    SELECT 'run ' || n, '{"formatVersion":1,"steps":{},"execution":{}}',
+        CASE WHEN n % 3 = 0 THEN 'order' ELSE 'other' END,
+        CASE WHEN n % 50 = 0 THEN 'failed' WHEN n % 2 = 0 THEN 'completed' ELSE 'suspended' END,
+        CASE WHEN n % 2 = 1 THEN now() + (n - 5000) * interval '1 second' END,
+        now() - n * interval '1 second'
+    FROM generate_series(1, 100000) AS n
+"""
+EXPLAIN_ALL = """
+    LOAD 'auto_explain';
+    SET auto_explain.log_min_duration = 0;
+    SET client_min_messages = log;
+"""
+
+
+class TestAwaitlysTable:
+    """A table that awaitly made and filled."""
+
+    @pytest.fixture
+    async def awaitly(self, postgres_url: str) -> AsyncIterator[asyncpg.Connection]:
+        connection = await asyncpg.connect(postgres_url)
+        await connection.execute(AWAITLY)
+        yield connection
+        await connection.close()
+
+    @pytest.fixture
+    async def store(
+        self, postgres_url: str, awaitly: asyncpg.Connection
+    ) -> AsyncIterator[PostgresStore]:
+        async with postgres(postgres_url, table="awaitly_snapshots") as store:
+            yield store
+
+    async def test_what_awaitly_wrote_is_read(self, store: PostgresStore) -> None:
+        """A snapshot as it is, and its line in the list."""
+        loaded = await store.load("wf1")
+        assert loaded is not None
+        assert loaded["steps"]["getUser"] == {"ok": True, "value": {"id": "a"}}
+        lines = {line.id: (line.status, line.workflow) for line in await store.list()}
+        assert lines == {"wf1": ("running", "wf1"), "state": ("running", None)}
+        assert [line.id for line in await store.list(workflow="wf1", status="running")] == ["wf1"]
+
+    async def test_a_resume_state_is_read_as_a_snapshot(self, store: PostgresStore) -> None:
+        """The newer way in which awaitly saves what a run did."""
+        loaded = await store.load("state")
+        assert loaded is not None
+        assert list(loaded["steps"]) == ["user:1", "b"]
+        assert loaded["steps"]["user:1"] == {"ok": True, "value": {"x": 1}}
+        assert loaded["steps"]["b"]["ok"] is False
+
+    async def test_its_rows_are_not_touched(
+        self, store: PostgresStore, awaitly: asyncpg.Connection
+    ) -> None:
+        """Missing columns are added; the rows stay the very rows they were."""
+        versions = "SELECT id, xmin::text, ctid::text FROM awaitly_snapshots ORDER BY id"
+        before = await awaitly.fetch(versions)
+        await store.list()
+        assert await awaitly.fetch(versions) == before
+
+    async def test_nobody_claims_its_rows(self, store: PostgresStore) -> None:
+        """A worker takes only what was given to perdure to do."""
+        assert await store.claim("ana", LONG, 10) == []
+
+    async def test_a_run_is_taken_over_and_left_as_awaitly_reads_it(
+        self, store: PostgresStore, awaitly: asyncpg.Connection
+    ) -> None:
+        """What awaitly began is finished here, and lies where awaitly looks."""
+        (grant,) = await store.acquire([Want("wf1", "ana", LONG)])
+        assert grant is not None
+        assert list(grant.snapshot["steps"]) == ["getUser"]
+        whole = {**grant.snapshot, "steps": {**grant.snapshot["steps"], "b": {"ok": True}}}
+        entry = Entry("wf1", grant.lease.epoch, 1, as_json(whole), rest=Rest("suspended"))
+        assert await store.append([entry]) == [Verdict.ACCEPTED]
+        steps = await awaitly.fetchval(
+            "SELECT snapshot -> 'steps' ->> 'b' FROM awaitly_snapshots WHERE id = 'wf1'"
+        )
+        assert steps == '{"ok": true}'
+
+    async def test_what_awaitly_wrote_later_counts(
+        self, store: PostgresStore, awaitly: asyncpg.Connection
+    ) -> None:
+        """Where both wrote, the last one is right."""
+        await store.save("wf1", snapshot("ours"))
+        await awaitly.execute(
+            "UPDATE awaitly_snapshots SET updated_at = now(), "
+            """snapshot = jsonb_set(snapshot, '{steps,theirs}', '{"ok": true}') WHERE id = 'wf1'"""
+        )
+        loaded = await store.load("wf1")
+        assert loaded is not None
+        assert set(loaded["steps"]) == {"ours", "theirs"}
+
+    async def test_what_jsonb_forgets_is_kept(
+        self, store: PostgresStore, awaitly: asyncpg.Connection
+    ) -> None:
+        """The order of keys, the spelling of numbers, and characters that jsonb cannot hold."""
+        value = {"zz": 1e100, "b": -0.0, "a": "x\0y", "text": "\\u0000", "both": "\\\0"}
+        await store.save("run", snapshot("z", "a", odd=value))
+        loaded = await store.load("run")
+        assert loaded is not None
+        assert list(loaded["steps"]) == ["z", "a", "odd"]
+        found = loaded["steps"]["odd"]["value"]
+        assert (list(found), repr(found)) == (list(value), repr(value))
+        seen = await awaitly.fetchval(
+            "SELECT snapshot #> '{steps,odd,value}' FROM awaitly_snapshots WHERE id = 'run'"
+        )
+        assert '"a": "x\ufffdy"' in seen
+        assert '"text": "\\\\u0000"' in seen
+
+
+AWAITLY = r"""
+    CREATE TABLE awaitly_snapshots (
+        id text PRIMARY KEY, snapshot jsonb NOT NULL, updated_at timestamptz DEFAULT now()
+    );
+    CREATE INDEX awaitly_snapshots_updated_at_idx ON awaitly_snapshots (updated_at DESC);
+    INSERT INTO awaitly_snapshots (id, snapshot) VALUES ('wf1', '{
+        "formatVersion": 1, "workflowName": "wf1",
+        "steps": {"getUser": {"ok": true, "value": {"id": "a"}}},
+        "execution": {"status": "running", "lastUpdated": "2026-01-01T00:00:00.000Z"},
+        "metadata": {"version": 3, "stepOrder": ["getUser"]}
+    }'), ('state', '{"kind": "ResumeState", "steps": [
+        ["user:1", {"ok": true, "value": {"x": 1}}],
+        ["b", {"ok": false, "error": "E", "meta": {"origin": "result"},
+            "cause": {"type": "error", "name": "Error", "message": "c", "stack": "…"}}]
+    ]}');
+"""

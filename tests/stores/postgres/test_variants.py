@@ -1,0 +1,73 @@
+"""The PostgreSQL store keeps the whole contract, however it is opened."""
+
+from collections.abc import AsyncIterator
+
+import asyncpg
+import psycopg
+import pytest
+
+from perdure.store import Store
+from perdure.stores import postgres
+from tests.servers.pgbouncer import PgBouncer
+from tests.stores.postgres.kit import PostgresConformance, empty
+
+AWAITLY = """
+    CREATE TABLE IF NOT EXISTS perdure_runs (
+        id text PRIMARY KEY, snapshot jsonb NOT NULL, updated_at timestamptz DEFAULT now()
+    );
+    CREATE INDEX IF NOT EXISTS perdure_runs_updated_at_idx ON perdure_runs (updated_at DESC);
+"""
+
+
+class TestOnAwaitlysTable(PostgresConformance):
+    """A table that awaitly made, whose snapshots are jsonb, is as good as one of our own."""
+
+    examples = 5
+
+    @pytest.fixture
+    async def store(self, empty_url: str) -> AsyncIterator[Store]:
+        self.url = self.direct_url = empty_url
+        with psycopg.connect(empty_url) as connection:
+            connection.execute(AWAITLY)
+        async with postgres(empty_url) as store:
+            yield store
+
+    async def reopen(self, store: Store, *, prefix: str = "") -> Store:
+        return postgres(self.direct_url, prefix=prefix)
+
+
+@pytest.mark.slow
+class TestWithAPool(PostgresConformance):
+    """With a pool of the user's own."""
+
+    examples = 5
+
+    @pytest.fixture
+    async def store(self, empty_url: str) -> AsyncIterator[Store]:
+        self.url = self.direct_url = empty_url
+        self.pool = await asyncpg.create_pool(empty_url, min_size=0, max_size=10)
+        async with self.pool, postgres(pool=self.pool) as store:
+            yield store
+
+    async def reopen(self, store: Store, *, prefix: str = "") -> Store:
+        return postgres(pool=self.pool, prefix=prefix)
+
+
+@pytest.mark.slow
+class TestBehindPgBouncer(PostgresConformance):
+    """Behind a pooler in transaction mode: no session is ours for longer than a transaction."""
+
+    examples = 5
+
+    @pytest.fixture
+    async def store(self, database: str, pgbouncer_server: PgBouncer) -> AsyncIterator[Store]:
+        pgbouncer_server.ensure()
+        # Not `url`: other processes would open it as if no pooler were there.
+        self.pooled_url = pgbouncer_server.before(database)
+        self.direct_url = database
+        async with postgres(self.pooled_url, prepared_statements=False) as store:
+            yield store
+        empty(database)
+
+    async def reopen(self, store: Store, *, prefix: str = "") -> Store:
+        return postgres(self.pooled_url, prefix=prefix, prepared_statements=False)

@@ -1,0 +1,188 @@
+"""The Redis store keeps the whole contract on a cluster, and what is special about one."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+import pytest
+from redis import Redis
+from redis.asyncio import RedisCluster as AsyncRedisCluster
+from redis.crc import key_slot
+
+from perdure.errors import StoreError, StoreUnavailable
+from perdure.store import Entry, NewRun, Rest, Verdict
+from perdure.stores.redis import RedisStore, redis
+from perdure.stores.redis.keys import SHARDS, Keys
+from perdure.testing.conformance.hostile import NAMES
+from perdure.testing.conformance.samples import as_json, snapshot
+from tests.servers.redis import SLOTS, RedisCluster
+from tests.stores.redis.kit import HOUR, RedisConformance, leased, step, steps
+
+MANY = 100
+
+
+def clustered(url: str) -> str:
+    return url.replace("redis://", "redis+cluster://")
+
+
+class TestRedisCluster(RedisConformance):
+    """On three primaries."""
+
+    examples = 3
+
+    @pytest.fixture
+    async def store(
+        self, redis_cluster_url: str, redis_cluster_prefix: str
+    ) -> AsyncIterator[RedisStore]:
+        async with self.opened(clustered(redis_cluster_url), redis_cluster_prefix) as store:
+            yield store
+
+
+@pytest.fixture
+async def store(redis_cluster_url: str, redis_cluster_prefix: str) -> AsyncIterator[RedisStore]:
+    url = clustered(redis_cluster_url)
+    async with redis(url, namespace=redis_cluster_prefix) as store:
+        yield store
+
+
+def test_all_keys_of_a_run_lie_in_one_slot() -> None:
+    """Whatever braces an id has: a run lies where its shard's indexes lie."""
+    keys = Keys("perdure")
+    shards = {key_slot(keys.lanes(shard)): shard for shard in range(SHARDS)}
+    for id in [*NAMES, "{}", "{a}{b}", "}{", "{0-0}"]:
+        shard = shards[key_slot(keys.run(id))]
+        assert key_slot(keys.mail(id)) == key_slot(keys.list(shard, "running"))
+
+
+def test_shards_are_spread_evenly_over_the_slots() -> None:
+    """Each share of the slots has its shard, so that each node of a cluster has its share."""
+    keys = Keys("perdure")
+    slots = sorted(key_slot(keys.lanes(shard)) for shard in range(SHARDS))
+    assert [slot * SHARDS // SLOTS for slot in slots] == list(range(SHARDS))
+
+
+async def test_runs_lie_on_all_nodes(
+    store: RedisStore, redis_cluster: RedisCluster, redis_cluster_prefix: str
+) -> None:
+    """And are listed, claimed and ended as if they lay on one, each batch in one call."""
+    runs = [NewRun(f"{n}", "order", as_json(snapshot())) for n in range(MANY)]
+    assert all(await store.enqueue(runs))
+    for node in redis_cluster.nodes:
+        with Redis.from_url(node.url) as client:
+            assert len(client.keys(f"{redis_cluster_prefix}:*:run:*")) > MANY / 6
+    grants = await store.claim("ana", HOUR, 2 * MANY)
+    rest = Rest("completed")
+    ends = [Entry(g.lease.id, g.lease.epoch, 1, as_json(snapshot("a")), rest=rest) for g in grants]
+    assert Counter(await store.append(ends)) == {Verdict.ACCEPTED: MANY}
+    assert (await store.stats()).by_status["completed"] == MANY
+    assert len(await store.list(status="completed", limit=MANY)) == MANY
+
+
+async def test_a_client_passed_in_is_used_and_stays_open(
+    redis_cluster_url: str, redis_cluster_prefix: str
+) -> None:
+    """Whoever opens, closes."""
+    async with AsyncRedisCluster.from_url(redis_cluster_url, decode_responses=True) as client:
+        async with redis(client=client, namespace=redis_cluster_prefix) as store:
+            grants = await leased(store, "a", "b", "c")
+            entries = [step(grant, 1) for grant in grants]
+            assert list(await store.append(entries)) == [Verdict.ACCEPTED] * 3
+            assert await steps(store, "b") == ["1"]
+            assert (await store.explain()).primaries == 3
+        assert await client.ping()
+
+
+async def test_a_cluster_taken_for_one_server_is_named(
+    redis_cluster_url: str, redis_cluster_prefix: str
+) -> None:
+    """What it is, and how to open it."""
+    async with redis(redis_cluster_url, namespace=redis_cluster_prefix) as store:
+        saves = [store.save(f"{n}", snapshot()) for n in range(10)]
+        with pytest.raises(StoreError, match=r"redis\+cluster://"):
+            await asyncio.gather(*saves)
+
+
+@contextmanager
+def moving(cluster: RedisCluster, slot: int) -> Iterator[None]:
+    """Let a slot be on its way from one node to another."""
+    clients = [Redis.from_url(node.url) for node in cluster.nodes]
+    names = [client.execute_command("CLUSTER MYID") for client in clients]
+    source = slot * len(clients) // SLOTS
+    target = (source + 1) % len(clients)
+    clients[target].execute_command("CLUSTER SETSLOT", slot, "IMPORTING", names[source])
+    clients[source].execute_command("CLUSTER SETSLOT", slot, "MIGRATING", names[target])
+    try:
+        yield
+    finally:
+        for client in clients:
+            client.execute_command("CLUSTER SETSLOT", slot, "STABLE")
+            client.close()
+
+
+async def test_while_a_slot_moves_nothing_is_half_done(
+    store: RedisStore, redis_cluster: RedisCluster, redis_cluster_prefix: str
+) -> None:
+    """Steps are recorded; what needs keys of both nodes is refused whole until it is over."""
+    (grant,) = await leased(store)
+    await store.send("run", "paid", b"1")
+    (message,) = await store.inbox("run")
+    rest = Entry(
+        *("run", grant.lease.epoch, 2, as_json(snapshot("1", "2", status="completed"))),
+        takes=(message.id,),
+        rest=Rest("completed"),
+    )
+    slot = key_slot(Keys(redis_cluster_prefix).run("run"))
+    with moving(redis_cluster, slot):
+        assert await store.append([step(grant, 1)]) == [Verdict.ACCEPTED]
+        with pytest.raises(StoreUnavailable):
+            await store.append([rest])
+        assert await steps(store) == ["1"]
+        assert list(await store.inbox("run")) == [message]
+    assert await store.append([rest]) == [Verdict.ACCEPTED]
+    assert await steps(store) == ["1", "2"]
+    assert list(await store.inbox("run")) == []
+
+
+async def test_while_a_slot_moves_other_runs_are_claimed(
+    store: RedisStore, redis_cluster: RedisCluster, redis_cluster_prefix: str
+) -> None:
+    """A claim gives what can be had, and the rest when it can."""
+    runs = [NewRun(f"{n}", "order", as_json(snapshot())) for n in range(MANY)]
+    await store.enqueue(runs)
+    with moving(redis_cluster, key_slot(Keys(redis_cluster_prefix).run("0"))):
+        some = await store.claim("ana", HOUR, MANY)
+        assert MANY / 2 < len(some) < MANY
+    others = await store.claim("ana", HOUR, MANY)
+    assert len(some) + len(others) == MANY
+
+
+async def test_nothing_acknowledged_is_lost_when_a_node_dies(
+    store: RedisStore, redis_cluster: RedisCluster
+) -> None:
+    """Killed and started again under appending runs, it has every entry that was accepted; the
+    store finds it again by itself."""
+    grants = await leased(store, *(f"{n}" for n in range(30)))
+    done = asyncio.Event()
+
+    async def appending(n: int) -> int:
+        count = 0
+        while not done.is_set():
+            try:
+                await store.append([step(grants[n], count + 1)])
+            except StoreUnavailable:
+                await asyncio.sleep(0.05)
+                continue
+            count += 1
+        return count
+
+    works = [asyncio.create_task(appending(n)) for n in range(len(grants))]
+    await asyncio.sleep(0.5)
+    await asyncio.to_thread(redis_cluster.nodes[1].kill)
+    await asyncio.to_thread(redis_cluster.ensure)
+    await asyncio.sleep(0.5)
+    done.set()
+    accepted = await asyncio.gather(*works)
+    assert sum(accepted) > len(grants)
+    for grant, count in zip(grants, accepted, strict=True):
+        assert await steps(store, grant.lease.id) == [f"{n + 1}" for n in range(count)]

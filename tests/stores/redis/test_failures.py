@@ -1,0 +1,434 @@
+"""What the Redis store does when the server, the connection, the rights or the driver fail."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+import pytest
+from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
+
+from perdure.clock import SystemClock
+from perdure.errors import InvalidArgument, StoreClosed, StoreError, StoreUnavailable
+from perdure.store import Entry, Grant, NewRun, Rest, Verdict
+from perdure.stores.redis import RedisStore, redis
+from perdure.testing.clock import TestClock
+from perdure.testing.conformance.samples import as_json, snapshot
+from tests.servers.process import Server
+from tests.servers.proxy import TcpProxy
+from tests.stores.redis.kit import HOUR, leased, step, steps
+
+RUNS = 200
+LIMITED = "perdure_limited"
+
+
+@pytest.fixture
+async def store(redis_url: str, redis_prefix: str) -> AsyncIterator[RedisStore]:
+    async with redis(redis_url, namespace=redis_prefix) as store:
+        yield store
+
+
+@pytest.fixture
+async def proxy(redis_url: str) -> AsyncIterator[TcpProxy]:
+    async with TcpProxy.before(redis_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def far(proxy: TcpProxy, redis_prefix: str) -> AsyncIterator[RedisStore]:
+    """A store behind the proxy, set up."""
+    async with redis(proxy.url, namespace=redis_prefix) as store:
+        await store.load("run")
+        yield store
+
+
+@pytest.fixture
+def admin(redis_url: str) -> Iterator[Redis]:
+    with Redis.from_url(redis_url) as client:
+        yield client
+
+
+async def appending(store: RedisStore, grant: Grant, done: asyncio.Event) -> int:
+    """Append one entry after another as the committer would, and give how many were accepted."""
+    n = 0
+    while not done.is_set():
+        try:
+            (verdict,) = await store.append([step(grant, n + 1)])
+        except StoreUnavailable:
+            await asyncio.sleep(0.05)
+            continue
+        assert verdict is Verdict.ACCEPTED
+        n += 1
+    return n
+
+
+async def test_nothing_acknowledged_is_lost_when_the_server_dies(
+    redis_server: Server, store: RedisStore
+) -> None:
+    """Killed and started again under 200 appending runs, it has every entry that was accepted; the
+    store finds it again by itself."""
+    grants = await leased(store, *(f"{n}" for n in range(RUNS)))
+    done = asyncio.Event()
+    works = [asyncio.create_task(appending(store, grant, done)) for grant in grants]
+    await asyncio.sleep(1)
+    await asyncio.to_thread(redis_server.kill)
+    await asyncio.to_thread(redis_server.ensure)
+    await asyncio.sleep(1)
+    done.set()
+    accepted = await asyncio.gather(*works)
+    assert sum(accepted) > RUNS
+    for grant, count in zip(grants, accepted, strict=True):
+        assert await steps(store, grant.lease.id) == [f"{n + 1}" for n in range(count)]
+
+
+async def test_an_entry_whose_answer_was_lost_is_there_once(
+    far: RedisStore, proxy: TcpProxy, admin: Redis
+) -> None:
+    """A connection cut between commit and answer neither loses nor doubles an entry."""
+    (grant,) = await leased(far)
+    for n in range(1, 5):
+        proxy.drop_next_reply(to=b"EVALSHA")
+        assert await far.append([step(grant, n)]) == [Verdict.ACCEPTED]
+    assert proxy.dropped == 4
+    assert await steps(far) == ["1", "2", "3", "4"]
+
+
+async def test_a_batch_whose_answer_was_lost_is_there_once(
+    far: RedisStore, proxy: TcpProxy
+) -> None:
+    """The same for a batch of entries and rests of many runs."""
+    grants = await leased(far, *(f"{n}" for n in range(20)))
+    whole = as_json(snapshot("end", status="completed"))
+    batch = [
+        step(grant, 1)
+        if number % 2
+        else Entry(grant.lease.id, grant.lease.epoch, 1, whole, rest=Rest("completed"))
+        for number, grant in enumerate(grants)
+    ]
+    proxy.drop_next_reply(to=b"EVALSHA")
+    assert set(await far.append(batch)) == {Verdict.ACCEPTED}
+    assert proxy.dropped == 1
+    for number, grant in enumerate(grants):
+        assert await steps(far, grant.lease.id) == (["1"] if number % 2 else ["end"])
+
+
+async def test_what_must_not_be_done_twice_is_sent_once(far: RedisStore, proxy: TcpProxy) -> None:
+    """When the answer to an event, a new run or a claim is lost, the caller is told; nothing is
+    doubled."""
+    await leased(far)
+    # The server knows the scripts after their first use.
+    await far.send("no run", "paid", b"1")
+    await far.enqueue([NewRun("run", "order", as_json(snapshot()))])
+    await far.claim("bob", HOUR, 10)
+    proxy.drop_next_reply(to=b"EVALSHA")
+    with pytest.raises(StoreUnavailable):
+        await far.send("run", "paid", b"1")
+    assert [message.name for message in await far.inbox("run")] == ["paid"]
+    proxy.drop_next_reply(to=b"EVALSHA")
+    with pytest.raises(StoreUnavailable):
+        await far.enqueue([NewRun("new", "order", as_json(snapshot()))])
+    proxy.drop_next_reply(to=b"EVALSHA")
+    with pytest.raises(StoreUnavailable):
+        await far.claim("bob", HOUR, 10)
+    assert list(await far.claim("cem", HOUR, 10)) == []
+    assert await far.load("new") is not None
+
+
+async def test_a_lease_whose_answer_was_lost_is_given_again(
+    far: RedisStore, proxy: TcpProxy
+) -> None:
+    """The owner that asks again gets it, and what it appends counts."""
+    proxy.drop_next_reply(to=b"EVALSHA")
+    (grant,) = await leased(far)
+    assert proxy.dropped == 1
+    assert await far.append([step(grant, 1)]) == [Verdict.ACCEPTED]
+
+
+async def test_an_append_that_is_cancelled_as_it_is_sent_is_cancelled(store: RedisStore) -> None:
+    """The driver would swallow the cancellation, and its caller go on as if there were none."""
+    (grant,) = await leased(store)
+    work = asyncio.create_task(store.append([step(grant, 1)]))
+    await asyncio.sleep(0)
+    work.cancel()
+    await asyncio.wait([work])
+    assert work.cancelled()
+
+
+async def test_a_cancelled_append_leaves_no_doubt(store: RedisStore) -> None:
+    """An entry that comes late takes its place, and no reply meets another command."""
+    (grant,) = await leased(store)
+    cancelled = last = 0
+    while cancelled < 3:
+        last += 1
+        work = asyncio.create_task(store.append([step(grant, last)]))
+        # Some turns of the event loop: the reply has not come, or has just come.
+        for _ in range(last % 12):
+            await asyncio.sleep(0)
+        work.cancel()
+        await asyncio.wait([work])
+        cancelled += work.cancelled()
+    everything = range(1, last + 1)
+    assert await store.append([step(grant, last + 1)]) == [Verdict.ACCEPTED]
+    again = await store.append([step(grant, n) for n in everything])
+    assert again == [Verdict.ACCEPTED] * last
+    assert await steps(store) == [f"{n}" for n in (*everything, last + 1)]
+
+
+async def test_a_server_that_is_away_is_named() -> None:
+    """What, where, and how long it was tried."""
+    async with redis("redis://u:secret@127.0.0.1:1/0", patience=0.2) as store:
+        with pytest.raises(StoreUnavailable) as raised:
+            await store.load("run")
+    assert "Redis at 127.0.0.1:1/0 is away, tried for 0." in str(raised.value)
+    assert "secret" not in str(raised.value)
+
+
+async def test_a_failed_set_up_is_tried_again(proxy: TcpProxy, redis_prefix: str) -> None:
+    """A store that was used too early works as soon as the server does."""
+    proxy.refuse()
+    async with redis(proxy.url, namespace=redis_prefix, patience=0) as store:
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                await store.save("run", snapshot("a"))
+        proxy.accept()
+        await store.save("run", snapshot("a"))
+        assert await steps(store) == ["a"]
+
+
+async def test_a_store_waits_for_a_server_that_comes_back(
+    proxy: TcpProxy, redis_prefix: str
+) -> None:
+    """As long as patience lasts."""
+    proxy.refuse()
+    async with redis(proxy.url, namespace=redis_prefix) as store:
+        saving = asyncio.create_task(store.save("run", snapshot("a")))
+        await asyncio.sleep(0.3)
+        proxy.accept()
+        await saving
+        assert await steps(store) == ["a"]
+
+
+async def test_hints_come_again_after_a_cut(far: RedisStore, proxy: TcpProxy) -> None:
+    """A new connection listens, and a hint comes for what may have happened meanwhile."""
+    hints = far.hints()
+    await anext(hints)
+    hint = asyncio.ensure_future(anext(hints))
+    await asyncio.sleep(0.05)
+    proxy.cut()
+    await hint
+    hint = asyncio.ensure_future(anext(hints))
+    await far.enqueue([NewRun("run", "order", as_json(snapshot()))])
+    await hint
+    await hints.aclose()  # type: ignore[attr-defined]  # an async generator has it
+
+
+async def test_hints_end_when_the_store_is_closed(redis_url: str, redis_prefix: str) -> None:
+    """Whoever listens hears no more."""
+    store = redis(redis_url, namespace=redis_prefix)
+    heard = asyncio.ensure_future(_all(store))
+    await asyncio.sleep(0.2)
+    await store.close()
+    assert await heard == 1
+    with pytest.raises(StoreClosed):
+        await anext(store.hints())
+
+
+async def _all(store: RedisStore) -> int:
+    return len([None async for _ in store.hints()])
+
+
+async def test_clocks_an_hour_apart_share_leases(redis_url: str, redis_prefix: str) -> None:
+    """Only the server's clock counts: what a process believes the time to be changes nothing."""
+    now = SystemClock().now()
+    early, late = TestClock(now - HOUR), TestClock(now + HOUR)
+    async with (
+        redis(redis_url, namespace=redis_prefix, clock=early) as one,
+        redis(redis_url, namespace=redis_prefix, clock=late) as two,
+    ):
+        (mine,) = await leased(one, ttl=timedelta(milliseconds=300))
+        assert list(await two.claim("bob", HOUR, 10)) == []
+        await asyncio.sleep(0.4)
+        (theirs,) = await two.claim("bob", HOUR, 10)
+        assert theirs.takeovers == 1
+        assert theirs.now - mine.now < timedelta(seconds=30)
+        assert await one.append([step(mine, 1)]) == [Verdict.FENCED]
+
+
+async def test_an_epoch_never_comes_twice_when_the_clock_is_set_back(
+    store: RedisStore, admin: Redis, redis_prefix: str
+) -> None:
+    """The server remembers the last number it gave, also when its clock does not."""
+    (before,) = await leased(store)
+    (tick,) = admin.keys(f"{redis_prefix}:*:tick")
+    ahead = int(admin.get(tick)) + 10**12
+    admin.set(tick, ahead)
+    (first,) = await leased(store)
+    await store.delete("run")
+    (second,) = await leased(store)
+    epochs = [grant.lease.epoch for grant in (before, first, second)]
+    assert epochs == sorted(set(epochs))
+    assert first.lease.epoch > ahead
+
+
+async def test_scripts_that_the_server_forgot_are_sent_again(
+    store: RedisStore, admin: Redis
+) -> None:
+    """A restart or SCRIPT FLUSH costs one more round trip."""
+    (grant,) = await leased(store)
+    admin.script_flush()
+    assert await store.append([step(grant, 1)]) == [Verdict.ACCEPTED]
+    admin.script_flush()
+    assert await steps(store) == ["1"]
+
+
+async def test_fifty_first_uses_at_once(redis_url: str, redis_prefix: str) -> None:
+    """Stores that begin together do not disturb each other, nor do first calls of one."""
+    stores = [redis(redis_url, namespace=redis_prefix) for _ in range(10)]
+    await asyncio.gather(*(store.save(f"{n}", snapshot()) for n in range(5) for store in stores))
+    assert len(await stores[0].list()) == 5
+    for store in stores:
+        await store.close()
+
+
+def limited_url(admin: Redis, url: str, *rights: str) -> str:
+    """Give a URL of a user that may do only so much."""
+    admin.execute_command("ACL", "SETUSER", LIMITED, "reset", "on", ">word", *rights)
+    parts = urlsplit(url)
+    return parts._replace(netloc=f"{LIMITED}:word@{parts.netloc}").geturl()
+
+
+@pytest.fixture
+def limited(admin: Redis) -> Iterator[None]:
+    yield
+    admin.execute_command("ACL", "DELUSER", LIMITED)
+
+
+@pytest.mark.usefixtures("limited")
+async def test_missing_rights_are_named_before_anything_is_written(
+    admin: Redis, redis_url: str, redis_prefix: str
+) -> None:
+    """A clear error with what to run as an administrator."""
+    url = limited_url(admin, redis_url, "~*", "&*", "+@all", "-zadd")
+    async with redis(url, namespace=redis_prefix) as store:
+        with pytest.raises(StoreError, match="ACL SETUSER"):
+            await store.save("run", snapshot())
+    assert admin.keys(f"{redis_prefix}*") == []
+
+
+@pytest.mark.usefixtures("limited")
+async def test_the_rights_that_are_named_are_enough(
+    admin: Redis, redis_url: str, redis_prefix: str
+) -> None:
+    """What the error says to run makes the store work."""
+    rights = (f"~{redis_prefix}*", f"&{redis_prefix}*", "+@read", "+@write", "+@scripting")
+    more = ("+@connection", "+@pubsub", "+time", "+info", "+config|get")
+    url = limited_url(admin, redis_url, *rights, *more)
+    async with redis(url, namespace=redis_prefix) as store:
+        hints = store.hints()
+        await anext(hints)
+        await store.enqueue([NewRun("run", "order", as_json(snapshot()))])
+        await anext(hints)
+        (grant,) = await store.claim("ana", HOUR, 1)
+        assert await store.append([step(grant, 1)]) == [Verdict.ACCEPTED]
+        await hints.aclose()  # type: ignore[attr-defined]  # an async generator has it
+
+
+async def test_a_wrong_password_is_no_matter_of_patience(redis_url: str) -> None:
+    """The user is not let in, and is told so at once."""
+    parts = urlsplit(redis_url)
+    url = parts._replace(netloc=f"nobody:wrong@{parts.netloc}").geturl()
+    async with redis(url) as store:
+        with pytest.raises(StoreError, match="does not let this user in") as raised:
+            await store.load("run")
+    assert not isinstance(raised.value, StoreUnavailable)
+
+
+@pytest.mark.parametrize("options", [{}, {"decode_responses": True}, {"protocol": 3}])
+async def test_a_client_passed_in_is_used_and_stays_open(
+    redis_url: str, redis_prefix: str, options: dict[str, int]
+) -> None:
+    """However it reads replies; whoever opens, closes."""
+    async with redis_client(redis_url, **options) as client:
+        async with redis(client=client, namespace=redis_prefix) as store:
+            (grant,) = await leased(store)
+            assert await store.append([step(grant, 1)]) == [Verdict.ACCEPTED]
+            hints = store.hints()
+            await anext(hints)
+            await store.send("run", "paid", b"1")
+            assert await steps(store) == ["1"]
+            assert (await store.explain()).settings["appendfsync"] == "always"
+        assert await client.ping()
+
+
+def redis_client(url: str, **options: int) -> AsyncRedis:
+    return AsyncRedis.from_url(url, **options)
+
+
+@pytest.mark.parametrize("own", [True, False])
+async def test_connections_are_as_few_as_allowed(
+    redis_url: str, redis_prefix: str, admin: Redis, own: bool
+) -> None:
+    """Whoever finds none free waits; also for those of a pool that was passed in."""
+    client = None if own else redis_client(redis_url, max_connections=3)
+    url = redis_url if own else None
+    async with redis(url, client=client, namespace=redis_prefix, max_connections=2) as store:
+        await asyncio.gather(*(store.save(f"{n}", snapshot()) for n in range(50)))
+        assert len(admin.client_list()) - 1 <= 2
+    if client is not None:
+        await client.aclose()
+
+
+async def test_a_closed_store_says_so(redis_url: str) -> None:
+    store = redis(redis_url)
+    await store.close()
+    await store.close()
+    with pytest.raises(StoreClosed):
+        await store.load("run")
+
+
+async def test_who_is_waiting_when_the_store_is_closed_is_told(
+    redis_url: str, redis_prefix: str
+) -> None:
+    """Each call is done or says that the store was closed; no connection is left."""
+    store = redis(redis_url, namespace=redis_prefix)
+    await store.load("run")
+    saves = [asyncio.create_task(store.save(f"{n}", snapshot())) for n in range(50)]
+    # So that all of them have begun, and none can be done.
+    await asyncio.sleep(0)
+    await store.close()
+    answers = await asyncio.gather(*saves, return_exceptions=True)
+    assert any(isinstance(answer, StoreClosed | StoreUnavailable) for answer in answers)
+    for answer in answers:
+        assert answer is None or isinstance(answer, StoreClosed | StoreUnavailable)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"url": None},
+        {"url": "localhost"},
+        {"namespace": "a{b}"},
+        {"namespace": ""},
+        {"durability": "some"},
+        {"max_connections": 0},
+        {"client": object()},
+        {"prefix": "\0"},
+    ],
+)
+def test_an_option_that_cannot_be_is_refused(options: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument):
+        redis(**{"url": "redis://localhost", **options})  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_a_missing_driver_is_named() -> None:
+    """The message holds the command that installs it."""
+    code = (
+        "import sys; sys.modules['redis'] = None\n"
+        "from perdure.stores import redis\n"
+        "redis('redis://localhost')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "redis is not installed; run: pip install 'perdure[redis]'" in done.stderr

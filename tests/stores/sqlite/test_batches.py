@@ -1,0 +1,151 @@
+"""What is said of many runs in one statement means what it would mean one after another."""
+
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from string import Template
+
+import pytest
+
+from perdure.errors import StoreError
+from perdure.store import Entry, Grant, NewRun, Rest, Verdict, Want
+from perdure.stores.sqlite import SqliteStore, sqlite
+from perdure.stores.sqlite.schema import read_migrations
+from perdure.testing.conformance.samples import as_json, delta, snapshot
+
+HOUR = timedelta(hours=1)
+FIRST = as_json(snapshot())
+LATER = datetime(2100, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "runs.db"
+
+
+@pytest.fixture
+async def store(path: Path) -> AsyncIterator[SqliteStore]:
+    async with sqlite(path) as store:
+        yield store
+
+
+async def granted(store: SqliteStore, *ids: str) -> list[Grant]:
+    wants = [Want(id, "ana", HOUR, create=FIRST) for id in ids]
+    return [grant for grant in await store.acquire(wants) if grant is not None]
+
+
+def rest(grant: Grant, n: int, *names: str, gone: bool = False) -> Entry:
+    whole = as_json(snapshot(*names, status="completed"))
+    return Entry(grant.lease.id, grant.lease.epoch, n, whole, rest=Rest("completed", gone=gone))
+
+
+@pytest.mark.parametrize("many", [1, 3, 255, 257, 700])
+async def test_a_batch_of_any_size_is_all_done(store: SqliteStore, many: int) -> None:
+    """However the runs are shared out among statements, each has its own answer."""
+    ids = [f"run {number}" for number in range(many)]
+    grants = await granted(store, *ids)
+    assert [grant.lease.id for grant in grants] == ids
+    entries = [Entry(one.lease.id, one.lease.epoch, 1, delta("a")) for one in grants]
+    assert await store.append(entries) == [Verdict.ACCEPTED] * many
+    assert await store.append([rest(one, 2, "a") for one in grants]) == [Verdict.ACCEPTED] * many
+    assert await store.load(ids[-1]) == snapshot("a", status="completed")
+    again = await granted(store, *ids)
+    assert not any(one.created for one in again)
+    assert await store.append([rest(one, 1, gone=True) for one in again]) == (
+        [Verdict.ACCEPTED] * many
+    )
+    assert await store.list() == []
+
+
+async def test_a_run_wanted_twice_is_given_one_after_the_other(store: SqliteStore) -> None:
+    """The second owner finds it taken; the same owner is given it again, with a newer epoch."""
+    wants = [Want("run", owner, HOUR, create=FIRST) for owner in ("ana", "bob", "ana")]
+    first, other, again = await store.acquire(wants)
+    assert first is not None
+    assert first.created
+    assert other is None
+    assert again is not None
+    assert not again.created
+    assert again.lease.epoch > first.lease.epoch
+
+
+async def test_wants_of_every_kind_go_together(store: SqliteStore) -> None:
+    """Each is answered by what it asks for, whatever the others do."""
+    await granted(store, "mine")
+    await store.acquire([Want("theirs", "bob", HOUR, create=FIRST)])
+    answers = await store.acquire(
+        [
+            Want("missing", "ana", HOUR),
+            Want("mine", "ana", HOUR, create=FIRST, existing=False),
+            Want("theirs", "ana", HOUR, create=FIRST),
+            Want("new", "ana", HOUR, create=FIRST, existing=False),
+            Want("mine", "ana", 2 * HOUR),
+        ]
+    )
+    found = [None if one is None else (one.lease.id, one.created) for one in answers]
+    assert found == [None, None, None, ("new", True), ("mine", False)]
+
+
+async def test_a_run_enqueued_twice_at_once_is_the_first(store: SqliteStore) -> None:
+    """The first is created and the second finds it there."""
+    runs = [NewRun("run", "a", FIRST, LATER), NewRun("run", "b", FIRST), NewRun("x", "c", FIRST)]
+    assert await store.enqueue(runs) == [True, False, True]
+    assert {line.id: line.workflow for line in await store.list()} == {"run": "a", "x": "c"}
+
+
+@pytest.mark.parametrize(
+    ("second", "verdict"), [(3, Verdict.FENCED), (2, Verdict.ACCEPTED), (1, Verdict.ACCEPTED)]
+)
+async def test_of_two_rests_in_one_call_the_first_counts(
+    store: SqliteStore, second: int, verdict: Verdict
+) -> None:
+    """It closes the epoch; the second is refused, or changes nothing if the first includes it."""
+    [grant] = await granted(store, "run")
+    rests = [rest(grant, 2, "a"), rest(grant, second, "b")]
+    assert await store.append(rests) == [Verdict.ACCEPTED, verdict]
+    assert await store.load("run") == snapshot("a", status="completed")
+
+
+async def test_a_run_that_goes_away_leaves_nothing_of_its_batch(
+    store: SqliteStore, path: Path
+) -> None:
+    """What was written of it in the same batch goes with it, and nothing of another's."""
+    gone, stays = await granted(store, "gone", "stays")
+    entries = [Entry(one.lease.id, one.lease.epoch, 1, delta("a")) for one in (gone, stays)]
+    stale = Entry("stays", stays.lease.epoch - 1, 3, b"", rest=Rest("completed", gone=True))
+    verdicts = await store.append([*entries, rest(gone, 2, gone=True), stale])
+    assert verdicts == [*[Verdict.ACCEPTED] * 3, Verdict.FENCED]
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT run FROM perdure_runs_journal").fetchall() == [("stays",)]
+
+
+async def test_a_record_that_is_no_text_is_a_store_error(store: SqliteStore) -> None:
+    """It would lie in the database and be read by nobody."""
+    [grant] = await granted(store, "run")
+    with pytest.raises(StoreError, match="cannot be stored"):
+        await store.append([Entry("run", grant.lease.epoch, 1, b'"\xff"')])
+
+
+async def test_a_file_of_before_deletes_by_the_new_rule(path: Path) -> None:
+    """A schema with the first trigger is given the second, and its runs go with all they have."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("CREATE TABLE perdure_runs_migrations (version INTEGER, name TEXT)")
+        for migration in read_migrations("sqlite")[:4]:
+            for statement in migration.statements:
+                database.execute(Template(statement).substitute(table="perdure_runs"))
+            database.execute("INSERT INTO perdure_runs_migrations VALUES (?, ?)", migration[:2])
+        async with sqlite(path) as store:
+            [grant] = await granted(store, "run")
+            await store.send("run", "a", b"1")
+            await store.send("run", "b", b"1", dedup_id="x")
+            await store.send("run", "c", b"1", dedup_id="y")
+            taken = (await store.inbox("run"))[2].id
+            entry = Entry("run", grant.lease.epoch, 1, delta("a"), takes=(taken,))
+            await store.append([entry])
+            assert await store.delete("run")
+        for table in ("perdure_runs_journal", "perdure_runs_inbox"):
+            assert database.execute(f"SELECT * FROM {table}").fetchall() == []
+        [(floor,)] = database.execute("SELECT epoch FROM perdure_runs_floor")
+        assert floor == grant.lease.epoch

@@ -1,0 +1,209 @@
+"""The SQLite schema: made by numbered migrations, also in the table that awaitly made."""
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from string import Template
+
+import pytest
+
+from perdure.errors import StoreError
+from perdure.store import Entry, Rest, Verdict, Want
+from perdure.stores.sqlite import sqlite
+from perdure.stores.sqlite.schema import read_migrations
+from perdure.testing.conformance.samples import as_json, delta, snapshot
+
+AWAITLY = """
+    CREATE TABLE awaitly_snapshots (
+        id TEXT PRIMARY KEY,
+        snapshot TEXT NOT NULL,
+        updated_at TEXT DEFAULT (datetime('now'))
+    );
+    CREATE INDEX awaitly_snapshots_updated_at_idx ON awaitly_snapshots (updated_at DESC);
+"""
+UPSERT_OF_AWAITLY = """
+    INSERT INTO awaitly_snapshots (id, snapshot, updated_at) VALUES (?, ?, datetime('now'))
+    ON CONFLICT (id) DO UPDATE SET snapshot = excluded.snapshot, updated_at = datetime('now')
+"""
+RESUME_STATE = {"kind": "ResumeState", "steps": [["user:1", {"ok": True, "value": {"x": 1}}]]}
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "runs.db"
+
+
+@pytest.fixture
+def awaitly(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection of awaitly's to its table."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.executescript(AWAITLY)
+        yield connection
+
+
+def schema_of(connection: sqlite3.Connection) -> list[tuple[str, str, str]]:
+    rows = connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY type, name")
+    return [row for row in rows if not row[1].startswith("sqlite_")]
+
+
+async def test_the_schema_is_what_the_migrations_make(path: Path) -> None:
+    """Running the numbered files in order gives the store's schema, and nothing else does."""
+    async with sqlite(path, table="runs") as store:
+        await store.load("run")
+    with closing(sqlite3.connect(":memory:")) as by_hand, closing(sqlite3.connect(path)) as made:
+        for migration in read_migrations("sqlite"):
+            for statement in migration.statements:
+                by_hand.execute(Template(statement).substitute(table="runs"))
+        count = [row for row in schema_of(made) if row[1] == "runs_migrations"]
+        assert len(count) == 1
+        assert sorted([*schema_of(by_hand), *count]) == sorted(schema_of(made))
+
+
+def test_migrations_are_numbered_without_a_gap() -> None:
+    """Files are added at the end and never changed: their numbers tell."""
+    for folder in ("sqlite", "sqlite_keyvalue"):
+        migrations = read_migrations(folder)
+        assert [one.version for one in migrations] == [*range(1, len(migrations) + 1)]
+        assert all(one.name[4] == "_" and one.statements for one in migrations)
+
+
+async def test_many_may_start_at_once(path: Path) -> None:
+    """Twenty stores on a file that is not there yet make one schema, without an error."""
+    stores = [sqlite(path) for _ in range(20)]
+    await asyncio.gather(
+        *(store.save(f"run {number}", snapshot()) for number, store in enumerate(stores))
+    )
+    assert len(await stores[0].list()) == 20
+    for store in stores:
+        await store.close()
+
+
+async def test_a_failed_migration_is_tried_again(path: Path) -> None:
+    """What stood in the way is removed; then the same store goes on."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("CREATE TABLE perdure_runs_journal (something TEXT)")
+        async with sqlite(path) as store:
+            with pytest.raises(StoreError, match="perdure_runs_journal"):
+                await store.save("run", snapshot())
+            assert [row[1] for row in schema_of(other)] == ["perdure_runs_journal"]
+            other.execute("DROP TABLE perdure_runs_journal")
+            await store.save("run", snapshot())
+
+
+async def test_a_schema_of_a_newer_version_is_refused(path: Path) -> None:
+    """An older program does not write into tables whose rules it does not know."""
+    async with sqlite(path) as store:
+        await store.save("run", snapshot())
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("INSERT INTO perdure_runs_migrations (version, name) VALUES (99, 'x')")
+    async with sqlite(path) as store:
+        with pytest.raises(StoreError, match="newer perdure"):
+            await store.load("run")
+
+
+async def test_stores_of_two_tables_share_a_file(path: Path) -> None:
+    """Each table has its own journal, inbox and migrations."""
+    async with sqlite(path) as one, sqlite(path, table="others") as other:
+        await one.save("run", snapshot("a"))
+        assert await other.load("run") is None
+        await other.save("run", snapshot("b"))
+        assert await one.load("run") == snapshot("a")
+
+
+async def test_awaitlys_rows_stay_as_they_are(path: Path, awaitly: sqlite3.Connection) -> None:
+    """The missing columns are added to awaitly's table, and its own are left alone."""
+    rows = [("a", json.dumps(snapshot("x")), "2024-05-01 09:30:00"), ("b", "{}", None)]
+    awaitly.executemany("INSERT INTO awaitly_snapshots VALUES (?, ?, ?)", rows)
+    async with sqlite(path, table="awaitly_snapshots") as store:
+        assert await store.load("a") == snapshot("x")
+        assert len(await store.list()) == 2
+        found = awaitly.execute("SELECT id, snapshot, updated_at FROM awaitly_snapshots")
+        assert found.fetchall() == rows
+
+
+async def test_a_resume_state_of_awaitlys_comes_as_a_snapshot(
+    path: Path, awaitly: sqlite3.Connection
+) -> None:
+    """Its steps are there by their keys, its time is the row's, and it can be gone on with."""
+    row = ("run", json.dumps(RESUME_STATE), "2024-05-01 09:30:00")
+    awaitly.execute("INSERT INTO awaitly_snapshots VALUES (?, ?, ?)", row)
+    async with sqlite(path, table="awaitly_snapshots") as store:
+        loaded = await store.load("run")
+        assert loaded is not None
+        assert loaded["steps"] == {"user:1": {"ok": True, "value": {"x": 1}}}
+        assert loaded["execution"]["lastUpdated"] == "2024-05-01T09:30:00.000Z"
+        [grant] = await store.acquire([Want("run", "ana", HOUR)])
+        assert grant is not None
+        await store.append([Entry("run", grant.lease.epoch, 1, delta("b"))])
+        merged = await store.load("run")
+        assert merged is not None
+        assert list(merged["steps"]) == ["user:1", "b"]
+
+
+async def test_awaitlys_times_are_listed_in_order_with_ours(
+    path: Path, awaitly: sqlite3.Connection
+) -> None:
+    """Its times have a space and whole seconds, ours a T and fractions; newest is newest."""
+    at = ["2024-05-01 09:30:00", "2024-05-01T09:30:00.500000Z", "2024-05-01 09:30:01"]
+    for time in at:
+        awaitly.execute("INSERT INTO awaitly_snapshots VALUES (?, '{}', ?)", (time, time))
+    async with sqlite(path, table="awaitly_snapshots") as store:
+        lines = await store.list()
+        assert [line.id for line in lines] == at[::-1]
+        assert [line.updated_at for line in lines] == [
+            "2024-05-01T09:30:01.000Z",
+            "2024-05-01T09:30:00.500Z",
+            "2024-05-01T09:30:00.000Z",
+        ]
+        assert [line.id for line in await store.list(after=lines[0].cursor)] == at[1::-1]
+
+
+async def test_awaitly_reads_what_we_write(path: Path, awaitly: sqlite3.Connection) -> None:
+    """At rest a row holds the whole snapshot as text."""
+    async with sqlite(path, table="awaitly_snapshots") as store:
+        [grant] = await store.acquire([Want("run", "ana", HOUR, create=as_json(snapshot()))])
+        assert grant is not None
+        epoch = grant.lease.epoch
+        await store.append([Entry("run", epoch, 1, delta("a"))])
+        whole = as_json(snapshot("a", status="completed"))
+        await store.append([Entry("run", epoch, 2, whole, rest=Rest("completed"))])
+    found = awaitly.execute("SELECT snapshot, typeof(snapshot) FROM awaitly_snapshots")
+    assert found.fetchall() == [(whole.decode(), "text")]
+
+
+async def test_a_run_that_awaitly_began_is_gone_on_with(
+    path: Path, awaitly: sqlite3.Connection
+) -> None:
+    """Its row can be leased and journalled like our own, and awaitly may overwrite it again."""
+    awaitly.execute(UPSERT_OF_AWAITLY, ("run", json.dumps(snapshot("a"))))
+    async with sqlite(path, table="awaitly_snapshots") as store:
+        [grant] = await store.acquire([Want("run", "ana", HOUR)])
+        assert grant is not None
+        assert list(grant.snapshot["steps"]) == ["a"]
+        entry = Entry("run", grant.lease.epoch, 1, delta("b"))
+        assert await store.append([entry]) == [Verdict.ACCEPTED]
+        loaded = await store.load("run")
+        assert loaded is not None
+        assert list(loaded["steps"]) == ["a", "b"]
+
+
+async def test_nothing_is_left_of_a_row_that_awaitly_deletes(
+    path: Path, awaitly: sqlite3.Connection
+) -> None:
+    """The journal goes with the row, and the epoch stays stale when the id comes back."""
+    async with sqlite(path, table="awaitly_snapshots") as store:
+        [grant] = await store.acquire([Want("run", "ana", HOUR, create=as_json(snapshot()))])
+        assert grant is not None
+        await store.append([Entry("run", grant.lease.epoch, 1, delta("a"))])
+        await store.send("run", "hello", b"1")
+        awaitly.execute("DELETE FROM awaitly_snapshots")
+        awaitly.execute(UPSERT_OF_AWAITLY, ("run", json.dumps(snapshot("new"))))
+        assert await store.load("run") == snapshot("new")
+        assert await store.inbox("run") == []
+        late = Entry("run", grant.lease.epoch, 2, delta("b"))
+        assert await store.append([late]) == [Verdict.FENCED]

@@ -1,0 +1,190 @@
+"""SQLite does no more work than the question needs, however much there is in the file."""
+
+import sqlite3
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import pytest
+
+from perdure.stores.sqlite import SqliteStore, sqlite
+from perdure.stores.sqlite import statements as sql
+from perdure.stores.sqlite.statements import Statement, Tables
+from tests.stores.append_speed import cost_of_length
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+# One run in a hundred is due.
+SLEEPERS = """
+    WITH RECURSIVE number (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM number WHERE i + 1 < :count)
+    INSERT INTO perdure_runs (id, snapshot, updated_at, workflow, status, wake_at, epoch)
+    SELECT printf('run %08d', i), '{}', '2029-01-01T00:00:00.000000Z', 'nap', 'suspended',
+        :now + (i - :count / 100) * 1000000, 1
+    FROM number
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "runs.db"
+
+
+@pytest.fixture
+async def store(path: Path) -> AsyncIterator[SqliteStore]:
+    async with sqlite(path, durability="normal") as store:
+        await store.load("run")
+        yield store
+
+
+@pytest.fixture
+def database(path: Path, store: SqliteStore) -> Iterator[sqlite3.Connection]:
+    """The store's file, opened beside it."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        yield connection
+
+
+def fall_asleep(database: sqlite3.Connection, sleepers: int) -> None:
+    now = int(NOW.timestamp() * 1_000_000)
+    database.execute("PRAGMA synchronous = OFF")
+    database.execute(SLEEPERS, {"count": sleepers, "now": now})
+
+
+def values(**given: object) -> dict[str, object]:
+    names = ["until", "now", "id", "prefix", "workflows", "status", "workflow", "mark", "mark_id"]
+    return {**dict.fromkeys(names), "limit": 100, "owner": "ana", "ttl": 1, **given}
+
+
+PLANS = {
+    "load": (
+        sql.LOAD,
+        {"sqlite_autoindex_perdure_runs_1", "sqlite_autoindex_perdure_runs_journal_1"},
+    ),
+    "list": (sql.LIST, {"perdure_runs_list"}),
+    "due": (sql.DUE, {"perdure_runs_wake"}),
+    "claim": (sql.CLAIM, {"perdure_runs_wake", "sqlite_autoindex_perdure_runs_1"}),
+    "prune": (sql.PRUNE, {"perdure_runs_list", "sqlite_autoindex_perdure_runs_1"}),
+    "inbox": (sql.INBOX, {"perdure_runs_inbox_waiting"}),
+}
+
+
+PLANS_OF_MANY = {
+    "acquire": (sql.ACQUIRE, {"sqlite_autoindex_perdure_runs_1"}),
+    "append": (sql.APPEND, {"sqlite_autoindex_perdure_runs_1"}),
+    "rest": (sql.REST, {"sqlite_autoindex_perdure_runs_1", "perdure_runs_inbox_waiting"}),
+    "fold": (
+        sql.FOLD,
+        {"sqlite_autoindex_perdure_runs_1", "sqlite_autoindex_perdure_runs_journal_1"},
+    ),
+    "forget": (
+        sql.FORGET_OWNED,
+        {"sqlite_autoindex_perdure_runs_1", "sqlite_autoindex_perdure_runs_journal_1"},
+    ),
+    "delete": (sql.DELETE_OWNED, {"sqlite_autoindex_perdure_runs_1"}),
+    "take": (
+        sql.TAKE_UNKNOWN,
+        {"sqlite_autoindex_perdure_runs_1", "perdure_runs_inbox_waiting"},
+    ),
+}
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+@pytest.mark.parametrize("verb", PLANS)
+def test_a_verb_finds_by_index(database: sqlite3.Connection, verb: str, analyzed: bool) -> None:
+    """`load`, `list`, `due`, `claim` and the rest search an index; none scans or sorts a table."""
+    statement, indexes = PLANS[verb]
+    fall_asleep(database, 1_000)
+    if analyzed:
+        database.execute("ANALYZE")
+    plan = Statement(Tables("perdure_runs")[statement], values(older_than=1))
+    assert used(database, plan, indexes) == indexes
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+@pytest.mark.parametrize("rows", [1, 100])
+@pytest.mark.parametrize("verb", PLANS_OF_MANY)
+def test_what_is_said_of_many_runs_finds_each_by_index(
+    database: sqlite3.Connection, verb: str, rows: int, analyzed: bool
+) -> None:
+    """A batch costs by its own size, and not by what else there is."""
+    statement, indexes = PLANS_OF_MANY[verb]
+    fall_asleep(database, 1_000)
+    if analyzed:
+        database.execute("ANALYZE")
+    [plan] = Tables("perdure_runs").over(statement, [(None,) * 9] * rows)
+    assert used(database, plan, indexes) == indexes
+
+
+def used(database: sqlite3.Connection, plan: Statement, indexes: set[str]) -> set[str]:
+    """Give which of the indexes are used; nothing is scanned or sorted."""
+    explained = database.execute(f"EXPLAIN QUERY PLAN {plan.sql}", plan.values)
+    lines = [row[3] for row in explained]
+    assert not [line for line in lines if line.startswith("SCAN perdure") or "B-TREE" in line]
+    return {index for index in indexes if any(f"INDEX {index} (" in line for line in lines)}
+
+
+def test_deleting_a_run_reads_nobody_elses_mail(database: sqlite3.Connection) -> None:
+    """The work for a deleted run does not grow with the inboxes of others."""
+    fall_asleep(database, 2)
+    mail = "INSERT INTO perdure_runs_inbox (run, name, payload, sent_at, dedup_id) VALUES "
+    few = steps_of(database, "DELETE FROM perdure_runs WHERE id = 'run 00000000'")
+    for number in range(1_000):
+        database.execute(f"{mail} ('other', 'hello', '1', 0, {number})")
+    many = steps_of(database, "DELETE FROM perdure_runs WHERE id = 'run 00000001'")
+    assert many <= few * 1.5
+
+
+def test_due_reads_no_more_than_it_gives(database: sqlite3.Connection) -> None:
+    """The work for a hundred due runs does not grow with those that sleep."""
+    fall_asleep(database, 20_000)
+    before = steps_of_due(database)
+    database.execute(
+        "UPDATE perdure_runs SET id = 'late ' || id, wake_at = wake_at + 1000000000000"
+    )
+    fall_asleep(database, 20_000)
+    assert steps_of_due(database) <= before * 1.05
+
+
+def steps_of_due(database: sqlite3.Connection) -> int:
+    until = int(NOW.timestamp() * 1_000_000)
+    due = Tables("perdure_runs")[sql.DUE]
+    return steps_of(database, due, values(until=until, prefix=""), rows=100)
+
+
+def steps_of(
+    database: sqlite3.Connection, statement: str, values: Mapping[str, object] = {}, rows: int = 0
+) -> int:
+    """Give how many tens of steps SQLite's machine takes for a statement."""
+    steps = count()
+    database.set_progress_handler(lambda: next(steps) < 0, 10)
+    assert len(database.execute(statement, values).fetchall()) == rows
+    database.set_progress_handler(None, 0)
+    return next(steps)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("sleepers", [200_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+async def test_due_among_very_many_sleepers_is_quick(
+    store: SqliteStore, database: sqlite3.Connection, sleepers: int
+) -> None:
+    """`due(limit=100)` among a million sleeping runs takes less than 5 ms."""
+    fall_asleep(database, sleepers)
+    times = []
+    for _ in range(11):
+        began = perf_counter()
+        due = await store.due(NOW, 100)
+        times.append(perf_counter() - began)
+        assert len(due) == 100
+    assert [one.wake_at for one in due] == sorted(one.wake_at for one in due)
+    assert median(times) < 0.005
+
+
+@pytest.mark.alone
+async def test_the_5000th_entry_costs_what_the_10th_did(path: Path) -> None:
+    """Appending takes no longer because a run is long."""
+    async with sqlite(path) as store:
+        assert await cost_of_length(store) < 1.3

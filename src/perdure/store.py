@@ -20,7 +20,7 @@ import msgspec
 
 from perdure.errors import InvalidArgument, MissingAbility, ValueTooLarge
 from perdure.snapshot import RunStatus, Snapshot, awaits_of, rest_status, wake_at_of
-from perdure.validation import check_whole
+from perdure.validation import check_int
 
 MAX_VALUE_SIZE = 16 * 1024 * 1024
 
@@ -34,16 +34,16 @@ class Capabilities(msgspec.Struct, frozen=True):
     inbox: bool = False
     transaction: bool = False
     notify: bool = False
-    upkeep: bool = False
+    maintenance: bool = False
     shared: Literal["process", "machine", "network"] = "process"
     survives: Literal["nothing", "process_crash", "power_loss"] = "nothing"
     max_value_size: int = MAX_VALUE_SIZE
 
     def __post_init__(self) -> None:
-        check_whole(self.max_value_size, "max_value_size")
+        check_int(self.max_value_size, "max_value_size")
 
 
-class Listed(msgspec.Struct, frozen=True):
+class RunSummary(msgspec.Struct, frozen=True):
     """One line of `list`. `updated_at` is ISO 8601 in UTC with milliseconds and `Z`."""
 
     id: str
@@ -56,7 +56,7 @@ class Listed(msgspec.Struct, frozen=True):
 class Lease(msgspec.Struct, frozen=True):
     """The right to write a run: until `expires_at`, or until somebody takes it with a higher epoch.
 
-    `mail` tells whether untaken messages lay in the run's inbox when the lease was given or
+    `has_messages` says whether untaken messages lay in the run's inbox when the lease was given or
     renewed.
     """
 
@@ -64,7 +64,7 @@ class Lease(msgspec.Struct, frozen=True):
     owner: str
     epoch: int
     expires_at: datetime
-    mail: bool = False
+    has_messages: bool = False
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -81,14 +81,14 @@ class Rest(msgspec.Struct, frozen=True):
 
     `wake_at` is when it should be claimed (None: never by time). `awaits` are the names of the
     events that would wake it sooner. A run with the status paused has no `wake_at`: only an event
-    in its `awaits` wakes it, or an owner that acquires it. With `gone` nothing is left of the run:
-    it is deleted, as by `delete`, in the same fenced write.
+    in its `awaits` wakes it, or an owner that acquires it. With `delete` nothing is left of the
+    run: it is deleted, as by `delete`, in the same fenced write.
     """
 
     status: RunStatus
     wake_at: datetime | None = None
     awaits: tuple[str, ...] = ()
-    gone: bool = False
+    delete: bool = False
 
 
 def rest_of(snapshot: Snapshot) -> Rest:
@@ -96,7 +96,7 @@ def rest_of(snapshot: Snapshot) -> Rest:
     return Rest(rest_status(snapshot), wake_at_of(snapshot), awaits_of(snapshot))
 
 
-class Want(msgspec.Struct, frozen=True):
+class LeaseRequest(msgspec.Struct, frozen=True):
     """A request for the lease of a run.
 
     `create` is the JSON of a first snapshot: a run that is not there is created with it. Without
@@ -142,15 +142,15 @@ class Entry(msgspec.Struct, frozen=True):
 
     Without `rest`, `data` is a snapshot delta that is added to the journal as entry `n` of the
     epoch. With `rest`, `data` is the whole snapshot: it replaces snapshot and journal in one atomic
-    write, the run lies as `rest` says, the lease is given up and the epoch is closed. `takes` are
-    ids of inbox messages that this write consumes.
+    write, the run lies as `rest` says, the lease is given up and the epoch is closed. `consumes`
+    are ids of inbox messages that this write consumes.
     """
 
     id: str
     epoch: int
     n: int
     data: bytes
-    takes: tuple[str, ...] = ()
+    consumes: tuple[str, ...] = ()
     rest: Rest | None = None
     step: str = ""
 
@@ -223,7 +223,7 @@ class Store(Protocol):
         status: RunStatus | None = None,
         workflow: str | None = None,
         after: str | None = None,
-    ) -> Sequence[Listed]:
+    ) -> Sequence[RunSummary]:
         """Give runs newest first, at most `limit`; 0 gives nothing.
 
         `prefix` is exact and case-sensitive. `after` is the `cursor` of the last line of the page
@@ -258,7 +258,7 @@ class JournalStore(Store, Protocol):
 class LeaseStore(Store, Protocol):
     """A store that lets one owner at a time have a run."""
 
-    async def acquire(self, wants: Sequence[Want], /) -> Sequence[Grant | None]:
+    async def acquire(self, requests: Sequence[LeaseRequest], /) -> Sequence[Grant | None]:
         """Give each want its lease and the run read under it, or None when another owner's lease is
         unexpired, or when the run is missing and nothing was given to create it. A lease that the
         same owner holds already is given again, so that a lost answer can be asked for twice.
@@ -336,7 +336,7 @@ class InboxStore(LeaseStore, Protocol):
 
     async def inbox(self, id: str, /) -> Sequence[Message]:
         """Give the run's messages that were not taken, in the order they were sent. A message is
-        taken by the entry that names it in `takes`, in the same write.
+        taken by the entry that names it in `consumes`, in the same write.
         """
         ...
 
@@ -358,12 +358,12 @@ class TransactionStore(JournalStore, Protocol):
 class NotifyStore(ScheduleStore, Protocol):
     """A store that can hint that something became due. Hints may be lost or doubled."""
 
-    def hints(self) -> AsyncIterator[None]:
+    def notifications(self) -> AsyncIterator[None]:
         """Yield whenever a run may have become due, in any process."""
         ...
 
 
-class UpkeepStore(Store, Protocol):
+class MaintenanceStore(Store, Protocol):
     """A store that can be kept small and asked how it is."""
 
     async def prune(
@@ -421,9 +421,9 @@ def can_notify(store: Store) -> TypeGuard[NotifyStore]:
     return capabilities(store).notify
 
 
-def can_upkeep(store: Store) -> TypeGuard[UpkeepStore]:
+def can_maintain(store: Store) -> TypeGuard[MaintenanceStore]:
     """Tell whether the store prunes and counts."""
-    return capabilities(store).upkeep
+    return capabilities(store).maintenance
 
 
 def require_journal(store: Store, needed_for: str = "") -> JournalStore:
@@ -461,11 +461,11 @@ def require_transaction(store: Store, needed_for: str = "") -> TransactionStore:
     raise MissingAbility(store, "transaction", needed_for)
 
 
-def require_upkeep(store: Store, needed_for: str = "") -> UpkeepStore:
+def require_maintenance(store: Store, needed_for: str = "") -> MaintenanceStore:
     """Give the store as one that prunes and counts, or raise `MissingAbility`."""
-    if can_upkeep(store):
+    if can_maintain(store):
         return store
-    raise MissingAbility(store, "upkeep", needed_for)
+    raise MissingAbility(store, "maintenance", needed_for)
 
 
 def check_store(store: object, parameter: str = "store") -> Store:
@@ -486,7 +486,7 @@ def check_entries(entries: Sequence[Entry], limit: int) -> None:
             raise ValueTooLarge(f"{what} of run {entry.id!r}", len(entry.data), limit)
 
 
-class Closing(ABC):
+class AsyncCloseable(ABC):
     """Gives a store `async with`."""
 
     async def __aenter__(self) -> Self:

@@ -15,10 +15,10 @@ def check_flag(value: object, parameter: str) -> bool:
     return value
 
 
-def check_whole(value: object, parameter: str, *, least: int = 1) -> int:
-    """Give the whole number back, or raise: at least `least`, and no bool."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidArgument(parameter, value, f"a whole number, {least} or more")
+def check_int(value: object, parameter: str, *, minimum: int = 1) -> int:
+    """Give the whole number back, or raise: at least `minimum`, and no bool."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise InvalidArgument(parameter, value, f"a whole number, {minimum} or more")
     return value
 
 
@@ -62,7 +62,7 @@ def check_prefix(prefix: object, parameter: str = "prefix") -> str:
 
 def check_limit(limit: object, parameter: str = "limit") -> int:
     """Give the limit back, or raise: a whole number, zero or more."""
-    return check_whole(limit, parameter, least=0)
+    return check_int(limit, parameter, minimum=0)
 
 
 def check_errors(errors: object) -> tuple[type[BaseException], ...]:

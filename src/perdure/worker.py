@@ -23,7 +23,7 @@ from perdure.engine.tasks import detached
 from perdure.errors import InvalidArgument, InvalidDuration, PerdureError, StoreError
 from perdure.runtime.runtime import Runtime
 from perdure.store import Grant, NotifyStore, can_notify, require_lease, require_schedule
-from perdure.validation import check_whole
+from perdure.validation import check_int
 
 logger = logging.getLogger(__name__)
 
@@ -67,12 +67,12 @@ class Worker:
         self.runtime = runtime
         self.counters = Counters()
         self._store = require_schedule(runtime.store, "Worker")
-        self._concurrency = check_whole(concurrency, "concurrency")
+        self._concurrency = check_int(concurrency, "concurrency")
         self._poll = parse_duration(poll, "poll").total_seconds()
         if not self._poll:
             raise InvalidDuration("poll", poll, "a duration longer than nothing")
         self._grace = parse_duration(grace, "grace")
-        self._max_crashes = check_whole(max_crashes, "max_crashes")
+        self._max_crashes = check_int(max_crashes, "max_crashes")
         self._owner = f"worker-{runtime.random.getrandbits(64):016x}"
         self._runs: set[asyncio.Task[None]] = set()
         self._suspect: tuple[asyncio.Task[None], str] | None = None
@@ -202,7 +202,7 @@ class Worker:
         try:
             if grant.takeovers >= self._max_crashes:
                 return await self._pause_run(session, grant)
-            await self.runtime.driver.go_on(session, grant)
+            await self.runtime.driver.continue_run(session, grant)
             self.counters.finished += 1
         except PerdureError as error:
             self.counters.failed_to_drive += 1
@@ -247,7 +247,7 @@ class Worker:
     async def _hear(self, store: NotifyStore) -> None:
         while True:
             try:
-                async for _ in store.hints():
+                async for _ in store.notifications():
                     self._wake.set()
             except StoreError as error:
                 logger.warning("hints ended (%s); polling goes on", error)

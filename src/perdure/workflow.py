@@ -28,7 +28,7 @@ from perdure.cache import CacheLike, as_cache
 from perdure.clock import Clock, SystemClock, check_clock, isoformat
 from perdure.engine.execution import Execution
 from perdure.engine.fingerprint import definition_hash
-from perdure.engine.function import Deps, WorkflowFunction, as_deps, body_of, conduct
+from perdure.engine.function import Deps, WorkflowFunction, as_deps, body_of, run_function
 from perdure.engine.history import History, Include
 from perdure.engine.step import Step
 from perdure.engine.tasks import outside_runs
@@ -38,7 +38,7 @@ from perdure.result import Result
 from perdure.resume import ResumeState, ResumeStateCollector, as_resume_state, records_of
 from perdure.snapshot import Execution as ExecutionBlock
 from perdure.snapshot import Snapshot, assert_valid_snapshot
-from perdure.validation import check_errors, check_random, check_whole
+from perdure.validation import check_errors, check_int, check_random
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class Workflow(Generic[D]):
         run = self._run = self._prepare(chosen)
         run.check_definition(fn)
         await run.load(chosen.get("resume_state"))
-        return await run.conduct(body)
+        return await run.run_function(body)
 
     async def run_with_state(
         self, fn: "WorkflowFunction[T, D]", /, *, deps: Any = None, **options: Unpack[Options]
@@ -164,7 +164,7 @@ class Workflow(Generic[D]):
         if include not in ("all", "completed", "failed"):
             raise InvalidArgument("include", include, "'all', 'completed' or 'failed'")
         if limit is not None:
-            check_whole(limit, "limit", least=0)
+            check_int(limit, "limit", minimum=0)
         if since is not None and not isinstance(since, str):
             raise InvalidArgument("since", since, "the key of a recorded step")
         chosen = None if metadata is None else encode_metadata(metadata)
@@ -256,11 +256,11 @@ class LocalRun:
         if state is not None:
             self._history.load(records_of(state))
 
-    async def conduct(self, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:
+    async def run_function(self, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:
         """Run the function to its end and tell the subscribers of it."""
         self._note("running")
         try:
-            result = await conduct(self._execution, body)
+            result = await run_function(self._execution, body)
         except asyncio.CancelledError:
             self._publish("workflow_cancelled")
             raise

@@ -60,7 +60,7 @@ class Witness:
 
 async def main(url: str, options: dict[str, str], log: str) -> None:
     store = open_store(url, **options)
-    runtime = Runtime(Witness(store, log), workflows=[chaos], lease_ttl=LEASE, linger=0.05)  # type: ignore[arg-type]
+    runtime = Runtime(Witness(store, log), workflows=[chaos], lease_ttl=LEASE, suspend_after=0.05)  # type: ignore[arg-type]
     async with Worker(runtime, concurrency=50, poll=0.2, max_crashes=1000) as worker:
         await worker.serve()
     await store.close()

@@ -25,7 +25,7 @@ from perdure.errors import (
 )
 from perdure.events import PersistError, PersistSuccess
 from perdure.snapshot import Snapshot
-from perdure.store import Want
+from perdure.store import LeaseRequest
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
 from perdure.testing.faults import FaultyStore, How
@@ -221,7 +221,7 @@ async def test_the_lease_is_renewed_while_the_run_goes_on(
     await begun(clock)
     for _ in range(9):
         await clock.advance(MINUTE)
-        assert await store.acquire([Want("order", "other", MINUTE)]) == [None]
+        assert await store.acquire([LeaseRequest("order", "other", MINUTE)]) == [None]
     await clock.advance(MINUTE)
     assert await running == Ok(None)
 
@@ -248,9 +248,11 @@ async def test_a_run_that_is_running_here_is_refused(run: Run, clock: TestClock)
 
 async def test_a_run_that_another_process_has_is_refused(run: Run, store: MemoryStore) -> None:
     """An unexpired lease of another owner is respected, and the store is left as it was."""
-    await store.acquire([Want("order", "other", MINUTE, create=b'{"formatVersion":1,"steps":{},'
-                              b'"execution":{"status":"running",'
-                              b'"lastUpdated":"2030-01-01T00:00:00.000Z"}}')])  # fmt: skip
+    create = (
+        b'{"formatVersion":1,"steps":{},'
+        b'"execution":{"status":"running","lastUpdated":"2030-01-01T00:00:00.000Z"}}'
+    )
+    await store.acquire([LeaseRequest("order", "other", MINUTE, create=create)])
     refused = await run(lambda_step(lambda: None))
     assert isinstance(refused.error, AlreadyRunning)
     assert refused.error.where == "elsewhere"

@@ -10,7 +10,7 @@ from perdure import Ok, Runtime, Step, durable
 from perdure.codec import dumps, loads
 from perdure.errors import MissingAbility, StoreError, StoreUnavailable
 from perdure.snapshot import Snapshot
-from perdure.store import Listed
+from perdure.store import RunSummary
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
 from perdure.testing.faults import FaultyStore
@@ -39,9 +39,9 @@ class FiveMethods:
     async def delete(self, id: str, /) -> None:
         self.runs.pop(id, None)
 
-    async def list(self, *, prefix: str = "", limit: int = 100) -> Sequence[Listed]:
+    async def list(self, *, prefix: str = "", limit: int = 100) -> Sequence[RunSummary]:
         ids = [id for id in reversed(self.runs) if id.startswith(prefix)]
-        return [Listed(id, "2030-01-01T00:00:00.000Z") for id in ids[:limit]]
+        return [RunSummary(id, "2030-01-01T00:00:00.000Z") for id in ids[:limit]]
 
     async def close(self) -> None: ...
 
@@ -197,8 +197,8 @@ async def test_delete_states(any_store: Any) -> None:
     """Many at once; nothing is told where nothing went wrong."""
     for n in range(25):
         await failed_run(f"order-{n}", any_store)
-    gone = [f"order-{n}" for n in range(20)]
-    assert await durable.delete_states(any_store, [*gone, "unknown"], concurrency=3) == {}
+    delete = [f"order-{n}" for n in range(20)]
+    assert await durable.delete_states(any_store, [*delete, "unknown"], concurrency=3) == {}
     left = {line.id for line in await durable.list_pending(any_store)}
     assert left == {f"order-{n}" for n in range(20, 25)}
 

@@ -11,7 +11,7 @@ import pytest
 from perdure import Runtime, Step, workflow
 from perdure.errors import StoreError
 from perdure.runtime.definition import Definition
-from perdure.store import Want
+from perdure.store import LeaseRequest
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
 from perdure.testing.faults import FaultyStore, How
@@ -121,7 +121,7 @@ async def test_what_is_over_is_the_same_after_an_owner_died_with_it(
     assert grant is not None
     async with make(dying).session() as session:
         with pytest.raises(StoreError):
-            await make(dying).driver.go_on(session, grant)
+            await make(dying).driver.continue_run(session, grant)
     await clock.advance(TTL)
     await runtime.sweep()
     assert await store.load("run") == before
@@ -172,7 +172,7 @@ async def test_a_cancel_that_loses_the_run_in_the_middle_is_a_request_all_the_sa
 
     async def oversleep() -> None:
         await clock.advance(TTL)
-        await store.acquire([Want("run", "another", TTL)])
+        await store.acquire([LeaseRequest("run", "another", TTL)])
 
     runtime = make(Overtaken(store, "acquire", oversleep))
     assert (await runtime.cancel("run", reason="enough")).status == "suspended"

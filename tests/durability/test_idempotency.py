@@ -10,7 +10,7 @@ import pytest
 from perdure import Ok, Step, durable
 from perdure.errors import AlreadyRunning, IdempotencyConflict, StoreError
 from perdure.snapshot import Snapshot
-from perdure.store import Want
+from perdure.store import LeaseRequest
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
 from perdure.testing.faults import FaultyStore, How
@@ -138,7 +138,7 @@ async def test_a_waiter_is_not_left_hanging_when_the_first_is_refused(
     """Whatever way the first call ends, the next in line goes on."""
     await store.save("a", {"formatVersion": 1, "steps": {}, "execution": {
         "status": "running", "lastUpdated": "2030-01-01T00:00:00.000Z"}})  # fmt: skip
-    await store.acquire([Want("a", "another process", MINUTE)])
+    await store.acquire([LeaseRequest("a", "another process", MINUTE)])
     refused, served = await asyncio.gather(pay(id="a"), pay(id="b"))
     assert isinstance(refused.error, AlreadyRunning)
     assert served == Ok("receipt 1")
@@ -191,7 +191,7 @@ async def test_the_key_of_a_killed_process_is_free_when_its_lease_ends(
     """Nobody has to clean up after a crash."""
     marker = (b'{"formatVersion":1,"steps":{},"execution":{"status":"running",'
               b'"lastUpdated":"2030-01-01T00:00:00.000Z"}}')  # fmt: skip
-    await store.acquire([Want("idem:k", "killed", MINUTE, create=marker)])
+    await store.acquire([LeaseRequest("idem:k", "killed", MINUTE, create=marker)])
     assert isinstance((await pay()).error, AlreadyRunning)
     await clock.advance(MINUTE)
     assert await pay() == Ok("receipt 1")

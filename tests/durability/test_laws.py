@@ -128,8 +128,8 @@ async def test_a_broken_run_is_not_suspended_over_a_committed_transaction(
 
     faulty: Any = FaultyStore(real, fail_at=1, how="after", verbs={"transact"})
     with pytest.raises(StoreUnavailable):
-        await Runtime(faulty, workflows=[pay], linger=0.05).trigger(pay, run_id="r")
-    runtime = Runtime(real, workflows=[pay], linger=0.05)
+        await Runtime(faulty, workflows=[pay], suspend_after=0.05).trigger(pay, run_id="r")
+    runtime = Runtime(real, workflows=[pay], suspend_after=0.05)
     assert [step.key for step in (await runtime.resume("r")).history] == ["debit"]
     await runtime.signal("r", "approved")
     assert committed() == ["ana"]
@@ -159,7 +159,7 @@ async def test_a_run_is_not_suspended_in_the_middle_of_a_transaction(
     async def pay(step: Step) -> None:
         await asyncio.gather(step.transaction("debit", slow), step.sleep("nap", "1d"))
 
-    run = await Runtime(store, workflows=[pay], linger=0.05).trigger(pay)
+    run = await Runtime(store, workflows=[pay], suspend_after=0.05).trigger(pay)
     assert (run.status, [step.key for step in run.history]) == ("suspended", ["debit"])
     assert (begun, committed()) == ([how], ["ana"])
 
@@ -178,7 +178,7 @@ async def test_parallel_transactions_of_one_id_have_a_record_each(
         await asyncio.gather(branch("ana"), branch("ben"))
         await step.sleep("nap", 0.1)
 
-    runtime = Runtime(store, workflows=[pay], linger=0)
+    runtime = Runtime(store, workflows=[pay], suspend_after=0)
     run = await runtime.trigger(pay, run_id="r")
     assert {step.key for step in run.history} == {"debit", "debit#2"}
     await asyncio.sleep(0.1)
@@ -253,7 +253,7 @@ async def test_eager_tasks_keep_their_branch() -> None:
     loop = asyncio.get_running_loop()
     loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined]
     try:
-        runtime = Runtime(MemoryStore(), workflows=[w], linger=0)
+        runtime = Runtime(MemoryStore(), workflows=[w], suspend_after=0)
         await runtime.trigger(w, run_id="r")
         await asyncio.sleep(0.1)
         assert (await runtime.resume("r")).status == "completed"
@@ -371,7 +371,7 @@ async def test_a_race_swallows_no_event() -> None:
         )
         return winner, await step.wait_for_event("late approval", "approved", timeout=1)
 
-    runtime = Runtime(SlowStore(0.1), workflows=[w], linger=10)
+    runtime = Runtime(SlowStore(0.1), workflows=[w], suspend_after=10)
     run = asyncio.create_task(runtime.trigger(w, run_id="r"))
     await asyncio.sleep(0.25)
     assert await runtime.signal("r", "approved", "by ana", wait=False)
@@ -394,7 +394,7 @@ async def test_an_event_that_a_race_gave_back_survives_a_suspension() -> None:
         await step.sleep("nap", 2)
         return winner, await step.wait_for_event("late approval", "approved", timeout=1)
 
-    runtime = Runtime(store, workflows=[w], linger=0.3)
+    runtime = Runtime(store, workflows=[w], suspend_after=0.3)
     run = asyncio.create_task(runtime.trigger(w, run_id="r"))
     await asyncio.sleep(0.25)
     assert await runtime.signal("r", "approved", "by ana", wait=False)
@@ -451,7 +451,7 @@ async def test_a_wait_does_not_time_out_over_an_event_that_was_delivered() -> No
         store.unreadable = 2
         return [first, await step.wait_for_event("later", "go", timeout=0.05)]
 
-    runtime = Runtime(store, workflows=[w], linger=10)
+    runtime = Runtime(store, workflows=[w], suspend_after=10)
     assert (await runtime.trigger(w)).output == [1, 2]
 
 
@@ -482,7 +482,7 @@ async def test_a_wait_that_is_cancelled_as_its_event_comes_leaves_it_to_the_next
         await asyncio.wait([first])
         return await step.wait_for_event("second", "go", timeout=1)
 
-    runtime = Runtime(Gated(), workflows=[w], linger=10)
+    runtime = Runtime(Gated(), workflows=[w], suspend_after=10)
     assert (await runtime.trigger(w, run_id="r")).output == "seen"
 
 
@@ -591,7 +591,11 @@ async def test_a_run_leaves_memory_however_its_branches_are_joined(
         return "done"
 
     runtime = Runtime(
-        MemoryStore(clock=clock), workflows=[w], clock=clock, linger=1, always_replay=always_replay
+        MemoryStore(clock=clock),
+        workflows=[w],
+        clock=clock,
+        suspend_after=1,
+        always_replay=always_replay,
     )
     run = await runtime.trigger(w, run_id="r")
     for _ in range(20):

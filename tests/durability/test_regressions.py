@@ -30,7 +30,7 @@ from perdure.caches import FileCache, MemoryCache
 from perdure.errors import InvalidArgument, SnapshotMismatch, StepFailed, StoreError
 from perdure.keyvalue import MemoryKeyValue
 from perdure.snapshot import Snapshot, looks_like_workflow_snapshot, new_snapshot
-from perdure.store import Entry, Lease, NewRun, Verdict, Want
+from perdure.store import Entry, Lease, LeaseRequest, NewRun, Verdict
 from perdure.stores import keyvalue, libsql, sqlite
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
@@ -68,9 +68,9 @@ async def test_8_1_01_a_short_lease_ends_when_its_time_is_over(any_store: Any) -
     """8.1.1: ten milliseconds are over after fifty, and not at midnight."""
     await any_store.save("run", snapshot())
     short = timedelta(milliseconds=10)
-    (first,) = await any_store.acquire([Want("run", "one", short)])
+    (first,) = await any_store.acquire([LeaseRequest("run", "one", short)])
     await asyncio.sleep(0.05)
-    (second,) = await any_store.acquire([Want("run", "two", MINUTE)])
+    (second,) = await any_store.acquire([LeaseRequest("run", "two", MINUTE)])
     assert first is not None
     assert second is not None
     assert second.lease.epoch > first.lease.epoch
@@ -161,7 +161,7 @@ async def test_8_1_06_nobody_waits_for_ever_for_an_idempotency_key() -> None:
     """8.1.6: when the first caller is refused, those that waited for it go on."""
     store = MemoryStore()
     await store.save("taken", snapshot())
-    await store.acquire([Want("taken", "another process", MINUTE)])
+    await store.acquire([LeaseRequest("taken", "another process", MINUTE)])
 
     async def fine(step: Step) -> str:
         return "yes"
@@ -248,9 +248,9 @@ async def test_8_1_10_a_record_that_cannot_be_written_stops_the_run() -> None:
 async def test_8_1_11_an_owner_that_was_paused_cannot_write(any_store: Any) -> None:
     """8.1.11: neither steps nor rests of an older epoch are taken, nor its release."""
     await any_store.save("run", snapshot(a=1))
-    (old,) = await any_store.acquire([Want("run", "old", timedelta(milliseconds=1))])
+    (old,) = await any_store.acquire([LeaseRequest("run", "old", timedelta(milliseconds=1))])
     await asyncio.sleep(0.02)
-    (new,) = await any_store.acquire([Want("run", "new", MINUTE)])
+    (new,) = await any_store.acquire([LeaseRequest("run", "new", MINUTE)])
     entry = Entry("run", old.lease.epoch, 1, b'{"formatVersion":1,"steps":{"b":{"ok":true}}}')
     assert await any_store.append([entry]) == [Verdict.FENCED]
     await any_store.release([old.lease])
@@ -280,11 +280,11 @@ async def test_8_1_12_leases_and_sleeps_live_by_the_stores_clock() -> None:
 async def test_8_1_13_a_renewal_tells_the_truth(any_store: Any) -> None:
     """8.1.13: twice in one moment is no loss, and a lease that was taken stays lost."""
     await any_store.save("run", snapshot())
-    (grant,) = await any_store.acquire([Want("run", "one", timedelta(milliseconds=20))])
+    (grant,) = await any_store.acquire([LeaseRequest("run", "one", timedelta(milliseconds=20))])
     twice = [await any_store.renew([grant.lease], timedelta(milliseconds=20)) for _ in range(2)]
     assert all(isinstance(lease, Lease) for (lease,) in twice)
     await asyncio.sleep(0.05)
-    await any_store.acquire([Want("run", "two", MINUTE)])
+    await any_store.acquire([LeaseRequest("run", "two", MINUTE)])
     assert await any_store.renew([grant.lease], MINUTE) == [None]
 
 
@@ -296,7 +296,7 @@ async def test_8_1_14_prefixes_do_not_block_each_other(tmp_path: Path) -> None:
     ):
         for store in (a, b):
             await store.save("run", snapshot())
-            assert await store.acquire([Want("run", "me", MINUTE)]) != [None]
+            assert await store.acquire([LeaseRequest("run", "me", MINUTE)]) != [None]
     with pytest.raises(InvalidArgument, match="table"):
         sqlite(tmp_path / "x.db", table='runs"; DROP TABLE x; --')
 

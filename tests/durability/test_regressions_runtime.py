@@ -27,7 +27,7 @@ from perdure.errors import (
 )
 from perdure.keyvalue import MemoryKeyValue
 from perdure.snapshot import Snapshot, new_snapshot
-from perdure.store import Delivery, NewRun, Want
+from perdure.store import Delivery, LeaseRequest, NewRun
 from perdure.stores import FileStore, keyvalue, sqlite
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
@@ -157,7 +157,7 @@ async def test_8_2_04_signals_are_kept_until_they_are_waited_for(
     runtime = Runtime(store, workflows=[patient], clock=clock)
     await runtime.trigger(patient, run_id="run")
     assert (await runtime.signal("run", "first", 1)).delivery is Delivery.DELIVERED
-    await store.acquire([Want("run", "another", MINUTE)])
+    await store.acquire([LeaseRequest("run", "another", MINUTE)])
     assert (await runtime.signal("run", "second", 2)).delivery is Delivery.DELIVERED
     await clock.advance("1h")
     (run,) = await runtime.sweep()
@@ -179,7 +179,7 @@ async def test_8_2_05_a_long_step_keeps_its_lease_and_a_lost_one_cannot_write(
     await clock.advance(TTL * 3)
     assert await store.claim("another", TTL, 1) == []
     store._runs["run"].owner = None
-    (stolen,) = await store.acquire([Want("run", "thief", TTL * 10)])
+    (stolen,) = await store.acquire([LeaseRequest("run", "thief", TTL * 10)])
     assert stolen is not None
     await clock.advance(TTL * 2)
     assert (await driving).status == "running"
@@ -275,7 +275,7 @@ async def test_8_2_11_runs_that_cannot_be_driven_do_not_starve_the_others(
     old = new_snapshot("job", now=clock.now(), metadata={"version": 1})
     for n in range(10):
         await store.save(f"bad-{n}", old)
-        await store.acquire([Want(f"bad-{n}", "x", timedelta(0))])
+        await store.acquire([LeaseRequest(f"bad-{n}", "x", timedelta(0))])
     runtime = Runtime(store, workflows=[job], clock=clock)
     await clock.advance(1)
     await runtime.trigger(job, run_id="good", wait=False)
@@ -450,11 +450,11 @@ async def test_8_2_18_time_is_injected_and_runs_can_be_asked_for(
 async def test_8_2_19_a_deleted_run_leaves_no_lease(any_store: Any, clock: TestClock) -> None:
     """8.2.19: the id is free at once, and the old owner stays out."""
     await any_store.save("run", resting(clock))
-    (old,) = await any_store.acquire([Want("run", "one", MINUTE)])
+    (old,) = await any_store.acquire([LeaseRequest("run", "one", MINUTE)])
     await any_store.delete("run")
     data = dumps(new_snapshot("nap", now=clock.now()))
     assert await any_store.enqueue([NewRun("run", "nap", data)]) == [True]
-    (new,) = await any_store.acquire([Want("run", "two", MINUTE)])
+    (new,) = await any_store.acquire([LeaseRequest("run", "two", MINUTE)])
     assert new.lease.epoch > old.lease.epoch
     assert await any_store.renew([old.lease], MINUTE) == [None]
 

@@ -12,7 +12,7 @@ import pytest
 
 from perdure import Cron, Err, Retry, Runtime, Step, workflow
 from perdure.errors import Cancelled, InvalidPayload, RunNotFound, UnknownWorkflow, VersionMismatch
-from perdure.store import Delivery, Want
+from perdure.store import Delivery, LeaseRequest
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
 
@@ -88,7 +88,7 @@ async def test_a_signal_while_the_run_is_owned_elsewhere_is_kept(
 
     runtime = make_runtime(owned)
     run = await runtime.trigger(owned)
-    (grant,) = await store.acquire([Want(run.run_id, "other", timedelta(seconds=30))])
+    (grant,) = await store.acquire([LeaseRequest(run.run_id, "other", timedelta(seconds=30))])
     assert grant is not None
     signalled = await runtime.signal(run.run_id, "go", "hello")
     assert signalled.delivery is Delivery.DELIVERED
@@ -228,7 +228,7 @@ async def test_work_between_steps_beside_a_sleeper_goes_on(
 
         await asyncio.gather(step.sleep("nap", "1d"), busy())
 
-    runtime = Runtime(store, workflows=[between], clock=clock, linger=1)
+    runtime = Runtime(store, workflows=[between], clock=clock, suspend_after=1)
     trigger = asyncio.ensure_future(runtime.trigger(between))
     while not trigger.done():
         await clock.advance(0.1)
@@ -253,7 +253,7 @@ async def test_code_that_awaits_something_unknown_is_cut_off_after_a_while(
         await asyncio.sleep(0)
         unknown.cancel()
 
-    runtime = Runtime(store, workflows=[stuck], clock=clock, linger=1)
+    runtime = Runtime(store, workflows=[stuck], clock=clock, suspend_after=1)
     trigger = asyncio.ensure_future(runtime.trigger(stuck))
     while not trigger.done():
         await clock.advance(0.1)
@@ -605,12 +605,12 @@ async def test_one_bad_run_does_not_starve_the_others(
         return "ok"
 
     @workflow("gone", version=1)
-    async def gone(step: Step) -> None: ...
+    async def delete(step: Step) -> None: ...
 
     @workflow("gone", version=2)
     async def other(step: Step) -> None: ...
 
-    await make_runtime(gone).trigger(gone, run_id="a-bad", wait=False)
+    await make_runtime(delete).trigger(delete, run_id="a-bad", wait=False)
     runtime = make_runtime(fine, other)
     await runtime.trigger(fine, run_id="b-good", wait=False)
     runs = await runtime.sweep()

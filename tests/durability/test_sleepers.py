@@ -77,7 +77,7 @@ async def test_sleepers_cost_neither_memory_nor_queries(store: FaultyStore) -> N
 
 async def test_a_run_among_sleepers_is_found_at_once(store: FaultyStore) -> None:
     """Due runs are found by an index: a hundred thousand others are not looked at."""
-    runtime = Runtime(store, workflows=[sleeper], linger=0)
+    runtime = Runtime(store, workflows=[sleeper], suspend_after=0)
     async with Worker(runtime, poll=POLL):
         run = await runtime.trigger(sleeper, run_id="one", wait=False)
         started = time.monotonic()

@@ -55,7 +55,7 @@ class Wire(FaultyStore):
         """Stop the process at the so-manieth call from now, as SIGSTOP would."""
         self._pause_at = len(self.calls) + call
 
-    def go_on(self) -> None:
+    def continue_run(self) -> None:
         """Let the process go on as if nothing had happened."""
         self._pause_at = None
         self._going.set()
@@ -106,7 +106,7 @@ class World:
         self.wires += 1
         wire = Wire(self.store, self, self.wires)
         process = Runtime(
-            wire, workflows=[self.definition], clock=self.clock, lease_ttl=TTL, linger=0
+            wire, workflows=[self.definition], clock=self.clock, lease_ttl=TTL, suspend_after=0
         )
         self.processes[place : place + 1] = [process]
 
@@ -300,7 +300,7 @@ class Machine(RuleBasedStateMachine):
         self.runner.run(self.world.clock.advance(seconds))
 
     @rule(kind=st.sampled_from(["resume", "retry"]), place=places, id=ids)
-    def go_on(self, kind: str, place: int, id: str) -> None:
+    def continue_run(self, kind: str, place: int, id: str) -> None:
         self.do(self._work(kind, place, id))
 
     @rule(place=places, id=ids)
@@ -369,7 +369,7 @@ class Machine(RuleBasedStateMachine):
             await self.world.clock.advance(TTL + timedelta(seconds=1))
             second = asyncio.ensure_future(self.world.processes[1].sweep())
             await asyncio.sleep(0)
-            wire.go_on()
+            wire.continue_run()
             await asyncio.gather(first, second)
 
         self.do(overtaken)
@@ -381,7 +381,7 @@ class Machine(RuleBasedStateMachine):
         wire, task = self.paused.pop(0)
 
         async def finish() -> None:
-            wire.go_on()
+            wire.continue_run()
             await task
 
         self.do(finish)
@@ -410,7 +410,7 @@ class Machine(RuleBasedStateMachine):
                 self.sweep(0)
                 for id in self._open_runs():
                     self.signal(0, id, None)
-                    self.go_on("retry", 0, id)
+                    self.continue_run("retry", 0, id)
                 if not self._open_runs():
                     break
             assert self._open_runs() == []

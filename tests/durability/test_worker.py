@@ -17,7 +17,7 @@ import pytest
 from perdure import Runtime, Step, Worker, workflow
 from perdure.errors import InvalidArgument, MissingAbility, StoreError
 from perdure.runtime.definition import Definition
-from perdure.store import NewRun, Want
+from perdure.store import LeaseRequest, NewRun
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
 from perdure.testing.faults import FaultyStore, How
@@ -349,7 +349,7 @@ async def test_a_run_that_cannot_be_driven_harms_no_other(
         return payload.x
 
     @workflow("gone", version=2)
-    async def gone(step: Step) -> None: ...
+    async def delete(step: Step) -> None: ...
 
     def migrate(snapshot: Any, version: int) -> Any:
         raise KeyError("no such step")
@@ -357,7 +357,7 @@ async def test_a_run_that_cannot_be_driven_harms_no_other(
     @workflow("migrated", version=2, migrate=migrate)
     async def migrated(step: Step) -> None: ...
 
-    runtime = make(typed, gone, migrated, quick)
+    runtime = make(typed, delete, migrated, quick)
     snapshot = (b'{"formatVersion":1,"steps":{},"metadata":{"version":1,"input":{"y":1}},'
                 b'"workflowName":"%b","execution":{"status":"running",'
                 b'"lastUpdated":"2030-01-01T00:00:00.000Z"}}')  # fmt: skip
@@ -555,7 +555,7 @@ async def test_a_run_taken_from_a_blocked_worker_is_fenced() -> None:
 
     async def block() -> str:
         time.sleep(0.5)
-        (grant,) = at_once(store.acquire([Want("blocking", "thief", TTL)]))
+        (grant,) = at_once(store.acquire([LeaseRequest("blocking", "thief", TTL)]))
         assert grant is not None
         return "late"
 

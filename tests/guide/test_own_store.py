@@ -9,7 +9,7 @@ from perdure.clock import SystemClock, isoformat
 from perdure.errors import MissingAbility, StoreError
 from perdure.keyvalue import MemoryKeyValue
 from perdure.snapshot import RunStatus, Snapshot
-from perdure.store import Listed
+from perdure.store import RunSummary
 from perdure.stores import keyvalue
 from tests.guide.shop import Shop
 
@@ -43,10 +43,10 @@ class MyStore:
         status: RunStatus | None = None,
         workflow: str | None = None,
         after: str | None = None,
-    ) -> Sequence[Listed]:
+    ) -> Sequence[RunSummary]:
         newest = sorted(self.texts, key=self.times.__getitem__, reverse=True)
         ids = [id for id in newest if id.startswith(prefix)]
-        return [Listed(id, self.times[id]) for id in ids[:limit]]
+        return [RunSummary(id, self.times[id]) for id in ids[:limit]]
 
     async def close(self) -> None: ...
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from perdure import Err, Ok, Result, Step, durable
 from perdure.store import Store
 from perdure.stores import libsql, mongo, postgres
-from perdure.stores.adapters.snapshot_only import WholeStore
+from perdure.stores.adapters.snapshot_only import SnapshotOnlyStore
 
 USER = {"id": "u-1", "name": "Åsa ☃", "a.b": {"c": None}}
 QUOTE = [12.5, 2**53 - 1, -3, 1.5e-7, True, "", []]
@@ -36,7 +36,7 @@ def open_store(kind: str, url: str, *, whole: bool) -> Store:
         store = libsql(url, table="awaitly_snapshots")
     else:
         store = postgres(url, table="awaitly_snapshots")
-    return WholeStore(store) if whole else store
+    return SnapshotOnlyStore(store) if whole else store
 
 
 def checkout(log: Path, *, crash_in: str | None = None, reserve: bool = False) -> Checkout:

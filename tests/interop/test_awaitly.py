@@ -104,7 +104,7 @@ async def test_python_finishes_what_node_began(sides: Sides, store: Store) -> No
 
 
 async def test_node_finishes_what_python_began(sides: Sides) -> None:
-    """On a `WholeStore` Node finds every step that Python finished before it was killed."""
+    """On a `SnapshotOnlyStore` Node finds every step that Python finished before it was killed."""
     sides.python(crash_in="charge")
     assert sides.node() == {"ok": True, "value": BOUGHT}
     assert sides.effects() == ["python user", "python quote", "node charge"]

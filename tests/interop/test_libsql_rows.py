@@ -10,7 +10,7 @@ import pytest
 from perdure import Err, Ok, Step, durable
 from perdure.errors import StepError
 from perdure.stores import libsql
-from perdure.stores.adapters.snapshot_only import WholeStore
+from perdure.stores.adapters.snapshot_only import SnapshotOnlyStore
 
 CREATE = """
     CREATE TABLE awaitly_snapshots (
@@ -95,7 +95,7 @@ async def test_the_row_is_written_as_awaitly_reads_it(store: Any, rows_url: str)
         await workflow(step)
         await step("look", look)
 
-    await durable.run({}, function, id="run", store=WholeStore(store))
+    await durable.run({}, function, id="run", store=SnapshotOnlyStore(store))
     [[id, text]] = seen
     snapshot = json.loads(text)
     assert id == "run"

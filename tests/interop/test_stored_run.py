@@ -86,7 +86,7 @@ def store(clock: TestClock) -> MemoryStore:
 
 @pytest.fixture
 def runtime(store: MemoryStore, clock: TestClock) -> Runtime:
-    return Runtime(store, workflows=[order], clock=clock, linger=0)
+    return Runtime(store, workflows=[order], clock=clock, suspend_after=0)
 
 
 async def imported(store: MemoryStore, run: dict[str, Any]) -> None:

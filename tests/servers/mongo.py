@@ -106,7 +106,9 @@ def fresh_database(server: Server) -> Iterator[str]:
         with admin_client(server.url) as client:
             try:
                 if server.ours:
-                    eventually(lambda: _check_no_clients(client), retry_on=(NotReady,), patience=2)
+                    eventually(
+                        lambda: _check_no_clients(client), retry_on=(NotReady,), connect_timeout=2
+                    )
             finally:
                 client.drop_database(name)
 

@@ -271,10 +271,13 @@ def _descendants(pid: int) -> list[int]:
 
 
 def eventually(
-    attempt: Callable[[], T], *, retry_on: tuple[type[Exception], ...], patience: float = PATIENCE
+    attempt: Callable[[], T],
+    *,
+    retry_on: tuple[type[Exception], ...],
+    connect_timeout: float = PATIENCE,
 ) -> T:
     """What `attempt` returns, trying again while it raises one of `retry_on`."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + connect_timeout
     while True:
         try:
             return attempt()

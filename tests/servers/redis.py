@@ -174,7 +174,7 @@ def _await_no_clients(server: Server) -> None:
                 raise NotReady(f"the test left connections to {url} open: {left}")
 
     if server.ours:
-        eventually(attempt, retry_on=(NotReady,), patience=2)
+        eventually(attempt, retry_on=(NotReady,), connect_timeout=2)
 
 
 def _client(url: str) -> redis.Redis:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from perdure.errors import StoreError
-from perdure.store import Delivery, Entry, Grant, NewRun, Rest, Verdict, Want
+from perdure.store import Delivery, Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance.harness import Everything
 from perdure.testing.conformance.samples import as_json, snapshot
@@ -45,7 +45,7 @@ async def _save(store: Everything, grant: Grant) -> object:
 
 
 async def _create(store: Everything, grant: Grant) -> object:
-    return await store.acquire([Want("new", "ana", HOUR, create=as_json(snapshot()))])
+    return await store.acquire([LeaseRequest("new", "ana", HOUR, create=as_json(snapshot()))])
 
 
 VERBS: dict[str, Verb] = {
@@ -54,7 +54,7 @@ VERBS: dict[str, Verb] = {
     "rest awaiting mail": _rest_awaiting_mail,
     "renew": lambda store, grant: store.renew([grant.lease], timedelta(minutes=1)),
     "release": lambda store, grant: store.release([grant.lease]),
-    "take over": lambda store, grant: store.acquire([Want("run", "ana", HOUR)]),
+    "take over": lambda store, grant: store.acquire([LeaseRequest("run", "ana", HOUR)]),
     "send": lambda store, grant: store.send("run", "other", b"1"),
     "enqueue": lambda store, grant: store.enqueue([NewRun("new", "w", as_json(snapshot()))]),
     "create": _create,
@@ -66,7 +66,7 @@ async def survives_crash(
     store: Everything, dying: Everything, clock: TestClock, verb: Verb
 ) -> bool:
     """Run the verb on the dying store, check what the other one finds, and tell if it finished."""
-    (grant,) = await store.acquire([Want("run", "ana", HOUR, create=as_json(snapshot()))])
+    (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
     assert grant is not None
     await store.append([step(grant, 1, "a"), step(grant, 2, "b")])
     assert await store.send("run", "paid", b"1") is Delivery.DELIVERED
@@ -83,10 +83,10 @@ async def survives_crash(
 
 async def goes_whole(store: Everything, dying: Everything) -> bool:
     """Rest so that the run is gone, on the dying store; check that all of it goes, or nothing."""
-    (grant,) = await store.acquire([Want("run", "ana", HOUR, create=as_json(snapshot()))])
+    (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
     assert grant is not None
     await store.append([step(grant, 1, "a"), step(grant, 2, "b")])
-    rest = Rest("completed", gone=True)
+    rest = Rest("completed", delete=True)
     entry = Entry("run", grant.lease.epoch, 9, as_json(snapshot()), rest=rest)
     finished = await finishes(dying.append([entry]))
     loaded = await store.load("run")
@@ -96,7 +96,7 @@ async def goes_whole(store: Everything, dying: Everything) -> bool:
 
 async def deletes_whole(store: Everything, dying: Everything) -> bool:
     """Delete a run on the dying store; check that it is there whole, or that nothing of it is."""
-    want = Want("run", "ana", HOUR, create=as_json(snapshot()))
+    want = LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))
     (before,) = await store.acquire([want])
     assert before is not None
     await store.append([step(before, 1, "a")])

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from perdure.snapshot import Snapshot
-from perdure.store import Capabilities, Entry, Grant, Listed, Rest, Verdict
+from perdure.store import Capabilities, Entry, Grant, Rest, RunSummary, Verdict
 from perdure.stores._reading import Granted
 from perdure.stores.memory import MemoryStore
 from perdure.stores.memory.rows import Run
@@ -104,7 +104,9 @@ class ListsByPattern(MemoryStore):
     def matches(self, id: str, prefix: str) -> bool:
         raise NotImplementedError
 
-    async def list(self, *, prefix: str = "", limit: int = 100, **filters: Any) -> Sequence[Listed]:
+    async def list(
+        self, *, prefix: str = "", limit: int = 100, **filters: Any
+    ) -> Sequence[RunSummary]:
         lines = await super().list(limit=100_000, **filters)
         return [line for line in lines if self.matches(line.id, prefix)][:limit]
 
@@ -123,7 +125,7 @@ class ListsWithWildcards(ListsByPattern):
 
 @caught_by("test_list_takes_the_newest_before_it_cuts")
 class CutsBeforeSorting(MemoryStore):
-    async def list(self, *, limit: int = 100, **filters: Any) -> Sequence[Listed]:
+    async def list(self, *, limit: int = 100, **filters: Any) -> Sequence[RunSummary]:
         first = [self._id(run) for run in self._mine()][:limit]
         lines = await super().list(limit=100_000, **filters)
         return [line for line in lines if line.id in first]
@@ -131,7 +133,7 @@ class CutsBeforeSorting(MemoryStore):
 
 @caught_by("test_limit_zero_gives_nothing")
 class TakesZeroForAll(MemoryStore):
-    async def list(self, *, limit: int = 100, **filters: Any) -> Sequence[Listed]:
+    async def list(self, *, limit: int = 100, **filters: Any) -> Sequence[RunSummary]:
         return await super().list(limit=limit or 100_000, **filters)
 
 
@@ -144,7 +146,7 @@ class PagesByTimeAlone(MemoryStore):
 
 @caught_by("test_paging_skips_nothing_and_shows_nothing_twice")
 class NeverComesToTheLastPage(MemoryStore):
-    async def list(self, *, after: str | None = None, **filters: Any) -> Sequence[Listed]:
+    async def list(self, *, after: str | None = None, **filters: Any) -> Sequence[RunSummary]:
         return await super().list(**filters)
 
 
@@ -354,4 +356,4 @@ class DeclaresTooMuch(Declaring):
 
 @caught_by("test_what_is_there_is_declared")
 class DeclaresTooLittle(Declaring):
-    changes = MappingProxyType({"upkeep": False})
+    changes = MappingProxyType({"maintenance": False})

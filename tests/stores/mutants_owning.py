@@ -8,7 +8,18 @@ from typing import Any
 from msgspec.structs import replace
 
 from perdure.snapshot import RunStatus
-from perdure.store import Delivery, Due, Entry, Grant, Lease, Message, NewRun, Rest, Verdict, Want
+from perdure.store import (
+    Delivery,
+    Due,
+    Entry,
+    Grant,
+    Lease,
+    LeaseRequest,
+    Message,
+    NewRun,
+    Rest,
+    Verdict,
+)
 from perdure.stores.memory import MemoryStore
 from perdure.stores.memory.rows import Run
 from tests.stores.mutants import caught_by
@@ -16,7 +27,7 @@ from tests.stores.mutants import caught_by
 
 @caught_by("test_another_owners_unexpired_lease_is_never_stolen")
 class StealsLeases(MemoryStore):
-    def _acquire(self, want: Want, now: datetime) -> Grant | None:
+    def _acquire(self, want: LeaseRequest, now: datetime) -> Grant | None:
         run = self._runs.get(self._prefix + want.id)
         if run is not None and want.existing:
             run.owner = None
@@ -25,7 +36,7 @@ class StealsLeases(MemoryStore):
 
 @caught_by("test_existing_false_does_not_fence_the_owner")
 class FencesOnAskingForNew(MemoryStore):
-    def _acquire(self, want: Want, now: datetime) -> Grant | None:
+    def _acquire(self, want: LeaseRequest, now: datetime) -> Grant | None:
         run = self._runs.get(self._prefix + want.id)
         if run is not None and not want.existing:
             run.epoch = next(self._shelf.epochs)
@@ -178,7 +189,7 @@ class LeavesOrphans(Claiming):
     "test_hints_come_to_another_instance",
 )
 class HintsAtFirstOnly(MemoryStore):
-    async def hints(self) -> AsyncIterator[None]:
+    async def notifications(self) -> AsyncIterator[None]:
         yield
         await asyncio.get_running_loop().create_future()
 
@@ -187,7 +198,7 @@ class HintsAtFirstOnly(MemoryStore):
 class ForgetsDedupIds(MemoryStore):
     def _append(self, entry: Entry) -> Verdict:
         verdict = super()._append(entry)
-        if entry.takes:
+        if entry.consumes:
             self._runs[self._prefix + entry.id].known_mail.clear()
         return verdict
 
@@ -196,7 +207,7 @@ class ForgetsDedupIds(MemoryStore):
 class TakesWhenFenced(MemoryStore):
     def _append(self, entry: Entry) -> Verdict:
         run = self._runs.get(self._prefix + entry.id)
-        for message_id in entry.takes if run is not None else ():
+        for message_id in entry.consumes if run is not None else ():
             run.mail.pop(message_id, None)
         return super()._append(entry)
 

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from perdure.errors import StoreCorrupted, StoreUnavailable
-from perdure.store import Lease, NewRun, Want
+from perdure.store import Lease, LeaseRequest, NewRun
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance.samples import as_json, snapshot
@@ -43,7 +43,7 @@ async def test_what_is_not_a_snapshot_is_left_out(
     (record,) = caplog.records
     assert "'run 0' cannot be read" in record.message
     with pytest.raises(StoreCorrupted, match="'run 0'"):
-        await store.acquire([Want("run 0", "ana", LONG)])
+        await store.acquire([LeaseRequest("run 0", "ana", LONG)])
 
 
 async def test_a_run_that_was_repaired_is_claimed_an_hour_later() -> None:

@@ -25,9 +25,9 @@ from perdure.caches import FileCache, MemoryCache
 from perdure.engine.function import Deps
 from perdure.events import StepComplete
 from perdure.keyvalue import MemoryKeyValue
-from perdure.runtime import Signalled
+from perdure.runtime import SignalResult
 from perdure.runtime.definition import Definition
-from perdure.store import Listed
+from perdure.store import RunSummary
 from perdure.stores import MemoryStore, open_store, sqlite
 
 
@@ -85,7 +85,7 @@ async def durably() -> None:
     store = sqlite("workflow.db", prefix="orders:")
     result = await durable.run(Shop("EUR"), with_shop, id="run-1", store=store, version=2)
     assert_type(result, Ok[str] | Err[Any])
-    assert_type(await durable.list_pending(open_store("memory://")), list[Listed])
+    assert_type(await durable.list_pending(open_store("memory://")), list[RunSummary])
     assert_type(durable.run_sync({}, alone, id="run-2"), Ok[int] | Err[Any])
 
 
@@ -107,7 +107,7 @@ async def on_a_store() -> None:
     assert_type(run, Run)
     assert_type(await runtime.trigger(welcome, {"email": "a@b.c"}, run_id="signup-1"), Run)
     assert_type(await runtime.trigger("nightly"), Run)
-    assert_type(await runtime.signal(run.run_id, "approved"), Signalled)
+    assert_type(await runtime.signal(run.run_id, "approved"), SignalResult)
     assert_type(await runtime.get_run(run.run_id), Run | None)
     assert_type(await runtime.sweep(limit=10), list[Run])
     async with Worker(runtime, concurrency=10) as worker:

@@ -271,7 +271,7 @@ CASES: dict[str, Case] = {
             "store": NO_STORE,
             "workflows": (5, [5], [body], known),
             "lease_ttl": (*NO_DURATION, 0),
-            "linger": NO_DURATION,
+            "suspend_after": NO_DURATION,
             "on_event": NO_LISTENER,
             "clock": NO_CLOCK,
             "random": (5, "x", Random),

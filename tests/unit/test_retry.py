@@ -49,13 +49,15 @@ def test_a_wait_is_never_longer_than_allowed(
     assert timedelta(0) <= delay_before(retry, attempt, RANDOM) <= max_delay
 
 
-@pytest.mark.parametrize(("jitter", "least"), [(True, 5.0), (0.2, 8.0), (1.0, 0.0), (False, 10.0)])
-def test_jitter_takes_away_a_share(jitter: float, least: float) -> None:
+@pytest.mark.parametrize(
+    ("jitter", "minimum"), [(True, 5.0), (0.2, 8.0), (1.0, 0.0), (False, 10.0)]
+)
+def test_jitter_takes_away_a_share(jitter: float, minimum: float) -> None:
     """Jitter shortens a wait by up to its share; True is half."""
     retry = Retry(3, backoff="fixed", delay=10, jitter=jitter)
     drawn = waits(retry, 200)
-    assert least <= min(drawn) <= max(drawn) <= 10
-    assert (max(drawn) - min(drawn) > 0) == (least < 10)
+    assert minimum <= min(drawn) <= max(drawn) <= 10
+    assert (max(drawn) - min(drawn) > 0) == (minimum < 10)
 
 
 def test_chance_is_the_callers() -> None:

@@ -35,8 +35,8 @@ __all__ = [
     "ErrorCause",
     "JSONValue",
     "Loss",
+    "Prepared",
     "SerializedCause",
-    "Settled",
     "ThrownCause",
     "convert",
     "decode",
@@ -48,9 +48,9 @@ __all__ = [
     "fingerprint",
     "is_plain",
     "loads",
+    "prepare",
+    "prepare_error",
     "return_type",
-    "settle",
-    "settle_error",
 ]
 
 _to_json = msgspec.json.Encoder().encode
@@ -60,7 +60,7 @@ _NO_ARGUMENTS = f"{crc32(b'[]'):08x}"
 _NO_STACK = "nested too deep for what is left of Python's stack"
 
 
-class Settled(NamedTuple):
+class Prepared(NamedTuple):
     """A value as it is stored, and as the workflow function sees it now and after a crash.
 
     `typed`: the data need the step's return type to come back.
@@ -72,7 +72,7 @@ class Settled(NamedTuple):
     losses: tuple[Loss, ...]
 
 
-def settle(value: object, returns: Callable[[], object], root: str = "value") -> Settled:
+def prepare(value: object, returns: Callable[[], object], root: str = "value") -> Prepared:
     """Give what is stored of a value, and what the workflow function sees of it.
 
     A value that is plain JSON is both, without a copy. `returns` gives the type of the value, or
@@ -81,27 +81,27 @@ def settle(value: object, returns: Callable[[], object], root: str = "value") ->
     """
     try:
         if is_plain(value):
-            return Settled(value, value, False, ())
-        return _settle_rich(value, returns, root)
+            return Prepared(value, value, False, ())
+        return _prepare_rich(value, returns, root)
     except RecursionError:
         raise CodecError(_NO_STACK, root) from None
 
 
-def _settle_rich(value: object, returns: Callable[[], object], root: str) -> Settled:
+def _prepare_rich(value: object, returns: Callable[[], object], root: str) -> Prepared:
     writer = Writer(Form.FIELDS)
     data = writer.whole(value, root)
     if writer.typed:
-        settled = _settle_by_type(value, returns(), writer, data, root)
+        settled = _prepare_by_type(value, returns(), writer, data, root)
         if settled is not None:
             return settled
         writer = Writer(Form.LOST)
         data = writer.whole(value, root)
-    return Settled(data, untag(data, root), False, tuple(writer.losses))
+    return Prepared(data, untag(data, root), False, tuple(writer.losses))
 
 
-def _settle_by_type(
+def _prepare_by_type(
     value: object, annotation: object, writer: Writer, data: JSONValue, root: str
-) -> Settled | None:
+) -> Prepared | None:
     """Give the value by its type: as bare fields if they do, else with the names of classes."""
     if annotation is None:
         return None
@@ -121,7 +121,7 @@ def _settle_by_type(
 
 def _attempt(
     value: object, annotation: object, writer: Writer, data: JSONValue, root: str
-) -> Settled | None:
+) -> Prepared | None:
     try:
         back = build(data, annotation, root)
     except CodecError:
@@ -132,7 +132,7 @@ def _attempt(
     losses = tuple(writer.losses)
     if where is not None and not losses:
         losses = (Loss(where, "non-json"),)
-    return Settled(data, back, True, losses)
+    return Prepared(data, back, True, losses)
 
 
 def _is_untyped(back: object, data: JSONValue, root: str) -> bool:
@@ -145,7 +145,7 @@ def _is_untyped(back: object, data: JSONValue, root: str) -> bool:
 
 def encode(value: object, returns: object = None) -> JSONValue:
     """Give a value as JSON with tags, or raise `CodecError` if it would not come back as it was."""
-    data, _, _, losses = settle(value, lambda: returns)
+    data, _, _, losses = prepare(value, lambda: returns)
     if losses:
         path, reason = losses[0]
         hint = (
@@ -261,7 +261,7 @@ def decode_cause(cause: SerializedCause, declared: Sequence[type[BaseException]]
         raise CodecError(_NO_STACK, "cause") from None
 
 
-def settle_error(
+def prepare_error(
     error: BaseException, declared: Sequence[type[BaseException]]
 ) -> tuple[SerializedCause, BaseException]:
     """Give what is stored of an exception, and the exception that the workflow function sees.

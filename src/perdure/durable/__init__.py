@@ -37,7 +37,7 @@ from perdure.events import Bus, Listener, check_listener
 from perdure.result import Result
 from perdure.snapshot.record import outcome_of
 from perdure.store import Store, check_store
-from perdure.validation import check_errors, check_flag, check_id, check_whole
+from perdure.validation import check_errors, check_flag, check_id, check_int
 from perdure.workflow import encode_metadata
 
 __all__ = [
@@ -101,7 +101,7 @@ async def run(
         store=default_store() if store is None else check_store(store),
         body=body_of(fn, as_deps(deps)),
         fn=fn,
-        version=check_whole(version, "version", least=0),
+        version=check_int(version, "version", minimum=0),
         keep=check_flag(keep, "keep"),
         metadata=_first_metadata(version, metadata, input),
         bus=_bus(on_event),

@@ -12,7 +12,7 @@ from perdure import codec
 from perdure.clock import Clock, SyncedClock
 from perdure.durable.host import JournaledRun, RunHost, SnapshotRun
 from perdure.durable.lifecycle import Body, borrow, drive, log_failure, new_owner
-from perdure.durable.outcome import Ending, ending, failures_to_retry, recorded_result
+from perdure.durable.outcome import Outcome, ending, failures_to_retry, recorded_result
 from perdure.durable.session import Session, store_errors
 from perdure.engine.execution import Execution
 from perdure.engine.history import History
@@ -21,7 +21,7 @@ from perdure.events import Bus
 from perdure.result import Result
 from perdure.snapshot import Snapshot, assert_valid_snapshot, new_snapshot
 from perdure.snapshot.record import outcome_of
-from perdure.store import Grant, Rest, Store, Want, can_journal, can_lease, require_lease
+from perdure.store import Grant, LeaseRequest, Rest, Store, can_journal, can_lease, require_lease
 
 logger = logging.getLogger(__name__)
 
@@ -96,11 +96,11 @@ async def _run_in(session: Session, request: Request) -> Result[Any, Any]:
         stored = None if grant.created else grant.snapshot
     if stored is not None:
         if (kept := _kept(request, stored)) is not None:
-            host = await settle_in(session, request, grant, stored)
+            host = await open_host(session, request, grant, stored)
             await host.settle(stored["execution"], Rest("completed"))
             return kept
         grant, stored = await _at_version(session, request, grant, stored)
-    host = await settle_in(session, request, grant, stored)
+    host = await open_host(session, request, grant, stored)
     return await _carry_out(host, request)
 
 
@@ -151,11 +151,13 @@ async def _at_version(
 async def lease(session: Session, request: Request) -> Grant | None:
     """Give the lease of the run, which is created when it is not there; None: another has it."""
     first = new_snapshot(request.id, now=request.clock.now(), metadata=request.metadata)
-    want = Want(request.id, request.owner(), request.lease_ttl, create=codec.dumps(first))
-    return await session.acquire(want)
+    create = codec.dumps(first)
+    return await session.acquire(
+        LeaseRequest(request.id, request.owner(), request.lease_ttl, create=create)
+    )
 
 
-async def settle_in(
+async def open_host(
     session: Session, request: Request, grant: Grant | None, stored: Snapshot | None
 ) -> RunHost:
     """Return the host of a run, over what is stored of it."""
@@ -198,16 +200,16 @@ async def _carry_out(host: RunHost, request: Request) -> Result[Any, Any]:
             await log_failure(host.release())
         return outcome_of(broken)
     assert result is not None, "a run of durable.run waits in memory"
-    gone = result.ok and not request.keep
-    if gone:
-        over = Ending(result, host.block("completed"), "completed")
+    delete = result.ok and not request.keep
+    if delete:
+        over = Outcome(result, host.block("completed"), "completed")
     else:
         over = ending(host, result, request.fn)
     try:
-        await host.settle(over.block, Rest(over.status, gone=gone))
+        await host.settle(over.block, Rest(over.status, delete=delete))
     except StoreError:
         await log_failure(host.release())
-        if not gone:
+        if not delete:
             raise
         logger.warning(
             "run %r is done, but could not be deleted from the store", request.id, exc_info=True

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar, cast
 from perdure.clock import Clock, SystemClock
 from perdure.engine.tasks import Interrupted, detached, outside_runs
 from perdure.errors import PerdureError, StoreClosed, StoreError, StoreUnavailable
-from perdure.store import Entry, Grant, JournalStore, LeaseStore, Verdict, Want
+from perdure.store import Entry, Grant, JournalStore, LeaseRequest, LeaseStore, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ A = TypeVar("A")
 MAX_BATCH = 500
 MAX_BATCH_BYTES = 8 * 1024 * 1024
 MAX_WAITING = 10_000
-PATIENCE = timedelta(seconds=10)
+MAX_OUTAGE = timedelta(seconds=10)
 # Two, so that the runs of one queue work while the store writes for those of the other.
 QUEUES = 2
 
@@ -85,13 +85,13 @@ class BatchQueue(Generic[Q, A]):
         *,
         clock: Clock = SystemClock(),
         size: Callable[[Q], int] = lambda _: 0,
-        patience: timedelta = PATIENCE,
+        max_outage: timedelta = MAX_OUTAGE,
         max_waiting: int = MAX_WAITING,
     ) -> None:
         self._send = send
         self._clock = clock
         self._size = size
-        self._patience = patience
+        self._max_outage = max_outage
         self._max_waiting = max_waiting
         self._queue: deque[_Pending[Q, A]] = deque()
         self._room: asyncio.Future[None] | None = None
@@ -205,7 +205,7 @@ class BatchQueue(Generic[Q, A]):
     async def _write_batch(self, batch: Sequence[_Pending[Q, A]]) -> None:
         """Write a batch, again while the store is unavailable; or else each request alone."""
         error = await self._try(batch)
-        deadline = self._clock.monotonic() + self._patience.total_seconds()
+        deadline = self._clock.monotonic() + self._max_outage.total_seconds()
         pause = 0.05
         while isinstance(error, StoreUnavailable) and self._clock.monotonic() + pause <= deadline:
             logger.warning("store unavailable (%s); retrying in %.2fs", error, pause)
@@ -255,15 +255,15 @@ class Committer:
         leases: LeaseStore,
         *,
         clock: Clock = SystemClock(),
-        patience: timedelta = PATIENCE,
+        max_outage: timedelta = MAX_OUTAGE,
         max_waiting: int = MAX_WAITING,
     ) -> None:
         options: dict[str, Any] = {
             "clock": clock,
-            "patience": patience,
+            "max_outage": max_outage,
             "max_waiting": max_waiting,
         }
-        self._leases: BatchQueue[Want, Grant | None] = BatchQueue(leases.acquire, **options)
+        self._leases: BatchQueue[LeaseRequest, Grant | None] = BatchQueue(leases.acquire, **options)
         self._entries: list[BatchQueue[Entry, Verdict]] = [
             BatchQueue(store.append, size=lambda entry: len(entry.data), **options)
             for _ in range(QUEUES)
@@ -274,9 +274,9 @@ class Committer:
         queues = self._entries
         return queues[hash(entry.id) % len(queues)].submit(entry)
 
-    def acquire(self, want: Want) -> Coroutine[Any, Any, Grant | None]:
+    def acquire(self, request: LeaseRequest) -> Coroutine[Any, Any, Grant | None]:
         """Return the lease that was asked for, or None."""
-        return self._leases.submit(want)
+        return self._leases.submit(request)
 
     async def close(self) -> None:
         """Write what is waiting, then stop."""

@@ -151,7 +151,7 @@ class RunHost(calls.RunHost, ABC):
     def renewed(self, lease: Lease) -> None:
         """Continue with the lease's new expiry, and look at messages that arrived meanwhile."""
         self.lease = lease
-        if lease.mail:
+        if lease.has_messages:
             self.message_came()
 
     def message_came(self) -> None:
@@ -221,7 +221,7 @@ class JournaledRun(RunHost):
             verdict = await self._append(entry)
         except Interrupted as error:
             interrupted, verdict = error, error.answer
-        deleted = entry.rest is not None and entry.rest.gone
+        deleted = entry.rest is not None and entry.rest.delete
         # A run that is unknown was deleted by this very write, whose first answer was lost.
         if verdict is not Verdict.ACCEPTED and not (deleted and verdict is Verdict.UNKNOWN):
             raise self._lost()
@@ -293,7 +293,7 @@ class JournaledRun(RunHost):
         """Replace snapshot and journal by the whole snapshot, set when the run wakes, and give the
         lease up.
         """
-        data = b"" if rest.gone else self.history.encode(block)
+        data = b"" if rest.delete else self.history.encode(block)
         entry = self._numbered(data, tuple(consumes), rest)
         try:
             await self._write(entry)
@@ -362,7 +362,7 @@ class SnapshotRun(RunHost):
     ) -> bytes:
         """Save the whole snapshot, or delete it, and give the lease up."""
         data = b""
-        if rest.gone:
+        if rest.delete:
             with store_errors(self.session.store, f"delete run {self.id!r}"):
                 await self.session.store.delete(self.id)
         else:

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from perdure.durable.call import Request, lease, run_once, settle_in
+from perdure.durable.call import Request, lease, open_host, run_once
 from perdure.durable.lifecycle import borrow, log_failure
 from perdure.durable.outcome import ending, recorded_result
 from perdure.durable.session import Session, store_errors
@@ -52,7 +52,7 @@ async def _once_in(session: Session, request: Request, key: str) -> Result[Any, 
         if grant is None:
             raise AlreadyRunning(request.id, "elsewhere")
         stored = None if grant.created else grant.snapshot
-    host = await settle_in(session, record, grant, stored)
+    host = await open_host(session, record, grant, stored)
     try:
         if stored is not None and (kept := _kept_for(record, key, stored)) is not None:
             await host.settle(stored["execution"], Rest("completed"))
@@ -63,10 +63,10 @@ async def _once_in(session: Session, request: Request, key: str) -> Result[Any, 
         await log_failure(host.release())
         raise
     except BaseException:
-        await log_failure(host.settle(host.block(), Rest("running", gone=True)))
+        await log_failure(host.settle(host.block(), Rest("running", delete=True)))
         raise
     if not result.ok:
-        await log_failure(host.settle(host.block(), Rest("running", gone=True)))
+        await log_failure(host.settle(host.block(), Rest("running", delete=True)))
         return result
     try:
         await host.settle(ending(host, result, request.fn).block, Rest("completed"))

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from perdure.clock import Clock, Duration, parse_duration
 from perdure.durable.host import RunHost
 from perdure.durable.session import Session
-from perdure.engine.function import conduct
+from perdure.engine.function import run_function
 from perdure.engine.step import Step
 from perdure.engine.tasks import Task, cancel_and_wait, detached
 from perdure.errors import Cancelled, InvalidArgument, PerdureError
@@ -33,7 +33,7 @@ async def drive(host: RunHost, body: Body) -> Result[Any, Any] | None:
     """
     execution = host.execution
     execution.host = host
-    host.main = task = detached(conduct(execution, body))
+    host.main = task = detached(run_function(execution, body))
     try:
         await _ended(task)
     except asyncio.CancelledError:

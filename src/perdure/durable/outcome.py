@@ -15,7 +15,7 @@ from perdure.snapshot.record import failure_record, result_of
 logger = logging.getLogger(__name__)
 
 
-class Ending(NamedTuple):
+class Outcome(NamedTuple):
     """A run that is over: its result as it will be read, its execution block, its status."""
 
     result: Result[Any, Any]
@@ -23,7 +23,7 @@ class Ending(NamedTuple):
     status: Literal["completed", "failed"]
 
 
-def ending(host: RunHost, result: Result[Any, Any], fn: Callable[..., Any]) -> Ending:
+def ending(host: RunHost, result: Result[Any, Any], fn: Callable[..., Any]) -> Outcome:
     """Give how a run ends; one whose output cannot be recorded has failed."""
     if isinstance(result, Ok):
         try:
@@ -35,11 +35,11 @@ def ending(host: RunHost, result: Result[Any, Any], fn: Callable[..., Any]) -> E
     told = failure_record(failure, host.id, host.execution.errors, lambda: codec.error_type(fn))
     failed = host.execution.failures_that_ended_it()
     block = host.block("failed", completedAt=now, error=told.record, failed=failed)
-    return Ending(result, block, "failed")
+    return Outcome(result, block, "failed")
 
 
-def _completed(host: RunHost, value: object, fn: Callable[..., Any]) -> Ending:
-    data, seen, typed, losses = codec.settle(value, lambda: codec.return_type(fn), "output")
+def _completed(host: RunHost, value: object, fn: Callable[..., Any]) -> Outcome:
+    data, seen, typed, losses = codec.prepare(value, lambda: codec.return_type(fn), "output")
     for loss in losses:
         logger.warning(
             "run %r: its %s cannot be kept as it is (%s)", host.id, loss.path, loss.reason
@@ -47,7 +47,7 @@ def _completed(host: RunHost, value: object, fn: Callable[..., Any]) -> Ending:
     facts: dict[str, Any] = {"output": data, "completedAt": host.block()["lastUpdated"]}
     if typed:
         facts["outputTyped"] = True
-    return Ending(Ok(seen), host.block("completed", **facts), "completed")
+    return Outcome(Ok(seen), host.block("completed", **facts), "completed")
 
 
 def recorded_result(

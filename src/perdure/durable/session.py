@@ -10,7 +10,7 @@ from perdure.clock import Clock
 from perdure.durable.committer import Committer
 from perdure.engine.tasks import Interrupted, cancel_and_wait, detached, finish
 from perdure.errors import PerdureError, StoreError
-from perdure.store import Grant, Lease, Store, Want, can_journal, require_lease
+from perdure.store import Grant, Lease, LeaseRequest, Store, can_journal, require_lease
 
 logger = logging.getLogger(__name__)
 
@@ -80,20 +80,20 @@ class Session:
         )
         return self._committer
 
-    async def acquire(self, want: Want) -> Grant | None:
+    async def acquire(self, request: LeaseRequest) -> Grant | None:
         """Return a lease, or None; a caller that is cancelled holds none."""
-        with store_errors(self.store, f"lease run {want.id!r}"):
+        with store_errors(self.store, f"lease run {request.id!r}"):
             try:
                 if self._committer is not None:
-                    return await self._committer.acquire(want)
-                return await finish(detached(self._acquire_alone(want)))
+                    return await self._committer.acquire(request)
+                return await finish(detached(self._acquire_alone(request)))
             except Interrupted as interrupted:
                 if interrupted.answer is not None:
                     await self._release(interrupted.answer.lease)
                 raise asyncio.CancelledError from None
 
-    async def _acquire_alone(self, want: Want) -> Grant | None:
-        (grant,) = await require_lease(self.store).acquire([want])
+    async def _acquire_alone(self, request: LeaseRequest) -> Grant | None:
+        (grant,) = await require_lease(self.store).acquire([request])
         return grant
 
     async def _release(self, lease: Lease) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 
 from perdure.errors import InvalidArgument
 from perdure.snapshot import rest_status
-from perdure.store import Listed, Store, check_store
-from perdure.validation import check_id, check_limit, check_whole
+from perdure.store import RunSummary, Store, check_store
+from perdure.validation import check_id, check_int, check_limit
 
 
 async def has_state(store: Store, id: str, /) -> bool:
@@ -26,7 +26,7 @@ async def delete_states(
 ) -> dict[str, Exception]:
     """Delete many runs, so many at once; give those that could not be, with their errors."""
     check_store(store)
-    gate = asyncio.Semaphore(check_whole(concurrency, "concurrency"))
+    gate = asyncio.Semaphore(check_int(concurrency, "concurrency"))
     if isinstance(ids, str) or not isinstance(ids, Iterable):
         raise InvalidArgument("ids", ids, "a list of run ids")
     failed: dict[str, Exception] = {}
@@ -42,10 +42,10 @@ async def delete_states(
     return failed
 
 
-async def list_pending(store: Store, /, *, prefix: str = "", limit: int = 100) -> list[Listed]:
+async def list_pending(store: Store, /, *, prefix: str = "", limit: int = 100) -> list[RunSummary]:
     """Give runs that are not over, newest first; records of idempotency keys are left out."""
     check_store(store)
-    pending: list[Listed] = []
+    pending: list[RunSummary] = []
     size = max(check_limit(limit), 100)
     # A store of five methods may know no more than these two options.
     page = await store.list(prefix=prefix, limit=size)
@@ -61,7 +61,7 @@ async def list_pending(store: Store, /, *, prefix: str = "", limit: int = 100) -
     return pending[:limit]
 
 
-async def _is_pending(store: Store, line: Listed) -> bool:
+async def _is_pending(store: Store, line: RunSummary) -> bool:
     if line.status != "running":
         return line.status not in ("completed", "cancelled")
     snapshot = await store.load(line.id)

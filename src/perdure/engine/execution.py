@@ -326,7 +326,7 @@ class Execution:
         warnings: tuple[dict[str, str], ...] = ()
         if not codec.is_plain(value):
             try:
-                data, visible, typed, losses = codec.settle(value, call.return_type)
+                data, visible, typed, losses = codec.prepare(value, call.return_type)
             except CodecError as error:
                 text = f"the value of {call.place()} cannot be recorded: {error}"
                 raise self.break_off(CodecError(text)) from error

@@ -53,7 +53,7 @@ class Deps(Mapping[str, Any]):
         return len(self._things)
 
 
-async def conduct(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:
+async def run_function(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:
     """Call the function once over the run's history and return how it ended.
 
     Branches that the function left running are cancelled; what they were writing is written first.

@@ -132,7 +132,7 @@ def stringify_state(state: ResumeState, /, **metadata: Any) -> str:
         "entries": {key: entry_of(record) for key, record in _records(state)},
     }
     if metadata:
-        document["metadata"] = codec.settle(metadata, lambda: None).data
+        document["metadata"] = codec.prepare(metadata, lambda: None).data
     return codec.dumps(document).decode()
 
 
@@ -238,7 +238,7 @@ def _outcome(entry: ResumeEntry) -> dict[str, Any]:
         "meta": {"origin": entry.origin or ("throw" if raised else "result")},
     }
     if not raised:
-        error = codec.settle(result.error, lambda: type(result.error))
+        error = codec.prepare(result.error, lambda: type(result.error))
         outcome["error"] = error.data
         if error.typed:
             outcome["typed"] = True
@@ -261,7 +261,7 @@ def _told(failure: Err[Any], raised: bool) -> Mapping[str, Any] | None:
 def _success(value: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
     if facts.get("typed"):
         return {"ok": True, "value": value}
-    data, _, typed, _ = codec.settle(value, lambda: type(value))
+    data, _, typed, _ = codec.prepare(value, lambda: type(value))
     outcome = {"ok": True, "value": data}
     if data is not value:
         outcome |= {"at": _SOME_TIME, "coded": True}

@@ -2,6 +2,6 @@
 
 from perdure.runtime.definition import Definition, workflow
 from perdure.runtime.run import Run, StepInfo, Wait
-from perdure.runtime.runtime import Runtime, Signalled
+from perdure.runtime.runtime import Runtime, SignalResult
 
-__all__ = ["Definition", "Run", "Runtime", "Signalled", "StepInfo", "Wait", "workflow"]
+__all__ = ["Definition", "Run", "Runtime", "SignalResult", "StepInfo", "Wait", "workflow"]

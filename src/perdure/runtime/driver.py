@@ -33,7 +33,7 @@ from perdure.runtime.definition import Definition
 from perdure.runtime.registry import Registry
 from perdure.snapshot import PendingWait, RunStatus, awaits_of, is_over, rest_status, wake_at_of
 from perdure.snapshot.record import failure_record, outcome_of
-from perdure.store import Grant, Rest, Store, Want, require_lease
+from perdure.store import Grant, LeaseRequest, Rest, Store, require_lease
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +51,16 @@ class Driver:
     random: Random
     bus: Bus
     lease_ttl: timedelta
-    linger: timedelta
+    suspend_after: timedelta
     always_replay: bool
 
-    def want(self, run_id: str, create: bytes | None = None, workflow: str | None = None) -> Want:
+    def request(
+        self, run_id: str, create: bytes | None = None, workflow: str | None = None
+    ) -> LeaseRequest:
         """Give the request for a run's lease: of a new run with `create`, else of one that is
         there.
         """
-        return Want(
+        return LeaseRequest(
             run_id,
             new_owner(self.random),
             self.lease_ttl,
@@ -67,7 +69,7 @@ class Driver:
             existing=create is None,
         )
 
-    async def go_on(
+    async def continue_run(
         self,
         session: Session,
         grant: Grant,
@@ -80,11 +82,11 @@ class Driver:
         One that is over stays as it is, unless it failed and is to be tried `again`.
         """
         try:
-            return await self._go_on(session, grant, not_before, again)
+            return await self._continue_run(session, grant, not_before, again)
         except LeaseLost:
             return None
 
-    async def _go_on(
+    async def _continue_run(
         self, session: Session, grant: Grant, not_before: datetime | None, again: bool
     ) -> bytes | None:
         run_id = grant.lease.id
@@ -106,7 +108,11 @@ class Driver:
         history.drop(failures_to_retry(snapshot))
         if again or definition.version != version:
             fresh = await self._rewrite(session, grant, history)
-            return None if fresh is None else await self._go_on(session, fresh, not_before, False)
+            return (
+                None
+                if fresh is None
+                else await self._continue_run(session, fresh, not_before, False)
+            )
         host = self._host(session, grant, history, definition, payload, not_before)
         if any(message.name == CANCEL for message in grant.inbox):
             return await self._end_cancelled(host, _cancel_reason(grant))
@@ -127,7 +133,7 @@ class Driver:
         # A request to cancel that came before does not end what is begun again after it.
         old = [message.id for message in grant.inbox if message.name == CANCEL]
         await host.settle(host.running(), Rest("running", host.execution.clock.now()), old)
-        return await session.acquire(self.want(host.id))
+        return await session.acquire(self.request(host.id))
 
     async def cancel(self, session: Session, grant: Grant, reason: str) -> bytes | None:
         """End a leased run as cancelled; None when another owner took it meanwhile."""
@@ -241,7 +247,7 @@ class Driver:
             session,
             grant,
             execution,
-            suspend_after=self.linger,
+            suspend_after=self.suspend_after,
             always_replay=self.always_replay,
         )
 

@@ -43,10 +43,10 @@ from perdure.snapshot import RunStatus, Snapshot, is_over, new_snapshot, rest_st
 from perdure.store import (
     Delivery,
     Grant,
-    Listed,
+    LeaseRequest,
     NewRun,
+    RunSummary,
     Store,
-    Want,
     check_store,
     require_inbox,
     require_journal,
@@ -60,11 +60,11 @@ logger = logging.getLogger(__name__)
 P = TypeVar("P")
 T = TypeVar("T")
 
-LINGER = timedelta(seconds=1)
+SUSPEND_AFTER = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Signalled:
+class SignalResult:
     """What became of a signal, and the run as it is afterwards (None when there is no such run)."""
 
     delivery: Delivery
@@ -77,9 +77,9 @@ class Signalled:
 class Runtime:
     """Workflows by name on one store.
 
-    `lease_ttl` is how long a run of a dead process stays with it. A wait shorter than `linger` is
-    spent in memory. `always_replay` puts a run to rest and replays it after every step: a hard test
-    of a workflow, and slow.
+    `lease_ttl` is how long a run of a dead process stays with it. A wait shorter than
+    `suspend_after` is spent in memory. `always_replay` puts a run to rest and replays it after
+    every step: a hard test of a workflow, and slow.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Runtime:
         *,
         workflows: Iterable[Definition[Any, Any]] = (),
         lease_ttl: Duration = LEASE_TTL,
-        linger: Duration = LINGER,
+        suspend_after: Duration = SUSPEND_AFTER,
         on_event: Listener | None = None,
         clock: Clock = SystemClock(),
         random: Random | None = None,
@@ -111,7 +111,7 @@ class Runtime:
             random=self.random,
             bus=self._bus,
             lease_ttl=self.lease_ttl,
-            linger=parse_duration(linger, "linger"),
+            suspend_after=parse_duration(suspend_after, "suspend_after"),
             always_replay=check_flag(always_replay, "always_replay"),
         )
 
@@ -147,17 +147,17 @@ class Runtime:
             await self._enqueue(check_id(run_id, "run_id"), definition, snapshot)
             return await self._require(run_id)
         async with self.session() as session:
-            want = self.driver.want(check_id(run_id, "run_id"), snapshot, definition.name)
-            grant = await session.acquire(want) or await self._acquire_own(session, want)
+            request = self.driver.request(check_id(run_id, "run_id"), snapshot, definition.name)
+            grant = await session.acquire(request) or await self._acquire_own(session, request)
             if grant is None:
                 return await self._require(run_id)
-            return await self._driven(run_id, self.driver.go_on(session, grant))
+            return await self._driven(run_id, self.driver.continue_run(session, grant))
 
-    async def _acquire_own(self, session: Session, want: Want) -> Grant | None:
+    async def _acquire_own(self, session: Session, request: LeaseRequest) -> Grant | None:
         """Give the run that this want itself has created, when the answer to it was lost."""
-        if await self._load(want.id) != codec.loads(want.create or b""):
+        if await self._load(request.id) != codec.loads(request.create or b""):
             return None
-        return await session.acquire(Want(want.id, want.owner, want.ttl))
+        return await session.acquire(LeaseRequest(request.id, request.owner, request.ttl))
 
     async def resume(self, run_id: str) -> Run:
         """Continue a run as far as it can, also a paused one; one that is over, or owned by another
@@ -167,10 +167,10 @@ class Runtime:
         if is_over(rest_status(snapshot)):
             return self._run(run_id, snapshot)
         async with self.session() as session:
-            grant = await session.acquire(self.driver.want(run_id))
+            grant = await session.acquire(self.driver.request(run_id))
             if grant is None:
                 return await self._require(run_id)
-            return await self._driven(run_id, self.driver.go_on(session, grant))
+            return await self._driven(run_id, self.driver.continue_run(session, grant))
 
     async def signal(
         self,
@@ -180,7 +180,7 @@ class Runtime:
         *,
         dedup_id: str | None = None,
         wait: bool = True,
-    ) -> Signalled:
+    ) -> SignalResult:
         """Send an event to a run; neither lost nor doubled, whether or not the run waits for it
         yet.
 
@@ -195,14 +195,14 @@ class Runtime:
         data = codec.dumps(_encoded(payload))
         delivery = await store.send(check_id(run_id, "run_id"), event, data, dedup_id=dedup_id)
         if delivery is Delivery.UNKNOWN:
-            return Signalled(delivery, None)
+            return SignalResult(delivery, None)
         if delivery is Delivery.OVER:
-            return Signalled(delivery, await self.get_run(run_id))
+            return SignalResult(delivery, await self.get_run(run_id))
         await self._poke(run_id)
         run = await self._require(run_id)
         if wait and run.status != "paused":
             run = await self.resume(run_id)
-        return Signalled(delivery, run)
+        return SignalResult(delivery, run)
 
     async def _poke(self, run_id: str) -> None:
         async with self.session() as session:
@@ -227,10 +227,10 @@ class Runtime:
 
     async def _sweep_one(self, session: Session, run_id: str, now: datetime) -> Run | None:
         try:
-            grant = await session.acquire(self.driver.want(run_id))
+            grant = await session.acquire(self.driver.request(run_id))
             if grant is None:
                 return None
-            going_on = self.driver.go_on(session, grant, not_before=now)
+            going_on = self.driver.continue_run(session, grant, not_before=now)
             return await self._driven(run_id, going_on)
         except Exception:
             logger.exception("run %r could not be driven", run_id)
@@ -249,7 +249,7 @@ class Runtime:
         prefix: str = "",
         limit: int = 100,
         after: str | None = None,
-    ) -> Sequence[Listed]:
+    ) -> Sequence[RunSummary]:
         """Give runs, newest first; `after` is the cursor of the last line of the page before."""
         check_prefix(prefix)
         check_limit(limit)
@@ -280,11 +280,11 @@ class Runtime:
 
     async def _cancel_at_rest(self, run_id: str, reason: str) -> Run | None:
         async with self.session() as session:
-            grant = await session.acquire(self.driver.want(run_id))
+            grant = await session.acquire(self.driver.request(run_id))
             if grant is None:
                 return None
             if is_over(rest_status(grant.snapshot)):
-                return await self._driven(run_id, self.driver.go_on(session, grant))
+                return await self._driven(run_id, self.driver.continue_run(session, grant))
             data = await self.driver.cancel(session, grant, reason)
             return None if data is None else self._run(run_id, codec.loads(data))
 
@@ -299,13 +299,13 @@ class Runtime:
                 "were dropped; trigger it again under another id"
             )
         async with self.session() as session:
-            grant = await session.acquire(self.driver.want(run_id))
+            grant = await session.acquire(self.driver.request(run_id))
             if grant is None:
                 run = await self._require(run_id)
                 if run.status == "failed":
                     raise AlreadyRunning(run_id, "elsewhere")
                 return run
-            return await self._driven(run_id, self.driver.go_on(session, grant, again=True))
+            return await self._driven(run_id, self.driver.continue_run(session, grant, again=True))
 
     async def flush(self) -> None:
         """Wait until `on_event` has dealt with everything so far."""

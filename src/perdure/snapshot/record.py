@@ -48,7 +48,7 @@ def failure_record(
 ) -> Failure:
     """Give the record of a failure; `fails_with` gives the type of a returned `Err`'s error."""
     if isinstance(failure, Err):
-        error = codec.settle(failure.error, fails_with, "error")
+        error = codec.prepare(failure.error, fails_with, "error")
         meta: dict[str, Any] = {"origin": "result"}
         cause = failure.cause
         if cause is None:
@@ -61,7 +61,7 @@ def failure_record(
             _failed(step, error.value, seen_cause),
             error.losses,
         )
-    told, seen = codec.settle_error(failure, declared)
+    told, seen = codec.prepare_error(failure, declared)
     summary = {"type": type(failure).__name__, "message": told.get("message", "")}
     return Failure(Record(ok=False, error=summary, cause=told, meta={"origin": "throw"}), seen)
 

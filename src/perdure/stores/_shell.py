@@ -12,25 +12,25 @@ from perdure.clock import Clock, check_clock, isoformat
 from perdure.errors import InvalidArgument, StoreClosed, ValueTooLarge
 from perdure.snapshot import RunStatus, Snapshot, is_over, workflow_of
 from perdure.store import (
+    AsyncCloseable,
     Capabilities,
-    Closing,
     Delivery,
     Due,
     Entry,
     Grant,
     Lease,
-    Listed,
+    LeaseRequest,
     Message,
     NewRun,
     Rest,
+    RunSummary,
     Stats,
     Verdict,
-    Want,
     check_entries,
     rest_of,
 )
 from perdure.stores._reading import Granted, acquire_readable, claim_readable
-from perdure.stores._timestamps import micros, moment_of
+from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.validation import check_id, check_limit, check_prefix
 
 P = ParamSpec("P")
@@ -66,7 +66,9 @@ class Desk(Protocol):
 
     def append(self, entries: Sequence[Entry], now: int) -> Answer[list[Verdict]]: ...
 
-    def acquire(self, wants: Sequence[Want], now: int) -> Answer[list[Granted | None]]: ...
+    def acquire(
+        self, requests: Sequence[LeaseRequest], now: int
+    ) -> Answer[list[Granted | None]]: ...
 
     def renew(
         self, leases: Sequence[Lease], ttl: timedelta, now: int
@@ -89,7 +91,7 @@ class Desk(Protocol):
     def inbox(self, id: str) -> Answer[list[Message]]: ...
 
 
-class EmbeddedStore(Closing):
+class EmbeddedStore(AsyncCloseable):
     """A store that is a desk and a clock."""
 
     def __init__(self, desk: Desk, clock: Clock, capabilities: Capabilities) -> None:
@@ -127,7 +129,7 @@ class EmbeddedStore(Closing):
         status: RunStatus | None = None,
         workflow: str | None = None,
         after: str | None = None,
-    ) -> Sequence[Listed]:
+    ) -> Sequence[RunSummary]:
         """Give runs newest first, at most `limit`; every run is looked at."""
         mark = None if after is None else _mark(after, self._desk.prefix)
         check_limit(limit)
@@ -145,11 +147,11 @@ class EmbeddedStore(Closing):
         check_entries(entries, self.capabilities.max_value_size)
         return await self._call(self._desk.append, entries, self._now())
 
-    async def acquire(self, wants: Sequence[Want], /) -> Sequence[Grant | None]:
+    async def acquire(self, requests: Sequence[LeaseRequest], /) -> Sequence[Grant | None]:
         """Give each want its lease and the run read under it, or None."""
-        for want in wants:
-            self._check_size(f"the snapshot of run {check_id(want.id)!r}", want.create or b"")
-        granted = await self._call(self._desk.acquire, wants, self._now())
+        for request in requests:
+            self._check_size(f"the snapshot of run {check_id(request.id)!r}", request.create or b"")
+        granted = await self._call(self._desk.acquire, requests, self._now())
         return await acquire_readable(granted, self.release)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
@@ -159,7 +161,7 @@ class EmbeddedStore(Closing):
     async def release(self, leases: Sequence[Lease], /, *, wake_at: datetime | None = None) -> None:
         """Give the leases up without a rest, so that the runs can be claimed at `wake_at`."""
         now = self._now()
-        at = now if wake_at is None else micros(wake_at, "wake_at")
+        at = now if wake_at is None else to_microseconds(wake_at, "wake_at")
         await self._call(self._desk.release, leases, at, now)
 
     async def enqueue(self, runs: Sequence[NewRun], /) -> Sequence[bool]:
@@ -173,7 +175,9 @@ class EmbeddedStore(Closing):
     ) -> Sequence[Due]:
         """Give the runs without a live lease whose wake time has come at `now`, earliest first."""
         self._check_open()
-        return await self._call(self._desk.due, micros(now, "now"), check_limit(limit), workflows)
+        return await self._call(
+            self._desk.due, to_microseconds(now, "now"), check_limit(limit), workflows
+        )
 
     async def claim(
         self,
@@ -224,21 +228,21 @@ class EmbeddedStore(Closing):
     async def stats(self) -> Stats:
         """Count the runs by status and find the oldest due one."""
         by_status = Counter[str](line.status for line in await self._lines())
-        oldest = await self.due(moment_of(self._now()), 1)
+        oldest = await self.due(from_microseconds(self._now()), 1)
         return Stats(by_status, oldest[0].wake_at if oldest else None)
 
     async def _lines(self, prefix: str = "") -> Sequence[Line]:
         self._check_open()
         return await self._call(self._desk.lines, self._desk.prefix + prefix)
 
-    def _listed(self, line: Line) -> Listed:
+    def _listed(self, line: Line) -> RunSummary:
         id = line.id[len(self._desk.prefix) :]
-        updated_at = isoformat(moment_of(line.updated_at))
-        return Listed(id, updated_at, line.status, line.workflow, f"{line.updated_at} {id}")
+        updated_at = isoformat(from_microseconds(line.updated_at))
+        return RunSummary(id, updated_at, line.status, line.workflow, f"{line.updated_at} {id}")
 
     def _now(self) -> int:
         self._check_open()
-        return micros(self._clock.now())
+        return to_microseconds(self._clock.now())
 
     def _check_open(self) -> None:
         if self._closed:

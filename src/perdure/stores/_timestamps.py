@@ -8,11 +8,11 @@ _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-def micros(moment: datetime, parameter: str = "moment") -> int:
+def to_microseconds(moment: datetime, parameter: str = "moment") -> int:
     """Give a moment as microseconds since 1970."""
     return (as_utc(moment, parameter) - _BEGINNING) // _MICROSECOND
 
 
-def moment_of(micros: int) -> datetime:
+def from_microseconds(to_microseconds: int) -> datetime:
     """Give the moment so many microseconds after the beginning of 1970."""
-    return _BEGINNING + timedelta(microseconds=micros)
+    return _BEGINNING + timedelta(microseconds=to_microseconds)

@@ -189,7 +189,7 @@ class _World:
             workflows=[self._workflow],
             clock=clock,
             lease_ttl=_LEASE,
-            linger=0,
+            suspend_after=0,
             on_event=count,
             always_replay=self._always_replay,
         )

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from perdure.errors import StoreUnavailable
 from perdure.snapshot import RunStatus, Snapshot
-from perdure.store import Listed, Store, capabilities
+from perdure.store import RunSummary, Store, capabilities
 
 How = Literal["before", "after", "hang"]
 
@@ -71,9 +71,9 @@ class FaultyStore:
         status: RunStatus | None = None,
         workflow: str | None = None,
         after: str | None = None,
-    ) -> Sequence[Listed]:
+    ) -> Sequence[RunSummary]:
         """Pass `list` on, or fail."""
-        listed: Sequence[Listed] = await self._pass(
+        listed: Sequence[RunSummary] = await self._pass(
             "list", prefix=prefix, limit=limit, status=status, workflow=workflow, after=after
         )
         return listed

@@ -154,7 +154,7 @@ def _settings(place: Place, folder: str, seed: str, random: Random) -> Settings:
         folder=folder,
         first_run=_run(seed, 0),
         lease=place.lease,
-        linger=random.choice((0.05, 0.2)),
+        suspend_after=random.choice((0.05, 0.2)),
         always_replay=random.random() < 0.15,
     )
 

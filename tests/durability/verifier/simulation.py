@@ -98,7 +98,7 @@ class Conditions(msgspec.Struct, frozen=True):
 
     seed: str
     always_replay: bool
-    linger: float
+    suspend_after: float
     latency: float
     faults: float
     kills: float
@@ -110,7 +110,7 @@ class Conditions(msgspec.Struct, frozen=True):
         return cls(
             seed=seed,
             always_replay=random.random() < 0.3,
-            linger=random.choice((0, 0.05, 0.2, 1)),
+            suspend_after=random.choice((0, 0.05, 0.2, 1)),
             latency=random.choice((0, 0.002, 0.02, 0.1)),
             faults=random.choice((0, 0, 0.01, 0.05)),
             kills=random.choice((0, 0, 0.3, 1)),
@@ -185,7 +185,7 @@ class Process:
             workflows=[world.definition()],
             clock=LoopClock(),
             lease_ttl=LEASE,
-            linger=at.linger,
+            suspend_after=at.suspend_after,
             always_replay=at.always_replay,
             random=Random(f"{at.seed} {name} engine"),
         )

@@ -23,7 +23,7 @@ class Settings(msgspec.Struct, frozen=True):
     folder: str
     first_run: str
     lease: float
-    linger: float
+    suspend_after: float
     always_replay: bool
 
     def healed(self, run: str) -> bool:
@@ -49,7 +49,7 @@ def runtime(settings: Settings, log: Log) -> Runtime:
         Witness(store, log, settings.process),
         workflows=[world.definition()],
         lease_ttl=settings.lease,
-        linger=settings.linger,
+        suspend_after=settings.suspend_after,
         always_replay=settings.always_replay,
     )
 

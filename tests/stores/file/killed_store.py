@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure.snapshot import Snapshot
-from perdure.store import Entry, Want
+from perdure.store import Entry, LeaseRequest
 from perdure.stores.file import FileStore
 
 RUNS = ("one", "two", "three")
@@ -32,7 +32,7 @@ async def append_for_ever(directory: Path, acknowledged: int) -> None:
     """Append batches to all runs and write the number of each batch when it was acknowledged."""
     async with FileStore(directory) as store:
         first = json.dumps(EMPTY).encode()
-        wants = [Want(id, "owner", timedelta(hours=1), create=first) for id in RUNS]
+        wants = [LeaseRequest(id, "owner", timedelta(hours=1), create=first) for id in RUNS]
         grants = [grant for grant in await store.acquire(wants) if grant is not None]
         next_step = [len(grant.snapshot["steps"]) for grant in grants]
         os.write(acknowledged, b"ready\n")

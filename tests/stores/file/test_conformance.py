@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import InvalidArgument, StoreClosed, StoreCorrupted, StoreError
-from perdure.store import Entry, Grant, NewRun, Store, Want
+from perdure.store import Entry, Grant, LeaseRequest, NewRun, Store
 from perdure.stores.file import FileStore
 from perdure.stores.file.disk import Disk
 from perdure.stores.file.layout import RunFiles
@@ -118,7 +118,7 @@ async def store(tmp_path: Path, clock: TestClock) -> AsyncIterator[FileStore]:
 
 
 async def granted(store: FileStore, id: str = "run") -> Grant:
-    (grant,) = await store.acquire([Want(id, "ana", HOUR, create=as_json(snapshot()))])
+    (grant,) = await store.acquire([LeaseRequest(id, "ana", HOUR, create=as_json(snapshot()))])
     assert grant is not None
     return grant
 
@@ -259,7 +259,7 @@ class TestCrashes:
 
     def test_a_killed_process_loses_nothing_it_acknowledged(self, tmp_path: Path) -> None:
         """A hundred deaths; what was not acknowledged is there whole or not at all."""
-        script = Path(__file__).with_name("killed_file_store.py")
+        script = Path(__file__).with_name("killed_store.py")
         done = subprocess.run(
             [sys.executable, str(script), str(tmp_path), "100", "7"],
             capture_output=True,

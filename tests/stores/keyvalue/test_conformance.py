@@ -19,7 +19,7 @@ from perdure.errors import (
     StoreUnavailable,
 )
 from perdure.keyvalue import CompareAndSet, DriverKeyValue, KeyValueStore, MemoryKeyValue
-from perdure.store import Delivery, Entry, Grant, NewRun, Rest, Store, Verdict, Want
+from perdure.store import Delivery, Entry, Grant, LeaseRequest, NewRun, Rest, Store, Verdict
 from perdure.stores.keyvalue import KeyValueRuns, keyvalue
 from perdure.stores.keyvalue.documents import Documents
 from perdure.stores.keyvalue.wakes import Wake, Wakes
@@ -196,7 +196,7 @@ def processes(kv: MemoryKeyValue, clock: TestClock, seed: int) -> list[KeyValueR
 
 
 async def granted(store: KeyValueRuns, id: str = "run", owner: str = "ana") -> Grant:
-    (grant,) = await store.acquire([Want(id, owner, HOUR, create=as_json(snapshot()))])
+    (grant,) = await store.acquire([LeaseRequest(id, owner, HOUR, create=as_json(snapshot()))])
     assert grant is not None
     return grant
 
@@ -260,7 +260,7 @@ class TestBetweenProcesses:
         """Each epoch is given once, and one owner has the run."""
         stores = processes(kv, clock, seed)
         create = as_json(snapshot())
-        wants = [Want("run", f"owner {n}", HOUR, create=create) for n in range(20)]
+        wants = [LeaseRequest("run", f"owner {n}", HOUR, create=create) for n in range(20)]
         asked = (stores[n % 4].acquire([want]) for n, want in enumerate(wants))
         answers = [grant for (grant,) in await asyncio.gather(*asked)]
         assert len([grant for grant in answers if grant is not None]) == 1
@@ -301,7 +301,7 @@ class TestBetweenProcesses:
         while len(accepted) < 3:
             await SystemClock().sleep(0)
         await clock.advance(HOUR)
-        (taken,) = await second.acquire([Want("run", "bob", HOUR)])
+        (taken,) = await second.acquire([LeaseRequest("run", "bob", HOUR)])
         assert taken is not None
         seen = list(taken.snapshot["steps"])
         await appending
@@ -544,7 +544,7 @@ class TestUse:
     async def test_ttl_of_a_lease_may_be_any_time(self, store: KeyValueRuns) -> None:
         """A lease of no time is over at once."""
         (grant,) = await store.acquire(
-            [Want("run", "ana", timedelta(0), create=as_json(snapshot()))]
+            [LeaseRequest("run", "ana", timedelta(0), create=as_json(snapshot()))]
         )
         assert grant is not None
         assert [g.lease.owner for g in await store.claim("bob", HOUR, 1)] == ["bob"]

@@ -11,7 +11,7 @@ import pytest
 
 from perdure.errors import StoreError, StoreUnavailable, ValueTooLarge
 from perdure.snapshot import Snapshot
-from perdure.store import Entry, Grant, NewRun, Rest, Verdict, Want
+from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
 from perdure.stores.libsql import LibsqlStore, Transaction, libsql
 from perdure.stores.sqlite import statements as sql
 from perdure.stores.sqlite.statements import Tables
@@ -37,7 +37,7 @@ def opened(url: str, **options: object) -> LibsqlStore:
 
 
 async def granted(store: LibsqlStore, *ids: str) -> list[Grant]:
-    wants = [Want(id, "ana", HOUR, create=as_json(snapshot())) for id in ids or ("run",)]
+    wants = [LeaseRequest(id, "ana", HOUR, create=as_json(snapshot())) for id in ids or ("run",)]
     return [grant for grant in await store.acquire(wants) if grant is not None]
 
 
@@ -90,14 +90,14 @@ async def test_a_run_that_is_lost_before_it_is_read_is_not_granted(sqld_url: str
         async def take_over(request: httpx.Request) -> None:
             if b"_inbox" in request.content:
                 asked.client.event_hooks["request"].clear()
-                (grant,) = await another.acquire([Want("run", "cem", HOUR)])
+                (grant,) = await another.acquire([LeaseRequest("run", "cem", HOUR)])
                 assert grant is not None
                 whole = as_json(snapshot("step 1", "b"))
                 rest = Entry("run", grant.lease.epoch, 1, whole, rest=Rest("suspended"))
                 await another.append([rest])
 
         asked.client.event_hooks["request"] = [take_over]
-        assert await store.acquire([Want("run", "bob", timedelta(0))]) == [None]
+        assert await store.acquire([LeaseRequest("run", "bob", timedelta(0))]) == [None]
         await store.close()
 
 
@@ -115,7 +115,7 @@ async def test_concurrent_writes_share_requests(sqld_url: str) -> None:
 async def test_a_bad_write_harms_only_itself(store: LibsqlStore) -> None:
     """Writes that share a request do not share a fate."""
     [good] = await granted(store, "good")
-    unspeakable = Want("bad", "\ud800", HOUR, create=as_json(snapshot()))
+    unspeakable = LeaseRequest("bad", "\ud800", HOUR, create=as_json(snapshot()))
     first, bad, second = await asyncio.gather(
         store.append([entry(good, 1)]),
         store.acquire([unspeakable]),
@@ -155,7 +155,7 @@ async def test_leases_go_by_the_servers_clock(sqld_url: str) -> None:
     async with opened(sqld_url, clock=early) as one, opened(sqld_url, clock=late) as other:
         [grant] = await granted(one)
         assert abs(grant.now - now) < timedelta(minutes=1)
-        assert await other.acquire([Want("run", "bob", HOUR)]) == [None]
+        assert await other.acquire([LeaseRequest("run", "bob", HOUR)]) == [None]
         assert await other.claim("bob", HOUR, 10) == []
         short = timedelta(milliseconds=50)
         [renewed] = await one.renew([grant.lease], short)
@@ -218,7 +218,7 @@ async def test_awaitlys_rows_are_read_and_left_as_they_are(sqld_url: str) -> Non
         assert await store.load("run") == snapshot("a")
         [line] = await store.list()
         assert line.updated_at == "2024-05-01T09:30:00.000Z"
-        [grant] = await store.acquire([Want("run", "ana", HOUR)])
+        [grant] = await store.acquire([LeaseRequest("run", "ana", HOUR)])
         assert grant is not None
         await store.append([entry(grant)])
         assert await steps(store) == ["a", "step 1"]
@@ -375,7 +375,7 @@ async def test_a_server_that_comes_back_is_found_again(sqld_server: Server, sqld
     if not sqld_server.ours:
         pytest.skip("the server is not ours to kill")
     accepted: set[tuple[str, int]] = set()
-    async with opened(sqld_url, patience=30) as store:
+    async with opened(sqld_url, connect_timeout=30) as store:
         grants = await granted(store, *(f"run {number}" for number in range(200)))
 
         async def keep_appending(grant: Grant) -> None:
@@ -442,7 +442,7 @@ async def test_a_run_of_more_than_one_answer_is_read_in_pages(store: LibsqlStore
     for n, key in enumerate(keys):
         await store.append([Entry("run", grant.lease.epoch, n, as_json(large(key, 1_000_000)))])
     assert await steps(store) == keys
-    (again,) = await store.acquire([Want("run", "ana", HOUR)])
+    (again,) = await store.acquire([LeaseRequest("run", "ana", HOUR)])
     assert again is not None
     assert list(again.snapshot["steps"]) == keys
 

@@ -153,7 +153,7 @@ async def test_a_server_that_knows_no_such_address_is_a_clear_error() -> None:
 async def test_a_server_in_trouble_is_tried_again() -> None:
     """As long as patience lasts; then the error says where and how long."""
     client, requests = answering(lambda _: httpx.Response(503, text="overloaded"))
-    async with client, libsql("libsql://db.example", client=client, patience=0.2) as store:
+    async with client, libsql("libsql://db.example", client=client, connect_timeout=0.2) as store:
         with pytest.raises(StoreUnavailable, match=r"db\.example.*503.*tried for 0\.\ds"):
             await store.load("run")
     assert len(requests) > 2
@@ -161,6 +161,6 @@ async def test_a_server_in_trouble_is_tried_again() -> None:
 
 async def test_nobody_at_home_is_unavailable() -> None:
     """What, where, and how long it was tried."""
-    async with libsql("http://127.0.0.1:9", patience=0.2) as store:
+    async with libsql("http://127.0.0.1:9", connect_timeout=0.2) as store:
         with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:9.*tried for 0\.\ds"):
             await store.save("run", snapshot())

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from perdure.errors import CodecError, InvalidArgument, StoreClosed, StoreCorrupted
-from perdure.store import Entry, NewRun, Rest, Store, Want
+from perdure.store import Entry, LeaseRequest, NewRun, Rest, Store
 from perdure.stores.memory import MemoryStore
 from perdure.stores.memory.due_index import Agenda, Planned
 from perdure.testing.clock import TestClock
@@ -71,7 +71,7 @@ async def test_every_verb_says_that_the_store_is_closed() -> None:
         store.delete("run"),
         store.list(),
         store.append([step(grant, 1, "a")]),
-        store.acquire([Want("run", "ana", MINUTE)]),
+        store.acquire([LeaseRequest("run", "ana", MINUTE)]),
         store.renew([grant.lease], MINUTE),
         store.release([grant.lease]),
         store.enqueue([NewRun("b", "order", as_json(snapshot()))]),
@@ -81,7 +81,7 @@ async def test_every_verb_says_that_the_store_is_closed() -> None:
         store.inbox("run"),
         store.prune(MINUTE),
         store.stats(),
-        anext(store.hints()),
+        anext(store.notifications()),
     ]
     for call in calls:
         with pytest.raises(StoreClosed):
@@ -101,7 +101,7 @@ async def test_a_run_that_cannot_be_read_says_which_it_is() -> None:
     """And it stays as it is: nobody gets a lease for it."""
     store = MemoryStore()
     await store.enqueue([NewRun("bad", "order", b"{not json")])
-    for attempt in (store.load("bad"), store.acquire([Want("bad", "ana", MINUTE)])):
+    for attempt in (store.load("bad"), store.acquire([LeaseRequest("bad", "ana", MINUTE)])):
         with pytest.raises(StoreCorrupted, match="bad"):
             await attempt
     await store.delete("bad")
@@ -128,9 +128,9 @@ async def test_a_cursor_that_is_none_is_refused() -> None:
 
 
 async def test_a_listener_that_leaves_is_forgotten() -> None:
-    """Each `hints()` hears of what comes while it listens, and leaves nothing behind."""
+    """Each `notifications()` hears of what comes while it listens, and leaves nothing behind."""
     store = MemoryStore()
-    hints = store.hints()
+    hints = store.notifications()
     waiting = asyncio.ensure_future(anext(hints))
     await asyncio.sleep(0)
     await store.enqueue([NewRun("run", "order", as_json(snapshot()))])
@@ -145,7 +145,7 @@ async def test_a_listener_that_leaves_is_forgotten() -> None:
 async def test_hints_come_for_what_is_due_and_not_for_what_sleeps() -> None:
     """A release, an awaited event and a rest that is runnable are hints; a sleep is none."""
     store = MemoryStore(clock=(clock := TestClock()))
-    hints = store.hints()
+    hints = store.notifications()
     for wakes in (True, False, True):
         waiting = asyncio.ensure_future(anext(hints))
         await asyncio.sleep(0)

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from perdure.clock import SystemClock
-from perdure.store import Entry, NewRun, Rest, Verdict, Want
+from perdure.store import Entry, LeaseRequest, NewRun, Rest, Verdict
 from perdure.stores.mongo import mongo
 from perdure.stores.mongo.server_clock import ServerClock
 from perdure.testing.clock import TestClock
@@ -94,9 +94,9 @@ async def test_epochs_grow_from_process_to_process(mongo_url: str) -> None:
     epochs: list[int] = []
     async with mongo(mongo_url) as one, mongo(mongo_url) as other:
         for store in (one, other) * 20:
-            (grant,) = await store.acquire([Want("run", "ana", HOUR, as_json(snapshot()))])
+            (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, as_json(snapshot()))])
             assert grant is not None
             epochs.append(grant.lease.epoch)
-            gone = Entry("run", epochs[-1], 1, b"", rest=Rest("completed", gone=True))
-            assert await store.append([gone]) == [Verdict.ACCEPTED]
+            delete = Entry("run", epochs[-1], 1, b"", rest=Rest("completed", delete=True))
+            assert await store.append([delete]) == [Verdict.ACCEPTED]
     assert epochs == sorted({*epochs})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pymongo import monitoring
 
-from perdure.store import Entry, Grant, Lease, NewRun, Rest, Verdict, Want
+from perdure.store import Entry, Grant, Lease, LeaseRequest, NewRun, Rest, Verdict
 from perdure.stores.mongo import MongoStore, mongo
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.process import Server
@@ -67,8 +67,8 @@ async def store(place: Place, overheard: Overheard) -> AsyncIterator[MongoStore]
     place.clear()
 
 
-def want(n: int = 0) -> Want:
-    return Want(f"run {n}", "ana", HOUR, create=as_json(snapshot()), workflow="w")
+def want(n: int = 0) -> LeaseRequest:
+    return LeaseRequest(f"run {n}", "ana", HOUR, create=as_json(snapshot()), workflow="w")
 
 
 async def leases(store: MongoStore, count: int) -> list[Grant]:
@@ -81,7 +81,7 @@ def step(grant: Grant, n: int) -> Entry:
 
 
 def end(grant: Grant, n: int, rest: Rest) -> Entry:
-    data = b"" if rest.gone else as_json(snapshot(status=rest.status))
+    data = b"" if rest.delete else as_json(snapshot(status=rest.status))
     return Entry(grant.lease.id, grant.lease.epoch, n, data, rest=rest)
 
 
@@ -112,7 +112,7 @@ async def test_a_batch_costs_what_one_costs(store: MongoStore, overheard: Overhe
     claimed = await store.claim("bob", HOUR, 200, workflows=["v", "w"])
     assert len(claimed) == 200
     assert overheard.names() == ["find", "update", "find"]
-    await store.append([end(grant, 1, Rest("completed", gone=True)) for grant in claimed])
+    await store.append([end(grant, 1, Rest("completed", delete=True)) for grant in claimed])
     assert overheard.names()[0] == "delete"
 
 
@@ -124,7 +124,7 @@ async def test_runs_that_leave_are_swept_up_together(
         (grant,) = await store.acquire([want(n)])
         assert grant is not None
         await store.append([step(grant, 1)])
-        await store.append([end(grant, 2, Rest("completed", gone=True))])
+        await store.append([end(grant, 2, Rest("completed", delete=True))])
     assert overheard.names() == ["insert", "insert", "delete"] * 5
     await store._sweeper.close()
     assert overheard.names() == ["delete"]
@@ -139,7 +139,7 @@ async def test_a_run_that_leaves_takes_its_letters_along(store: MongoStore, plac
     taking = Entry(grant.lease.id, grant.lease.epoch, 1, as_json(snapshot("a")), (letter.id,))
     await store.append([taking])
     await store.send(grant.lease.id, "paid", b"2")
-    leaving = [end(leaver, 2, Rest("completed", gone=True)) for leaver in (grant, other)]
+    leaving = [end(leaver, 2, Rest("completed", delete=True)) for leaver in (grant, other)]
     assert await store.append(leaving) == [Verdict.ACCEPTED] * 2
     await store._sweeper.close()
     assert place.database[f"{RUNS}_inbox"].count_documents({}) == 0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from perdure import codec
 from perdure.errors import StoreCorrupted, ValueTooLarge
 from perdure.snapshot import Snapshot
-from perdure.store import Entry, Rest, Verdict, Want
+from perdure.store import Entry, LeaseRequest, Rest, Verdict
 from perdure.stores.mongo import MongoStore, mongo
 from perdure.stores.mongo import documents as _mongo_documents
 from perdure.stores.mongo.documents import body_of, read_run
@@ -106,7 +106,7 @@ async def test_at_rest_a_run_is_what_the_others_write(store: MongoStore, place: 
 
 async def test_a_rest_leaves_the_same_document(store: MongoStore, place: Place) -> None:
     """When a run comes to rest nothing of its lease or journal is left in its document."""
-    (grant,) = await store.acquire([Want("run", "ana", HOUR, create=as_json(snapshot()))])
+    (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
     assert grant is not None
     epoch = grant.lease.epoch
     await store.append([Entry("run", epoch, 1, as_json(snapshot("a")))])
@@ -172,7 +172,7 @@ async def test_what_awaitly_wrote_is_listed_leased_and_counted(
         "going",
     ]
     assert (await awaitly_store.stats()).by_status == {"running": 1, "completed": 1}
-    (grant,) = await awaitly_store.acquire([Want("going", "ana", HOUR)])
+    (grant,) = await awaitly_store.acquire([LeaseRequest("going", "ana", HOUR)])
     assert grant is not None
     assert grant.snapshot["steps"]["price.eur"] == {"ok": True, "value": 9.5}
     assert await awaitly_store.prune(HOUR) == 1
@@ -257,7 +257,7 @@ async def test_a_run_larger_than_a_document_is_kept(store: MongoStore, place: Pl
     numbers = list(range(800_000))
     whole = snapshot(a=numbers, b=numbers, status="completed")
     assert len(bson.encode(whole)) > 16 * 1024 * 1024  # type: ignore[arg-type]  # a dict
-    (grant,) = await store.acquire([Want("run", "ana", HOUR, create=as_json(snapshot()))])
+    (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
     assert grant is not None
     rest = Entry("run", grant.lease.epoch, 1, as_json(whole), rest=Rest("completed"))
     assert await store.append([rest]) == [Verdict.ACCEPTED]
@@ -270,7 +270,7 @@ async def test_a_run_too_large_for_anything_is_refused_in_time(
 ) -> None:
     """Nothing is lost: the journal stays as it was, and can be read."""
     monkeypatch.setattr(_mongo_documents, "DOCUMENT_ROOM", 2_000)
-    (grant,) = await store.acquire([Want("run", "ana", HOUR, create=as_json(snapshot()))])
+    (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
     assert grant is not None
     epoch = grant.lease.epoch
     await store.append([Entry("run", epoch, 1, as_json(snapshot("a")))])
@@ -284,7 +284,7 @@ async def test_a_run_too_large_for_anything_is_refused_in_time(
 
 async def test_an_entry_of_the_largest_size_is_kept(store: MongoStore) -> None:
     """`max_value_size` is as much as a document; what is around the entry must not count."""
-    (grant,) = await store.acquire([Want("run", "ana", HOUR, create=as_json(snapshot()))])
+    (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
     assert grant is not None
     frame = len(as_json(snapshot(big="")))
     whole: Snapshot = snapshot(big="x" * (store.capabilities.max_value_size - frame))

@@ -13,7 +13,7 @@ from pymongo import AsyncMongoClient, MongoClient
 
 from perdure.clock import SystemClock
 from perdure.errors import InvalidArgument, StoreClosed, StoreError, StoreUnavailable
-from perdure.store import Entry, Grant, NewRun, Rest, Verdict, Want
+from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
 from perdure.stores import open_store
 from perdure.stores.mongo import MongoReplicaSetStore, MongoStore, mongo
 from perdure.stores.mongo import leases as _mongo_leases
@@ -45,8 +45,8 @@ async def store(place: Place) -> AsyncIterator[MongoStore]:
     place.clear()
 
 
-def want(id: str = "run", owner: str = "ana", ttl: timedelta = HOUR) -> Want:
-    return Want(id, owner, ttl, create=as_json(snapshot()))
+def want(id: str = "run", owner: str = "ana", ttl: timedelta = HOUR) -> LeaseRequest:
+    return LeaseRequest(id, owner, ttl, create=as_json(snapshot()))
 
 
 async def lease(store: MongoStore, *ids: str) -> list[Grant]:
@@ -148,9 +148,9 @@ async def test_a_departure_whose_answer_was_lost_is_accepted(place: Place) -> No
     """A run that should be gone and is gone: nobody else was meant."""
     async with TcpProxy.before(place.url) as proxy, mongo(through(proxy)) as store:
         (grant,) = await lease(store)
-        gone = Entry("run", grant.lease.epoch, 2, b"", rest=Rest("completed", gone=True))
+        delete = Entry("run", grant.lease.epoch, 2, b"", rest=Rest("completed", delete=True))
         proxy.drop_next_reply(to=b"\x02delete\x00")
-        assert await store.append([step(grant, 1), gone]) == [Verdict.ACCEPTED] * 2
+        assert await store.append([step(grant, 1), delete]) == [Verdict.ACCEPTED] * 2
         assert proxy.dropped == 1
         assert await store.load("run") is None
 
@@ -174,7 +174,9 @@ async def test_a_new_run_whose_answer_was_lost_is_created_once(place: Place, cou
         await store.load("run")
         proxy.drop_next_reply(to=b"\x02insert\x00")
         first = as_json(snapshot())
-        wants = [Want(f"{n}", "ana", HOUR, create=first, existing=False) for n in range(count)]
+        wants = [
+            LeaseRequest(f"{n}", "ana", HOUR, create=first, existing=False) for n in range(count)
+        ]
         grants = await store.acquire(wants)
         assert proxy.dropped == 1
         assert [grant.created for grant in grants if grant is not None] == [True] * count

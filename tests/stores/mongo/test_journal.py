@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure.store import Delivery, Entry, Grant, Lease, Rest, Verdict, Want
+from perdure.store import Delivery, Entry, Grant, Lease, LeaseRequest, Rest, Verdict
 from perdure.stores.mongo import MongoStore, mongo
 from perdure.stores.mongo.journal import TRUST
 from perdure.testing.clock import TestClock
@@ -46,7 +46,7 @@ async def another(place: Place) -> AsyncIterator[MongoStore]:
 
 
 async def lease(store: MongoStore, owner: str = "ana", ttl: timedelta = HOUR) -> Grant:
-    (grant,) = await store.acquire([Want("run", owner, ttl, create=as_json(snapshot()))])
+    (grant,) = await store.acquire([LeaseRequest("run", owner, ttl, create=as_json(snapshot()))])
     assert grant is not None
     return grant
 
@@ -57,8 +57,8 @@ async def taken_over(store: MongoStore) -> Grant:
     return await lease(store, "bob")
 
 
-def step(grant: Grant, n: int, key: str, *takes: str) -> Entry:
-    return Entry("run", grant.lease.epoch, n, as_json(snapshot(key)), takes=takes)
+def step(grant: Grant, n: int, key: str, *consumes: str) -> Entry:
+    return Entry("run", grant.lease.epoch, n, as_json(snapshot(key)), consumes=consumes)
 
 
 def end(grant: Grant, n: int, *keys: str, rest: Rest | None = None) -> Entry:
@@ -158,7 +158,7 @@ async def test_a_run_that_is_lost_before_it_is_read_is_not_granted(
         await another.close()
 
     before_logs_are_read(monkeypatch, take_over)
-    assert await store.acquire([Want("run", "cem", timedelta(milliseconds=1))]) == [None]
+    assert await store.acquire([LeaseRequest("run", "cem", timedelta(milliseconds=1))]) == [None]
 
 
 def before_logs_are_read(
@@ -280,31 +280,31 @@ async def test_folded_entries_are_removed(store: MongoStore, place: Place) -> No
 
 
 async def test_nothing_is_left_of_a_run_that_is_gone(store: MongoStore, place: Place) -> None:
-    """`gone` deletes in the same fenced write; sent again, it is still what was wanted."""
+    """`delete` deletes in the same fenced write; sent again, it is still what was wanted."""
     grant = await lease(store)
     await store.append([step(grant, 1, "a")])
     assert await store.send("run", "paid", b"1", dedup_id="x") is Delivery.DELIVERED
-    gone = Entry("run", grant.lease.epoch, 2, b"", rest=Rest("completed", gone=True))
-    assert await store.append([gone]) == [ACCEPTED]
+    delete = Entry("run", grant.lease.epoch, 2, b"", rest=Rest("completed", delete=True))
+    assert await store.append([delete]) == [ACCEPTED]
     assert await store.load("run") is None
-    assert await store.append([gone, step(grant, 3, "b")]) == [UNKNOWN, UNKNOWN]
+    assert await store.append([delete, step(grant, 3, "b")]) == [UNKNOWN, UNKNOWN]
     await store.close()
     assert journal(place) == []
     assert list(place.database["perdure_runs_inbox"].find()) == []
 
 
 async def test_a_stale_owner_cannot_make_a_run_go(store: MongoStore, another: MongoStore) -> None:
-    """`gone` is fenced like any rest."""
+    """`delete` is fenced like any rest."""
     old = await lease(store, ttl=timedelta(milliseconds=1))
     await taken_over(another)
-    gone = Entry("run", old.lease.epoch, 1, b"", rest=Rest("completed", gone=True))
-    assert await store.append([gone]) == [FENCED]
+    delete = Entry("run", old.lease.epoch, 1, b"", rest=Rest("completed", delete=True))
+    assert await store.append([delete]) == [FENCED]
     assert await store.load("run") is not None
 
 
 async def test_a_batch_may_hold_everything(store: MongoStore, another: MongoStore) -> None:
     """Entries, rests and departures of many runs, with a stale one and a missing one among them."""
-    wants = [Want(f"{n}", "ana", HOUR, create=as_json(snapshot())) for n in range(6)]
+    wants = [LeaseRequest(f"{n}", "ana", HOUR, create=as_json(snapshot())) for n in range(6)]
     grants = [grant for grant in await store.acquire(wants) if grant is not None]
     epochs = [grant.lease.epoch for grant in grants]
     await another.save("2", snapshot("saved"))
@@ -314,7 +314,7 @@ async def test_a_batch_may_hold_everything(store: MongoStore, another: MongoStor
         Entry("1", epochs[1], 1, whole, rest=Rest("completed")),
         Entry("2", epochs[2], 1, whole, rest=Rest("completed")),
         Entry("missing", 1, 1, data),
-        Entry("3", epochs[3], 1, b"", rest=Rest("completed", gone=True)),
+        Entry("3", epochs[3], 1, b"", rest=Rest("completed", delete=True)),
         Entry("4", epochs[4], 1, data),
         Entry("4", epochs[4], 2, whole, rest=Rest("completed")),
         Entry("5", epochs[5], 1, whole, rest=Rest("completed")),
@@ -330,7 +330,7 @@ async def test_a_batch_may_hold_everything(store: MongoStore, another: MongoStor
 async def test_a_batch_of_rests_wakes_what_has_mail(store: MongoStore) -> None:
     """Of runs that go to rest together, each lies as it says; one with awaited mail is due."""
     ids = ("over", "sleeps", "waits", "has mail", "got mail")
-    wants = [Want(id, "ana", HOUR, create=as_json(snapshot())) for id in ids]
+    wants = [LeaseRequest(id, "ana", HOUR, create=as_json(snapshot())) for id in ids]
     await store.save("has mail", snapshot())
     await store.send("has mail", "paid", b"1")
     grants = [grant for grant in await store.acquire(wants) if grant is not None]

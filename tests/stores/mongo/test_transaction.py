@@ -9,7 +9,7 @@ import pytest
 from pymongo.errors import OperationFailure, PyMongoError
 
 from perdure.errors import InvalidArgument, StoreUnavailable
-from perdure.store import Entry, Grant, NewRun, Rest, Verdict, Want
+from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
 from perdure.stores.mongo import MongoReplicaSetStore, MongoTransaction, mongo
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.process import Server
@@ -48,7 +48,7 @@ def opened(url: str) -> MongoReplicaSetStore:
 async def lease(
     store: MongoReplicaSetStore, owner: str = "ana", ttl: timedelta = HOUR
 ) -> Grant | None:
-    (grant,) = await store.acquire([Want("run", owner, ttl, create=as_json(snapshot()))])
+    (grant,) = await store.acquire([LeaseRequest("run", owner, ttl, create=as_json(snapshot()))])
     return grant
 
 
@@ -233,7 +233,9 @@ async def test_the_users_own_conflict_comes_out_as_it_is(
 
     async def elsewhere() -> None:
         async with opened(place.url) as another:
-            other = await another.acquire([Want("2", "bob", HOUR, create=as_json(snapshot()))])
+            other = await another.acquire(
+                [LeaseRequest("2", "bob", HOUR, create=as_json(snapshot()))]
+            )
             assert other[0] is not None
             epoch = other[0].lease.epoch
             with pytest.raises(OperationFailure, match="WriteConflict"):
@@ -263,7 +265,7 @@ async def test_hints_tell_of_what_is_due_and_nothing_else(store: MongoReplicaSet
 
     async def listen() -> None:
         nonlocal heard
-        async for _ in store.hints():
+        async for _ in store.notifications():
             heard += 1
 
     listening = asyncio.create_task(listen())

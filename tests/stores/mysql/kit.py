@@ -37,7 +37,7 @@ class MysqlConformance(StoreConformance):
         yield database
         connection = pymysql.connect(**connect_arguments(database), autocommit=True)
         with connection, connection.cursor() as cursor:
-            eventually(lambda: check_alone(cursor), retry_on=(AssertionError,), patience=2)
+            eventually(lambda: check_alone(cursor), retry_on=(AssertionError,), connect_timeout=2)
             cursor.execute("SHOW TABLES")
             for (table,) in cursor.fetchall():
                 if not table.endswith("_migrations"):

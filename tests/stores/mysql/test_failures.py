@@ -20,7 +20,7 @@ from perdure.errors import (
     StoreUnavailable,
     ValueTooLarge,
 )
-from perdure.store import Entry, Grant, NewRun, Rest, Verdict, Want
+from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
 from perdure.stores import mysql
 from perdure.stores.mysql import MysqlStore
 from perdure.testing.clock import TestClock
@@ -35,7 +35,9 @@ MEBIBYTE = 1024 * 1024
 
 
 async def granted(store: MysqlStore, *ids: str) -> list[Grant]:
-    wants = [Want(id, "ana", LONG, create=as_json(snapshot()), workflow="order") for id in ids]
+    wants = [
+        LeaseRequest(id, "ana", LONG, create=as_json(snapshot()), workflow="order") for id in ids
+    ]
     return [grant for grant in await store.acquire(wants) if grant is not None]
 
 
@@ -57,7 +59,7 @@ def as_user(url: str, user: str) -> str:
 async def test_what_was_acknowledged_survives_kill_9(mysql_server: Server, mysql_url: str) -> None:
     """The server is killed among 200 running appends: every acknowledged entry is there, the store
     reconnects by itself, and callers get success or a clear error."""
-    async with mysql(mysql_url, patience=30) as store:
+    async with mysql(mysql_url, connect_timeout=30) as store:
         grants = await granted(store, *(f"run {number}" for number in range(200)))
         acknowledged: dict[str, list[str]] = {grant.lease.id: [] for grant in grants}
 
@@ -91,7 +93,7 @@ class TestACutLine:
 
     @pytest.fixture
     async def store(self, proxy: TcpProxy) -> AsyncIterator[MysqlStore]:
-        async with mysql(proxy.url, patience=1) as store:
+        async with mysql(proxy.url, connect_timeout=1) as store:
             yield store
 
     async def test_an_entry_is_neither_doubled_nor_lost(
@@ -116,9 +118,9 @@ class TestACutLine:
     ) -> None:
         """Sent again it finds no run, which says that it is gone."""
         (grant,) = await granted(store, "run")
-        gone = Entry("run", grant.lease.epoch, 1, b"", rest=Rest("completed", gone=True))
+        delete = Entry("run", grant.lease.epoch, 1, b"", rest=Rest("completed", delete=True))
         proxy.drop_next_reply(to=b"DELETE")
-        assert await store.append([gone]) == [Verdict.UNKNOWN]
+        assert await store.append([delete]) == [Verdict.UNKNOWN]
         assert await store.load("run") is None
 
     async def test_an_event_is_not_sent_twice(self, store: MysqlStore, proxy: TcpProxy) -> None:
@@ -156,7 +158,7 @@ class TestACutLine:
     ) -> None:
         """Asked again it would not be new: the caller is told that nobody knows."""
         await granted(store, "other")
-        want = Want("run", "ana", LONG, create=as_json(snapshot()), existing=False)
+        want = LeaseRequest("run", "ana", LONG, create=as_json(snapshot()), existing=False)
         proxy.drop_next_reply(to=b"'run'")
         with pytest.raises(StoreUnavailable, match="went away"):
             await store.acquire([want])
@@ -258,7 +260,7 @@ async def test_a_cancelled_call_harms_no_other(mysql_url: str) -> None:
 async def test_a_server_that_is_away_is_named() -> None:
     """What, where, and how long it was tried; no password."""
     port = free_port()
-    async with mysql(f"mysql://ana:secret@127.0.0.1:{port}/db", patience=0.2) as store:
+    async with mysql(f"mysql://ana:secret@127.0.0.1:{port}/db", connect_timeout=0.2) as store:
         with pytest.raises(StoreUnavailable) as caught:
             await store.load("run")
     text = str(caught.value)
@@ -276,7 +278,7 @@ async def test_a_server_that_says_nothing_is_away() -> None:
 
     server = await asyncio.start_server(wait, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with server, mysql(f"mysql://ana@127.0.0.1:{port}/db", patience=0.2) as store:
+    async with server, mysql(f"mysql://ana@127.0.0.1:{port}/db", connect_timeout=0.2) as store:
         with pytest.raises(StoreUnavailable, match="cannot be reached"):
             await store.load("run")
 
@@ -353,7 +355,7 @@ async def test_local_clocks_do_not_matter(mysql_url: str) -> None:
     await late.advance(timedelta(hours=1))
     async with mysql(mysql_url, clock=early) as one, mysql(mysql_url, clock=late) as two:
         (grant,) = await granted(one, "run")
-        assert list(await two.acquire([Want("run", "bob", LONG)])) == [None]
+        assert list(await two.acquire([LeaseRequest("run", "bob", LONG)])) == [None]
         assert await two.claim("bob", LONG, 10) == []
         await one.renew([grant.lease], timedelta(milliseconds=50))
         await asyncio.sleep(0.1)
@@ -393,7 +395,7 @@ class TestLargeValues:
             assert await steps(store, "c") == ["big"]
             runs = [NewRun(f"new {n}", "order", as_json(snapshot(big=part))) for n in range(3)]
             assert await store.enqueue(runs) == [True] * 3
-            wants = [Want(f"w {n}", "ana", LONG, create=runs[0].snapshot) for n in range(3)]
+            wants = [LeaseRequest(f"w {n}", "ana", LONG, create=runs[0].snapshot) for n in range(3)]
             assert all(await store.acquire(wants))
 
     async def test_a_limit_that_was_lowered_meanwhile_is_named(self, mysql_url: str) -> None:

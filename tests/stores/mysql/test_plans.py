@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 import asyncmy
 import pytest
 
-from perdure.store import Entry, Grant, Rest, Verdict, Want
+from perdure.store import Entry, Grant, LeaseRequest, Rest, Verdict
 from perdure.stores import mysql
 from perdure.stores.mysql import MysqlStore
 from perdure.stores.mysql import statements as sql
@@ -35,7 +35,7 @@ async def store(mysql_url: str) -> AsyncIterator[MysqlStore]:
 @pytest.fixture
 async def grants(store: MysqlStore, mysql_url: str) -> Sequence[Grant]:
     """Leases of many runs with an entry and two messages each; beside them lies one more run."""
-    wants = [Want(id, "ana", LONG, create=as_json(snapshot())) for id in ("another", *IDS)]
+    wants = [LeaseRequest(id, "ana", LONG, create=as_json(snapshot())) for id in ("another", *IDS)]
     _, *grants = [grant for grant in await store.acquire(wants) if grant is not None]
     await store.append([Entry(g.lease.id, g.lease.epoch, 1, delta("a")) for g in grants])
     for id in IDS:
@@ -86,15 +86,17 @@ async def rest(store: MysqlStore, grants: Sequence[Grant]) -> Sequence[Verdict]:
 
 
 async def end(store: MysqlStore, grants: Sequence[Grant]) -> Sequence[Verdict]:
-    gone = Rest("completed", gone=True)
-    return await store.append([Entry(g.lease.id, g.lease.epoch, 2, b"", rest=gone) for g in grants])
+    delete = Rest("completed", delete=True)
+    return await store.append(
+        [Entry(g.lease.id, g.lease.epoch, 2, b"", rest=delete) for g in grants]
+    )
 
 
 async def take(store: MysqlStore, grants: Sequence[Grant]) -> Sequence[Verdict]:
     entries = []
     for lease in [grant.lease for grant in grants]:
-        takes = tuple(message.id for message in await store.inbox(lease.id))
-        entries.append(Entry(lease.id, lease.epoch, 2, delta("b"), takes=takes))
+        consumes = tuple(message.id for message in await store.inbox(lease.id))
+        entries.append(Entry(lease.id, lease.epoch, 2, delta("b"), consumes=consumes))
     return await store.append(entries)
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import asyncmy
 import pytest
 
-from perdure.store import Delivery, Entry, Grant, NewRun, Rest, Verdict, Want
+from perdure.store import Delivery, Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
 from perdure.stores import mysql
 from perdure.stores.mysql import MysqlStore
 from perdure.testing.conformance.samples import as_json, delta, snapshot
@@ -79,7 +79,7 @@ async def other(mysql_url: str) -> AsyncIterator[Other]:
 
 
 async def granted(store: MysqlStore, ttl: timedelta = LONG, owner: str = "ana") -> Grant:
-    want = Want("run", owner, ttl, create=as_json(snapshot()), workflow="order")
+    want = LeaseRequest("run", owner, ttl, create=as_json(snapshot()), workflow="order")
     (grant,) = await store.acquire([want])
     assert grant is not None
     return grant
@@ -91,7 +91,7 @@ async def test_a_taker_sees_the_entry_it_waited_for(store: MysqlStore, other: Ot
     await asyncio.sleep(0.01)
     async with other.holding_the_row():
         await other.journal(old, "late")
-        task = await other.is_awaited(store.acquire([Want("run", "bob", LONG)]))
+        task = await other.is_awaited(store.acquire([LeaseRequest("run", "bob", LONG)]))
     (grant,) = await task
     assert grant is not None
     assert list(grant.snapshot["steps"]) == ["late"]
@@ -118,9 +118,9 @@ async def test_an_entry_that_waited_for_a_taker_is_fenced(store: MysqlStore, oth
     epoch = grant.lease.epoch
     entry, next_entry = (Entry("run", epoch, n, delta("late")) for n in (1, 2))
     rest = Entry("run", epoch, 3, as_json(snapshot("late")), rest=Rest("completed"))
-    gone = Entry("run", epoch, 4, b"", rest=Rest("completed", gone=True))
+    delete = Entry("run", epoch, 4, b"", rest=Rest("completed", delete=True))
     await store.append([Entry("run", epoch, 0, delta("kept"))])
-    for batch in ([entry], [entry, next_entry], [rest], [gone], [entry, rest], [gone, rest]):
+    for batch in ([entry], [entry, next_entry], [rest], [delete], [entry, rest], [delete, rest]):
         async with other.holding_the_row():
             task = await other.is_awaited(store.append(batch))
             await other.run("UPDATE perdure_runs SET epoch = epoch + 1")
@@ -137,7 +137,7 @@ async def test_one_refusal_in_a_batch_is_decided_under_locks(
 ) -> None:
     """The verdicts on the others are not those of a later moment."""
     grant = await granted(store)
-    (kept,) = await store.acquire([Want("kept", "ana", LONG, create=as_json(snapshot()))])
+    (kept,) = await store.acquire([LeaseRequest("kept", "ana", LONG, create=as_json(snapshot()))])
     assert kept is not None
     batch = [Entry(g.lease.id, g.lease.epoch, 1, delta("a")) for g in (kept, grant)]
     async with other.holding_the_row():
@@ -156,7 +156,7 @@ async def test_a_run_that_rests_is_not_deleted_later_in_the_batch(store: MysqlSt
     batch = [
         Entry("run", epoch, 1, delta("a")),
         Entry("run", epoch, 2, as_json(snapshot("a")), rest=Rest("suspended")),
-        Entry("run", epoch, 3, b"", rest=Rest("completed", gone=True)),
+        Entry("run", epoch, 3, b"", rest=Rest("completed", delete=True)),
         Entry("run", epoch, 4, delta("b")),
     ]
     assert await store.append(batch) == [Verdict.ACCEPTED] * 2 + [Verdict.FENCED] * 2
@@ -199,12 +199,12 @@ async def test_a_rest_sees_the_event_it_waited_for(store: MysqlStore, other: Oth
 async def test_an_end_takes_the_event_it_waited_for_along(
     store: MysqlStore, other: Other, mysql_url: str
 ) -> None:
-    """With `gone` nothing is left of the run, also of an event that came in the very moment."""
+    """With `delete` nothing is left of the run, also of an event that came in the very moment."""
     grant = await granted(store)
-    gone = Entry("run", grant.lease.epoch, 1, b"", rest=Rest("completed", gone=True))
+    delete = Entry("run", grant.lease.epoch, 1, b"", rest=Rest("completed", delete=True))
     async with other.holding_the_row():
         await other.mail("paid")
-        task = await other.is_awaited(store.append([gone]))
+        task = await other.is_awaited(store.append([delete]))
     assert await task == [Verdict.ACCEPTED]
     assert query(mysql_url, "SELECT COUNT(*) FROM perdure_runs_inbox") == ((0,),)
 
@@ -245,7 +245,9 @@ async def test_what_is_made_while_it_is_asked_for_is_found(store: MysqlStore, ot
         "INSERT INTO perdure_runs (id, snapshot, epoch) VALUES ('run', %s, 5)",
         as_json(snapshot("theirs")).decode(),
     )
-    wants = [Want(id, "ana", LONG, create=as_json(snapshot("ours"))) for id in ("run", "new")]
+    wants = [
+        LeaseRequest(id, "ana", LONG, create=as_json(snapshot("ours"))) for id in ("run", "new")
+    ]
     task = await other.is_awaited(store.acquire(wants))
     await other.commit()
     run, new = await task
@@ -258,7 +260,7 @@ async def test_what_is_made_while_it_is_asked_for_is_found(store: MysqlStore, ot
 async def test_batches_in_any_order_never_deadlock(store: MysqlStore, mysql_url: str) -> None:
     """Rows are locked in the order of the ids, whatever the order of the batch."""
     ids = [f"run {number}" for number in range(30)]
-    wants = [Want(id, "ana", LONG, create=as_json(snapshot())) for id in ids]
+    wants = [LeaseRequest(id, "ana", LONG, create=as_json(snapshot())) for id in ids]
     grants = [grant for grant in await store.acquire(wants) if grant is not None]
     before = deadlocks(mysql_url)
 
@@ -282,7 +284,7 @@ def deadlocks(url: str) -> object:
 
 async def test_a_deadlock_is_tried_again(store: MysqlStore, other: Other) -> None:
     """When another program locks the rows in another order."""
-    wants = [Want(id, "ana", LONG, create=as_json(snapshot())) for id in ("a", "b")]
+    wants = [LeaseRequest(id, "ana", LONG, create=as_json(snapshot())) for id in ("a", "b")]
     grants = [grant for grant in await store.acquire(wants) if grant is not None]
     # The transaction that has written less is the one that is given up: the store's.
     await other.run("INSERT INTO perdure_runs_inbox (run, name, payload, sent_at) VALUES " + MAIL)

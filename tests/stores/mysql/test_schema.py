@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from perdure.errors import InvalidArgument, StoreError, StoreUnavailable
-from perdure.store import Entry, Grant, NewRun, Rest, Want
+from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest
 from perdure.stores import mysql
 from perdure.stores.mysql import MysqlStore
 from perdure.stores.mysql.schema import Dialect, Names, dialect_of, read_migrations
@@ -72,7 +72,7 @@ async def test_fifty_first_uses_at_once_make_the_schema_once(mysql_url: str) -> 
 
 async def test_a_set_up_that_failed_is_tried_again(mysql_url: str) -> None:
     """A failed first try is not remembered, nor is a lock left behind."""
-    async with TcpProxy.before(mysql_url) as proxy, mysql(proxy.url, patience=0.2) as store:
+    async with TcpProxy.before(mysql_url) as proxy, mysql(proxy.url, connect_timeout=0.2) as store:
         proxy.refuse()
         with pytest.raises(StoreUnavailable):
             await store.load("run")
@@ -98,7 +98,7 @@ async def test_a_table_may_name_its_database(mysql_url: str) -> None:
     elsewhere = urlsplit(mysql_url)._replace(path="/mysql").geturl()
     async with mysql(elsewhere, table=f"{database}.runs") as store:
         await store.save("run", snapshot("a"))
-        (grant,) = await store.acquire([Want("run", "ana", LONG)])
+        (grant,) = await store.acquire([LeaseRequest("run", "ana", LONG)])
         assert grant is not None
         entries = [Entry("run", grant.lease.epoch, n, delta(f"{n}")) for n in range(3)]
         await store.append(entries)
@@ -166,7 +166,7 @@ def test_a_name_that_is_no_name_is_refused(table: Any) -> None:
         {"url": None},
         {"pool": object()},
         {"url": "mysql://h/d", "max_connections": 0},
-        {"url": "mysql://h/d", "patience": -1},
+        {"url": "mysql://h/d", "connect_timeout": -1},
         {"url": "mysql://h/d", "timeout": "soon"},
         {"url": "mysql://h/d", "prefix": "\0"},
         {"url": "mysql://h/d", "ssl": "yes"},
@@ -187,7 +187,9 @@ async def test_an_id_that_no_index_takes_is_refused(mysql_url: str) -> None:
         with pytest.raises(InvalidArgument, match="760 characters, the prefix included"):
             await store.save(fox * 461, snapshot())
         longest = fox * 460
-        (grant,) = await store.acquire([Want(longest, "ana", LONG, create=as_json(snapshot()))])
+        (grant,) = await store.acquire(
+            [LeaseRequest(longest, "ana", LONG, create=as_json(snapshot()))]
+        )
         assert grant is not None
         await store.append([Entry(longest, grant.lease.epoch, n, delta(f"{n}")) for n in (1, 2)])
         await store.send(longest, "paid", b"1", dedup_id="x")
@@ -196,9 +198,9 @@ async def test_an_id_that_no_index_takes_is_refused(mysql_url: str) -> None:
         assert list(loaded["steps"]) == ["1", "2"]
 
 
-def resting(grant: Grant, n: int, *, gone: bool = False) -> Entry:
+def resting(grant: Grant, n: int, *, delete: bool = False) -> Entry:
     data = as_json(snapshot("a", status="completed"))
-    return Entry(grant.lease.id, grant.lease.epoch, n, data, rest=Rest("completed", gone=gone))
+    return Entry(grant.lease.id, grant.lease.epoch, n, data, rest=Rest("completed", delete=delete))
 
 
 class TestPlans:
@@ -248,15 +250,17 @@ class TestPlans:
         await store.release([grant.lease for grant in grants])
 
     async def writing(self, store: MysqlStore) -> None:
-        wants = [Want(f"new {n}", "ana", LONG, create=as_json(snapshot())) for n in range(40)]
+        wants = [
+            LeaseRequest(f"new {n}", "ana", LONG, create=as_json(snapshot())) for n in range(40)
+        ]
         await store.acquire(wants)
         one, *many = [grant for grant in await store.acquire(wants) if grant is not None]
         entries = [Entry(g.lease.id, g.lease.epoch, 1, delta("a")) for g in many]
         await store.append([Entry(one.lease.id, one.lease.epoch, 1, delta("a"))])
         await store.append(entries)
-        await store.append([*entries, resting(many[0], 2), resting(many[1], 2, gone=True)])
+        await store.append([*entries, resting(many[0], 2), resting(many[1], 2, delete=True)])
         await store.append([resting(one, 2)])
-        await store.append([resting(many[2], 2, gone=True)])
+        await store.append([resting(many[2], 2, delete=True)])
 
     async def keeping(self, store: MysqlStore) -> None:
         await store.send("run 5", "paid", b"1", dedup_id="x")

@@ -9,7 +9,7 @@ import asyncmy
 import pytest
 
 from perdure.errors import InvalidArgument, StoreError, StoreUnavailable
-from perdure.store import Entry, Grant, Rest, Verdict, Want
+from perdure.store import Entry, Grant, LeaseRequest, Rest, Verdict
 from perdure.stores import mysql
 from perdure.stores.mysql import MysqlStore
 from perdure.testing.conformance.samples import as_json, delta, snapshot
@@ -27,7 +27,7 @@ async def store(mysql_url: str) -> AsyncIterator[MysqlStore]:
 
 @pytest.fixture
 async def grant(store: MysqlStore) -> Grant:
-    want = Want("run", "ana", LONG, create=as_json(snapshot()))
+    want = LeaseRequest("run", "ana", LONG, create=as_json(snapshot()))
     (grant,) = await store.acquire([want])
     assert grant is not None
     return grant
@@ -75,7 +75,7 @@ async def test_who_lost_the_run_while_working_writes_nothing(
     async def work(connection: Any) -> Entry:
         await debit(connection)
         await store.release([grant.lease])
-        await store.acquire([Want("run", "bob", LONG)])
+        await store.acquire([LeaseRequest("run", "bob", LONG)])
         return entry(grant)
 
     assert await store.transact("run", grant.lease.epoch, work) is Verdict.FENCED

@@ -10,7 +10,7 @@ import asyncmy
 import pytest
 
 from perdure.errors import InvalidArgument, StoreUnavailable
-from perdure.store import Entry, Rest, Store, Verdict, Want
+from perdure.store import Entry, LeaseRequest, Rest, Store, Verdict
 from perdure.stores import mysql, open_store
 from perdure.stores.mysql.url import connect_options, place
 from perdure.testing.conformance.samples import as_json, snapshot
@@ -54,7 +54,9 @@ async def test_verdicts_do_not_depend_on_how_rows_are_counted(
     options: dict[str, Any] = {"client_flag": client_flag, "autocommit": autocommit}
     pool = await asyncmy.create_pool(minsize=0, **connect_arguments(mysql_url), **options)
     async with pool, mysql(pool=pool) as store:
-        (grant,) = await store.acquire([Want("run", "ana", LONG, create=as_json(snapshot()))])
+        (grant,) = await store.acquire(
+            [LeaseRequest("run", "ana", LONG, create=as_json(snapshot()))]
+        )
         assert grant is not None
         epoch = grant.lease.epoch
         for n, rest in ((1, None), (2, Rest("completed"))):
@@ -72,7 +74,9 @@ async def test_a_session_that_does_not_commit_by_itself_is_committed(mysql_url: 
     hidden = {"init_command": "SET autocommit = 0", "autocommit": None}
     pool = await asyncmy.create_pool(minsize=0, maxsize=1, **connect_arguments(mysql_url), **hidden)
     async with pool, mysql(pool=pool) as store:
-        (grant,) = await store.acquire([Want("run", "ana", LONG, create=as_json(snapshot()))])
+        (grant,) = await store.acquire(
+            [LeaseRequest("run", "ana", LONG, create=as_json(snapshot()))]
+        )
         assert grant is not None
         for n in range(3):
             entry = Entry("run", grant.lease.epoch, n, as_json(snapshot(f"{n}")))
@@ -92,7 +96,7 @@ async def test_the_pools_sessions_stay_as_they_are(mysql_url: str) -> None:
         before = await asked(pool, settings)
         async with mysql(pool=pool) as store:
             await store.save("run", snapshot("a"))
-            await store.acquire([Want("run", "ana", LONG)])
+            await store.acquire([LeaseRequest("run", "ana", LONG)])
             await store.list()
         connection = await pool.acquire()
         assert connection.get_transaction_status() is False

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from perdure.errors import MissingDependency, StoreClosed, StoreError, StoreUnavailable
-from perdure.store import Entry, Grant, NewRun, Rest, Verdict, Want
+from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
 from perdure.stores import postgres
 from perdure.stores.postgres import PostgresStore
 from perdure.testing.clock import TestClock
@@ -24,7 +24,9 @@ LONG = timedelta(minutes=5)
 
 
 async def granted(store: PostgresStore, *ids: str) -> list[Grant]:
-    wants = [Want(id, "ana", LONG, create=as_json(snapshot()), workflow="order") for id in ids]
+    wants = [
+        LeaseRequest(id, "ana", LONG, create=as_json(snapshot()), workflow="order") for id in ids
+    ]
     return [grant for grant in await store.acquire(wants) if grant is not None]
 
 
@@ -43,7 +45,7 @@ async def test_what_was_acknowledged_survives_kill_9(
 ) -> None:
     """The server is killed among 200 running appends: every acknowledged entry is there, the store
     reconnects by itself, and callers get success or a clear error."""
-    async with postgres(postgres_url, patience=30) as store:
+    async with postgres(postgres_url, connect_timeout=30) as store:
         grants = await granted(store, *(f"run {number}" for number in range(200)))
         acknowledged: dict[str, list[str]] = {grant.lease.id: [] for grant in grants}
 
@@ -77,7 +79,7 @@ class TestACutLine:
 
     @pytest.fixture
     async def store(self, proxy: TcpProxy) -> AsyncIterator[PostgresStore]:
-        async with postgres(proxy.url, patience=1) as store:
+        async with postgres(proxy.url, connect_timeout=1) as store:
             yield store
 
     async def test_an_entry_is_neither_doubled_nor_lost(
@@ -166,7 +168,9 @@ async def test_a_cancelled_call_harms_no_other(postgres_url: str) -> None:
 async def test_a_server_that_is_away_is_named() -> None:
     """What, where, and how long it was tried; no password."""
     port = free_port()
-    async with postgres(f"postgresql://ana:secret@127.0.0.1:{port}/db", patience=0.2) as store:
+    async with postgres(
+        f"postgresql://ana:secret@127.0.0.1:{port}/db", connect_timeout=0.2
+    ) as store:
         with pytest.raises(StoreUnavailable) as caught:
             await store.load("run")
     text = str(caught.value)
@@ -236,7 +240,7 @@ async def test_local_clocks_do_not_matter(postgres_url: str) -> None:
         postgres(postgres_url, clock=late) as two,
     ):
         (grant,) = await granted(one, "run")
-        assert list(await two.acquire([Want("run", "bob", LONG)])) == [None]
+        assert list(await two.acquire([LeaseRequest("run", "bob", LONG)])) == [None]
         assert await two.claim("bob", LONG, 10) == []
         await one.renew([grant.lease], timedelta(milliseconds=50))
         await asyncio.sleep(0.1)
@@ -252,7 +256,7 @@ async def test_hints_come_again_after_the_connection_was_lost(postgres_url: str)
         heard = asyncio.Semaphore(0)
 
         async def listen() -> None:
-            async for _ in store.hints():  # type: ignore[attr-defined]  # declared by `notify`
+            async for _ in store.notifications():  # type: ignore[attr-defined]  # declared by `notify`
                 heard.release()
 
         listening = asyncio.ensure_future(listen())

@@ -13,7 +13,7 @@ from typing import TypeVar
 import asyncpg
 import pytest
 
-from perdure.store import Delivery, Entry, Grant, NewRun, Rest, Verdict, Want
+from perdure.store import Delivery, Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
 from perdure.stores import postgres
 from perdure.stores.postgres import PostgresStore
 from perdure.testing.conformance.samples import as_json, delta, snapshot
@@ -37,7 +37,7 @@ async def other(postgres_url: str) -> AsyncIterator[asyncpg.Connection]:
 
 
 async def granted(store: PostgresStore, ttl: timedelta = LONG, owner: str = "ana") -> Grant:
-    want = Want("run", owner, ttl, create=as_json(snapshot()), workflow="order")
+    want = LeaseRequest("run", owner, ttl, create=as_json(snapshot()), workflow="order")
     (grant,) = await store.acquire([want])
     assert grant is not None
     return grant
@@ -74,7 +74,7 @@ async def test_a_taker_sees_the_entry_it_waited_for(
     old = await granted(store, SHORT)
     async with held_row(other):
         await journalled(other, old, "late")
-        task = await waiting(other, store.acquire([Want("run", "bob", LONG)]))
+        task = await waiting(other, store.acquire([LeaseRequest("run", "bob", LONG)]))
     (grant,) = await task
     assert grant is not None
     assert list(grant.snapshot["steps"]) == ["late"]
@@ -98,13 +98,13 @@ async def test_a_run_that_is_lost_before_it_is_read_is_not_granted(
         return await fetch(statement, *values, repeatable=repeatable)
 
     store._leases._fetch = paused  # type: ignore[assignment]  # comes between the statements
-    assert await store.acquire([Want("run", "bob", SHORT)]) == [None]
+    assert await store.acquire([LeaseRequest("run", "bob", SHORT)]) == [None]
 
 
 async def take_over(url: str) -> None:
     """Lease the run in another process, and put it to rest."""
     async with postgres(url) as another:
-        (grant,) = await another.acquire([Want("run", "cem", LONG)])
+        (grant,) = await another.acquire([LeaseRequest("run", "cem", LONG)])
         assert grant is not None
         whole = as_json(snapshot("a", "b"))
         await another.append([Entry("run", grant.lease.epoch, 1, whole, rest=Rest("suspended"))])
@@ -118,10 +118,10 @@ async def test_a_taker_sees_the_inbox_as_it_is_when_it_gets_the_run(
     first = await granted(store)
     await store.send("run", "old", b"1")
     (message,) = await store.inbox("run")
-    await store.acquire([Want("another", "ana", SHORT, create=as_json(snapshot()))])
+    await store.acquire([LeaseRequest("another", "ana", SHORT, create=as_json(snapshot()))])
     async with other.transaction():
         await other.execute("SELECT FROM perdure_runs WHERE id = 'another' FOR NO KEY UPDATE")
-        wants = [Want("another", "bob", LONG), Want("run", "bob", LONG)]
+        wants = [LeaseRequest("another", "bob", LONG), LeaseRequest("run", "bob", LONG)]
         task = await waiting(other, store.acquire(wants))
         rest = Entry(
             "run", first.lease.epoch, 1, as_json(snapshot()), (message.id,), Rest("suspended")
@@ -154,9 +154,9 @@ async def test_an_entry_that_waited_for_a_taker_is_fenced(
     epoch = grant.lease.epoch
     entry = Entry("run", epoch, 1, delta("late"))
     rest = Entry("run", epoch, 2, as_json(snapshot("late")), rest=Rest("completed"))
-    gone = Entry("run", epoch, 3, b"{}", rest=Rest("completed", gone=True))
+    delete = Entry("run", epoch, 3, b"{}", rest=Rest("completed", delete=True))
     await store.append([Entry("run", epoch, 0, delta("kept"))])
-    for batch in ([entry], [rest], [gone], [entry, rest], [rest, Entry("other", 1, 1, b"{}")]):
+    for batch in ([entry], [rest], [delete], [entry, rest], [rest, Entry("other", 1, 1, b"{}")]):
         async with held_row(other):
             task = await waiting(other, store.append(batch))
             await other.execute("UPDATE perdure_runs SET epoch = epoch + 1")
@@ -222,7 +222,7 @@ async def test_nothing_of_a_deleted_run_comes_back(
     new = await granted(store)
     assert new.created
     assert new.inbox == ()
-    again = await store.acquire([Want("run", "ana", LONG)])
+    again = await store.acquire([LeaseRequest("run", "ana", LONG)])
     assert again[0] is not None
     assert again[0].snapshot["steps"] == {}
     assert await store.inbox("run") == []
@@ -254,7 +254,7 @@ async def test_a_claim_of_a_run_at_rest_is_one_statement(
 async def test_batches_in_any_order_never_deadlock(store: PostgresStore, postgres_url: str) -> None:
     """Rows are locked in the order of the ids, whatever the order of the batch."""
     ids = [f"run {number}" for number in range(30)]
-    wants = [Want(id, "ana", LONG, create=as_json(snapshot())) for id in ids]
+    wants = [LeaseRequest(id, "ana", LONG, create=as_json(snapshot())) for id in ids]
     grants = [grant for grant in await store.acquire(wants) if grant is not None]
 
     async def write(turn: int) -> None:

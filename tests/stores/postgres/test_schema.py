@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from perdure.errors import InvalidArgument, StoreError, StoreUnavailable
-from perdure.store import Entry, Grant, NewRun, Rest, Verdict, Want
+from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
 from perdure.stores import postgres
 from perdure.stores.postgres import PostgresStore
 from perdure.stores.postgres.schema import Names, read_migrations
@@ -39,14 +39,14 @@ async def test_the_schema_is_what_the_migrations_make(postgres_url: str) -> None
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         for table in ("perdure_runs", "perdure_runs_journal", "perdure_runs_inbox"):
             connection.execute(f"DROP TABLE {table}".encode())
-        for migration in read_migrations("postgres"):
+        for migration in read_migrations("migrations"):
             connection.execute(Names("perdure_runs").fill(migration.script).encode())
     assert schema_at(postgres_url) == made
 
 
 def test_migrations_are_numbered_without_a_gap() -> None:
     """And each says in its name what it is for."""
-    migrations = read_migrations("postgres")
+    migrations = read_migrations("migrations")
     assert [migration.version for migration in migrations] == list(range(1, len(migrations) + 1))
     assert all(Path(migration.name).stem[4] == "_" for migration in migrations)
 
@@ -58,13 +58,16 @@ async def test_fifty_first_uses_at_once_make_the_schema_once(postgres_url: str) 
     assert len(await stores[0].list()) == 50
     with psycopg.connect(postgres_url) as connection:
         applied = connection.execute("SELECT count(*) FROM perdure_runs_migrations").fetchone()
-    assert applied == (len(read_migrations("postgres")),)
+    assert applied == (len(read_migrations("migrations")),)
     await asyncio.gather(*(store.close() for store in stores))
 
 
 async def test_a_set_up_that_failed_is_tried_again(postgres_url: str) -> None:
     """A failed first try is not remembered."""
-    async with TcpProxy.before(postgres_url) as proxy, postgres(proxy.url, patience=0.2) as store:
+    async with (
+        TcpProxy.before(postgres_url) as proxy,
+        postgres(proxy.url, connect_timeout=0.2) as store,
+    ):
         proxy.refuse()
         with pytest.raises(StoreUnavailable):
             await store.load("run")
@@ -113,7 +116,7 @@ def test_a_name_that_is_no_name_is_refused(table: Any) -> None:
         {"url": "postgresql://h/d", "max_connections": 0},
         {"url": "postgresql://h/d", "prepared_statements": "no"},
         {"url": "postgresql://h/d", "max_value_size": 0},
-        {"url": "postgresql://h/d", "patience": -1},
+        {"url": "postgresql://h/d", "connect_timeout": -1},
         {"url": "postgresql://h/d", "timeout": "soon"},
         {"url": "postgresql://h/d", "prefix": "\0"},
     ],
@@ -180,24 +183,24 @@ class TestPlans:
 
     async def writing(self, store: PostgresStore, turn: int) -> None:
         ids = [f"new {turn} {number}" for number in range(40)]
-        wants = [Want(id, "ana", LONG, create=as_json(snapshot())) for id in ids]
+        wants = [LeaseRequest(id, "ana", LONG, create=as_json(snapshot())) for id in ids]
         one, *many = [grant for grant in await store.acquire(wants) if grant is not None]
         await store.acquire(wants)
-        await store.acquire([Want(f"lone {turn}", "ana", LONG, create=as_json(snapshot()))])
+        await store.acquire([LeaseRequest(f"lone {turn}", "ana", LONG, create=as_json(snapshot()))])
         entries = [Entry(g.lease.id, g.lease.epoch, 1, delta("a")) for g in many]
         await store.append([Entry(one.lease.id, one.lease.epoch, 1, delta("a"))])
         await store.append(entries)
-        await store.append([*entries, resting(many[0], 2), resting(many[1], 2, gone=True)])
+        await store.append([*entries, resting(many[0], 2), resting(many[1], 2, delete=True)])
         await store.append([resting(one, 2)])
-        await store.append([resting(many[2], 2, gone=True)])
+        await store.append([resting(many[2], 2, delete=True)])
 
     async def keeping(self, store: PostgresStore, turn: int) -> None:
         await store.send("run 5", "paid", b"1", dedup_id=f"{turn}")
         await store.send("run 5", "paid", b"1")
         messages = [message.id for message in await store.inbox("run 5")]
-        [grant] = await store.acquire([Want("run 5", "ana", LONG)])
+        [grant] = await store.acquire([LeaseRequest("run 5", "ana", LONG)])
         assert grant is not None
-        entry = Entry("run 5", grant.lease.epoch, turn, b"{}", takes=tuple(messages))
+        entry = Entry("run 5", grant.lease.epoch, turn, b"{}", consumes=tuple(messages))
         assert await store.append([entry]) == [Verdict.ACCEPTED]
         assert await store.inbox("run 5") == []
         await store.save(f"saved {turn}", snapshot())
@@ -216,9 +219,9 @@ class TestPlans:
         assert "Index Scan using perdure_runs_updated_at_idx" in plans[1]
 
 
-def resting(grant: Grant, n: int, *, gone: bool = False) -> Entry:
+def resting(grant: Grant, n: int, *, delete: bool = False) -> Entry:
     data = as_json(snapshot("a", status="completed"))
-    return Entry(grant.lease.id, grant.lease.epoch, n, data, rest=Rest("completed", gone=gone))
+    return Entry(grant.lease.id, grant.lease.epoch, n, data, rest=Rest("completed", delete=delete))
 
 
 MANY_RUNS = """
@@ -288,7 +291,7 @@ class TestAwaitlysTable:
         self, store: PostgresStore, awaitly: asyncpg.Connection
     ) -> None:
         """What awaitly began is finished here, and lies where awaitly looks."""
-        (grant,) = await store.acquire([Want("wf1", "ana", LONG)])
+        (grant,) = await store.acquire([LeaseRequest("wf1", "ana", LONG)])
         assert grant is not None
         assert list(grant.snapshot["steps"]) == ["getUser"]
         whole = {**grant.snapshot, "steps": {**grant.snapshot["steps"], "b": {"ok": True}}}

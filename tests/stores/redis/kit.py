@@ -3,7 +3,7 @@
 import os
 from datetime import timedelta
 
-from perdure.store import Entry, Grant, Store, Want
+from perdure.store import Entry, Grant, LeaseRequest, Store
 from perdure.stores.redis import RedisStore, redis
 from perdure.testing.conformance import StoreConformance
 from perdure.testing.conformance.samples import as_json, snapshot
@@ -35,7 +35,9 @@ class RedisConformance(StoreConformance):
 async def leased(store: RedisStore, *ids: str, ttl: timedelta = HOUR) -> list[Grant]:
     """Give the grants of runs, which are created when they are not there."""
     create = as_json(snapshot())
-    wants = [Want(id, "ana", ttl, create=create, workflow="order") for id in ids or ("run",)]
+    wants = [
+        LeaseRequest(id, "ana", ttl, create=create, workflow="order") for id in ids or ("run",)
+    ]
     return [grant for grant in await store.acquire(wants) if grant is not None]
 
 

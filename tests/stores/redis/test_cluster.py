@@ -89,7 +89,7 @@ async def test_a_client_passed_in_is_used_and_stays_open(
             entries = [step(grant, 1) for grant in grants]
             assert list(await store.append(entries)) == [Verdict.ACCEPTED] * 3
             assert await steps(store, "b") == ["1"]
-            assert (await store.explain()).primaries == 3
+            assert (await store.durability_report()).primaries == 3
         assert await client.ping()
 
 
@@ -129,7 +129,7 @@ async def test_while_a_slot_moves_nothing_is_half_done(
     (message,) = await store.inbox("run")
     rest = Entry(
         *("run", grant.lease.epoch, 2, as_json(snapshot("1", "2", status="completed"))),
-        takes=(message.id,),
+        consumes=(message.id,),
         rest=Rest("completed"),
     )
     slot = key_slot(Keys(redis_cluster_prefix).run("run"))

@@ -179,7 +179,7 @@ async def test_a_cancelled_append_leaves_no_doubt(store: RedisStore) -> None:
 
 async def test_a_server_that_is_away_is_named() -> None:
     """What, where, and how long it was tried."""
-    async with redis("redis://u:secret@127.0.0.1:1/0", patience=0.2) as store:
+    async with redis("redis://u:secret@127.0.0.1:1/0", connect_timeout=0.2) as store:
         with pytest.raises(StoreUnavailable) as raised:
             await store.load("run")
     assert "Redis at 127.0.0.1:1/0 is away, tried for 0." in str(raised.value)
@@ -189,7 +189,7 @@ async def test_a_server_that_is_away_is_named() -> None:
 async def test_a_failed_set_up_is_tried_again(proxy: TcpProxy, redis_prefix: str) -> None:
     """A store that was used too early works as soon as the server does."""
     proxy.refuse()
-    async with redis(proxy.url, namespace=redis_prefix, patience=0) as store:
+    async with redis(proxy.url, namespace=redis_prefix, connect_timeout=0) as store:
         for _ in range(2):
             with pytest.raises(StoreUnavailable):
                 await store.save("run", snapshot("a"))
@@ -213,7 +213,7 @@ async def test_a_store_waits_for_a_server_that_comes_back(
 
 async def test_hints_come_again_after_a_cut(far: RedisStore, proxy: TcpProxy) -> None:
     """A new connection listens, and a hint comes for what may have happened meanwhile."""
-    hints = far.hints()
+    hints = far.notifications()
     await anext(hints)
     hint = asyncio.ensure_future(anext(hints))
     await asyncio.sleep(0.05)
@@ -233,11 +233,11 @@ async def test_hints_end_when_the_store_is_closed(redis_url: str, redis_prefix: 
     await store.close()
     assert await heard == 1
     with pytest.raises(StoreClosed):
-        await anext(store.hints())
+        await anext(store.notifications())
 
 
 async def _all(store: RedisStore) -> int:
-    return len([None async for _ in store.hints()])
+    return len([None async for _ in store.notifications()])
 
 
 async def test_clocks_an_hour_apart_share_leases(redis_url: str, redis_prefix: str) -> None:
@@ -327,7 +327,7 @@ async def test_the_rights_that_are_named_are_enough(
     more = ("+@connection", "+@pubsub", "+time", "+info", "+config|get")
     url = limited_url(admin, redis_url, *rights, *more)
     async with redis(url, namespace=redis_prefix) as store:
-        hints = store.hints()
+        hints = store.notifications()
         await anext(hints)
         await store.enqueue([NewRun("run", "order", as_json(snapshot()))])
         await anext(hints)
@@ -355,11 +355,11 @@ async def test_a_client_passed_in_is_used_and_stays_open(
         async with redis(client=client, namespace=redis_prefix) as store:
             (grant,) = await leased(store)
             assert await store.append([step(grant, 1)]) == [Verdict.ACCEPTED]
-            hints = store.hints()
+            hints = store.notifications()
             await anext(hints)
             await store.send("run", "paid", b"1")
             assert await steps(store) == ["1"]
-            assert (await store.explain()).settings["appendfsync"] == "always"
+            assert (await store.durability_report()).settings["appendfsync"] == "always"
         assert await client.ping()
 
 

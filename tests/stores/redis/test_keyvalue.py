@@ -134,7 +134,7 @@ async def test_what_is_no_text_says_so(kv: RedisKeyValue, redis_prefix: str) -> 
 
 
 async def test_a_server_that_is_away_is_named() -> None:
-    async with RedisKeyValue("redis://127.0.0.1:1", patience=0) as kv:
+    async with RedisKeyValue("redis://127.0.0.1:1", connect_timeout=0) as kv:
         with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1"):
             await kv.get("key")
         with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1"):

@@ -9,7 +9,7 @@ import pytest
 from redis import Connection, Redis
 
 from perdure.errors import StoreCorrupted, StoreError
-from perdure.store import Entry, NewRun, Rest, Verdict, Want
+from perdure.store import Entry, LeaseRequest, NewRun, Rest, Verdict
 from perdure.stores import open_store
 from perdure.stores.redis import RedisStore, redis
 from perdure.stores.redis.keys import SHARDS, STATUSES, Keys
@@ -81,10 +81,10 @@ async def test_a_run_that_is_gone_leaves_nothing(
         await store.append([step(grant, 1)])
         await store.send(grant.lease.id, "paid", b"1", dedup_id="x")
     await store.delete("a")
-    gone = Entry("b", grants[1].lease.epoch, 2, b"", rest=Rest("completed", gone=True))
+    delete = Entry("b", grants[1].lease.epoch, 2, b"", rest=Rest("completed", delete=True))
     over = Entry("c", grants[2].lease.epoch, 2, as_json(snapshot()), rest=Rest("completed"))
-    assert await store.append([gone, over]) == [Verdict.ACCEPTED] * 2
-    assert await store.append([gone]) == [Verdict.UNKNOWN]
+    assert await store.append([delete, over]) == [Verdict.ACCEPTED] * 2
+    assert await store.append([delete]) == [Verdict.UNKNOWN]
     assert await store.prune(NOW) == 1
     assert left_over(admin, redis_prefix) == {"tick"}
 
@@ -93,8 +93,8 @@ async def test_a_stale_departure_is_fenced(store: RedisStore) -> None:
     """Who lost the run cannot remove it."""
     (old,) = await leased(store)
     await store.save("run", snapshot("a"))
-    gone = Entry("run", old.lease.epoch, 1, b"", rest=Rest("completed", gone=True))
-    assert await store.append([gone]) == [Verdict.FENCED]
+    delete = Entry("run", old.lease.epoch, 1, b"", rest=Rest("completed", delete=True))
+    assert await store.append([delete]) == [Verdict.FENCED]
     assert await steps(store) == ["a"]
 
 
@@ -124,7 +124,7 @@ async def test_wants_of_all_kinds_are_answered_in_their_order(store: RedisStore)
     await store.release([free.lease])
     ids = ("new 1", held.lease.id, "missing", free.lease.id, "new\n2")
     create = as_json(snapshot("first"))
-    wants = [Want(id, "bob", HOUR, create=create if "new" in id else None) for id in ids]
+    wants = [LeaseRequest(id, "bob", HOUR, create=create if "new" in id else None) for id in ids]
     first, *nothing, second, third = await store.acquire(wants)
     assert nothing == [None, None]
     for id, grant in zip((ids[0], ids[3], ids[4]), (first, second, third), strict=True):
@@ -278,12 +278,14 @@ async def test_normal_durability_takes_any_server(
         async with redis(redis_url, namespace=redis_prefix, durability="normal") as store:
             await store.save("run", snapshot("a"))
             assert store.capabilities.survives == "process_crash"
-            assert "power cut costs the answers of that time" in str(await store.explain())
+            assert "power cut costs the answers of that time" in str(
+                await store.durability_report()
+            )
 
 
 async def test_explain_tells_what_the_server_promises(store: RedisStore) -> None:
     """Of the disk and of replicas."""
-    told = await store.explain()
+    told = await store.durability_report()
     assert told.settings["appendonly"] == "yes"
     assert told.primaries == 1
     assert told.replicas == 0
@@ -302,7 +304,7 @@ async def test_what_may_not_be_seen_is_unknown(
     try:
         url = redis_url.replace("redis://", "redis://blind:word@")
         async with redis(url, namespace=redis_prefix) as store:
-            told = await store.explain()
+            told = await store.durability_report()
             assert told.settings["appendfsync"] == "unknown"
             assert "cannot be told" in str(told)
             with pytest.raises(StoreError, match=r'appendonly is unknown.*durability="normal"'):

@@ -216,7 +216,7 @@ async def live(store: SqlStore) -> None:
     assert await store.send("run", "paid", b'"yes"', dedup_id="x") is Delivery.DELIVERED
     assert await store.send("run", "paid", b'"yes"', dedup_id="x") is Delivery.DUPLICATE
     [message] = await store.inbox("run")
-    entry = Entry("run", epoch, 1, delta("b"), takes=(message.id,))
+    entry = Entry("run", epoch, 1, delta("b"), consumes=(message.id,))
     assert await store.append([entry]) == [Verdict.ACCEPTED]
     assert await store.inbox("run") == []
     [renewed] = await store.renew([grant.lease], LONG)

@@ -10,7 +10,7 @@ from string import Template
 import pytest
 
 from perdure.errors import StoreError
-from perdure.store import Entry, Grant, NewRun, Rest, Verdict, Want
+from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
 from perdure.stores.sqlite import SqliteStore, sqlite
 from perdure.stores.sqlite.schema import read_migrations
 from perdure.testing.conformance.samples import as_json, delta, snapshot
@@ -32,13 +32,13 @@ async def store(path: Path) -> AsyncIterator[SqliteStore]:
 
 
 async def granted(store: SqliteStore, *ids: str) -> list[Grant]:
-    wants = [Want(id, "ana", HOUR, create=FIRST) for id in ids]
+    wants = [LeaseRequest(id, "ana", HOUR, create=FIRST) for id in ids]
     return [grant for grant in await store.acquire(wants) if grant is not None]
 
 
-def rest(grant: Grant, n: int, *names: str, gone: bool = False) -> Entry:
+def rest(grant: Grant, n: int, *names: str, delete: bool = False) -> Entry:
     whole = as_json(snapshot(*names, status="completed"))
-    return Entry(grant.lease.id, grant.lease.epoch, n, whole, rest=Rest("completed", gone=gone))
+    return Entry(grant.lease.id, grant.lease.epoch, n, whole, rest=Rest("completed", delete=delete))
 
 
 @pytest.mark.parametrize("many", [1, 3, 255, 257, 700])
@@ -53,7 +53,7 @@ async def test_a_batch_of_any_size_is_all_done(store: SqliteStore, many: int) ->
     assert await store.load(ids[-1]) == snapshot("a", status="completed")
     again = await granted(store, *ids)
     assert not any(one.created for one in again)
-    assert await store.append([rest(one, 1, gone=True) for one in again]) == (
+    assert await store.append([rest(one, 1, delete=True) for one in again]) == (
         [Verdict.ACCEPTED] * many
     )
     assert await store.list() == []
@@ -61,7 +61,7 @@ async def test_a_batch_of_any_size_is_all_done(store: SqliteStore, many: int) ->
 
 async def test_a_run_wanted_twice_is_given_one_after_the_other(store: SqliteStore) -> None:
     """The second owner finds it taken; the same owner is given it again, with a newer epoch."""
-    wants = [Want("run", owner, HOUR, create=FIRST) for owner in ("ana", "bob", "ana")]
+    wants = [LeaseRequest("run", owner, HOUR, create=FIRST) for owner in ("ana", "bob", "ana")]
     first, other, again = await store.acquire(wants)
     assert first is not None
     assert first.created
@@ -74,14 +74,14 @@ async def test_a_run_wanted_twice_is_given_one_after_the_other(store: SqliteStor
 async def test_wants_of_every_kind_go_together(store: SqliteStore) -> None:
     """Each is answered by what it asks for, whatever the others do."""
     await granted(store, "mine")
-    await store.acquire([Want("theirs", "bob", HOUR, create=FIRST)])
+    await store.acquire([LeaseRequest("theirs", "bob", HOUR, create=FIRST)])
     answers = await store.acquire(
         [
-            Want("missing", "ana", HOUR),
-            Want("mine", "ana", HOUR, create=FIRST, existing=False),
-            Want("theirs", "ana", HOUR, create=FIRST),
-            Want("new", "ana", HOUR, create=FIRST, existing=False),
-            Want("mine", "ana", 2 * HOUR),
+            LeaseRequest("missing", "ana", HOUR),
+            LeaseRequest("mine", "ana", HOUR, create=FIRST, existing=False),
+            LeaseRequest("theirs", "ana", HOUR, create=FIRST),
+            LeaseRequest("new", "ana", HOUR, create=FIRST, existing=False),
+            LeaseRequest("mine", "ana", 2 * HOUR),
         ]
     )
     found = [None if one is None else (one.lease.id, one.created) for one in answers]
@@ -112,10 +112,10 @@ async def test_a_run_that_goes_away_leaves_nothing_of_its_batch(
     store: SqliteStore, path: Path
 ) -> None:
     """What was written of it in the same batch goes with it, and nothing of another's."""
-    gone, stays = await granted(store, "gone", "stays")
-    entries = [Entry(one.lease.id, one.lease.epoch, 1, delta("a")) for one in (gone, stays)]
-    stale = Entry("stays", stays.lease.epoch - 1, 3, b"", rest=Rest("completed", gone=True))
-    verdicts = await store.append([*entries, rest(gone, 2, gone=True), stale])
+    delete, stays = await granted(store, "gone", "stays")
+    entries = [Entry(one.lease.id, one.lease.epoch, 1, delta("a")) for one in (delete, stays)]
+    stale = Entry("stays", stays.lease.epoch - 1, 3, b"", rest=Rest("completed", delete=True))
+    verdicts = await store.append([*entries, rest(delete, 2, delete=True), stale])
     assert verdicts == [*[Verdict.ACCEPTED] * 3, Verdict.FENCED]
     with closing(sqlite3.connect(path)) as database:
         assert database.execute("SELECT run FROM perdure_runs_journal").fetchall() == [("stays",)]
@@ -132,7 +132,7 @@ async def test_a_file_of_before_deletes_by_the_new_rule(path: Path) -> None:
     """A schema with the first trigger is given the second, and its runs go with all they have."""
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.execute("CREATE TABLE perdure_runs_migrations (version INTEGER, name TEXT)")
-        for migration in read_migrations("sqlite")[:4]:
+        for migration in read_migrations("migrations")[:4]:
             for statement in migration.statements:
                 database.execute(Template(statement).substitute(table="perdure_runs"))
             database.execute("INSERT INTO perdure_runs_migrations VALUES (?, ?)", migration[:2])
@@ -142,7 +142,7 @@ async def test_a_file_of_before_deletes_by_the_new_rule(path: Path) -> None:
             await store.send("run", "b", b"1", dedup_id="x")
             await store.send("run", "c", b"1", dedup_id="y")
             taken = (await store.inbox("run"))[2].id
-            entry = Entry("run", grant.lease.epoch, 1, delta("a"), takes=(taken,))
+            entry = Entry("run", grant.lease.epoch, 1, delta("a"), consumes=(taken,))
             await store.append([entry])
             assert await store.delete("run")
         for table in ("perdure_runs_journal", "perdure_runs_inbox"):

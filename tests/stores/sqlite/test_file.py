@@ -20,7 +20,7 @@ from perdure.errors import (
     StoreError,
     StoreUnavailable,
 )
-from perdure.store import Capabilities, Entry, Grant, Rest, Verdict, Want
+from perdure.store import Capabilities, Entry, Grant, LeaseRequest, Rest, Verdict
 from perdure.stores.sqlite import SqliteStore, sqlite
 from perdure.stores.sqlite import threads as _sqlite_threads
 from perdure.stores.sqlite import watch as _sqlite_watch
@@ -68,7 +68,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 async def granted(store: SqliteStore, *ids: str) -> list[Grant]:
-    wants = [Want(id, "ana", HOUR, create=as_json(snapshot())) for id in ids]
+    wants = [LeaseRequest(id, "ana", HOUR, create=as_json(snapshot())) for id in ids]
     return [grant for grant in await store.acquire(wants) if grant is not None]
 
 
@@ -155,7 +155,7 @@ async def test_what_queues_up_shares_a_commit(path: Path, spoken: list[str]) -> 
 async def test_a_bad_write_harms_only_itself(store: SqliteStore, path: Path) -> None:
     """Writes that share a commit do not share a fate."""
     grants = await granted(store, "a", "b")
-    unspeakable = Want("c", "\ud800", HOUR, create=as_json(snapshot()))
+    unspeakable = LeaseRequest("c", "\ud800", HOUR, create=as_json(snapshot()))
     with locked(path):
         writes = [
             asyncio.ensure_future(store.append([entry(grants[0])])),
@@ -173,7 +173,7 @@ async def test_a_run_that_leaves_does_so_whatever_else_is_refused(store: SqliteS
     """The verdict on the end of one run does not depend on another's; sent again, it stands."""
     leaving, stale = await granted(store, "leaving", "stale")
     await store.save("stale", snapshot())
-    end = Entry("leaving", leaving.lease.epoch, 2, b"", rest=Rest("completed", gone=True))
+    end = Entry("leaving", leaving.lease.epoch, 2, b"", rest=Rest("completed", delete=True))
     entries = [entry(leaving), end, entry(stale)]
     for _ in range(2):
         verdicts = await store.append(entries)
@@ -361,7 +361,9 @@ async def test_a_file_that_was_deleted_or_replaced_is_not_written_to(
     """SQLite would go on with a file that nobody else can find: the next look says so."""
     monkeypatch.setattr(_sqlite_watch, "_SECONDS", 0.0)
     async with sqlite(path) as store:
-        (grant,) = await store.acquire([Want("run", "ana", HOUR, create=as_json(snapshot()))])
+        (grant,) = await store.acquire(
+            [LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))]
+        )
         assert grant is not None
         path.rename(path.with_suffix(".old"))
         if then == "replaced":

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perdure.store import Entry, Verdict, Want
+from perdure.store import Entry, LeaseRequest, Verdict
 from perdure.stores.sqlite import inline as _sqlite_lone
 from perdure.stores.sqlite.inline import Lone
 from perdure.stores.sqlite.store import SqliteStore
@@ -37,7 +37,9 @@ class Run:
 async def run(tmp_path: Path) -> AsyncIterator[Run]:
     async with SqliteStore(tmp_path / "runs.db", busy_timeout=5) as store:
         await store.load("run")  # the file is there
-        [grant] = await store.acquire([Want("run", "me", MINUTE, create=as_json(snapshot()))])
+        [grant] = await store.acquire(
+            [LeaseRequest("run", "me", MINUTE, create=as_json(snapshot()))]
+        )
         assert grant is not None
         yield Run(store, grant.lease.epoch)
 

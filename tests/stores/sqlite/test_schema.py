@@ -12,7 +12,7 @@ from string import Template
 import pytest
 
 from perdure.errors import StoreError
-from perdure.store import Entry, Rest, Verdict, Want
+from perdure.store import Entry, LeaseRequest, Rest, Verdict
 from perdure.stores.sqlite import sqlite
 from perdure.stores.sqlite.schema import read_migrations
 from perdure.testing.conformance.samples import as_json, delta, snapshot
@@ -56,7 +56,7 @@ async def test_the_schema_is_what_the_migrations_make(path: Path) -> None:
     async with sqlite(path, table="runs") as store:
         await store.load("run")
     with closing(sqlite3.connect(":memory:")) as by_hand, closing(sqlite3.connect(path)) as made:
-        for migration in read_migrations("sqlite"):
+        for migration in read_migrations("migrations"):
             for statement in migration.statements:
                 by_hand.execute(Template(statement).substitute(table="runs"))
         count = [row for row in schema_of(made) if row[1] == "runs_migrations"]
@@ -66,7 +66,7 @@ async def test_the_schema_is_what_the_migrations_make(path: Path) -> None:
 
 def test_migrations_are_numbered_without_a_gap() -> None:
     """Files are added at the end and never changed: their numbers tell."""
-    for folder in ("sqlite", "sqlite_keyvalue"):
+    for folder in ("migrations", "migrations_keyvalue"):
         migrations = read_migrations(folder)
         assert [one.version for one in migrations] == [*range(1, len(migrations) + 1)]
         assert all(one.name[4] == "_" and one.statements for one in migrations)
@@ -137,7 +137,7 @@ async def test_a_resume_state_of_awaitlys_comes_as_a_snapshot(
         assert loaded is not None
         assert loaded["steps"] == {"user:1": {"ok": True, "value": {"x": 1}}}
         assert loaded["execution"]["lastUpdated"] == "2024-05-01T09:30:00.000Z"
-        [grant] = await store.acquire([Want("run", "ana", HOUR)])
+        [grant] = await store.acquire([LeaseRequest("run", "ana", HOUR)])
         assert grant is not None
         await store.append([Entry("run", grant.lease.epoch, 1, delta("b"))])
         merged = await store.load("run")
@@ -166,7 +166,9 @@ async def test_awaitlys_times_are_listed_in_order_with_ours(
 async def test_awaitly_reads_what_we_write(path: Path, awaitly: sqlite3.Connection) -> None:
     """At rest a row holds the whole snapshot as text."""
     async with sqlite(path, table="awaitly_snapshots") as store:
-        [grant] = await store.acquire([Want("run", "ana", HOUR, create=as_json(snapshot()))])
+        [grant] = await store.acquire(
+            [LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))]
+        )
         assert grant is not None
         epoch = grant.lease.epoch
         await store.append([Entry("run", epoch, 1, delta("a"))])
@@ -182,7 +184,7 @@ async def test_a_run_that_awaitly_began_is_gone_on_with(
     """Its row can be leased and journalled like our own, and awaitly may overwrite it again."""
     awaitly.execute(UPSERT_OF_AWAITLY, ("run", json.dumps(snapshot("a"))))
     async with sqlite(path, table="awaitly_snapshots") as store:
-        [grant] = await store.acquire([Want("run", "ana", HOUR)])
+        [grant] = await store.acquire([LeaseRequest("run", "ana", HOUR)])
         assert grant is not None
         assert list(grant.snapshot["steps"]) == ["a"]
         entry = Entry("run", grant.lease.epoch, 1, delta("b"))
@@ -197,7 +199,9 @@ async def test_nothing_is_left_of_a_row_that_awaitly_deletes(
 ) -> None:
     """The journal goes with the row, and the epoch stays stale when the id comes back."""
     async with sqlite(path, table="awaitly_snapshots") as store:
-        [grant] = await store.acquire([Want("run", "ana", HOUR, create=as_json(snapshot()))])
+        [grant] = await store.acquire(
+            [LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))]
+        )
         assert grant is not None
         await store.append([Entry("run", grant.lease.epoch, 1, delta("a"))])
         await store.send("run", "hello", b"1")

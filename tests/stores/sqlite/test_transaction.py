@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perdure.errors import InvalidArgument, StoreError, StoreUnavailable, ValueTooLarge
-from perdure.store import Entry, Verdict, Want
+from perdure.store import Entry, LeaseRequest, Verdict
 from perdure.stores.sqlite import SqliteStore, Transaction, sqlite
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 
@@ -34,7 +34,7 @@ async def store(path: Path) -> AsyncIterator[SqliteStore]:
 
 @pytest.fixture
 async def epoch(store: SqliteStore) -> int:
-    [grant] = await store.acquire([Want("run", "ana", HOUR, create=as_json(snapshot()))])
+    [grant] = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
     assert grant is not None
     return grant.lease.epoch
 
@@ -208,11 +208,11 @@ async def test_the_store_cannot_be_called_inside_its_own_transaction(
 
 async def test_others_wait_until_it_is_done(store: SqliteStore, epoch: int) -> None:
     """Writes of other tasks come after, reads go on."""
-    begun, go_on = asyncio.Event(), asyncio.Event()
+    begun, continue_run = asyncio.Event(), asyncio.Event()
 
     async def work(_: Transaction) -> Entry:
         begun.set()
-        await go_on.wait()
+        await continue_run.wait()
         return entry(epoch)
 
     transacting = asyncio.ensure_future(store.transact("run", epoch, work))
@@ -220,7 +220,7 @@ async def test_others_wait_until_it_is_done(store: SqliteStore, epoch: int) -> N
     appending = asyncio.ensure_future(store.append([entry(epoch, 2)]))
     assert await steps(store) == []
     assert not appending.done()
-    go_on.set()
+    continue_run.set()
     assert await transacting is Verdict.ACCEPTED
     assert await appending == [Verdict.ACCEPTED]
     assert await steps(store) == ["step 1", "step 2"]
@@ -273,7 +273,9 @@ async def test_an_entry_of_another_run_is_refused(store: SqliteStore, epoch: int
 async def test_an_entry_that_is_too_large_rolls_back(path: Path) -> None:
     """The limit holds inside a transaction too."""
     async with sqlite(path, max_value_size=200) as store:
-        [grant] = await store.acquire([Want("run", "ana", HOUR, create=as_json(snapshot()))])
+        [grant] = await store.acquire(
+            [LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))]
+        )
         assert grant is not None
         epoch = grant.lease.epoch
 
@@ -290,7 +292,9 @@ async def test_an_entry_that_is_too_large_rolls_back(path: Path) -> None:
 async def test_a_transaction_on_a_locked_file_is_unavailable(path: Path) -> None:
     """`work` is not even called."""
     async with sqlite(path, busy_timeout=0.1) as store:
-        [grant] = await store.acquire([Want("run", "ana", HOUR, create=as_json(snapshot()))])
+        [grant] = await store.acquire(
+            [LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))]
+        )
         assert grant is not None
 
         async def work(_: Transaction) -> Entry:

@@ -20,7 +20,7 @@ from random import Random
 
 import httpx  # noqa: F401  # before the forks, for libsql() loads it late
 
-from perdure.store import Entry, Grant, Rest, Verdict, Want
+from perdure.store import Entry, Grant, LeaseRequest, Rest, Verdict
 from perdure.stores.libsql import libsql
 from perdure.stores.sqlite import Transaction, sqlite
 from perdure.stores.sqlite.schema_store import SqliteSchemaStore
@@ -112,7 +112,7 @@ def snapshot(*keys: str, status: str = "running") -> bytes:
 
 
 async def granted(store: SqliteSchemaStore, run: str) -> Grant:
-    [grant] = await store.acquire([Want(run, "the writer", HOUR, create=snapshot())])
+    [grant] = await store.acquire([LeaseRequest(run, "the writer", HOUR, create=snapshot())])
     assert grant is not None
     return grant
 

@@ -27,7 +27,17 @@ import msgspec
 import pydantic
 import pytest
 
-from perdure.codec import MAX_DEPTH, JSONValue, Loss, Settled, decode, dumps, encode, loads, settle
+from perdure.codec import (
+    MAX_DEPTH,
+    JSONValue,
+    Loss,
+    Prepared,
+    decode,
+    dumps,
+    encode,
+    loads,
+    prepare,
+)
 from perdure.errors import CodecError
 from perdure.result import Err, Ok
 
@@ -220,8 +230,8 @@ ANN = User("1", NOON, {"a"}, Decimal("1.50"))
 CHAIN = Node(1, Node(2, None), [Node(3)])
 
 
-def settled(value: object, annotation: object) -> Settled:
-    return settle(value, lambda: annotation)
+def settled(value: object, annotation: object) -> Prepared:
+    return prepare(value, lambda: annotation)
 
 
 ROUND_TRIPS: list[tuple[object, Any]] = [
@@ -426,8 +436,8 @@ def test_the_type_is_asked_only_when_needed() -> None:
     def never() -> object:
         raise AssertionError
 
-    assert settle({"a": (1, {2})}, never).losses == ()
-    assert settle([1, "x"], never).losses == ()
+    assert prepare({"a": (1, {2})}, never).losses == ()
+    assert prepare([1, "x"], never).losses == ()
 
 
 def test_annotations_about_plain_values_are_not_enforced() -> None:

@@ -17,13 +17,13 @@ from perdure.codec import (
     MAX_DEPTH,
     JSONValue,
     Loss,
-    Settled,
+    Prepared,
     decode,
     dumps,
     encode,
     fingerprint,
     loads,
-    settle,
+    prepare,
 )
 from perdure.errors import CodecError
 from perdure.result import Err, Ok
@@ -31,8 +31,8 @@ from perdure.result import Err, Ok
 BERLIN = ZoneInfo("Europe/Berlin")
 
 
-def settled(value: object) -> Settled:
-    return settle(value, lambda: None)
+def settled(value: object) -> Prepared:
+    return prepare(value, lambda: None)
 
 
 def returned(value: object) -> object:
@@ -125,7 +125,7 @@ def test_what_json_lacks_comes_back_as_it_was(value: object) -> None:
 
 @pytest.mark.parametrize("value", TAGGED, ids=lambda value: type(value).__name__)
 def test_the_function_sees_now_what_it_sees_later(value: object) -> None:
-    """`Settled.value` equals what decoding gives after a crash, and nothing was lost."""
+    """`Prepared.value` equals what decoding gives after a crash, and nothing was lost."""
     result = settled(value)
     assert result.losses == ()
     assert result.value == decode(result.data)
@@ -250,7 +250,7 @@ def test_an_object_becomes_what_it_holds() -> None:
 def test_paths_name_the_place() -> None:
     """A path reads like the expression that gets there, from the root that was given."""
     value = {"user": {"tags": [0, print]}, "a key": [print], 3: print}
-    result = settle(value, lambda: None, root="error")
+    result = prepare(value, lambda: None, root="error")
     assert [loss.path for loss in result.losses] == [
         "error.user.tags[1]",
         "error['a key'][0]",
@@ -264,7 +264,7 @@ def test_losses_are_few() -> None:
 
 
 def test_encode_refuses_what_would_not_come_back() -> None:
-    """`encode` raises where `settle` warns, with the path."""
+    """`encode` raises where `prepare` warns, with the path."""
     with pytest.raises(CodecError, match=r"value\.f") as caught:
         encode({"f": print})
     assert caught.value.path == "value.f"

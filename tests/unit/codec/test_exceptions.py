@@ -18,8 +18,8 @@ from perdure.codec import (
     dumps,
     encode_cause,
     loads,
-    settle,
-    settle_error,
+    prepare,
+    prepare_error,
 )
 from perdure.errors import CodecError, StepError, StepFailed, StepTimeout
 
@@ -343,13 +343,13 @@ def test_arguments_that_do_not_fit_the_class_give_a_step_error() -> None:
 def test_the_function_sees_the_class_that_will_come_back() -> None:
     """The same object if its class returns; else the `StepError` that does, raised from it."""
     known, declared, unknown = ValueError("a"), SlottedFault(1), PaymentDeclined("7", amount=5)
-    assert settle_error(known, [])[1] is known
-    assert settle_error(declared, [SlottedFault])[1] is declared
-    cause, seen = settle_error(unknown, [])
+    assert prepare_error(known, [])[1] is known
+    assert prepare_error(declared, [SlottedFault])[1] is declared
+    cause, seen = prepare_error(unknown, [])
     assert type(seen) is StepError
     assert seen.__cause__ is unknown
     assert type(decode_cause(cause)) is StepError
-    assert type(settle_error(asyncio.CancelledError(), [])[1]) is StepError
+    assert type(prepare_error(asyncio.CancelledError(), [])[1]) is StepError
 
 
 def test_causes_are_plain_json() -> None:
@@ -361,11 +361,11 @@ def test_causes_are_plain_json() -> None:
 def test_exceptions_are_values_too() -> None:
     """A step may return an exception; the type says of which class."""
     errors = [ValueError("a"), PaymentDeclined("7", amount=5)]
-    result = settle(errors, lambda: list[ValueError | PaymentDeclined])
+    result = prepare(errors, lambda: list[ValueError | PaymentDeclined])
     assert result.losses == ()
     back: Any = decode(result.data, list[ValueError | PaymentDeclined], result.typed)
     assert [type(each) for each in back] == [ValueError, PaymentDeclined]
     assert back[1].order == "7"
-    untyped = settle(errors, lambda: None)
+    untyped = prepare(errors, lambda: None)
     assert [loss.path for loss in untyped.losses] == ["value[1]"]
     assert type(untyped.value[1]) is StepError

@@ -17,9 +17,9 @@ from perdure.codec import (
     encode_cause,
     fingerprint,
     loads,
+    prepare,
+    prepare_error,
     return_type,
-    settle,
-    settle_error,
 )
 from perdure.errors import CodecError, StepError
 
@@ -195,7 +195,7 @@ def test_settling_never_raises(
     make: Callable[[], object], place: Callable[[object], object], annotation: object
 ) -> None:
     """There is always something to store, it is JSON, and it can be read."""
-    result = settle(place(make()), lambda: annotation)
+    result = prepare(place(make()), lambda: annotation)
     data = loads(dumps(result.data))
     decode(data, annotation, result.typed)
 
@@ -235,7 +235,7 @@ class Protocolic(Protocol):
 def test_hostile_types_are_as_good_as_none(make_type: Callable[[], Any]) -> None:
     """An annotation that means nothing costs a loss at most."""
     annotation = make_type()
-    result = settle([UnequalToItself(), RaisingEnumValue.A], lambda: annotation)
+    result = prepare([UnequalToItself(), RaisingEnumValue.A], lambda: annotation)
     dumps(result.data)
     with suppress(CodecError):
         decode({"x": 1}, annotation, typed=True)
@@ -265,7 +265,7 @@ class RaisingState(Exception):
 @pytest.mark.parametrize("declared", [True, False])
 def test_hostile_exceptions_are_told_all_the_same(cls: type[Exception], declared: bool) -> None:
     """Name and some text are always there."""
-    cause, _seen = settle_error(cls("x"), [cls] if declared else [])
+    cause, _seen = prepare_error(cls("x"), [cls] if declared else [])
     assert cause["type"] == "error"
     assert cause["name"] == cls.__name__
 
@@ -273,6 +273,6 @@ def test_hostile_exceptions_are_told_all_the_same(cls: type[Exception], declared
 def test_an_exception_of_a_hostile_class_is_told_all_the_same() -> None:
     """Even a class that cannot be asked for its name has one."""
     error = of_raising_class(Exception)
-    assert settle([error], lambda: None).losses
+    assert prepare([error], lambda: None).losses
     assert encode_cause(error)["type"] == "error"
-    assert type(settle_error(error, [])[1]) is StepError
+    assert type(prepare_error(error, [])[1]) is StepError

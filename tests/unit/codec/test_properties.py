@@ -19,7 +19,7 @@ from perdure.codec import (
     encode,
     fingerprint,
     loads,
-    settle,
+    prepare,
 )
 from perdure.errors import CodecError
 from perdure.result import Err, Ok
@@ -176,8 +176,8 @@ def test_values_come_back_as_they_were(value: Any) -> None:
 @MANY
 @given(VALUES)
 def test_the_function_sees_the_same_before_and_after(value: Any) -> None:
-    """What `settle` hands out is what decoding gives, and nothing is lost."""
-    result = settle(value, lambda: None)
+    """What `prepare` hands out is what decoding gives, and nothing is lost."""
+    result = prepare(value, lambda: None)
     assert result.losses == ()
     assert same(result.value, value)
     assert same(decode(loads(dumps(result.data))), result.value)
@@ -214,7 +214,7 @@ def test_plain_json_is_not_touched(value: JSONValue) -> None:
 def test_reading_strange_data_never_raises_but_our_error(data: JSONValue) -> None:
     """Data of any shape, with tags anywhere, give a value or a `CodecError`."""
     with suppress(CodecError):
-        settle(decode(data), lambda: None)
+        prepare(decode(data), lambda: None)
 
 
 @MANY

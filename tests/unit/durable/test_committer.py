@@ -8,7 +8,7 @@ import pytest
 
 from perdure.durable.committer import BatchQueue, Committer
 from perdure.errors import StoreClosed, StoreError, StoreUnavailable, ValueTooLarge
-from perdure.store import Entry, Verdict, Want
+from perdure.store import Entry, LeaseRequest, Verdict
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
 from perdure.testing.faults import FaultyStore
@@ -73,7 +73,7 @@ async def test_one_poisonous_entry_harms_only_itself() -> None:
     store = MemoryStore(max_value_size=400)
     committer = Committer(store, store)
     grants = await asyncio.gather(
-        *(committer.acquire(Want(f"run{n}", "me", MINUTE, create=FIRST)) for n in range(3))
+        *(committer.acquire(LeaseRequest(f"run{n}", "me", MINUTE, create=FIRST)) for n in range(3))
     )
     sizes = [b"a" * 10, b"b" * 1000, b"c" * 10]
     entries = [
@@ -94,7 +94,7 @@ async def test_each_waiter_gets_its_own_verdict() -> None:
     """A stale epoch in a batch is fenced; its neighbours are accepted."""
     store = MemoryStore()
     committer = Committer(store, store)
-    grant = await committer.acquire(Want("run", "me", MINUTE, create=FIRST))
+    grant = await committer.acquire(LeaseRequest("run", "me", MINUTE, create=FIRST))
     assert grant is not None
     epoch = grant.lease.epoch
     verdicts = await asyncio.gather(
@@ -112,7 +112,7 @@ async def test_a_lost_answer_neither_loses_nor_doubles(how: str) -> None:
     inner = MemoryStore()
     store = FaultyStore(inner, fail_at=1, how=how, verbs={"append"})  # type: ignore[arg-type]
     committer = Committer(store, inner)  # type: ignore[arg-type]
-    grant = await committer.acquire(Want("run", "me", MINUTE, create=FIRST))
+    grant = await committer.acquire(LeaseRequest("run", "me", MINUTE, create=FIRST))
     assert grant is not None
     for n, key in enumerate("ab", 1):
         entry = Entry("run", grant.lease.epoch, n, delta(key))
@@ -130,7 +130,7 @@ async def test_a_store_that_stays_away_is_told_after_a_while() -> None:
     async def away(requests: Sequence[int]) -> list[int]:
         raise StoreUnavailable("nobody at home")
 
-    lane: BatchQueue[int, int] = BatchQueue(away, clock=clock, patience=timedelta(seconds=5))
+    lane: BatchQueue[int, int] = BatchQueue(away, clock=clock, max_outage=timedelta(seconds=5))
     waiting = asyncio.ensure_future(lane.submit(1))
     await clock.advance(20)
     with pytest.raises(StoreUnavailable, match="nobody at home"):

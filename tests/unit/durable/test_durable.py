@@ -10,7 +10,7 @@ import pytest
 from perdure import Err, Ok, Step, durable
 from perdure.errors import CodecError, InvalidArgument, StoreError, VersionMismatch
 from perdure.events import PersistError, PersistSuccess
-from perdure.store import Grant, Store, Want
+from perdure.store import Grant, LeaseRequest, Store
 from perdure.stores import MemoryStore, sqlite
 from perdure.testing.faults import FaultyStore
 
@@ -103,7 +103,7 @@ async def test_a_run_that_began_meanwhile_is_gone_on_with(store: Any) -> None:
     """What another process recorded between the look and the lease is not done again."""
 
     class Meanwhile(FaultyStore):
-        async def acquire(self, wants: Sequence[Want]) -> Sequence[Grant | None]:
+        async def acquire(self, wants: Sequence[LeaseRequest]) -> Sequence[Grant | None]:
             await run(half, store)
             return await store.acquire(wants)  # type: ignore[no-any-return]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from perdure import Step, Workflow, codec, durable
-from perdure.store import Entry, Grant, Verdict, Want
+from perdure.store import Entry, Grant, LeaseRequest, Verdict
 from perdure.stores.memory import MemoryStore
 from perdure.testing.faults import FaultyStore
 
@@ -37,7 +37,7 @@ class Waiting(MemoryStore):
         await asyncio.sleep(0)
         return await super().append(entries)
 
-    async def acquire(self, wants: Sequence[Want], /) -> Sequence[Grant | None]:
+    async def acquire(self, wants: Sequence[LeaseRequest], /) -> Sequence[Grant | None]:
         await asyncio.sleep(0)
         return await super().acquire(wants)
 

@@ -220,7 +220,7 @@ class TestText:
         class PaymentDeclined(Exception):
             pass
 
-        _, seen = codec.settle_error(PaymentDeclined("no funds"), ())
+        _, seen = codec.prepare_error(PaymentDeclined("no funds"), ())
         gathered = ResumeState({"a": ResumeEntry(Err(seen, seen.__cause__), "throw")})
         for _ in range(2):
             gathered = parse_state(stringify_state(gathered))

@@ -16,12 +16,12 @@ from perdure.clock import Clock, SystemClock
 from perdure.errors import InvalidArgument, MissingAbility
 from perdure.snapshot import RunStatus, Snapshot, awaits_of, rest_status, wake_at_of, workflow_of
 from perdure.store import (
+    AsyncCloseable,
     Capabilities,
-    Closing,
     Grant,
     Lease,
-    Listed,
-    Want,
+    LeaseRequest,
+    RunSummary,
 )
 from perdure.validation import check_id
 
@@ -73,7 +73,7 @@ def runs(store: RunStore, *, clock: Clock = SystemClock()) -> "RunsStore":
     return RunsStore(store, clock)
 
 
-class RunsStore(Closing):
+class RunsStore(AsyncCloseable):
     """Runs in a four-method store. For one process: it has no lease."""
 
     capabilities = Capabilities()
@@ -108,7 +108,7 @@ class RunsStore(Closing):
         await self._store.delete(id)
         return there
 
-    async def list(self, **_: Any) -> Sequence[Listed]:
+    async def list(self, **_: Any) -> Sequence[RunSummary]:
         """Refuse: four methods do not list."""
         raise MissingAbility(self._store, "list", "listing runs")
 
@@ -132,24 +132,26 @@ class LeasedRunsStore(RunsStore):
         self._acquire = acquire
         self._release = release
 
-    async def acquire(self, wants: Sequence[Want], /) -> Sequence[Grant | None]:
+    async def acquire(self, requests: Sequence[LeaseRequest], /) -> Sequence[Grant | None]:
         """Give each want its lease and the run, or None."""
-        return [await self._grant(want) for want in wants]
+        return [await self._grant(request) for request in requests]
 
-    async def _grant(self, want: Want) -> Grant | None:
-        before = await self.load(want.id)
-        if (before is None and want.create is None) or (before is not None and not want.existing):
+    async def _grant(self, request: LeaseRequest) -> Grant | None:
+        before = await self.load(request.id)
+        if (before is None and request.create is None) or (
+            before is not None and not request.existing
+        ):
             return None
-        if before is None and want.create is not None:
+        if before is None and request.create is not None:
             # Some such stores lease only a run that is there.
-            await self.save(want.id, codec.loads(want.create))
-        if not await self._acquire(want.id, want.owner, want.ttl):
+            await self.save(request.id, codec.loads(request.create))
+        if not await self._acquire(request.id, request.owner, request.ttl):
             return None
         now = self._clock.now()
-        snapshot = await self.load(want.id)
+        snapshot = await self.load(request.id)
         if snapshot is None:
             return None
-        lease = Lease(want.id, want.owner, (now - _EPOCH) // _MICROSECOND, now + want.ttl)
+        lease = Lease(request.id, request.owner, (now - _EPOCH) // _MICROSECOND, now + request.ttl)
         return Grant(lease, snapshot, now, created=before is None)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:

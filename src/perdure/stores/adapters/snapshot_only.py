@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 
 from perdure.snapshot import RunStatus, Snapshot
-from perdure.store import Capabilities, Closing, Listed, Store, capabilities, check_store
+from perdure.store import AsyncCloseable, Capabilities, RunSummary, Store, capabilities, check_store
 
 
-class WholeStore(Closing):
+class SnapshotOnlyStore(AsyncCloseable):
     """A store seen by its five methods alone: `durable.run` saves the whole snapshot at each step.
 
     Meant for a table or collection that another program, such as awaitly, works on in turn: it may
     go on with a run wherever this one crashed. That program knows no leases either, so it is on you
     that they do not work on one run at the same time.
 
-        store = WholeStore(postgres("postgresql://localhost/mydb", table="awaitly_snapshots"))
+        store = SnapshotOnlyStore(postgres("postgresql://localhost/mydb", table="snapshots"))
     """
 
     def __init__(self, store: Store) -> None:
@@ -43,7 +43,7 @@ class WholeStore(Closing):
         status: RunStatus | None = None,
         workflow: str | None = None,
         after: str | None = None,
-    ) -> Sequence[Listed]:
+    ) -> Sequence[RunSummary]:
         """Give runs newest first, at most `limit`."""
         return await self._store.list(
             prefix=prefix, limit=limit, status=status, workflow=workflow, after=after

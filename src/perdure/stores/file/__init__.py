@@ -51,7 +51,7 @@ class FileStore(EmbeddedStore):
             lease="atomic",
             schedule=True,
             inbox=True,
-            upkeep=True,
+            maintenance=True,
             shared="machine",
             survives="power_loss" if durability == "full" else "process_crash",
             max_value_size=max_value_size,

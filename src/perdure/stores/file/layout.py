@@ -19,7 +19,7 @@ from perdure.filenames import safe_name
 from perdure.snapshot import RunStatus, Snapshot
 from perdure.store import Entry, Message
 from perdure.stores._reading import merged, reading
-from perdure.stores._timestamps import moment_of
+from perdure.stores._timestamps import from_microseconds
 from perdure.stores.file.disk import content_of, line_of, read_lines
 
 _SNAPSHOT = b',"snapshot":\n'
@@ -71,7 +71,7 @@ class Written(NamedTuple):
 
     epoch: int
     n: int
-    takes: tuple[str, ...]
+    consumes: tuple[str, ...]
     data: msgspec.Raw
 
 
@@ -174,7 +174,7 @@ class RunFiles:
         """Read the messages that were not taken, in order."""
         if not self.inbox.exists():
             return []
-        taken = {*header.taken, *(id for entry in self.entries(header) for id in entry.takes)}
+        taken = {*header.taken, *(id for entry in self.entries(header) for id in entry.consumes)}
         return [
             mail
             for mail in read_inbox(self.inbox)
@@ -233,7 +233,7 @@ def read_mark(path: Path) -> Mark | None:
 def journal_line(entries: Iterable[Entry]) -> bytes:
     """Give what one call adds to a journal: one line, so that it is there whole or not at all."""
     parts = (
-        b"[%d,%d,%b,%b]" % (entry.epoch, entry.n, msgspec.json.encode(entry.takes), entry.data)
+        b"[%d,%d,%b,%b]" % (entry.epoch, entry.n, msgspec.json.encode(entry.consumes), entry.data)
         for entry in entries
     )
     return line_of(b"[" + b",".join(parts) + b"]")
@@ -256,4 +256,4 @@ def read_inbox(path: Path) -> list[Mail]:
 
 def message_of(mail: Mail) -> Message:
     """Give a message as the contract has it."""
-    return Message(mail.id, mail.name or "", mail.payload.encode(), moment_of(mail.sent_at))
+    return Message(mail.id, mail.name or "", mail.payload.encode(), from_microseconds(mail.sent_at))

@@ -10,9 +10,9 @@ import msgspec
 
 from perdure.errors import StoreCorrupted
 from perdure.snapshot import is_over
-from perdure.store import Delivery, Due, Grant, Lease, Message, NewRun, Want
+from perdure.store import Delivery, Due, Grant, Lease, LeaseRequest, Message, NewRun
 from perdure.stores._reading import SETBACK, Granted, Unreadable
-from perdure.stores._timestamps import micros, moment_of
+from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.file.disk import locked_now, opened, read_lines
 from perdure.stores.file.layout import (
     Header,
@@ -37,31 +37,38 @@ _MICROSECOND = timedelta(microseconds=1)
 class FileDesk(Shelf):
     """The runs of a directory, and those who ask for them."""
 
-    def acquire(self, wants: Sequence[Want], now: int) -> list[Granted | None]:
+    def acquire(self, requests: Sequence[LeaseRequest], now: int) -> list[Granted | None]:
         """Give each want its lease and the run read under it, or None."""
         with self.gate():
             # An orphan is found by its wake line, which is therefore there before the lease.
-            likely = [self._is_free(self.files(want.id).standing(), want, now) for want in wants]
+            likely = [
+                self._is_free(self.files(request.id).standing(), request, now)
+                for request in requests
+            ]
             self.wakes.add(
-                Wake(now + want.ttl // _MICROSECOND, self.prefix + want.id, self._workflow(want))
-                for want, free in zip(wants, likely, strict=True)
+                Wake(
+                    now + request.ttl // _MICROSECOND,
+                    self.prefix + request.id,
+                    self._workflow(request),
+                )
+                for request, free in zip(requests, likely, strict=True)
                 if free
             )
-            free = [want for want, is_free in zip(wants, likely, strict=True) if is_free]
+            free = [request for request, is_free in zip(requests, likely, strict=True) if is_free]
             grants = iter(self.by_run(lambda mine: [self._acquire(w, now) for w in mine], free))
         return [next(grants) if is_free else None for is_free in likely]
 
-    def _acquire(self, want: Want, now: int) -> Granted | None:
-        files = self.files(want.id)
+    def _acquire(self, request: LeaseRequest, now: int) -> Granted | None:
+        files = self.files(request.id)
         with self.guard(files):
             standing = files.standing()
-            if not self._is_free(standing, want, now):
+            if not self._is_free(standing, request, now):
                 return None
             if standing is not None:
-                return self._grant(files, standing, want.owner, want.ttl, now)
-            wake_at = now + want.ttl // _MICROSECOND
-            made = self._create(files, want.create or b"", want.workflow, wake_at, now)
-            return self._grant(files, made, want.owner, want.ttl, now, created=True)
+                return self._grant(files, standing, request.owner, request.ttl, now)
+            wake_at = now + request.ttl // _MICROSECOND
+            made = self._create(files, request.create or b"", request.workflow, wake_at, now)
+            return self._grant(files, made, request.owner, request.ttl, now, created=True)
 
     def renew(self, leases: Sequence[Lease], ttl: timedelta, now: int) -> list[Lease | None]:
         """Move the ends of leases, and give None for each that was lost."""
@@ -82,7 +89,7 @@ class FileDesk(Shelf):
             mark = Mark(lease.owner, lease.epoch, until, standing.mark.takeovers)
             self.disk.overwrite(files.lease, mark_content(mark))
             mail = bool(files.mail(standing.header))
-            return Lease(lease.id, lease.owner, lease.epoch, moment_of(until), mail)
+            return Lease(lease.id, lease.owner, lease.epoch, from_microseconds(until), mail)
 
     def release(self, leases: Sequence[Lease], wake_at: int, now: int) -> None:
         """Give leases up without a rest."""
@@ -127,7 +134,7 @@ class FileDesk(Shelf):
     def due(self, now: int, limit: int, workflows: Sequence[str] | None) -> list[Due]:
         """Find the runs that want a worker, earliest first."""
         found = islice(self._due(self.wakes.scan(now), now, workflows), limit)
-        return [Due(self._id(wake.id), moment_of(wake.at)) for wake in sorted(found)]
+        return [Due(self._id(wake.id), from_microseconds(wake.at)) for wake in sorted(found)]
 
     def claim(
         self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None, now: int
@@ -226,25 +233,25 @@ class FileDesk(Shelf):
         takeovers = _takeovers(files, standing, now)
         mark = Mark(owner, self.next_epoch(now), until, takeovers)
         self.disk.overwrite(files.lease, mark_content(mark))
-        lease = Lease(self._id(files.id), owner, mark.epoch, moment_of(until))
+        lease = Lease(self._id(files.id), owner, mark.epoch, from_microseconds(until))
         try:
             whole = files.whole()
             assert whole is not None, "the run's lock is held, and it was there"
             mail = tuple(map(message_of, files.mail(whole[0])))
         except StoreCorrupted as error:
-            return Unreadable(lease, moment_of(now), error)
-        lease = msgspec.structs.replace(lease, mail=bool(mail))
-        return Grant(lease, whole[1], moment_of(now), mail, takeovers, created)
+            return Unreadable(lease, from_microseconds(now), error)
+        lease = msgspec.structs.replace(lease, has_messages=bool(mail))
+        return Grant(lease, whole[1], from_microseconds(now), mail, takeovers, created)
 
-    def _is_free(self, standing: Standing | None, want: Want, now: int) -> bool:
+    def _is_free(self, standing: Standing | None, request: LeaseRequest, now: int) -> bool:
         if standing is None:
-            return want.create is not None
-        mine = standing.mark is not None and standing.mark.owner == want.owner
-        return want.existing and (mine or not standing.is_held(now))
+            return request.create is not None
+        mine = standing.mark is not None and standing.mark.owner == request.owner
+        return request.existing and (mine or not standing.is_held(now))
 
-    def _workflow(self, want: Want) -> str | None:
-        standing = self.files(want.id).standing()
-        return want.workflow if standing is None else standing.header.workflow
+    def _workflow(self, request: LeaseRequest) -> str | None:
+        standing = self.files(request.id).standing()
+        return request.workflow if standing is None else standing.header.workflow
 
     def _due(self, scan: Scan, now: int, workflows: Sequence[str] | None) -> Iterator[Wake]:
         found: set[str] = set()
@@ -286,7 +293,7 @@ class FileDesk(Shelf):
 
 
 def _wake_at(run: NewRun, now: int) -> int:
-    return now if run.wake_at is None else micros(run.wake_at, "wake_at")
+    return now if run.wake_at is None else to_microseconds(run.wake_at, "wake_at")
 
 
 def _takeovers(files: RunFiles, standing: Standing, now: int) -> int:

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from perdure.snapshot import Snapshot, is_over
 from perdure.store import Entry, Rest, Verdict
 from perdure.stores._shell import Line
-from perdure.stores._timestamps import micros
+from perdure.stores._timestamps import to_microseconds
 from perdure.stores.file.catalog import Catalog
 from perdure.stores.file.disk import Disk, locked
 from perdure.stores.file.journal import Journals, JournalWriter
@@ -129,7 +129,7 @@ class Shelf:
         files = self.files(id)
         with self.gate(), JournalWriter(self.disk, self._journals) as journals:
             if rest.wake_at is not None:
-                self.wakes.add([Wake(micros(rest.wake_at), files.id, workflow)])
+                self.wakes.add([Wake(to_microseconds(rest.wake_at), files.id, workflow)])
             with self.guard(files):
                 standing = files.standing()
                 if standing is None:
@@ -181,7 +181,7 @@ class Shelf:
         """Write the entries of many runs, each run's journal synced once."""
         with self.gate():
             self.announce(
-                (self.files(entry.id), micros(entry.rest.wake_at))
+                (self.files(entry.id), to_microseconds(entry.rest.wake_at))
                 for entry in entries
                 if entry.rest is not None and entry.rest.wake_at is not None
             )
@@ -209,9 +209,9 @@ class Shelf:
             if standing is not None and verdict is None:
                 fresh[place] = entry
                 if entry.rest is not None:
-                    takes = [id for each in fresh.values() for id in each.takes]
+                    consumes = [id for each in fresh.values() for id in each.consumes]
                     header = standing.header
-                    standing = self._rest(files, journals, header, entry, entry.rest, takes, now)
+                    standing = self._rest(files, journals, header, entry, entry.rest, consumes, now)
                     known = ()
                     fresh = {}
             verdicts.append(verdict or Verdict.ACCEPTED)
@@ -226,18 +226,18 @@ class Shelf:
         before: Header,
         entry: Entry,
         rest: Rest,
-        takes: Sequence[str],
+        consumes: Sequence[str],
         now: int,
     ) -> Standing | None:
         """Put a run to rest and return how it stands, or None when it is deleted."""
-        if rest.gone:
+        if rest.delete:
             # The head first: without its journal it would tell of less than was accepted.
             self._delete(files)
             journals.drop(files)
             return None
         place = (entry.epoch, entry.n)
         header = self._lay(
-            files, journals, before, place, entry.data, rest, takes, before.workflow, now
+            files, journals, before, place, entry.data, rest, consumes, before.workflow, now
         )
         return Standing(header, None, ())
 
@@ -258,23 +258,23 @@ class Shelf:
         place: Place,
         data: bytes,
         rest: Rest,
-        takes: Sequence[str],
+        consumes: Sequence[str],
         workflow: str | None,
         now: int,
     ) -> Header:
         """Put a run to rest: replacing the header is the one act that counts."""
         inbox = read_inbox(files.inbox)
-        taken = {*takes}
+        taken = {*consumes}
         if before is not None:
             taken.update(before.taken)
-            taken.update(id for entry in files.entries(before) for id in entry.takes)
+            taken.update(id for entry in files.entries(before) for id in entry.consumes)
         if any(mail.name in rest.awaits and mail.id not in taken for mail in inbox):
             self.wakes.add([Wake(now, files.id, workflow)])
         header = Header(
             id=files.id,
             workflow=workflow,
             status=rest.status,
-            wake_at=None if rest.wake_at is None else micros(rest.wake_at),
+            wake_at=None if rest.wake_at is None else to_microseconds(rest.wake_at),
             awaits=rest.awaits,
             epoch=place[0],
             n=place[1],

@@ -36,7 +36,7 @@ class KeyValueRuns(EmbeddedStore):
             lease="atomic" if documents.is_atomic else "best_effort",
             schedule=True,
             inbox=True,
-            upkeep=True,
+            maintenance=True,
             shared="network" if documents.is_atomic and survives != "nothing" else "process",
             survives=survives,
             max_value_size=max_value_size,

@@ -16,7 +16,7 @@ from perdure.filenames import safe_name
 from perdure.snapshot import RunStatus, Snapshot
 from perdure.store import Entry, Message
 from perdure.stores._reading import merged, reading
-from perdure.stores._timestamps import moment_of
+from perdure.stores._timestamps import from_microseconds
 from perdure.stores.keyvalue.documents import Documents, at_once
 
 _CHUNK = 64
@@ -77,7 +77,7 @@ class Written(NamedTuple):
     """One journal entry."""
 
     n: int
-    takes: tuple[str, ...]
+    consumes: tuple[str, ...]
     data: str
 
 
@@ -185,7 +185,7 @@ class RunDocuments:
     async def taken(self, head: Head) -> set[str]:
         """Give the ids of messages that were taken and may still lie in the inbox."""
         entries = await self.entries(head)
-        return {*head.taken, *(id for _, each in entries for id in each.takes)}
+        return {*head.taken, *(id for _, each in entries for id in each.consumes)}
 
     async def clear(self, litter: Litter) -> None:
         """Remove documents that no head names any more."""
@@ -219,7 +219,7 @@ def head_text(head: Head) -> str:
 
 def entries_text(entries: Sequence[Entry]) -> str:
     """Give what one call adds to a journal as its document."""
-    written = [Written(entry.n, entry.takes, entry.data.decode()) for entry in entries]
+    written = [Written(entry.n, entry.consumes, entry.data.decode()) for entry in entries]
     return msgspec.json.encode(written).decode()
 
 
@@ -235,4 +235,4 @@ def inbox_text(inbox: Inbox) -> str:
 
 def message_of(mail: Mail) -> Message:
     """Give a message as the contract has it."""
-    return Message(mail.id, mail.name, mail.payload.encode(), moment_of(mail.sent_at))
+    return Message(mail.id, mail.name, mail.payload.encode(), from_microseconds(mail.sent_at))

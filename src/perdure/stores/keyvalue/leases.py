@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from perdure.errors import StoreCorrupted
 from perdure.snapshot import is_over
-from perdure.store import Delivery, Due, Grant, Lease, Message, NewRun, Want
+from perdure.store import Delivery, Due, Grant, Lease, LeaseRequest, Message, NewRun
 from perdure.stores._reading import SETBACK, Granted, Unreadable, reading
-from perdure.stores._timestamps import micros, moment_of
+from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.keyvalue.layout import (
     Head,
     Mail,
@@ -23,7 +23,7 @@ from perdure.stores.keyvalue.layout import (
     inbox_text,
     message_of,
 )
-from perdure.stores.keyvalue.runs import PATIENCE, KeyValueShelf, by_run, too_busy
+from perdure.stores.keyvalue.runs import MAX_ATTEMPTS, KeyValueShelf, by_run, too_busy
 from perdure.stores.keyvalue.wakes import Found, Wake
 
 logger = logging.getLogger(__name__)
@@ -47,41 +47,47 @@ class _Asked:
 class KeyValueDesk(KeyValueShelf):
     """The runs, and those who ask for them."""
 
-    async def acquire(self, wants: Sequence[Want], now: int) -> list[Granted | None]:
+    async def acquire(self, requests: Sequence[LeaseRequest], now: int) -> list[Granted | None]:
         """Give each want its lease and the run read under it, or None."""
-        heads = await self.heads([self.prefix + want.id for want in wants])
-        likely = [_is_free(head, want, now) for head, want in zip(heads, wants, strict=True)]
+        heads = await self.heads([self.prefix + request.id for request in requests])
+        likely = [
+            _is_free(head, request, now) for head, request in zip(heads, requests, strict=True)
+        ]
         # An orphan is found by its wake line, which is therefore there before the lease.
         await self.wakes.add(
-            Wake(_end(now, want.ttl), self.prefix + want.id, _workflow(head, want), now)
-            for head, want, is_free in zip(heads, wants, likely, strict=True)
+            Wake(_end(now, request.ttl), self.prefix + request.id, _workflow(head, request), now)
+            for head, request, is_free in zip(heads, requests, likely, strict=True)
             if is_free
         )
-        free = [want for want, is_free in zip(wants, likely, strict=True) if is_free]
+        free = [request for request, is_free in zip(requests, likely, strict=True) if is_free]
         grants = iter(await by_run(lambda mine: self._acquire_all(mine, now), free))
         return [next(grants) if is_free else None for is_free in likely]
 
-    async def _acquire_all(self, wants: Sequence[Want], now: int) -> list[Granted | None]:
-        return [await self._acquire(want, now) for want in wants]
+    async def _acquire_all(
+        self, requests: Sequence[LeaseRequest], now: int
+    ) -> list[Granted | None]:
+        return [await self._acquire(request, now) for request in requests]
 
-    async def _acquire(self, want: Want, now: int) -> Granted | None:
-        async with self.guarded(want.id) as run:
-            for _ in range(PATIENCE):
+    async def _acquire(self, request: LeaseRequest, now: int) -> Granted | None:
+        async with self.guarded(request.id) as run:
+            for _ in range(MAX_ATTEMPTS):
                 found = await run.head()
-                if not _is_free(found and found[1], want, now):
+                if not _is_free(found and found[1], request, now):
                     return None
                 if found is not None:
-                    grant = await self._grant(run, found, want.owner, want.ttl, now)
+                    grant = await self._grant(run, found, request.owner, request.ttl, now)
                 else:
-                    grant = await self._create_owned(run, want, now)
+                    grant = await self._create_owned(run, request, now)
                 if grant is not None:
                     return grant
-        raise too_busy(want.id)
+        raise too_busy(request.id)
 
-    async def _create_owned(self, run: RunDocuments, want: Want, now: int) -> Grant | None:
-        wake_at = _end(now, want.ttl)
-        data = want.create or b""
-        head = await self._create(run, data, want.workflow, wake_at, now, owner=want.owner)
+    async def _create_owned(
+        self, run: RunDocuments, request: LeaseRequest, now: int
+    ) -> Grant | None:
+        wake_at = _end(now, request.ttl)
+        data = request.create or b""
+        head = await self._create(run, data, request.workflow, wake_at, now, owner=request.owner)
         if head is None:
             return None
         return await self._granted(run, head, now, created=True)
@@ -97,7 +103,7 @@ class KeyValueDesk(KeyValueShelf):
 
     async def _renew(self, lease: Lease, until: int, now: int) -> Lease | None:
         async with self.guarded(lease.id) as run:
-            for _ in range(PATIENCE):
+            for _ in range(MAX_ATTEMPTS):
                 found = await run.head()
                 if found is None or not found[1].holds(lease.owner, lease.epoch):
                     return None
@@ -107,7 +113,7 @@ class KeyValueDesk(KeyValueShelf):
                 renewed = head_text(replace(head, wake_at=until))
                 if await self.documents.swap(run.head_key, text, renewed):
                     mail = bool(await run.mail(head))
-                    return Lease(lease.id, lease.owner, lease.epoch, moment_of(until), mail)
+                    return Lease(lease.id, lease.owner, lease.epoch, from_microseconds(until), mail)
         raise too_busy(lease.id)
 
     async def release(self, leases: Sequence[Lease], wake_at: int, now: int) -> None:
@@ -123,7 +129,7 @@ class KeyValueDesk(KeyValueShelf):
 
     async def _release(self, lease: Lease, wake_at: int) -> None:
         async with self.guarded(lease.id) as run:
-            for _ in range(PATIENCE):
+            for _ in range(MAX_ATTEMPTS):
                 found = await run.head()
                 if found is None or not found[1].holds(lease.owner, lease.epoch):
                     return
@@ -166,7 +172,7 @@ class KeyValueDesk(KeyValueShelf):
                 break
             if asked.wake_at is not None and asked.wake_at <= now:
                 found.append((asked.wake_at, asked.id))
-        return [Due(self._id(id), moment_of(wake_at)) for wake_at, id in sorted(found)]
+        return [Due(self._id(id), from_microseconds(wake_at)) for wake_at, id in sorted(found)]
 
     async def claim(
         self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None, now: int
@@ -299,7 +305,7 @@ class KeyValueDesk(KeyValueShelf):
                 grant = await self._read_under_lease(run, taken, now)
         except StoreCorrupted as error:
             # What cannot be read may be what the next owner has removed.
-            grant = Unreadable(self._lease_of(taken), moment_of(now), error)
+            grant = Unreadable(self._lease_of(taken), from_microseconds(now), error)
         last = await run.head()
         return grant if last is not None and last[1].holds(owner, taken.epoch) else None
 
@@ -322,10 +328,10 @@ class KeyValueDesk(KeyValueShelf):
             raise StoreCorrupted(f"the snapshot of run {run.id!r} is missing in the store")
         mail = tuple(map(message_of, await run.mail(head)))
         lease = self._lease_of(head, mail=bool(mail))
-        return Grant(lease, snapshot, moment_of(now), mail, head.takeovers, created)
+        return Grant(lease, snapshot, from_microseconds(now), mail, head.takeovers, created)
 
     def _lease_of(self, head: Head, *, mail: bool = False) -> Lease:
-        until = moment_of(head.wake_at or 0)
+        until = from_microseconds(head.wake_at or 0)
         return Lease(self._id(head.id), head.owner or "", head.epoch, until, mail)
 
     async def _asked(
@@ -410,14 +416,14 @@ class _Post:
         return inbox_text(inbox)
 
 
-def _is_free(head: Head | None, want: Want, now: int) -> bool:
+def _is_free(head: Head | None, request: LeaseRequest, now: int) -> bool:
     if head is None:
-        return want.create is not None
-    return want.existing and (head.owner == want.owner or not head.is_held(now))
+        return request.create is not None
+    return request.existing and (head.owner == request.owner or not head.is_held(now))
 
 
-def _workflow(head: Head | None, want: Want) -> str | None:
-    return want.workflow if head is None else head.workflow
+def _workflow(head: Head | None, request: LeaseRequest) -> str | None:
+    return request.workflow if head is None else head.workflow
 
 
 def _end(now: int, ttl: timedelta) -> int:
@@ -425,4 +431,4 @@ def _end(now: int, ttl: timedelta) -> int:
 
 
 def _wake_at(run: NewRun, now: int) -> int:
-    return now if run.wake_at is None else micros(run.wake_at, "wake_at")
+    return now if run.wake_at is None else to_microseconds(run.wake_at, "wake_at")

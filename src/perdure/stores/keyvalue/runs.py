@@ -20,7 +20,7 @@ from perdure.errors import StoreCorrupted, StoreUnavailable
 from perdure.snapshot import Snapshot, is_over
 from perdure.store import Entry, Rest, Verdict
 from perdure.stores._shell import Line
-from perdure.stores._timestamps import micros
+from perdure.stores._timestamps import to_microseconds
 from perdure.stores.keyvalue.documents import Documents, at_once
 from perdure.stores.keyvalue.layout import (
     Head,
@@ -39,7 +39,7 @@ _FLOOR = "perdure:epochs"
 _CATALOG = "perdure:catalog"
 _CATALOG_SHARDS = 64
 _REMEMBERED = 4096
-PATIENCE = 20
+MAX_ATTEMPTS = 20
 
 _read_ids = msgspec.json.Decoder(list[str]).decode
 
@@ -73,12 +73,14 @@ class KeyValueShelf:
     async def save(self, id: str, data: bytes, workflow: str | None, rest: Rest, now: int) -> None:
         """Replace a whole run."""
         async with self.guarded(id) as run:
-            for _ in range(PATIENCE):
+            for _ in range(MAX_ATTEMPTS):
                 found = await run.head()
                 if found is None:
                     await self.prepare(run)
                 if rest.wake_at is not None:
-                    await self.wakes.add([Wake(micros(rest.wake_at), run.id, workflow, now)])
+                    await self.wakes.add(
+                        [Wake(to_microseconds(rest.wake_at), run.id, workflow, now)]
+                    )
                 epoch = await self.next_epoch(found and found[1], now)
                 entry = Entry(id, epoch, 0, data)
                 if await self._lay(run, found, entry, rest, (), workflow, now, self.mark()):
@@ -88,7 +90,7 @@ class KeyValueShelf:
     async def load(self, id: str) -> Snapshot | None:
         """Read the merged snapshot."""
         async with self.guarded(id) as run:
-            for _ in range(PATIENCE):
+            for _ in range(MAX_ATTEMPTS):
                 found = await run.head()
                 if found is None:
                     return None
@@ -145,7 +147,7 @@ class KeyValueShelf:
         """Write the entries of many runs."""
         await self.announce(
             [
-                (entry.id, micros(entry.rest.wake_at))
+                (entry.id, to_microseconds(entry.rest.wake_at))
                 for entry in entries
                 if entry.rest is not None and entry.rest.wake_at is not None
             ],
@@ -241,18 +243,20 @@ class KeyValueShelf:
     ) -> list[Verdict]:
         """Put a run to rest by the last entry; the steps before it are in its snapshot."""
         epoch = entries[-1].epoch
-        for _ in range(PATIENCE):
+        for _ in range(MAX_ATTEMPTS):
             found = await run.head()
             head = found and found[1]
             verdicts = await self._verdicts(run, head, entries)
             if head is None or head.is_closed or verdicts[-1] is not Verdict.ACCEPTED:
                 return verdicts
-            if rest.gone:
+            if rest.delete:
                 if await self._delete(run, lambda head: head.epoch == epoch):
                     return verdicts
                 continue
-            takes = [id for entry in entries if entry.epoch == head.epoch for id in entry.takes]
-            if await self._lay(run, found, entries[-1], rest, takes, head.workflow, now):
+            consumes = [
+                id for entry in entries if entry.epoch == head.epoch for id in entry.consumes
+            ]
+            if await self._lay(run, found, entries[-1], rest, consumes, head.workflow, now):
                 return verdicts
         raise too_busy(run.id)
 
@@ -262,7 +266,7 @@ class KeyValueShelf:
         found: tuple[str, Head] | None,
         entry: Entry,
         rest: Rest,
-        takes: Iterable[str],
+        consumes: Iterable[str],
         workflow: str | None,
         now: int,
         mark: str = "",
@@ -274,7 +278,7 @@ class KeyValueShelf:
         """
         old = found and found[1]
         inbox = await run.inbox()
-        taken = {*takes}
+        taken = {*consumes}
         if old is not None and inbox.messages:
             taken |= await run.taken(old)
         due = Wake(now, run.id, workflow, now)
@@ -285,7 +289,7 @@ class KeyValueShelf:
             id=run.id,
             workflow=workflow,
             status=rest.status,
-            wake_at=None if rest.wake_at is None else micros(rest.wake_at),
+            wake_at=None if rest.wake_at is None else to_microseconds(rest.wake_at),
             awaits=rest.awaits,
             epoch=entry.epoch,
             updated_at=now,
@@ -324,7 +328,7 @@ class KeyValueShelf:
         return Litter(head.snapshot, tuple(epochs))
 
     async def _delete(self, run: RunDocuments, wanted: Callable[[Head], bool]) -> bool:
-        for _ in range(PATIENCE):
+        for _ in range(MAX_ATTEMPTS):
             found = await run.head()
             if found is None or not wanted(found[1]):
                 return False
@@ -366,7 +370,7 @@ async def by_run(deal: Callable[[list[T]], Awaitable[Sequence[R]]], items: Seque
 
 def too_busy(id: str) -> StoreUnavailable:
     """Give the error of a run that other processes change all the time."""
-    return StoreUnavailable(f"run {id!r} was changed by others {PATIENCE} times; try again")
+    return StoreUnavailable(f"run {id!r} was changed by others {MAX_ATTEMPTS} times; try again")
 
 
 def _verdict(head: Head | None, entry: Entry, written: Collection[int]) -> Verdict:

@@ -72,12 +72,12 @@ class Wakes:
 
     async def drop(self, lines: Iterable[Found], now: int) -> None:
         """Take exactly these lines out; a past minute without any is forgotten."""
-        gone: dict[tuple[int, int], set[Wake]] = {}
+        delete: dict[tuple[int, int], set[Wake]] = {}
         for line in lines:
-            gone.setdefault((line.minute, line.part), set()).add(line.wake)
-        for place, wakes in gone.items():
+            delete.setdefault((line.minute, line.part), set()).add(line.wake)
+        for place, wakes in delete.items():
             await self._documents.change(_part_key(*place), _without(wakes))
-        for minute in {minute for minute, _ in gone}:
+        for minute in {minute for minute, _ in delete}:
             # Lines are filed under the present or the future: nobody adds to a minute of long ago.
             if minute < now // _MINUTE - 1:
                 await self._forget(minute, now)

@@ -34,15 +34,15 @@ def libsql(
     table: str = "perdure_runs",
     prefix: str = "",
     client: Any = None,
-    patience: Duration = 10,
+    connect_timeout: Duration = 10,
     timeout: Duration = 60,
     clock: Clock = SystemClock(),
     max_value_size: int | None = None,
 ) -> SqliteSchemaStore:
     """Give the store on a libSQL server, or on a local file that `sqlite` may share.
 
-    `client` is an `httpx.AsyncClient` of yours, which is never closed here. `patience` is how long
-    a server that is away or locked is tried for, `timeout` how long it may take to answer.
+    `client` is an `httpx.AsyncClient` of yours, which is never closed here. `connect_timeout` is
+    how long a server that is away or locked is tried for, `timeout` how long it may take to answer.
     `max_value_size` is 16 MiB on a file and 4.5 MiB on a server, which takes no more by itself.
 
         store = libsql("libsql://mydb-me.turso.io", auth_token=token)
@@ -50,7 +50,7 @@ def libsql(
         store = libsql("file:./workflow.db")
     """
     check_clock(clock)
-    tries = parse_duration(patience, "patience")
+    tries = parse_duration(connect_timeout, "connect_timeout")
     if not isinstance(url, str):
         raise InvalidArgument("url", url, WANTED_URL)
     if url.startswith("file:") or url == MEMORY:
@@ -70,7 +70,7 @@ def libsql(
         Address(url, auth_token),
         client=client,
         timeout=parse_duration(timeout, "timeout"),
-        patience=tries,
+        connect_timeout=tries,
         clock=clock,
     )
     size = VALUE_SIZE if max_value_size is None else max_value_size
@@ -93,7 +93,7 @@ class LibsqlStore(SqliteSchemaStore):
             schedule=True,
             inbox=True,
             transaction=True,
-            upkeep=True,
+            maintenance=True,
             shared="network",
             survives="process_crash",
             max_value_size=max_value_size,

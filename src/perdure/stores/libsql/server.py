@@ -76,7 +76,7 @@ class Server:
         *,
         client: Any,
         timeout: timedelta,
-        patience: timedelta,
+        connect_timeout: timedelta,
         clock: Clock,
     ) -> None:
         self.where = address.base
@@ -84,7 +84,7 @@ class Server:
         self._headers = {"content-type": "application/json"}
         if address.token is not None:
             self._headers["authorization"] = f"Bearer {address.token}"
-        self._patience = patience.total_seconds()
+        self._connect_timeout = connect_timeout.total_seconds()
         self._clock = clock
         self._writes = Rounds(self._send)
 
@@ -126,7 +126,7 @@ class Server:
                 tried, refused = self._clock.monotonic() - began, isinstance(error, Refused)
                 if not _is_worth_trying(error, repeatable):
                     raise
-                if tried + pause > self._patience:
+                if tried + pause > self._connect_timeout:
                     said = f"libSQL at {self.where}: {error}" if refused else f"{error}"
                     raise StoreUnavailable(f"{said} (tried for {tried:.1f}s)") from error
             await self._clock.sleep(pause)

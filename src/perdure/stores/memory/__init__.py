@@ -13,20 +13,20 @@ from perdure.errors import InvalidArgument, StoreClosed, ValueTooLarge
 from perdure.snapshot import RunStatus, Snapshot, is_over, workflow_of
 from perdure.store import (
     MAX_VALUE_SIZE,
+    AsyncCloseable,
     Capabilities,
-    Closing,
     Delivery,
     Due,
     Entry,
     Grant,
     Lease,
-    Listed,
+    LeaseRequest,
     Message,
     NewRun,
     Rest,
+    RunSummary,
     Stats,
     Verdict,
-    Want,
     check_entries,
     rest_of,
 )
@@ -35,7 +35,7 @@ from perdure.stores.memory.rows import Run, Shelf
 from perdure.validation import check_id, check_limit, check_prefix
 
 
-class MemoryStore(Closing):
+class MemoryStore(AsyncCloseable):
     """Keeps runs in this process's memory, encoded as a database would; they end with the process.
 
     `shares` makes it another store on the same runs, as a second process would be on a database.
@@ -58,7 +58,7 @@ class MemoryStore(Closing):
             schedule=True,
             inbox=True,
             notify=True,
-            upkeep=True,
+            maintenance=True,
             shared="process",
             survives="nothing",
             max_value_size=max_value_size,
@@ -104,7 +104,7 @@ class MemoryStore(Closing):
         status: RunStatus | None = None,
         workflow: str | None = None,
         after: str | None = None,
-    ) -> Sequence[Listed]:
+    ) -> Sequence[RunSummary]:
         """Give runs newest first, at most `limit`."""
         key_prefix = self._prefix + check_prefix(prefix)
         mark = None if after is None else self._mark(after)
@@ -128,13 +128,15 @@ class MemoryStore(Closing):
         check_entries(entries, self.capabilities.max_value_size)
         return [self._append(entry) for entry in entries]
 
-    async def acquire(self, wants: Sequence[Want], /) -> Sequence[Grant | None]:
+    async def acquire(self, requests: Sequence[LeaseRequest], /) -> Sequence[Grant | None]:
         """Give each want its lease and the run read under it, or None."""
-        for want in wants:
-            check_id(want.id)
-            self._check_size(f"the snapshot of run {want.id!r}", want.create or b"")
+        for request in requests:
+            check_id(request.id)
+            self._check_size(f"the snapshot of run {request.id!r}", request.create or b"")
         now = self._now()
-        return await acquire_readable([self._acquire(want, now) for want in wants], self.release)
+        return await acquire_readable(
+            [self._acquire(request, now) for request in requests], self.release
+        )
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
         """Move the expiry of all leases to `ttl` from now; None for each that was lost."""
@@ -231,7 +233,7 @@ class MemoryStore(Closing):
         oldest = await self.due(self._now(), 1)
         return Stats(by_status, oldest[0].wake_at if oldest else None)
 
-    async def hints(self) -> AsyncIterator[None]:
+    async def notifications(self) -> AsyncIterator[None]:
         """Yield whenever a run may have become due."""
         self._check_open()
         listener = asyncio.Event()
@@ -255,11 +257,11 @@ class MemoryStore(Closing):
             return Verdict.ACCEPTED
         if run.owner is None:
             return Verdict.FENCED
-        for message_id in entry.takes:
+        for message_id in entry.consumes:
             run.mail.pop(message_id, None)
         if entry.rest is None:
             run.journal[place] = entry.data
-        elif entry.rest.gone:
+        elif entry.rest.delete:
             del self._runs[self._prefix + entry.id]
             self._agenda.drop(run)
         else:
@@ -279,18 +281,18 @@ class MemoryStore(Closing):
         expected = any(message.name in rest.awaits for message in run.mail.values())
         self._wake(run, now if expected else rest.wake_at)
 
-    def _acquire(self, want: Want, now: datetime) -> Granted | None:
-        key = self._prefix + want.id
+    def _acquire(self, request: LeaseRequest, now: datetime) -> Granted | None:
+        key = self._prefix + request.id
         run = self._runs.get(key)
         if run is None:
-            if want.create is None:
+            if request.create is None:
                 return None
-            run = self._create(key, want.create, want.workflow)
-            return self._grant(run, want.owner, now, want.ttl, created=True)
-        free = run.owner in (None, want.owner) or run.orphaned(now)
-        if not free or not want.existing:
+            run = self._create(key, request.create, request.workflow)
+            return self._grant(run, request.owner, now, request.ttl, created=True)
+        free = run.owner in (None, request.owner) or run.orphaned(now)
+        if not free or not request.existing:
             return None
-        return self._grant(run, want.owner, now, want.ttl)
+        return self._grant(run, request.owner, now, request.ttl)
 
     def _grant(
         self, run: Run, owner: str, now: datetime, ttl: timedelta, *, created: bool = False
@@ -348,10 +350,10 @@ class MemoryStore(Closing):
         self._check_open()
         return (run for run in self._runs.values() if run.id.startswith(self._prefix))
 
-    def _listed(self, run: Run) -> Listed:
+    def _listed(self, run: Run) -> RunSummary:
         updated_at = isoformat(run.updated_at)
         cursor = f"{run.updated_at.isoformat()} {self._id(run)}"
-        return Listed(self._id(run), updated_at, run.status, run.workflow, cursor)
+        return RunSummary(self._id(run), updated_at, run.status, run.workflow, cursor)
 
     def _mark(self, cursor: str) -> tuple[datetime, str]:
         time, _, id = cursor.partition(" ")

@@ -80,7 +80,7 @@ def _capabilities(target: Target, durability: Durability, max_value_size: int) -
         inbox=True,
         transaction=target.replica_set,
         notify=target.replica_set,
-        upkeep=True,
+        maintenance=True,
         shared="network",
         survives="power_loss" if durability == "full" else "process_crash",
         max_value_size=max_value_size,

@@ -136,9 +136,9 @@ class Appender:
         """Mark the messages that entries took."""
         taken: list[str] = []
         for turn in turns:
-            if takes := turn.takes():
-                taken += message_ids(turn.key, takes)
-                self._positions.forget_mail(turn.key, turn.last.epoch, takes)
+            if consumes := turn.consumes():
+                taken += message_ids(turn.key, consumes)
+                self._positions.forget_mail(turn.key, turn.last.epoch, consumes)
         if taken:
             await mark_taken(db, taken)
 
@@ -149,8 +149,8 @@ class Appender:
                 done = await lay_down(db, [turn for turn in turns if not turn.leaves()])
                 lettered = False
                 if leaving:
-                    gone, lettered = await remove(db, leaving)
-                    done += gone
+                    delete, lettered = await remove(db, leaving)
+                    done += delete
         except PyMongoError as error:
             if not is_cut(error):
                 raise
@@ -174,7 +174,7 @@ class Appender:
                 self._sweeper.slots(slot_id(turn.key, epoch, slot) for slot in range(position.slot))
             self._positions.drop(turn.key, epoch)
             if not turn.leaves():
-                taken += message_ids(turn.key, turn.takes())
+                taken += message_ids(turn.key, turn.consumes())
             elif lettered:
                 self._sweeper.mail(turn.key, turn.life if position is None else position.life)
         if taken:
@@ -244,7 +244,7 @@ class Appender:
             # A run that its owner wanted gone, and that is gone: the answer to the write was lost.
             sent = turn.sent or entry
             own = self._positions.get(turn.key, entry.epoch) is not None
-            wanted = own and sent.rest is not None and sent.rest.gone
+            wanted = own and sent.rest is not None and sent.rest.delete
             return Verdict.ACCEPTED if wanted else Verdict.UNKNOWN
         rested = {**run.get("rested", {})}
         if turn.sent is not None and rested == _place(turn.sent):
@@ -263,9 +263,9 @@ class Appender:
             await seal_logs(db, {turn.key: [entry.epoch]})
         turn.sent = entry
         filter = fenced(turn.key, entry)
-        if rest.gone:
+        if rest.delete:
             return DeleteOne(filter)
-        taken = [*taken_in(run) | log.taken(), *turn.takes()]
+        taken = [*taken_in(run) | log.taken(), *turn.consumes()]
         letters = run.get("letters")
         filter["letters"] = letters
         due = bool(letters and rest.awaits) and await _mail_waits(db, turn, rest, taken)

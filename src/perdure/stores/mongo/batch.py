@@ -37,8 +37,8 @@ class Turn:
 
     def leaves(self) -> bool:
         """Tell whether nothing is to be left of the run."""
-        return self.last.rest is not None and self.last.rest.gone
+        return self.last.rest is not None and self.last.rest.delete
 
-    def takes(self) -> list[str]:
+    def consumes(self) -> list[str]:
         """Give all messages that the entries take."""
-        return [id for entry in self.entries for id in entry.takes]
+        return [id for entry in self.entries for id in entry.consumes]

@@ -88,8 +88,8 @@ class Sweeper:
             await journal.delete_many({**among, **_WITHOUT_SEAL})
             stay = [{"$set": {"expireAt": later(SEALS_STAY)}}]
             await journal.update_many({**among, "expireAt": None}, stay)
-        if gone := _take(self._mail):
-            await inbox.delete_many({"$or": [{"_id": mail_of(run, life)} for run, life in gone]})
+        if delete := _take(self._mail):
+            await inbox.delete_many({"$or": [{"_id": mail_of(run, life)} for run, life in delete]})
 
 
 def _take(items: list[T]) -> list[T]:

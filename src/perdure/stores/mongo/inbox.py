@@ -139,9 +139,9 @@ def taken_in(run: Mapping[str, Any]) -> set[str]:
     return {*run.get("took", ())}
 
 
-def message_ids(run_id: str, takes: Iterable[str]) -> list[str]:
+def message_ids(run_id: str, consumes: Iterable[str]) -> list[str]:
     """Give the `_id` of a run's messages."""
-    return [f"{run_id}\0{id}" for id in takes]
+    return [f"{run_id}\0{id}" for id in consumes]
 
 
 async def mark_taken(db: Collections, ids: Sequence[str]) -> None:
@@ -156,9 +156,9 @@ async def mark_taken(db: Collections, ids: Sequence[str]) -> None:
         await inbox.delete_many({"_id": {"$in": single}})
 
 
-def awaited(mail: Mapping[str, str], takes: SizedIterable[str], names: Sequence[str]) -> bool:
-    """Tell whether mail of one of these names is left when `takes` are taken."""
-    return any(name in names and id not in takes for id, name in mail.items())
+def awaited(mail: Mapping[str, str], consumes: SizedIterable[str], names: Sequence[str]) -> bool:
+    """Tell whether mail of one of these names is left when `consumes` are taken."""
+    return any(name in names and id not in consumes for id, name in mail.items())
 
 
 def _is_known(id: str) -> bool:

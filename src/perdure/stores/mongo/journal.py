@@ -35,7 +35,7 @@ class Record(NamedTuple):
     n: int
     content: bytes
     packed: bool
-    takes: Sequence[str] = ()
+    consumes: Sequence[str] = ()
 
     def data(self) -> bytes:
         """Return the JSON of the entry."""
@@ -62,7 +62,7 @@ class Log:
 
     def taken(self) -> set[str]:
         """Give the messages that the entries took."""
-        return {id for record in self.records for id in record.takes}
+        return {id for record in self.records for id in record.consumes}
 
     def add(self, slot: int, document: Mapping[str, Any]) -> None:
         """Take the next document in the order of slots."""
@@ -101,8 +101,8 @@ def content_of(entry: Entry) -> dict[str, Any]:
     if len(entry.data) > DOCUMENT_ROOM:
         what = f"the record of step {entry.step!r} of run {entry.id!r}"
         fields = {"packed": pack(entry.data, what)}
-    if entry.takes:
-        fields["takes"] = [*entry.takes]
+    if entry.consumes:
+        fields["takes"] = [*entry.consumes]
     return fields
 
 

@@ -10,7 +10,7 @@ from pymongo.errors import DuplicateKeyError
 
 from perdure.clock import Clock, Duration, SystemClock, parse_duration
 from perdure.errors import InvalidArgument
-from perdure.store import Closing
+from perdure.store import AsyncCloseable
 from perdure.stores.mongo.connection import (
     Collection,
     Connection,
@@ -28,7 +28,7 @@ _IS_MISSING = {"$lte": ["$value", None]}
 _HAS_EXPIRED = {"$and": [{"$gt": ["$expiresAt", None]}, {"$lte": ["$expiresAt", "$$NOW"]}]}
 
 
-class MongoKeyValue(Closing):
+class MongoKeyValue(AsyncCloseable):
     """A `KeyValueStore` with compare-and-set; the server removes what has expired.
 
     The options are those of `mongo`; `collection` may be awaitly's own (`workflow_state`).

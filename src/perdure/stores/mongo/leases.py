@@ -11,9 +11,9 @@ from pymongo.errors import DuplicateKeyError, PyMongoError
 
 from perdure import codec
 from perdure.snapshot import Snapshot
-from perdure.store import Due, Grant, Lease, Message, NewRun, Want
+from perdure.store import Due, Grant, Lease, LeaseRequest, Message, NewRun
 from perdure.stores._reading import Granted, read_grant
-from perdure.stores._timestamps import micros
+from perdure.stores._timestamps import to_microseconds
 from perdure.stores.mongo.documents import body_of, read_run
 from perdure.stores.mongo.errors import is_cut
 from perdure.stores.mongo.inbox import have_mail, mark_taken, message_ids, taken_in, untaken
@@ -57,7 +57,7 @@ class Epochs:
 
     def at(self, moment: datetime) -> int:
         """Give a new epoch that is there at this moment, above all that this process gave so."""
-        self.floor = max(self.floor + 1, micros(moment))
+        self.floor = max(self.floor + 1, to_microseconds(moment))
         return self.floor
 
     def ended(self, epoch: int) -> None:
@@ -80,47 +80,51 @@ class Leases:
         self._epochs = epochs
         self._clock = clock
 
-    async def acquire(self, db: Collections, wants: Sequence[Want]) -> list[Granted | None]:
+    async def acquire(
+        self, db: Collections, requests: Sequence[LeaseRequest]
+    ) -> list[Granted | None]:
         """Give each want its lease, or None."""
-        grants: list[Granted | None] = [None] * len(wants)
-        left = [*enumerate(wants)]
+        grants: list[Granted | None] = [None] * len(requests)
+        left = [*enumerate(requests)]
         while left:
             # Wants for one run are answered one after another.
-            wave = {want.id: (place, want) for place, want in reversed(left)}
+            wave = {request.id: (place, request) for place, request in reversed(left)}
             places = {place for place, _ in wave.values()}
-            asked = [want for _, want in wave.values()]
+            asked = [request for _, request in wave.values()]
             for (place, _), grant in zip(
                 wave.values(), await self._acquire(db, asked), strict=True
             ):
                 grants[place] = grant
-            left = [(place, want) for place, want in left if place not in places]
+            left = [(place, request) for place, request in left if place not in places]
         return grants
 
-    async def _acquire(self, db: Collections, wants: Sequence[Want]) -> list[Granted | None]:
+    async def _acquire(
+        self, db: Collections, requests: Sequence[LeaseRequest]
+    ) -> list[Granted | None]:
         claim = ObjectId()
-        new = [want for want in wants if want.create is not None]
+        new = [request for request in requests if request.create is not None]
         made = await self._create(db, new, claim) if new else {}
         # What was inserted before a connection ended is known by its claim.
         in_doubt = made is None
         granted: dict[str, Granted] = {**(made or {})}
-        keys = [self._prefix + want.id for want in wants]
+        keys = [self._prefix + request.id for request in requests]
         left = [
-            want
-            for key, want in zip(keys, wants, strict=True)
-            if key not in granted and (want.existing or in_doubt)
+            request
+            for key, request in zip(keys, requests, strict=True)
+            if key not in granted and (request.existing or in_doubt)
         ]
         if left:
             if in_doubt or len(left) == 1:
-                found = [await self._lease_one(db, want, claim) for want in left]
+                found = [await self._lease_one(db, request, claim) for request in left]
             else:
                 found = await self._lease_many(db, left, claim)
             leased = {run["_id"]: {**run} for run in found if run is not None}
-            ttls = {self._prefix + want.id: want.ttl for want in left}
+            ttls = {self._prefix + request.id: request.ttl for request in left}
             granted |= await self._equip(db, leased, ttls)
         return [granted.get(key) for key in keys]
 
     async def _create(
-        self, db: Collections, wants: Sequence[Want], claim: ObjectId
+        self, db: Collections, requests: Sequence[LeaseRequest], claim: ObjectId
     ) -> dict[str, Grant] | None:
         """Create those of the runs that are not there, each with its lease, in one insert.
 
@@ -135,17 +139,17 @@ class Leases:
         grants: dict[str, Grant] = {}
         documents: list[Document] = []
         weight = 0
-        for want in wants:
-            assert want.create is not None
-            if (body := bodies.get(want.create)) is None:
-                body = bodies[want.create] = body_of(want.create, _naming(want))
-            ends = now + timedelta(milliseconds=milliseconds(want.ttl))
-            key = self._prefix + want.id
-            own = {"_id": key, "owner": want.owner, "wakeAt": ends, **_workflow_of(want)}
+        for request in requests:
+            assert request.create is not None
+            if (body := bodies.get(request.create)) is None:
+                body = bodies[request.create] = body_of(request.create, _naming(request))
+            ends = now + timedelta(milliseconds=milliseconds(request.ttl))
+            key = self._prefix + request.id
+            own = {"_id": key, "owner": request.owner, "wakeAt": ends, **_workflow_of(request)}
             documents.append({**own, **header, **body})
-            lease = Lease(want.id, want.owner, epoch, ends)
-            grants[key] = Grant(lease, codec.loads(want.create), now, created=True)
-            weight += len(want.create)
+            lease = Lease(request.id, request.owner, epoch, ends)
+            grants[key] = Grant(lease, codec.loads(request.create), now, created=True)
+            weight += len(request.create)
         try:
             known = await insert(db.runs, documents, weight)
         except PyMongoError as error:
@@ -165,20 +169,22 @@ class Leases:
             self._positions.grant(key, epoch, str(claim))
         return grants
 
-    async def _lease_one(self, db: Collections, want: Want, claim: ObjectId) -> Any:
-        owner = owner_of({"": want.owner})
-        pipeline = [leasing(owner, want.ttl, claim, self._epochs.next(), existing=want.existing)]
-        if want.create is not None:
-            body = body_of(want.create, _naming(want))
-            new = {**body, **_workflow_of(want), "claim": claim, "born": claim}
+    async def _lease_one(self, db: Collections, request: LeaseRequest, claim: ObjectId) -> Any:
+        owner = owner_of({"": request.owner})
+        pipeline = [
+            leasing(owner, request.ttl, claim, self._epochs.next(), existing=request.existing)
+        ]
+        if request.create is not None:
+            body = body_of(request.create, _naming(request))
+            new = {**body, **_workflow_of(request), "claim": claim, "born": claim}
             pipeline.insert(0, creating(new))
         run = None
         for _ in range(_ATTEMPTS):
             try:
                 run = await db.runs.find_one_and_update(
-                    {"_id": self._prefix + want.id},
+                    {"_id": self._prefix + request.id},
                     pipeline,
-                    upsert=want.create is not None,
+                    upsert=request.create is not None,
                     return_document=ReturnDocument.AFTER,
                 )
                 break
@@ -188,11 +194,11 @@ class Leases:
         return run if run is not None and run.get("claim") == claim else None
 
     async def _lease_many(
-        self, db: Collections, wants: Sequence[Want], claim: ObjectId
+        self, db: Collections, requests: Sequence[LeaseRequest], claim: ObjectId
     ) -> list[Any]:
         owners: dict[timedelta, dict[str, str]] = {}
-        for want in wants:
-            owners.setdefault(want.ttl, {})[self._prefix + want.id] = want.owner
+        for request in requests:
+            owners.setdefault(request.ttl, {})[self._prefix + request.id] = request.owner
         for ttl, some in owners.items():
             lease = leasing(owner_of(some), ttl, claim, self._epochs.next())
             await db.runs.update_many({"_id": {"$in": [*some]}}, [lease])
@@ -375,12 +381,12 @@ class Leases:
         return key[len(self._prefix) :]
 
 
-def _naming(want: Want) -> str:
-    return f"the snapshot of run {want.id!r}"
+def _naming(request: LeaseRequest) -> str:
+    return f"the snapshot of run {request.id!r}"
 
 
-def _workflow_of(want: Want) -> Document:
-    return {} if want.workflow is None else {"workflow": want.workflow}
+def _workflow_of(request: LeaseRequest) -> Document:
+    return {} if request.workflow is None else {"workflow": request.workflow}
 
 
 async def sleeping_workflows(db: Collections) -> list[str | None]:

@@ -26,7 +26,7 @@ _TIMES = {
 _SOON = timedelta(seconds=1)
 
 
-async def hints(db: Collections) -> AsyncIterator[None]:
+async def notifications(db: Collections) -> AsyncIterator[None]:
     """Yield at once, for what became due before anybody listened, and then with every change."""
     async with await db.runs.watch([{"$match": _MAY_BE_DUE}, {"$project": _TIMES}]) as changes:
         yield

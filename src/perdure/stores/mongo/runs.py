@@ -13,7 +13,7 @@ from pymongo.errors import DuplicateKeyError, PyMongoError
 from perdure.clock import isoformat, parse_iso
 from perdure.errors import InvalidArgument
 from perdure.snapshot import RunStatus, Snapshot
-from perdure.store import Listed, Rest, Stats
+from perdure.store import Rest, RunSummary, Stats
 from perdure.stores.mongo.cleanup import Sweeper
 from perdure.stores.mongo.documents import body_of, read_run
 from perdure.stores.mongo.inbox import awaited, status_of, taken_in, untaken
@@ -185,7 +185,7 @@ class Runs:
         status: RunStatus | None,
         workflow: str | None,
         after: str | None,
-    ) -> list[Listed]:
+    ) -> list[RunSummary]:
         """Give a page of runs, newest first."""
         if not limit:
             return []
@@ -214,12 +214,12 @@ class Runs:
             raise InvalidArgument("after", cursor, "the cursor of a line that list() gave")
         return parse_iso(moment, "after"), self._prefix + id
 
-    def _listed(self, run: Any) -> Listed:
+    def _listed(self, run: Any) -> RunSummary:
         id = run["_id"][len(self._prefix) :]
         moment = run.get("updatedAt") or datetime(1970, 1, 1, tzinfo=UTC)
         updated_at = isoformat(moment)
         workflow = run.get("workflow") or run.get("snapshot", {}).get("workflowName")
-        return Listed(id, updated_at, status_of(run), workflow, f"{updated_at} {id}")
+        return RunSummary(id, updated_at, status_of(run), workflow, f"{updated_at} {id}")
 
     async def prune(
         self, db: Collections, older_than: timedelta, status: RunStatus | None, limit: int

@@ -27,10 +27,10 @@ def _lying_by_memory(turn: Turn) -> Lying:
     entry, rest, position = turn.last, turn.last.rest, turn.position
     assert rest is not None
     assert position is not None
-    takes = turn.takes()
-    due = awaited(position.mail, takes, rest.awaits)
+    consumes = turn.consumes()
+    due = awaited(position.mail, consumes, rest.awaits)
     body = body_of(entry.data, f"the snapshot of run {entry.id!r}")
-    fields = rest_fields(entry, rest, body, takes, due=due)
+    fields = rest_fields(entry, rest, body, consumes, due=due)
     return Lying(turn, fields, bool(rest.awaits) and not due, position.letters or None)
 
 
@@ -68,7 +68,7 @@ async def remove(db: Collections, epochs: Mapping[str, int]) -> tuple[int, bool]
     """Delete runs of these epochs; return how many, and whether some may have had letters."""
     # One statement for all: as many of their own would take the server far longer.
     mine = are_running(epochs, {})
-    gone = (await db.runs.delete_many({**mine, "letters": None})).deleted_count
-    if gone == len(epochs):
-        return gone, False
-    return gone + (await db.runs.delete_many(mine)).deleted_count, True
+    delete = (await db.runs.delete_many({**mine, "letters": None})).deleted_count
+    if delete == len(epochs):
+        return delete, False
+    return delete + (await db.runs.delete_many(mine)).deleted_count, True

@@ -7,19 +7,19 @@ from perdure import codec
 from perdure.errors import ValueTooLarge
 from perdure.snapshot import RunStatus, Snapshot, workflow_of
 from perdure.store import (
+    AsyncCloseable,
     Capabilities,
-    Closing,
     Delivery,
     Due,
     Entry,
     Grant,
     Lease,
-    Listed,
+    LeaseRequest,
     Message,
     NewRun,
+    RunSummary,
     Stats,
     Verdict,
-    Want,
     check_entries,
     rest_of,
 )
@@ -32,14 +32,14 @@ from perdure.stores.mongo.connection import (
 from perdure.stores.mongo.inbox import inbox, send
 from perdure.stores.mongo.journal import Positions
 from perdure.stores.mongo.leases import Epochs, Leases
-from perdure.stores.mongo.notify import hints
+from perdure.stores.mongo.notify import notifications
 from perdure.stores.mongo.runs import Runs
 from perdure.stores.mongo.schema import Collections
 from perdure.stores.mongo.transaction import MongoTransaction, Transactor
 from perdure.validation import check_id, check_limit, check_prefix
 
 
-class MongoStore(Closing):
+class MongoStore(AsyncCloseable):
     """Keeps runs in MongoDB; see `mongo`."""
 
     def __init__(
@@ -80,7 +80,7 @@ class MongoStore(Closing):
         status: RunStatus | None = None,
         workflow: str | None = None,
         after: str | None = None,
-    ) -> Sequence[Listed]:
+    ) -> Sequence[RunSummary]:
         """Give runs newest first, at most `limit`."""
         check_prefix(prefix)
         check_limit(limit)
@@ -98,13 +98,13 @@ class MongoStore(Closing):
         async with self._connection.use() as db:
             return await self._appender.append(db, entries)
 
-    async def acquire(self, wants: Sequence[Want], /) -> Sequence[Grant | None]:
+    async def acquire(self, requests: Sequence[LeaseRequest], /) -> Sequence[Grant | None]:
         """Give each want its lease and the run read under it, or None."""
-        for want in wants:
-            check_id(want.id)
-            self._check_size(f"the snapshot of run {want.id!r}", want.create or b"")
+        for request in requests:
+            check_id(request.id)
+            self._check_size(f"the snapshot of run {request.id!r}", request.create or b"")
         async with self._connection.use() as db:
-            granted = await self._leases.acquire(db, wants)
+            granted = await self._leases.acquire(db, requests)
         return await acquire_readable(granted, self.release)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
@@ -203,8 +203,8 @@ class MongoReplicaSetStore(MongoStore):
             check_id(id), epoch, work, lambda entry: check_entries([entry], limit)
         )
 
-    async def hints(self) -> AsyncIterator[None]:
+    async def notifications(self) -> AsyncIterator[None]:
         """Yield whenever a run may have become due, in any process."""
         async with self._connection.use() as db:
-            async for hint in hints(db):
+            async for hint in notifications(db):
                 yield hint

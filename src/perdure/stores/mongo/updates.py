@@ -187,14 +187,14 @@ def fenced(key: str, entry: Entry) -> Document:
 
 
 def rest_fields(
-    entry: Entry, rest: Rest, body: Document, takes: Sequence[str], *, due: bool
+    entry: Entry, rest: Rest, body: Document, consumes: Sequence[str], *, due: bool
 ) -> Document:
     """Give what a rest writes; a run that is due has no time yet, but `True` for it."""
     fields = {**lying(rest), **body}
     fields["epochs"] = []
     fields["rested"] = {"epoch": entry.epoch, "n": entry.n}
-    if takes:
-        fields["took"] = [*takes]
+    if consumes:
+        fields["took"] = [*consumes]
     if due:
         fields["wakeAt"] = True
     return fields

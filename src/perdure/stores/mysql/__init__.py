@@ -21,7 +21,7 @@ def mysql(
     pool: Any = None,
     max_connections: int = 10,
     ssl: SSLContext | bool | None = None,
-    patience: Duration = 10,
+    connect_timeout: Duration = 10,
     timeout: Duration = 60,
     clock: Clock = SystemClock(),
     max_value_size: int = MAX_VALUE_SIZE,
@@ -30,8 +30,8 @@ def mysql(
 
     `pool` is an asyncmy pool of yours, which is never closed here and whose sessions stay as they
     are. `ssl` is an `SSLContext`, or True to encrypt without looking at the certificate; the URL
-    may say it, too: `?ssl=true` or `?ssl_ca=file`. `patience` is how long a server that is away is
-    tried for, `timeout` how long it may take to answer.
+    may say it, too: `?ssl=true` or `?ssl_ca=file`. `connect_timeout` is how long a server that is
+    away is tried for, `timeout` how long it may take to answer.
 
     An answer survives a power cut when the server flushes at each commit, as it does by default
     (`innodb_flush_log_at_trx_commit=1`); one that does not is warned of.
@@ -44,14 +44,14 @@ def mysql(
         schedule=True,
         inbox=True,
         transaction=True,
-        upkeep=True,
+        maintenance=True,
         shared="network",
         survives="power_loss",
         max_value_size=max_value_size,
     )
     names = Names(table)
     database = Database(
-        open_connections(url, pool, max_connections, ssl, patience, clock),
+        open_connections(url, pool, max_connections, ssl, connect_timeout, clock),
         timeout=parse_duration(timeout, "timeout").total_seconds(),
     )
     return MysqlStore(database, names, prefix=prefix, capabilities=capabilities)

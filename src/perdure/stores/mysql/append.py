@@ -74,7 +74,7 @@ class Writer:
 
     async def _write_at_once(self, entries: Sequence[Entry]) -> bool:
         """Write without looking first; False when it must be looked at, and nothing was written."""
-        if any(entry.takes for entry in entries):
+        if any(entry.consumes for entry in entries):
             return False
         if len(entries) == 1:
             return await self._write_one(entries[0])
@@ -90,7 +90,7 @@ class Writer:
         return True
 
     async def _write_one(self, entry: Entry) -> bool:
-        if entry.rest is not None and entry.rest.gone:
+        if entry.rest is not None and entry.rest.delete:
             forgotten = self._on(sql.FORGET_ONE, self._key(entry.id), entry.epoch)
             return (await self._database.run_alone(forgotten)).count > 0
         if entry.rest is not None:
@@ -140,7 +140,7 @@ class Batch:
         mailed = [
             self._key(entry.id)
             for entry in entries
-            if entry.takes or (entry.rest is not None and entry.rest.awaits)
+            if entry.consumes or (entry.rest is not None and entry.rest.awaits)
         ]
         asked = [self._on(sql.LOCK, keys)]
         if mailed:
@@ -186,16 +186,16 @@ class Batch:
         return Verdict.ACCEPTED if is_there else Verdict.FENCED
 
     def _accept(self, key: str, entry: Entry) -> None:
-        if entry.takes:
+        if entry.consumes:
             letters = self._mail[key]
-            self._taken += [letters.pop(id) for id in entry.takes if id in letters]
+            self._taken += [letters.pop(id) for id in entry.consumes if id in letters]
         if entry.rest is None:
             self._rows[key].setdefault((entry.epoch, entry.n), entry.data)
             return
         # The rest holds what the entries before it hold, and closes the epoch.
         self._rows.pop(key, None)
         self._open.discard(key)
-        if entry.rest.gone:
+        if entry.rest.delete:
             del self._epochs[key]
             self._gone.append(key)
         else:
@@ -222,8 +222,8 @@ class Batch:
     def _takes(self) -> list[Statement]:
         simple = [letter.seq for letter in self._taken if not letter.is_known]
         known = [letter.seq for letter in self._taken if letter.is_known]
-        takes = [self._on(sql.TAKE, simple)] if simple else []
-        return [*takes, self._on(sql.TAKE_KNOWN, known)] if known else takes
+        consumes = [self._on(sql.TAKE, simple)] if simple else []
+        return [*consumes, self._on(sql.TAKE_KNOWN, known)] if known else consumes
 
     def _rest(self, key: str, entry: Entry, rest: Rest) -> Sequence[Value]:
         awaited = any(letter.name in rest.awaits for letter in self._mail[key].values())

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
-from perdure.store import Grant, Lease, Want
+from perdure.store import Grant, Lease, LeaseRequest
 from perdure.stores._reading import Granted, read_grant
-from perdure.stores._timestamps import micros, moment_of
+from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.mysql import statements as sql
 from perdure.stores.mysql.database import Database, Result, Transaction
 from perdure.stores.mysql.errors import Refused
@@ -58,17 +58,17 @@ class Leases:
         self._on = statements
         self._prefix = prefix
 
-    async def acquire(self, wants: Sequence[Want]) -> list[Granted | None]:
+    async def acquire(self, requests: Sequence[LeaseRequest]) -> list[Granted | None]:
         """Give each want its grant or None, in order."""
-        grants: list[Granted | None] = [None] * len(wants)
-        places = list(range(len(wants)))
+        grants: list[Granted | None] = [None] * len(requests)
+        places = list(range(len(requests)))
         while places:
             # Of two wants for one run the first is served first, in a transaction of its own.
-            turn = {wants[place].id: place for place in reversed(places)}
-            granted = await self._acquire_distinct([wants[place] for place in turn.values()])
+            turn = {requests[place].id: place for place in reversed(places)}
+            granted = await self._acquire_distinct([requests[place] for place in turn.values()])
             for id, place in turn.items():
                 grants[place] = granted.get(self._prefix + id)
-            places = [place for place in places if turn[wants[place].id] != place]
+            places = [place for place in places if turn[requests[place].id] != place]
         return grants
 
     async def claim(
@@ -135,10 +135,13 @@ class Leases:
         held = map(_held, found.rows)
         return {each.key: each for each in held if (each.key, each.epoch, each.owner) in asked}
 
-    async def _acquire_distinct(self, wants: Sequence[Want]) -> dict[str, Granted]:
-        asked = {self._prefix + want.id: want for want in sorted(wants, key=lambda want: want.id)}
+    async def _acquire_distinct(self, requests: Sequence[LeaseRequest]) -> dict[str, Granted]:
+        asked = {
+            self._prefix + request.id: request
+            for request in sorted(requests, key=lambda request: request.id)
+        }
         # Asked again, a run that is to be new would not be new any more.
-        repeatable = all(want.existing for want in wants)
+        repeatable = all(request.existing for request in requests)
         starts = list(self._starts(asked))
         if len(starts) == 1 and starts[0].runs == asked.keys():
             with suppress(Refused):
@@ -153,15 +156,15 @@ class Leases:
         raise Refused(f"the runs {[*asked]} are made and deleted all the time by somebody else")
 
     async def _acquire_in(
-        self, transaction: Transaction, asked: dict[str, Want]
+        self, transaction: Transaction, asked: dict[str, LeaseRequest]
     ) -> dict[str, Granted]:
-        owners = sorted({want.owner for want in asked.values()})
+        owners = sorted({request.owner for request in asked.values()})
         [found] = await transaction.run(self._on(sql.LOCK_WANTED, owners, [*asked]))
         there = {row[0]: _held(row) for row in found.rows}
         leased = [
-            Leased(held, want.owner, want.ttl)
-            for held, want in ((held, asked[held.key]) for held in there.values())
-            if want.existing and held.is_free_for(want.owner)
+            Leased(held, request.owner, request.ttl)
+            for held, request in ((held, asked[held.key]) for held in there.values())
+            if request.existing and held.is_free_for(request.owner)
         ]
         starts = list(self._starts({key: asked[key] for key in asked if key not in there}))
         written = [*(start.statement for start in starts), *self._lease(leased)]
@@ -171,12 +174,12 @@ class Leases:
         grants = _started(asked, starts, results)
         return grants | self._grants(leased, *results[-2:]) if leased else grants
 
-    def _starts(self, asked: dict[str, Want]) -> Iterator["Start"]:
+    def _starts(self, asked: dict[str, LeaseRequest]) -> Iterator["Start"]:
         """Give the statements that make the runs with their leases, in as few as they fit in."""
         rows = [
-            (key, want.create, want.workflow, want.owner, want.ttl // _MICROSECOND)
-            for key, want in asked.items()
-            if want.create is not None
+            (key, request.create, request.workflow, request.owner, request.ttl // _MICROSECOND)
+            for key, request in asked.items()
+            if request.create is not None
         ]
         for chunk in chunks(rows):
             statement = self._on(sql.START, Rows(sql.STARTED, chunk))
@@ -186,9 +189,9 @@ class Leases:
         alike: dict[tuple[str, timedelta], list[Value]] = defaultdict(list)
         for held, owner, ttl in leased:
             alike[owner, ttl].append(held.key)
-        now = leased[0].held.now if leased else moment_of(0)
+        now = leased[0].held.now if leased else from_microseconds(0)
         return [
-            self._on(sql.LEASE, now, micros(now), owner, now + ttl, keys)
+            self._on(sql.LEASE, now, to_microseconds(now), owner, now + ttl, keys)
             for (owner, ttl), keys in alike.items()
         ]
 
@@ -205,7 +208,7 @@ class Leases:
         grants = {}
         for held, owner, ttl in leased:
             id, inbox = held.key.removeprefix(self._prefix), tuple(messages[held.key])
-            epoch = max(held.epoch + 1, micros(held.now))
+            epoch = max(held.epoch + 1, to_microseconds(held.now))
             lease = Lease(id, owner, epoch, held.now + ttl, bool(inbox))
             read = partial(read_run, id, held.snapshot, entries[held.key])
             progressed = (held.key, held.epoch) in written
@@ -222,15 +225,15 @@ class Start(NamedTuple):
 
 
 def _started(
-    asked: dict[str, Want], starts: Sequence[Start], results: Sequence[Result]
+    asked: dict[str, LeaseRequest], starts: Sequence[Start], results: Sequence[Result]
 ) -> dict[str, Granted]:
     grants: dict[str, Granted] = {}
     for start, result in zip(starts, results, strict=False):
-        epoch, now = result.last_id, moment_of(result.last_id)
+        epoch, now = result.last_id, from_microseconds(result.last_id)
         for key in start.runs:
-            want = asked[key]
-            lease = Lease(want.id, want.owner, epoch, now + want.ttl)
-            grants[key] = Grant(lease, read_run(want.id, want.create), now, created=True)
+            request = asked[key]
+            lease = Lease(request.id, request.owner, epoch, now + request.ttl)
+            grants[key] = Grant(lease, read_run(request.id, request.create), now, created=True)
     return grants
 
 

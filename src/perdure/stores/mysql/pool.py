@@ -7,7 +7,7 @@ from perdure.clock import Clock, Duration, check_clock, parse_duration
 from perdure.errors import InvalidArgument, StoreClosed, StoreError, StoreUnavailable
 from perdure.stores.mysql.errors import errors_of, failure_of, load_driver, translated
 from perdure.stores.mysql.url import connect_options, place
-from perdure.validation import check_whole
+from perdure.validation import check_int
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 # A connection that was idle for longer may have been cut by something on the way.
@@ -57,12 +57,12 @@ class OwnConnections:
     autocommit = True
 
     def __init__(
-        self, options: dict[str, Any], *, limit: int, patience: float, clock: Clock
+        self, options: dict[str, Any], *, limit: int, connect_timeout: float, clock: Clock
     ) -> None:
         self.where = place(options)
         self._options = options
         self._limit = limit
-        self._patience = patience
+        self._connect_timeout = connect_timeout
         self._clock = clock
         self._idle: list[tuple[Any, float]] = []
         self._free = asyncio.Semaphore(limit)
@@ -113,7 +113,7 @@ class OwnConnections:
                 tried = self._clock.monotonic() - began
                 if failure_of(error) != "away":
                     raise translated(error, self.where) from error
-                if tried + pause > self._patience:
+                if tried + pause > self._connect_timeout:
                     raise StoreUnavailable(
                         f"MySQL at {self.where} cannot be reached, tried for {tried:.1f}s: "
                         f"{error.args[-1] if error.args else type(error).__name__}"
@@ -124,7 +124,7 @@ class OwnConnections:
 
     async def _connect_once(self, driver: Any) -> Any:
         # The driver's own time-out ends with the TCP connection, before the server says a word.
-        async with asyncio.timeout(max(self._patience, 1)):  # noqa: TID251 - real time
+        async with asyncio.timeout(max(self._connect_timeout, 1)):  # noqa: TID251 - real time
             try:
                 return await driver.connect(
                     **self._options,
@@ -194,10 +194,10 @@ class LentConnections:
 
 
 def open_connections(
-    url: str | None, pool: Any, limit: int, ssl: Any, patience: Duration, clock: Clock
+    url: str | None, pool: Any, limit: int, ssl: Any, connect_timeout: Duration, clock: Clock
 ) -> Connections:
     """Give the connections that a store's options ask for; none is opened yet."""
-    span = parse_duration(patience, "patience").total_seconds()
+    span = parse_duration(connect_timeout, "connect_timeout").total_seconds()
     if pool is not None:
         if not isinstance(pool, load_driver().Pool):
             raise InvalidArgument("pool", pool, "an asyncmy pool, as asyncmy.create_pool gives it")
@@ -205,7 +205,7 @@ def open_connections(
     load_driver()
     return OwnConnections(
         connect_options(url, ssl),
-        limit=check_whole(limit, "max_connections"),
-        patience=span,
+        limit=check_int(limit, "max_connections"),
+        connect_timeout=span,
         clock=check_clock(clock),
     )

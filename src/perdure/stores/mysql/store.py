@@ -12,19 +12,19 @@ from perdure.clock import as_utc, isoformat, parse_iso
 from perdure.errors import InvalidArgument, ValueTooLarge
 from perdure.snapshot import RunStatus, Snapshot, is_over, workflow_of
 from perdure.store import (
+    AsyncCloseable,
     Capabilities,
-    Closing,
     Delivery,
     Due,
     Entry,
     Grant,
     Lease,
-    Listed,
+    LeaseRequest,
     Message,
     NewRun,
+    RunSummary,
     Stats,
     Verdict,
-    Want,
     check_entries,
     rest_of,
 )
@@ -56,7 +56,7 @@ _LOOK_AROUND = Statement(
 )
 
 
-class MysqlStore(Closing):
+class MysqlStore(AsyncCloseable):
     """Keeps runs in MySQL or MariaDB; see `mysql`."""
 
     _on: Statements
@@ -121,7 +121,7 @@ class MysqlStore(Closing):
         status: RunStatus | None = None,
         workflow: str | None = None,
         after: str | None = None,
-    ) -> Sequence[Listed]:
+    ) -> Sequence[RunSummary]:
         """Give runs newest first, at most `limit`."""
         wanted = Conditions()
         wanted.add_prefix(self._prefix + check_prefix(prefix))
@@ -172,15 +172,15 @@ class MysqlStore(Closing):
         finally:
             await transaction.end()
 
-    async def acquire(self, wants: Sequence[Want], /) -> Sequence[Grant | None]:
+    async def acquire(self, requests: Sequence[LeaseRequest], /) -> Sequence[Grant | None]:
         """Give each want its lease and the run read under it, or None."""
         await self._life.ready()
-        for want in wants:
-            self._key(want.id)
-            check_id(want.owner, "owner")
-            _checked_workflow(want.workflow)
-            self._check_size(want.create or b"", "the snapshot of run {!r}", want.id)
-        return await acquire_readable(await self._leases.acquire(wants), self.release)
+        for request in requests:
+            self._key(request.id)
+            check_id(request.owner, "owner")
+            _checked_workflow(request.workflow)
+            self._check_size(request.create or b"", "the snapshot of run {!r}", request.id)
+        return await acquire_readable(await self._leases.acquire(requests), self.release)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
         """Move the expiry of all leases to `ttl` from now; None for each that was lost."""
@@ -351,9 +351,9 @@ class MysqlStore(Closing):
 
     def _listed(
         self, key: str, updated_at: datetime, status: RunStatus, workflow: str | None
-    ) -> Listed:
+    ) -> RunSummary:
         id, moment = self._id(key), read_moment(updated_at)
-        return Listed(id, isoformat(moment), status, workflow, f"{moment.isoformat()} {id}")
+        return RunSummary(id, isoformat(moment), status, workflow, f"{moment.isoformat()} {id}")
 
     def _mark(self, cursor: str) -> tuple[datetime, str]:
         time, _, id = cursor.partition(" ")

@@ -22,7 +22,7 @@ def postgres(
     pool: Any = None,
     prepared_statements: bool = True,
     max_connections: int = 10,
-    patience: Duration = 10,
+    connect_timeout: Duration = 10,
     timeout: Duration = 60,
     clock: Clock = SystemClock(),
     max_value_size: int = MAX_VALUE_SIZE,
@@ -31,8 +31,8 @@ def postgres(
 
     `table` may name a schema (`"billing.runs"`) and may be awaitly's own. `pool` is an asyncpg pool
     of yours, which is never closed here. Behind a pooler in transaction mode, such as PgBouncer,
-    pass `prepared_statements=False`; there are no hints then. `patience` is how long a server that
-    is away is tried for, `timeout` how long it may take to answer.
+    pass `prepared_statements=False`; there are no hints then. `connect_timeout` is how long a
+    server that is away is tried for, `timeout` how long it may take to answer.
 
         store = postgres("postgresql://localhost/mydb", prefix="orders:")
     """
@@ -43,14 +43,14 @@ def postgres(
         inbox=True,
         transaction=True,
         notify=prepared_statements,
-        upkeep=True,
+        maintenance=True,
         shared="network",
         survives="power_loss",
         max_value_size=max_value_size,
     )
     names = Names(table)
     database = Database(
-        open_connections(url, pool, max_connections, prepared_statements, patience, clock),
+        open_connections(url, pool, max_connections, prepared_statements, connect_timeout, clock),
         table=names.table,
         prepared=prepared_statements,
         timeout=parse_duration(timeout, "timeout").total_seconds(),

@@ -188,11 +188,11 @@ class Needs(NamedTuple):
 
     journal: bool
     rests: bool
-    gone: bool
-    takes: bool
+    delete: bool
+    consumes: bool
 
 
-_JOURNAL = Needs(journal=True, rests=False, gone=False, takes=False)
+_JOURNAL = Needs(journal=True, rests=False, delete=False, consumes=False)
 
 
 class Fetch(Protocol):
@@ -222,7 +222,7 @@ class Writer:
 
     async def _write_one(self, entry: Entry) -> bool:
         """Write one entry in the quickest way; False when it takes another to tell what it met."""
-        if entry.takes:
+        if entry.consumes:
             return False
         statement, values = _alone(entry)
         try:
@@ -257,7 +257,7 @@ class Writer:
         more = "ON CONFLICT DO NOTHING" if again else ""
         statement = self._statements.extended(_write_of(batch.needs), more)
         columns = batch.columns() + batch.rest_columns()
-        if batch.needs.takes:
+        if batch.needs.consumes:
             columns += batch.take_columns()
         [answer] = await self._fetch(statement, *columns)
         return answer
@@ -298,8 +298,8 @@ class Batch:
 
     def take_columns(self) -> list[list[Any]]:
         """Give which entry takes which messages."""
-        takes = list(self._takes())
-        return [[position for position, _ in takes], [seq for _, seq in takes]]
+        consumes = list(self._takes())
+        return [[position for position, _ in consumes], [seq for _, seq in consumes]]
 
     def verdicts(self, answer: Any) -> list[Verdict | None]:
         """Give a verdict for each entry; None when another statement must give it."""
@@ -319,7 +319,7 @@ class Batch:
         for place, entry in enumerate(self.entries):
             fate = place if self._fates is None else self._fates[place]
             if fate >= place:
-                yield from ((position[fate], int(id)) for id in entry.takes if id.isdecimal())
+                yield from ((position[fate], int(id)) for id in entry.consumes if id.isdecimal())
 
 
 def _fates(entries: Sequence[Entry]) -> list[int] | None:
@@ -338,9 +338,9 @@ def _fates(entries: Sequence[Entry]) -> list[int] | None:
 
 def _needs_of(entries: Sequence[Entry]) -> Needs:
     rests = [entry.rest for entry in entries]
-    gone = [rest.gone for rest in rests if rest is not None]
-    takes = any(entry.takes for entry in entries)
-    return Needs(len(gone) < len(rests), not all(gone), any(gone), takes)
+    delete = [rest.delete for rest in rests if rest is not None]
+    consumes = any(entry.consumes for entry in entries)
+    return Needs(len(delete) < len(rests), not all(delete), any(delete), consumes)
 
 
 @cache
@@ -348,11 +348,11 @@ def _write_of(needs: Needs) -> str:
     parts = {
         _HELD: True,
         _WRITTEN: needs.journal,
-        _TAKES: needs.takes,
-        _NO_TAKES: not needs.takes,
-        _EMPTIED: needs.rests or needs.gone,
+        _TAKES: needs.consumes,
+        _NO_TAKES: not needs.consumes,
+        _EMPTIED: needs.rests or needs.delete,
         _RESTED: needs.rests,
-        _FORGOTTEN: needs.gone,
+        _FORGOTTEN: needs.delete,
     }
     return ",".join(part for part, is_needed in parts.items() if is_needed) + _VERDICTS
 
@@ -360,7 +360,7 @@ def _write_of(needs: Needs) -> str:
 def _alone(entry: Entry) -> tuple[str, Sequence[object]]:
     if entry.rest is None:
         return APPEND_ONE, (entry.n, entry.data)
-    if entry.rest.gone:
+    if entry.rest.delete:
         return FORGET_ONE, ()
     status, wake_at, awaits, _ = _columns_of(entry.rest)
     return REST_ONE, (entry.n, entry.data, status, wake_at, awaits)
@@ -369,7 +369,7 @@ def _alone(entry: Entry) -> tuple[str, Sequence[object]]:
 def _columns_of(rest: Rest | None) -> tuple[object, ...]:
     if rest is None:
         return None, None, None, False
-    return rest.status, rest.wake_at, names_as_json(rest.awaits), rest.gone
+    return rest.status, rest.wake_at, names_as_json(rest.awaits), rest.delete
 
 
 def names_as_json(names: Sequence[str]) -> str:

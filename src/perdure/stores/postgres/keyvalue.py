@@ -5,7 +5,7 @@ from typing import Any
 
 from perdure.clock import Clock, Duration, SystemClock, parse_duration
 from perdure.errors import InvalidArgument
-from perdure.store import Closing
+from perdure.store import AsyncCloseable
 from perdure.stores._lifecycle import Lifecycle
 from perdure.stores.postgres.database import Database
 from perdure.stores.postgres.pool import open_connections
@@ -67,7 +67,7 @@ KEYS = """
 """
 
 
-class PostgresKeyValue(Closing):
+class PostgresKeyValue(AsyncCloseable):
     """A `KeyValueStore` with compare-and-set; what has expired is purged by later writes.
 
     The options are those of `postgres`; `table` may be awaitly's own (`awaitly_workflow_state`).
@@ -84,13 +84,15 @@ class PostgresKeyValue(Closing):
         pool: Any = None,
         prepared_statements: bool = True,
         max_connections: int = 10,
-        patience: Duration = 10,
+        connect_timeout: Duration = 10,
         timeout: Duration = 60,
         clock: Clock = SystemClock(),
     ) -> None:
         self._names = Names(table)
         self._database = Database(
-            open_connections(url, pool, max_connections, prepared_statements, patience, clock),
+            open_connections(
+                url, pool, max_connections, prepared_statements, connect_timeout, clock
+            ),
             table=self._names.table,
             prepared=prepared_statements,
             timeout=parse_duration(timeout, "timeout").total_seconds(),

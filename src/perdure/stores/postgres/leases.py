@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 
 from perdure import codec
-from perdure.store import Grant, Lease, Want
+from perdure.store import Grant, Lease, LeaseRequest
 from perdure.stores._reading import Granted, read_grant
-from perdure.stores._timestamps import moment_of
+from perdure.stores._timestamps import from_microseconds
 from perdure.stores.postgres.append import Fetch
 from perdure.stores.postgres.rows import read_message, read_run
 from perdure.stores.postgres.statements import (
@@ -29,19 +29,19 @@ class Leases:
         self._statements = statements
         self._prefix = prefix
 
-    async def acquire(self, wants: Sequence[Want]) -> list[Granted | None]:
+    async def acquire(self, requests: Sequence[LeaseRequest]) -> list[Granted | None]:
         """Give each want its grant or None, in order."""
-        if len(wants) == 1:
-            return [await self._acquire_one(wants[0])]
-        grants: list[Granted | None] = [None] * len(wants)
-        places = list(range(len(wants)))
+        if len(requests) == 1:
+            return [await self._acquire_one(requests[0])]
+        grants: list[Granted | None] = [None] * len(requests)
+        places = list(range(len(requests)))
         while places:
             # Of two wants for one run the first is served first, by a statement of its own.
-            turn = {wants[place].id: place for place in reversed(places)}
-            granted = await self._acquire_distinct([wants[place] for place in turn.values()])
+            turn = {requests[place].id: place for place in reversed(places)}
+            granted = await self._acquire_distinct([requests[place] for place in turn.values()])
             for id, place in turn.items():
                 grants[place] = granted.get(id)
-            places = [place for place in places if turn[wants[place].id] != place]
+            places = [place for place in places if turn[requests[place].id] != place]
         return grants
 
     async def claim(
@@ -55,55 +55,73 @@ class Leases:
             values.append(list(workflows))
         return list((await self._read(await self._fetch(statement, *values))).values())
 
-    async def _acquire_one(self, want: Want) -> Granted | None:
+    async def _acquire_one(self, request: LeaseRequest) -> Granted | None:
         granted: dict[str, Granted] = {}
         while not granted:
-            if want.create is not None:
-                values = (self._prefix + want.id, want.owner, want.ttl, want.create, want.workflow)
+            if request.create is not None:
+                values = (
+                    self._prefix + request.id,
+                    request.owner,
+                    request.ttl,
+                    request.create,
+                    request.workflow,
+                )
                 for _, epoch in await self._fetch(self._statements[CREATE_ONE], *values):
-                    return _created(want, epoch)
-            if not want.existing:
+                    return _created(request, epoch)
+            if not request.existing:
                 return None
-            found = await self._lease([want], granted)
+            found = await self._lease([request], granted)
             # One that was neither created nor found was deleted in between.
-            if found or want.create is None:
+            if found or request.create is None:
                 break
-        return granted.get(want.id)
+        return granted.get(request.id)
 
-    async def _acquire_distinct(self, wants: Sequence[Want]) -> dict[str, Granted]:
-        wants = sorted(wants, key=lambda want: want.id)
+    async def _acquire_distinct(self, requests: Sequence[LeaseRequest]) -> dict[str, Granted]:
+        requests = sorted(requests, key=lambda request: request.id)
         granted: dict[str, Granted] = {}
-        while wants:
-            granted |= await self._create([want for want in wants if want.create is not None])
-            known = [want for want in wants if want.existing and want.id not in granted]
+        while requests:
+            granted |= await self._create(
+                [request for request in requests if request.create is not None]
+            )
+            known = [
+                request for request in requests if request.existing and request.id not in granted
+            ]
             found = await self._lease(known, granted)
             # One that was neither created nor found was deleted in between.
-            wants = [want for want in known if want.create is not None and want.id not in found]
+            requests = [
+                request
+                for request in known
+                if request.create is not None and request.id not in found
+            ]
         return granted
 
-    async def _create(self, wants: Sequence[Want]) -> dict[str, Granted]:
-        if not wants:
+    async def _create(self, requests: Sequence[LeaseRequest]) -> dict[str, Granted]:
+        if not requests:
             return {}
         values: list[list[Any]] = [
-            [self._prefix + want.id for want in wants],
-            [want.owner for want in wants],
-            [want.ttl for want in wants],
-            [want.create for want in wants],
-            [want.workflow for want in wants],
+            [self._prefix + request.id for request in requests],
+            [request.owner for request in requests],
+            [request.ttl for request in requests],
+            [request.create for request in requests],
+            [request.workflow for request in requests],
         ]
         created = dict(await self._fetch(self._statements[CREATE], *values))
-        keyed = zip(values[0], wants, strict=True)
-        return {want.id: _created(want, created[key]) for key, want in keyed if key in created}
+        keyed = zip(values[0], requests, strict=True)
+        return {
+            request.id: _created(request, created[key]) for key, request in keyed if key in created
+        }
 
-    async def _lease(self, wants: Sequence[Want], granted: dict[str, Granted]) -> Collection[str]:
+    async def _lease(
+        self, requests: Sequence[LeaseRequest], granted: dict[str, Granted]
+    ) -> Collection[str]:
         """Add the grants of the runs that are free; give the ids of all that are there."""
-        if not wants:
+        if not requests:
             return ()
         rows = await self._fetch(
             self._statements[LEASE],
-            [self._prefix + want.id for want in wants],
-            [want.owner for want in wants],
-            [want.ttl for want in wants],
+            [self._prefix + request.id for request in requests],
+            [request.owner for request in requests],
+            [request.ttl for request in requests],
         )
         granted |= await self._read([row for row in rows if row["epoch"] is not None])
         return {row["held"].removeprefix(self._prefix) for row in rows}
@@ -137,9 +155,11 @@ def _is_held(leased: Any, latest: Any) -> bool:
     return bool(latest["owner"] == leased["owner"] and latest["folded_epoch"] < leased["epoch"])
 
 
-def _created(want: Want, epoch: int) -> Grant:
-    assert want.create is not None
+def _created(request: LeaseRequest, epoch: int) -> Grant:
+    assert request.create is not None
     # The first epoch of a run is the moment of its creation.
-    now = moment_of(epoch)
-    snapshot: Any = codec.loads(want.create)
-    return Grant(Lease(want.id, want.owner, epoch, now + want.ttl), snapshot, now, created=True)
+    now = from_microseconds(epoch)
+    snapshot: Any = codec.loads(request.create)
+    return Grant(
+        Lease(request.id, request.owner, epoch, now + request.ttl), snapshot, now, created=True
+    )

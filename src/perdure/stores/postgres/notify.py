@@ -32,7 +32,7 @@ class HintingPostgresStore(PostgresStore):
         self._clock = clock
         self._ears: dict[_Ear, Any] = {}
 
-    async def hints(self) -> AsyncIterator[None]:
+    async def notifications(self) -> AsyncIterator[None]:
         """Yield whenever a run may have become due, in any process; ends when the store is closed.
 
         A connection of its own listens. When that is lost, a new one is made, and a hint comes for

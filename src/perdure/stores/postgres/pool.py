@@ -13,7 +13,7 @@ from perdure.stores.postgres.errors import (
     load_driver,
     translated,
 )
-from perdure.validation import check_flag, check_whole
+from perdure.validation import check_flag, check_int
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
@@ -62,7 +62,7 @@ class OwnConnections:
     """
 
     def __init__(
-        self, url: str, *, limit: int, prepared: bool, patience: float, clock: Clock
+        self, url: str, *, limit: int, prepared: bool, connect_timeout: float, clock: Clock
     ) -> None:
         self.where = place(url)
         self.role = f'"{unquote(urlsplit(url).username or "")}"'
@@ -70,7 +70,7 @@ class OwnConnections:
         self._url = url
         self._limit = limit
         self._prepared = prepared
-        self._patience = patience
+        self._connect_timeout = connect_timeout
         self._clock = clock
         self._idle: list[Any] = []
         self._free = asyncio.Semaphore(limit)
@@ -109,7 +109,7 @@ class OwnConnections:
                 tried = self._clock.monotonic() - began
                 if not is_away(error):
                     raise translated(error, self.where, "", self.role) from error
-                if tried + pause > self._patience:
+                if tried + pause > self._connect_timeout:
                     raise StoreUnavailable(
                         f"PostgreSQL at {self.where} cannot be reached, tried for {tried:.1f}s: "
                         f"{in_words(error)}"
@@ -139,7 +139,7 @@ class OwnConnections:
     async def _connect_once(self, driver: Any) -> Any:
         return await driver.connect(
             self._url,
-            timeout=max(self._patience, 1),
+            timeout=max(self._connect_timeout, 1),
             statement_cache_size=100 if self._prepared else 0,
             max_cached_statement_lifetime=0,
             server_settings=self._settings(),
@@ -196,10 +196,10 @@ class LentConnections:
 
 
 def open_connections(
-    url: str | None, pool: Any, limit: int, prepared: bool, patience: Duration, clock: Clock
+    url: str | None, pool: Any, limit: int, prepared: bool, connect_timeout: Duration, clock: Clock
 ) -> Connections:
     """Give the connections that a store's options ask for; none is opened yet."""
-    span = parse_duration(patience, "patience").total_seconds()
+    span = parse_duration(connect_timeout, "connect_timeout").total_seconds()
     check_flag(prepared, "prepared_statements")
     if pool is not None:
         if not isinstance(pool, load_driver().Pool):
@@ -207,8 +207,8 @@ def open_connections(
         return LentConnections(pool)
     if not isinstance(url, str) or "://" not in url:
         raise InvalidArgument("url", url, "a URL such as postgresql://user@host/database")
-    check_whole(limit, "max_connections")
-    return OwnConnections(url, limit=limit, prepared=prepared, patience=span, clock=clock)
+    check_int(limit, "max_connections")
+    return OwnConnections(url, limit=limit, prepared=prepared, connect_timeout=span, clock=clock)
 
 
 def place(url: str) -> str:

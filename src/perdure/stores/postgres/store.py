@@ -11,19 +11,19 @@ from perdure.clock import as_utc, isoformat, parse_iso
 from perdure.errors import InvalidArgument, StoreError, ValueTooLarge
 from perdure.snapshot import RunStatus, Snapshot, workflow_of
 from perdure.store import (
+    AsyncCloseable,
     Capabilities,
-    Closing,
     Delivery,
     Due,
     Entry,
     Grant,
     Lease,
-    Listed,
+    LeaseRequest,
     Message,
     NewRun,
+    RunSummary,
     Stats,
     Verdict,
-    Want,
     check_entries,
     rest_of,
 )
@@ -72,7 +72,7 @@ _LOOK_AROUND = """
 """
 
 
-class PostgresStore(Closing):
+class PostgresStore(AsyncCloseable):
     """Keeps runs in PostgreSQL; see `postgres`."""
 
     def __init__(
@@ -117,7 +117,7 @@ class PostgresStore(Closing):
         status: RunStatus | None = None,
         workflow: str | None = None,
         after: str | None = None,
-    ) -> Sequence[Listed]:
+    ) -> Sequence[RunSummary]:
         """Give runs newest first, at most `limit`."""
         values: list[object] = [self._prefix + check_prefix(prefix), check_limit(limit)]
         more = ""
@@ -174,14 +174,14 @@ class PostgresStore(Closing):
                 await transaction.roll_back()
         return verdict
 
-    async def acquire(self, wants: Sequence[Want], /) -> Sequence[Grant | None]:
+    async def acquire(self, requests: Sequence[LeaseRequest], /) -> Sequence[Grant | None]:
         """Give each want its lease and the run read under it, or None."""
-        for want in wants:
-            self._key(want.id)
-            _checked_workflow(want.workflow)
-            self._check_size(want.create or b"", "the snapshot of run {!r}", want.id)
+        for request in requests:
+            self._key(request.id)
+            _checked_workflow(request.workflow)
+            self._check_size(request.create or b"", "the snapshot of run {!r}", request.id)
         await self._life.ready()
-        return await acquire_readable(await self._leases.acquire(wants), self.release)
+        return await acquire_readable(await self._leases.acquire(requests), self.release)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
         """Move the expiry of all leases to `ttl` from now; None for each that was lost."""
@@ -340,10 +340,10 @@ class PostgresStore(Closing):
         ids = [self._prefix + lease.id for lease in ordered]
         return ids, [lease.owner for lease in ordered], [lease.epoch for lease in ordered]
 
-    def _listed(self, row: Any) -> Listed:
+    def _listed(self, row: Any) -> RunSummary:
         id = row["id"].removeprefix(self._prefix)
         cursor = f"{row['updated_at'].isoformat()} {id}"
-        return Listed(id, isoformat(row["updated_at"]), row["status"], row["workflow"], cursor)
+        return RunSummary(id, isoformat(row["updated_at"]), row["status"], row["workflow"], cursor)
 
     def _mark(self, cursor: str) -> tuple[datetime, str]:
         time, _, id = cursor.partition(" ")

@@ -7,13 +7,13 @@ from perdure.store import (
     MAX_VALUE_SIZE,
 )
 from perdure.stores.redis.connect import open_link
-from perdure.stores.redis.durability import Explanation
+from perdure.stores.redis.durability import DurabilityReport
 from perdure.stores.redis.keys import Keys
 from perdure.stores.redis.keyvalue import RedisKeyValue
 from perdure.stores.redis.server import Server
 from perdure.stores.redis.store import Durability, RedisStore
 
-__all__ = ["Explanation", "RedisKeyValue", "RedisStore", "redis"]
+__all__ = ["DurabilityReport", "RedisKeyValue", "RedisStore", "redis"]
 
 
 def redis(
@@ -25,7 +25,7 @@ def redis(
     cluster: bool = False,
     durability: Durability = "full",
     max_connections: int = 10,
-    patience: Duration = 10,
+    connect_timeout: Duration = 10,
     timeout: Duration = 60,
     clock: Clock = SystemClock(),
     max_value_size: int = MAX_VALUE_SIZE,
@@ -34,14 +34,14 @@ def redis(
 
     `durability="full"` refuses a server whose answers do not survive a power cut, and says which
     settings it lacks; `"normal"` takes any server. `namespace` begins every key. `client` is a
-    redis-py asyncio client of yours, which is never closed here. `patience` is how long a server
-    that is away is tried for, `timeout` how long it may take to answer.
+    redis-py asyncio client of yours, which is never closed here. `connect_timeout` is how long a
+    server that is away is tried for, `timeout` how long it may take to answer.
 
         store = redis("redis://localhost:6379/0", prefix="orders:")
     """
     link = open_link(url, client, cluster=cluster, max_connections=max_connections, timeout=timeout)
     return RedisStore(
-        Server(link, patience=patience, clock=clock),
+        Server(link, connect_timeout=connect_timeout, clock=clock),
         Keys(namespace),
         prefix=prefix,
         durability=durability,

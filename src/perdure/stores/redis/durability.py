@@ -28,7 +28,7 @@ _FSYNC = {
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class DurabilityReport:
     """What the server is, how it is set, and what follows from that, a sentence each.
 
     A setting that this user may not see is "unknown"; where primaries of a cluster differ, all
@@ -49,13 +49,13 @@ class Explanation:
         return "\n".join([head, settings, *(f"- {promise}" for promise in self.promises)])
 
 
-async def explain(server: Server) -> Explanation:
+async def durability_report(server: Server) -> DurabilityReport:
     """Ask the server for its settings and tell what they promise."""
     settings = await _settings(server)
     about = [_fields(reply) for reply in await server.ask(("INFO", "server"))]
     replication = [_fields(reply) for reply in await server.ask(("INFO", "replication"))]
     replicas = _sum([fields.get("connected_slaves") for fields in replication])
-    return Explanation(
+    return DurabilityReport(
         where=server.link.where,
         version=_joined([fields.get("redis_version", UNKNOWN) for fields in about]),
         primaries=len(about),

@@ -7,7 +7,7 @@ from typing import Any
 from perdure.clock import Clock, Duration, SystemClock, parse_duration
 from perdure.errors import InvalidArgument, StoreCorrupted
 from perdure.keyvalue import glob_match
-from perdure.store import Closing
+from perdure.store import AsyncCloseable
 from perdure.stores._lifecycle import Lifecycle
 from perdure.stores.redis import scripts
 from perdure.stores.redis.connect import open_link
@@ -18,7 +18,7 @@ from perdure.validation import check_prefix
 _MILLISECOND = timedelta(milliseconds=1)
 
 
-class RedisKeyValue(Closing):
+class RedisKeyValue(AsyncCloseable):
     """A `KeyValueStore` with compare-and-set; each key is a string of the server under its name.
 
     The options are those of `redis`; `prefix` begins every key.
@@ -35,7 +35,7 @@ class RedisKeyValue(Closing):
         client: Any = None,
         cluster: bool = False,
         max_connections: int = 10,
-        patience: Duration = 10,
+        connect_timeout: Duration = 10,
         timeout: Duration = 60,
         clock: Clock = SystemClock(),
     ) -> None:
@@ -43,7 +43,7 @@ class RedisKeyValue(Closing):
             url, client, cluster=cluster, max_connections=max_connections, timeout=timeout
         )
         self._prefix = check_prefix(prefix)
-        self._server = Server(link, patience=patience, clock=clock)
+        self._server = Server(link, connect_timeout=connect_timeout, clock=clock)
         self._life = Lifecycle("Redis key-value", _nothing_to_set_up)
 
     async def get(self, key: str, /) -> str | None:

@@ -11,12 +11,12 @@ from perdure import codec
 from perdure.clock import isoformat
 from perdure.errors import InvalidArgument
 from perdure.snapshot import RunStatus, Snapshot
-from perdure.store import Due, Entry, Grant, Lease, Listed, Message, Rest, Want
+from perdure.store import Due, Entry, Grant, Lease, LeaseRequest, Message, Rest, RunSummary
 from perdure.stores._reading import Granted, merged, read_grant, reading
-from perdure.stores._timestamps import micros, moment_of
+from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.redis.node import Value
 
-_LAST = micros(datetime.max.replace(tzinfo=UTC))
+_LAST = to_microseconds(datetime.max.replace(tzinfo=UTC))
 
 to_json = msgspec.json.Encoder().encode
 
@@ -28,14 +28,14 @@ def workflow_argument(workflow: str | None) -> str:
 
 def time_argument(moment: datetime | None, parameter: str) -> Value:
     """Give a time as a script wants it, and "" for none."""
-    return "" if moment is None else micros(moment, parameter)
+    return "" if moment is None else to_microseconds(moment, parameter)
 
 
 def rest_argument(rest: Rest) -> dict[str, object]:
     """Give a rest without what it does not say: the server's JSON has no good nothing."""
     told: dict[str, object] = {"status": rest.status}
     if rest.wake_at is not None:
-        told["wake"] = micros(rest.wake_at)
+        told["wake"] = to_microseconds(rest.wake_at)
     if rest.awaits:
         told["awaits"] = rest.awaits
     return told
@@ -45,11 +45,11 @@ def entry_values(entry: Entry) -> Sequence[Value]:
     """Give place in the journal, data, and what else the entry does."""
     # Digits in equal number, so that places can be compared as texts.
     place = b"%016d:%010d" % (entry.epoch, entry.n)
-    if not entry.takes and entry.rest is None:
+    if not entry.consumes and entry.rest is None:
         return place, entry.data, b""
-    if entry.rest is not None and entry.rest.gone:
+    if entry.rest is not None and entry.rest.delete:
         return place, entry.data, b"gone"
-    more: dict[str, object] = {"takes": entry.takes}
+    more: dict[str, object] = {"takes": entry.consumes}
     if entry.rest is not None:
         more["rest"] = rest_argument(entry.rest)
     return place, entry.data, to_json(more)
@@ -70,7 +70,7 @@ def messages_of(mail: Sequence[bytes]) -> tuple[Message, ...]:
 
 def _message(field: str, payload: bytes) -> Message:
     number, _, name = field.partition(" ")
-    return Message(field, name, payload, moment_of(int(number)))
+    return Message(field, name, payload, from_microseconds(int(number)))
 
 
 class Created(NamedTuple):
@@ -83,7 +83,7 @@ class Created(NamedTuple):
 def acquired_of(reply: Sequence[Any]) -> Sequence[Any]:
     """Give what became of each want: `Created`, the reply of a grant, or None."""
     now, words, grants = reply
-    moment, left = moment_of(int(now)), iter(grants)
+    moment, left = from_microseconds(int(now)), iter(grants)
     answers: list[Any] = []
     for word in words.split():
         if word == b"-":
@@ -93,11 +93,11 @@ def acquired_of(reply: Sequence[Any]) -> Sequence[Any]:
     return answers
 
 
-def new_grant(created: Created, want: Want) -> Grant:
+def new_grant(created: Created, request: LeaseRequest) -> Grant:
     """Give the grant of a run that was created as wanted."""
-    assert want.create is not None
-    lease = Lease(want.id, want.owner, created.epoch, created.now + want.ttl)
-    return Grant(lease, codec.loads(want.create), created.now, created=True)
+    assert request.create is not None
+    lease = Lease(request.id, request.owner, created.epoch, created.now + request.ttl)
+    return Grant(lease, codec.loads(request.create), created.now, created=True)
 
 
 def grant_of(reply: Sequence[Any], prefix: str, owner: str) -> Granted:
@@ -106,9 +106,9 @@ def grant_of(reply: Sequence[Any], prefix: str, owner: str) -> Granted:
     epoch, now, ends, takeovers, _, key = facts.split(b" ", 5)
     id = key.decode()[len(prefix) :]
     inbox = messages_of(*mail) if mail else ()
-    lease = Lease(id, owner, int(epoch), moment_of(int(ends)), bool(inbox))
+    lease = Lease(id, owner, int(epoch), from_microseconds(int(ends)), bool(inbox))
     read = partial(snapshot_of, id, content)
-    return read_grant(lease, read, moment_of(int(now)), inbox, int(takeovers))
+    return read_grant(lease, read, from_microseconds(int(now)), inbox, int(takeovers))
 
 
 def wake_time_of(reply: Sequence[Any]) -> tuple[int, bytes]:
@@ -120,14 +120,14 @@ def wake_time_of(reply: Sequence[Any]) -> tuple[int, bytes]:
 def renewed_of(reply: Sequence[Any], lease: Lease) -> Lease:
     """Give a lease with its new end."""
     ends, mail = reply
-    return Lease(lease.id, lease.owner, lease.epoch, moment_of(int(ends)), mail == 1)
+    return Lease(lease.id, lease.owner, lease.epoch, from_microseconds(int(ends)), mail == 1)
 
 
 def due_of(line: bytes, prefix: str) -> Due:
     """Give a due run."""
     at, _, key = line.partition(b" ")
     # The server rounds a time that far away, and may round it beyond the last one there is.
-    return Due(key.decode()[len(prefix) :], moment_of(min(int(at), _LAST)))
+    return Due(key.decode()[len(prefix) :], from_microseconds(min(int(at), _LAST)))
 
 
 def due_place(line: bytes) -> tuple[int, bytes]:
@@ -136,14 +136,16 @@ def due_place(line: bytes) -> tuple[int, bytes]:
     return int(at), key
 
 
-def listed_of(line: bytes, prefix: str, statuses: Sequence[RunStatus]) -> Listed:
+def listed_of(line: bytes, prefix: str, statuses: Sequence[RunStatus]) -> RunSummary:
     """Give a run of the list; its place there tells the status."""
     number, at, member = line.split(b" ", 2)
     key, zero, workflow = member.partition(b"\0")
     id = key.decode()[len(prefix) :]
-    updated_at = isoformat(moment_of(int(at)))
+    updated_at = isoformat(from_microseconds(int(at)))
     status = statuses[(int(number) - 1) % len(statuses)]
-    return Listed(id, updated_at, status, workflow.decode() if zero else None, f"{int(at)} {id}")
+    return RunSummary(
+        id, updated_at, status, workflow.decode() if zero else None, f"{int(at)} {id}"
+    )
 
 
 def list_place(line: bytes) -> tuple[int, bytes]:

@@ -35,9 +35,9 @@ class Server:
     was lost, what is `repeatable` is asked once more: when doing it twice is as good as once.
     """
 
-    def __init__(self, link: Link, *, patience: Duration, clock: Clock) -> None:
+    def __init__(self, link: Link, *, connect_timeout: Duration, clock: Clock) -> None:
         self.link = link
-        self._patience = parse_duration(patience, "patience").total_seconds()
+        self._connect_timeout = parse_duration(connect_timeout, "connect_timeout").total_seconds()
         self._clock = clock
         self._errors = driver_errors()
         self._ears: set[Ear] = set()
@@ -125,7 +125,7 @@ class Server:
             tried = self._clock.monotonic() - began
             losses += not is_idle(error)
             hopeful = is_idle(error) or (is_away(error) and repeatable and losses == 1)
-            if not hopeful or tried + pause > self._patience:
+            if not hopeful or tried + pause > self._connect_timeout:
                 raise translated(error, self.link.where, tried) from error
             await self._clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)

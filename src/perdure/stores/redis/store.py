@@ -10,28 +10,28 @@ from perdure.clock import Clock
 from perdure.errors import InvalidArgument, StoreUnavailable, ValueTooLarge
 from perdure.snapshot import RunStatus, Snapshot, is_over, workflow_of
 from perdure.store import (
+    AsyncCloseable,
     Capabilities,
-    Closing,
     Delivery,
     Due,
     Entry,
     Grant,
     Lease,
-    Listed,
+    LeaseRequest,
     Message,
     NewRun,
+    RunSummary,
     Stats,
     Verdict,
-    Want,
     check_entries,
     rest_of,
 )
 from perdure.stores._lifecycle import Lifecycle
 from perdure.stores._reading import Granted, acquire_readable, claim_readable
-from perdure.stores._timestamps import micros
+from perdure.stores._timestamps import to_microseconds
 from perdure.stores.redis import scripts
 from perdure.stores.redis.batches import Row
-from perdure.stores.redis.durability import Explanation, explain, require_durability
+from perdure.stores.redis.durability import DurabilityReport, durability_report, require_durability
 from perdure.stores.redis.keys import STATUSES, Keys
 from perdure.stores.redis.replies import (
     Created,
@@ -68,7 +68,7 @@ _DELIVERIES = {
 }
 
 
-class RedisStore(Closing):
+class RedisStore(AsyncCloseable):
     """Keeps runs in Redis; see `redis`."""
 
     def __init__(
@@ -89,7 +89,7 @@ class RedisStore(Closing):
             schedule=True,
             inbox=True,
             notify=True,
-            upkeep=True,
+            maintenance=True,
             shared="network",
             survives="power_loss" if durability == "full" else "process_crash",
             max_value_size=max_value_size,
@@ -130,7 +130,7 @@ class RedisStore(Closing):
         status: RunStatus | None = None,
         workflow: str | None = None,
         after: str | None = None,
-    ) -> Sequence[Listed]:
+    ) -> Sequence[RunSummary]:
         """Give runs newest first, at most `limit`."""
         await self._life.ready()
         statuses = STATUSES if status is None else (status,)
@@ -152,14 +152,14 @@ class RedisStore(Closing):
         rows = [Row(entry.id, entry_values(entry), len(entry.data)) for entry in entries]
         return [_VERDICTS[letter] for letter in await self._runs.each(scripts.APPEND, rows)]
 
-    async def acquire(self, wants: Sequence[Want], /) -> Sequence[Grant | None]:
+    async def acquire(self, requests: Sequence[LeaseRequest], /) -> Sequence[Grant | None]:
         """Give each want its lease and the run read under it, or None."""
         await self._life.ready()
-        rows = [self._row_of(want) for want in wants]
+        rows = [self._row_of(request) for request in requests]
         answers = await self._runs.each(scripts.ACQUIRE, rows, read=acquired_of)
         grants = [
-            answer and self._grant_of(answer, want)
-            for want, answer in zip(wants, answers, strict=True)
+            answer and self._grant_of(answer, request)
+            for request, answer in zip(requests, answers, strict=True)
         ]
         return await acquire_readable(grants, self.release)
 
@@ -194,7 +194,7 @@ class RedisStore(Closing):
     ) -> Sequence[Due]:
         """Give the runs without a live lease whose time has come by `now`, earliest first."""
         await self._life.ready()
-        lines = await self._runs.due(micros(now, "now"), check_limit(limit), workflows)
+        lines = await self._runs.due(to_microseconds(now, "now"), check_limit(limit), workflows)
         return [due_of(line, self._prefix) for line in lines]
 
     async def claim(
@@ -248,7 +248,7 @@ class RedisStore(Closing):
         oldest = await self._runs.due(None, 1, None)
         return Stats(counts, due_of(oldest[0], self._prefix).wake_at if oldest else None)
 
-    async def hints(self) -> AsyncIterator[None]:
+    async def notifications(self) -> AsyncIterator[None]:
         """Yield whenever a run may have become due, in any process; ends when the store is closed.
 
         A connection of its own listens. When that is lost, a new one is made, and a hint comes for
@@ -265,27 +265,29 @@ class RedisStore(Closing):
                 logger.warning("no hints for now: %s", error)
                 await self._clock.sleep(1)
 
-    async def explain(self) -> Explanation:
+    async def durability_report(self) -> DurabilityReport:
         """Tell what the server's settings do and do not promise; `print` shows it all."""
         self._life.check_open()
-        return await explain(self._server)
+        return await durability_report(self._server)
 
     async def _set_up(self) -> None:
         await self._runs.try_rights()
         if self._durability == "full":
             await require_durability(self._server)
 
-    def _grant_of(self, answer: Any, want: Want) -> Granted:
+    def _grant_of(self, answer: Any, request: LeaseRequest) -> Granted:
         if isinstance(answer, Created):
-            return new_grant(answer, want)
-        return grant_of(answer, self._prefix, want.owner)
+            return new_grant(answer, request)
+        return grant_of(answer, self._prefix, request.owner)
 
-    def _row_of(self, want: Want) -> Row:
-        self._check_size(f"the snapshot of run {want.id!r}", want.create or b"")
-        workflow = workflow_argument(want.workflow)
-        ttl, existing = want.ttl // _MICROSECOND, int(want.existing)
-        first = want.create or b""
-        return Row(check_id(want.id), (want.owner, ttl, existing, workflow, first), len(first))
+    def _row_of(self, request: LeaseRequest) -> Row:
+        self._check_size(f"the snapshot of run {request.id!r}", request.create or b"")
+        workflow = workflow_argument(request.workflow)
+        ttl, existing = request.ttl // _MICROSECOND, int(request.existing)
+        first = request.create or b""
+        return Row(
+            check_id(request.id), (request.owner, ttl, existing, workflow, first), len(first)
+        )
 
     def _new_row_of(self, run: NewRun) -> Row:
         self._check_size(f"the snapshot of run {run.id!r}", run.snapshot)

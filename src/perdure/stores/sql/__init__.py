@@ -11,25 +11,25 @@ from perdure.errors import InvalidArgument, StoreError, StoreUnavailable, ValueT
 from perdure.snapshot import RunStatus, Snapshot, workflow_of
 from perdure.store import (
     MAX_VALUE_SIZE,
+    AsyncCloseable,
     Capabilities,
-    Closing,
     Delivery,
     Due,
     Entry,
     Grant,
     Lease,
-    Listed,
+    LeaseRequest,
     Message,
     NewRun,
+    RunSummary,
     Stats,
     Verdict,
-    Want,
     check_entries,
     rest_of,
 )
 from perdure.stores._lifecycle import Lifecycle
 from perdure.stores._reading import acquire_readable, claim_readable
-from perdure.stores._timestamps import micros, moment_of
+from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.sql import statements as sql
 from perdure.stores.sql.client import SqlalchemyClient, SqlClient, sqlalchemy_client
 from perdure.stores.sql.dialects import DialectName, Statements, find_dialect, paramstyle_of
@@ -54,7 +54,7 @@ _ATTEMPTS = 5
 _OVER: tuple[RunStatus, ...] = ("completed", "failed", "cancelled")
 
 
-class SqlStore(Closing):
+class SqlStore(AsyncCloseable):
     """Keeps runs in a SQL database that a client of yours reaches; the client is never closed here.
 
     A client is any object with `async query(sql, params)` that runs a statement, commits it, and
@@ -83,7 +83,7 @@ class SqlStore(Closing):
             lease="atomic",
             schedule=True,
             inbox=True,
-            upkeep=True,
+            maintenance=True,
             shared="machine" if local else "network",
             survives="process_crash" if local else "power_loss",
             max_value_size=max_value_size,
@@ -140,7 +140,7 @@ class SqlStore(Closing):
         status: RunStatus | None = None,
         workflow: str | None = None,
         after: str | None = None,
-    ) -> Sequence[Listed]:
+    ) -> Sequence[RunSummary]:
         """Give runs newest first, at most `limit`."""
         values: list[object] = [self._prefix + check_prefix(prefix)]
         more = ""
@@ -167,13 +167,13 @@ class SqlStore(Closing):
         await self._life.ready()
         return await self._journal.append(entries)
 
-    async def acquire(self, wants: Sequence[Want], /) -> Sequence[Grant | None]:
+    async def acquire(self, requests: Sequence[LeaseRequest], /) -> Sequence[Grant | None]:
         """Give each want its lease and the run read under it, or None."""
-        for want in wants:
-            self._key(want.id)
-            self._check_size(f"the snapshot of run {want.id!r}", want.create or b"")
+        for request in requests:
+            self._key(request.id)
+            self._check_size(f"the snapshot of run {request.id!r}", request.create or b"")
         await self._life.ready()
-        return await acquire_readable(await self._leases.acquire(wants), self.release)
+        return await acquire_readable(await self._leases.acquire(requests), self.release)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
         """Move the expiry of all leases to `ttl` from now; None for each that was lost."""
@@ -200,7 +200,7 @@ class SqlStore(Closing):
         check_limit(limit)
         await self._life.ready()
         answer = await self._leases.due(now, limit, workflows)
-        return [Due(self._id(key), moment_of(wake_at)) for key, wake_at in answer.rows]
+        return [Due(self._id(key), from_microseconds(wake_at)) for key, wake_at in answer.rows]
 
     async def claim(
         self,
@@ -260,7 +260,7 @@ class SqlStore(Closing):
         oldest = await self._desk.ask(sql.OLDEST_DUE, self._prefix)
         [(wake_at,)] = oldest.rows
         by_status: Any = dict(counts.rows)
-        return Stats(by_status, None if wake_at is None else moment_of(wake_at))
+        return Stats(by_status, None if wake_at is None else from_microseconds(wake_at))
 
     async def _set_up(self) -> None:
         # Each script may run twice, for nothing keeps two processes from beginning at once; what
@@ -296,13 +296,15 @@ class SqlStore(Closing):
         await self._desk.remove_leftovers(keys)
         return answer.affected
 
-    def _listed(self, key: str, updated_at: int, status: RunStatus, workflow: str | None) -> Listed:
-        id, moment = self._id(key), moment_of(updated_at)
-        return Listed(id, isoformat(moment), status, workflow, f"{moment.isoformat()} {id}")
+    def _listed(
+        self, key: str, updated_at: int, status: RunStatus, workflow: str | None
+    ) -> RunSummary:
+        id, moment = self._id(key), from_microseconds(updated_at)
+        return RunSummary(id, isoformat(moment), status, workflow, f"{moment.isoformat()} {id}")
 
     def _mark(self, cursor: str) -> tuple[int, int, str]:
         time, _, id = cursor.partition(" ")
-        updated_at = micros(parse_iso(time, "after"))
+        updated_at = to_microseconds(parse_iso(time, "after"))
         return updated_at, updated_at, self._prefix + id
 
     def _key(self, id: str) -> str:

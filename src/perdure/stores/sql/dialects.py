@@ -156,10 +156,10 @@ class Statements:
         words["untaken_of_row"] = self._untaken("message", f"{words['runs']}.takes")
         words["named"] = self._named()
 
-    def _untaken(self, message: str, takes: str) -> str:
+    def _untaken(self, message: str, consumes: str) -> str:
         words = self._words
         in_journal = FRAGMENTS["named_in_journal"].format(message=message, **words)
-        in_rest = f"COALESCE({words['find']}({takes}, {words['mark_of_message']}), 0) > 0"
+        in_rest = f"COALESCE({words['find']}({consumes}, {words['mark_of_message']}), 0) > 0"
         return f"{message}.taken = 0 AND NOT {in_journal} AND NOT {in_rest}"
 
     def _named(self) -> str:

@@ -10,7 +10,7 @@ from perdure import codec
 from perdure.snapshot import Snapshot
 from perdure.store import Rest
 from perdure.stores._reading import merged, reading
-from perdure.stores._timestamps import micros
+from perdure.stores._timestamps import to_microseconds
 from perdure.stores.sql import statements as sql
 from perdure.stores.sql.client import Answer, SqlClient, ask
 from perdure.stores.sql.dialects import Statements
@@ -93,7 +93,7 @@ def marks_of(names: Iterable[str]) -> str | None:
 
 def moment(rest: Rest) -> int | None:
     """Give a rest's wake time as a number."""
-    return None if rest.wake_at is None else micros(rest.wake_at, "wake_at")
+    return None if rest.wake_at is None else to_microseconds(rest.wake_at, "wake_at")
 
 
 def span(duration: timedelta) -> int:

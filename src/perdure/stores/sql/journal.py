@@ -43,7 +43,7 @@ class Journal:
         else:
             verdicts = await self._look(entries)
         for entry, verdict in zip(entries, verdicts, strict=True):
-            if entry.takes and verdict is Verdict.ACCEPTED:
+            if entry.consumes and verdict is Verdict.ACCEPTED:
                 await self._desk.tidy(self._key(entry))
         return verdicts
 
@@ -71,7 +71,7 @@ class Journal:
 
     async def _rest(self, entry: Entry, rest: Rest) -> Verdict:
         key = self._key(entry)
-        if rest.gone:
+        if rest.delete:
             return await self._forget(entry)
         awaits = marks_of(rest.awaits)
         answer = await self._desk.ask(
@@ -101,7 +101,7 @@ class Journal:
 
 
 def _takes(entry: Entry) -> str | None:
-    return f",{','.join(entry.takes)}," if entry.takes else None
+    return f",{','.join(entry.consumes)}," if entry.consumes else None
 
 
 def _one_turn(entries: Sequence[Entry], places: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from perdure import codec
-from perdure.store import Grant, Lease, Message, NewRun, Want
+from perdure.store import Grant, Lease, LeaseRequest, Message, NewRun
 from perdure.stores._reading import Granted, read_grant
-from perdure.stores._timestamps import micros, moment_of
+from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.sql import statements as sql
 from perdure.stores.sql.client import Answer
 from perdure.stores.sql.executor import Desk, chunks, marks, read_run, rows_of, span
@@ -23,22 +23,22 @@ class Leases:
         self._desk = desk
         self._leasing = asyncio.Lock()
 
-    async def acquire(self, wants: Sequence[Want]) -> list[Granted | None]:
+    async def acquire(self, requests: Sequence[LeaseRequest]) -> list[Granted | None]:
         """Give each want its grant or None, in order."""
-        grants: list[Granted | None] = [None] * len(wants)
-        places = list(range(len(wants)))
+        grants: list[Granted | None] = [None] * len(requests)
+        places = list(range(len(requests)))
         while places:
             # In one turn each run is wanted once, and by one owner.
-            first = wants[places[0]]
+            first = requests[places[0]]
             turn = {
-                wants[place].id: place
+                requests[place].id: place
                 for place in reversed(places)
-                if (wants[place].owner, wants[place].ttl) == (first.owner, first.ttl)
+                if (requests[place].owner, requests[place].ttl) == (first.owner, first.ttl)
             }
-            granted = await self._acquire_alike([wants[place] for place in turn.values()])
+            granted = await self._acquire_alike([requests[place] for place in turn.values()])
             for id, place in turn.items():
                 grants[place] = granted.get(id)
-            places = [place for place in places if turn.get(wants[place].id) != place]
+            places = [place for place in places if turn.get(requests[place].id) != place]
         return grants
 
     async def claim(
@@ -64,7 +64,7 @@ class Leases:
         more = sql.IN_WORKFLOWS.format(marks=marks(names)) if names else ""
         if now is None:
             return await self._desk.ask(sql.DUE_NOW, self._desk.prefix, *names, limit, more=more)
-        values = (micros(now, "now"), self._desk.prefix, *names, limit)
+        values = (to_microseconds(now, "now"), self._desk.prefix, *names, limit)
         return await self._desk.ask(sql.DUE, *values, more=more)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta) -> list[Lease | None]:
@@ -77,7 +77,7 @@ class Leases:
                 await self._desk.ask(sql.RENEWED, *values, leases=words)
             ).rows:
                 lease = next(lease for lease in chunk if self._desk.prefix + lease.id == key)
-                end = moment_of(wake_at)
+                end = from_microseconds(wake_at)
                 kept[key, epoch] = Lease(lease.id, lease.owner, epoch, end, mail > 0)
         found = (kept.get((self._desk.prefix + lease.id, lease.epoch)) for lease in leases)
         return [
@@ -87,7 +87,7 @@ class Leases:
 
     async def release(self, leases: Sequence[Lease], wake_at: datetime | None) -> None:
         """Give the leases up."""
-        at = None if wake_at is None else micros(wake_at, "wake_at")
+        at = None if wake_at is None else to_microseconds(wake_at, "wake_at")
         for chunk in chunks(leases):
             values = (at, *self._values(chunk))
             await self._desk.ask(sql.RELEASE, *values, leases=_places(chunk))
@@ -103,7 +103,7 @@ class Leases:
             values: list[object] = []
             for key in chunk:
                 run = first[key]
-                wake_at = None if run.wake_at is None else micros(run.wake_at, "wake_at")
+                wake_at = None if run.wake_at is None else to_microseconds(run.wake_at, "wake_at")
                 values += key, run.snapshot.decode(), run.workflow, None, maker, None, wake_at
             made |= await self._make(chunk, values, maker)
         keys = [self._desk.prefix + run.id for run in runs]
@@ -114,39 +114,43 @@ class Leases:
         found: dict[str, list[Message]] = defaultdict(list)
         answer = await self._desk.ask(sql.INBOXES, *keys, marks=marks(keys))
         for key, seq, name, payload, sent_at in answer.rows:
-            found[key].append(Message(str(seq), name, payload.encode(), moment_of(sent_at)))
+            found[key].append(Message(str(seq), name, payload.encode(), from_microseconds(sent_at)))
         return found
 
-    async def _acquire_alike(self, wants: Sequence[Want]) -> dict[str, Granted]:
+    async def _acquire_alike(self, requests: Sequence[LeaseRequest]) -> dict[str, Granted]:
         granted: dict[str, Granted] = {}
-        for chunk in chunks(sorted(wants, key=lambda want: want.id)):
-            left: Sequence[Want] = chunk
+        for chunk in chunks(sorted(requests, key=lambda request: request.id)):
+            left: Sequence[LeaseRequest] = chunk
             while left:
-                granted |= await self._create([want for want in left if want.create is not None])
-                left = [want for want in left if want.existing and want.id not in granted]
+                granted |= await self._create(
+                    [request for request in left if request.create is not None]
+                )
+                left = [
+                    request for request in left if request.existing and request.id not in granted
+                ]
                 left = await self._lease(left, granted) if left else ()
         return granted
 
-    async def _create(self, wants: Sequence[Want]) -> dict[str, Granted]:
-        if not wants:
+    async def _create(self, requests: Sequence[LeaseRequest]) -> dict[str, Granted]:
+        if not requests:
             return {}
         maker = self._desk.ticket()
         values: list[object] = []
-        for want in wants:
-            key, create = self._desk.prefix + want.id, (want.create or b"").decode()
-            values += key, create, want.workflow, want.owner, maker, span(want.ttl), None
-        keys = [self._desk.prefix + want.id for want in wants]
+        for request in requests:
+            key, create = self._desk.prefix + request.id, (request.create or b"").decode()
+            values += key, create, request.workflow, request.owner, maker, span(request.ttl), None
+        keys = [self._desk.prefix + request.id for request in requests]
         made = await self._make(keys, values, maker)
         if not made:
             return {}
         answer = await self._desk.ask(sql.LEASED_RUNS, *keys, maker, marks=marks(keys))
-        by_key = {self._desk.prefix + want.id: want for want in wants}
+        by_key = {self._desk.prefix + request.id: request for request in requests}
         grants: dict[str, Granted] = {}
         for key, epoch, wake_at, _, _, now in answer.rows:
-            want = by_key[key]
-            lease = Lease(want.id, want.owner, epoch, moment_of(wake_at))
-            snapshot: Any = codec.loads(want.create or b"")
-            grants[want.id] = Grant(lease, snapshot, moment_of(now), created=True)
+            request = by_key[key]
+            lease = Lease(request.id, request.owner, epoch, from_microseconds(wake_at))
+            snapshot: Any = codec.loads(request.create or b"")
+            grants[request.id] = Grant(lease, snapshot, from_microseconds(now), created=True)
         return grants
 
     async def _make(self, keys: Sequence[str], values: Sequence[object], maker: str) -> set[str]:
@@ -155,20 +159,26 @@ class Leases:
         answer = await self._desk.ask(sql.MADE, *keys, maker, marks=marks(keys))
         return {key for (key,) in answer.rows}
 
-    async def _lease(self, wants: Sequence[Want], granted: dict[str, Granted]) -> Sequence[Want]:
+    async def _lease(
+        self, requests: Sequence[LeaseRequest], granted: dict[str, Granted]
+    ) -> Sequence[LeaseRequest]:
         """Add the grants of the runs that are free; give the wants that are worth another try."""
-        keys = [self._desk.prefix + want.id for want in wants]
-        owner, ttl, ticket = wants[0].owner, wants[0].ttl, self._desk.ticket()
+        keys = [self._desk.prefix + request.id for request in requests]
+        owner, ttl, ticket = requests[0].owner, requests[0].ttl, self._desk.ticket()
         values = (owner, ticket, span(ttl), *keys, owner)
         # One at a time, or many of one owner that want the same run keep drawing the later ticket.
         async with self._leasing:
             await self._desk.ask(sql.LEASE, *values, marks=marks(keys))
             granted |= await self._granted(keys, owner, ticket)
-        if all(want.id in granted for want in wants):
+        if all(request.id in granted for request in requests):
             return ()
         answer = await self._desk.ask(sql.OWNERS, *keys, marks=marks(keys))
         owners = {self._id(key): holder for key, holder in answer.rows}
-        return [want for want in wants if want.id not in granted and _may_try_again(want, owners)]
+        return [
+            request
+            for request in requests
+            if request.id not in granted and _may_try_again(request, owners)
+        ]
 
     async def _granted(self, keys: Sequence[str], owner: str, ticket: str) -> dict[str, Granted]:
         answer = await self._desk.ask(sql.LEASED_RUNS, *keys, ticket, marks=marks(keys))
@@ -183,9 +193,9 @@ class Leases:
             if (key, epoch) not in journals:
                 continue
             id, inbox = self._id(key), tuple(inboxes.get(key, ()))
-            lease = Lease(id, owner, epoch, moment_of(wake_at), bool(inbox))
+            lease = Lease(id, owner, epoch, from_microseconds(wake_at), bool(inbox))
             read = partial(read_run, id, snapshot, journals[key, epoch])
-            grants[id] = read_grant(lease, read, moment_of(now), inbox, takeovers)
+            grants[id] = read_grant(lease, read, from_microseconds(now), inbox, takeovers)
         return grants
 
     async def _journals(self, keys: Sequence[str]) -> dict[tuple[str, int], list[str]]:
@@ -206,12 +216,12 @@ class Leases:
         return key[len(self._desk.prefix) :]
 
 
-def _may_try_again(want: Want, owners: Mapping[str, str | None]) -> bool:
-    if want.id not in owners:
+def _may_try_again(request: LeaseRequest, owners: Mapping[str, str | None]) -> bool:
+    if request.id not in owners:
         # Neither created nor found: it was deleted in between.
-        return want.create is not None
+        return request.create is not None
     # The same owner asked twice at once, and the other one drew the later ticket.
-    return owners[want.id] == want.owner
+    return owners[request.id] == request.owner
 
 
 def _places(leases: Sequence[Lease]) -> str:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from perdure.clock import Clock, Duration, SystemClock, parse_duration
 from perdure.store import MAX_VALUE_SIZE
-from perdure.stores._timestamps import micros
+from perdure.stores._timestamps import to_microseconds
 from perdure.stores.sqlite.connection import Durability, check_durability
 from perdure.stores.sqlite.keyvalue import SqliteSchemaKeyValue
 from perdure.stores.sqlite.runs import Verb
@@ -66,12 +66,12 @@ class SqliteKeyValue(SqliteSchemaKeyValue):
         clock: Clock = SystemClock(),
     ) -> None:
         check_durability(durability)
-        super().__init__(table, lambda: micros(clock.now()))
+        super().__init__(table, lambda: to_microseconds(clock.now()))
         self._database = Database(
             os.fspath(path),
             Schema("migrations_keyvalue", table),
             durability=durability,
-            patience=parse_duration(busy_timeout, "busy_timeout"),
+            connect_timeout=parse_duration(busy_timeout, "busy_timeout"),
         )
         weakref.finalize(self, self._database.stop)
 

@@ -27,21 +27,23 @@ def check_durability(durability: object) -> None:
         raise InvalidArgument("durability", durability, '"full" or "normal"')
 
 
-def open_connection(path: str, durability: Durability, patience: timedelta) -> sqlite3.Connection:
-    """Give a connection in WAL mode that waits as long as `patience` for others' locks."""
+def open_connection(
+    path: str, durability: Durability, connect_timeout: timedelta
+) -> sqlite3.Connection:
+    """Give a connection in WAL mode that waits as long as `connect_timeout` for others' locks."""
     if sqlite3.sqlite_version_info < MINIMUM:
         wanted = ".".join(map(str, MINIMUM))
         raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old: {wanted} or newer is needed")
     connection = sqlite3.connect(
         path,
-        timeout=patience.total_seconds(),
+        timeout=connect_timeout.total_seconds(),
         isolation_level=None,
         cached_statements=256,
         check_same_thread=False,
     )
     try:
         # The switch to WAL wants the file for itself and does not wait for it by itself.
-        patiently(lambda: connection.execute("PRAGMA journal_mode = WAL"), path, patience)
+        patiently(lambda: connection.execute("PRAGMA journal_mode = WAL"), path, connect_timeout)
         connection.execute(f"PRAGMA synchronous = {durability}")
         # Rows to update, and pages before a trigger: laid aside in a file, they cost more than the
         # statement itself.
@@ -52,7 +54,7 @@ def open_connection(path: str, durability: Durability, patience: timedelta) -> s
     return connection
 
 
-def patiently(act: Callable[[], T], path: str, patience: timedelta) -> T:
+def patiently(act: Callable[[], T], path: str, connect_timeout: timedelta) -> T:
     """Give what `act` gives, trying again while another process has the file locked."""
     clock = SystemClock()
     began = clock.monotonic()
@@ -63,7 +65,7 @@ def patiently(act: Callable[[], T], path: str, patience: timedelta) -> T:
             if not _is_busy(error):
                 raise
             waited = clock.monotonic() - began
-            if waited >= patience.total_seconds():
+            if waited >= connect_timeout.total_seconds():
                 raise StoreUnavailable(
                     f"{path}: another process held the database locked for {waited:.1f}s; "
                     "look for a long transaction there, or raise busy_timeout"
@@ -90,10 +92,10 @@ def drive(connection: sqlite3.Connection, verb: Verb[T]) -> T:
         return answer
 
 
-def begin(connection: sqlite3.Connection, path: str, patience: timedelta) -> None:
+def begin(connection: sqlite3.Connection, path: str, connect_timeout: timedelta) -> None:
     """Begin a transaction at once with the right to write."""
     # One that begins by reading could not wait for the right to write later.
-    patiently(lambda: connection.execute("BEGIN IMMEDIATE"), path, patience)
+    patiently(lambda: connection.execute("BEGIN IMMEDIATE"), path, connect_timeout)
 
 
 def rollback(connection: sqlite3.Connection) -> None:

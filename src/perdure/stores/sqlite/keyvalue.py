@@ -8,7 +8,7 @@ from typing import TypeVar, cast
 
 from perdure.clock import Duration, parse_duration
 from perdure.errors import InvalidArgument
-from perdure.store import Closing
+from perdure.store import AsyncCloseable
 from perdure.stores.sqlite.runs import MICROSECOND, Verb, json_text
 from perdure.stores.sqlite.statements import NOW, Statement, Value, check_table
 
@@ -105,7 +105,7 @@ class KeyValueVerbs:
         )
 
 
-class SqliteSchemaKeyValue(Closing):
+class SqliteSchemaKeyValue(AsyncCloseable):
     """A `KeyValueStore` with compare-and-set; what has expired is purged by later writes."""
 
     def __init__(self, table: str, now: Callable[[], int | None]) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from perdure.store import Due, Lease, Message, NewRun, Want
-from perdure.stores._timestamps import micros, moment_of
+from perdure.store import Due, Lease, LeaseRequest, Message, NewRun
+from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.sqlite import statements as sql
 from perdure.stores.sqlite.runs import (
     MICROSECOND,
@@ -37,10 +37,10 @@ class Leased(NamedTuple):
 class LeaseVerbs(Verbs):
     """The verbs that give leases, move them and take them back."""
 
-    def acquire(self, wants: Sequence[Want]) -> Verb[Sequence[Leased | None]]:
+    def acquire(self, requests: Sequence[LeaseRequest]) -> Verb[Sequence[Leased | None]]:
         """Give each want its lease, or None."""
         leased: list[Leased | None] = []
-        for part in _apart(wants):
+        for part in _apart(requests):
             leased += yield from self._acquire(part)
         return (yield from self._with_journals(leased))
 
@@ -51,7 +51,7 @@ class LeaseVerbs(Verbs):
             self._on(sql.RENEW, leases=keys, ttl=ttl // MICROSECOND, now=self._now())
         ]
         kept = {
-            (key, epoch): (moment_of(wake_at), bool(mail))
+            (key, epoch): (from_microseconds(wake_at), bool(mail))
             for key, epoch, wake_at, mail in renewed.rows
         }
         found = [kept.get((self._prefix + lease.id, lease.epoch)) for lease in leases]
@@ -82,8 +82,8 @@ class LeaseVerbs(Verbs):
     ) -> Verb[Sequence[Due]]:
         """Give the runs whose time has come by `until`, earliest first."""
         values = self._due(limit, workflows)
-        [found] = yield [self._on(sql.DUE, until=micros(until, "now"), **values)]
-        return [Due(self._id(key), moment_of(wake_at)) for key, wake_at in found.rows]
+        [found] = yield [self._on(sql.DUE, until=to_microseconds(until, "now"), **values)]
+        return [Due(self._id(key), from_microseconds(wake_at)) for key, wake_at in found.rows]
 
     def claim(
         self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
@@ -111,22 +111,22 @@ class LeaseVerbs(Verbs):
             "now": self._now(),
         }
 
-    def _acquire(self, wants: Sequence[Want]) -> Verb[Sequence[Leased | None]]:
+    def _acquire(self, requests: Sequence[LeaseRequest]) -> Verb[Sequence[Leased | None]]:
         """Give each want its lease, or None; no two want the same run."""
         existing: list[Row] = []
         new: list[Row] = []
         moment = self._moment()
-        for want in wants:
-            key, ttl = self._prefix + want.id, want.ttl // MICROSECOND
-            if want.existing:
-                existing.append((key, want.owner, ttl, moment[0]))
-            if want.create is not None:
-                snapshot = text_of(want.create)
-                new.append((key, snapshot, want.workflow, None, want.owner, ttl, *moment))
+        for request in requests:
+            key, ttl = self._prefix + request.id, request.ttl // MICROSECOND
+            if request.existing:
+                existing.append((key, request.owner, ttl, moment[0]))
+            if request.create is not None:
+                snapshot = text_of(request.create)
+                new.append((key, snapshot, request.workflow, None, request.owner, ttl, *moment))
         over = self._tables.over
         outcomes = yield [*over(sql.ACQUIRE, existing), *over(sql.CREATE, new)]
         rows = {key: row for outcome in outcomes for key, *row in outcome.rows}
-        return [_granted(want, rows.get(self._prefix + want.id)) for want in wants]
+        return [_granted(request, rows.get(self._prefix + request.id)) for request in requests]
 
     def _with_journals(self, leased: Sequence[Leased | None]) -> Verb[Sequence[Leased | None]]:
         """Add what was recorded since the snapshot, and the mail.
@@ -171,24 +171,26 @@ class LeaseVerbs(Verbs):
         )
 
 
-def _apart(wants: Sequence[Want]) -> Iterator[Sequence[Want]]:
+def _apart(requests: Sequence[LeaseRequest]) -> Iterator[Sequence[LeaseRequest]]:
     """Give the wants in parts, in order: a statement leases a run once, to the first who asks."""
     start, ids = 0, set[str]()
-    for at, want in enumerate(wants):
-        if want.id in ids:
-            yield wants[start:at]
+    for at, request in enumerate(requests):
+        if request.id in ids:
+            yield requests[start:at]
             start, ids = at, set()
-        ids.add(want.id)
-    yield wants[start:]
+        ids.add(request.id)
+    yield requests[start:]
 
 
-def _granted(want: Want, row: Sequence[Any] | None) -> Leased | None:
+def _granted(request: LeaseRequest, row: Sequence[Any] | None) -> Leased | None:
     if row is None:
         return None
-    if want.create is None or len(row) > _CREATED:
-        return _leased(want.id, want.owner, want.ttl, *row)
+    if request.create is None or len(row) > _CREATED:
+        return _leased(request.id, request.owner, request.ttl, *row)
     epoch, wake_at = row
-    return _leased(want.id, want.owner, want.ttl, epoch, wake_at, 0, want.create, created=True)
+    return _leased(
+        request.id, request.owner, request.ttl, epoch, wake_at, 0, request.create, created=True
+    )
 
 
 def _leased(
@@ -203,5 +205,5 @@ def _leased(
     *,
     created: bool = False,
 ) -> Leased:
-    lease = Lease(id, owner, epoch, moment_of(wake_at))
+    lease = Lease(id, owner, epoch, from_microseconds(wake_at))
     return Leased(lease, [snapshot], lease.expires_at - ttl, (), takeovers, created, listed_at)

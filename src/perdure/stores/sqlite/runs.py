@@ -14,8 +14,8 @@ import msgspec
 from perdure.clock import isoformat
 from perdure.errors import InvalidArgument, StoreError
 from perdure.snapshot import RunStatus
-from perdure.store import Delivery, Entry, Listed, Message, Rest, Stats, Verdict
-from perdure.stores._timestamps import micros, moment_of
+from perdure.store import Delivery, Entry, Message, Rest, RunSummary, Stats, Verdict
+from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.sqlite import statements as sql
 from perdure.stores.sqlite.statements import Outcome, Row, Statement, Tables, Value
 
@@ -30,7 +30,7 @@ _AFTER_ALL_TIMES = "~"
 
 def micros_or_none(moment: datetime | None) -> int | None:
     """Give a moment as microseconds since 1970, and None as None."""
-    return None if moment is None else micros(moment)
+    return None if moment is None else to_microseconds(moment)
 
 
 def json_text(values: Sequence[object] | None) -> str | None:
@@ -51,7 +51,7 @@ def text_of(data: bytes) -> str:
 
 def message_of(seq: int, name: str, payload: bytes, sent_at: int) -> Message:
     """Give the message of a row of the inbox."""
-    return Message(str(seq), name, payload, moment_of(sent_at))
+    return Message(str(seq), name, payload, from_microseconds(sent_at))
 
 
 class Verbs:
@@ -85,7 +85,7 @@ class RunVerbs(Verbs):
         [found] = yield [self._on(sql.LOAD, id=self._prefix + id)]
         if not found.rows:
             return None
-        updated_at = _moment_in(found.rows[0][3]) or moment_of(0)
+        updated_at = _moment_in(found.rows[0][3]) or from_microseconds(0)
         return [row[2] for row in found.rows], updated_at
 
     def save(self, id: str, snapshot: bytes, workflow: str | None, rest: Rest) -> Verb[None]:
@@ -118,7 +118,7 @@ class RunVerbs(Verbs):
         status: RunStatus | None,
         workflow: str | None,
         after: str | None,
-    ) -> Verb[Sequence[Listed]]:
+    ) -> Verb[Sequence[RunSummary]]:
         """Give a page of runs, newest first."""
         mark, mark_id = (_AFTER_ALL_TIMES, "") if after is None else self._mark(after)
         [page] = yield [
@@ -196,7 +196,7 @@ class RunVerbs(Verbs):
             self._on(sql.OLDEST_DUE, prefix=self._prefix, now=self._now()),
         ]
         by_status = dict(cast("Sequence[tuple[str, int]]", counted.rows))
-        return Stats(by_status, moment_of(oldest.rows[0][0]) if oldest.rows else None)
+        return Stats(by_status, from_microseconds(oldest.rows[0][0]) if oldest.rows else None)
 
     def _mark(self, cursor: str) -> tuple[str, str]:
         listed_at, space, id = cursor.partition(" ")
@@ -204,44 +204,46 @@ class RunVerbs(Verbs):
             raise InvalidArgument("after", cursor, "the cursor of a line that list() gave")
         return listed_at, self._prefix + id
 
-    def _listed(self, key: str, listed_at: str, status: RunStatus, workflow: str | None) -> Listed:
+    def _listed(
+        self, key: str, listed_at: str, status: RunStatus, workflow: str | None
+    ) -> RunSummary:
         id = self._id(key)
-        return Listed(id, _with_milliseconds(listed_at), status, workflow, f"{listed_at} {id}")
+        return RunSummary(id, _with_milliseconds(listed_at), status, workflow, f"{listed_at} {id}")
 
     def _all_new(self, entries: Sequence[Entry]) -> Verb[bool]:
         """Write the entries and tell whether each was both allowed and new."""
-        takes: list[Row] = []
+        consumes: list[Row] = []
         additions: list[Row] = []
         rests: list[Row] = []
-        gone: list[Row] = []
+        delete: list[Row] = []
         closed: set[Row] = set()
         for entry in entries:
             place = (self._prefix + entry.id, entry.epoch)
             if place in closed:
                 continue
-            if entry.takes:
-                takes += [(*place, taken) for taken in entry.takes]
+            if entry.consumes:
+                consumes += [(*place, taken) for taken in entry.consumes]
             if entry.rest is None:
                 additions.append((*place, entry.n, text_of(entry.data)))
                 continue
             closed.add(place)
-            if entry.rest.gone:
-                gone.append(place)
+            if entry.rest.delete:
+                delete.append(place)
             else:
                 rests.append((*place, entry.n, text_of(entry.data), *_lying(entry.rest)))
         # An entry has its place by epoch and number: the order of writing does not matter. Only
         # what is taken must not wake a run that rests, and a run that goes away goes last.
         over = self._tables.over
-        before = over(sql.TAKE_KNOWN, takes) + over(sql.TAKE_UNKNOWN, takes)
+        before = over(sql.TAKE_KNOWN, consumes) + over(sql.TAKE_UNKNOWN, consumes)
         writes = over(sql.APPEND, additions)
         after: list[Statement] = []
         if rests:
             moment = self._moment()
             writes += over(sql.REST, [(*row, *moment) for row in rests])
             after = over(sql.FOLD, [row[:3] for row in rests])
-        if gone:
-            before += over(sql.FORGET_OWNED, gone)
-            writes += over(sql.DELETE_OWNED, gone)
+        if delete:
+            before += over(sql.FORGET_OWNED, delete)
+            writes += over(sql.DELETE_OWNED, delete)
         outcomes = yield [*before, *writes, *after]
         written = outcomes[len(before) : len(before) + len(writes)]
         return sum(outcome.changed for outcome in written) == len(entries)
@@ -249,8 +251,8 @@ class RunVerbs(Verbs):
 
 def _leaving(entries: Sequence[Entry]) -> Mapping[str, int]:
     """Return the place of the last entry that deletes its run, by the run's id."""
-    gone = ((at, entry) for at, entry in enumerate(entries) if entry.rest and entry.rest.gone)
-    return {entry.id: at for at, entry in gone}
+    delete = ((at, entry) for at, entry in enumerate(entries) if entry.rest and entry.rest.delete)
+    return {entry.id: at for at, entry in delete}
 
 
 def _verdict(is_accepted: bool | None, *, leaves: bool = False) -> Verdict:
@@ -266,7 +268,7 @@ def _lying(rest: Rest) -> tuple[str, str | None, int | None]:
 
 
 def _stamp(now: int) -> str:
-    return moment_of(now).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return from_microseconds(now).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _with_milliseconds(listed_at: str) -> str:

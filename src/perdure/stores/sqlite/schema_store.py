@@ -10,19 +10,19 @@ from perdure import codec
 from perdure.errors import InvalidArgument, ValueTooLarge
 from perdure.snapshot import RunStatus, Snapshot, workflow_of
 from perdure.store import (
+    AsyncCloseable,
     Capabilities,
-    Closing,
     Delivery,
     Due,
     Entry,
     Grant,
     Lease,
-    Listed,
+    LeaseRequest,
     Message,
     NewRun,
+    RunSummary,
     Stats,
     Verdict,
-    Want,
     check_entries,
     rest_of,
 )
@@ -46,7 +46,7 @@ T = TypeVar("T")
 _SMALL = 64 * 1024
 
 
-class SqliteSchemaStore(Closing):
+class SqliteSchemaStore(AsyncCloseable):
     """Checks what comes in, hands a verb on, and makes records of what comes back."""
 
     def __init__(
@@ -102,7 +102,7 @@ class SqliteSchemaStore(Closing):
         status: RunStatus | None = None,
         workflow: str | None = None,
         after: str | None = None,
-    ) -> Sequence[Listed]:
+    ) -> Sequence[RunSummary]:
         """Give runs newest first, at most `limit`."""
         check_prefix(prefix)
         check_limit(limit)
@@ -114,13 +114,13 @@ class SqliteSchemaStore(Closing):
         lone = len(entries) == 1 and len(entries[0].data) < _SMALL
         return await self._write(partial(self._runs.append, entries), repeatable=True, lone=lone)
 
-    async def acquire(self, wants: Sequence[Want], /) -> Sequence[Grant | None]:
+    async def acquire(self, requests: Sequence[LeaseRequest], /) -> Sequence[Grant | None]:
         """Give each want its lease and the run read under it, or None."""
-        for want in wants:
-            check_id(want.id)
-            self._check_size(f"the snapshot of run {want.id!r}", want.create or b"")
-        lone = len(wants) == 1 and len(wants[0].create or b"") < _SMALL
-        leased = await self._write(partial(self._leases.acquire, wants), lone=lone)
+        for request in requests:
+            check_id(request.id)
+            self._check_size(f"the snapshot of run {request.id!r}", request.create or b"")
+        lone = len(requests) == 1 and len(requests[0].create or b"") < _SMALL
+        leased = await self._write(partial(self._leases.acquire, requests), lone=lone)
         return await acquire_readable([one and _grant(one) for one in leased], self.release)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:

@@ -102,7 +102,7 @@ class FileSession(Session, Solo):
 
     def _begin(self, verb: Callable[[], Verb[T]], connection: sqlite3.Connection) -> T:
         try:
-            begin(connection, self._database.path, self._database.patience)
+            begin(connection, self._database.path, self._database.connect_timeout)
             return drive(connection, verb())
         except sqlite3.Error as error:
             raise translated(error, self._database.path) from error

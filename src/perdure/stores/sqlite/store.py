@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 from perdure.clock import Clock, Duration, SystemClock, check_clock, parse_duration
 from perdure.errors import InvalidArgument
 from perdure.store import MAX_VALUE_SIZE, Capabilities
-from perdure.stores._timestamps import micros
+from perdure.stores._timestamps import to_microseconds
 from perdure.stores.sqlite.connection import Durability, check_durability
 from perdure.stores.sqlite.runs import Verb
 from perdure.stores.sqlite.schema import Schema
@@ -47,18 +47,18 @@ class SqliteStore(SqliteSchemaStore):
             schedule=True,
             inbox=True,
             transaction=True,
-            upkeep=True,
+            maintenance=True,
             shared="process" if in_memory else "machine",
             survives=_survives(durability, in_memory),
             max_value_size=max_value_size,
         )
         tables = Tables(table)
-        super().__init__(tables, prefix, capabilities, lambda: micros(clock.now()))
+        super().__init__(tables, prefix, capabilities, lambda: to_microseconds(clock.now()))
         self._database = Database(
             name,
             Schema("migrations", tables.name),
             durability=durability,
-            patience=parse_duration(busy_timeout, "busy_timeout"),
+            connect_timeout=parse_duration(busy_timeout, "busy_timeout"),
         )
         # A store that nobody closed lets its threads go with it.
         weakref.finalize(self, self._database.stop)

@@ -114,12 +114,12 @@ class _Reader:
     def __init__(
         self,
         path: str,
-        patience: timedelta,
+        connect_timeout: timedelta,
         connect: Connect,
         jobs: SimpleQueue[Job[Any] | None],
     ) -> None:
         self._path = path
-        self._patience = patience
+        self._connect_timeout = connect_timeout
         self._connect = connect
         self._jobs = jobs
         self._connection: sqlite3.Connection | None = None
@@ -133,7 +133,7 @@ class _Reader:
     def _answer(self, job: Job[Any]) -> None:
         try:
             connection = self._connection = self._connection or self._connect()
-            patiently(lambda: job.run(connection), self._path, self._patience)
+            patiently(lambda: job.run(connection), self._path, self._connect_timeout)
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
             job.fail(translated(error, self._path))
         _deliver([job])
@@ -145,13 +145,13 @@ class _Writer:
     def __init__(
         self,
         path: str,
-        patience: timedelta,
+        connect_timeout: timedelta,
         connect: Connect,
         turns: SimpleQueue[Job[Any] | Solo | None],
         took: Callable[[float], None],
     ) -> None:
         self._path = path
-        self._patience = patience
+        self._connect_timeout = connect_timeout
         self._connect = connect
         self._turns = turns
         self._took = took
@@ -184,7 +184,7 @@ class _Writer:
     def _serve(self, jobs: Sequence[Job[Any]]) -> None:
         try:
             connection = self._connection = self._connection or self._connect()
-            begin(connection, self._path, self._patience)
+            begin(connection, self._path, self._connect_timeout)
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
             for job in jobs:
                 job.fail(translated(error, self._path))
@@ -226,10 +226,10 @@ class Database:
     """One SQLite file, open to every event loop of the process that first uses this."""
 
     def __init__(
-        self, path: str, schema: Schema, *, durability: Durability, patience: timedelta
+        self, path: str, schema: Schema, *, durability: Durability, connect_timeout: timedelta
     ) -> None:
         self.path = path
-        self.patience = patience
+        self.connect_timeout = connect_timeout
         self._schema = schema
         self._durability: Durability = durability
         self._writes: SimpleQueue[Job[Any] | Solo | None] = SimpleQueue()
@@ -307,10 +307,15 @@ class Database:
             if self._threads or self._closed:
                 return
             writer = _Writer(
-                self.path, self.patience, self._open_and_migrate, self._writes, self._lone.took
+                self.path,
+                self.connect_timeout,
+                self._open_and_migrate,
+                self._writes,
+                self._lone.took,
             )
             readers = [
-                _Reader(self.path, self.patience, self._open, self._reads) for _ in range(_READERS)
+                _Reader(self.path, self.connect_timeout, self._open, self._reads)
+                for _ in range(_READERS)
             ]
             self._threads = [
                 Thread(target=run, name=f"perdure {self.path}", daemon=True)
@@ -321,13 +326,13 @@ class Database:
                 thread.start()
 
     def _open(self) -> sqlite3.Connection:
-        return open_connection(self.path, self._durability, self.patience)
+        return open_connection(self.path, self._durability, self.connect_timeout)
 
     def _open_and_migrate(self) -> sqlite3.Connection:
         connection = self._open()
         try:
             if drive(connection, self._schema.missing()):
-                begin(connection, self.path, self.patience)
+                begin(connection, self.path, self.connect_timeout)
                 drive(connection, self._schema.migrate())
                 connection.execute("COMMIT")
         except BaseException:

@@ -14,8 +14,8 @@ VERBS = {
     "schedule": ("enqueue", "due", "claim"),
     "inbox": ("send", "inbox"),
     "transaction": ("transact",),
-    "notify": ("hints",),
-    "upkeep": ("prune", "stats"),
+    "notify": ("notifications",),
+    "maintenance": ("prune", "stats"),
 }
 STANDS_ON = {
     "journal": "lease",

@@ -15,16 +15,16 @@ from perdure.store import (
     Grant,
     InboxStore,
     JournalStore,
+    LeaseRequest,
     LeaseStore,
-    Listed,
+    MaintenanceStore,
     NotifyStore,
     Rest,
+    RunSummary,
     ScheduleStore,
     Store,
     TransactionStore,
-    UpkeepStore,
     Verdict,
-    Want,
     capabilities,
 )
 from perdure.testing.clock import TestClock
@@ -48,7 +48,7 @@ class Mailed(Scheduled, InboxStore, Protocol):
     """A store with journal, lease, schedule and inbox."""
 
 
-class Everything(Mailed, UpkeepStore, Protocol):
+class Everything(Mailed, MaintenanceStore, Protocol):
     """A store with all abilities but transactions and hints."""
 
 
@@ -60,7 +60,7 @@ class Transacting(TransactionStore, LeaseStore, Protocol):
     """A store with journal, lease and transaction."""
 
 
-class Kept(Journalled, UpkeepStore, Protocol):
+class Kept(Journalled, MaintenanceStore, Protocol):
     """A store with journal, lease and upkeep."""
 
 
@@ -160,13 +160,13 @@ def need_inbox(store: Store) -> Mailed:
 
 def need_upkeep(store: Store) -> Kept:
     """Give the store as one that prunes and counts, or skip."""
-    need(store, "upkeep")
+    need(store, "maintenance")
     return cast(Kept, store)
 
 
 def need_everything(store: Store) -> Everything:
     """Give the store as one with all abilities but transactions and hints, or skip."""
-    need(store, "upkeep", "inbox", "schedule", "journal", "lease")
+    need(store, "maintenance", "inbox", "schedule", "journal", "lease")
     return cast(Everything, store)
 
 
@@ -194,7 +194,7 @@ async def granted(
 ) -> Grant:
     """Give the grant of a run, which is created when it is not there."""
     first = as_json(snapshot() if create is None else create)
-    (grant,) = await store.acquire([Want(id, owner, ttl, create=first, workflow=workflow)])
+    (grant,) = await store.acquire([LeaseRequest(id, owner, ttl, create=first, workflow=workflow)])
     assert grant is not None, f"the run {id!r} was free, and was not granted"
     return grant
 
@@ -203,7 +203,7 @@ async def asked(
     store: LeaseStore, id: str = "run", owner: str = "bob", ttl: timedelta = LONG
 ) -> Grant | None:
     """Give what a want for a run that is there is answered with."""
-    (grant,) = await store.acquire([Want(id, owner, ttl)])
+    (grant,) = await store.acquire([LeaseRequest(id, owner, ttl)])
     return grant
 
 
@@ -221,10 +221,10 @@ async def rested(
     return verdict
 
 
-def step(grant: Grant, n: int, *keys: str, takes: tuple[str, ...] = ()) -> Entry:
+def step(grant: Grant, n: int, *keys: str, consumes: tuple[str, ...] = ()) -> Entry:
     """Give the entry that records these steps as the grant's n-th write."""
     name = keys[0] if keys else ""
-    return Entry(grant.lease.id, grant.lease.epoch, n, delta(*keys), takes=takes, step=name)
+    return Entry(grant.lease.id, grant.lease.epoch, n, delta(*keys), consumes=consumes, step=name)
 
 
 async def store_time(store: LeaseStore) -> datetime:
@@ -241,7 +241,7 @@ async def steps_of(store: Store, id: str = "run") -> list[str]:
     return list(loaded["steps"])
 
 
-async def listed(store: Store, id: str = "run") -> Listed:
+async def listed(store: Store, id: str = "run") -> RunSummary:
     """Give a run's line in the list."""
     lines = [line for line in await store.list(prefix=id) if line.id == id]
     assert len(lines) == 1, f"the run {id!r} is listed {len(lines)} times"

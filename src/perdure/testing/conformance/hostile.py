@@ -10,11 +10,11 @@ from perdure.errors import InvalidArgument
 from perdure.store import (
     Delivery,
     Entry,
+    LeaseRequest,
     NewRun,
     Rest,
     Store,
     Verdict,
-    Want,
 )
 from perdure.testing.conformance.base import pages_of
 from perdure.testing.conformance.harness import (
@@ -165,7 +165,7 @@ class HostileIdChecks(Harness):
         leases = need_lease(store)
         for id in IMPOSSIBLE_IDS:
             with pytest.raises(InvalidArgument):
-                await leases.acquire([Want(id, "ana", LONG, create=as_json(snapshot()))])
+                await leases.acquire([LeaseRequest(id, "ana", LONG, create=as_json(snapshot()))])
         assert list(await leases.list()) == []
 
     async def test_an_impossible_id_is_not_enqueued(self, store: Store) -> None:
@@ -181,8 +181,8 @@ class HostileIdChecks(Harness):
     async def test_every_id_can_be_owned_and_journalled(self, store: Store) -> None:
         """Each id has its own lease and its own journal."""
         journal = need_journal(store)
-        wants = [Want(id, "ana", LONG, create=as_json(snapshot())) for id in NAMES]
-        grants = await journal.acquire(wants)
+        requests = [LeaseRequest(id, "ana", LONG, create=as_json(snapshot())) for id in NAMES]
+        grants = await journal.acquire(requests)
         entries = [
             Entry(grant.lease.id, grant.lease.epoch, 1, as_json(snapshot(f"step {number}")))
             for number, grant in enumerate(grants)
@@ -213,7 +213,9 @@ class HostileIdChecks(Harness):
             other = owners[number - 1]
             grant = await granted(leases, owner=owner)
             assert grant.lease.owner == owner
-            assert list(await leases.acquire([Want("run", other, LONG)])) == [None], ascii(owner)
+            assert list(await leases.acquire([LeaseRequest("run", other, LONG)])) == [None], ascii(
+                owner
+            )
             await leases.release([grant.lease])
 
 

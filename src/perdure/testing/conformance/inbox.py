@@ -89,7 +89,7 @@ class SendChecks(Harness):
         grant = await granted(mailed)
         await mailed.send("run", "paid", b"1", dedup_id="x")
         (message,) = await mailed.inbox("run")
-        await appended(mailed, step(grant, 1, "a", takes=(message.id,)))
+        await appended(mailed, step(grant, 1, "a", consumes=(message.id,)))
         assert await mailed.send("run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
         await rested(mailed, grant, Rest("waiting", None, ("paid",)))
         assert await mailed.send("run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
@@ -112,25 +112,25 @@ class TakeChecks(Harness):
     """Messages that an entry takes."""
 
     async def test_a_message_is_taken_by_the_entry_that_names_it(self, store: Store) -> None:
-        """A message is taken by the entry that names it in `takes`, in the same write."""
+        """A message is taken by the entry that names it in `consumes`, in the same write."""
         mailed = need_inbox(store)
         grant = await granted(mailed)
         for name in ("a", "b", "c"):
             await mailed.send("run", name, b"1")
         first, _, last = await mailed.inbox("run")
-        entry = step(grant, 1, "wait", takes=(first.id, last.id))
+        entry = step(grant, 1, "wait", consumes=(first.id, last.id))
         assert await appended(mailed, entry) == [Verdict.ACCEPTED]
         assert await names(mailed) == ["b"]
 
     async def test_a_rest_takes_messages_too(self, store: Store) -> None:
-        """With `rest` as without: `takes` are ids of inbox messages that this write consumes."""
+        """With `rest` as without: `consumes` are ids of inbox messages that this write consumes."""
         mailed = need_inbox(store)
         grant = await granted(mailed)
         await mailed.send("run", "paid", b"1")
         (message,) = await mailed.inbox("run")
         rest = Rest("waiting", None, ("paid",))
         data = as_json(snapshot("a", status="waiting", event="paid"))
-        entry = Entry("run", grant.lease.epoch, 1, data, takes=(message.id,), rest=rest)
+        entry = Entry("run", grant.lease.epoch, 1, data, consumes=(message.id,), rest=rest)
         assert await appended(mailed, entry) == [Verdict.ACCEPTED]
         assert await names(mailed) == []
         assert await claimed_ids(mailed) == []
@@ -143,7 +143,7 @@ class TakeChecks(Harness):
         (message,) = await mailed.inbox("run")
         await mailed.release([old.lease])
         await granted(mailed, owner="bob")
-        late = step(old, 1, "wait", takes=(message.id,))
+        late = step(old, 1, "wait", consumes=(message.id,))
         assert await appended(mailed, late) == [Verdict.FENCED]
         assert await names(mailed) == ["paid"]
 
@@ -154,7 +154,7 @@ class TakeChecks(Harness):
         await mailed.send("run", "paid", b"1")
         (message,) = await mailed.inbox("run")
         await rested(mailed, grant, Rest("waiting", None, ("other",)), n=1)
-        late = step(grant, 2, "wait", takes=(message.id,))
+        late = step(grant, 2, "wait", consumes=(message.id,))
         assert await appended(mailed, late) == [Verdict.FENCED]
         assert await names(mailed) == ["paid"]
 
@@ -164,8 +164,8 @@ class TakeChecks(Harness):
         grant = await granted(mailed)
         await mailed.send("run", "paid", b"1")
         (message,) = await mailed.inbox("run")
-        entry = step(grant, 1, "wait", takes=(message.id,))
-        other = step(grant, 2, "more", takes=(message.id, "no such message"))
+        entry = step(grant, 1, "wait", consumes=(message.id,))
+        other = step(grant, 2, "more", consumes=(message.id, "no such message"))
         assert await appended(mailed, entry) == [Verdict.ACCEPTED]
         assert await appended(mailed, entry, other) == [Verdict.ACCEPTED] * 2
 

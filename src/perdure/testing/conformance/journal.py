@@ -364,12 +364,12 @@ class JournalChecks(AppendChecks, RestChecks):
     """What a store with a journal does."""
 
     async def test_a_rest_that_is_gone_leaves_nothing_of_the_run(self, store: Store) -> None:
-        """With `gone` nothing is left of the run: it is deleted, as by `delete`."""
+        """With `delete` nothing is left of the run: it is deleted, as by `delete`."""
         journal = need_journal(store)
         grant = await granted(journal)
         await appended(journal, step(grant, 1, "a"))
-        gone = Entry("run", grant.lease.epoch, 2, b"", rest=Rest("completed", gone=True))
-        assert await appended(journal, gone) == [ACCEPTED]
+        delete = Entry("run", grant.lease.epoch, 2, b"", rest=Rest("completed", delete=True))
+        assert await appended(journal, delete) == [ACCEPTED]
         assert await journal.load("run") is None
         assert list(await journal.list()) == []
         assert await appended(journal, step(grant, 3, "b")) == [UNKNOWN]
@@ -380,16 +380,16 @@ class JournalChecks(AppendChecks, RestChecks):
         old = await granted(journal)
         await journal.release([old.lease])
         new = await granted(journal, owner="bob")
-        gone = Entry("run", old.lease.epoch, 1, b"", rest=Rest("completed", gone=True))
-        assert await appended(journal, gone, step(new, 1, "b")) == [FENCED, ACCEPTED]
+        delete = Entry("run", old.lease.epoch, 1, b"", rest=Rest("completed", delete=True))
+        assert await appended(journal, delete, step(new, 1, "b")) == [FENCED, ACCEPTED]
         assert await steps_of(journal) == ["b"]
 
     async def test_entries_after_one_that_is_gone_are_unknown(self, store: Store) -> None:
         """In order: what comes after it in the same call finds no such run."""
         journal = need_journal(store)
         grant = await granted(journal)
-        gone = Entry("run", grant.lease.epoch, 2, b"", rest=Rest("completed", gone=True))
-        batch = [step(grant, 1, "a"), gone, step(grant, 3, "late")]
+        delete = Entry("run", grant.lease.epoch, 2, b"", rest=Rest("completed", delete=True))
+        batch = [step(grant, 1, "a"), delete, step(grant, 3, "late")]
         assert await appended(journal, *batch) == [ACCEPTED, ACCEPTED, UNKNOWN]
         assert await journal.load("run") is None
 
@@ -398,16 +398,16 @@ class JournalChecks(AppendChecks, RestChecks):
         journal = need_journal(store)
         grant = await granted(journal)
         await rested(journal, grant, Rest("completed"), "a", n=1)
-        gone = Entry("run", grant.lease.epoch, 2, b"", rest=Rest("completed", gone=True))
-        assert await appended(journal, gone) == [FENCED]
+        delete = Entry("run", grant.lease.epoch, 2, b"", rest=Rest("completed", delete=True))
+        assert await appended(journal, delete) == [FENCED]
         assert await steps_of(journal) == ["a"]
 
     async def test_an_id_that_was_gone_begins_afresh(self, store: Store) -> None:
         """An epoch of the deleted run stays stale for ever, also when the id is used again."""
         journal = need_journal(store)
         old = await granted(journal)
-        gone = Entry("run", old.lease.epoch, 1, b"", rest=Rest("completed", gone=True))
-        await appended(journal, gone)
+        delete = Entry("run", old.lease.epoch, 1, b"", rest=Rest("completed", delete=True))
+        await appended(journal, delete)
         new = await granted(journal, owner="bob")
         assert new.created
         assert new.lease.epoch > old.lease.epoch

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from perdure.store import Lease, Rest, Store, Verdict, Want
+from perdure.store import Lease, LeaseRequest, Rest, Store, Verdict
 from perdure.testing.conformance.harness import (
     LONG,
     Harness,
@@ -60,7 +60,7 @@ class AcquireChecks(Harness):
         """Give None when the run is missing and nothing was given to create it."""
         leases = need_lease(store)
         assert await asked(leases) is None
-        (only_new,) = await leases.acquire([Want("run", "ana", LONG, existing=False)])
+        (only_new,) = await leases.acquire([LeaseRequest("run", "ana", LONG, existing=False)])
         assert only_new is None
         assert await leases.load("run") is None
 
@@ -87,8 +87,8 @@ class AcquireChecks(Harness):
         leases = need_lease(store)
         create = as_json(snapshot("b"))
         await leases.save("run", snapshot("a", status="completed"))
-        want = Want("run", "ana", LONG, create=create, existing=False)
-        assert list(await leases.acquire([want])) == [None]
+        request = LeaseRequest("run", "ana", LONG, create=create, existing=False)
+        assert list(await leases.acquire([request])) == [None]
         assert (await listed(leases)).status == "completed"
         assert await steps_of(leases) == ["a"]
 
@@ -97,15 +97,15 @@ class AcquireChecks(Harness):
         leases = need_lease(store)
         grant = await granted(leases, owner="ana")
         create = as_json(snapshot())
-        want = Want("run", "ana", LONG, create=create, existing=False)
-        assert list(await leases.acquire([want])) == [None]
+        request = LeaseRequest("run", "ana", LONG, create=create, existing=False)
+        assert list(await leases.acquire([request])) == [None]
         assert list(await leases.renew([grant.lease], LONG)) != [None]
 
     async def test_existing_false_grants_a_new_run(self, store: Store) -> None:
         """With `existing=False` a new run is granted."""
         leases = need_lease(store)
-        want = Want("run", "ana", LONG, create=as_json(snapshot("a")), existing=False)
-        (grant,) = await leases.acquire([want])
+        request = LeaseRequest("run", "ana", LONG, create=as_json(snapshot("a")), existing=False)
+        (grant,) = await leases.acquire([request])
         assert grant is not None
         assert grant.created
 
@@ -114,14 +114,14 @@ class AcquireChecks(Harness):
         leases = need_lease(store)
         await granted(leases, "taken", "bob")
         create = as_json(snapshot())
-        wants = [
-            Want("new", "ana", LONG, create=create),
-            Want("taken", "ana", LONG, create=create),
-            Want("missing", "ana", LONG),
-            Want("other", "ana", LONG, create=create),
-            Want("new", "bob", LONG, create=create),
+        requests = [
+            LeaseRequest("new", "ana", LONG, create=create),
+            LeaseRequest("taken", "ana", LONG, create=create),
+            LeaseRequest("missing", "ana", LONG),
+            LeaseRequest("other", "ana", LONG, create=create),
+            LeaseRequest("new", "bob", LONG, create=create),
         ]
-        answers = [grant and grant.lease.id for grant in await leases.acquire(wants)]
+        answers = [grant and grant.lease.id for grant in await leases.acquire(requests)]
         assert answers == ["new", None, None, "other", None]
         assert list(await leases.acquire([])) == []
 
@@ -289,18 +289,18 @@ class RenewChecks(Harness):
         assert list(await leases.renew([first.lease], LONG)) == [None]
 
     async def test_the_lease_tells_of_mail(self, store: Store) -> None:
-        """`mail` tells whether untaken messages lay in the run's inbox when the lease was given or
-        renewed."""
+        """`has_messages` says whether untaken messages lay in the run's inbox when the lease was
+        given or renewed."""
         mailed = need_inbox(store)
         first = await granted(mailed)
         await mailed.send("run", "paid", b"1")
         (renewed,) = await mailed.renew([first.lease], LONG)
         second = await granted(mailed)
         (message,) = second.inbox
-        await appended(mailed, step(second, 1, "a", takes=(message.id,)))
+        await appended(mailed, step(second, 1, "a", consumes=(message.id,)))
         third = await granted(mailed)
         assert renewed is not None
-        mail = [lease.mail for lease in (first.lease, renewed, second.lease, third.lease)]
+        mail = [lease.has_messages for lease in (first.lease, renewed, second.lease, third.lease)]
         assert mail == [False, True, True, False]
 
     async def test_release_lets_another_have_the_run_at_once(self, store: Store) -> None:

@@ -31,12 +31,12 @@ class PruneChecks(Harness):
     async def test_prune_deletes_runs_that_are_over(self, store: Store) -> None:
         """Delete runs that are over (completed, failed, cancelled) and give how many. A run that
         is not over is never pruned."""
-        upkeep = need_upkeep(store)
+        maintenance = need_upkeep(store)
         for status in STATUSES:
-            await upkeep.save(status, snapshot(status=status))
+            await maintenance.save(status, snapshot(status=status))
         await self.let_pass(TICK)
-        assert await upkeep.prune(NOW) == 3
-        assert {line.id for line in await upkeep.list()} == {
+        assert await maintenance.prune(NOW) == 3
+        assert {line.id for line in await maintenance.list()} == {
             "running",
             "suspended",
             "waiting",
@@ -45,63 +45,63 @@ class PruneChecks(Harness):
 
     async def test_prune_keeps_runs_updated_since(self, store: Store) -> None:
         """And were last updated longer ago than `older_than`."""
-        upkeep = need_upkeep(store)
-        await upkeep.save("old", snapshot(status="completed"))
-        assert await upkeep.prune(LONG) == 0
+        maintenance = need_upkeep(store)
+        await maintenance.save("old", snapshot(status="completed"))
+        assert await maintenance.prune(LONG) == 0
         await self.let_pass(2 * self.short)
-        await upkeep.save("new", snapshot(status="completed"))
-        assert await upkeep.prune(1.5 * self.short) == 1
-        assert [line.id for line in await upkeep.list()] == ["new"]
+        await maintenance.save("new", snapshot(status="completed"))
+        assert await maintenance.prune(1.5 * self.short) == 1
+        assert [line.id for line in await maintenance.list()] == ["new"]
 
     async def test_prune_counts_from_the_rest(self, store: Store) -> None:
         """Last updated: a run that came to rest just now is new, however long ago it began."""
-        upkeep, journal = need_upkeep(store), need_journal(store)
+        maintenance, journal = need_upkeep(store), need_journal(store)
         grant = await granted(journal)
         await self.let_pass(2 * self.short)
         await rested(journal, grant, Rest("completed"))
-        assert await upkeep.prune(1.5 * self.short) == 0
+        assert await maintenance.prune(1.5 * self.short) == 0
 
     async def test_prune_may_keep_to_one_status(self, store: Store) -> None:
         """Or only `status`."""
-        upkeep = need_upkeep(store)
+        maintenance = need_upkeep(store)
         for status in STATUSES:
-            await upkeep.save(status, snapshot(status=status))
+            await maintenance.save(status, snapshot(status=status))
         await self.let_pass(TICK)
-        assert await upkeep.prune(NOW, status="failed") == 1
-        assert {line.id for line in await upkeep.list()} == set(STATUSES) - {"failed"}
+        assert await maintenance.prune(NOW, status="failed") == 1
+        assert {line.id for line in await maintenance.list()} == set(STATUSES) - {"failed"}
 
     async def test_prune_never_takes_a_run_that_is_not_over(self, store: Store) -> None:
         """A run that is not over is never pruned, whatever `status` asks for."""
-        upkeep = need_upkeep(store)
-        await upkeep.save("run", snapshot(status="waiting", event="paid"))
+        maintenance = need_upkeep(store)
+        await maintenance.save("run", snapshot(status="waiting", event="paid"))
         await self.let_pass(TICK)
         for status in STATUSES:
-            assert is_over(status) or await upkeep.prune(NOW, status=status) == 0
-        assert (await listed(upkeep)).status == "waiting"
+            assert is_over(status) or await maintenance.prune(NOW, status=status) == 0
+        assert (await listed(maintenance)).status == "waiting"
 
     async def test_prune_never_takes_a_run_that_goes_on(self, store: Store) -> None:
         """A run that was over and is granted again is not over."""
-        upkeep, leases = need_upkeep(store), need_lease(store)
-        await upkeep.save("run", snapshot(status="failed"))
+        maintenance, leases = need_upkeep(store), need_lease(store)
+        await maintenance.save("run", snapshot(status="failed"))
         await granted(leases)
         await self.let_pass(TICK)
-        assert await upkeep.prune(NOW) == 0
+        assert await maintenance.prune(NOW) == 0
 
     async def test_prune_deletes_up_to_limit(self, store: Store) -> None:
         """Delete up to `limit` runs; 0 deletes nothing."""
-        upkeep = need_upkeep(store)
+        maintenance = need_upkeep(store)
         for number in range(5):
-            await upkeep.save(f"{number}", snapshot(status="completed"))
+            await maintenance.save(f"{number}", snapshot(status="completed"))
         await self.let_pass(TICK)
-        assert [await upkeep.prune(NOW, limit=limit) for limit in (0, 2, 2, 2)] == [0, 2, 2, 1]
+        assert [await maintenance.prune(NOW, limit=limit) for limit in (0, 2, 2, 2)] == [0, 2, 2, 1]
 
     async def test_prune_removes_all_that_belongs_to_a_run(self, store: Store) -> None:
         """Delete: the id is free again, and its epochs of before stay stale."""
-        upkeep, journal = need_upkeep(store), need_journal(store)
+        maintenance, journal = need_upkeep(store), need_journal(store)
         old = await granted(journal)
         await rested(journal, old, Rest("completed"), "a")
         await self.let_pass(TICK)
-        assert await upkeep.prune(NOW) == 1
+        assert await maintenance.prune(NOW) == 1
         new = await granted(journal)
         assert new.created
         assert new.lease.epoch > old.lease.epoch
@@ -112,12 +112,12 @@ class StatsChecks(Harness):
 
     async def test_stats_count_runs_by_status(self, store: Store) -> None:
         """Count the runs by status."""
-        upkeep = need_upkeep(store)
+        maintenance = need_upkeep(store)
         wanted: dict[RunStatus, int] = {status: number for number, status in enumerate(STATUSES)}
         for status, number in wanted.items():
             for turn in range(number):
-                await upkeep.save(f"{status} {turn}", snapshot(status=status))
-        counted = (await upkeep.stats()).by_status
+                await maintenance.save(f"{status} {turn}", snapshot(status=status))
+        counted = (await maintenance.stats()).by_status
         assert {status: counted.get(status, 0) for status in STATUSES} == wanted
         assert set(counted) <= set(STATUSES)
 
@@ -129,14 +129,14 @@ class StatsChecks(Harness):
 
     async def test_stats_find_the_oldest_due_run(self, store: Store) -> None:
         """Find the oldest due one: the oldest wake time among runs that are due."""
-        upkeep, schedule = need_upkeep(store), need_schedule(store)
+        maintenance, schedule = need_upkeep(store), need_schedule(store)
         now = await store_time(schedule)
         await schedule.enqueue([new_run("later", wake_at=now + LONG)])
         await granted(schedule, "owned")
-        assert (await upkeep.stats()).oldest_due is None
+        assert (await maintenance.stats()).oldest_due is None
         for id, age in (("a", 3), ("b", 7), ("c", 5)):
             await schedule.enqueue([new_run(id, wake_at=now - age * SECOND)])
-        assert (await upkeep.stats()).oldest_due == now - 7 * SECOND
+        assert (await maintenance.stats()).oldest_due == now - 7 * SECOND
 
 
 class UpkeepChecks(PruneChecks, StatsChecks):

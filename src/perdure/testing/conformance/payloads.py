@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import ValueTooLarge
-from perdure.store import Entry, Rest, Store, Want, capabilities
+from perdure.store import Entry, LeaseRequest, Rest, Store, capabilities
 from perdure.testing.conformance.harness import (
     LONG,
     Harness,
@@ -115,7 +115,7 @@ class PayloadChecks(Harness):
         leases = need_lease(store)
         big = as_json(snapshot(big="x" * capabilities(store).max_value_size))
         with pytest.raises(ValueTooLarge):
-            await leases.acquire([Want("run", "ana", LONG, create=big)])
+            await leases.acquire([LeaseRequest("run", "ana", LONG, create=big)])
         assert await leases.load("run") is None
 
     async def test_values_change_nothing_in_the_header(self, store: Store) -> None:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import pytest
 
-from perdure.store import Delivery, Rest, Store, Verdict, Want, capabilities
+from perdure.store import Delivery, LeaseRequest, Rest, Store, Verdict, capabilities
 from perdure.testing.conformance.harness import (
     LONG,
     Harness,
@@ -71,7 +71,7 @@ class LeaseRaceChecks(Harness):
         leases = need_lease(store)
         create = as_json(snapshot())
         answers = await together(
-            leases.acquire([Want("run", f"owner {n}", LONG, create=create, existing=False)])
+            leases.acquire([LeaseRequest("run", f"owner {n}", LONG, create=create, existing=False)])
             for n in range(MANY)
         )
         created = [grant.created for (grant,) in answers if grant is not None]

@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from perdure.snapshot import RunStatus, Snapshot, is_over, merge_snapshots
-from perdure.store import Delivery, Entry, Grant, Lease, NewRun, Rest, Verdict, Want, rest_of
+from perdure.store import (
+    Delivery,
+    Entry,
+    Grant,
+    Lease,
+    LeaseRequest,
+    NewRun,
+    Rest,
+    Verdict,
+    rest_of,
+)
 from perdure.testing.conformance.harness import Everything, Harness, store_time
 from perdure.testing.conformance.random_cases import Bridge
 from perdure.testing.conformance.samples import as_json, snapshot, with_step
@@ -122,7 +132,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert grant.snapshot == ran.snapshot
         assert list(grant.snapshot["steps"]) == list(ran.snapshot["steps"])
         assert [message.name for message in grant.inbox] == ran.mail
-        assert lease.mail == bool(ran.mail)
+        assert lease.has_messages == bool(ran.mail)
         assert all(lease.epoch > other.epoch for other in self.leases if other.id == lease.id)
         assert grant.takeovers == ran.taken_over(self.now)
         ran.takeovers, ran.progressed = grant.takeovers, False
@@ -178,8 +188,8 @@ class StoreMachine(RuleBasedStateMachine):
         ran = self.runs.get(id)
         first = snapshot("first")
         data = as_json(first) if create else None
-        want = Want(id, owner, ttl, create=data, workflow="order", existing=existing)
-        (grant,) = self.do(self.store.acquire([want]))
+        request = LeaseRequest(id, owner, ttl, create=data, workflow="order", existing=existing)
+        (grant,) = self.do(self.store.acquire([request]))
         if ran is None:
             assert (grant is not None) == create
         else:
@@ -199,14 +209,14 @@ class StoreMachine(RuleBasedStateMachine):
         number = next(self.numbers)
         part = with_step(key, number)
         messages = self.do(self.store.inbox(lease.id))[: int(take)]
-        takes = tuple(message.id for message in messages)
-        entry = Entry(lease.id, lease.epoch, number, as_json(part), takes=takes)
+        consumes = tuple(message.id for message in messages)
+        entry = Entry(lease.id, lease.epoch, number, as_json(part), consumes=consumes)
         assert list(self.do(self.store.append([entry]))) == [wanted]
         if wanted is Verdict.ACCEPTED:
             ran = self.runs[lease.id]
             ran.snapshot = merge_snapshots(ran.snapshot, part)
             ran.progressed = True
-            del ran.mail[: len(takes)]
+            del ran.mail[: len(consumes)]
             self.sent.append(entry)
         self.compare(lease.id)
 
@@ -250,7 +260,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert (renewed is not None) == (self.verdict(lease) is Verdict.ACCEPTED)
         if renewed is not None:
             ran = self.runs[lease.id]
-            assert renewed.mail == bool(ran.mail)
+            assert renewed.has_messages == bool(ran.mail)
             ran.lease = renewed
 
     @precondition(lambda self: self.leases)

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from perdure.errors import StoreCorrupted
-from perdure.store import Entry, NewRun, Rest, ScheduleStore, Store, Want
+from perdure.store import Entry, LeaseRequest, NewRun, Rest, ScheduleStore, Store
 from perdure.testing.conformance.harness import (
     LONG,
     Harness,
@@ -305,7 +305,7 @@ class ClaimChecks(Harness):
         await self.expire()
         for owner in ("ana", "bob"):
             with pytest.raises(StoreCorrupted, match="'bad'"):
-                await journal.acquire([Want("bad", owner, LONG)])
+                await journal.acquire([LeaseRequest("bad", owner, LONG)])
 
     async def _make_unreadable(self, store: Scheduled, id: str) -> None:
         """Record what is no delta of a snapshot, under a lease that expires soon."""
@@ -325,7 +325,7 @@ class ClaimChecks(Harness):
 
 
 class HintChecks(Harness):
-    """`hints`. Since they may be lost, each check gives a store several occasions."""
+    """`notifications`. Since they may be lost, each check gives a store several occasions."""
 
     async def test_hints_come_when_a_run_is_enqueued(self, store: Store) -> None:
         """Yield whenever a run may have become due: a new one."""
@@ -381,7 +381,7 @@ async def listening(
 
     A store may begin with a hint of its own: only what comes after that counts.
     """
-    hints = store.hints()
+    hints = store.notifications()
     hint = asyncio.ensure_future(anext(hints))
 
     async def heard() -> bool:

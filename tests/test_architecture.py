@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import perdure
+
 SOURCE = Path(__file__).parents[1] / "src" / "perdure"
 
 # A unit is a module or package of `perdure`. It imports only from rows above its own.
@@ -326,6 +328,11 @@ def test_a_bare_install_imports() -> None:
         [sys.executable, "-c", BARE_IMPORT], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_completion_shows_the_public_api_alone() -> None:
+    """`dir(perdure)` lists no internal module."""
+    assert dir(perdure) == sorted(perdure.__all__)
 
 
 def test_the_check_sees_what_it_should(tmp_path: Path) -> None:

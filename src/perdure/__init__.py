@@ -56,3 +56,7 @@ __all__ = [
     "validate_snapshot",
     "workflow",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

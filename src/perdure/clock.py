@@ -121,8 +121,8 @@ def parse_duration(value: Duration, parameter: str = "duration") -> timedelta:
     try:
         duration = _read_duration(value)
     except OverflowError:
-        wanted = "a finite duration of at most 999,999,999 days"
-        raise InvalidDuration(parameter, value, wanted) from None
+        expected = "a finite duration of at most 999,999,999 days"
+        raise InvalidDuration(parameter, value, expected) from None
     except KeyError as error:
         hint = f"The unit {error} is none of: {', '.join(_UNITS)}"
         raise InvalidDuration(parameter, value, _WANTED_DURATION, hint) from None
@@ -187,8 +187,8 @@ class Cron:
                 if moment > start:
                     return moment
         except (CronSimError, TypeError, ValueError) as error:
-            wanted = "a cron expression of 5 fields, or 6 with seconds first"
-            raise InvalidCron("expr", self.expr, wanted, str(error)) from None
+            expected = "a cron expression of 5 fields, or 6 with seconds first"
+            raise InvalidCron("expr", self.expr, expected, str(error)) from None
         except OverflowError:
             raise InvalidArgument("after", after, "a moment well before the year 9999") from None
         raise InvalidCron("expr", self.expr, "a cron expression that some day comes true")
@@ -198,8 +198,8 @@ def _zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, TypeError, OSError):
-        wanted = 'the name of a time zone, such as "Europe/Berlin"'
-        raise InvalidCron("tz", name, wanted) from None
+        expected = 'the name of a time zone, such as "Europe/Berlin"'
+        raise InvalidCron("tz", name, expected) from None
 
 
 def _occurrences(expr: str, after: datetime, zone: ZoneInfo) -> Iterator[datetime]:
@@ -251,8 +251,8 @@ def parse_iso(text: str, parameter: str = "text") -> datetime:
             return moment.astimezone(UTC)
     except (TypeError, ValueError, OverflowError):
         pass
-    wanted = 'ISO 8601 text with an offset, such as "2030-01-01T00:00:00.000Z"'
-    raise InvalidArgument(parameter, text, wanted)
+    expected = 'ISO 8601 text with an offset, such as "2030-01-01T00:00:00.000Z"'
+    raise InvalidArgument(parameter, text, expected)
 
 
 def as_utc(moment: object, parameter: str = "moment") -> datetime:
@@ -264,5 +264,5 @@ def as_utc(moment: object, parameter: str = "moment") -> datetime:
     try:
         return moment.astimezone(UTC)
     except OverflowError:
-        wanted = "a datetime that UTC has too"
-        raise InvalidArgument(parameter, moment, wanted) from None
+        expected = "a datetime that UTC has too"
+        raise InvalidArgument(parameter, moment, expected) from None

@@ -16,12 +16,12 @@ class PerdureError(Exception):
 class InvalidArgument(PerdureError, ValueError):
     """A public parameter was given something it cannot use."""
 
-    def __init__(self, parameter: str, got: object, wanted: str, hint: str = "") -> None:
-        text = f"{parameter}: got {_shown(got)} ({type(got).__name__}), wanted {wanted}"
+    def __init__(self, parameter: str, got: object, expected: str, hint: str = "") -> None:
+        text = f"{parameter}: expected {expected}, got {_shown(got)} ({type(got).__name__})"
         super().__init__(f"{text}. {hint}" if hint else text)
         self.parameter = parameter
         self.got = got
-        self.wanted = wanted
+        self.expected = expected
 
 
 def _shown(got: object) -> str:

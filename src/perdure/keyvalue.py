@@ -254,5 +254,5 @@ def as_keyvalue(store: KeyValueStore | AsyncKeyValue, parameter: str = "store") 
         callable(getattr(store, verb, None)) for verb in ("get", "put", "delete", "get_many")
     ):
         return DriverKeyValue(store)
-    wanted = "an object with get, set, delete, exists and keys, or a py-key-value-aio driver"
-    raise InvalidArgument(parameter, store, wanted)
+    expected = "an object with get, set, delete, exists and keys, or a py-key-value-aio driver"
+    raise InvalidArgument(parameter, store, expected)

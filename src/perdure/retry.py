@@ -151,6 +151,6 @@ def _checked_after(after: Duration) -> timedelta:
 def _checked_on_timeout(on_timeout: object) -> OnTimeout:
     is_error = isinstance(on_timeout, BaseException) or callable(on_timeout)
     if not is_error and not (isinstance(on_timeout, str) and on_timeout in ("error", "none")):
-        wanted = '"error", "none", an exception, or a function of the StepTimeout'
-        raise InvalidArgument("on_timeout", on_timeout, wanted)
+        expected = '"error", "none", an exception, or a function of the StepTimeout'
+        raise InvalidArgument("on_timeout", on_timeout, expected)
     return cast(OnTimeout, on_timeout)

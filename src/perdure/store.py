@@ -472,9 +472,9 @@ def check_store(store: object, parameter: str = "store") -> Store:
     """Give the store back, or raise: an object with the five methods."""
     verbs = (getattr(store, verb, None) for verb in ("save", "load", "delete", "list", "close"))
     if isinstance(store, type) or not all(map(callable, verbs)):
-        wanted = "a store: an object with save, load, delete, list and close"
+        expected = "a store: an object with save, load, delete, list and close"
         hint = "perdure.stores.open_store(url) opens one" if isinstance(store, str) else ""
-        raise InvalidArgument(parameter, store, wanted, hint)
+        raise InvalidArgument(parameter, store, expected, hint)
     return cast(Store, store)
 
 

@@ -22,10 +22,10 @@ def check_int(value: object, parameter: str, *, minimum: int = 1) -> int:
     return value
 
 
-def check_text(value: object, parameter: str, wanted: str) -> str:
+def check_text(value: object, parameter: str, expected: str) -> str:
     """Give the text back as a plain `str`, or raise: not empty, and without lone surrogates."""
     if not isinstance(value, str) or not value or not is_encodable(value):
-        raise InvalidArgument(parameter, value, wanted)
+        raise InvalidArgument(parameter, value, expected)
     return str.__str__(value)
 
 
@@ -47,11 +47,11 @@ def check_random(value: object, parameter: str = "random") -> Random:
 
 def check_id(id: object, parameter: str = "id") -> str:
     """Give the id back, or raise: non-empty text up to 512 characters without NUL."""
-    wanted = f"non-empty text of at most {MAX_ID_LENGTH} characters without NUL"
+    expected = f"non-empty text of at most {MAX_ID_LENGTH} characters without NUL"
     if not isinstance(id, str) or not id:
-        raise InvalidArgument(parameter, id, wanted)
+        raise InvalidArgument(parameter, id, expected)
     if len(id) > MAX_ID_LENGTH or "\0" in id or not is_encodable(id):
-        raise InvalidArgument(parameter, id, wanted)
+        raise InvalidArgument(parameter, id, expected)
     return id
 
 
@@ -67,11 +67,11 @@ def check_limit(limit: object, parameter: str = "limit") -> int:
 
 def check_errors(errors: object) -> tuple[type[BaseException], ...]:
     """Give the declared exception classes as a tuple, or raise."""
-    wanted = "a list of exception classes"
+    expected = "a list of exception classes"
     if not isinstance(errors, Iterable) or isinstance(errors, str):
-        raise InvalidArgument("errors", errors, wanted)
+        raise InvalidArgument("errors", errors, expected)
     declared = tuple(errors)
     for error in declared:
         if not isinstance(error, type) or not issubclass(error, BaseException):
-            raise InvalidArgument("errors", error, wanted)
+            raise InvalidArgument("errors", error, expected)
     return declared

@@ -321,13 +321,13 @@ class LocalRun:
 
 def encode_metadata(metadata: object) -> dict[str, Any]:
     """Give the user's metadata as JSON, or raise."""
-    wanted = "a mapping of texts to JSON values"
+    expected = "a mapping of texts to JSON values"
     if not isinstance(metadata, Mapping) or not all(isinstance(name, str) for name in metadata):
-        raise InvalidArgument("metadata", metadata, wanted)
+        raise InvalidArgument("metadata", metadata, expected)
     try:
         return cast("dict[str, Any]", codec.encode(dict(metadata)))
     except CodecError as error:
-        raise InvalidArgument("metadata", metadata, wanted, str(error)) from error
+        raise InvalidArgument("metadata", metadata, expected, str(error)) from error
 
 
 def check_options(options: Options) -> Options:

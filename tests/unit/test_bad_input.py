@@ -433,7 +433,7 @@ async def test_what_cannot_be_used_is_named(case: Case, parameter: str, value: A
     assert named, message
     if isinstance(raised.value, InvalidArgument):
         assert type(value).__name__ in message or repr(raised.value.got)[:20] in message
-        assert "wanted" in message
+        assert "expected" in message
 
 
 @pytest.mark.parametrize("name", CASES)

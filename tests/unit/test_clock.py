@@ -83,7 +83,7 @@ def test_durations(given_as: timedelta | float | str, seconds: float) -> None:
 )
 def test_what_is_no_duration(nonsense: object) -> None:
     """Anything else is an error that names the parameter."""
-    with pytest.raises(InvalidDuration, match=r"^connect_timeout: got .*, wanted ") as raised:
+    with pytest.raises(InvalidDuration, match=r"^connect_timeout: expected .*, got ") as raised:
         parse_duration(nonsense, "connect_timeout")  # type: ignore[arg-type]  # what is tested
     assert raised.value.parameter == "connect_timeout"
     assert raised.value.got is nonsense

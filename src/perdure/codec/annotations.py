@@ -51,10 +51,10 @@ def filled(annotation: Any, variables: Mapping[Any, Any]) -> Any:
     """Give an annotation with its type variables replaced; `Any` for those that nobody knows."""
     if isinstance(annotation, TypeVar):
         return variables.get(annotation, Any)
-    wanted = getattr(annotation, "__parameters__", ())
-    if not wanted or isinstance(annotation, type):
+    expected = getattr(annotation, "__parameters__", ())
+    if not expected or isinstance(annotation, type):
         return annotation
-    return annotation[tuple(variables.get(variable, Any) for variable in wanted)]
+    return annotation[tuple(variables.get(variable, Any) for variable in expected)]
 
 
 def variables_of(annotation: Any) -> dict[Any, Any]:
@@ -68,9 +68,9 @@ def variables_of(annotation: Any) -> dict[Any, Any]:
 
 
 def _matched(generic: Any, arguments: tuple[Any, ...]) -> dict[Any, Any]:
-    wanted: Any = getattr(generic, "__parameters__", None)
-    wanted = wanted or getattr(generic, "__type_params__", ())
-    return dict(zip(wanted, arguments, strict=False))
+    expected: Any = getattr(generic, "__parameters__", None)
+    expected = expected or getattr(generic, "__type_params__", ())
+    return dict(zip(expected, arguments, strict=False))
 
 
 def return_type(fn: Callable[..., object]) -> object | None:

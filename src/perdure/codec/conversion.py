@@ -92,8 +92,8 @@ def _is_subclass(cls: Any, base: type) -> bool:
 
 def _of(kind: type, data: Any, path: str) -> Any:
     if not isinstance(data, kind):
-        wanted = "object" if kind is dict else "array"
-        raise CodecError(f"Expected `{wanted}`, got `{type(data).__name__}`", path)
+        expected = "object" if kind is dict else "array"
+        raise CodecError(f"Expected `{expected}`, got `{type(data).__name__}`", path)
     return data
 
 
@@ -102,14 +102,14 @@ def _is_model(meaning: Any) -> bool:
     return record is not None and record.model
 
 
-def _hook(wanted: Any, data: Any) -> Any:
-    if isinstance(data, wanted):
+def _hook(expected: Any, data: Any) -> Any:
+    if isinstance(data, expected):
         return data
-    if _is_model(wanted):
-        return wanted.model_validate(data)
-    if issubclass(wanted, PurePath) and isinstance(data, str):
-        return wanted(data)
-    raise TypeError(f"Expected `{wanted.__name__}`, got `{type(data).__name__}`")
+    if _is_model(expected):
+        return expected.model_validate(data)
+    if issubclass(expected, PurePath) and isinstance(data, str):
+        return expected(data)
+    raise TypeError(f"Expected `{expected.__name__}`, got `{type(data).__name__}`")
 
 
 def _by_pydantic(data: Any, model: Any, path: str) -> Any:

@@ -141,8 +141,8 @@ def _bus(listener: Listener | None) -> Bus:
 
 def _check_mending(mending: OnVersionMismatch) -> OnVersionMismatch:
     if mending not in ("error", "clear") and not callable(mending):
-        wanted = '"error", "clear", or a function of a VersionGap'
-        raise InvalidArgument("on_version_mismatch", mending, wanted)
+        expected = '"error", "clear", or a function of a VersionGap'
+        raise InvalidArgument("on_version_mismatch", mending, expected)
     return mending
 
 

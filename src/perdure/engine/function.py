@@ -98,15 +98,15 @@ async def _outcome(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Re
 
 def body_of(fn: object, deps: object) -> Callable[[Step], Awaitable[Any]]:
     """Give the workflow function as one that takes the step alone."""
-    wanted = "an async function of (step) or (step, deps)"
+    expected = "an async function of (step) or (step, deps)"
     if not inspect.iscoroutinefunction(fn):
-        raise InvalidArgument("fn", fn, wanted)
+        raise InvalidArgument("fn", fn, expected)
     takes = _takes(fn)
     if takes == 1:
         return fn
     if takes == 2 or takes is None:
         return lambda step: fn(step, deps)
-    raise InvalidArgument("fn", fn, wanted)
+    raise InvalidArgument("fn", fn, expected)
 
 
 def _takes(fn: Callable[..., Any]) -> int | None:

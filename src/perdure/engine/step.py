@@ -211,8 +211,8 @@ class Step:
         try:
             return now + parse_duration(duration, parameter)
         except OverflowError:
-            wanted = "a duration that ends before the year 10000"
-            raise InvalidDuration(parameter, duration, wanted) from None
+            expected = "a duration that ends before the year 10000"
+            raise InvalidDuration(parameter, duration, expected) from None
 
     def all(
         self, thunks: Mapping[str, Callable[[], Any]], /
@@ -349,10 +349,10 @@ async def _wait_all(tasks: Iterable[Task]) -> None:
 
 
 def _thunks(thunks: object) -> dict[str, Callable[[], Any]]:
-    wanted = "a mapping of names to functions without arguments"
+    expected = "a mapping of names to functions without arguments"
     if not isinstance(thunks, Mapping):
-        raise InvalidArgument("thunks", thunks, wanted)
+        raise InvalidArgument("thunks", thunks, expected)
     for name, thunk in thunks.items():
         if not isinstance(name, str) or not name or not callable(thunk):
-            raise InvalidArgument(f"thunks[{name!r}]", thunk, wanted)
+            raise InvalidArgument(f"thunks[{name!r}]", thunk, expected)
     return dict(thunks)

@@ -86,14 +86,14 @@ async def _receive(
         raise
 
 
-def _as_type(payload: Any, wanted: Any) -> Any:
-    if wanted is None:
+def _as_type(payload: Any, expected: Any) -> Any:
+    if expected is None:
         return payload
     data = codec.encode(payload)
     if data is payload:
-        return codec.convert(data, wanted)
+        return codec.convert(data, expected)
     # It has tags: perdure wrote it, so it is not JSON from elsewhere.
-    return codec.decode(data, wanted, typed=True)
+    return codec.decode(data, expected, typed=True)
 
 
 async def race(run: Execution, call: StepCall, thunks: Mapping[str, Callable[[], Any]]) -> Any:

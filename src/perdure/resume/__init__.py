@@ -155,8 +155,10 @@ def deserialize_state(document: object, /) -> ResumeState:
         case {"kind": "ResumeState", "steps": list(pairs)}:
             return _state(dict(_check_pair(pair) for pair in pairs))
         case _:
-            wanted = '{"kind": "ResumeState", "steps": [[key, record], …]}'
-            raise StateFormatError(f"this is no serialized resume state, which looks so: {wanted}")
+            expected = '{"kind": "ResumeState", "steps": [[key, record], …]}'
+            raise StateFormatError(
+                f"this is no serialized resume state, which looks so: {expected}"
+            )
 
 
 def records_of(state: ResumeState, /) -> dict[str, StepRecord]:

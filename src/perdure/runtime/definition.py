@@ -104,10 +104,10 @@ def _payload_type(fn: Callable[..., Any], parameter: str) -> Any:
     return None if hint is Any or hint is object else hint
 
 
-def payload_problems(payload: object, wanted: Any) -> list[str]:
+def payload_problems(payload: object, expected: Any) -> list[str]:
     """Give what is wrong with each field of a payload, as far as its fields can be told apart."""
     try:
-        hints = get_type_hints(wanted)
+        hints = get_type_hints(expected)
     except (TypeError, NameError):
         return []
     if not isinstance(payload, Mapping) or not hints:
@@ -115,7 +115,7 @@ def payload_problems(payload: object, wanted: Any) -> list[str]:
     problems = []
     for name, hint in hints.items():
         if name not in payload:
-            if name in _required(wanted, hints):
+            if name in _required(expected, hints):
                 problems.append(f"{name}: missing")
             continue
         try:
@@ -125,20 +125,20 @@ def payload_problems(payload: object, wanted: Any) -> list[str]:
     return problems
 
 
-def _required(wanted: Any, hints: Mapping[str, Any]) -> Iterable[str]:
-    if dataclasses.is_dataclass(wanted):
+def _required(expected: Any, hints: Mapping[str, Any]) -> Iterable[str]:
+    if dataclasses.is_dataclass(expected):
         missing = dataclasses.MISSING
         return {
             f.name
-            for f in dataclasses.fields(wanted)
+            for f in dataclasses.fields(expected)
             if f.default is missing and f.default_factory is missing
         }
-    if (keys := getattr(wanted, "__required_keys__", None)) is not None:
+    if (keys := getattr(expected, "__required_keys__", None)) is not None:
         return frozenset(keys)
-    if (fields := getattr(wanted, "model_fields", None)) is not None:
+    if (fields := getattr(expected, "model_fields", None)) is not None:
         return {name for name, f in fields.items() if f.is_required()}
-    if (config := getattr(wanted, "__struct_defaults__", None)) is not None:
-        names = wanted.__struct_fields__
+    if (config := getattr(expected, "__struct_defaults__", None)) is not None:
+        names = expected.__struct_fields__
         return names[: len(names) - len(config)]  # type: ignore[no-any-return]  # a tuple of names
     return hints
 

@@ -14,8 +14,8 @@ class Registry:
     def __init__(self, definitions: Iterable[Definition[Any, Any]] = ()) -> None:
         self._known: dict[str, dict[int, Definition[Any, Any]]] = {}
         if not isinstance(definitions, Iterable):
-            wanted = "a list of functions decorated with @workflow"
-            raise InvalidArgument("workflows", definitions, wanted)
+            expected = "a list of functions decorated with @workflow"
+            raise InvalidArgument("workflows", definitions, expected)
         for definition in definitions:
             self.add(definition)
 

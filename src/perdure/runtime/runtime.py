@@ -366,5 +366,5 @@ def _encoded(payload: object) -> Any:
     try:
         return codec.encode(payload, type(payload))
     except CodecError as error:
-        wanted = "a value that comes back from JSON as it is"
-        raise InvalidArgument("payload", payload, wanted, str(error)) from error
+        expected = "a value that comes back from JSON as it is"
+        raise InvalidArgument("payload", payload, expected, str(error)) from error

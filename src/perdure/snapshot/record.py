@@ -89,8 +89,8 @@ def result_of(
     if meta.get("origin") == "throw" and isinstance(cause, BaseException):
         return outcome_of(cause), cause
     error = failure["error"]
-    if failure.get("typed") and (wanted := fails_with()) is not None:
-        error = codec.decode(error, wanted, typed=True)
+    if failure.get("typed") and (expected := fails_with()) is not None:
+        error = codec.decode(error, expected, typed=True)
     else:
         error = codec.decode(error)
     failed = _failed(step, error, cause)
@@ -105,8 +105,8 @@ def _value(record: StepRecord, returns: Callable[[], object]) -> Any:
         return codec.decode(data) if record.get("coded") else data
     # Another writer of the format, or a resume state: it has no classes, and the step may say one.
     value = codec.decode(data)
-    if value is data and (wanted := returns()) is not None:
-        return codec.convert(data, wanted)
+    if value is data and (expected := returns()) is not None:
+        return codec.convert(data, expected)
     return value
 
 

@@ -22,17 +22,17 @@ class _Rule:
     """Whether a value may stand in a field, and the words for what may."""
 
     fits: Callable[[object], bool]
-    wanted: str
+    expected: str
 
 
 def _one_of(*names: str) -> _Rule:
-    wanted = " or ".join(json.dumps(name) for name in names)
-    return _Rule(lambda value: type(value) is str and value in names, wanted)
+    expected = " or ".join(json.dumps(name) for name in names)
+    return _Rule(lambda value: type(value) is str and value in names, expected)
 
 
 def _or_null(rule: _Rule) -> _Rule:
     # Document databases keep a field that other writers left undefined as null.
-    return _Rule(lambda value: value is None or rule.fits(value), rule.wanted)
+    return _Rule(lambda value: value is None or rule.fits(value), rule.expected)
 
 
 def _is_moment(value: object) -> bool:
@@ -176,7 +176,7 @@ def _field_problems(
     for name, value in fields.items():
         rule = rules.get(name)
         if rule is not None and not rule.fits(value):
-            yield f".{name} has to be {rule.wanted}, got {_shown(value)}"
+            yield f".{name} has to be {rule.expected}, got {_shown(value)}"
 
 
 def _steps_problems(steps: dict[str, Any]) -> Iterator[str]:
@@ -226,7 +226,7 @@ def _link_problems(cause: Any) -> Iterable[str]:
         return [flaw]
     kind = cause.get("type")
     if not _CAUSE_TYPE.fits(kind):
-        return [f".type has to be {_CAUSE_TYPE.wanted}, got {_shown(kind)}"]
+        return [f".type has to be {_CAUSE_TYPE.expected}, got {_shown(kind)}"]
     if kind == "error":
         return _field_problems(cause, _ERROR_CAUSE, "name", "message")
     return _field_problems(cause, _THROWN_CAUSE, "stringRepresentation")

@@ -101,8 +101,8 @@ def open_store(url: str, **options: Any) -> Store:
     scheme, separator, rest = str(url).partition("://")
     scheme = scheme.lower()
     if not isinstance(url, str) or not separator or scheme not in _SCHEMES:
-        wanted = "a URL that begins with one of: " + ", ".join(f"{name}://" for name in _SCHEMES)
-        raise InvalidArgument("url", url, wanted)
+        expected = "a URL that begins with one of: " + ", ".join(f"{name}://" for name in _SCHEMES)
+        raise InvalidArgument("url", url, expected)
     if scheme in _SERVERS:
         opener, known_as = _SERVERS[scheme]
         return _open(opener, f"{known_as}://{rest}", **options)

@@ -1,4 +1,4 @@
-"""The life of a store that reaches a server: set up lazily and once, closed once."""
+"""The life of a store: set up lazily and once, bound to one event loop at a time, closed once."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,11 +7,12 @@ from perdure.errors import StoreClosed, StoreError
 
 
 class Lifecycle:
-    """Sets a store up when it is first used, and says when it cannot be used any more.
+    """Sets a store up on first use and refuses calls when it cannot be used.
 
-    All who come at once wait for one set-up; when it fails, the next of them tries again. A store
-    belongs to the event loop that first used it, and after that loop's end to the next one: then
-    `on_move` is called, to forget what was bound to the old one.
+    Concurrent first calls wait for one set-up; if it fails, the next call tries again. A store
+    belongs to the event loop that first used it. Once that loop has ended, the next loop takes the
+    store over, and `on_move` is called to drop what was bound to the old one. With `any_loop` a
+    store has nothing that is bound to a loop.
 
         await self._life.ready()  # first line of every verb
     """
@@ -22,20 +23,22 @@ class Lifecycle:
         set_up: Callable[[], Awaitable[None]],
         *,
         on_move: Callable[[], object] = lambda: None,
+        any_loop: bool = False,
     ) -> None:
         self._name = name
         self._set_up = set_up
         self._on_move = on_move
+        self._any_loop = any_loop
         self._lock = asyncio.Lock()
-        self._home: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._is_set_up = False
         self.is_closed = False
 
     async def ready(self) -> None:
-        """Set the store up if that was not done yet; raise when it is closed."""
+        """Set the store up if necessary; raise `StoreClosed` after `close`."""
         self.check_open()
-        if self._home is not asyncio.get_running_loop():
-            self._settle()
+        if not self._any_loop and self._loop is not asyncio.get_running_loop():
+            self._bind_loop()
         if not self._is_set_up:
             async with self._lock:
                 if not self._is_set_up:
@@ -46,21 +49,21 @@ class Lifecycle:
     def check_open(self) -> None:
         """Raise `StoreClosed` after `close`."""
         if self.is_closed:
-            raise StoreClosed(f"this {self._name} store was closed; open a new one")
+            raise StoreClosed(f"this {self._name} store is closed; open a new one")
 
     def close(self) -> bool:
-        """Let no further call through; False when that was so already."""
+        """Refuse calls from now on; return whether the store was open."""
         was_open = not self.is_closed
         self.is_closed = True
         return was_open
 
-    def _settle(self) -> None:
-        if self._home is not None and not self._home.is_closed():
+    def _bind_loop(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
             raise StoreError(
                 f"this {self._name} store belongs to another event loop, where its connections "
                 "are; open a store in each loop"
             )
-        if self._home is not None:
+        if self._loop is not None:
             self._on_move()
-        self._home = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()

@@ -1,15 +1,17 @@
-"""The contract's verbs for stores that keep their own clock: checked, timed, and put to a desk."""
+"""The public verbs of a store, written once: what every backend would otherwise repeat.
 
-from abc import abstractmethod
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+`StoreShell` checks arguments, measures sizes, sets the backend up when it is first used, reads and
+writes cursors, and skips runs that cannot be read. A `Backend` does what is special about one
+database, and may rely on arguments that have been checked.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
-from heapq import nlargest
-from typing import NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from perdure import codec
-from perdure.clock import Clock, check_clock, isoformat
-from perdure.errors import InvalidArgument, StoreClosed, ValueTooLarge
+from perdure.clock import as_utc, isoformat, parse_iso
+from perdure.errors import InvalidArgument, ValueTooLarge
 from perdure.snapshot import RunStatus, Snapshot, is_over, workflow_of
 from perdure.store import (
     AsyncCloseable,
@@ -29,97 +31,142 @@ from perdure.store import (
     check_entries,
     rest_of,
 )
+from perdure.stores._lifecycle import Lifecycle
 from perdure.stores._reading import Granted, acquire_readable, claim_readable
-from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.validation import check_id, check_limit, check_prefix
 
-P = ParamSpec("P")
-T = TypeVar("T")
-Answer: TypeAlias = T | Awaitable[T]
+OVER: tuple[RunStatus, ...] = ("completed", "failed", "cancelled")
 
 
-class Line(NamedTuple):
-    """A run as a list shows it; `id` has the store's prefix."""
+class Query(NamedTuple):
+    """Which runs `list` is asked for; `after` is the last update and the id of a listed run."""
 
-    updated_at: int
+    prefix: str
+    limit: int
+    status: RunStatus | None
+    workflow: str | None
+    after: tuple[datetime, str] | None
+
+
+class Row(NamedTuple):
+    """One listed run, as a backend reads it."""
+
     id: str
+    updated_at: datetime
     status: RunStatus
     workflow: str | None
 
 
-class Desk(Protocol):
-    """What keeps the runs. Times are microseconds since 1970, ids are without the prefix."""
+class Backend(Protocol):
+    """One database behind a `StoreShell`.
 
-    prefix: str
+    Ids come without the store's prefix, which a backend adds to form its keys. Times are aware
+    datetimes in UTC. Batches are not empty, and limits are at least 1. What the verbs promise is in
+    the docstrings of `perdure.store`.
+    """
 
-    def save(
-        self, id: str, data: bytes, workflow: str | None, rest: Rest, now: int
-    ) -> Answer[None]: ...
+    async def open(self) -> None:
+        """Set the database up: connect, migrate, check its settings. Called before any verb."""
+        ...
 
-    def load(self, id: str) -> Answer[Snapshot | None]: ...
+    def forget_loop(self) -> None:
+        """Drop what was bound to an event loop that has ended; `open` is not called again."""
+        ...
 
-    def delete(self, id: str) -> Answer[bool]: ...
+    async def close(self) -> None:
+        """Close what `open` opened; called once."""
+        ...
 
-    def prune(self, id: str, before: int) -> Answer[bool]: ...
+    async def save(self, id: str, data: bytes, workflow: str | None, rest: Rest) -> None: ...
 
-    def lines(self, prefix: str) -> Answer[list[Line]]: ...
+    async def load(self, id: str) -> Snapshot | None: ...
 
-    def append(self, entries: Sequence[Entry], now: int) -> Answer[list[Verdict]]: ...
+    async def delete(self, id: str) -> bool: ...
 
-    def acquire(
-        self, requests: Sequence[LeaseRequest], now: int
-    ) -> Answer[list[Granted | None]]: ...
+    async def list(self, query: Query) -> Sequence[Row]: ...
 
-    def renew(
-        self, leases: Sequence[Lease], ttl: timedelta, now: int
-    ) -> Answer[list[Lease | None]]: ...
+    async def append(self, entries: Sequence[Entry]) -> Sequence[Verdict]: ...
 
-    def release(self, leases: Sequence[Lease], wake_at: int, now: int) -> Answer[None]: ...
+    async def acquire(self, requests: Sequence[LeaseRequest]) -> Sequence[Granted | None]: ...
 
-    def enqueue(self, runs: Sequence[NewRun], now: int) -> Answer[list[bool]]: ...
+    async def renew(self, leases: Sequence[Lease], ttl: timedelta) -> Sequence[Lease | None]: ...
 
-    def due(self, now: int, limit: int, workflows: Sequence[str] | None) -> Answer[list[Due]]: ...
+    async def release(self, leases: Sequence[Lease], wake_at: datetime | None) -> None: ...
 
-    def claim(
-        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None, now: int
-    ) -> Answer[list[Granted]]: ...
+    async def enqueue(self, runs: Sequence[NewRun]) -> Sequence[bool]: ...
 
-    def send(
-        self, id: str, name: str, payload: bytes, dedup_id: str | None, now: int
-    ) -> Answer[Delivery]: ...
+    async def due(
+        self, now: datetime, limit: int, workflows: Sequence[str] | None
+    ) -> Sequence[Due]: ...
 
-    def inbox(self, id: str) -> Answer[list[Message]]: ...
+    async def claim(
+        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
+    ) -> Sequence[Granted]: ...
+
+    async def send(self, id: str, name: str, payload: bytes, dedup_id: str | None) -> Delivery: ...
+
+    async def inbox(self, id: str) -> Sequence[Message]: ...
+
+    async def prune(
+        self, older_than: timedelta, statuses: Sequence[RunStatus], limit: int
+    ) -> int: ...
+
+    async def stats(self) -> Stats: ...
 
 
-class EmbeddedStore(AsyncCloseable):
-    """A store that is a desk and a clock."""
+class TransactionBackend(Backend, Protocol):
+    """A backend whose transaction can hold a user's writes beside a step's record."""
 
-    def __init__(self, desk: Desk, clock: Clock, capabilities: Capabilities) -> None:
+    async def transact(
+        self, id: str, epoch: int, work: Callable[[Any], Awaitable[Entry]]
+    ) -> Verdict: ...
+
+
+class NotifyBackend(Backend, Protocol):
+    """A backend that hears of runs that became due in other processes."""
+
+    def notifications(self) -> AsyncIterator[None]: ...
+
+
+B = TypeVar("B", bound=Backend)
+TB = TypeVar("TB", bound=TransactionBackend)
+NB = TypeVar("NB", bound=NotifyBackend)
+
+
+class StoreShell(AsyncCloseable, Generic[B]):
+    """A store: a backend, and around it what all stores have in common.
+
+    `name` is the database's, for messages. A store whose connections belong to an event loop is
+    refused in a second one; with `any_loop` it is not.
+    """
+
+    def __init__(
+        self, backend: B, name: str, capabilities: Capabilities, *, any_loop: bool = False
+    ) -> None:
         self.capabilities = capabilities
-        self._desk = desk
-        self._clock = check_clock(clock)
-        self._closed = False
-
-    @abstractmethod
-    async def _call(self, verb: Callable[P, Answer[T]], /, *args: P.args, **options: P.kwargs) -> T:
-        """Give what the desk answers."""
+        self._backend = backend
+        self._life = Lifecycle(name, backend.open, on_move=backend.forget_loop, any_loop=any_loop)
 
     async def save(self, id: str, snapshot: Snapshot, /) -> None:
-        """Replace the whole run by `snapshot`; an owner of before is fenced out."""
-        data = codec.dumps(snapshot)
-        self._check_size(f"the snapshot of run {check_id(id)!r}", data)
-        workflow, rest = workflow_of(snapshot), rest_of(snapshot)
-        await self._call(self._desk.save, id, data, workflow, rest, self._now())
+        """Replace the whole run by `snapshot`; the run's previous owner is fenced out."""
+        check_id(id)
+        data, rest = codec.dumps(snapshot), rest_of(snapshot)
+        workflow = _check_workflow(workflow_of(snapshot))
+        await self._life.ready()
+        self._check_size(f"the snapshot of run {id!r}", data)
+        await self._backend.save(id, data, workflow, rest)
 
     async def load(self, id: str, /) -> Snapshot | None:
-        """Give the merged snapshot, or None."""
-        self._check_open()
-        return await self._call(self._desk.load, check_id(id))
+        """Return the merged snapshot, or `None` if there is no such run."""
+        check_id(id)
+        await self._life.ready()
+        return await self._backend.load(id)
 
     async def delete(self, id: str, /) -> bool:
-        """Remove the run and all that belongs to it; tell whether there was one."""
-        self._check_open()
-        return await self._call(self._desk.delete, check_id(id))
+        """Delete the run and everything that belongs to it; return whether it existed."""
+        check_id(id)
+        await self._life.ready()
+        return await self._backend.delete(id)
 
     async def list(
         self,
@@ -130,54 +177,66 @@ class EmbeddedStore(AsyncCloseable):
         workflow: str | None = None,
         after: str | None = None,
     ) -> Sequence[RunSummary]:
-        """Give runs newest first, at most `limit`; every run is looked at."""
-        mark = None if after is None else _mark(after, self._desk.prefix)
-        check_limit(limit)
-        chosen = (
-            line
-            for line in await self._lines(check_prefix(prefix))
-            if (status is None or line.status == status)
-            and (workflow is None or line.workflow == workflow)
-            and (mark is None or _place(line) < mark)
-        )
-        return [self._listed(line) for line in nlargest(limit, chosen, key=_place)]
+        """Return up to `limit` runs, the most recently updated first."""
+        place = None if after is None else _read_cursor(after)
+        query = Query(check_prefix(prefix), check_limit(limit), status, workflow, place)
+        await self._life.ready()
+        return [_summary(row) for row in await self._backend.list(query)] if limit else []
+
+    async def close(self) -> None:
+        """Close what the store opened itself; a client that was passed in stays open."""
+        if self._life.close():
+            await self._backend.close()
 
     async def append(self, entries: Sequence[Entry], /) -> Sequence[Verdict]:
-        """Write the entries and give a verdict for each, in order."""
-        check_entries(entries, self.capabilities.max_value_size)
-        return await self._call(self._desk.append, entries, self._now())
+        """Write the entries together and return a verdict on each, in order."""
+        await self._life.ready()
+        check_entries(entries, self._max_value_size)
+        return await self._backend.append(entries) if entries else []
 
     async def acquire(self, requests: Sequence[LeaseRequest], /) -> Sequence[Grant | None]:
-        """Give each want its lease and the run read under it, or None."""
+        """Return for each request its lease and the run read under it, or `None`."""
+        await self._life.ready()
         for request in requests:
-            self._check_size(f"the snapshot of run {check_id(request.id)!r}", request.create or b"")
-        granted = await self._call(self._desk.acquire, requests, self._now())
-        return await acquire_readable(granted, self.release)
+            check_id(request.id)
+            check_id(request.owner, "owner")
+            _check_workflow(request.workflow)
+            self._check_size(f"the snapshot of run {request.id!r}", request.create or b"")
+        if not requests:
+            return []
+        return await acquire_readable(await self._backend.acquire(requests), self.release)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
-        """Move the expiry of all leases to `ttl` from now; None for each that was lost."""
-        return await self._call(self._desk.renew, leases, ttl, self._now())
+        """Extend all leases to `ttl` from now; return `None` for each that was lost."""
+        await self._life.ready()
+        return await self._backend.renew(leases, ttl) if leases else []
 
     async def release(self, leases: Sequence[Lease], /, *, wake_at: datetime | None = None) -> None:
-        """Give the leases up without a rest, so that the runs can be claimed at `wake_at`."""
-        now = self._now()
-        at = now if wake_at is None else to_microseconds(wake_at, "wake_at")
-        await self._call(self._desk.release, leases, at, now)
+        """Give up the leases without a rest; the runs can be claimed from `wake_at` on."""
+        at = None if wake_at is None else as_utc(wake_at, "wake_at")
+        await self._life.ready()
+        if leases:
+            await self._backend.release(leases, at)
 
     async def enqueue(self, runs: Sequence[NewRun], /) -> Sequence[bool]:
-        """Create runs that wait for a claim; False for each id that was there already."""
+        """Create runs that wait for a claim; return `False` for each id that existed."""
+        await self._life.ready()
         for run in runs:
-            self._check_size(f"the snapshot of run {check_id(run.id)!r}", run.snapshot)
-        return await self._call(self._desk.enqueue, runs, self._now())
+            check_id(run.id)
+            _check_workflow(run.workflow)
+            if run.wake_at is not None:
+                as_utc(run.wake_at, "wake_at")
+            self._check_size(f"the snapshot of run {run.id!r}", run.snapshot)
+        return await self._backend.enqueue(runs) if runs else []
 
     async def due(
         self, now: datetime, limit: int, /, *, workflows: Sequence[str] | None = None
     ) -> Sequence[Due]:
-        """Give the runs without a live lease whose wake time has come at `now`, earliest first."""
-        self._check_open()
-        return await self._call(
-            self._desk.due, to_microseconds(now, "now"), check_limit(limit), workflows
-        )
+        """Return the unowned runs whose wake time is at or before `now`, earliest first."""
+        at = as_utc(now, "now")
+        nothing = check_limit(limit) == 0 or _is_empty(workflows)
+        await self._life.ready()
+        return [] if nothing else await self._backend.due(at, limit, workflows)
 
     async def claim(
         self,
@@ -188,77 +247,103 @@ class EmbeddedStore(AsyncCloseable):
         *,
         workflows: Sequence[str] | None = None,
     ) -> Sequence[Grant]:
-        """Lease and load up to `limit` runs that are due, runnable or orphaned, earliest first."""
-        now = self._now()
+        """Lease and load up to `limit` runs that are due or orphaned, earliest first."""
+        check_id(owner, "owner")
+        nothing = check_limit(limit) == 0 or _is_empty(workflows)
+        await self._life.ready()
+        if nothing:
+            return []
         return await claim_readable(
-            lambda left: self._call(self._desk.claim, owner, ttl, left, workflows, now),
-            check_limit(limit),
-            self.release,
+            lambda left: self._backend.claim(owner, ttl, left, workflows), limit, self.release
         )
 
     async def send(
         self, id: str, name: str, payload: bytes, /, *, dedup_id: str | None = None
     ) -> Delivery:
-        """Put an event in the run's inbox, and wake a run at rest that awaits it."""
-        self._check_size(f"the event {name!r} for run {check_id(id)!r}", payload)
-        return await self._call(self._desk.send, id, name, payload, dedup_id, self._now())
+        """Put a message in the run's inbox; wake a suspended run that waits for it."""
+        check_id(id)
+        await self._life.ready()
+        self._check_size(f"the event {name!r} for run {id!r}", payload)
+        return await self._backend.send(id, name, payload, dedup_id)
 
     async def inbox(self, id: str, /) -> Sequence[Message]:
-        """Give the run's messages that were not taken, in the order they were sent."""
-        self._check_open()
-        return await self._call(self._desk.inbox, check_id(id))
+        """Return the run's messages that were not consumed, in the order they were sent."""
+        check_id(id)
+        await self._life.ready()
+        return await self._backend.inbox(id)
 
     async def prune(
         self, older_than: timedelta, /, *, status: RunStatus | None = None, limit: int = 1000
     ) -> int:
-        """Delete up to `limit` runs that are over and were last updated longer ago than that."""
-        before = self._now() - older_than // timedelta(microseconds=1)
-        old = [
-            line.id[len(self._desk.prefix) :]
-            for line in await self._lines()
-            if is_over(line.status)
-            and (status is None or line.status == status)
-            and line.updated_at < before
-        ]
-        # One by one: each is looked at again, as somebody may have woken it meanwhile.
-        return sum(
-            [await self._call(self._desk.prune, id, before) for id in old[: check_limit(limit)]]
-        )
+        """Delete up to `limit` runs that are over and older than that; return how many."""
+        statuses = OVER if status is None else (status,) if is_over(status) else ()
+        nothing = check_limit(limit) == 0 or not statuses
+        await self._life.ready()
+        return 0 if nothing else await self._backend.prune(older_than, statuses, limit)
 
     async def stats(self) -> Stats:
         """Count the runs by status and find the oldest due one."""
-        by_status = Counter[str](line.status for line in await self._lines())
-        oldest = await self.due(from_microseconds(self._now()), 1)
-        return Stats(by_status, oldest[0].wake_at if oldest else None)
+        await self._life.ready()
+        return await self._backend.stats()
 
-    async def _lines(self, prefix: str = "") -> Sequence[Line]:
-        self._check_open()
-        return await self._call(self._desk.lines, self._desk.prefix + prefix)
-
-    def _listed(self, line: Line) -> RunSummary:
-        id = line.id[len(self._desk.prefix) :]
-        updated_at = isoformat(from_microseconds(line.updated_at))
-        return RunSummary(id, updated_at, line.status, line.workflow, f"{line.updated_at} {id}")
-
-    def _now(self) -> int:
-        self._check_open()
-        return to_microseconds(self._clock.now())
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StoreClosed(f"this {type(self).__name__} was closed; its runs are still there")
+    @property
+    def _max_value_size(self) -> int:
+        """The largest value the backend takes, known once it is set up."""
+        return self.capabilities.max_value_size
 
     def _check_size(self, what: str, data: bytes) -> None:
-        if len(data) > self.capabilities.max_value_size:
-            raise ValueTooLarge(what, len(data), self.capabilities.max_value_size)
+        if len(data) > self._max_value_size:
+            raise ValueTooLarge(what, len(data), self._max_value_size)
 
 
-def _place(line: Line) -> tuple[int, str]:
-    return line.updated_at, line.id
+class TransactionShell(StoreShell[TB]):
+    """A store with transactions."""
+
+    async def transact(
+        self, id: str, epoch: int, work: Callable[[Any], Awaitable[Entry]], /
+    ) -> Verdict:
+        """Commit what `work` writes on the store's connection together with the entry it returns.
+
+        With an epoch that is not the run's newest and open one, `work` is not called.
+        """
+        check_id(id)
+        await self._life.ready()
+
+        async def checked(connection: Any) -> Entry:
+            entry = await work(connection)
+            if (entry.id, entry.epoch) != (id, epoch):
+                raise InvalidArgument("work", entry, f"an entry of run {id!r} and epoch {epoch}")
+            check_entries([entry], self._max_value_size)
+            return entry
+
+        return await self._backend.transact(id, epoch, checked)
 
 
-def _mark(cursor: str, prefix: str) -> tuple[int, str]:
-    updated_at, _, id = cursor.partition(" ")
-    if not updated_at.isdecimal() or not id:
+class NotifyShell(StoreShell[NB]):
+    """A store that sends notifications."""
+
+    async def notifications(self) -> AsyncIterator[None]:
+        """Yield whenever a run may have become due, in any process; end when the store closes."""
+        await self._life.ready()
+        async for notification in self._backend.notifications():
+            yield notification
+
+
+def _check_workflow(workflow: str | None) -> str | None:
+    return None if workflow is None else check_id(workflow, "workflow")
+
+
+def _is_empty(workflows: Sequence[str] | None) -> bool:
+    return workflows is not None and not workflows
+
+
+def _summary(row: Row) -> RunSummary:
+    cursor = f"{row.updated_at.isoformat()} {row.id}"
+    return RunSummary(row.id, isoformat(row.updated_at), row.status, row.workflow, cursor)
+
+
+def _read_cursor(cursor: str) -> tuple[datetime, str]:
+    time, _, id = cursor.partition(" ")
+    if not id:
         raise InvalidArgument("after", cursor, "the cursor of a listed run")
-    return int(updated_at), prefix + id
+    return parse_iso(time, "after"), id

@@ -375,6 +375,6 @@ def test_values_are_marked_as_the_client_wants(style: Any, marked_statement: str
 @pytest.mark.parametrize("dialect", ["postgres", "mysql", "sqlite"])
 def test_migrations_are_numbered_without_a_gap(dialect: str) -> None:
     """And every database has the same ones."""
-    numbers = [number for number, _ in read_scripts(f"sql_{dialect}")]
+    numbers = [number for number, _ in read_scripts(dialect)]
     assert numbers == list(range(1, len(numbers) + 1))
-    assert numbers == [number for number, _ in read_scripts("sql_postgres")]
+    assert numbers == [number for number, _ in read_scripts("postgres")]

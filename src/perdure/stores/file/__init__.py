@@ -12,7 +12,7 @@ import msgspec
 from perdure.clock import Clock, SystemClock
 from perdure.errors import InvalidArgument, StoreCorrupted, StoreError
 from perdure.store import MAX_VALUE_SIZE, Capabilities
-from perdure.stores._shell import Answer, EmbeddedStore
+from perdure.stores._scan import Answer, EmbeddedStore
 from perdure.stores.file.disk import Disk
 from perdure.stores.file.leases import FileDesk
 from perdure.validation import check_prefix

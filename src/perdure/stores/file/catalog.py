@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from perdure.clock import SystemClock
-from perdure.stores._shell import Line
+from perdure.stores._scan import Line
 from perdure.stores.file.layout import Header, RunFiles, read_header
 
 Headers: TypeAlias = dict[str, tuple[tuple[int, int], Header]]

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from perdure.snapshot import Snapshot, is_over
 from perdure.store import Entry, Rest, Verdict
-from perdure.stores._shell import Line
+from perdure.stores._scan import Line
 from perdure.stores._timestamps import to_microseconds
 from perdure.stores.file.catalog import Catalog
 from perdure.stores.file.disk import Disk, locked

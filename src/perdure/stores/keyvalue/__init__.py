@@ -9,7 +9,7 @@ from perdure.clock import Clock, SystemClock
 from perdure.errors import InvalidArgument, StoreCorrupted
 from perdure.keyvalue import AsyncKeyValue, KeyValueStore, MemoryKeyValue, as_keyvalue
 from perdure.store import MAX_VALUE_SIZE, Capabilities
-from perdure.stores._shell import Answer, EmbeddedStore
+from perdure.stores._scan import Answer, EmbeddedStore
 from perdure.stores.keyvalue.documents import Documents
 from perdure.stores.keyvalue.leases import KeyValueDesk
 from perdure.validation import check_prefix

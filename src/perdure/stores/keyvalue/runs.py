@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from perdure.errors import StoreCorrupted, StoreUnavailable
 from perdure.snapshot import Snapshot, is_over
 from perdure.store import Entry, Rest, Verdict
-from perdure.stores._shell import Line
+from perdure.stores._scan import Line
 from perdure.stores._timestamps import to_microseconds
 from perdure.stores.keyvalue.documents import Documents, at_once
 from perdure.stores.keyvalue.layout import (
@@ -327,10 +327,10 @@ class KeyValueShelf:
             epochs.append((epoch, number))
         return Litter(head.snapshot, tuple(epochs))
 
-    async def _delete(self, run: RunDocuments, wanted: Callable[[Head], bool]) -> bool:
+    async def _delete(self, run: RunDocuments, expected: Callable[[Head], bool]) -> bool:
         for _ in range(MAX_ATTEMPTS):
             found = await run.head()
-            if found is None or not wanted(found[1]):
+            if found is None or not expected(found[1]):
                 return False
             text, head = found
             litter = await self._litter(run, head)

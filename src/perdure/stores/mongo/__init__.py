@@ -3,6 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+# First of all: it raises an error that helps when PyMongo is missing.
+from perdure.stores.mongo.driver import AsyncMongoClient
+
+# isort: split
 from perdure.clock import Clock, SystemClock
 from perdure.store import (
     MAX_VALUE_SIZE,
@@ -15,7 +19,6 @@ from perdure.stores.mongo.connection import (
     check_collection,
     target_of,
 )
-from perdure.stores.mongo.driver import AsyncMongoClient
 from perdure.stores.mongo.keyvalue import MongoKeyValue
 from perdure.stores.mongo.schema import collections_of, prepare
 from perdure.stores.mongo.store import MongoReplicaSetStore, MongoStore

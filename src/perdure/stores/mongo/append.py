@@ -244,8 +244,8 @@ class Appender:
             # A run that its owner wanted gone, and that is gone: the answer to the write was lost.
             sent = turn.sent or entry
             own = self._positions.get(turn.key, entry.epoch) is not None
-            wanted = own and sent.rest is not None and sent.rest.delete
-            return Verdict.ACCEPTED if wanted else Verdict.UNKNOWN
+            expected = own and sent.rest is not None and sent.rest.delete
+            return Verdict.ACCEPTED if expected else Verdict.UNKNOWN
         rested = {**run.get("rested", {})}
         if turn.sent is not None and rested == _place(turn.sent):
             return Verdict.ACCEPTED

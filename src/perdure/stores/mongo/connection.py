@@ -190,16 +190,16 @@ def target_of(url: str, database: str | None, replica_set: bool | None) -> Targe
     several = named or plain != url or len(parsed["nodelist"]) > 1
     name = database or parsed["database"] or DEFAULT_DATABASE
     if len(name) > 63 or not _NAME.fullmatch(name) or "." in name:
-        wanted = "letters, digits, _ and -, at most 63, the first a letter or _"
-        raise InvalidArgument("database", name, wanted)
+        expected = "letters, digits, _ and -, at most 63, the first a letter or _"
+        raise InvalidArgument("database", name, expected)
     return Target(_host(url), name, several if replica_set is None else replica_set)
 
 
 def check_collection(name: str) -> str:
     """Give the name of a collection back, or raise."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name.startswith("system."):
-        wanted = "letters, digits, _, - and dots, at most 100, the first a letter or _"
-        raise InvalidArgument("collection", name, wanted)
+        expected = "letters, digits, _, - and dots, at most 100, the first a letter or _"
+        raise InvalidArgument("collection", name, expected)
     return name
 
 

@@ -113,12 +113,12 @@ def record_in(document: Mapping[str, Any], epoch: int) -> Record:
     return Record(epoch, document["n"], content, packed, document.get("takes", ()))
 
 
-async def read_logs(db: Collections, wanted: Mapping[str, Sequence[int]]) -> dict[str, list[Log]]:
+async def read_logs(db: Collections, expected: Mapping[str, Sequence[int]]) -> dict[str, list[Log]]:
     """Give the logs of runs, of the epochs that are wanted, in one round trip."""
-    logs = {run: {epoch: Log(epoch) for epoch in epochs} for run, epochs in wanted.items()}
+    logs = {run: {epoch: Log(epoch) for epoch in epochs} for run, epochs in expected.items()}
     ranges = [
         {"_id": slots_upto(run, max(epochs), min(epochs))}
-        for run, epochs in wanted.items()
+        for run, epochs in expected.items()
         if epochs
     ]
     if ranges:
@@ -131,9 +131,9 @@ async def read_logs(db: Collections, wanted: Mapping[str, Sequence[int]]) -> dic
     return {run: [*by_epoch.values()] for run, by_epoch in logs.items()}
 
 
-async def seal_logs(db: Collections, wanted: Mapping[str, Sequence[int]]) -> dict[str, list[Log]]:
+async def seal_logs(db: Collections, expected: Mapping[str, Sequence[int]]) -> dict[str, list[Log]]:
     """Give the logs as they will stay: from now on nothing is added to them that counts."""
-    logs = await read_logs(db, wanted)
+    logs = await read_logs(db, expected)
     while unsealed := [(run, log) for run in logs for log in logs[run] if not log.sealed]:
         seals = [{"_id": slot_id(run, log.epoch, log.next), "seal": True} for run, log in unsealed]
         beaten = await insert(db.journal, seals)

@@ -79,8 +79,8 @@ class Transactor:
                     raise StoreUnavailable(words) from error
                 raise
             if (entry.id, entry.epoch) != (id, epoch):
-                wanted = f"a function that gives an entry of run {id!r} and epoch {epoch}"
-                raise InvalidArgument("work", entry, wanted)
+                expected = f"a function that gives an entry of run {id!r} and epoch {epoch}"
+                raise InvalidArgument("work", entry, expected)
             check(entry)
             async with use(), self._appender.writing([key]):
                 return await self._end(db, session, Turn(key, [entry]))

@@ -123,18 +123,18 @@ class MysqlStore(AsyncCloseable):
         after: str | None = None,
     ) -> Sequence[RunSummary]:
         """Give runs newest first, at most `limit`."""
-        wanted = Conditions()
-        wanted.add_prefix(self._prefix + check_prefix(prefix))
+        expected = Conditions()
+        expected.add_prefix(self._prefix + check_prefix(prefix))
         check_limit(limit)
         if status is not None:
-            wanted.add(sql.WITH_STATUS, status)
+            expected.add(sql.WITH_STATUS, status)
         if workflow is not None:
-            wanted.add(sql.WITH_WORKFLOW, workflow)
+            expected.add(sql.WITH_WORKFLOW, workflow)
         if after is not None:
             moment, key = self._mark(after)
-            wanted.add(sql.AFTER, moment, moment, key)
+            expected.add(sql.AFTER, moment, moment, key)
         await self._life.ready()
-        found = await self._database.run_alone(self._on.where(sql.LIST, wanted, limit))
+        found = await self._database.run_alone(self._on.where(sql.LIST, expected, limit))
         return [self._listed(*row) for row in found.rows]
 
     async def close(self) -> None:
@@ -210,16 +210,16 @@ class MysqlStore(AsyncCloseable):
         self, now: datetime, limit: int, /, *, workflows: Sequence[str] | None = None
     ) -> Sequence[Due]:
         """Give the runs without a live lease whose wake time has come at `now`, earliest first."""
-        wanted = Conditions()
-        wanted.add(sql.IS_DUE, as_utc(now, "now"))
-        wanted.add_prefix(self._prefix)
+        expected = Conditions()
+        expected.add(sql.IS_DUE, as_utc(now, "now"))
+        expected.add_prefix(self._prefix)
         check_limit(limit)
         await self._life.ready()
         if workflows is not None:
             if not workflows:
                 return []
-            wanted.add(sql.IN_WORKFLOWS, [*workflows])
-        found = await self._database.run_alone(self._on.where(sql.DUE, wanted, limit))
+            expected.add(sql.IN_WORKFLOWS, [*workflows])
+        found = await self._database.run_alone(self._on.where(sql.DUE, expected, limit))
         return [Due(self._id(key), read_moment(wake_at)) for key, wake_at in found.rows]
 
     async def claim(
@@ -365,8 +365,8 @@ class MysqlStore(AsyncCloseable):
     def _key(self, id: str) -> str:
         key = self._prefix + check_id(id)
         if len(key) > _LONGEST_KEY:
-            wanted = f"an id of at most {_LONGEST_KEY} characters, the prefix included"
-            raise InvalidArgument("id", id, wanted)
+            expected = f"an id of at most {_LONGEST_KEY} characters, the prefix included"
+            raise InvalidArgument("id", id, expected)
         return key
 
     @property

@@ -65,6 +65,6 @@ def _more(query: dict[str, str]) -> dict[str, Any]:
         elif name == "unix_socket" and value:
             options["unix_socket"] = value
         else:
-            wanted = "ssl=true, ssl_ca=file or unix_socket=file after the ?"
-            raise InvalidArgument("url", f"{name}={value}", wanted)
+            expected = "ssl=true, ssl_ca=file or unix_socket=file after the ?"
+            raise InvalidArgument("url", f"{name}={value}", expected)
     return options

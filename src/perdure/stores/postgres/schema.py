@@ -99,15 +99,15 @@ class Schema:
 
 def check_table(table: object, parameter: str = "table") -> str:
     """Give the table's name back, or raise: `table` or `schema.table`."""
-    wanted = (
+    expected = (
         "a name of ASCII letters, digits and _, no digit first, of at most "
         f"{_LONGEST_TABLE} characters, or two with a dot between them"
     )
     if not isinstance(table, str):
-        raise InvalidArgument(parameter, table, wanted)
+        raise InvalidArgument(parameter, table, expected)
     parts = table.split(".")
     if len(parts) > 2 or not all(map(_NAME.fullmatch, parts)) or len(parts[-1]) > _LONGEST_TABLE:
-        raise InvalidArgument(parameter, table, wanted)
+        raise InvalidArgument(parameter, table, expected)
     return table
 
 

@@ -352,8 +352,8 @@ class PostgresStore(AsyncCloseable):
     def _key(self, id: str) -> str:
         key = self._prefix + check_id(id)
         if 4 * len(key) > _LONGEST_KEY and len(key.encode()) > _LONGEST_KEY:
-            wanted = f"an id of at most {_LONGEST_KEY:,} bytes, the prefix included"
-            raise InvalidArgument("id", id, wanted)
+            expected = f"an id of at most {_LONGEST_KEY:,} bytes, the prefix included"
+            raise InvalidArgument("id", id, expected)
         return key
 
     def _check_size(self, data: bytes, what: str, *names: str) -> None:

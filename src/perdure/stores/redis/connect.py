@@ -26,8 +26,8 @@ def open_link(
     if isinstance(client, driver.Redis):
         return _through(client, max_connections)
     if client is not None:
-        wanted = "a redis.asyncio.Redis or a redis.asyncio.RedisCluster"
-        raise InvalidArgument("client", client, wanted)
+        expected = "a redis.asyncio.Redis or a redis.asyncio.RedisCluster"
+        raise InvalidArgument("client", client, expected)
     if not isinstance(url, str) or "://" not in url:
         raise InvalidArgument("url", url, 'a URL such as "redis://localhost:6379/0", or a client=')
     seconds = parse_duration(timeout, "timeout").total_seconds()

@@ -68,7 +68,7 @@ async def durability_report(server: Server) -> DurabilityReport:
 async def require_durability(server: Server) -> None:
     """Raise `StoreError` unless the server's answers survive a power cut."""
     settings = await _settings(server)
-    wrong = [name for name, wanted in _WANTED.items() if settings[name] != wanted]
+    wrong = [name for name, expected in _WANTED.items() if settings[name] != expected]
     found = [f"{name} is {settings[name]}" for name in wrong]
     remedies = [f"CONFIG SET {name} {_WANTED[name]}" for name in wrong]
     if _may_evict(settings):

@@ -237,8 +237,8 @@ class RedisStore(AsyncCloseable):
     ) -> int:
         """Delete up to `limit` runs that are over and were last updated longer ago than that."""
         await self._life.ready()
-        wanted: Sequence[RunStatus] = STATUSES if status is None else [status]
-        statuses: Sequence[RunStatus] = [one for one in wanted if is_over(one)]
+        expected: Sequence[RunStatus] = STATUSES if status is None else [status]
+        statuses: Sequence[RunStatus] = [one for one in expected if is_over(one)]
         return await self._runs.prune(older_than // _MICROSECOND, statuses, check_limit(limit))
 
     async def stats(self) -> Stats:

@@ -187,13 +187,13 @@ def marked(statement: str, paramstyle: ParamStyle) -> str:
 
 
 def _checked(table: object) -> str:
-    wanted = (
+    expected = (
         "a name of ASCII letters, digits and _, no digit first, of at most 50 characters, "
         "or two with a dot between them"
     )
     parts = table.split(".") if isinstance(table, str) else []
     if not isinstance(table, str) or len(parts) > 2 or not all(map(_NAME.fullmatch, parts)):
-        raise InvalidArgument("table", table, wanted)
+        raise InvalidArgument("table", table, expected)
     return table
 
 

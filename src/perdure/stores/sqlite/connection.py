@@ -32,8 +32,10 @@ def open_connection(
 ) -> sqlite3.Connection:
     """Give a connection in WAL mode that waits as long as `connect_timeout` for others' locks."""
     if sqlite3.sqlite_version_info < MINIMUM:
-        wanted = ".".join(map(str, MINIMUM))
-        raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old: {wanted} or newer is needed")
+        expected = ".".join(map(str, MINIMUM))
+        raise StoreError(
+            f"SQLite {sqlite3.sqlite_version} is too old: {expected} or newer is needed"
+        )
     connection = sqlite3.connect(
         path,
         timeout=connect_timeout.total_seconds(),

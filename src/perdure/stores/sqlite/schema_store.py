@@ -189,8 +189,8 @@ class SqliteSchemaStore(AsyncCloseable):
                 return verdict
             entry = await session.enter(work, Transaction(session))
             if (entry.id, entry.epoch) != (id, epoch):
-                wanted = f"a function that gives an entry of run {id!r} and epoch {epoch}"
-                raise InvalidArgument("work", entry, wanted)
+                expected = f"a function that gives an entry of run {id!r} and epoch {epoch}"
+                raise InvalidArgument("work", entry, expected)
             check_entries([entry], self.capabilities.max_value_size)
             # An entry that was there before means that the user's writes were, too.
             await session.finish(partial(self._runs.record, entry))

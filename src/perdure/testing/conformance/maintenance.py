@@ -113,12 +113,12 @@ class StatsChecks(Harness):
     async def test_stats_count_runs_by_status(self, store: Store) -> None:
         """Count the runs by status."""
         maintenance = need_upkeep(store)
-        wanted: dict[RunStatus, int] = {status: number for number, status in enumerate(STATUSES)}
-        for status, number in wanted.items():
+        expected: dict[RunStatus, int] = {status: number for number, status in enumerate(STATUSES)}
+        for status, number in expected.items():
             for turn in range(number):
                 await maintenance.save(f"{status} {turn}", snapshot(status=status))
         counted = (await maintenance.stats()).by_status
-        assert {status: counted.get(status, 0) for status in STATUSES} == wanted
+        assert {status: counted.get(status, 0) for status in STATUSES} == expected
         assert set(counted) <= set(STATUSES)
 
     async def test_stats_of_an_empty_store(self, store: Store) -> None:

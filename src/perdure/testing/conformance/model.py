@@ -78,9 +78,9 @@ class ModelChecks(Harness):
         )
 
 
-async def same(store: Store, wanted: Any) -> None:
+async def same(store: Store, expected: Any) -> None:
     """Check that the run is loaded as wanted, its steps in order."""
     loaded = await store.load("run")
-    assert loaded == wanted
+    assert loaded == expected
     assert loaded is not None
-    assert list(loaded["steps"]) == list(wanted["steps"])
+    assert list(loaded["steps"]) == list(expected["steps"])

@@ -112,8 +112,8 @@ class LeaseRaceChecks(Harness):
                 appended(journal, step(old, 1, "late")), asked(journal, f"{number}", "bob")
             )
             assert new is not None
-            wanted = ["late"] if verdict is Verdict.ACCEPTED else []
-            assert list(new.snapshot["steps"]) == await steps_of(journal, f"{number}") == wanted
+            expected = ["late"] if verdict is Verdict.ACCEPTED else []
+            assert list(new.snapshot["steps"]) == await steps_of(journal, f"{number}") == expected
 
     async def test_a_rest_and_the_next_owner_exclude_each_other(self, store: Store) -> None:
         """A rest that is accepted was there before the grant; one that is fenced never was."""
@@ -126,8 +126,8 @@ class LeaseRaceChecks(Harness):
                 rested(journal, old, Rest("completed"), "end"), asked(journal, f"{number}", "bob")
             )
             assert new is not None
-            wanted = ["end"] if verdict is Verdict.ACCEPTED else []
-            assert list(new.snapshot["steps"]) == await steps_of(journal, f"{number}") == wanted
+            expected = ["end"] if verdict is Verdict.ACCEPTED else []
+            assert list(new.snapshot["steps"]) == await steps_of(journal, f"{number}") == expected
             assert (await listed(journal, f"{number}")).status == "running"
 
     async def test_many_runs_append_together(self, store: Store) -> None:

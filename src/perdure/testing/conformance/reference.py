@@ -205,14 +205,14 @@ class StoreMachine(RuleBasedStateMachine):
     def append(self, pick: int, key: str, take: bool) -> None:
         """Append under any lease that was ever given."""
         lease = self.picked(pick)
-        wanted = self.verdict(lease)
+        expected = self.verdict(lease)
         number = next(self.numbers)
         part = with_step(key, number)
         messages = self.do(self.store.inbox(lease.id))[: int(take)]
         consumes = tuple(message.id for message in messages)
         entry = Entry(lease.id, lease.epoch, number, as_json(part), consumes=consumes)
-        assert list(self.do(self.store.append([entry]))) == [wanted]
-        if wanted is Verdict.ACCEPTED:
+        assert list(self.do(self.store.append([entry]))) == [expected]
+        if expected is Verdict.ACCEPTED:
             ran = self.runs[lease.id]
             ran.snapshot = merge_snapshots(ran.snapshot, part)
             ran.progressed = True
@@ -225,15 +225,15 @@ class StoreMachine(RuleBasedStateMachine):
     def rest(self, pick: int, status: RunStatus, wake: timedelta | None, events: set[str]) -> None:
         """Put a run to rest under any lease that was ever given."""
         lease = self.picked(pick)
-        wanted = self.verdict(lease)
+        expected = self.verdict(lease)
         sleeps = status in ("suspended", "waiting")
         wake_at = self.now + wake if sleeps and wake is not None else None
         awaits = tuple(sorted(events)) if status in ("waiting", "paused") else ()
         rest = Rest(status, wake_at, awaits)
         whole = snapshot("rested", "10", "9", status=status)
         entry = Entry(lease.id, lease.epoch, next(self.numbers), as_json(whole), rest=rest)
-        assert list(self.do(self.store.append([entry]))) == [wanted]
-        if wanted is Verdict.ACCEPTED:
+        assert list(self.do(self.store.append([entry]))) == [expected]
+        if expected is Verdict.ACCEPTED:
             self.runs[lease.id].rest(whole, rest, self.now)
             self.sent.append(entry)
         self.compare(lease.id)
@@ -245,10 +245,10 @@ class StoreMachine(RuleBasedStateMachine):
         entry = self.sent[max(pick, -len(self.sent))]
         ran = self.runs.get(entry.id)
         if ran is None:
-            wanted = Verdict.UNKNOWN
+            expected = Verdict.UNKNOWN
         else:
-            wanted = Verdict.ACCEPTED if ran.newest == entry.epoch else Verdict.FENCED
-        assert list(self.do(self.store.append([entry]))) == [wanted]
+            expected = Verdict.ACCEPTED if ran.newest == entry.epoch else Verdict.FENCED
+        assert list(self.do(self.store.append([entry]))) == [expected]
         self.compare(entry.id)
 
     @precondition(lambda self: self.leases)
@@ -288,10 +288,10 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(owner=OWNERS, ttl=TTLS, workflows=st.none() | st.lists(WORKFLOWS, unique=True))
     def claim(self, owner: str, ttl: timedelta, workflows: Sequence[str] | None) -> None:
         """Claim all that is due."""
-        wanted = self.due_in_model(workflows)
-        assert self.due_in_store(workflows) == wanted
+        expected = self.due_in_model(workflows)
+        assert self.due_in_store(workflows) == expected
         grants = self.do(self.store.claim(owner, ttl, 100, workflows=workflows))
-        assert sorted(grant.lease.id for grant in grants) == wanted
+        assert sorted(grant.lease.id for grant in grants) == expected
         for grant in grants:
             self.granted(grant, self.runs[grant.lease.id])
 

@@ -1,0 +1,60 @@
+"""Numbered migration scripts of SQL stores, and the names of their tables.
+
+A script is `migrations/0001_name.sql` beside the store that uses it. Scripts are added at the end
+and never changed. Each store applies them under a lock of its own database.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+from perdure.errors import InvalidArgument, StoreError
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Migration(NamedTuple):
+    """One change of a schema: a template that needs the names of the tables."""
+
+    version: int
+    name: str
+    script: str
+
+
+@cache
+def read_migrations(package: str, folder: str = "migrations") -> Sequence[Migration]:
+    """Return the migrations in a folder of a package, in order."""
+    scripts = sorted(
+        (script.name.removesuffix(".sql"), script.read_text("utf-8"))
+        for script in files(package).joinpath(folder).iterdir()
+        if script.name.endswith(".sql")
+    )
+    return [Migration(int(name[:4]), name, text) for name, text in scripts]
+
+
+def pending(
+    migrations: Sequence[Migration], applied: Collection[int], table: str
+) -> Sequence[Migration]:
+    """Return the migrations that were not applied; raise if the table is of a newer perdure."""
+    if unknown := set(applied) - {migration.version for migration in migrations}:
+        raise StoreError(
+            f"table {table} was created by a newer version of perdure (migration {max(unknown)}); "
+            "upgrade perdure, or choose another table"
+        )
+    return [migration for migration in migrations if migration.version not in applied]
+
+
+def check_table(table: object, max_length: int, parameter: str = "table") -> str:
+    """Return a valid table name: `table` or `schema.table`."""
+    expected = (
+        f"ASCII letters, digits and _, at most {max_length} characters, not starting with a digit; "
+        "optionally schema.table"
+    )
+    parts = table.split(".") if isinstance(table, str) else []
+    if not parts or len(parts) > 2 or not all(map(_NAME.fullmatch, parts)):
+        raise InvalidArgument(parameter, table, expected)
+    if len(parts[-1]) > max_length:
+        raise InvalidArgument(parameter, table, expected)
+    return str(table)

@@ -90,7 +90,7 @@ def test_chance_is_the_callers() -> None:
 )
 def test_bad_retries(option: str, value: object) -> None:
     """A bad option is an error that names it, when the retry is made."""
-    with pytest.raises(InvalidArgument, match=rf"^{option}: got "):
+    with pytest.raises(InvalidArgument, match=rf"^{option}: expected "):
         Retry(**{option: value})  # type: ignore[arg-type]  # what is tested
 
 
@@ -130,14 +130,14 @@ def test_a_timeout_can_raise_another_error(on_timeout: KeyError) -> None:
 @pytest.mark.parametrize("after", [0, -1, "never", math.nan, None, True])
 def test_bad_timeouts(after: float) -> None:
     """A time-out is longer than zero."""
-    with pytest.raises(InvalidArgument, match=r"^timeout: got "):
+    with pytest.raises(InvalidArgument, match=r"^timeout: expected "):
         Timeout(after)
 
 
 @pytest.mark.parametrize("on_timeout", ["raise", None, 5, []])
 def test_bad_outcomes(on_timeout: BaseException) -> None:
     """What happens on time-out is one of four things."""
-    with pytest.raises(InvalidArgument, match=r"^on_timeout: got "):
+    with pytest.raises(InvalidArgument, match=r"^on_timeout: expected "):
         Timeout(5, on_timeout=on_timeout)
 
 

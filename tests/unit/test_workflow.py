@@ -716,9 +716,9 @@ class TestOptions:
 
     async def test_an_unknown_option_is_never_ignored(self) -> None:
         """It is named, with those there are."""
-        with pytest.raises(InvalidArgument, match=r"^resumeState: got .*resume_state"):
+        with pytest.raises(InvalidArgument, match=r"^resumeState: expected .*resume_state"):
             Workflow("w", resumeState=None)  # type: ignore[call-overload]
-        with pytest.raises(InvalidArgument, match=r"^retries: got"):
+        with pytest.raises(InvalidArgument, match=r"^retries: expected"):
             await Workflow("w").run(hello, retries=3)  # type: ignore[call-arg]
 
     async def test_a_snapshot_and_a_state_exclude_each_other(self) -> None:

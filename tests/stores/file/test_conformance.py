@@ -386,7 +386,7 @@ class TestUse:
     )
     def test_parameters_are_checked(self, parameter: str, options: dict[str, Any]) -> None:
         """Each error names its parameter."""
-        with pytest.raises(InvalidArgument, match=f"^{parameter}: got"):
+        with pytest.raises(InvalidArgument, match=f"^{parameter}: expected"):
             FileStore(**options)
 
     async def test_a_bad_cursor_is_refused(self, store: FileStore) -> None:

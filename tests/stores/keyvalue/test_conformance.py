@@ -493,7 +493,7 @@ class TestUse:
     @pytest.mark.parametrize("store", [5, {}, object()])
     def test_anything_else_is_refused(self, store: Any) -> None:
         """The error names the parameter and what serves."""
-        with pytest.raises(InvalidArgument, match=r"^store: got"):
+        with pytest.raises(InvalidArgument, match=r"^store: expected"):
             keyvalue(store)
 
     @pytest.mark.parametrize(

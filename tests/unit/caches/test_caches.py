@@ -161,7 +161,7 @@ class TestAdapting:
     @pytest.mark.parametrize("cache", [5, "text", [], object(), MemoryKeyValue])
     def test_anything_else_is_refused(self, cache: Any) -> None:
         """The error says what serves as a cache."""
-        with pytest.raises(InvalidArgument, match="cache: got"):
+        with pytest.raises(InvalidArgument, match="cache: expected"):
             as_cache(cache)
 
     async def test_a_cache_without_clear_says_so(self) -> None:
@@ -400,5 +400,5 @@ class TestKeyValue:
     @pytest.mark.parametrize("store", [5, {}, object()])
     def test_anything_else_is_refused(self, store: Any) -> None:
         """The error says what serves."""
-        with pytest.raises(InvalidArgument, match="store: got"):
+        with pytest.raises(InvalidArgument, match="store: expected"):
             as_keyvalue(store)

@@ -152,7 +152,7 @@ class TestCalling:
 
         error = error_of(await once(single(lambda step: step("fetch", fetch("1")))))
         assert isinstance(error, InvalidArgument)
-        assert str(error).startswith("fn: got <coroutine")
+        assert str(error).startswith("fn: expected a function, not the coroutine")
         assert "step('fetch', lambda: function(argument))" in str(error)
 
     async def test_a_generator_is_refused(self) -> None:
@@ -1012,5 +1012,5 @@ async def test_bad_calls(call: Any, parameter: str) -> None:
     error = error_of(await once(single(call)))
     assert isinstance(error, InvalidArgument)
     assert error.parameter == parameter
-    assert str(error).startswith(f"{parameter}: got ")
+    assert str(error).startswith(f"{parameter}: expected ")
     assert isinstance(error, InvalidDuration) == (parameter in ("ttl", "timeout", "duration"))

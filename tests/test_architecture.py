@@ -52,7 +52,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("host",),
         ("outcome",),
         ("lifecycle",),
-        ("call",),
+        ("run",),
         ("idempotency",),
     ),
     "runtime": (("definition", "run"), ("registry",), ("driver",), ("runtime",)),

@@ -293,8 +293,8 @@ class LocalRun:
         if self._block["status"] != "running":
             return self._block
         block = self._block.copy()
-        if self._execution.last_key is not None:
-            block["currentStepId"] = self._execution.last_key
+        if self._history.last_key is not None:
+            block["currentStepId"] = self._history.last_key
         if self._history.waits:
             block["pending"] = list(self._history.waits.values())
         return block

@@ -117,7 +117,7 @@ async def test_what_is_over_is_the_same_after_an_owner_died_with_it(
     await runtime.cancel("run")
     before = await store.load("run")
     dying = FaultyStore(store, fail_at=1, verbs={"append"}, error=StoreError, stays_down=True)
-    (grant,) = await store.acquire([runtime.driver.want("run")])
+    (grant,) = await store.acquire([runtime.driver.request("run")])
     assert grant is not None
     async with make(dying).session() as session:
         with pytest.raises(StoreError):

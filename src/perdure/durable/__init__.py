@@ -8,13 +8,15 @@ where the record ends.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from random import SystemRandom
 from typing import Any, TypeVar
 
 from perdure import codec
 from perdure.clock import Clock, Duration, SystemClock, check_clock
-from perdure.durable.call import OnVersionMismatch, Request, VersionGap, run_once
 from perdure.durable.idempotency import run_with_key
-from perdure.durable.lifecycle import LEASE_TTL, check_lease_ttl, default_store
+from perdure.durable.lifecycle import Program
+from perdure.durable.run import OnVersionMismatch, Request, VersionGap, run_once
+from perdure.durable.session import LEASE_TTL, check_lease_ttl, default_store
 from perdure.durable.states import (
     clear_state,
     delete_state,
@@ -54,6 +56,7 @@ __all__ = [
 
 T = TypeVar("T")
 
+_random = SystemRandom()
 _OUTCOMES = (
     StoreError,
     AlreadyRunning,
@@ -99,13 +102,16 @@ async def run(
     request = Request(
         id=check_id(id),
         store=default_store() if store is None else check_store(store),
-        body=body_of(fn, as_deps(deps)),
+        program=Program(
+            body=body_of(fn, as_deps(deps)),
+            random=_random,
+            bus=_bus(on_event),
+            errors=check_errors(errors),
+        ),
         fn=fn,
         version=check_int(version, "version", minimum=0),
         keep=check_flag(keep, "keep"),
         metadata=_first_metadata(version, metadata, input),
-        bus=_bus(on_event),
-        errors=check_errors(errors),
         lease_ttl=check_lease_ttl(lease_ttl),
         shared=check_flag(allow_concurrent, "allow_concurrent"),
         on_version_mismatch=_check_mending(on_version_mismatch),
@@ -117,7 +123,7 @@ async def run(
         result = await (run_once(request) if key is None else run_with_key(request, key))
     except _OUTCOMES as error:
         result = outcome_of(error)
-    await request.bus.flush()
+    await request.program.bus.flush()
     return result
 
 

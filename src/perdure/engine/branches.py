@@ -115,6 +115,7 @@ class Branches:
         "_factory",
         "_loop",
         "_position",
+        "_unwinding",
         "in_flight",
         "on_change",
         "parked",
@@ -128,6 +129,7 @@ class Branches:
         self.parked: set[Task] = set()
         self.in_flight = 0
         self.on_change: Callable[[], None] | None = None
+        self._unwinding: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:
         task = asyncio.current_task()
@@ -140,6 +142,8 @@ class Branches:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._unwinding is not None:
+            self._unwinding.cancel()
         _unwatch(self._loop, self._factory)
         POSITION.reset(self._position)
         self.tasks.clear()
@@ -219,6 +223,16 @@ class Branches:
         if not paths:
             return []
         return [task for task, branch in self.tasks.items() if branch.path.startswith(paths)]
+
+    def cancel(self) -> None:
+        """Cancel every branch; again each second, in case one swallows it.
+
+        A `TaskGroup` that is already aborting does not pass a cancellation on to its tasks.
+        """
+        if self.tasks:
+            for task in self.tasks:
+                self._loop.call_soon(task.cancel)
+            self._unwinding = self._loop.call_later(1, self.cancel)
 
     async def unwind(self) -> None:
         """Cancel every branch but the current task, and wait until all have ended."""

@@ -58,7 +58,6 @@ class Execution:
         "failures",
         "history",
         "host",
-        "last_key",
         "payload",
         "random",
         "run_id",
@@ -78,6 +77,7 @@ class Execution:
         cache: StepCache | None = None,
         errors: tuple[type[BaseException], ...] = (),
         payload: object = None,
+        host: RunHost | None = None,
     ) -> None:
         self.workflow = workflow
         self.run_id = run_id
@@ -87,9 +87,8 @@ class Execution:
         self.random = random
         self.cache = cache
         self.errors = errors
-        self.host: RunHost | None = None
+        self.host = host
         self.payload = payload
-        self.last_key: str | None = None
         self.ended_by: BaseException | Err[Any] | None = None
         self.failures: dict[str, BaseException] = {}
         self._emit = emit
@@ -135,7 +134,7 @@ class Execution:
         if self._broken is None:
             self._broken = error
             if self.host is not None:
-                self.host.unwind()
+                self.branches.cancel()
         return self._broken
 
     @property
@@ -212,7 +211,7 @@ class Execution:
 
     def replay(self, call: StepCall, key: str, record: StepRecord) -> Any:
         """Return what a record says, or raise it."""
-        self.last_key = key
+        self.history.last_key = key
         if self._emit is None and is_plain(record):
             return record.get("value")
         declared = (*call.errors, *self.errors)
@@ -302,7 +301,6 @@ class Execution:
 
     def publish(self, call: StepCall, record: EncodedRecord) -> None:
         """Let a record answer that the store has accepted."""
-        self.last_key = record.key
         self.history.publish(record)
         for key, json in call.replaces.items():
             self.history.silence(key, json)

@@ -63,6 +63,9 @@ async def run_function(run: Execution, body: Callable[[Step], Awaitable[Any]]) -
     run.announce(WorkflowStart)
     try:
         with run.branches:
+            if run.broken is not None:
+                # The run was broken off before its task began.
+                run.branches.cancel()
             try:
                 outcome = await _outcome(run, body)
             finally:
@@ -73,7 +76,7 @@ async def run_function(run: Execution, body: Callable[[Step], Awaitable[Any]]) -
             run.announce(WorkflowSuspended, started)
         else:
             reason = str(error.args[0]) if error.args else ""
-            run.announce(WorkflowCancelled, started, reason=reason, last_step=run.last_key)
+            run.announce(WorkflowCancelled, started, reason=reason, last_step=run.history.last_key)
         raise
     if isinstance(outcome, Ok):
         run.announce(WorkflowSuccess, started)

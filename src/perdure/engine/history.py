@@ -45,6 +45,7 @@ class History:
         "_silent",
         "_stored_waits",
         "changed_waits",
+        "last_key",
         "metadata",
         "name",
         "unclaimed",
@@ -60,6 +61,7 @@ class History:
         self._foreign: set[str] = set()
         self._loaded: set[str] = set()
         self._silent: set[str] = set()
+        self.last_key: str | None = None
         self.metadata: dict[str, Any] = {}
         self.warnings: list[Any] = []
         self.unclaimed: dict[str, StepRecord] = {}
@@ -138,7 +140,7 @@ class History:
 
     def publish(self, record: EncodedRecord) -> None:
         """Let a record answer from now on; one under the same key is replaced in its place."""
-        key = record.key
+        key = self.last_key = record.key
         self._records[key] = record.json
         if self._silent:
             self._silent.discard(key)

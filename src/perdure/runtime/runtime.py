@@ -24,8 +24,7 @@ from perdure.clock import (
     isoformat,
     parse_duration,
 )
-from perdure.durable.lifecycle import LEASE_TTL, borrow, check_lease_ttl, default_store
-from perdure.durable.session import Session
+from perdure.durable.session import LEASE_TTL, Session, borrow, check_lease_ttl, default_store
 from perdure.errors import (
     AlreadyRunning,
     Cancelled,
@@ -107,7 +106,6 @@ class Runtime:
         self.driver = Driver(
             store=self.store,
             registry=self.registry,
-            clock=self.clock,
             random=self.random,
             bus=self._bus,
             lease_ttl=self.lease_ttl,

@@ -52,8 +52,8 @@ class Settling(Runtime):
         run = await super().trigger(*arguments, **options)
         return await self._settle(run) if options.get("wait", True) else run
 
-    async def resume(self, run_id: str) -> Any:
-        return await self._settle(await super().resume(run_id))
+    async def _continue(self, run_id: str, *, paused: bool) -> Any:
+        return await self._settle(await super()._continue(run_id, paused=paused))
 
     async def retry(self, run_id: str) -> Any:
         return await self._settle(await super().retry(run_id))

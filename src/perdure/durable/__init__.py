@@ -1,9 +1,9 @@
-"""Where engine and store meet: load, lease, run, append, rest.
+"""Durable functions on a store, without workers: where engine and store meet.
 
     result = await durable.run(deps, checkout, id="checkout-123", store=store)
 
-Every step is recorded in the store before the function goes on. After a crash the same call goes on
-where the record ends.
+Every step is recorded in the store before the function continues. After a crash the same call
+continues after the last recorded step.
 """
 
 import asyncio
@@ -87,17 +87,19 @@ async def run(
     idempotency_key: str | None = None,
     clock: Clock = SystemClock(),
 ) -> Result[T, Any]:
-    """Run a function so that it survives crashes, and give `Ok(value)` or `Err(error, cause)`.
+    """Run a function so that it survives crashes; return `Ok(value)` or `Err(error, cause)`.
 
-    On success the run is deleted; with `keep` it stays, and a second call with the same id gives
+    On success the run is deleted; with `keep` it stays, and a second call with the same id returns
     the recorded result without running anything. On failure it stays for the next call, which runs
-    the failed step again; with `replay_errors` the recorded failure answers. Errors of the engine
-    come as `Err` too: `VersionMismatch`, `AlreadyRunning`, `LeaseLost`, `StoreError`, `DriftError`.
+    the failed step again, or with `replay_errors` returns the recorded failure. Errors of the
+    engine are returned as `Err` too: `VersionMismatch`, `AlreadyRunning`, `LeaseLost`,
+    `StoreError`, `DriftError`.
 
-    `on_version_mismatch` is `"error"`, `"clear"` (start afresh), or a function of a `VersionGap`
-    that gives one of these or a migrated snapshot. With `allow_concurrent` a second call takes the
-    run over from the first, which ends with `LeaseLost`. `idempotency_key` gives all calls with one
-    key one result, whatever their ids. Cancelling the task keeps the state and releases the lease.
+    `on_version_mismatch` is `"error"`, `"clear"` (start from scratch), or a function of a
+    `VersionGap` that returns one of these or a migrated snapshot. With `allow_concurrent` a second
+    call takes the run over from the first, which ends with `LeaseLost`. All calls with one
+    `idempotency_key` return one result, whatever their ids. Cancelling the task keeps the state and
+    releases the lease.
     """
     request = Request(
         id=check_id(id),
@@ -114,7 +116,7 @@ async def run(
         metadata=_first_metadata(version, metadata, input),
         lease_ttl=check_lease_ttl(lease_ttl),
         shared=check_flag(allow_concurrent, "allow_concurrent"),
-        on_version_mismatch=_check_mending(on_version_mismatch),
+        on_version_mismatch=_check_migration(on_version_mismatch),
         replay_errors=check_flag(replay_errors, "replay_errors"),
         clock=check_clock(clock),
     )
@@ -128,7 +130,7 @@ async def run(
 
 
 def run_sync(deps: object, fn: WorkflowFunction[T, Any], /, **options: Any) -> Result[T, Any]:
-    """Do as `run` does, for code without an event loop."""
+    """Call `run` from code without an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -145,11 +147,11 @@ def _bus(listener: Listener | None) -> Bus:
     return bus
 
 
-def _check_mending(mending: OnVersionMismatch) -> OnVersionMismatch:
-    if mending not in ("error", "clear") and not callable(mending):
+def _check_migration(migration: OnVersionMismatch) -> OnVersionMismatch:
+    if migration not in ("error", "clear") and not callable(migration):
         expected = '"error", "clear", or a function of a VersionGap'
-        raise InvalidArgument("on_version_mismatch", mending, expected)
-    return mending
+        raise InvalidArgument("on_version_mismatch", migration, expected)
+    return migration
 
 
 def _check_key(key: str) -> str:

@@ -154,7 +154,7 @@ class BatchQueue(Generic[Q, A]):
             self._idle = None
 
     def __len__(self) -> int:
-        """How many requests wait for the next write."""
+        """Return how many requests wait for the next write."""
         return len(self._queue)
 
     async def close(self) -> None:
@@ -183,7 +183,7 @@ class BatchQueue(Generic[Q, A]):
                     # Callers that were just answered join the next batch.
                     await self._clock.sleep(0)
         except asyncio.CancelledError:
-            # The event loop is about to close: nobody can be kept waiting.
+            # The event loop is about to close: callers must not wait for it.
             for pending in (*batch, *self._queue):
                 pending.settle(None, asyncio.CancelledError())
             self._queue.clear()
@@ -244,9 +244,9 @@ def _as_store_error(error: Exception) -> Exception:
 
 
 class Committer:
-    """What all runs of this process write to one store.
+    """The queues through which all runs of this process write to one store.
 
-    It waits for a real server in real time, whatever clock the runs live by.
+    It waits for a real server in real time, whatever clock the runs use.
     """
 
     def __init__(

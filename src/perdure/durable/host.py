@@ -60,7 +60,7 @@ class RunHost(calls.RunHost, ABC):
         self.clock = session.clock
         self._inbox: list[Message] = []
         if grant is not None:
-            # The store's time goes on from the grant, or from `now` if that is later.
+            # The run uses the store's time, from the grant or from `now` if that is later.
             self.clock = SyncedClock(session.clock, max(grant.now, now or grant.now))
             self._inbox = list(grant.inbox)
         self._inbox_read_at = self.clock.now() if grant is None else grant.now
@@ -82,9 +82,7 @@ class RunHost(calls.RunHost, ABC):
     def start(
         self, execution: Execution, suspend_after: timedelta | None, always_replay: bool
     ) -> None:
-        """Let an execution record and wait here. The run leaves memory unless it stays for good
-        (`suspend_after` is `None`).
-        """
+        """Accept records and waits of an execution; see `Suspension` for the options."""
         self._execution = execution
         self.always_replay = always_replay
         self.suspension = Suspension(

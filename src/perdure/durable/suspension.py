@@ -110,7 +110,7 @@ class Suspension:
         await self.wait({"id": id, "kind": "event", "event": id})
 
     def add_message(self, message: Message) -> None:
-        """Let waits receive a message that is not in the store's inbox."""
+        """Add a message that is not in the store's inbox."""
         self._inbox.add_local(message)
         self.changed()
 
@@ -147,7 +147,7 @@ class Suspension:
             if self._pending.pop(pending.wait["id"], None) is not None:
                 self._branches.unpark(pending.task)
             if pending.message is not None:
-                # Given up in the moment its message came: the message is for the next wait.
+                # Cancelled while its message was handed out: the next wait receives it.
                 self._inbox.put_back(pending.message)
             raise
 
@@ -216,11 +216,11 @@ class Suspension:
         return not at_work or self._without_progress(at_work, self._suspend_after)
 
     async def _branches_are_quiet(self) -> bool:
-        """Let branches run that are about to; return whether none is any more.
+        """Let ready branches run; return whether all branches wait.
 
-        Between the end of one branch and the moment another that waits for it is about to run,
-        asyncio calls callbacks, a turn of the event loop each. Only a state that stays quiet for
-        several turns is one that nothing will change.
+        Between the end of one branch and the wake-up of another that waits for it, asyncio calls
+        callbacks, an iteration of the event loop each. Only a state that stays quiet for several
+        iterations is stable.
         """
         turns = _MOST_TURNS if self._always_replay else _TURNS
         quiet = 0

@@ -157,7 +157,7 @@ class Branches:
                 return position
             return self._branch_of(current_task(), position)
         if type(position) is _Reserved and position.branch.branches is self:
-            # The loop's task factory was replaced during the run: nobody saw the task created.
+            # The loop's task factory was replaced during the run, so the task was not registered.
             return self._branch_of(current_task(), position.branch)
         if isinstance(position, Leaf) and position.branch.branches is self:
             raise NestedStep(id, position.id)
@@ -197,7 +197,7 @@ class Branches:
         self.in_flight += 1
 
     def end(self) -> None:
-        """What began has ended."""
+        """A step, a transaction or a write has ended."""
         self.in_flight -= 1
         if self.on_change is not None:
             self.on_change()
@@ -208,7 +208,7 @@ class Branches:
         self.end()
 
     def unpark(self, task: Task) -> None:
-        """A durable wait is over: its call goes on to write its record."""
+        """A durable wait is over: its call continues by writing its record."""
         self.parked.discard(task)
         self.begin()
 

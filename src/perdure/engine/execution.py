@@ -105,17 +105,17 @@ class Execution:
         key: str | None = None,
         branch: Branch | None = None,
     ) -> StepCall:
-        """Check a call and give it its identity."""
+        """Check a call and determine its identity."""
         if self._broken is not None or self._over:
             self.check_live(id)
         if type(id) is not str or not id or not id.isascii():
-            id = check_text(id, "id", "the step's name, a non-empty text")
+            id = check_text(id, "id", "the step's name, a non-empty string")
         if branch is None:
             branch = self.branches.current(self.run_id, id)
         if not callable(fn):
             check_callable(id, fn)
         if key is not None:
-            key = check_text(key, "key", "a non-empty text, or nothing")
+            key = check_text(key, "key", "a non-empty string, or None")
         return StepCall(id, branch, key, fn, args)
 
     def end(self) -> None:
@@ -139,7 +139,7 @@ class Execution:
 
     @property
     def broken(self) -> BaseException | None:
-        """What broke the run, if anything did."""
+        """The error that broke the run off, or `None`."""
         return self._broken
 
     @property
@@ -156,7 +156,7 @@ class Execution:
         return self._execute(call) if call.key is None else self._perform_keyed(call, call.key)
 
     async def _perform_keyed(self, call: StepCall, key: str) -> Any:
-        """Let one call of a key at a time go on; those that waited find its record."""
+        """Perform one call of a key at a time; the calls that waited find its record."""
         while (other := self._keys_in_use.get(key)) is not None:
             await other.wait()
         done = self._keys_in_use[key] = asyncio.Event()
@@ -192,7 +192,7 @@ class Execution:
         kind = record.get("kind", "step")
         if kind != call.kind:
             what = f"is recorded as a {kind}, and the function now asks for a {call.kind}"
-            hint = "give changed code new step ids, or the workflow a new version"
+            hint = "use new step ids for changed code, or a new version of the workflow"
             raise self._drifted(call, what, hint, kind, call.kind)
         recorded = record.get("args", "")
         if recorded != call.fingerprint and recorded and call.fingerprint:
@@ -200,7 +200,7 @@ class Execution:
                 f"was recorded with other arguments (fingerprint {recorded}) than it is called "
                 f"with now ({call.fingerprint}): its record belongs to another call"
             )
-            hint = "make arguments depend only on earlier steps, or give the call a key= of its own"
+            hint = "make arguments depend only on earlier steps, or pass key= to the call"
             raise self._drifted(call, what, hint, recorded, call.fingerprint)
 
     def _drifted(
@@ -232,7 +232,7 @@ class Execution:
         raise error
 
     def begin(self, call: StepCall) -> None:
-        """Reserve the key of the call's record, note when it began, and announce its work."""
+        """Reserve the key of the call's record, and publish that the step starts."""
         if self._broken is not None or self._over:
             self.check_live(call.id)
         call.record_key = self.history.reserve(call.path, call.call)
@@ -300,7 +300,7 @@ class Execution:
                 await self.cache.set(call.key, codec.loads(record.json), ttl=call.ttl)
 
     def publish(self, call: StepCall, record: EncodedRecord) -> None:
-        """Let a record answer that the store has accepted."""
+        """Make a record that the store has accepted answer its calls."""
         self.history.publish(record)
         for key, json in call.replaces.items():
             self.history.silence(key, json)
@@ -308,7 +308,7 @@ class Execution:
                 self.host.give_back(key)
 
     def tell_success(self, call: StepCall, record: EncodedRecord) -> None:
-        """Publish that a step succeeded and is recorded, if anybody listens."""
+        """Publish that a step succeeded and is recorded."""
         if self._emit is None:
             return
         took = timedelta(seconds=self.clock.monotonic() - call.started)
@@ -410,7 +410,7 @@ class Execution:
     def announce(
         self, event: Callable[..., Event], started: float | None = None, **facts: Any
     ) -> None:
-        """Publish news of the run, with how long it took since `started`."""
+        """Publish an event of the run, with the time since `started`."""
         if self._emit is not None:
             if started is not None:
                 facts["duration"] = timedelta(seconds=self.clock.monotonic() - started)
@@ -419,5 +419,5 @@ class Execution:
                 self._emit(event(workflow=self.workflow, run_id=self.run_id, at=now, **facts))
 
     def tell(self, event: Callable[..., Event], call: StepCall, key: str, **facts: Any) -> None:
-        """Publish news of a step, if anybody listens."""
+        """Publish an event of a step."""
         self.announce(event, step=call.id, key=key, **facts)

@@ -104,12 +104,7 @@ async def run(
     request = Request(
         id=check_id(id),
         store=default_store() if store is None else check_store(store),
-        program=Program(
-            body=body_of(fn, as_deps(deps)),
-            random=_random,
-            bus=_bus(on_event),
-            errors=check_errors(errors),
-        ),
+        program=_program(deps, fn, on_event, errors),
         fn=fn,
         version=check_int(version, "version", minimum=0),
         keep=check_flag(keep, "keep"),
@@ -120,7 +115,10 @@ async def run(
         replay_errors=check_flag(replay_errors, "replay_errors"),
         clock=check_clock(clock),
     )
-    key = None if idempotency_key is None else _check_key(idempotency_key)
+    return await _run(request, None if idempotency_key is None else _check_key(idempotency_key))
+
+
+async def _run(request: Request, key: str | None) -> Result[Any, Any]:
     try:
         result = await (run_once(request) if key is None else run_with_key(request, key))
     except _OUTCOMES as error:
@@ -140,11 +138,14 @@ def run_sync(deps: object, fn: WorkflowFunction[T, Any], /, **options: Any) -> R
     )
 
 
-def _bus(listener: Listener | None) -> Bus:
+def _program(
+    deps: object, fn: object, on_event: Listener | None, errors: Sequence[type[BaseException]]
+) -> Program:
+    body = body_of(fn, as_deps(deps))
     bus = Bus()
-    if listener is not None:
-        bus.subscribe(check_listener(listener))
-    return bus
+    if on_event is not None:
+        bus.subscribe(check_listener(on_event))
+    return Program(body=body, random=_random, bus=bus, errors=check_errors(errors))
 
 
 def _check_migration(migration: OnVersionMismatch) -> OnVersionMismatch:

@@ -1,10 +1,9 @@
-"""The group committer: while one write is in flight, requests of all runs are gathered and written
-together.
+"""The group committer: requests that arrive while a write is in flight are written together.
 
-A lone run pays one commit per step; a thousand runs share commits. One request that spoils a batch
-harms only itself: the batch is tried again one by one. A write whose answer was lost is sent again:
-an entry carries its number in the journal and an owner may ask twice for its lease, so the store
-itself knows what had been written; nothing is guessed.
+A single run pays one commit per step; a thousand runs share commits. A request that makes a batch
+fail harms only itself: the batch is then written one request at a time. A write whose answer was
+lost is sent again. An entry carries its number in the journal, and an owner may ask twice for its
+lease, so the store itself knows what had been written; nothing is guessed.
 """
 
 import asyncio
@@ -71,12 +70,17 @@ class _Pending(Generic[Q, A]):
 class BatchQueue(Generic[Q, A]):
     """One kind of write, one batch at a time.
 
-    A caller that finds the queue idle writes in its own task, without a detour. Requests that
-    arrive in the meantime are queued, and a task of the queue writes them together.
+    The queue is in one of three states:
+
+    - idle: `_busy` is false and the queue is empty;
+    - direct: a caller that found it idle writes in its own task, which saves a switch of tasks;
+      requests that arrive in the meantime are queued;
+    - flushing: `_task` writes what was queued, in batches, until the queue is empty.
 
     No request overtakes an earlier one: the next write begins when the previous one has been
-    answered, and a write whose answer the caller did not get is sent again before anything else. A
-    later entry of a run can therefore never make the store take an earlier one for a repetition.
+    answered, and a write whose answer was lost is sent again before anything else. Otherwise a
+    later entry of a run could make the store take an earlier one for a repetition, and accept it
+    without writing it.
     """
 
     def __init__(
@@ -136,6 +140,7 @@ class BatchQueue(Generic[Q, A]):
 
     def _enqueue(self, request: Q, *, first: bool = False) -> _Pending[Q, A]:
         pending: _Pending[Q, A] = _Pending(request)
+        # `first` keeps the order: the write whose answer was lost comes before what was queued.
         if first:
             self._queue.appendleft(pending)
         else:

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+from perdure.durable.host import RunHost
 from perdure.durable.lifecycle import log_failure, open_host, save_first
 from perdure.durable.outcome import describe_outcome
 from perdure.durable.run import Request, lease, run_once
@@ -59,16 +60,22 @@ async def _run_in(session: Session, request: Request, key: str) -> Result[Any, A
         if stored is not None and (result := _result_for(record, key, stored)) is not None:
             await host.settle(stored["execution"], Rest("completed"))
             return result
-        # Kept until the key has the result: a crash in between must not run everything again.
-        result = await run_once(replace(request, keep=True))
     except IdempotencyConflict:
         await log_failure(host.release())
         raise
+    return await _run_and_record(host, request)
+
+
+async def _run_and_record(host: RunHost, request: Request) -> Result[Any, Any]:
+    """Run, and store a success as the result of the key; a failure frees the key."""
+    try:
+        # Kept until the key has the result: a crash in between must not run everything again.
+        result = await run_once(replace(request, keep=True))
     except BaseException:
-        await log_failure(host.settle(host.block(), Rest("running", delete=True)))
+        await _free(host)
         raise
     if not result.ok:
-        await log_failure(host.settle(host.block(), Rest("running", delete=True)))
+        await _free(host)
         return result
     try:
         outcome = describe_outcome(host, result, request.fn)
@@ -79,6 +86,10 @@ async def _run_in(session: Session, request: Request, key: str) -> Result[Any, A
     if not request.keep:
         await log_failure(_delete(request))
     return result
+
+
+async def _free(host: RunHost) -> None:
+    await log_failure(host.settle(host.block(), Rest("running", delete=True)))
 
 
 def _result_for(record: Request, key: str, stored: Snapshot) -> Result[Any, Any] | None:

@@ -42,6 +42,9 @@ class Counters:
     released: int = 0
 
 
+SHORTEST_POLL = 0.02
+"""How soon a worker that found work asks again, in seconds, where the store does not notify it."""
+
 SUSPECT = 2
 """A run is a suspect when this many owners in a row died with it before it wrote an entry."""
 
@@ -49,7 +52,9 @@ SUSPECT = 2
 class Worker:
     """Drives runs of a runtime's workflows, up to `concurrency` at once.
 
-    It asks the store for work about every `poll`, and at once when the store sends a notification.
+    It asks the store for work about every `poll`, and at once when the store sends a notification
+    or this process creates a run. A store without notifications is asked more often while there is
+    work: 20 ms after work was found, and after twice that time with each attempt that finds none.
     `grace` is how long runs may continue while the worker drains. A run is paused when
     `max_crashes` processes in a row died with it before it wrote an entry.
     """
@@ -79,6 +84,7 @@ class Worker:
         self._suspect: tuple[asyncio.Task[None], str] | None = None
         self._draining = False
         self._hungry = False
+        self._next_poll = self._poll
         self._wake: asyncio.Event = asyncio.Event()
         self._main: asyncio.Task[None] | None = None
 
@@ -126,8 +132,10 @@ class Worker:
         try:
             async with self.runtime.session() as session, asyncio.TaskGroup() as tasks:
                 listener = tasks.create_task(self._listen())
+                session.workers.add(self._wake.set)
                 while not self._draining:
                     await self._claim_and_wait(session, tasks)
+                session.workers.discard(self._wake.set)
                 await self._finish()
                 listener.cancel()
         except ExceptionGroup as errors:
@@ -155,12 +163,15 @@ class Worker:
                 await self._delay(grant)
         # A full batch: there may be more due runs.
         self._hungry = len(claimed) == room
+        if claimed and not can_notify(self._store):
+            self._next_poll = min(SHORTEST_POLL, self._poll)
         await self._pause()
 
     async def _pause(self) -> None:
         # A full worker claims again when runs end. An idle one polls, with jitter, so that many
         # workers do not poll in step.
-        pause = self._poll * (0.75 + self.runtime.random.random() / 2)
+        pause = self._next_poll * (0.75 + self.runtime.random.random() / 2)
+        self._next_poll = min(self._next_poll * 2, self._poll)
         woken = detached(self._wake.wait())
         timer = detached(self._sleep(pause))
         try:

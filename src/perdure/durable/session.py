@@ -46,7 +46,8 @@ class Session:
     """What the runs of one store and event loop share.
 
     As a context manager it counts its users: its tasks end with the last of them. `running` are the
-    ids that `durable.run` is running, `keys` the idempotency keys that are in use.
+    ids that `durable.run` is running, `keys` the idempotency keys that are in use, `workers` what
+    wakes the workers.
     """
 
     def __init__(self, store: Store, clock: Clock, lease_ttl: timedelta) -> None:
@@ -56,6 +57,7 @@ class Session:
         self.loop = asyncio.get_running_loop()
         self.running: set[str] = set()
         self.keys: dict[str, asyncio.Event] = {}
+        self.workers: set[Callable[[], None]] = set()
         self._runs: dict[str, LeasedRun] = {}
         self.on_idle: Callable[[], object] | None = None
         self.idle = False
@@ -188,6 +190,18 @@ def borrow(store: Store, clock: Clock, lease_ttl: timedelta) -> Session:
         session = _sessions[key] = Session(store, clock, lease_ttl)
         session.on_idle = lambda: _sessions.pop(key, None)
     return session
+
+
+def wake_workers(store: Store) -> None:
+    """Wake the workers of this event loop: a run of the store has become due.
+
+    They would find it by polling, or by a notification of the store, but later.
+    """
+    loop = asyncio.get_running_loop()
+    for session in _sessions.values():
+        if session.store is store and session.loop is loop:
+            for wake in session.workers:
+                wake()
 
 
 def default_store() -> Store:

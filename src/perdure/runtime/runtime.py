@@ -24,7 +24,14 @@ from perdure.clock import (
     isoformat,
     parse_duration,
 )
-from perdure.durable.session import LEASE_TTL, Session, borrow, check_lease_ttl, default_store
+from perdure.durable.session import (
+    LEASE_TTL,
+    Session,
+    borrow,
+    check_lease_ttl,
+    default_store,
+    wake_workers,
+)
 from perdure.errors import (
     AlreadyRunning,
     Cancelled,
@@ -201,8 +208,10 @@ class Runtime:
         if delivery is Delivery.OVER:
             return SignalResult(delivery, await self.get_run(run_id))
         await self._poke(run_id)
-        run = await (self._continue(run_id, paused=False) if wait else self._require(run_id))
-        return SignalResult(delivery, run)
+        if wait:
+            return SignalResult(delivery, await self._continue(run_id, paused=False))
+        wake_workers(self.store)
+        return SignalResult(delivery, await self._require(run_id))
 
     async def _poke(self, run_id: str) -> None:
         async with self.session() as session:
@@ -335,6 +344,7 @@ class Runtime:
     async def _enqueue(self, run_id: str, definition: Definition[Any, Any], data: bytes) -> None:
         store = require_schedule(self.store, "Runtime.trigger(wait=False)")
         await store.enqueue([NewRun(run_id, definition.name, data)])
+        wake_workers(self.store)
 
     async def _load(self, run_id: str) -> Snapshot:
         snapshot = await self.store.load(check_id(run_id, "run_id"))

@@ -28,7 +28,7 @@ ISO_UTC_MILLISECONDS = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 class SaveChecks(Harness):
     """`save` and `load`."""
 
-    async def test_load_gives_what_was_saved(self, store: Store) -> None:
+    async def test_load_returns_what_was_saved(self, store: Store) -> None:
         """What was saved is what is loaded, fields that the store does not know included."""
         whole = snapshot("a", "b", workflow="order", metadata={"input": {"n": [1, None]}})
         warning = SnapshotWarning(type="lossy_value", stepId="a", path="value", reason="non-json")
@@ -36,11 +36,11 @@ class SaveChecks(Harness):
         await store.save("run", whole)
         assert await store.load("run") == whole
 
-    async def test_load_gives_none_for_a_run_that_is_not_there(self, store: Store) -> None:
+    async def test_load_returns_none_for_a_missing_run(self, store: Store) -> None:
         """Give the merged snapshot, or None."""
         assert await store.load("run") is None
 
-    async def test_load_gives_a_snapshot_of_its_own(self, store: Store) -> None:
+    async def test_load_returns_an_independent_copy(self, store: Store) -> None:
         """What a caller does to a loaded snapshot, or to the one it saved, is not in the store."""
         whole = snapshot("a")
         await store.save("run", whole)
@@ -50,7 +50,7 @@ class SaveChecks(Harness):
         loaded["steps"].clear()
         assert await steps_of(store) == ["a"]
 
-    async def test_load_gives_steps_in_the_order_they_were_recorded(self, store: Store) -> None:
+    async def test_load_returns_steps_in_the_order_they_were_recorded(self, store: Store) -> None:
         """Give its steps in the order they were recorded, also when keys look like numbers."""
         keys = ["b", "10", "a", "9", "B", "1", "", "0", "-1", "é", "a b"]
         await store.save("run", snapshot(*keys))
@@ -70,7 +70,7 @@ class SaveChecks(Harness):
         await journal.save("run", snapshot("b"))
         assert await steps_of(journal) == ["b"]
 
-    async def test_save_lets_the_epoch_grow(self, store: Store) -> None:
+    async def test_save_increases_the_epoch(self, store: Store) -> None:
         """The run's epoch grows, so that an owner of before is fenced out."""
         leases = need_lease(store)
         before = await granted(leases)
@@ -80,7 +80,7 @@ class SaveChecks(Harness):
         assert after is not None
         assert after.lease.epoch > before.lease.epoch
 
-    async def test_runs_do_not_touch_each_other(self, store: Store) -> None:
+    async def test_runs_are_independent(self, store: Store) -> None:
         """A run is its own: another id is another run."""
         await store.save("run", snapshot("a"))
         await store.save("run2", snapshot("b"))
@@ -98,11 +98,11 @@ class DeleteChecks(Harness):
         assert await store.load("run") is None
         assert list(await store.list()) == []
 
-    async def test_a_missing_run_is_no_error(self, store: Store) -> None:
+    async def test_deleting_a_missing_run_is_not_an_error(self, store: Store) -> None:
         """A missing run is no error."""
         assert not await store.delete("run")
 
-    async def test_delete_may_answer_whether_there_was_one(self, store: Store) -> None:
+    async def test_delete_may_return_whether_the_run_existed(self, store: Store) -> None:
         """The stores in the box answer whether there was one; any other answers None."""
         await store.save("run", snapshot())
         assert await store.delete("run") in {True, None}
@@ -118,7 +118,7 @@ class DeleteChecks(Harness):
         assert new.created
         assert list(new.snapshot["steps"]) == []
 
-    async def test_an_epoch_of_the_deleted_run_stays_stale(self, store: Store) -> None:
+    async def test_an_epoch_of_a_deleted_run_stays_stale(self, store: Store) -> None:
         """An epoch of the deleted run stays stale for ever, also when the id is used again."""
         leases = need_lease(store)
         epochs = []
@@ -137,7 +137,7 @@ class DeleteChecks(Harness):
         await store.close()
         await store.close()
 
-    async def test_a_closed_store_says_so(self, store: Store) -> None:
+    async def test_a_closed_store_works_again_or_raises_store_closed(self, store: Store) -> None:
         """A call after `close` works again, or raises `StoreClosed`: never a driver's own error."""
         await store.save("run", snapshot("a"))
         await store.close()
@@ -146,7 +146,7 @@ class DeleteChecks(Harness):
         except StoreClosed:
             return
 
-    async def test_close_leaves_the_runs_to_another_instance(self, store: Store) -> None:
+    async def test_close_keeps_the_runs_for_other_instances(self, store: Store) -> None:
         """Let go of what the store opened itself: the runs stay."""
         another = await self.opened_again(store)
         await store.save("run", snapshot("a"))
@@ -158,26 +158,26 @@ class DeleteChecks(Harness):
 class ListChecks(Harness):
     """`list`."""
 
-    async def test_list_gives_newest_first(self, store: Store) -> None:
+    async def test_list_returns_the_newest_first(self, store: Store) -> None:
         """Give runs newest first: a run that is saved again is new again."""
         for id in ("a", "b", "c", "a"):
             await store.save(id, snapshot())
             await self.let_pass(TICK)
         assert [line.id for line in await store.list()] == ["a", "c", "b"]
 
-    async def test_list_takes_the_newest_before_it_cuts(self, store: Store) -> None:
+    async def test_list_sorts_before_it_applies_the_limit(self, store: Store) -> None:
         """At most `limit`, and these are the newest."""
         for id in ("a", "b", "c", "d", "a"):
             await store.save(id, snapshot())
             await self.let_pass(TICK)
         assert [line.id for line in await store.list(limit=2)] == ["a", "d"]
 
-    async def test_limit_zero_gives_nothing(self, store: Store) -> None:
+    async def test_a_limit_of_zero_returns_nothing(self, store: Store) -> None:
         """0 gives nothing."""
         await store.save("run", snapshot())
         assert list(await store.list(limit=0)) == []
 
-    async def test_a_hundred_is_the_default_limit(self, store: Store) -> None:
+    async def test_the_default_limit_is_100(self, store: Store) -> None:
         """At most `limit`, which is 100 when it is not given."""
         for number in range(101):
             await store.save(f"run-{number}", snapshot())
@@ -216,7 +216,7 @@ class ListChecks(Harness):
             assert [(line.id, line.workflow) for line in lines] == [(name, name)]
         assert (await listed(store, "nameless")).workflow is None
 
-    async def test_paging_skips_nothing_and_shows_nothing_twice(self, store: Store) -> None:
+    async def test_paging_skips_and_repeats_nothing(self, store: Store) -> None:
         """`after` is the `cursor` of the last line of the page before: no run is skipped or shown
         twice, also when many were updated at the same moment."""
         for number in range(23):
@@ -225,7 +225,7 @@ class ListChecks(Harness):
         assert [len(page) for page in pages] == [5, 5, 5, 5, 3]
         assert sorted(chain(*pages)) == sorted(f"run-{number}" for number in range(23))
 
-    async def test_paging_goes_on_when_other_runs_change(self, store: Store) -> None:
+    async def test_paging_continues_while_other_runs_change(self, store: Store) -> None:
         """No run that stays as it is is skipped or shown twice."""
         for number in range(9):
             await store.save(f"run-{number}", snapshot())
@@ -237,7 +237,7 @@ class ListChecks(Harness):
         rest = await store.list(after=page[-1].cursor)
         assert [line.id for line in rest] == [f"run-{number}" for number in (5, 4, 3, 2, 1)]
 
-    async def test_paging_keeps_to_its_filters(self, store: Store) -> None:
+    async def test_paging_respects_the_filters(self, store: Store) -> None:
         """`after` goes with `prefix`, `status` and `workflow`."""
         for number in range(12):
             name = "order" if number % 2 else "other"

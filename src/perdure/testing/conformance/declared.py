@@ -41,21 +41,21 @@ def missing_verbs(store: Store, verbs: tuple[str, ...]) -> Iterator[str]:
 class DeclaredChecks(Harness):
     """What a store says of itself."""
 
-    async def test_the_five_methods_are_there(self, store: Store) -> None:
+    async def test_the_five_methods_exist(self, store: Store) -> None:
         """Five methods make a store, and they are coroutine functions."""
         assert list(missing_verbs(store, BASE_VERBS)) == []
         for verb in BASE_VERBS:
             method: Any = getattr(store, verb)
             assert inspect.iscoroutinefunction(method), f"{verb} is no coroutine function"
 
-    async def test_what_is_declared_is_there(self, store: Store) -> None:
+    async def test_a_declared_ability_has_its_methods(self, store: Store) -> None:
         """A store declares which abilities it has: each declared one has its verbs."""
         declared = capabilities(store)
         for ability, verbs in VERBS.items():
             if has(declared, ability):
                 assert list(missing_verbs(store, verbs)) == [], f"declares {ability!r} without them"
 
-    async def test_what_is_there_is_declared(self, store: Store) -> None:
+    async def test_an_undeclared_ability_has_no_methods(self, store: Store) -> None:
         """The engine asks the declaration and never guesses: what is not declared is never used."""
         declared = capabilities(store)
         for ability, verbs in VERBS.items():
@@ -63,14 +63,14 @@ class DeclaredChecks(Harness):
                 there = set(verbs) - set(missing_verbs(store, verbs))
                 assert not there, f"has these without declaring {ability!r}"
 
-    async def test_an_ability_stands_on_others(self, store: Store) -> None:
+    async def test_an_ability_is_declared_with_those_it_requires(self, store: Store) -> None:
         """Only a lease gives the epoch that fences an entry; hints are of what is due."""
         declared = capabilities(store)
         for ability, ground in STANDS_ON.items():
             if has(declared, ability):
                 assert has(declared, ground), f"declares {ability!r} without {ground!r}"
 
-    async def test_the_declaration_stays(self, store: Store) -> None:
+    async def test_the_declaration_does_not_change(self, store: Store) -> None:
         """Declared once: the same value whenever it is asked."""
         before = capabilities(store)
         await store.load("run")

@@ -118,7 +118,7 @@ IMPOSSIBLE_IDS: list[Any] = ["", "a\0b", "x" * (MAX_ID_LENGTH + 1), "\ud800", No
 class HostileIdChecks(Harness):
     """Ids are any non-empty text up to 512 characters without NUL."""
 
-    async def test_every_id_is_its_own_run(self, store: Store) -> None:
+    async def test_every_id_is_a_separate_run(self, store: Store) -> None:
         """Ids are any non-empty text up to 512 characters without NUL, and no two are the same."""
         for number, id in enumerate(NAMES):
             await store.save(id, snapshot(f"step {number}"))
@@ -126,7 +126,7 @@ class HostileIdChecks(Harness):
             assert await steps_of(store, id) == [f"step {number}"], ascii(id)
         assert {line.id for line in await store.list(limit=1_000)} == set(NAMES)
 
-    async def test_deleting_one_id_leaves_the_others(self, store: Store) -> None:
+    async def test_deleting_one_run_keeps_the_others(self, store: Store) -> None:
         """Remove the run, and no other."""
         for id in NAMES:
             await store.save(id, snapshot())
@@ -143,13 +143,13 @@ class HostileIdChecks(Harness):
             found = {line.id for line in await store.list(prefix=prefix, limit=1_000)}
             assert found == {id for id in NAMES if id.startswith(prefix)}, ascii(prefix)
 
-    async def test_paging_goes_through_every_id(self, store: Store) -> None:
+    async def test_paging_returns_every_id(self, store: Store) -> None:
         """`after` is the `cursor` of the last line, whatever its id is."""
         for id in NAMES:
             await store.save(id, snapshot())
         assert sorted(chain(*await pages_of(store, limit=3))) == sorted(NAMES)
 
-    async def test_an_impossible_id_is_refused(self, store: Store) -> None:
+    async def test_an_invalid_id_is_refused(self, store: Store) -> None:
         """Ids are any non-empty text up to 512 characters without NUL: anything else is refused."""
         for id in IMPOSSIBLE_IDS:
             with pytest.raises(InvalidArgument):
@@ -160,7 +160,7 @@ class HostileIdChecks(Harness):
                 await store.delete(id)
         assert list(await store.list()) == []
 
-    async def test_an_impossible_id_gets_no_lease(self, store: Store) -> None:
+    async def test_an_invalid_id_cannot_be_acquired(self, store: Store) -> None:
         """Anything else is refused, whatever verb it comes with."""
         leases = need_lease(store)
         for id in IMPOSSIBLE_IDS:
@@ -168,7 +168,7 @@ class HostileIdChecks(Harness):
                 await leases.acquire([LeaseRequest(id, "ana", LONG, create=as_json(snapshot()))])
         assert list(await leases.list()) == []
 
-    async def test_an_impossible_id_is_not_enqueued(self, store: Store) -> None:
+    async def test_an_invalid_id_cannot_be_enqueued(self, store: Store) -> None:
         """Anything else is refused, and the whole batch with it: it is one write."""
         schedule = need_schedule(store)
         for id in IMPOSSIBLE_IDS:
@@ -178,7 +178,7 @@ class HostileIdChecks(Harness):
                 )
         assert list(await schedule.list()) == []
 
-    async def test_every_id_can_be_owned_and_journalled(self, store: Store) -> None:
+    async def test_every_id_can_be_acquired_and_journaled(self, store: Store) -> None:
         """Each id has its own lease and its own journal."""
         journal = need_journal(store)
         requests = [LeaseRequest(id, "ana", LONG, create=as_json(snapshot())) for id in NAMES]
@@ -230,7 +230,7 @@ class HostileNameChecks(Harness):
             lines = await store.list(workflow=name)
             assert [(line.id, line.workflow) for line in lines] == [(f"run {number}", name)]
 
-    async def test_claims_take_workflows_of_any_name(self, store: Store) -> None:
+    async def test_claims_may_be_restricted_to_any_workflow_name(self, store: Store) -> None:
         """`workflows` keeps to runs of these names, whatever characters they have."""
         schedule = need_schedule(store)
         whole = as_json(snapshot())
@@ -251,7 +251,7 @@ class HostileNameChecks(Harness):
             assert claimed.lease.id == f"{number}", ascii(name)
             assert [message.name for message in claimed.inbox] == [name]
 
-    async def test_an_event_of_a_like_name_wakes_nobody(self, store: Store) -> None:
+    async def test_an_event_with_a_similar_name_wakes_no_run(self, store: Store) -> None:
         """Exactly this name: one that only looks like it does not count."""
         mailed = need_inbox(store)
         awaited = NAMES[::2]
@@ -260,7 +260,7 @@ class HostileNameChecks(Harness):
             await mailed.send("run", name, b"1")
         assert list(await mailed.claim("ana", LONG, 10)) == []
 
-    async def test_dedup_ids_may_be_any_text(self, store: Store) -> None:
+    async def test_dedup_ids_may_be_any_string(self, store: Store) -> None:
         """A `dedup_id` is any text, and no two are the same."""
         mailed = need_inbox(store)
         await granted(mailed)
@@ -274,7 +274,7 @@ class HostileNameChecks(Harness):
         await store.save("run", snapshot("", *NAMES, "\0"))
         assert await steps_of(store) == ["", *NAMES, "\0"]
 
-    async def test_journalled_steps_may_have_any_key(self, store: Store) -> None:
+    async def test_journaled_steps_may_have_any_key(self, store: Store) -> None:
         """In the order they were recorded, through journal and rest."""
         journal = need_journal(store)
         keys = ["\0", *reversed(NAMES), ""]

@@ -26,7 +26,7 @@ async def names(store: Mailed, id: str = "run") -> list[str]:
 class SendChecks(Harness):
     """`send` and `inbox`."""
 
-    async def test_send_puts_an_event_in_the_inbox(self, store: Store) -> None:
+    async def test_send_puts_a_message_in_the_inbox(self, store: Store) -> None:
         """Put an event in the run's inbox."""
         mailed = need_inbox(store)
         await granted(mailed)
@@ -37,7 +37,7 @@ class SendChecks(Harness):
         assert message.id
         assert message.sent_at.utcoffset() == timedelta(0)
 
-    async def test_messages_come_in_the_order_they_were_sent(self, store: Store) -> None:
+    async def test_messages_are_returned_in_the_order_they_were_sent(self, store: Store) -> None:
         """Give the run's messages that were not taken, in the order they were sent."""
         mailed = need_inbox(store)
         await mailed.save("run", snapshot())
@@ -46,7 +46,7 @@ class SendChecks(Harness):
             await mailed.send("run", name, b"null")
         assert await names(mailed) == sent
 
-    async def test_the_same_event_may_come_often(self, store: Store) -> None:
+    async def test_an_event_may_be_sent_repeatedly(self, store: Store) -> None:
         """Without a `dedup_id` each event is its own."""
         mailed = need_inbox(store)
         await granted(mailed)
@@ -55,7 +55,7 @@ class SendChecks(Harness):
         messages = await mailed.inbox("run")
         assert len({message.id for message in messages}) == 3
 
-    async def test_an_event_for_no_run_is_unknown(self, store: Store) -> None:
+    async def test_a_message_for_a_missing_run_is_unknown(self, store: Store) -> None:
         """No such run: nothing is kept for one that comes later."""
         mailed = need_inbox(store)
         assert await mailed.send("run", "paid", b"1") is Delivery.UNKNOWN
@@ -63,7 +63,7 @@ class SendChecks(Harness):
         assert await names(mailed) == []
         assert list(await mailed.inbox("missing")) == []
 
-    async def test_an_event_for_a_run_that_is_over_is_refused(self, store: Store) -> None:
+    async def test_a_message_for_a_run_that_is_over_is_refused(self, store: Store) -> None:
         """The run is over."""
         mailed = need_inbox(store)
         for status in ("completed", "failed", "cancelled"):
@@ -71,7 +71,7 @@ class SendChecks(Harness):
             assert await mailed.send("run", "paid", b"1") is Delivery.OVER
             assert await names(mailed) == []
 
-    async def test_a_dedup_id_used_before_is_a_duplicate(self, store: Store) -> None:
+    async def test_a_dedup_id_that_was_used_is_a_duplicate(self, store: Store) -> None:
         """A `dedup_id` that was used before for this run is a duplicate, whatever it carries."""
         mailed = need_inbox(store)
         await granted(mailed)
@@ -83,7 +83,9 @@ class SendChecks(Harness):
         assert await mailed.send("other", "paid", b"1", dedup_id="x") is Delivery.DELIVERED
         assert await names(mailed) == ["paid", "paid"]
 
-    async def test_a_dedup_id_is_known_after_its_message_was_taken(self, store: Store) -> None:
+    async def test_a_dedup_id_is_a_duplicate_after_its_message_was_consumed(
+        self, store: Store
+    ) -> None:
         """Also after the first one was taken, and after the run has rested."""
         mailed = need_inbox(store)
         grant = await granted(mailed)
@@ -111,7 +113,7 @@ class SendChecks(Harness):
 class TakeChecks(Harness):
     """Messages that an entry takes."""
 
-    async def test_a_message_is_taken_by_the_entry_that_names_it(self, store: Store) -> None:
+    async def test_a_message_is_consumed_by_the_entry_that_names_it(self, store: Store) -> None:
         """A message is taken by the entry that names it in `consumes`, in the same write."""
         mailed = need_inbox(store)
         grant = await granted(mailed)
@@ -122,7 +124,7 @@ class TakeChecks(Harness):
         assert await appended(mailed, entry) == [Verdict.ACCEPTED]
         assert await names(mailed) == ["b"]
 
-    async def test_a_rest_takes_messages_too(self, store: Store) -> None:
+    async def test_a_rest_consumes_messages(self, store: Store) -> None:
         """With `rest` as without: `consumes` are ids of inbox messages that this write consumes."""
         mailed = need_inbox(store)
         grant = await granted(mailed)
@@ -135,7 +137,7 @@ class TakeChecks(Harness):
         assert await names(mailed) == []
         assert await claimed_ids(mailed) == []
 
-    async def test_a_fenced_entry_takes_nothing(self, store: Store) -> None:
+    async def test_a_fenced_entry_consumes_nothing(self, store: Store) -> None:
         """In the same write: an entry that is refused takes nothing."""
         mailed = need_inbox(store)
         old = await granted(mailed)
@@ -147,7 +149,7 @@ class TakeChecks(Harness):
         assert await appended(mailed, late) == [Verdict.FENCED]
         assert await names(mailed) == ["paid"]
 
-    async def test_an_entry_after_a_rest_takes_nothing(self, store: Store) -> None:
+    async def test_an_entry_after_a_rest_consumes_nothing(self, store: Store) -> None:
         """In the same write: an entry that is refused because its epoch is closed takes nothing."""
         mailed = need_inbox(store)
         grant = await granted(mailed)
@@ -158,7 +160,7 @@ class TakeChecks(Harness):
         assert await appended(mailed, late) == [Verdict.FENCED]
         assert await names(mailed) == ["paid"]
 
-    async def test_a_taken_message_may_be_named_again(self, store: Store) -> None:
+    async def test_a_consumed_message_may_be_named_again(self, store: Store) -> None:
         """An entry sent again changes nothing, and a message that is gone is no error."""
         mailed = need_inbox(store)
         grant = await granted(mailed)
@@ -169,7 +171,7 @@ class TakeChecks(Harness):
         assert await appended(mailed, entry) == [Verdict.ACCEPTED]
         assert await appended(mailed, entry, other) == [Verdict.ACCEPTED] * 2
 
-    async def test_the_grant_holds_the_inbox(self, store: Store) -> None:
+    async def test_a_grant_includes_the_inbox(self, store: Store) -> None:
         """A lease together with all that its owner needs to go on, its messages in order."""
         mailed = need_inbox(store)
         await mailed.save("run", snapshot(status="waiting", event="b"))
@@ -186,7 +188,7 @@ class TakeChecks(Harness):
 class WakeChecks(Harness):
     """Events that make a run due."""
 
-    async def test_an_awaited_event_makes_a_run_at_rest_due(self, store: Store) -> None:
+    async def test_an_awaited_event_makes_an_unowned_run_due(self, store: Store) -> None:
         """A run at rest that awaits `name` becomes due at once."""
         mailed = need_inbox(store)
         soon = await store_time(mailed) + LONG
@@ -206,7 +208,7 @@ class WakeChecks(Harness):
         assert await claimed_ids(mailed) == ["woken"]
         assert await names(mailed, "left") == ["paid"]
 
-    async def test_another_event_does_not_wake_a_run(self, store: Store) -> None:
+    async def test_an_event_with_another_name_does_not_wake_a_run(self, store: Store) -> None:
         """A run at rest that awaits `name`: exactly this name."""
         mailed = need_inbox(store)
         await rested(mailed, await granted(mailed), Rest("waiting", None, ("paid",)))
@@ -215,7 +217,7 @@ class WakeChecks(Harness):
         assert await claimed_ids(mailed) == []
         assert len(await mailed.inbox("run")) == 4
 
-    async def test_a_sleeper_is_not_woken_by_mail(self, store: Store) -> None:
+    async def test_a_message_does_not_wake_a_suspended_run(self, store: Store) -> None:
         """Only a run that awaits the name becomes due; others keep their wake time."""
         mailed = need_inbox(store)
         now = await store_time(mailed)
@@ -224,7 +226,7 @@ class WakeChecks(Harness):
         assert await claimed_ids(mailed) == []
         assert await due_ids(mailed, now + 2 * LONG) == ["run"]
 
-    async def test_mail_does_not_disturb_an_owner(self, store: Store) -> None:
+    async def test_a_message_does_not_affect_the_owner(self, store: Store) -> None:
         """A run that is owned is not at rest: its mail waits, and nobody else may claim it."""
         mailed = need_inbox(store)
         await rested(mailed, await granted(mailed), Rest("waiting", None, ("paid",)))
@@ -233,7 +235,9 @@ class WakeChecks(Harness):
         assert await claimed_ids(mailed, "bob") == []
         assert await appended(mailed, step(owner, 1, "a")) == [Verdict.ACCEPTED]
 
-    async def test_a_run_resting_on_mail_that_lies_there_is_due(self, store: Store) -> None:
+    async def test_a_rest_that_awaits_a_message_in_the_inbox_is_due_at_once(
+        self, store: Store
+    ) -> None:
         """A run that goes to rest awaiting a name that lies untaken in its inbox is due at once."""
         mailed = need_inbox(store)
         grant = await granted(mailed)
@@ -241,7 +245,7 @@ class WakeChecks(Harness):
         await rested(mailed, grant, Rest("waiting", None, ("other", "paid")))
         assert await claimed_ids(mailed) == ["run"]
 
-    async def test_a_run_resting_on_other_mail_is_not_due(self, store: Store) -> None:
+    async def test_a_rest_that_awaits_another_message_is_not_due(self, store: Store) -> None:
         """Awaiting a name that lies untaken in its inbox: not any other name."""
         mailed = need_inbox(store)
         grant = await granted(mailed)
@@ -249,7 +253,7 @@ class WakeChecks(Harness):
         await rested(mailed, grant, Rest("waiting", None, ("paid",)))
         assert await claimed_ids(mailed) == []
 
-    async def test_mail_for_an_enqueued_run_waits_for_it(self, store: Store) -> None:
+    async def test_a_message_for_an_enqueued_run_is_kept(self, store: Store) -> None:
         """A signal sent before the wait is not lost."""
         mailed = need_inbox(store)
         await mailed.enqueue([new_run("run")])

@@ -36,7 +36,7 @@ class AppendChecks(Harness):
         assert await appended(journal, step(grant, 1, "a")) == [ACCEPTED]
         assert await steps_of(journal) == ["a"]
 
-    async def test_an_entry_is_accepted_after_expiry_while_nobody_took_the_run(
+    async def test_an_entry_is_accepted_after_expiry_until_the_run_is_taken_over(
         self, store: Store
     ) -> None:
         """An expired lease closes nothing until another owner takes the run."""
@@ -54,7 +54,7 @@ class AppendChecks(Harness):
         assert await appended(journal, step(old, 1, "a"), step(new, 1, "b")) == [FENCED, ACCEPTED]
         assert await steps_of(journal) == ["b"]
 
-    async def test_an_entry_of_a_deleted_run_never_comes_back(self, store: Store) -> None:
+    async def test_an_entry_of_a_deleted_run_stays_stale(self, store: Store) -> None:
         """An epoch of the deleted run stays stale for ever, also when the id is used again."""
         journal = need_journal(store)
         old = await granted(journal)
@@ -78,7 +78,7 @@ class AppendChecks(Harness):
         assert await appended(journal, Entry("run", 1, 1, delta("a"))) == [UNKNOWN]
         assert await journal.load("run") is None
 
-    async def test_release_closes_its_epoch(self, store: Store) -> None:
+    async def test_a_release_closes_its_epoch(self, store: Store) -> None:
         """Fenced when its epoch is closed: the release of its lease does that."""
         journal = need_journal(store)
         grant = await granted(journal)
@@ -100,7 +100,7 @@ class AppendChecks(Harness):
         assert await appended(journal, *batch) == [ACCEPTED, FENCED, ACCEPTED]
         assert await steps_of(journal) == ["a", "b"]
 
-    async def test_one_refusal_harms_no_other(self, store: Store) -> None:
+    async def test_a_refused_entry_does_not_affect_the_others(self, store: Store) -> None:
         """Give a verdict for each, in order; one entry's refusal harms no other."""
         journal = need_journal(store)
         old = await granted(journal, "taken")
@@ -112,11 +112,11 @@ class AppendChecks(Harness):
         assert await appended(journal, *batch) == [ACCEPTED, FENCED, UNKNOWN, ACCEPTED]
         assert await steps_of(journal, "first") == await steps_of(journal, "last") == ["a"]
 
-    async def test_an_empty_batch_is_nothing(self, store: Store) -> None:
+    async def test_an_empty_batch_has_no_verdicts(self, store: Store) -> None:
         """No entries, no verdicts."""
         assert await appended(need_journal(store)) == []
 
-    async def test_load_gives_the_merge_of_everything_appended(self, store: Store) -> None:
+    async def test_load_returns_the_merge_of_everything_appended(self, store: Store) -> None:
         """After it, `load` gives the merge of everything appended, in order."""
         journal = need_journal(store)
         first = snapshot("a", workflow="order", metadata={"x": 1})
@@ -174,7 +174,7 @@ class AppendChecks(Harness):
         assert await appended(journal, first, again) == [ACCEPTED, ACCEPTED]
         assert await steps_of(journal) == ["a"]
 
-    async def test_accepted_is_there_for_another_instance(self, store: Store) -> None:
+    async def test_an_accepted_entry_is_visible_to_another_instance(self, store: Store) -> None:
         """Accepted means durable as `capabilities.survives` says: another instance reads it."""
         journal = need_journal(store)
         another = await self.opened_again(store)
@@ -183,7 +183,9 @@ class AppendChecks(Harness):
         assert await steps_of(another) == ["a"]
         await another.close()
 
-    async def test_a_value_too_large_is_refused_with_the_steps_name(self, store: Store) -> None:
+    async def test_an_entry_that_is_too_large_is_refused_with_the_name_of_its_step(
+        self, store: Store
+    ) -> None:
         """An entry of more than `max_value_size` bytes is refused with the step's name."""
         journal = need_journal(store)
         grant = await granted(journal)
@@ -197,7 +199,7 @@ class AppendChecks(Harness):
 class RestChecks(Harness):
     """`append` of the entry that puts a run to rest."""
 
-    async def test_rest_replaces_snapshot_and_journal(self, store: Store) -> None:
+    async def test_a_rest_replaces_snapshot_and_journal(self, store: Store) -> None:
         """With `rest`, `data` is the whole snapshot: it replaces snapshot and journal."""
         journal = need_journal(store)
         grant = await granted(journal, create=snapshot("first"))
@@ -208,7 +210,7 @@ class RestChecks(Harness):
         assert await journal.load("run") == whole
         assert await steps_of(journal) == ["b", "10", "9"]
 
-    async def test_rest_comes_after_steps_of_the_same_call(self, store: Store) -> None:
+    async def test_a_rest_may_follow_steps_in_the_same_call(self, store: Store) -> None:
         """Write the entries in order: a rest after steps of its run holds."""
         journal = need_journal(store)
         grant = await granted(journal)
@@ -219,7 +221,7 @@ class RestChecks(Harness):
         assert await steps_of(journal) == ["a", "b"]
         assert (await listed(journal)).status == "completed"
 
-    async def test_rest_is_one_atomic_write(self, store: Store) -> None:
+    async def test_a_rest_is_one_atomic_write(self, store: Store) -> None:
         """In one atomic write: no reader sees less than all steps."""
         journal = need_journal(store)
         grant = await granted(journal)
@@ -233,7 +235,7 @@ class RestChecks(Harness):
         assert await writing is ACCEPTED
         assert all(steps == keys for steps in seen)
 
-    async def test_the_run_lies_as_rest_says(self, store: Store) -> None:
+    async def test_the_run_has_the_status_of_the_rest(self, store: Store) -> None:
         """The run lies as `rest` says."""
         journal = need_journal(store)
         statuses: tuple[RunStatus, ...] = get_args(RunStatus)
@@ -242,7 +244,7 @@ class RestChecks(Harness):
             await rested(journal, grant, Rest(status))
             assert (await listed(journal)).status == status
 
-    async def test_rest_gives_the_lease_up(self, store: Store) -> None:
+    async def test_a_rest_gives_up_the_lease(self, store: Store) -> None:
         """The lease is given up: it is not renewed, and another may have the run at once."""
         journal = need_journal(store)
         grant = await granted(journal)
@@ -286,7 +288,9 @@ class RestChecks(Harness):
         new = await granted(journal, owner="bob")
         assert list(new.snapshot["steps"]) == ["a"]
 
-    async def test_a_rest_closes_its_epoch_for_the_rest_of_its_call(self, store: Store) -> None:
+    async def test_a_rest_closes_its_epoch_for_later_entries_of_its_call(
+        self, store: Store
+    ) -> None:
         """A rest closes its epoch for what follows in the same call, and for no other run."""
         journal = need_journal(store)
         grant, other = await granted(journal), await granted(journal, "other")
@@ -300,7 +304,9 @@ class RestChecks(Harness):
         assert (await listed(journal)).status == "completed"
         assert await steps_of(journal, "other") == ["b"]
 
-    async def test_what_a_rest_holds_is_accepted_beside_a_late_rest(self, store: Store) -> None:
+    async def test_an_entry_that_a_rest_includes_is_accepted_beside_a_late_rest(
+        self, store: Store
+    ) -> None:
         """An entry whose `n` is not above that of the rest is accepted and changes nothing; one
         entry's refusal harms no other."""
         journal = need_journal(store)
@@ -322,7 +328,7 @@ class RestChecks(Harness):
         assert (await listed(journal)).status == "running"
         assert list(await journal.renew([new.lease], LONG)) != [None]
 
-    async def test_the_journal_goes_on_after_a_rest(self, store: Store) -> None:
+    async def test_the_journal_continues_after_a_rest(self, store: Store) -> None:
         """After a rest the next owner appends to what the rest left."""
         journal = need_journal(store)
         await rested(journal, await granted(journal), Rest("suspended"), "b", "a", n=1)
@@ -363,7 +369,7 @@ async def _rest_until_crash(store: Store, grant: Grant, keys: list[str]) -> bool
 class JournalChecks(AppendChecks, RestChecks):
     """What a store with a journal does."""
 
-    async def test_a_rest_that_is_gone_leaves_nothing_of_the_run(self, store: Store) -> None:
+    async def test_a_rest_with_delete_leaves_nothing_of_the_run(self, store: Store) -> None:
         """With `delete` nothing is left of the run: it is deleted, as by `delete`."""
         journal = need_journal(store)
         grant = await granted(journal)
@@ -374,7 +380,7 @@ class JournalChecks(AppendChecks, RestChecks):
         assert list(await journal.list()) == []
         assert await appended(journal, step(grant, 3, "b")) == [UNKNOWN]
 
-    async def test_a_rest_that_is_gone_is_fenced_like_any_other(self, store: Store) -> None:
+    async def test_a_rest_with_delete_is_fenced_like_any_other(self, store: Store) -> None:
         """In the same fenced write: an owner of before deletes nothing."""
         journal = need_journal(store)
         old = await granted(journal)
@@ -384,7 +390,7 @@ class JournalChecks(AppendChecks, RestChecks):
         assert await appended(journal, delete, step(new, 1, "b")) == [FENCED, ACCEPTED]
         assert await steps_of(journal) == ["b"]
 
-    async def test_entries_after_one_that_is_gone_are_unknown(self, store: Store) -> None:
+    async def test_entries_after_a_rest_with_delete_are_unknown(self, store: Store) -> None:
         """In order: what comes after it in the same call finds no such run."""
         journal = need_journal(store)
         grant = await granted(journal)
@@ -393,7 +399,7 @@ class JournalChecks(AppendChecks, RestChecks):
         assert await appended(journal, *batch) == [ACCEPTED, ACCEPTED, UNKNOWN]
         assert await journal.load("run") is None
 
-    async def test_a_rest_that_is_gone_is_fenced_after_a_rest(self, store: Store) -> None:
+    async def test_a_rest_with_delete_is_fenced_after_a_rest(self, store: Store) -> None:
         """A rest closes its epoch: its owner cannot delete the run any more."""
         journal = need_journal(store)
         grant = await granted(journal)
@@ -402,7 +408,7 @@ class JournalChecks(AppendChecks, RestChecks):
         assert await appended(journal, delete) == [FENCED]
         assert await steps_of(journal) == ["a"]
 
-    async def test_an_id_that_was_gone_begins_afresh(self, store: Store) -> None:
+    async def test_an_id_can_be_used_again_after_a_rest_with_delete(self, store: Store) -> None:
         """An epoch of the deleted run stays stale for ever, also when the id is used again."""
         journal = need_journal(store)
         old = await granted(journal)

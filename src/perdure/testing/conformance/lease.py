@@ -40,14 +40,14 @@ class AcquireChecks(Harness):
         assert await asked(leases, owner="bob") is None
         assert list(await leases.renew([grant.lease], LONG)) != [None]
 
-    async def test_an_expired_lease_is_there_for_the_taking(self, store: Store) -> None:
+    async def test_an_expired_lease_can_be_taken_over(self, store: Store) -> None:
         """An expired one is there for the taking."""
         leases = need_lease(store)
         await granted(leases, owner="ana", ttl=self.short)
         await self.expire()
         assert await asked(leases, owner="bob") is not None
 
-    async def test_an_owner_gets_its_own_run_again(self, store: Store) -> None:
+    async def test_an_owner_can_acquire_its_own_run_again(self, store: Store) -> None:
         """None when *another* owner's lease is unexpired: its own gets it, with a new epoch."""
         leases = need_lease(store)
         first = await granted(leases, owner="ana")
@@ -64,7 +64,7 @@ class AcquireChecks(Harness):
         assert only_new is None
         assert await leases.load("run") is None
 
-    async def test_create_makes_a_missing_run(self, store: Store) -> None:
+    async def test_create_adds_a_missing_run(self, store: Store) -> None:
         """A run that is not there is created with it; `workflow` names a new run's workflow."""
         leases = need_lease(store)
         first = snapshot("b", "10", "9", metadata={"input": 1})
@@ -73,7 +73,7 @@ class AcquireChecks(Harness):
         assert grant.snapshot == await leases.load("run") == first
         assert (await listed(leases)).workflow == "order"
 
-    async def test_create_leaves_a_run_that_is_there(self, store: Store) -> None:
+    async def test_create_leaves_an_existing_run_unchanged(self, store: Store) -> None:
         """A run that is there is not created anew."""
         leases = need_lease(store)
         await leases.save("run", snapshot("a", workflow="order"))
@@ -82,7 +82,7 @@ class AcquireChecks(Harness):
         assert list(grant.snapshot["steps"]) == await steps_of(leases) == ["a"]
         assert (await listed(leases)).workflow == "order"
 
-    async def test_existing_false_leaves_a_run_untouched(self, store: Store) -> None:
+    async def test_existing_false_leaves_an_existing_run_unchanged(self, store: Store) -> None:
         """With `existing=False` only a new run is granted; one that is there stays untouched."""
         leases = need_lease(store)
         create = as_json(snapshot("b"))
@@ -109,7 +109,7 @@ class AcquireChecks(Harness):
         assert grant is not None
         assert grant.created
 
-    async def test_many_wants_are_answered_in_order(self, store: Store) -> None:
+    async def test_requests_are_answered_in_order(self, store: Store) -> None:
         """Give each want its lease, or None."""
         leases = need_lease(store)
         await granted(leases, "taken", "bob")
@@ -125,7 +125,7 @@ class AcquireChecks(Harness):
         assert answers == ["new", None, None, "other", None]
         assert list(await leases.acquire([])) == []
 
-    async def test_the_epoch_grows_at_each_acquisition(self, store: Store) -> None:
+    async def test_each_acquisition_increases_the_epoch(self, store: Store) -> None:
         """The epoch grows at each acquisition and never comes twice, also after `delete`."""
         leases = need_lease(store)
         epochs = []
@@ -151,7 +151,7 @@ class AcquireChecks(Harness):
         await rested(journal, grant, Rest("waiting"))
         assert (await listed(journal)).status == "waiting"
 
-    async def test_the_grant_holds_the_journal_too(self, store: Store) -> None:
+    async def test_a_grant_includes_the_journal(self, store: Store) -> None:
         """The run read under it is the merged one."""
         journal = need_journal(store)
         first = await granted(journal, create=snapshot("b"))
@@ -254,7 +254,7 @@ class RenewChecks(Harness):
         await self.expire()
         assert await asked(leases, owner="bob") is not None
 
-    async def test_renew_gives_none_for_each_that_was_lost(self, store: Store) -> None:
+    async def test_renew_returns_none_for_each_lost_lease(self, store: Store) -> None:
         """None for each that was lost, in order."""
         leases = need_lease(store)
         kept, deleted, taken, released = [
@@ -268,7 +268,9 @@ class RenewChecks(Harness):
         assert answers == [None, None, "kept", None]
         assert list(await leases.renew([], LONG)) == []
 
-    async def test_an_expired_lease_that_nobody_took_is_renewed(self, store: Store) -> None:
+    async def test_an_expired_lease_is_renewed_until_the_run_is_taken_over(
+        self, store: Store
+    ) -> None:
         """A lease that expired and that nobody has taken is renewed."""
         leases = need_lease(store)
         grant = await granted(leases, owner="ana", ttl=self.short)
@@ -276,7 +278,7 @@ class RenewChecks(Harness):
         assert list(await leases.renew([grant.lease], LONG)) != [None]
         assert await asked(leases, owner="bob") is None
 
-    async def test_a_taken_lease_is_never_renewed(self, store: Store) -> None:
+    async def test_a_lease_that_was_taken_over_is_never_renewed(self, store: Store) -> None:
         """A taken one never is, not even when its taker's lease has expired too, or is given up."""
         leases = need_lease(store)
         first = await granted(leases, owner="ana", ttl=self.short)
@@ -288,7 +290,7 @@ class RenewChecks(Harness):
         await leases.release([second.lease])
         assert list(await leases.renew([first.lease], LONG)) == [None]
 
-    async def test_the_lease_tells_of_mail(self, store: Store) -> None:
+    async def test_a_lease_says_whether_there_are_messages(self, store: Store) -> None:
         """`has_messages` says whether untaken messages lay in the run's inbox when the lease was
         given or renewed."""
         mailed = need_inbox(store)
@@ -303,7 +305,7 @@ class RenewChecks(Harness):
         mail = [lease.has_messages for lease in (first.lease, renewed, second.lease, third.lease)]
         assert mail == [False, True, True, False]
 
-    async def test_release_lets_another_have_the_run_at_once(self, store: Store) -> None:
+    async def test_a_released_run_can_be_acquired_at_once(self, store: Store) -> None:
         """Give the leases up without a rest, so that the runs can be had at once."""
         leases = need_lease(store)
         grants = [await granted(leases, id) for id in ("a", "b")]
@@ -313,7 +315,7 @@ class RenewChecks(Harness):
             assert grant is not None
             assert grant.takeovers == 0
 
-    async def test_the_journal_stays_on_release(self, store: Store) -> None:
+    async def test_a_release_keeps_the_journal(self, store: Store) -> None:
         """The journal stays."""
         journal = need_journal(store)
         grant = await granted(journal)
@@ -322,7 +324,7 @@ class RenewChecks(Harness):
         assert await steps_of(journal) == ["a"]
         assert (await listed(journal)).status == "running"
 
-    async def test_releasing_a_lease_that_is_not_ones_own_does_nothing(self, store: Store) -> None:
+    async def test_releasing_a_lease_that_is_not_current_does_nothing(self, store: Store) -> None:
         """Releasing a lease that is not one's own does nothing."""
         leases = need_lease(store)
         old = await granted(leases, owner="ana")

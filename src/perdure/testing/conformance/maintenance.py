@@ -43,7 +43,7 @@ class PruneChecks(Harness):
             "paused",
         }
 
-    async def test_prune_keeps_runs_updated_since(self, store: Store) -> None:
+    async def test_prune_keeps_runs_that_are_newer(self, store: Store) -> None:
         """And were last updated longer ago than `older_than`."""
         maintenance = need_upkeep(store)
         await maintenance.save("old", snapshot(status="completed"))
@@ -53,7 +53,7 @@ class PruneChecks(Harness):
         assert await maintenance.prune(1.5 * self.short) == 1
         assert [line.id for line in await maintenance.list()] == ["new"]
 
-    async def test_prune_counts_from_the_rest(self, store: Store) -> None:
+    async def test_prune_measures_the_age_from_the_rest(self, store: Store) -> None:
         """Last updated: a run that came to rest just now is new, however long ago it began."""
         maintenance, journal = need_upkeep(store), need_journal(store)
         grant = await granted(journal)
@@ -61,7 +61,7 @@ class PruneChecks(Harness):
         await rested(journal, grant, Rest("completed"))
         assert await maintenance.prune(1.5 * self.short) == 0
 
-    async def test_prune_may_keep_to_one_status(self, store: Store) -> None:
+    async def test_prune_may_be_restricted_to_one_status(self, store: Store) -> None:
         """Or only `status`."""
         maintenance = need_upkeep(store)
         for status in STATUSES:
@@ -70,7 +70,7 @@ class PruneChecks(Harness):
         assert await maintenance.prune(NOW, status="failed") == 1
         assert {line.id for line in await maintenance.list()} == set(STATUSES) - {"failed"}
 
-    async def test_prune_never_takes_a_run_that_is_not_over(self, store: Store) -> None:
+    async def test_prune_never_deletes_a_run_that_is_not_over(self, store: Store) -> None:
         """A run that is not over is never pruned, whatever `status` asks for."""
         maintenance = need_upkeep(store)
         await maintenance.save("run", snapshot(status="waiting", event="paid"))
@@ -79,7 +79,7 @@ class PruneChecks(Harness):
             assert is_over(status) or await maintenance.prune(NOW, status=status) == 0
         assert (await listed(maintenance)).status == "waiting"
 
-    async def test_prune_never_takes_a_run_that_goes_on(self, store: Store) -> None:
+    async def test_prune_never_deletes_a_run_that_was_granted_again(self, store: Store) -> None:
         """A run that was over and is granted again is not over."""
         maintenance, leases = need_upkeep(store), need_lease(store)
         await maintenance.save("run", snapshot(status="failed"))
@@ -87,7 +87,7 @@ class PruneChecks(Harness):
         await self.let_pass(TICK)
         assert await maintenance.prune(NOW) == 0
 
-    async def test_prune_deletes_up_to_limit(self, store: Store) -> None:
+    async def test_prune_deletes_up_to_limit_runs(self, store: Store) -> None:
         """Delete up to `limit` runs; 0 deletes nothing."""
         maintenance = need_upkeep(store)
         for number in range(5):
@@ -95,7 +95,7 @@ class PruneChecks(Harness):
         await self.let_pass(TICK)
         assert [await maintenance.prune(NOW, limit=limit) for limit in (0, 2, 2, 2)] == [0, 2, 2, 1]
 
-    async def test_prune_removes_all_that_belongs_to_a_run(self, store: Store) -> None:
+    async def test_prune_deletes_everything_that_belongs_to_a_run(self, store: Store) -> None:
         """Delete: the id is free again, and its epochs of before stay stale."""
         maintenance, journal = need_upkeep(store), need_journal(store)
         old = await granted(journal)
@@ -127,7 +127,7 @@ class StatsChecks(Harness):
         assert not any(stats.by_status.values())
         assert stats.oldest_due is None
 
-    async def test_stats_find_the_oldest_due_run(self, store: Store) -> None:
+    async def test_stats_include_the_oldest_wake_time(self, store: Store) -> None:
         """Find the oldest due one: the oldest wake time among runs that are due."""
         maintenance, schedule = need_upkeep(store), need_schedule(store)
         now = await store_time(schedule)

@@ -61,7 +61,7 @@ class ModelChecks(Harness):
 
         await for_all(BATCHES, self.examples, check)
 
-    async def test_saved_is_loaded(self, store: Store) -> None:
+    async def test_every_snapshot_is_loaded_unchanged(self, store: Store) -> None:
         """What was saved is what is loaded, whatever it was."""
 
         async def check(whole: Any) -> None:

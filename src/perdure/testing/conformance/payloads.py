@@ -55,7 +55,7 @@ def nested(depth: int) -> Any:
 class PayloadChecks(Harness):
     """Values of steps, metadata and payloads."""
 
-    async def test_values_come_back_as_they_were(self, store: Store) -> None:
+    async def test_values_are_loaded_unchanged(self, store: Store) -> None:
         """What was saved is what is loaded, to the type and to the order of keys."""
         whole = snapshot(metadata=VALUES, **VALUES)
         await store.save("run", whole)
@@ -64,7 +64,7 @@ class PayloadChecks(Harness):
         assert exact(loaded["steps"]) == exact(whole["steps"])
         assert exact(loaded.get("metadata")) == exact(VALUES)
 
-    async def test_journalled_values_come_back_as_they_were(self, store: Store) -> None:
+    async def test_journaled_values_are_loaded_unchanged(self, store: Store) -> None:
         """What was appended is what is loaded, and what rested is what is loaded."""
         journal = need_journal(store)
         grant = await granted(journal)
@@ -81,12 +81,12 @@ class PayloadChecks(Harness):
         assert loaded is not None
         assert exact(loaded["steps"]) == exact(whole["steps"])
 
-    async def test_deep_values_come_back(self, store: Store) -> None:
+    async def test_deeply_nested_values_are_loaded_unchanged(self, store: Store) -> None:
         """A value may be nested deep."""
         await store.save("run", snapshot(deep=nested(80)))
         assert await store.load("run") == snapshot(deep=nested(80))
 
-    async def test_payloads_come_back_byte_for_byte(self, store: Store) -> None:
+    async def test_payloads_are_returned_byte_for_byte(self, store: Store) -> None:
         """`payload` is JSON, and comes back as the same bytes."""
         mailed = need_inbox(store)
         await granted(mailed)
@@ -95,14 +95,14 @@ class PayloadChecks(Harness):
             await mailed.send("run", "paid", payload)
         assert [message.payload for message in await mailed.inbox("run")] == payloads
 
-    async def test_a_snapshot_too_large_is_refused(self, store: Store) -> None:
+    async def test_a_snapshot_that_is_too_large_is_refused(self, store: Store) -> None:
         """More than `capabilities.max_value_size` bytes are refused, and what was there stays."""
         await store.save("run", snapshot("a"))
         with pytest.raises(ValueTooLarge):
             await store.save("run", snapshot(big="x" * capabilities(store).max_value_size))
         assert await steps_of(store) == ["a"]
 
-    async def test_a_payload_too_large_is_refused(self, store: Store) -> None:
+    async def test_a_payload_that_is_too_large_is_refused(self, store: Store) -> None:
         """More than `capabilities.max_value_size` bytes are refused in an event too."""
         mailed = need_inbox(store)
         await granted(mailed)
@@ -110,7 +110,7 @@ class PayloadChecks(Harness):
             await mailed.send("run", "paid", as_json("x" * capabilities(store).max_value_size))
         assert list(await mailed.inbox("run")) == []
 
-    async def test_a_first_snapshot_too_large_is_refused(self, store: Store) -> None:
+    async def test_a_first_snapshot_that_is_too_large_is_refused(self, store: Store) -> None:
         """More than `capabilities.max_value_size` bytes make no new run."""
         leases = need_lease(store)
         big = as_json(snapshot(big="x" * capabilities(store).max_value_size))
@@ -118,7 +118,7 @@ class PayloadChecks(Harness):
             await leases.acquire([LeaseRequest("run", "ana", LONG, create=big)])
         assert await leases.load("run") is None
 
-    async def test_values_change_nothing_in_the_header(self, store: Store) -> None:
+    async def test_steps_may_be_named_like_fields_of_a_run(self, store: Store) -> None:
         """A step named as a field of the run is a step."""
         fields = [
             "status",

@@ -30,7 +30,7 @@ from perdure.testing.conformance.schedule import claimed_ids, due_ids, new_run
 class PrefixChecks(Harness):
     """A store's prefix is part of every id in the database, and of none that the caller sees."""
 
-    async def test_runs_of_another_prefix_are_not_there(self, store: Store) -> None:
+    async def test_runs_of_another_prefix_are_invisible(self, store: Store) -> None:
         """Stored id = prefix + id: the same id under two prefixes is two runs."""
         async with self._two(store) as (one, two):
             await one.save("run", snapshot("one"))
@@ -39,7 +39,7 @@ class PrefixChecks(Harness):
             await two.delete("run")
             assert await steps_of(one) == ["one"]
 
-    async def test_list_keeps_to_the_prefix(self, store: Store) -> None:
+    async def test_list_is_restricted_to_the_prefix(self, store: Store) -> None:
         """Returned ids have the prefix removed, and `list` knows no other runs."""
         async with self._two(store) as (one, two):
             for id in ("a", "b", "p_:a", "P_:a"):
@@ -50,7 +50,7 @@ class PrefixChecks(Harness):
             (first, *_) = await one.list(limit=1)
             assert len(await one.list(after=first.cursor)) == 3
 
-    async def test_a_store_without_a_prefix_sees_whole_ids(self, store: Store) -> None:
+    async def test_a_store_without_a_prefix_sees_full_ids(self, store: Store) -> None:
         """Stored id = prefix + id."""
         whole = await self.opened_again(store)
         async with self._two(store) as (one, _):
@@ -58,7 +58,7 @@ class PrefixChecks(Harness):
             assert await steps_of(whole, "p_:run") == ["one"]
         await whole.close()
 
-    async def test_leases_keep_to_the_prefix(self, store: Store) -> None:
+    async def test_each_prefix_has_its_own_leases(self, store: Store) -> None:
         """Prefixes apply to leases too: one tenant never blocks another."""
         async with self._two(store) as (first, second):
             one, two = need_lease(first), need_lease(second)
@@ -69,7 +69,7 @@ class PrefixChecks(Harness):
             assert list(await one.renew([forged], LONG)) == [None]
             assert await asked(two, owner="cem") is None
 
-    async def test_the_journal_keeps_to_the_prefix(self, store: Store) -> None:
+    async def test_each_prefix_has_its_own_journals(self, store: Store) -> None:
         """Prefixes apply to the journal too."""
         async with self._two(store) as (first, second):
             one, two = need_journal(first), need_journal(second)
@@ -84,7 +84,7 @@ class PrefixChecks(Harness):
                 Verdict.UNKNOWN
             ]
 
-    async def test_claims_keep_to_the_prefix(self, store: Store) -> None:
+    async def test_claims_are_restricted_to_the_prefix(self, store: Store) -> None:
         """Prefixes apply to what is due too."""
         async with self._two(store) as (first, second):
             one, two = need_schedule(first), need_schedule(second)
@@ -95,7 +95,7 @@ class PrefixChecks(Harness):
             assert await claimed_ids(one, limit=3) == ["run"]
             assert len(await claimed_ids(two)) == 5
 
-    async def test_the_inbox_keeps_to_the_prefix(self, store: Store) -> None:
+    async def test_each_prefix_has_its_own_inboxes(self, store: Store) -> None:
         """Prefixes apply to the inbox too."""
         async with self._two(store) as (first, second):
             one, two = need_inbox(first), need_inbox(second)
@@ -106,7 +106,7 @@ class PrefixChecks(Harness):
             assert await two.send("run", "paid", b"2", dedup_id="x") is Delivery.DELIVERED
             assert [message.payload for message in await two.inbox("run")] == [b"2"]
 
-    async def test_upkeep_keeps_to_the_prefix(self, store: Store) -> None:
+    async def test_maintenance_is_restricted_to_the_prefix(self, store: Store) -> None:
         """Prefixes apply to pruning and counting too."""
         async with self._two(store) as (first, second):
             one, two = need_upkeep(first), need_upkeep(second)
@@ -119,7 +119,7 @@ class PrefixChecks(Harness):
             assert await one.prune(TICK * 0) == 1
             assert len(await two.list()) == 2
 
-    async def test_an_impossible_prefix_is_refused(self, store: Store) -> None:
+    async def test_an_invalid_prefix_is_refused(self, store: Store) -> None:
         """A prefix is text up to 512 characters without NUL; empty is none."""
         await (await self.opened_again(store)).close()
         for prefix in IMPOSSIBLE_IDS[1:]:

@@ -48,7 +48,7 @@ async def together(works: Iterable[Awaitable[T]]) -> list[T]:
 class LeaseRaceChecks(Harness):
     """One owner at a time, however many ask at once."""
 
-    async def test_one_of_many_gets_the_run(self, store: Store) -> None:
+    async def test_one_of_many_requests_is_granted(self, store: Store) -> None:
         """An unexpired lease is never stolen: of fifty that ask at once, one gets the run."""
         need_atomic_lease(store)
         leases = need_lease(store)
@@ -56,7 +56,7 @@ class LeaseRaceChecks(Harness):
         grants = await together(asked(leases, owner=f"owner {n}") for n in range(MANY))
         assert len([grant for grant in grants if grant is not None]) == 1
 
-    async def test_one_of_many_takes_an_expired_lease(self, store: Store) -> None:
+    async def test_one_of_many_requests_takes_over_an_expired_lease(self, store: Store) -> None:
         """An expired one is there for the taking, by one."""
         need_atomic_lease(store)
         leases = need_lease(store)
@@ -65,7 +65,7 @@ class LeaseRaceChecks(Harness):
         grants = await together(asked(leases, owner=f"owner {n}") for n in range(MANY))
         assert [grant.takeovers for grant in grants if grant is not None] == [1]
 
-    async def test_one_of_many_creates_the_run(self, store: Store) -> None:
+    async def test_one_of_many_requests_creates_the_run(self, store: Store) -> None:
         """With `existing=False` only a new run is granted: it is new once."""
         need_atomic_lease(store)
         leases = need_lease(store)
@@ -77,7 +77,7 @@ class LeaseRaceChecks(Harness):
         created = [grant.created for (grant,) in answers if grant is not None]
         assert created == [True]
 
-    async def test_epochs_that_are_given_together_differ(self, store: Store) -> None:
+    async def test_concurrent_acquisitions_have_different_epochs(self, store: Store) -> None:
         """The epoch never comes twice for one id, and the highest one fences the others out."""
         need_atomic_lease(store)
         journal = need_journal(store)
@@ -88,7 +88,7 @@ class LeaseRaceChecks(Harness):
         accepted = [v is Verdict.ACCEPTED for v in verdicts]
         assert accepted == [epoch == max(epochs) for epoch in epochs]
 
-    async def test_renewing_and_taking_exclude_each_other(self, store: Store) -> None:
+    async def test_an_expired_lease_is_either_renewed_or_taken_over(self, store: Store) -> None:
         """A lease that expired and that nobody has taken is renewed; a taken one never is."""
         need_atomic_lease(store)
         leases = need_lease(store)
@@ -100,7 +100,7 @@ class LeaseRaceChecks(Harness):
             )
             assert (renewed is None) != (taken is None), "both have it, or nobody"
 
-    async def test_an_accepted_entry_is_seen_by_the_next_owner(self, store: Store) -> None:
+    async def test_an_accepted_entry_is_visible_to_the_next_owner(self, store: Store) -> None:
         """From the moment of the grant every entry of an older epoch is refused or ignored: what is
         accepted is in the grant, and what is not is never there."""
         need_atomic_lease(store)
@@ -115,7 +115,7 @@ class LeaseRaceChecks(Harness):
             expected = ["late"] if verdict is Verdict.ACCEPTED else []
             assert list(new.snapshot["steps"]) == await steps_of(journal, f"{number}") == expected
 
-    async def test_a_rest_and_the_next_owner_exclude_each_other(self, store: Store) -> None:
+    async def test_a_rest_is_either_in_the_next_grant_or_fenced(self, store: Store) -> None:
         """A rest that is accepted was there before the grant; one that is fenced never was."""
         need_atomic_lease(store)
         journal = need_journal(store)
@@ -130,7 +130,7 @@ class LeaseRaceChecks(Harness):
             assert list(new.snapshot["steps"]) == await steps_of(journal, f"{number}") == expected
             assert (await listed(journal, f"{number}")).status == "running"
 
-    async def test_many_runs_append_together(self, store: Store) -> None:
+    async def test_concurrent_appends_of_many_runs_are_all_written(self, store: Store) -> None:
         """Concurrent appends of many runs all arrive, each run's in order."""
         journal = need_journal(store)
         grants = [await granted(journal, f"run {n}") for n in range(MANY)]
@@ -144,12 +144,14 @@ class LeaseRaceChecks(Harness):
 class ScheduleRaceChecks(Harness):
     """Each run goes to one claimant only."""
 
-    async def test_many_claimants_share_what_is_due(self, store: Store) -> None:
+    async def test_concurrent_claims_share_the_due_runs(self, store: Store) -> None:
         """Each goes to one claimant only, and none is left."""
         need_atomic_lease(store)
         await self._share([need_schedule(store)])
 
-    async def test_claimants_of_two_instances_share_what_is_due(self, store: Store) -> None:
+    async def test_concurrent_claims_of_two_instances_share_the_due_runs(
+        self, store: Store
+    ) -> None:
         """Each goes to one claimant only, through whichever instance it claims."""
         need_atomic_lease(store)
         another = await self.opened_again(store)
@@ -168,7 +170,7 @@ class ScheduleRaceChecks(Harness):
         counted = Counter(id for claim in claims for id in claim)
         assert counted == Counter(run.id for run in runs)
 
-    async def test_one_of_many_enqueues_a_run(self, store: Store) -> None:
+    async def test_one_of_many_enqueues_creates_the_run(self, store: Store) -> None:
         """False for each id that was there already: of many at once, one is first."""
         need_atomic_lease(store)
         schedule = need_schedule(store)
@@ -186,7 +188,7 @@ class ScheduleRaceChecks(Harness):
         assert Counter(answers) == {Delivery.DELIVERED: 1, Delivery.DUPLICATE: MANY - 1}
         assert len(await mailed.inbox("run")) == 1
 
-    async def test_mail_that_meets_a_rest_wakes_the_run(self, store: Store) -> None:
+    async def test_a_message_sent_during_a_rest_wakes_the_run(self, store: Store) -> None:
         """An event is neither lost nor late, also when it is sent as the run goes to rest."""
         need_atomic_lease(store)
         mailed = need_inbox(store)
@@ -198,7 +200,7 @@ class ScheduleRaceChecks(Harness):
             )
             assert await claimed_ids(mailed, "bob") == [f"{number}"]
 
-    async def test_each_run_goes_to_one_of_two_processes(self, store: Store) -> None:
+    async def test_each_run_is_claimed_by_one_of_two_processes(self, store: Store) -> None:
         """Each goes to one claimant only, also when the claimants are processes."""
         schedule = need_schedule(store)
         if capabilities(store).shared == "process":

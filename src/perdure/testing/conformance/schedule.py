@@ -66,7 +66,7 @@ class EnqueueChecks(Harness):
         assert (await listed(schedule, "b")).workflow == "other"
         assert sorted(await claimed_ids(schedule)) == ["a", "b"]
 
-    async def test_enqueue_leaves_a_run_that_is_there(self, store: Store) -> None:
+    async def test_enqueue_leaves_an_existing_run_unchanged(self, store: Store) -> None:
         """False for each id that was there already, which stays untouched."""
         schedule = need_schedule(store)
         await schedule.save("there", snapshot("a", status="completed"))
@@ -78,7 +78,7 @@ class EnqueueChecks(Harness):
         assert await asked(schedule, "new", "bob") is None
         assert list(await schedule.enqueue([])) == []
 
-    async def test_due_gives_the_earliest_first(self, store: Store) -> None:
+    async def test_due_returns_the_earliest_first(self, store: Store) -> None:
         """Give the runs whose wake time is at or before `now`, earliest first."""
         schedule = need_schedule(store)
         now = await store_time(schedule)
@@ -88,7 +88,7 @@ class EnqueueChecks(Harness):
         assert [(line.id, line.wake_at) for line in due] == [(id, times[id]) for id in "abc"]
         assert await due_ids(schedule, now + SECOND) == ["a", "b", "c", "later"]
 
-    async def test_due_gives_at_most_limit(self, store: Store) -> None:
+    async def test_due_returns_at_most_limit_runs(self, store: Store) -> None:
         """At most `limit`, and these are the earliest; 0 gives nothing."""
         schedule = need_schedule(store)
         now = await store_time(schedule)
@@ -98,7 +98,7 @@ class EnqueueChecks(Harness):
         assert await due_ids(schedule, now, 0) == []
         assert await due_ids(schedule, now, 2) == ["5", "4"]
 
-    async def test_due_keeps_to_workflows(self, store: Store) -> None:
+    async def test_due_is_restricted_to_workflows(self, store: Store) -> None:
         """`workflows` keeps to runs of these names."""
         schedule = need_schedule(store)
         now = await store_time(schedule)
@@ -109,7 +109,7 @@ class EnqueueChecks(Harness):
         assert sorted(await due_ids(schedule, now, workflows=["b", "A"])) == ["1", "2"]
         assert await due_ids(schedule, now, workflows=[]) == []
 
-    async def test_due_leaves_runs_with_a_live_lease(self, store: Store) -> None:
+    async def test_due_omits_runs_with_an_unexpired_lease(self, store: Store) -> None:
         """Give the runs without a live lease: an orphan is due when its lease has expired."""
         schedule = need_schedule(store)
         await granted(schedule, "alive")
@@ -118,7 +118,7 @@ class EnqueueChecks(Harness):
         await self.expire()
         assert await due_ids(schedule, await store_time(schedule)) == ["orphan"]
 
-    async def test_due_gives_sleepers_at_their_time(self, store: Store) -> None:
+    async def test_due_returns_runs_at_their_wake_time(self, store: Store) -> None:
         """`wake_at` is when it should be claimed (None: never by time)."""
         schedule = need_schedule(store)
         now = await store_time(schedule)
@@ -135,7 +135,7 @@ class EnqueueChecks(Harness):
         assert await due_ids(schedule, now + SECOND) == ["runnable", "sleeper"]
         assert await due_ids(schedule, now + LONG) == ["runnable", "sleeper", "waiter"]
 
-    async def test_a_saved_run_lies_as_its_snapshot_says(self, store: Store) -> None:
+    async def test_a_saved_run_is_due_when_its_snapshot_says(self, store: Store) -> None:
         """Replace the whole run by `snapshot`: it wakes when its snapshot says."""
         schedule = need_schedule(store)
         now = await store_time(schedule)
@@ -177,7 +177,7 @@ class EnqueueChecks(Harness):
 class ClaimChecks(Harness):
     """`claim`."""
 
-    async def test_claim_leases_and_loads(self, store: Store) -> None:
+    async def test_claim_leases_and_loads_due_runs(self, store: Store) -> None:
         """Lease and load runs that are due: the grant is as good as an acquired one."""
         schedule = need_schedule(store)
         await schedule.enqueue([NewRun("run", "order", as_json(snapshot("b", "10", "a")))])
@@ -189,7 +189,7 @@ class ClaimChecks(Harness):
         assert await asked(schedule, owner="bob") is None
         assert (await listed(schedule)).status == "running"
 
-    async def test_claim_gives_the_earliest_first_up_to_limit(self, store: Store) -> None:
+    async def test_claim_returns_the_earliest_first_up_to_limit(self, store: Store) -> None:
         """Up to `limit` runs, earliest first; 0 gives nothing."""
         schedule = need_schedule(store)
         now = await store_time(schedule)
@@ -200,7 +200,7 @@ class ClaimChecks(Harness):
         assert await claimed_ids(schedule, limit=2) == ["3", "2"]
         assert await claimed_ids(schedule, limit=2) == ["1"]
 
-    async def test_each_run_goes_to_one_claimant_only(self, store: Store) -> None:
+    async def test_each_run_is_claimed_once(self, store: Store) -> None:
         """Each goes to one claimant only, the owner that has it included."""
         schedule = need_schedule(store)
         await schedule.enqueue([new_run("run")])
@@ -208,7 +208,7 @@ class ClaimChecks(Harness):
         assert await claimed_ids(schedule, "bob") == []
         assert await claimed_ids(schedule, "ana") == []
 
-    async def test_claim_leaves_what_is_not_due(self, store: Store) -> None:
+    async def test_claim_omits_runs_that_are_not_due(self, store: Store) -> None:
         """Runs that are due: not those that sleep, wait, are owned, or are over."""
         schedule = need_schedule(store)
         now = await store_time(schedule)
@@ -222,7 +222,7 @@ class ClaimChecks(Harness):
             await rested(schedule, await granted(schedule, id), rest)
         assert await claimed_ids(schedule, "bob") == []
 
-    async def test_an_orphan_is_claimed(self, store: Store) -> None:
+    async def test_an_orphaned_run_is_claimed(self, store: Store) -> None:
         """A run is orphaned when its owner's lease has expired: it is taken with its journal."""
         schedule = need_schedule(store)
         grant = await granted(schedule, ttl=self.short)
@@ -238,7 +238,7 @@ class ClaimChecks(Harness):
             takeovers.append(taken.takeovers)
         assert takeovers == [0, 1]
 
-    async def test_a_renewed_run_is_no_orphan(self, store: Store) -> None:
+    async def test_a_renewed_run_is_not_orphaned(self, store: Store) -> None:
         """A run is orphaned when its owner's lease has expired, and a renewed one has not."""
         schedule = need_schedule(store)
         grant = await granted(schedule, ttl=self.short)
@@ -263,7 +263,7 @@ class ClaimChecks(Harness):
         await self.expire()
         assert await claimed_ids(schedule, "bob") == ["soon"]
 
-    async def test_a_sleeper_is_claimed_at_its_time(self, store: Store) -> None:
+    async def test_a_suspended_run_is_claimed_at_its_wake_time(self, store: Store) -> None:
         """`wake_at` is when it should be claimed."""
         schedule = need_schedule(store)
         now = await store_time(schedule)
@@ -274,7 +274,7 @@ class ClaimChecks(Harness):
         (grant,) = await schedule.claim("bob", LONG, 10)
         assert (grant.lease.id, grant.takeovers) == ("soon", 0)
 
-    async def test_claim_keeps_to_workflows(self, store: Store) -> None:
+    async def test_claim_is_restricted_to_workflows(self, store: Store) -> None:
         """`workflows` keeps to runs of these names."""
         schedule = need_schedule(store)
         await schedule.enqueue([new_run("1", "a"), new_run("2", "b"), new_run("3", "A")])
@@ -285,7 +285,7 @@ class ClaimChecks(Harness):
         assert sorted(grant.lease.id for grant in grants) == ["2", "4"]
         assert sorted(await claimed_ids(schedule)) == ["1", "3"]
 
-    async def test_a_run_that_cannot_be_read_is_left_out_of_a_claim(self, store: Store) -> None:
+    async def test_an_unreadable_run_is_left_out_of_a_claim(self, store: Store) -> None:
         """A run that cannot be read is left out: another takes its place, and it is not claimed
         again within the next hour."""
         schedule = need_schedule(store)
@@ -298,7 +298,7 @@ class ClaimChecks(Harness):
         assert list(await schedule.due(grants[0].now, 10)) == []
         assert await schedule.delete("bad") in {True, None}
 
-    async def test_a_run_that_cannot_be_read_is_named(self, store: Store) -> None:
+    async def test_an_unreadable_run_is_named_in_the_error(self, store: Store) -> None:
         """A run that cannot be read raises `StoreCorrupted`, which names it, and is not leased."""
         journal = need_schedule(store)
         await self._make_unreadable(journal, "bad")
@@ -312,7 +312,7 @@ class ClaimChecks(Harness):
         grant = await granted(store, id, ttl=self.short)
         await appended(store, Entry(id, grant.lease.epoch, 1, b"[]"))
 
-    async def test_a_claimed_epoch_grows(self, store: Store) -> None:
+    async def test_each_claim_increases_the_epoch(self, store: Store) -> None:
         """The epoch grows at each acquisition, a claim included."""
         schedule = need_schedule(store)
         await schedule.enqueue([new_run("run")])
@@ -327,7 +327,7 @@ class ClaimChecks(Harness):
 class HintChecks(Harness):
     """`notifications`. Since they may be lost, each check gives a store several occasions."""
 
-    async def test_hints_come_when_a_run_is_enqueued(self, store: Store) -> None:
+    async def test_enqueueing_a_run_sends_a_notification(self, store: Store) -> None:
         """Yield whenever a run may have become due: a new one."""
         schedule = need_hints(store)
         async with listening(schedule) as heard:
@@ -337,7 +337,7 @@ class HintChecks(Harness):
                     return
         pytest.fail("no hint came of runs that were enqueued")
 
-    async def test_hints_come_when_a_run_is_released(self, store: Store) -> None:
+    async def test_releasing_a_run_sends_a_notification(self, store: Store) -> None:
         """Yield whenever a run may have become due: one that was given up."""
         schedule = need_hints(store)
         async with listening(schedule) as heard:
@@ -347,7 +347,7 @@ class HintChecks(Harness):
                     return
         pytest.fail("no hint came of runs that were released")
 
-    async def test_hints_come_when_an_awaited_event_is_sent(self, store: Store) -> None:
+    async def test_sending_an_awaited_event_sends_a_notification(self, store: Store) -> None:
         """Yield whenever a run may have become due: one whose event came."""
         schedule, mailed = need_hints(store), need_inbox(store)
         async with listening(schedule) as heard:
@@ -359,7 +359,7 @@ class HintChecks(Harness):
                     return
         pytest.fail("no hint came of events that were sent")
 
-    async def test_hints_come_to_another_instance(self, store: Store) -> None:
+    async def test_notifications_reach_another_instance(self, store: Store) -> None:
         """Yield whenever a run may have become due, in any process."""
         schedule = need_hints(store)
         another = need_hints(await self.opened_again(store))

@@ -53,7 +53,7 @@ class TransactChecks(Harness):
         assert calls[0] is not None
         assert await steps_of(transacting) == ["a"]
 
-    async def test_transact_goes_with_append(self, store: Store) -> None:
+    async def test_transact_and_append_write_one_journal(self, store: Store) -> None:
         """Write the entry in the order of the journal, as `append` would."""
         transacting = need_transaction(store)
         grant = await granted(transacting)
@@ -94,7 +94,7 @@ class TransactChecks(Harness):
         assert await transacting.transact("run", 1, work) is Verdict.UNKNOWN
         assert await transacting.load("run") is None
 
-    async def test_an_exception_rolls_back_and_comes_out_as_it_is(self, store: Store) -> None:
+    async def test_an_exception_rolls_back_and_is_raised_unchanged(self, store: Store) -> None:
         """An exception from `work` rolls back and comes out as it is; the run goes on."""
         transacting = need_transaction(store)
         grant = await granted(transacting)
@@ -109,7 +109,7 @@ class TransactChecks(Harness):
         assert not isinstance(error.__cause__, PerdureError)
         assert await self._writes(transacting, grant, "a") is Verdict.ACCEPTED
 
-    async def test_a_transaction_may_put_a_run_to_rest(self, store: Store) -> None:
+    async def test_a_transaction_may_write_a_rest(self, store: Store) -> None:
         """Write the entry it returns: a rest too."""
         transacting = need_transaction(store)
         grant = await granted(transacting)
@@ -130,7 +130,7 @@ class TransactChecks(Harness):
         after = await granted(transacting, owner="cem")
         assert (grant.takeovers, after.takeovers) == (1, 0)
 
-    async def test_the_users_writes_commit_with_the_entry(self, store: Store) -> None:
+    async def test_user_writes_commit_with_the_entry(self, store: Store) -> None:
         """All or nothing: the user's own writes are there with the entry."""
         transacting = need_transaction(store)
         self._need_user_writes()
@@ -139,7 +139,7 @@ class TransactChecks(Harness):
         assert list(await self.user_notes(store)) == ["committed"]
         assert await steps_of(transacting) == ["committed"]
 
-    async def test_the_users_writes_roll_back_with_the_exception(self, store: Store) -> None:
+    async def test_user_writes_roll_back_with_an_exception(self, store: Store) -> None:
         """All or nothing: an exception from `work` takes the user's own writes with it."""
         transacting = need_transaction(store)
         self._need_user_writes()
@@ -153,7 +153,7 @@ class TransactChecks(Harness):
             await transacting.transact("run", grant.lease.epoch, work)
         assert list(await self.user_notes(store)) == []
 
-    async def test_the_users_writes_of_a_stale_owner_are_not_committed(self, store: Store) -> None:
+    async def test_user_writes_of_a_stale_owner_are_not_committed(self, store: Store) -> None:
         """All or nothing: a fenced transaction leaves none of the user's own writes."""
         transacting = need_transaction(store)
         self._need_user_writes()

@@ -178,7 +178,9 @@ async def test_8_2_05_a_long_step_keeps_its_lease_and_a_lost_one_cannot_write(
     driving = asyncio.ensure_future(runtime.trigger(long, run_id="run"))
     await clock.advance(TTL * 3)
     assert await store.claim("another", TTL, 1) == []
-    store._runs["run"].owner = None
+    run = store._backend.runs.get("run")
+    assert run is not None
+    run.owner = None
     (stolen,) = await store.acquire([LeaseRequest("run", "thief", TTL * 10)])
     assert stolen is not None
     await clock.advance(TTL * 2)

@@ -211,8 +211,8 @@ class World:
 
     def dedups(self, id: str) -> set[str]:
         """Dedup ids that the store knows for a run."""
-        run = self.store._runs.get(id)
-        return set() if run is None else set(run.known_mail)
+        run = self.store._backend.runs.get(id)
+        return set() if run is None else set(run.dedup_ids)
 
     async def check(self) -> None:
         """Check all that must be true at rest between two moves."""

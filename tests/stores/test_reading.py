@@ -50,7 +50,9 @@ async def test_a_run_that_was_repaired_is_claimed_an_hour_later() -> None:
     """It is tried again, so that nobody needs to wake it."""
     store, clock = await enqueued(b"{")
     assert list(await store.claim("ana", LONG, 1)) == []
-    store._runs["run 0"].snapshot = as_json(snapshot())
+    run = store._backend.runs.get("run 0")
+    assert run is not None
+    run.snapshot = as_json(snapshot())
     await clock.advance(timedelta(minutes=59))
     assert list(await store.claim("ana", LONG, 1)) == []
     await clock.advance(timedelta(minutes=1))

@@ -5,7 +5,7 @@ writes cursors, and skips runs that cannot be read. A `Backend` does what is spe
 database, and may rely on arguments that have been checked.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -325,8 +325,15 @@ class NotifyShell(StoreShell[NB]):
     async def notifications(self) -> AsyncIterator[None]:
         """Yield whenever a run may have become due, in any process; end when the store closes."""
         await self._life.ready()
-        async for notification in self._backend.notifications():
-            yield notification
+        source = self._backend.notifications()
+        try:
+            async for notification in source:
+                yield notification
+        finally:
+            # A listener that a caller leaves in the middle would otherwise stay until it is
+            # collected, with its connection.
+            if isinstance(source, AsyncGenerator):
+                await source.aclose()
 
 
 def _check_workflow(workflow: str | None) -> str | None:

@@ -8,9 +8,8 @@ from perdure import codec
 from perdure.durable.host import RunHost
 from perdure.errors import CodecError
 from perdure.result import Err, Ok, Result
-from perdure.snapshot import Execution as ExecutionBlock
-from perdure.snapshot import Snapshot
-from perdure.snapshot.record import failure_record, result_of
+from perdure.snapshot import ExecutionBlock, Snapshot
+from perdure.snapshot.record import encode_failure, result_of
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +31,7 @@ def ending(host: RunHost, result: Result[Any, Any], fn: Callable[..., Any]) -> O
             result = Err(CodecError(f"the output of run {host.id!r} cannot be recorded: {error}"))
     now, ended_by = host.block()["lastUpdated"], host.execution.ended_by
     failure = ended_by if ended_by is not None and ended_by is result.error else result
-    told = failure_record(failure, host.id, host.execution.errors, lambda: codec.error_type(fn))
+    told = encode_failure(failure, host.id, host.execution.errors, lambda: codec.error_type(fn))
     failed = host.execution.failures_that_ended_it()
     block = host.block("failed", completedAt=now, error=told.record, failed=failed)
     return Outcome(result, block, "failed")

@@ -36,8 +36,7 @@ from perdure.errors import CodecError, InvalidArgument, SnapshotFormatError, Sna
 from perdure.events import Bus, Coalesce, Event, Listener, Mode, StepComplete, check_listener
 from perdure.result import Result
 from perdure.resume import ResumeState, ResumeStateCollector, as_resume_state, records_of
-from perdure.snapshot import Execution as ExecutionBlock
-from perdure.snapshot import Snapshot, assert_valid_snapshot
+from perdure.snapshot import ExecutionBlock, Snapshot, assert_valid_snapshot
 from perdure.validation import check_errors, check_int, check_random
 
 logger = logging.getLogger(__name__)

@@ -35,8 +35,8 @@ class ErrorCause(TypedDict):
     type: Literal["error"]
     name: str
     message: str
-    stack: NotRequired[str]
-    cause: NotRequired["SerializedCause"]
+    stack: NotRequired[str | None]
+    cause: NotRequired["SerializedCause | None"]
     notes: NotRequired[list[str]]
     args: NotRequired[list[JSONValue]]
     attrs: NotRequired[dict[str, JSONValue]]
@@ -46,10 +46,10 @@ class ThrownCause(TypedDict):
     """A failure that is no exception: any value, and text for people."""
 
     type: Literal["thrown"]
-    originalType: NotRequired[str]
+    originalType: NotRequired[str | None]
     value: NotRequired[JSONValue]
     stringRepresentation: str
-    truncated: NotRequired[bool]
+    truncated: NotRequired[bool | None]
 
 
 SerializedCause: TypeAlias = ErrorCause | ThrownCause

@@ -23,8 +23,7 @@ from perdure.engine.history import EncodedRecord, History
 from perdure.engine.tasks import Interrupted, detached, finish
 from perdure.engine.waiting import UNCLAIMED
 from perdure.errors import LeaseLost
-from perdure.snapshot import Execution as ExecutionBlock
-from perdure.snapshot import PendingWait
+from perdure.snapshot import ExecutionBlock, PendingWait
 from perdure.store import (
     Entry,
     Grant,

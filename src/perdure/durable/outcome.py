@@ -8,9 +8,8 @@ from perdure import codec
 from perdure.durable.host import RunHost
 from perdure.errors import CodecError
 from perdure.result import Err, Ok, Result
-from perdure.snapshot import Execution as ExecutionBlock
-from perdure.snapshot import Snapshot
-from perdure.snapshot.record import failure_record, result_of
+from perdure.snapshot import ExecutionBlock, Snapshot
+from perdure.snapshot.record import encode_failure, result_of
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +31,7 @@ def describe_outcome(host: RunHost, result: Result[Any, Any], fn: Callable[..., 
             result = Err(CodecError(f"the output of run {host.id!r} cannot be recorded: {error}"))
     run = host.execution
     failure = run.ended_by if run.ended_by is not None and run.ended_by is result.error else result
-    record = failure_record(failure, host.id, run.errors, lambda: codec.error_type(fn)).record
+    record = encode_failure(failure, host.id, run.errors, lambda: codec.error_type(fn)).record
     return Outcome(result, failed_block(host, record, run.failures_that_ended_it()), "failed")
 
 

@@ -38,7 +38,7 @@ from perdure.events import (
 from perdure.result import Err, Ok
 from perdure.retry import Retry, delay_before
 from perdure.snapshot import StepRecord
-from perdure.snapshot.record import Record, failure_record, is_plain, outcome_of, result_of
+from perdure.snapshot.record import WireRecord, encode_failure, is_plain, outcome_of, result_of
 from perdure.validation import check_text
 
 
@@ -331,7 +331,7 @@ class Execution:
             warnings = warnings_of(call.record_key, losses)
         clock, key = self.clock, call.record_key
         at = isoformat(clock.now())
-        record = Record(
+        record = WireRecord(
             ok=True,
             value=data,
             at=at,
@@ -351,7 +351,7 @@ class Execution:
         # A step that was interrupted because the run ended or lost its lease has not failed.
         self.check_live(call.id)
         declared = (*call.errors, *self.errors)
-        failed, visible, losses = failure_record(failure, call.id, declared, call.error_type)
+        failed, visible, losses = encode_failure(failure, call.id, declared, call.error_type)
         key = call.record_key
         failed.at = isoformat(self.clock.now())
         failed.durationMs = int((self.clock.monotonic() - call.started) * 1e6) / 1e3

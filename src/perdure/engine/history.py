@@ -14,7 +14,7 @@ import msgspec
 
 from perdure import codec
 from perdure.engine.branches import join_path
-from perdure.snapshot import Execution, PendingWait, Snapshot, StepRecord, open_waits
+from perdure.snapshot import ExecutionBlock, PendingWait, Snapshot, StepRecord, open_waits
 
 logger = logging.getLogger(__name__)
 
@@ -248,7 +248,7 @@ class History:
 
     def encode(
         self,
-        execution: Execution,
+        execution: ExecutionBlock,
         *,
         include: Include = "all",
         limit: int | None = None,

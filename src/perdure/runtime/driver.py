@@ -29,7 +29,7 @@ from perdure.result import Err, Result
 from perdure.runtime.definition import Definition
 from perdure.runtime.registry import Registry
 from perdure.snapshot import PendingWait, RunStatus, awaits_of, is_over, rest_status, wake_at_of
-from perdure.snapshot.record import failure_record, outcome_of
+from perdure.snapshot.record import encode_failure, outcome_of
 from perdure.store import Grant, LeaseRequest, Rest, Store, require_lease
 
 logger = logging.getLogger(__name__)
@@ -186,13 +186,13 @@ class Driver:
             return await self._write_failed(host, RunFailed(text), truncated=True)
 
     async def _write_failed(self, host: RunHost, error: PerdureError, **facts: Any) -> bytes:
-        record = failure_record(error, host.id, (RunFailed,)).record
+        record = encode_failure(error, host.id, (RunFailed,)).record
         data = await host.settle(failed_block(host, record, **facts), Rest("failed"))
         _log_failed_run(host, error)
         return data
 
     async def _end_cancelled(self, host: RunHost, reason: str) -> bytes:
-        record = failure_record(Cancelled(host.id, reason), host.id, (Cancelled,)).record
+        record = encode_failure(Cancelled(host.id, reason), host.id, (Cancelled,)).record
         now = host.block()["lastUpdated"]
         block = host.block("failed", state="cancelled", completedAt=now, error=record)
         return await host.settle(block, Rest("cancelled"))

@@ -24,6 +24,7 @@ from perdure.engine.tasks import Interrupted, detached, finish
 from perdure.engine.waiting import UNCLAIMED
 from perdure.errors import LeaseLost
 from perdure.snapshot import ExecutionBlock, PendingWait
+from perdure.snapshot.merge import step_delta, waits_delta
 from perdure.store import (
     Entry,
     Grant,
@@ -36,9 +37,6 @@ from perdure.store import (
     require_lease,
     require_transaction,
 )
-
-_RUNNING = b'{"status":"running","lastUpdated":"%b","currentStepId":%b}'
-_DELTA = b'{"formatVersion":1,"steps":{%b},"execution":%b%b}'
 
 
 class RunHost(calls.RunHost, ABC):
@@ -192,19 +190,16 @@ class JournaledRun(RunHost):
             raise interrupted
 
     def _entry(self, call: StepCall, record: EncodedRecord) -> Entry:
-        name = codec.dumps(record.key)
-        steps = b"%b:%b" % (name, record.json)
-        for key, json in call.replaces.items():
-            steps += b",%b:%b" % (codec.dumps(key), json)
-        more = self._changed_waits() if self.history.changed_waits else b""
-        if record.warnings:
-            more += b',"warnings":' + codec.dumps(list(record.warnings))
-        data = _DELTA % (steps, _RUNNING % (record.at.encode(), name), more)
+        data = step_delta(
+            record.key,
+            record.json,
+            record.at,
+            replaces=call.replaces,
+            waits=self.history.take_changed_waits(),
+            warnings=record.warnings,
+        )
         self._n += 1
         return Entry(self.id, self._epoch, self._n, data, call.consumes, None, call.id)
-
-    def _changed_waits(self) -> bytes:
-        return b',"waits":' + codec.dumps(self.history.take_changed_waits())
 
     def _lost(self) -> LeaseLost:
         self.lose()
@@ -213,9 +208,8 @@ class JournaledRun(RunHost):
     async def persist_waits(self) -> None:
         """Append the waits that began or ended."""
         if self.history.changed_waits:
-            block, waits = codec.dumps(self.block()), self._changed_waits()
+            data = waits_delta(self.block(), self.history.take_changed_waits())
             self._n += 1
-            data = _DELTA % (b"", block, waits)
             await self._write(Entry(self.id, self._epoch, self._n, data))
 
     async def transact(

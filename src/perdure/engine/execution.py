@@ -38,7 +38,13 @@ from perdure.events import (
 from perdure.result import Err, Ok
 from perdure.retry import Retry, delay_before
 from perdure.snapshot import StepRecord
-from perdure.snapshot.record import WireRecord, encode_failure, is_plain, outcome_of, result_of
+from perdure.snapshot.record import (
+    failure_record,
+    is_plain,
+    outcome_of,
+    result_of,
+    success_record,
+)
 from perdure.validation import check_text
 
 
@@ -214,9 +220,10 @@ class Execution:
         self.history.last_key = key
         if self._emit is None and is_plain(record):
             return record.get("value")
-        declared = (*call.errors, *self.errors)
         try:
-            result, error = result_of(record, call.id, call.return_type, declared, call.error_type)
+            result, error = result_of(
+                record, call.id, call.return_type, self._declared(call), call.error_type
+            )
         except CodecError as unreadable:
             text = f"the record of {call.place()} cannot be read: {unreadable}"
             raise self.break_off(CodecError(text)) from unreadable
@@ -311,8 +318,7 @@ class Execution:
         """Publish that a step succeeded and is recorded."""
         if self._emit is None:
             return
-        took = timedelta(seconds=self.clock.monotonic() - call.started)
-        key, facts = record.key, call.facts(record.key)
+        took, key, facts = self._since(call.started), record.key, call.facts(record.key)
         self.tell(StepSuccess, call, key, duration=took)
         self.tell(StepComplete, call, key, duration=took, result=Ok(record.value), facts=facts)
 
@@ -320,57 +326,41 @@ class Execution:
         """Return the record of a value, or raise if nothing can be recorded any more."""
         if self._broken is not None or self._over:
             self.check_live(call.id)
-        data, visible, typed = value, value, False
-        warnings: tuple[dict[str, str], ...] = ()
-        if not codec.is_plain(value):
-            try:
-                data, visible, typed, losses = codec.prepare(value, call.return_type)
-            except CodecError as error:
-                text = f"the value of {call.place()} cannot be recorded: {error}"
-                raise self.break_off(CodecError(text)) from error
-            warnings = warnings_of(call.record_key, losses)
-        clock, key = self.clock, call.record_key
-        at = isoformat(clock.now())
-        record = WireRecord(
-            ok=True,
-            value=data,
-            at=at,
-            durationMs=int((clock.monotonic() - call.started) * 1e6) / 1e3,
-            attempts=call.attempt,
-            args=call.fingerprint,
-            kind=call.kind,
-            typed=typed,
-            coded=data is not value,
-            branch=call.path,
-            call="" if key == call.call else call.call,
-        )
+        at, key = isoformat(self.clock.now()), call.record_key
+        try:
+            record, visible, losses = success_record(call, value, at, self._milliseconds(call))
+        except CodecError as error:
+            text = f"the value of {call.place()} cannot be recorded: {error}"
+            raise self.break_off(CodecError(text)) from error
+        warnings = warnings_of(key, losses) if losses else ()
         return EncodedRecord(key, codec.dumps(record), at, visible, warnings)
+
+    def _milliseconds(self, call: StepCall) -> float:
+        return int((self.clock.monotonic() - call.started) * 1e6) / 1e3
 
     async def fail(self, call: StepCall, failure: Exception | Err[Any]) -> Any:
         """Record a failure and raise it as the function will see it from now on."""
         # A step that was interrupted because the run ended or lost its lease has not failed.
         self.check_live(call.id)
-        declared = (*call.errors, *self.errors)
-        failed, visible, losses = encode_failure(failure, call.id, declared, call.error_type)
-        key = call.record_key
-        failed.at = isoformat(self.clock.now())
-        failed.durationMs = int((self.clock.monotonic() - call.started) * 1e6) / 1e3
-        failed.attempts, failed.args, failed.kind = call.attempt, call.fingerprint, call.kind
-        failed.branch, failed.call = call.path, "" if key == call.call else call.call
-        failed.failures = call.failures
+        at, key, declared = isoformat(self.clock.now()), call.record_key, self._declared(call)
+        failed, visible, losses = failure_record(
+            call, failure, declared, at, self._milliseconds(call)
+        )
         self.failures[key] = visible
-        warnings = warnings_of(key, losses)
-        record = EncodedRecord(key, codec.dumps(failed), failed.at, visible, warnings)
+        record = EncodedRecord(key, codec.dumps(failed), at, visible, warnings_of(key, losses))
         await self._commit(call, record)
         if self._emit is not None:
-            took, result = (
-                timedelta(seconds=self.clock.monotonic() - call.started),
-                outcome_of(visible),
-            )
+            took, result = self._since(call.started), outcome_of(visible)
             outcome = {"result": result, "origin": failed.meta["origin"], "facts": call.facts(key)}
             self.tell(StepFailure, call, key, duration=took, error=result.error)
             self.tell(StepComplete, call, key, duration=took, **outcome)
         raise visible
+
+    def _declared(self, call: StepCall) -> tuple[type[BaseException], ...]:
+        return (*call.errors, *self.errors)
+
+    def _since(self, started: float) -> timedelta:
+        return timedelta(seconds=self.clock.monotonic() - started)
 
     async def _attempts(self, call: StepCall) -> Any:
         retry = call.retries
@@ -413,7 +403,7 @@ class Execution:
         """Publish an event of the run, with the time since `started`."""
         if self._emit is not None:
             if started is not None:
-                facts["duration"] = timedelta(seconds=self.clock.monotonic() - started)
+                facts["duration"] = self._since(started)
             now = self.clock.now()
             with outside_runs():
                 self._emit(event(workflow=self.workflow, run_id=self.run_id, at=now, **facts))

@@ -228,8 +228,10 @@ class History:
         A wait is written once, when it begins: an activation that only finds it again changes
         nothing, and so makes no progress.
         """
-        changed, self.changed_waits = self.changed_waits, {}
-        self._stored_waits.update(changed)
+        changed = self.changed_waits
+        if changed:
+            self.changed_waits = {}
+            self._stored_waits.update(changed)
         return changed
 
     def without_records(self) -> "History":

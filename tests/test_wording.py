@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+MAX_COLUMNS = 105
 SUFFIXES = {".py", ".sql", ".lua", ".md"}
 
 # Decision records are history: they keep the words they were written in.
@@ -62,7 +63,7 @@ PHRASES = {
     r"lets? who": "let the process that …",
 }
 # A relative clause without a noun: "Who finds it idle writes it." A question is fine.
-PHRASES[r"(?-i:Who)(?= [^.?]*\.)"] = "A caller that …, a process that …"
+PHRASES[r"(?-i:Who)(?= (?:[^.?\n]|\n(?!\n))*\.)"] = "A caller that …, a process that …"
 
 
 def compiled(phrase: str) -> re.Pattern[str]:
@@ -216,6 +217,16 @@ def test_the_words_are_plain_english(path: Path) -> None:
     ]
     if problems:
         pytest.fail(f"{name_of(path)}\n  " + "\n  ".join(sorted(problems)), pytrace=False)
+
+
+@pytest.mark.parametrize(
+    "page", [path for path in checked_files() if path.suffix == ".md"], ids=name_of
+)
+def test_the_lines_of_a_page_are_wrapped(page: Path) -> None:
+    """Tables, code and links cannot be wrapped."""
+    text = CODE.sub(blank, page.read_text())
+    lines = [line for line in text.splitlines() if not line.startswith("|")]
+    assert [line for line in lines if len(line) > MAX_COLUMNS] == []
 
 
 PLANTED = {

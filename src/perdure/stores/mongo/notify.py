@@ -1,6 +1,6 @@
 """Notifications that a run may have become due, from the change stream of a replica set."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -27,7 +27,7 @@ _TIMES = {
 _CLUSTER_TIME_PRECISION = timedelta(seconds=1)
 
 
-async def notifications(db: Collections) -> AsyncIterator[None]:
+async def notifications(db: Collections) -> AsyncGenerator[None]:
     """Yield once at the start, for runs that were due before, and then for every change."""
     async with await db.runs.watch([{"$match": _MAY_BE_DUE}, {"$project": _TIMES}]) as changes:
         yield

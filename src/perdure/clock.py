@@ -247,6 +247,8 @@ def parse_iso(text: str, parameter: str = "text") -> datetime:
     """Give the moment of an ISO 8601 text in UTC; one without an offset is `InvalidArgument`."""
     try:
         moment = datetime.fromisoformat(text)
+        if moment.tzinfo is UTC:
+            return moment
         if moment.tzinfo is not None:
             return moment.astimezone(UTC)
     except (TypeError, ValueError, OverflowError):

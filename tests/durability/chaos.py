@@ -1,4 +1,6 @@
-"""The worker of the chaos test: drives runs, and logs each accepted write with who wrote it."""
+"""The worker process of the chaos test: it executes runs and logs each accepted write with its
+owner.
+"""
 
 import asyncio
 import logging
@@ -34,12 +36,12 @@ async def chaos(step: Step, n: int) -> list[Any]:
 
 
 def expected(n: int) -> list[int]:
-    """What run `n` gives, when it is sent the events `n` and `n + 1000`."""
+    """Return the output of run `n` when it receives the events `n` and `n + 1000`."""
     return [n + 1, n + 111, n + 112, n, n + 1000, 2 * n + 1000]
 
 
 class Witness:
-    """A store that writes down who wrote what in which epoch, with one atomic append a line."""
+    """A store that logs which process wrote what in which epoch, one atomic append per line."""
 
     def __init__(self, store: Store, path: str) -> None:
         self.capabilities = capabilities(store)
@@ -60,13 +62,13 @@ class Witness:
 
 async def main(url: str, options: dict[str, str], log: str) -> None:
     store = open_store(url, **options)
-    runtime = Runtime(Witness(store, log), workflows=[chaos], lease_ttl=LEASE, suspend_after=0.05)  # type: ignore[arg-type]
+    runtime = Runtime(Witness(store, log), workflows=[chaos], lease_ttl=LEASE, suspend_after=0.05)
     async with Worker(runtime, concurrency=50, poll=0.2, max_crashes=1000) as worker:
         await worker.serve()
     await store.close()
 
 
 def work(url: str, options: dict[str, str], log: str) -> None:
-    """Be a worker process until it is killed."""
+    """Work until the process is killed."""
     logging.basicConfig(level=logging.ERROR)
     asyncio.run(main(url, options, log))

@@ -1,4 +1,4 @@
-"""Real workers on real stores, killed and paused all the time: nothing is lost, nothing forks."""
+"""Real workers on real stores are killed and paused all the time: nothing is lost or forked."""
 
 import asyncio
 import os
@@ -23,14 +23,14 @@ DEADLINE = 90.0
 
 
 class Place(NamedTuple):
-    """Where a store is."""
+    """How to open a store."""
 
     url: str
     options: dict[str, str]
 
 
 class Workers:
-    """Three worker processes; one is replaced whenever it is killed."""
+    """Three worker processes; one that is killed is replaced."""
 
     def __init__(self, place: Place, log: Path) -> None:
         self._processes = forked()
@@ -45,7 +45,7 @@ class Workers:
         return process
 
     def _one(self) -> BaseProcess:
-        """Return a worker that is not paused: one that is shall go on."""
+        """Return a worker, and continue it if it was paused."""
         return random.choice([process for process in self.alive if process not in self._paused])
 
     def kill_one(self) -> None:
@@ -57,7 +57,7 @@ class Workers:
         self.kills += 1
 
     async def pause_one(self) -> None:
-        """Stop a worker for longer than its lease, and let it go on as if nothing had happened."""
+        """Stop a worker for longer than its lease, then continue it."""
         victim = self._one()
         pid = victim.pid
         assert pid is not None
@@ -105,7 +105,7 @@ async def trouble(workers: Workers, done: asyncio.Event) -> None:
 
 
 async def send_events(runtime: Runtime) -> None:
-    """Send each run its two events, in order, each of them twice."""
+    """Send each run its two events in order, each of them twice."""
     for n in random.sample(range(RUNS), RUNS):
         for payload in (n, n + 1000):
             first = await runtime.signal(
@@ -114,7 +114,7 @@ async def send_events(runtime: Runtime) -> None:
             again = await runtime.signal(
                 f"run-{n}", "go", payload, dedup_id=f"{payload}", wait=False
             )
-            # Its last event ends the run, which may be over before anybody is told of it.
+            # The last event ends the run, which may be over before the reply arrives.
             assert first.delivery in (Delivery.DELIVERED, Delivery.OVER)
             assert again.delivery in (Delivery.DUPLICATE, Delivery.OVER)
 
@@ -133,7 +133,7 @@ async def all_over(store: Store) -> None:
 async def test_runs_survive_killed_and_paused_workers(
     store: Store, place: Place, tmp_path: Path
 ) -> None:
-    """All complete with right results, each event counted once, and no epoch has two owners."""
+    """All runs complete correctly, each event counts once, and no epoch has two owners."""
     runtime = Runtime(store, workflows=[chaos])
     log = tmp_path / "writes.log"
     await asyncio.gather(
@@ -159,7 +159,7 @@ async def test_runs_survive_killed_and_paused_workers(
 
 
 def check_owners(log: Path) -> None:
-    """No two processes wrote in one epoch of one run, and no entry was accepted from two."""
+    """Check that no two processes wrote in one epoch of a run, and no entry was accepted twice."""
     owners: dict[tuple[str, str], set[str]] = defaultdict(set)
     for line in log.read_text().splitlines():
         id, epoch, _, pid = line.rsplit(" ", 3)

@@ -6,6 +6,7 @@ database and may rely on checked arguments.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from datetime import datetime, timedelta
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -125,7 +126,7 @@ class TransactionBackend(Backend, Protocol):
 class NotifyBackend(Backend, Protocol):
     """A backend that is notified of runs that become due in other processes."""
 
-    def notifications(self) -> AsyncIterator[None]: ...
+    def notifications(self) -> AsyncGenerator[None]: ...
 
 
 B = TypeVar("B", bound=Backend)
@@ -325,15 +326,10 @@ class NotifyShell(StoreShell[NB]):
     async def notifications(self) -> AsyncIterator[None]:
         """Yield whenever a run may have become due, in any process; end when the store closes."""
         await self._life.ready()
-        source = self._backend.notifications()
-        try:
-            async for notification in source:
+        # Closed here, and not by the garbage collector: it may hold a connection.
+        async with aclosing(self._backend.notifications()) as notifications:
+            async for notification in notifications:
                 yield notification
-        finally:
-            # A listener that a caller leaves in the middle would otherwise stay until it is
-            # collected, with its connection.
-            if isinstance(source, AsyncGenerator):
-                await source.aclose()
 
 
 def _check_workflow(workflow: str | None) -> str | None:

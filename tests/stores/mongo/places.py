@@ -4,12 +4,13 @@ import gc
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pymongo import MongoClient
 
 from perdure.stores.mongo import MongoStore, mongo
+from perdure.stores.mongo.schema import Collections
 from tests.servers.mongo import ADMIN, fresh_database
 from tests.servers.process import Server
 from tests.stores.crashes import Crash
@@ -77,8 +78,13 @@ def no_garbage_left() -> Iterator[None]:
 def dying(url: str, writes: int) -> MongoStore:
     """Give a store that makes so many writes; every later one dies before it is made."""
     store = mongo(url)
-    bind, budget = store._connection._bind, Budget(writes)
-    store._connection._bind = lambda database: bind(Dying(database, budget))
+    connection = store._backend._connection
+    bind, budget = connection._bind, Budget(writes)
+
+    def bind_dying(database: Any) -> Collections:
+        return bind(cast(Any, Dying(database, budget)))
+
+    connection._bind = bind_dying
     return store
 
 

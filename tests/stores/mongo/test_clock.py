@@ -71,11 +71,11 @@ async def test_the_time_is_asked_for_again_when_it_may_be_wrong(
 
 async def test_a_moment_is_waited_for_until_it_is_past(machine: Machine, told: ServerClock) -> None:
     """By asking; and not at all when other things have taken as long."""
-    await told.pass_by(await told.now())
+    await told.wait_past(await told.now())
     assert machine.asked == 2
     moment = await told.now()
     await machine.clock.advance(2 * LATENCY)
-    await told.pass_by(moment)
+    await told.wait_past(moment)
     assert machine.asked == 2
     assert machine.server_time >= moment
 

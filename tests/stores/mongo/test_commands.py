@@ -107,7 +107,7 @@ async def test_a_batch_costs_what_one_costs(store: MongoStore, overheard: Overhe
     now = grants[0].now
     await store.append([end(grant, 2, Rest("suspended", now)) for grant in grants])
     assert overheard.names()[0] == "update"
-    await store._sweeper.close()
+    await store._backend._cleanup.finish()
     overheard.flush()
     claimed = await store.claim("bob", HOUR, 200, workflows=["v", "w"])
     assert len(claimed) == 200
@@ -126,7 +126,7 @@ async def test_runs_that_leave_are_swept_up_together(
         await store.append([step(grant, 1)])
         await store.append([end(grant, 2, Rest("completed", delete=True))])
     assert overheard.names() == ["insert", "insert", "delete"] * 5
-    await store._sweeper.close()
+    await store._backend._cleanup.finish()
     assert overheard.names() == ["delete"]
     assert place.database[f"{RUNS}_journal"].count_documents({}) == 0
 
@@ -141,7 +141,7 @@ async def test_a_run_that_leaves_takes_its_letters_along(store: MongoStore, plac
     await store.send(grant.lease.id, "paid", b"2")
     leaving = [end(leaver, 2, Rest("completed", delete=True)) for leaver in (grant, other)]
     assert await store.append(leaving) == [Verdict.ACCEPTED] * 2
-    await store._sweeper.close()
+    await store._backend._cleanup.finish()
     assert place.database[f"{RUNS}_inbox"].count_documents({}) == 0
 
 

@@ -16,8 +16,8 @@ from perdure.snapshot import Snapshot
 from perdure.store import Entry, LeaseRequest, Rest, Verdict
 from perdure.stores.mongo import MongoStore, mongo
 from perdure.stores.mongo import documents as _mongo_documents
-from perdure.stores.mongo.documents import body_of, read_run
-from perdure.stores.mongo.schema import _RAW
+from perdure.stores.mongo.documents import encode_snapshot, read_run
+from perdure.stores.mongo.schema import RAW_CODEC
 from perdure.testing.conformance.samples import AT, as_json, snapshot
 from tests.servers.process import Server
 from tests.stores.mongo.places import Place, place_on
@@ -88,8 +88,8 @@ def document(place: Place, id: str = "run", collection: str = "perdure_runs") ->
 
 def written(value: Any) -> Any:
     """Give a snapshot's document as it would lie on the server, read back."""
-    body = body_of(codec.dumps(value), "a snapshot")
-    return read_run("run", bson.decode(bson.encode({"_id": "run", **body}), _RAW), [])
+    body = encode_snapshot(codec.dumps(value), "a snapshot")
+    return read_run("run", bson.decode(bson.encode({"_id": "run", **body}), RAW_CODEC), [])
 
 
 async def test_at_rest_a_run_is_what_the_others_write(store: MongoStore, place: Place) -> None:
@@ -100,7 +100,7 @@ async def test_at_rest_a_run_is_what_the_others_write(store: MongoStore, place: 
     assert found["snapshot"] == whole
     assert list(found["snapshot"]) == list(whole)
     assert isinstance(found["updatedAt"], datetime)
-    names = {"status", "awaits", "expired", "workflow", "epoch", "epochs", "rested", "born"}
+    names = {"status", "awaits", "expired", "workflow", "epoch", "epochs", "settled", "incarnation"}
     assert set(found) == {"_id", "snapshot", "updatedAt", *names}
 
 
@@ -115,7 +115,7 @@ async def test_a_rest_leaves_the_same_document(store: MongoStore, place: Place) 
     await store.close()
     found = document(place)
     assert found["snapshot"] == whole
-    assert not {"owner", "wakeAt", "took"} & set(found)
+    assert not {"owner", "wakeAt", "consumed"} & set(found)
     assert found["epochs"] == []
     assert place.database["perdure_runs_journal"].count_documents({}) == 0
 
@@ -236,7 +236,7 @@ def test_every_value_comes_back_with_its_type(value: object) -> None:
 def test_unsigned_integers_of_64_bits_are_numbers() -> None:
     """Where BSON's integers end, its decimals go on."""
     assert written(snapshot(a=2**64 - 1, b=[2**63])) == snapshot(a=2**64 - 1, b=[2**63])
-    body = body_of(as_json(snapshot(a=2**64 - 1)), "a snapshot")
+    body = encode_snapshot(as_json(snapshot(a=2**64 - 1)), "a snapshot")
     assert bson.decode(body["snapshot"].raw)["steps"]["a"]["value"] == Decimal128(str(2**64 - 1))
 
 
@@ -246,7 +246,7 @@ def test_what_no_document_holds_is_packed() -> None:
     for _ in range(300):
         deep = [deep]
     for whole in (snapshot(deep=deep), snapshot(huge=10**30)):
-        body = body_of(as_json(whole), "a snapshot")
+        body = encode_snapshot(as_json(whole), "a snapshot")
         assert "packed" in body
         assert "steps" not in body["snapshot"]
         assert written(whole) == whole
@@ -269,7 +269,7 @@ async def test_a_run_too_large_for_anything_is_refused_in_time(
     store: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is lost: the journal stays as it was, and can be read."""
-    monkeypatch.setattr(_mongo_documents, "DOCUMENT_ROOM", 2_000)
+    monkeypatch.setattr(_mongo_documents, "MAX_DOCUMENT_SIZE", 2_000)
     (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
     assert grant is not None
     epoch = grant.lease.epoch

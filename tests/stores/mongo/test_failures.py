@@ -190,7 +190,7 @@ async def test_a_process_that_was_stopped_asks_for_a_new_epoch(
     store: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its first one may be older than one that the id had in an earlier life."""
-    monkeypatch.setattr(_mongo_leases, "_SOON", -HOUR)
+    monkeypatch.setattr(_mongo_leases, "_MAX_CREATION_TIME", -HOUR)
     epochs = []
     for _ in range(2):
         (grant,) = await lease(store)
@@ -455,7 +455,7 @@ def test_stores_of_successive_loops(place: Place) -> None:
 
     async def use(n: int) -> None:
         await store.save(f"{n}", snapshot("a"))
-        client = store._connection._client
+        client = store._backend._connection._client
         assert client is not None
         await client.close()
 

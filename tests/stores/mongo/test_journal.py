@@ -9,7 +9,7 @@ import pytest
 
 from perdure.store import Delivery, Entry, Grant, Lease, LeaseRequest, Rest, Verdict
 from perdure.stores.mongo import MongoStore, mongo
-from perdure.stores.mongo.journal import TRUST
+from perdure.stores.mongo.journal import MAX_POSITION_AGE
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.process import Server
@@ -199,7 +199,7 @@ async def test_nobody_goes_by_old_memory(
     new = await taken_over(another)
     await another.append([end(new, 1, "a")])
     place.database["perdure_runs_journal"].delete_many({})
-    await clock.advance(TRUST + timedelta(seconds=1))
+    await clock.advance(MAX_POSITION_AGE + timedelta(seconds=1))
     assert await store.append([step(old, 1, "b")]) == [FENCED]
     assert journal(place) == []
 
@@ -373,7 +373,7 @@ async def test_what_was_taken_stays_taken_without_its_mark(
 async def lose_marks(place: Place, *names: str) -> None:
     lost = {"name": {"$in": names}} if names else {}
     inbox = place.database["perdure_runs_inbox"]
-    inbox.update_many({"taken": True, **lost}, {"$set": {"taken": False, "payload": b"1"}})
+    inbox.update_many({"consumed": True, **lost}, {"$set": {"consumed": False, "payload": b"1"}})
 
 
 async def test_mail_of_an_earlier_run_is_not_delivered(store: MongoStore, place: Place) -> None:
@@ -382,7 +382,7 @@ async def test_mail_of_an_earlier_run_is_not_delivered(store: MongoStore, place:
     await store.send("run", "paid", b"1", dedup_id="x")
     left = list(place.database["perdure_runs_inbox"].find())
     await store.delete("run")
-    await store._sweeper.close()
+    await store._backend._cleanup.finish()
     place.database["perdure_runs_inbox"].insert_many(left)
     grant = await lease(store)
     assert grant.inbox == ()
@@ -394,7 +394,7 @@ async def test_a_sender_that_died_is_finished_by_the_next(store: MongoStore, pla
     grant = await lease(store)
     await store.append([end(grant, 1, rest=Rest("waiting", None, ("paid",)))])
     await store.send("run", "paid", b"1", dedup_id="x")
-    change: dict[str, Any] = {"$unset": {"wakeAt": "", "letters": ""}}
+    change: dict[str, Any] = {"$unset": {"wakeAt": "", "messageCount": ""}}
     place.database["perdure_runs"].update_one({"_id": "run"}, change)
     assert await store.claim("bob", HOUR, 1) == []
     assert await store.send("run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
@@ -426,7 +426,7 @@ async def test_an_event_for_a_run_that_is_deleted_meanwhile_is_for_nobody(
 
     async def begun_again() -> None:
         await another.delete("run")
-        await another._sweeper.close()
+        await another._backend._cleanup.finish()
         await lease(another)
 
     after_the_message(monkeypatch, begun_again)

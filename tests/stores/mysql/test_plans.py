@@ -51,16 +51,16 @@ MESSAGES = [*range(1, 2 * MANY)]
 STATEMENTS: dict[str, tuple[str, Sequence[Value]]] = {
     "lock": (sql.LOCK, [IDS]),
     "lock leased": (sql.LOCK_LEASED, [IDS]),
-    "lock wanted": (sql.LOCK_WANTED, [["ana"], IDS]),
-    "queue made": (sql.QUEUE_MADE, [IDS]),
+    "lock requested": (sql.LOCK_REQUESTED, [["ana"], IDS]),
+    "queue inserted": (sql.QUEUE_INSERTED, [IDS]),
     "lease": (sql.LEASE, [AT, 1, "ana", AT, IDS]),
     "renew": (sql.RENEW, [AT, IDS]),
     "release": (sql.RELEASE, [AT, IDS]),
-    "forget runs": (sql.FORGET_RUNS, [IDS]),
-    "forget journals": (sql.FORGET_JOURNALS, [IDS]),
-    "forget inboxes": (sql.FORGET_INBOXES, [IDS]),
-    "take": (sql.TAKE, [MESSAGES]),
-    "take known": (sql.TAKE_KNOWN, [MESSAGES]),
+    "delete runs": (sql.DELETE_RUNS, [IDS]),
+    "delete journals": (sql.DELETE_JOURNALS, [IDS]),
+    "delete inboxes": (sql.DELETE_INBOXES, [IDS]),
+    "consume": (sql.CONSUME, [MESSAGES]),
+    "mark consumed": (sql.MARK_CONSUMED, [MESSAGES]),
 }
 
 
@@ -71,7 +71,7 @@ async def test_a_statement_that_locks_rows_scans_no_table(
 ) -> None:
     """Also when it names nearly all rows, and reading the whole table would be cheaper."""
     statement, values = STATEMENTS[name]
-    text = store._on(statement, *values).text(backslashes=True).decode()
+    text = store._backend._bind(statement, *values).text(backslashes=True).decode()
     locking, *looked_up = [access for _, _, _, access, *_ in query(mysql_url, f"EXPLAIN {text}")]
     assert locking == "range"
     assert set(looked_up) <= {"ref", "eq_ref"}

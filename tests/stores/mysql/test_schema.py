@@ -12,8 +12,9 @@ import pytest
 from perdure.errors import InvalidArgument, StoreError, StoreUnavailable
 from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest
 from perdure.stores import mysql
+from perdure.stores._migrations import read_migrations
 from perdure.stores.mysql import MysqlStore
-from perdure.stores.mysql.schema import Dialect, Names, dialect_of, read_migrations
+from perdure.stores.mysql.schema import Dialect, Tables, dialect_of
 from perdure.stores.mysql.statements import REST
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 from tests.servers.proxy import TcpProxy
@@ -35,15 +36,15 @@ async def test_the_schema_is_what_the_migrations_make(mysql_url: str) -> None:
     for table in TABLES:
         query(mysql_url, f"DROP TABLE {table}")
     [(version,)] = query(mysql_url, "SELECT VERSION()")
-    for migration in read_migrations():
-        script = Names("perdure_runs").fill(migration.script, dialect_of(version))
+    for migration in read_migrations("perdure.stores.mysql"):
+        script = Tables("perdure_runs").sql(migration.script, dialect_of(version))
         query(mysql_url, script.decode())
     assert schema_at(mysql_url) == made
 
 
 def test_migrations_are_numbered_without_a_gap() -> None:
     """And each says in its name what it is for."""
-    migrations = read_migrations()
+    migrations = read_migrations("perdure.stores.mysql")
     assert [migration.version for migration in migrations] == list(range(1, len(migrations) + 1))
     assert all(Path(migration.name).stem[4] == "_" for migration in migrations)
 
@@ -66,7 +67,7 @@ async def test_fifty_first_uses_at_once_make_the_schema_once(mysql_url: str) -> 
     await asyncio.gather(*(store.save(f"{n}", snapshot()) for n, store in enumerate(stores)))
     assert len(await stores[0].list()) == 50
     [(applied,)] = query(mysql_url, "SELECT COUNT(*) FROM perdure_runs_migrations")
-    assert applied == len(read_migrations())
+    assert applied == len(read_migrations("perdure.stores.mysql"))
     await asyncio.gather(*(store.close() for store in stores))
 
 
@@ -88,7 +89,7 @@ async def test_tables_of_a_newer_version_are_refused(mysql_url: str) -> None:
         await store.load("run")
     query(mysql_url, "INSERT INTO perdure_runs_migrations VALUES (9999, '9999_future', NOW())")
     async with mysql(mysql_url) as store:
-        with pytest.raises(StoreError, match="newer perdure"):
+        with pytest.raises(StoreError, match="newer version of perdure"):
             await store.load("run")
 
 
@@ -126,9 +127,9 @@ async def test_people_can_read_the_tables(mysql_url: str) -> None:
         ("10.6.0-MariaDB", Dialect("utf8mb4_nopad_bin")),
         ("10.5.9-MariaDB-log", Dialect("utf8mb4_nopad_bin", skip_locked="")),
         ("11.4.2-MariaDB", Dialect("utf8mb4_nopad_bin")),
-        ("8.0.36", Dialect("utf8mb4_0900_bin", given="given.{}", as_given="AS given")),
-        ("8.4.0-commercial", Dialect("utf8mb4_0900_bin", given="given.{}", as_given="AS given")),
-        ("9.1.0", Dialect("utf8mb4_0900_bin", given="given.{}", as_given="AS given")),
+        ("8.0.36", Dialect("utf8mb4_0900_bin", new_value="new.{}", new_row="AS new")),
+        ("8.4.0-commercial", Dialect("utf8mb4_0900_bin", new_value="new.{}", new_row="AS new")),
+        ("9.1.0", Dialect("utf8mb4_0900_bin", new_value="new.{}", new_row="AS new")),
     ],
 )
 def test_each_server_is_spoken_to_in_its_dialect(version: str, dialect: Dialect) -> None:
@@ -145,10 +146,10 @@ def test_a_server_that_is_too_old_is_refused(version: str) -> None:
 
 def test_an_upsert_names_what_it_was_given() -> None:
     """MariaDB does not know MySQL's way, and MySQL is about to forget MariaDB's."""
-    names = Names("t")
-    maria, my = (names.fill(REST, dialect_of(version)) for version in ("11.4.2-MariaDB", "8.4.0"))
+    tables = Tables("t")
+    maria, my = (tables.sql(REST, dialect_of(version)) for version in ("11.4.2-MariaDB", "8.4.0"))
     assert b"status = VALUES(status)" in maria
-    assert b"AS given\n    ON DUPLICATE KEY UPDATE folded = given.folded" in my
+    assert b"AS new\n    ON DUPLICATE KEY UPDATE folded = new.folded" in my
 
 
 @pytest.mark.parametrize(
@@ -184,7 +185,7 @@ async def test_an_id_that_no_index_takes_is_refused(mysql_url: str) -> None:
     """Prefix and id together have at most 760 characters, of whatever kind."""
     fox = "🦊"
     async with mysql(mysql_url, prefix=fox * 300) as store:
-        with pytest.raises(InvalidArgument, match="760 characters, the prefix included"):
+        with pytest.raises(InvalidArgument, match="760 characters including the prefix"):
             await store.save(fox * 461, snapshot())
         longest = fox * 460
         (grant,) = await store.acquire(
@@ -224,11 +225,12 @@ class TestPlans:
 
     async def counted(self, store: MysqlStore, statement: str) -> Any:
         """Ask the store's own connection, which counts for itself."""
-        connection = await store._database.connections.take()
+        pool = store._backend._database.pool
+        connection = await pool.acquire()
         async with connection.cursor() as cursor:
             await cursor.execute(statement)
             rows = await cursor.fetchall()
-        await store._database.connections.give_back(connection, sound=True)
+        await pool.release(connection, reusable=True)
         return rows
 
     async def listing(self, store: MysqlStore) -> None:

@@ -12,7 +12,7 @@ import pytest
 from perdure.errors import InvalidArgument, StoreUnavailable
 from perdure.store import Entry, LeaseRequest, Rest, Store, Verdict
 from perdure.stores import mysql, open_store
-from perdure.stores.mysql.url import connect_options, place
+from perdure.stores.mysql.url import connect_options, host_and_database
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.mysql import connect_arguments
 from tests.stores.mysql.kit import MysqlConformance, query
@@ -71,7 +71,7 @@ async def test_verdicts_do_not_depend_on_how_rows_are_counted(
 
 async def test_a_session_that_does_not_commit_by_itself_is_committed(mysql_url: str) -> None:
     """Also when the driver does not know of it."""
-    hidden = {"init_command": "SET autocommit = 0", "autocommit": None}
+    hidden: dict[str, Any] = {"init_command": "SET autocommit = 0", "autocommit": None}
     pool = await asyncmy.create_pool(minsize=0, maxsize=1, **connect_arguments(mysql_url), **hidden)
     async with pool, mysql(pool=pool) as store:
         (grant,) = await store.acquire(
@@ -153,7 +153,7 @@ class TestUrls:
             "database": "my db",
             "ssl": True,
         }
-        assert place(options) == "db.example:3307/my db"
+        assert host_and_database(options) == "db.example:3307/my db"
 
     def test_what_is_not_said_is_usual(self) -> None:
         """localhost, 3306, root."""
@@ -165,7 +165,7 @@ class TestUrls:
         """An authority to trust, and a socket in place of a host."""
         options = connect_options("mysql://h/db?ssl_ca=/ca.pem&ssl=true&unix_socket=/run/my.sock")
         assert (options["ssl"], options["unix_socket"]) == ({"ca": "/ca.pem"}, "/run/my.sock")
-        assert place(options) == "/run/my.sock/db"
+        assert host_and_database(options) == "/run/my.sock/db"
 
     def test_an_option_outweighs_the_url(self) -> None:
         """A context says more than a text can."""

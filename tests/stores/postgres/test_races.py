@@ -90,14 +90,14 @@ async def test_a_run_that_is_lost_before_it_is_read_is_not_granted(
     its old snapshot without the journal, which another owner has emptied in the meantime."""
     old = await granted(store, SHORT)
     await store.append([Entry("run", old.lease.epoch, 1, delta("a"))])
-    fetch = store._database.fetch
+    fetch = store._backend._database.fetch
 
     async def paused(statement: str, *values: object, repeatable: bool = True) -> object:
         if "string_agg" in statement:
             await take_over(postgres_url)
         return await fetch(statement, *values, repeatable=repeatable)
 
-    store._leases._fetch = paused  # type: ignore[assignment]  # comes between the statements
+    store._backend._leases._fetch = paused  # type: ignore[assignment]  # comes between the statements
     assert await store.acquire([LeaseRequest("run", "bob", SHORT)]) == [None]
 
 
@@ -234,21 +234,22 @@ async def test_a_claim_of_a_run_at_rest_is_one_statement(
     """Lease, load and mail in one go; only what may have a journal is read once more."""
     await store.enqueue([NewRun(f"{n}", "order", as_json(snapshot("a"))) for n in range(5)])
     statements: list[str] = []
-    fetch = store._database.fetch
+    fetch = store._backend._database.fetch
 
     async def counted(statement: str, *values: object, repeatable: bool = True) -> object:
         statements.append(statement)
         return await fetch(statement, *values, repeatable=repeatable)
 
-    store._leases._fetch = counted  # type: ignore[assignment]  # looks on
+    store._backend._leases._fetch = counted  # type: ignore[assignment]  # looks on
     grants = await store.claim("bob", LONG, 10)
     assert len(grants) == 5
     assert len(statements) == 1
     await store.send("0", "paid", b"1")
     await store.release([grant.lease for grant in grants])
+    statements.clear()
     again = await store.claim("bob", LONG, 10)
     assert [len(grant.inbox) for grant in again] == [1, 0, 0, 0, 0]
-    assert len(statements) == 3
+    assert len(statements) == 2
 
 
 async def test_batches_in_any_order_never_deadlock(store: PostgresStore, postgres_url: str) -> None:

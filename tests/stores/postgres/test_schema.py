@@ -13,8 +13,9 @@ import pytest
 from perdure.errors import InvalidArgument, StoreError, StoreUnavailable
 from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
 from perdure.stores import postgres
+from perdure.stores._migrations import read_migrations
 from perdure.stores.postgres import PostgresStore
-from perdure.stores.postgres.schema import Names, read_migrations
+from perdure.stores.postgres.schema import Tables
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 from tests.servers.proxy import TcpProxy
 
@@ -39,14 +40,14 @@ async def test_the_schema_is_what_the_migrations_make(postgres_url: str) -> None
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         for table in ("perdure_runs", "perdure_runs_journal", "perdure_runs_inbox"):
             connection.execute(f"DROP TABLE {table}".encode())
-        for migration in read_migrations("migrations"):
-            connection.execute(Names("perdure_runs").fill(migration.script).encode())
+        for migration in read_migrations("perdure.stores.postgres"):
+            connection.execute(Tables("perdure_runs").sql(migration.script).encode())
     assert schema_at(postgres_url) == made
 
 
 def test_migrations_are_numbered_without_a_gap() -> None:
     """And each says in its name what it is for."""
-    migrations = read_migrations("migrations")
+    migrations = read_migrations("perdure.stores.postgres")
     assert [migration.version for migration in migrations] == list(range(1, len(migrations) + 1))
     assert all(Path(migration.name).stem[4] == "_" for migration in migrations)
 
@@ -58,7 +59,7 @@ async def test_fifty_first_uses_at_once_make_the_schema_once(postgres_url: str) 
     assert len(await stores[0].list()) == 50
     with psycopg.connect(postgres_url) as connection:
         applied = connection.execute("SELECT count(*) FROM perdure_runs_migrations").fetchone()
-    assert applied == (len(read_migrations("migrations")),)
+    assert applied == (len(read_migrations("perdure.stores.postgres")),)
     await asyncio.gather(*(store.close() for store in stores))
 
 
@@ -82,7 +83,7 @@ async def test_tables_of_a_newer_version_are_refused(postgres_url: str) -> None:
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("INSERT INTO perdure_runs_migrations VALUES (9999, '9999_future')")
     async with postgres(postgres_url) as store:
-        with pytest.raises(StoreError, match="newer perdure"):
+        with pytest.raises(StoreError, match="newer version of perdure"):
             await store.load("run")
 
 
@@ -146,7 +147,7 @@ class TestPlans:
     @pytest.fixture
     async def plans(self, store: PostgresStore) -> list[str]:
         """The plans of all statements that the store has run, as the server really ran them."""
-        (connection,) = store._database.connections._idle  # type: ignore[attr-defined]  # our own
+        ((connection, _),) = store._backend._database.pool._idle  # type: ignore[attr-defined]  # its own
         await connection.execute(EXPLAIN_ALL)
         plans: list[str] = []
         connection.add_log_listener(lambda _, message: plans.append(message.message))
@@ -324,8 +325,8 @@ class TestAwaitlysTable:
         loaded = await store.load("run")
         assert loaded is not None
         assert list(loaded["steps"]) == ["z", "a", "odd"]
-        found = loaded["steps"]["odd"]["value"]
-        assert (list(found), repr(found)) == (list(value), repr(value))
+        record: Any = loaded["steps"]["odd"]
+        assert repr(record["value"]) == repr(value)
         seen = await awaitly.fetchval(
             "SELECT snapshot #> '{steps,odd,value}' FROM awaitly_snapshots WHERE id = 'run'"
         )

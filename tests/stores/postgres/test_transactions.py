@@ -131,7 +131,7 @@ async def test_a_transaction_that_the_work_ended_is_an_error(
         await connection.execute(ending)
         return entry(grant)
 
-    with pytest.raises(StoreError, match="ended inside it"):
+    with pytest.raises(StoreError, match="ended inside"):
         await store.transact("run", grant.lease.epoch, work)
     assert await recorded(store) == []
     assert await store.append([entry(grant)]) == [Verdict.ACCEPTED]

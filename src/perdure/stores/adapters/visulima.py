@@ -10,12 +10,12 @@ from perdure import codec
 from perdure.clock import isoformat
 from perdure.errors import StateFormatError
 from perdure.snapshot import (
-    Execution,
+    ExecutionBlock,
+    FailureRecord,
     PendingWait,
     Snapshot,
-    StepFailure,
     StepRecord,
-    StepSuccess,
+    SuccessRecord,
     new_snapshot,
 )
 
@@ -87,35 +87,37 @@ def snapshot_of_stored_run(stored_run: Mapping[str, Any]) -> Snapshot:
 
 
 def _step(record: _Record) -> StepRecord:
-    step = StepSuccess(ok=True, value=codec.encode(record.output))
+    step = SuccessRecord(ok=True, value=codec.encode(record.output))
     if record.type != "step":
         step["kind"] = record.type
     return step
 
 
-def _execution(run: _StoredRun, context: _Context) -> Execution:
+def _execution(run: _StoredRun, context: _Context) -> ExecutionBlock:
     now = isoformat(_time(run.updated_at))
     match run.status:
         case "completed":
             output = codec.encode(context.output)
-            return Execution(status="completed", lastUpdated=now, completedAt=now, output=output)
+            return ExecutionBlock(
+                status="completed", lastUpdated=now, completedAt=now, output=output
+            )
         case "failed":
             error = _failure(context.error or _Error("unknown"))
-            return Execution(status="failed", lastUpdated=now, completedAt=now, error=error)
+            return ExecutionBlock(status="failed", lastUpdated=now, completedAt=now, error=error)
         case "running":
-            return Execution(status="running", lastUpdated=now)
+            return ExecutionBlock(status="running", lastUpdated=now)
         case state:
-            execution = Execution(status="running", lastUpdated=now, state=state)
+            execution = ExecutionBlock(status="running", lastUpdated=now, state=state)
             if context.pending is not None:
                 execution["pending"] = [_wait(context.pending)]
             return execution
 
 
-def _failure(error: _Error) -> StepFailure:
+def _failure(error: _Error) -> FailureRecord:
     cause: dict[str, Any] = {"type": "error", "name": error.name, "message": error.message}
     if error.stack is not None:
         cause["stack"] = error.stack
-    return StepFailure(
+    return FailureRecord(
         ok=False,
         error={"type": error.name, "message": error.message},
         cause=cast(codec.SerializedCause, cause),

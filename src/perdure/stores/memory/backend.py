@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from datetime import datetime, timedelta
 from heapq import nlargest
 from itertools import islice
@@ -155,7 +155,7 @@ class MemoryBackend:
         oldest = await self.due(self.clock.now(), 1, None)
         return Stats(by_status, oldest[0].wake_at if oldest else None)
 
-    async def notifications(self) -> AsyncIterator[None]:
+    async def notifications(self) -> AsyncGenerator[None]:
         """Yield when a run of any store that shares these runs becomes due."""
         listener = asyncio.Event()
         self.runs.listeners.add(listener)

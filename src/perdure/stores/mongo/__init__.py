@@ -1,23 +1,20 @@
-"""Runs in MongoDB: on a server that is alone, a replica set or a sharded cluster."""
+"""Runs in MongoDB: on a standalone server, a replica set or a sharded cluster."""
 
 from collections.abc import Mapping
 from typing import Any
 
-# First of all: it raises an error that helps when PyMongo is missing.
+# First, because it raises a helpful error when PyMongo is missing.
 from perdure.stores.mongo.driver import AsyncMongoClient
 
 # isort: split
 from perdure.clock import Clock, SystemClock
-from perdure.store import (
-    MAX_VALUE_SIZE,
-    Capabilities,
-)
+from perdure.store import MAX_VALUE_SIZE, Capabilities
 from perdure.stores.mongo.connection import (
     Connection,
     Durability,
     Target,
     check_collection,
-    target_of,
+    parse_target,
 )
 from perdure.stores.mongo.keyvalue import MongoKeyValue
 from perdure.stores.mongo.schema import collections_of, prepare
@@ -46,19 +43,19 @@ def mongo(
     durability: Durability = "full",
     clock: Clock = SystemClock(),
     max_value_size: int = MAX_VALUE_SIZE,
-) -> "MongoStore":
-    """Give the store in a MongoDB database: the one given, else the URL's, else `perdure`.
+) -> MongoStore:
+    """Return the store in a MongoDB database: `database`, or the URL's, or `perdure`.
 
-    On a replica set or a sharded cluster the store has transactions and hints, too. Whether it is
-    one is taken from the URL (`replicaSet=`, several hosts, `mongodb+srv://`) unless `replica_set`
-    says it. With `durability="full"` an answer means that a majority has the write in its journal;
-    `"normal"` answers when the primary knows of it. A `client` that is passed in is never closed;
-    `client_options` are for the store's own. `clock` only measures how long things take: leases
-    live by the server's.
+    On a replica set or a sharded cluster the store has transactions and notifications, too. Whether
+    it is one is taken from the URL (`replicaSet=`, several hosts, `mongodb+srv://`) unless
+    `replica_set` is passed. With `durability="full"` a reply means that a majority of the servers
+    has the write in its journal; with `"normal"`, that the primary received it. A `client` that is
+    passed in is never closed; `client_options` are for the store's own. `clock` only measures
+    durations: leases expire by the server's clock.
 
         store = mongo("mongodb://localhost:27017/mydb", prefix="orders:")
     """
-    target = target_of(url, database, replica_set)
+    target = parse_target(url, database, replica_set)
     kind = MongoReplicaSetStore if target.replica_set else MongoStore
     name = check_collection(collection)
     connection = Connection(
@@ -68,11 +65,11 @@ def mongo(
         client_options=client_options,
         durability=durability,
         clock=clock,
-        bind=lambda bound: collections_of(bound, name),
+        bind=lambda opened: collections_of(opened, name),
         prepare=prepare,
     )
     capabilities = _capabilities(target, durability, max_value_size)
-    return kind(connection, prefix=check_prefix(prefix), capabilities=capabilities)
+    return kind(connection, check_prefix(prefix), capabilities)
 
 
 def _capabilities(target: Target, durability: Durability, max_value_size: int) -> Capabilities:

@@ -1,14 +1,14 @@
-"""Fenced writes of many runs at once: entries into the journal, and runs put to rest.
+"""Fenced writes of many runs at once: entries of the journal, and rests.
 
-The owner of a lease writes by memory: its entries are one insert, its rests one update, each in one
-round trip for the whole batch. What that leaves in doubt (an answer that was lost, a slot that was
-taken, a lease that somebody else was given) is settled run by run from what the database holds.
+The owner of a lease remembers its position. Its entries are one insert and its rests one update,
+each in one round trip for the whole batch. What that leaves in doubt (a lost reply, a filled slot,
+a lease that another process acquired) is resolved run by run from what the database holds.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
 
 from pymongo import DeleteOne, InsertOne, UpdateOne
 from pymongo.asynchronous.client_session import AsyncClientSession
@@ -16,307 +16,323 @@ from pymongo.errors import BulkWriteError, PyMongoError
 
 from perdure.errors import StoreUnavailable
 from perdure.store import Entry, Rest, Verdict
-from perdure.stores.mongo.batch import Turn
-from perdure.stores.mongo.cleanup import Sweeper
+from perdure.stores.mongo.batch import RunBatch
+from perdure.stores.mongo.cleanup import Cleanup
 from perdure.stores.mongo.connection import Collection
-from perdure.stores.mongo.documents import body_of
-from perdure.stores.mongo.errors import DUPLICATE, is_cut
-from perdure.stores.mongo.inbox import awaited, mark_taken, message_ids, taken_in, untaken
+from perdure.stores.mongo.documents import encode_snapshot
+from perdure.stores.mongo.errors import DUPLICATE_KEY, is_connection_lost
+from perdure.stores.mongo.inbox import has_awaited_message, mark_consumed, message_keys
 from perdure.stores.mongo.journal import (
     Log,
     Positions,
+    consumed_messages,
     entry_document,
     read_logs,
     seal_logs,
     slot_id,
 )
-from perdure.stores.mongo.schema import Collections, insert, together
-from perdure.stores.mongo.settle import lay_down, remove
-from perdure.stores.mongo.updates import HEADER, Document, fenced, life_of, rest_fields, resting
+from perdure.stores.mongo.schema import Collections, gather_all, insert
+from perdure.stores.mongo.settle import delete, settle
+from perdure.stores.mongo.updates import (
+    HEADER,
+    Document,
+    incarnation_of,
+    is_owned,
+    rest_fields,
+    settle_runs,
+)
 
-Write: TypeAlias = "UpdateOne | DeleteOne"
-
-_ATTEMPTS = 20
-_AT_ONCE = 16
-
-
-class Appender:
-    """Writes entries, each run's by one call at a time, so that its slots stay in order."""
-
-    def __init__(self, prefix: str, positions: Positions, sweeper: Sweeper) -> None:
-        self._prefix = prefix
-        self._positions = positions
-        self._sweeper = sweeper
-        self._busy: set[str] = set()
-        self._freed = asyncio.Event()
-
-    async def append(self, db: Collections, entries: Sequence[Entry]) -> list[Verdict]:
-        """Write the entries and give a verdict for each."""
-        turns: dict[str, Turn] = {}
-        for place, entry in enumerate(entries):
-            key = self._prefix + entry.id
-            turn = turns.get(key)
-            if turn is None:
-                turn = turns[key] = Turn(key)
-            turn.entries.append(entry)
-            turn.places.append(place)
-        verdicts = [Verdict.ACCEPTED] * len(entries)
-        async with self.writing(turns.keys()):
-            doubtful = await self._write(db, turns.values())
-            await self._settle_all(db, doubtful, verdicts)
-        return verdicts
-
-    @asynccontextmanager
-    async def writing(self, keys: Iterable[str]) -> AsyncGenerator[None]:
-        """Keep others in this process from writing these runs."""
-        mine = {*keys}
-        while not self._busy.isdisjoint(mine):
-            self._freed.clear()
-            await self._freed.wait()
-        self._busy |= mine
-        try:
-            yield
-        finally:
-            self._busy -= mine
-            self._freed.set()
-
-    async def _write(self, db: Collections, turns: Iterable[Turn]) -> list[Turn]:
-        """Write what can be written by memory; give the turns that are in doubt."""
-        plain: list[Turn] = []
-        rests: list[Turn] = []
-        doubtful: list[Turn] = []
-        for turn in turns:
-            position = self._positions.sure(turn.key, turn.entries[0].epoch)
-            if not turn.goes_by(position):
-                doubtful.append(turn)
-                continue
-            turn.position = position
-            (plain if turn.last.rest is None else rests).append(turn)
-        if plain and rests:
-            for left in await together([self._insert(db, plain), self._rest(db, rests)]):
-                doubtful += left
-        elif plain:
-            doubtful += await self._insert(db, plain)
-        elif rests:
-            doubtful += await self._rest(db, rests)
-        return doubtful
-
-    async def _insert(self, db: Collections, turns: list[Turn]) -> list[Turn]:
-        documents: list[Document] = []
-        owners: list[Turn] = []
-        weight = 0
-        for turn in turns:
-            assert turn.position is not None
-            for slot, entry in enumerate(turn.entries, turn.position.slot):
-                documents.append(entry_document(turn.key, entry, slot))
-                owners.append(turn)
-                weight += len(entry.data)
-        try:
-            with _in_doubt(turns):
-                beaten = await insert(db.journal, documents, weight)
-                # A seal that lies in the way of one entry makes those after it void.
-                doubtful = {owners[place].key for place in beaten}
-                written = [turn for turn in turns if turn.key not in doubtful]
-                for turn in written:
-                    self._wrote(turn)
-                await self._take(db, written)
-        except PyMongoError as error:
-            if not is_cut(error):
-                raise
-            return turns
-        return [turn for turn in turns if turn.key in doubtful]
-
-    def _wrote(self, turn: Turn) -> None:
-        position = self._positions.confirm(turn.key, turn.last.epoch)
-        if position is not None:
-            position.slot += len(turn.entries)
-            position.last = turn.last.n
-
-    async def _take(self, db: Collections, turns: Iterable[Turn]) -> None:
-        """Mark the messages that entries took."""
-        taken: list[str] = []
-        for turn in turns:
-            if consumes := turn.consumes():
-                taken += message_ids(turn.key, consumes)
-                self._positions.forget_mail(turn.key, turn.last.epoch, consumes)
-        if taken:
-            await mark_taken(db, taken)
-
-    async def _rest(self, db: Collections, turns: list[Turn]) -> list[Turn]:
-        leaving = {turn.key: turn.last.epoch for turn in turns if turn.leaves()}
-        try:
-            with _in_doubt(turns):
-                done = await lay_down(db, [turn for turn in turns if not turn.leaves()])
-                lettered = False
-                if leaving:
-                    delete, lettered = await remove(db, leaving)
-                    done += delete
-        except PyMongoError as error:
-            if not is_cut(error):
-                raise
-            return turns
-        if done < len(turns):
-            return turns
-        await self._rested(db, turns, lettered=lettered)
-        return []
-
-    async def _rested(
-        self, db: Collections, turns: Sequence[Turn], *, lettered: bool = True
-    ) -> None:
-        """Clear up after rests, and mark what they took; those that left may have had letters."""
-        taken: list[str] = []
-        for turn in turns:
-            epoch = turn.last.epoch
-            position = self._positions.get(turn.key, epoch)
-            if position is None or position.sealed:
-                self._sweeper.logs(turn.key, epoch)
-            elif position.slot:
-                self._sweeper.slots(slot_id(turn.key, epoch, slot) for slot in range(position.slot))
-            self._positions.drop(turn.key, epoch)
-            if not turn.leaves():
-                taken += message_ids(turn.key, turn.consumes())
-            elif lettered:
-                self._sweeper.mail(turn.key, turn.life if position is None else position.life)
-        if taken:
-            await mark_taken(db, taken)
-
-    async def _settle_all(
-        self, db: Collections, turns: Sequence[Turn], verdicts: list[Verdict]
-    ) -> None:
-        for start in range(0, len(turns), _AT_ONCE):
-            some = turns[start : start + _AT_ONCE]
-            settled = await together([self._settle(db, turn) for turn in some])
-            for turn, ruled in zip(some, settled, strict=True):
-                for place, verdict in zip(turn.places, ruled, strict=True):
-                    verdicts[place] = verdict
-
-    async def _settle(self, db: Collections, turn: Turn) -> list[Verdict]:
-        """Write one run's entries one by one, each from what the database holds."""
-        singles = [Turn(turn.key, [entry], sent=turn.sent) for entry in turn.entries]
-        return [await self._settle_one(db, single) for single in singles]
-
-    async def _settle_one(self, db: Collections, turn: Turn) -> Verdict:
-        for _ in range(_ATTEMPTS):
-            plan = await self.plan(db, turn)
-            if isinstance(plan, Verdict):
-                if plan is Verdict.ACCEPTED:
-                    await self._conclude(db, turn)
-                return plan
-            if await plan.execute():
-                await self.written(db, turn, plan)
-                return Verdict.ACCEPTED
-        raise StoreUnavailable(f"run {turn.last.id!r} is written by too many at once; try again")
-
-    def plan_by_memory(self, db: Collections, turn: Turn) -> "Plan | None":
-        """Give the write of an entry that is the next one of a lease of this process."""
-        position = self._positions.sure(turn.key, turn.last.epoch)
-        if position is None or turn.last.rest is not None or not turn.goes_by(position):
-            return None
-        return Plan(db.journal, InsertOne(entry_document(turn.key, turn.last, position.slot)))
-
-    async def plan(self, db: Collections, turn: Turn) -> "Plan | Verdict":
-        """Give the write that one entry needs, or the verdict if it needs none."""
-        entry = turn.last
-        run: Any = await db.runs.find_one({"_id": turn.key}, HEADER)
-        verdict = self._verdict(turn, run)
-        if verdict is not None:
-            return verdict
-        turn.life = life_of(run)
-        log = (await read_logs(db, {turn.key: [entry.epoch]}))[turn.key][0]
-        was_released = run.get("owner") is None
-        position = self._positions.confirm(turn.key, entry.epoch)
-        if log.sealed or was_released:
-            self._positions.drop(turn.key, entry.epoch)
-        elif position is not None:
-            position.slot, position.last, position.sure = log.next, log.last, True
-        if log.holds(entry.n):
-            return Verdict.ACCEPTED
-        if entry.rest is not None and not was_released:
-            return Plan(db.runs, await self._rest_one(db, turn, entry.rest, run, log))
-        if log.sealed or was_released:
-            return Verdict.FENCED
-        return Plan(db.journal, InsertOne(entry_document(turn.key, entry, log.next)))
-
-    def _verdict(self, turn: Turn, run: Any) -> Verdict | None:
-        """Give the verdict that the run's document alone tells."""
-        entry = turn.last
-        if run is None:
-            # A run that its owner wanted gone, and that is gone: the answer to the write was lost.
-            sent = turn.sent or entry
-            own = self._positions.get(turn.key, entry.epoch) is not None
-            expected = own and sent.rest is not None and sent.rest.delete
-            return Verdict.ACCEPTED if expected else Verdict.UNKNOWN
-        rested = {**run.get("rested", {})}
-        if turn.sent is not None and rested == _place(turn.sent):
-            return Verdict.ACCEPTED
-        if run.get("epoch") != entry.epoch:
-            self._positions.drop(turn.key, entry.epoch)
-            return Verdict.FENCED
-        if rested.get("epoch") != entry.epoch:
-            return None
-        return Verdict.ACCEPTED if entry.n <= rested["n"] else Verdict.FENCED
-
-    async def _rest_one(self, db: Collections, turn: Turn, rest: Rest, run: Any, log: Log) -> Write:
-        entry = turn.last
-        if self._positions.get(turn.key, entry.epoch) is None:
-            # Another process goes by memory with this epoch, and must not go on after the rest.
-            await seal_logs(db, {turn.key: [entry.epoch]})
-        turn.sent = entry
-        filter = fenced(turn.key, entry)
-        if rest.delete:
-            return DeleteOne(filter)
-        taken = [*taken_in(run) | log.taken(), *turn.consumes()]
-        letters = run.get("letters")
-        filter["letters"] = letters
-        due = bool(letters and rest.awaits) and await _mail_waits(db, turn, rest, taken)
-        body = body_of(entry.data, f"the snapshot of run {entry.id!r}")
-        fields = rest_fields(entry, rest, body, taken, due=due)
-        return UpdateOne(filter, resting({turn.key: fields}))
-
-    async def written(self, db: Collections, turn: Turn, plan: "Plan") -> None:
-        """Note that a planned write was made."""
-        if isinstance(plan.write, InsertOne):
-            self._wrote(turn)
-        await self._conclude(db, turn)
-
-    async def _conclude(self, db: Collections, turn: Turn) -> None:
-        await (self._take if turn.last.rest is None else self._rested)(db, [turn])
+_MAX_ATTEMPTS = 20
+_MAX_CONCURRENT = 16
 
 
-class Plan(NamedTuple):
-    """One write that is still to be made."""
+class PendingWrite(NamedTuple):
+    """One write of an entry that is still to be made."""
 
     collection: Collection
     write: "InsertOne[Any] | UpdateOne | DeleteOne"
 
     async def execute(self, session: AsyncClientSession | None = None) -> bool:
-        """Make the write; False when it found its slot taken, or its run changed."""
+        """Make the write; return `False` if its slot was filled or its run had changed."""
         try:
-            done = await self.collection.bulk_write([self.write], session=session)
+            result = await self.collection.bulk_write([self.write], session=session)
         except BulkWriteError as error:
-            if error.details["writeErrors"][0]["code"] != DUPLICATE:
+            if error.details["writeErrors"][0]["code"] != DUPLICATE_KEY:
                 raise
             return False
-        return done.inserted_count + done.matched_count + done.deleted_count == 1
+        return result.inserted_count + result.matched_count + result.deleted_count == 1
 
 
-@contextmanager
-def _in_doubt(turns: Iterable[Turn]) -> Generator[None]:
-    """Note that the turns are in doubt, unless the block ends well."""
-    for turn in turns:
-        turn.sent = turn.last if turn.last.rest is not None else None
-        assert turn.position is not None
-        turn.position.sure = False
-    yield
-    for turn in turns:
-        assert turn.position is not None
-        turn.position.sure = True
+class Appender:
+    """Writes entries; the slots of a run stay in order because one call at a time writes it."""
+
+    def __init__(self, prefix: str, positions: Positions, cleanup: Cleanup) -> None:
+        self._prefix = prefix
+        self._positions = positions
+        self._cleanup = cleanup
+        self.forget_loop()
+
+    def forget_loop(self) -> None:
+        """Drop the locks, whose holders ended with their event loop."""
+        self._locked: set[str] = set()
+        self._unlocked = asyncio.Event()
+
+    async def append(self, db: Collections, entries: Sequence[Entry]) -> list[Verdict]:
+        """Write the entries and return a verdict on each."""
+        batches: dict[str, RunBatch] = {}
+        for index, entry in enumerate(entries):
+            key = self._prefix + entry.id
+            batch = batches.get(key)
+            if batch is None:
+                batch = batches[key] = RunBatch(key)
+            batch.entries.append(entry)
+            batch.indexes.append(index)
+        verdicts = [Verdict.ACCEPTED] * len(entries)
+        async with self.lock(batches.keys()):
+            doubtful = await self._write(db, batches.values())
+            for start in range(0, len(doubtful), _MAX_CONCURRENT):
+                some = doubtful[start : start + _MAX_CONCURRENT]
+                resolved = await gather_all([self._resolve(db, batch) for batch in some])
+                for batch, answers in zip(some, resolved, strict=True):
+                    for index, verdict in zip(batch.indexes, answers, strict=True):
+                        verdicts[index] = verdict
+        return verdicts
+
+    @asynccontextmanager
+    async def lock(self, keys: Iterable[str]) -> AsyncGenerator[None]:
+        """Keep other calls in this process from writing these runs."""
+        mine = {*keys}
+        while not self._locked.isdisjoint(mine):
+            self._unlocked.clear()
+            await self._unlocked.wait()
+        self._locked |= mine
+        try:
+            yield
+        finally:
+            self._locked -= mine
+            self._unlocked.set()
+
+    async def _write(self, db: Collections, batches: Iterable[RunBatch]) -> list[RunBatch]:
+        """Write what can be written without reading; return the batches that are in doubt."""
+        steps: list[RunBatch] = []
+        rests: list[RunBatch] = []
+        doubtful: list[RunBatch] = []
+        for batch in batches:
+            position = self._positions.get_certain(batch.key, batch.entries[0].epoch)
+            if not batch.continues(position):
+                doubtful.append(batch)
+                continue
+            batch.position = position
+            (steps if batch.last.rest is None else rests).append(batch)
+        writes = [
+            _attempt(db, some, write)
+            for some, write in ((steps, self._insert), (rests, self._settle))
+            if some
+        ]
+        for left in await gather_all(writes):
+            doubtful += left
+        return doubtful
+
+    async def _insert(self, db: Collections, batches: list[RunBatch]) -> list[RunBatch]:
+        """Insert entries at the positions of their leases; return the batches in doubt."""
+        documents: list[Document] = []
+        owners: list[RunBatch] = []
+        size = 0
+        for batch in batches:
+            assert batch.position is not None
+            for slot, entry in enumerate(batch.entries, batch.position.slot):
+                documents.append(entry_document(batch.key, entry, slot))
+                owners.append(batch)
+                size += len(entry.data)
+        filled = await insert(db.journal, documents, size)
+        # A seal in the slot of one entry makes the entries after it void.
+        doubtful = {owners[index].key for index in filled}
+        written = [batch for batch in batches if batch.key not in doubtful]
+        for batch in written:
+            self._advance(batch)
+        await self._consume(db, written)
+        return [batch for batch in batches if batch.key in doubtful]
+
+    async def _settle(self, db: Collections, batches: list[RunBatch]) -> list[RunBatch]:
+        """Write rests of leases whose positions are known; return the batches in doubt."""
+        deletes = {batch.key: batch.last.epoch for batch in batches if batch.is_delete}
+        written = await settle(db, [batch for batch in batches if not batch.is_delete])
+        may_have_messages = False
+        if deletes:
+            deleted, may_have_messages = await delete(db, deletes)
+            written += deleted
+        if written < len(batches):
+            return batches
+        await self._finish_rests(db, batches, may_have_messages=may_have_messages)
+        return []
+
+    def _advance(self, batch: RunBatch) -> None:
+        position = self._positions.confirm(batch.key, batch.last.epoch)
+        if position is not None:
+            position.slot += len(batch.entries)
+            position.last_n = batch.last.n
+
+    async def _consume(self, db: Collections, batches: Iterable[RunBatch]) -> None:
+        """Mark the messages that entries consumed."""
+        keys: list[str] = []
+        for batch in batches:
+            if consumes := batch.consumes:
+                keys += message_keys(batch.key, consumes)
+                self._positions.remove_messages(batch.key, batch.last.epoch, consumes)
+        if keys:
+            await mark_consumed(db, keys)
+
+    async def _finish_rests(
+        self, db: Collections, batches: Sequence[RunBatch], *, may_have_messages: bool = True
+    ) -> None:
+        """Mark the messages that rests consumed, and remove what settled or deleted runs left."""
+        keys = [
+            key
+            for batch in batches
+            if not batch.is_delete
+            for key in message_keys(batch.key, batch.consumes)
+        ]
+        if keys:
+            await mark_consumed(db, keys)
+        # Positions last: if the marks failed, a deleted run is still known to be our own doing.
+        for batch in batches:
+            epoch = batch.last.epoch
+            position = self._positions.get(batch.key, epoch)
+            if position is None or position.has_older_logs:
+                self._cleanup.delete_logs(batch.key, epoch)
+            elif position.slot:
+                slots = range(position.slot)
+                self._cleanup.delete_slots(slot_id(batch.key, epoch, slot) for slot in slots)
+            if batch.is_delete and may_have_messages:
+                incarnation = batch.incarnation if position is None else position.incarnation
+                self._cleanup.delete_messages(batch.key, incarnation)
+            self._positions.remove(batch.key, epoch)
+
+    async def _resolve(self, db: Collections, batch: RunBatch) -> list[Verdict]:
+        """Write a run's entries one by one, each from what the database holds."""
+        unconfirmed = batch.unconfirmed_rest
+        return [
+            await self._resolve_entry(
+                db, RunBatch(batch.key, [entry], unconfirmed_rest=unconfirmed)
+            )
+            for entry in batch.entries
+        ]
+
+    async def _resolve_entry(self, db: Collections, batch: RunBatch) -> Verdict:
+        for _ in range(_MAX_ATTEMPTS):
+            write = await self.plan_write(db, batch)
+            if isinstance(write, Verdict):
+                if write is Verdict.ACCEPTED:
+                    await self._finish(db, batch)
+                return write
+            if await write.execute():
+                await self.confirm(db, batch, write)
+                return Verdict.ACCEPTED
+        raise StoreUnavailable(
+            f"run {batch.last.id!r} is written by too many processes at once; try again"
+        )
+
+    def next_write(self, db: Collections, batch: RunBatch) -> PendingWrite | None:
+        """Return the write of an entry that is the next of a lease of this process, or `None`."""
+        position = self._positions.get_certain(batch.key, batch.last.epoch)
+        if position is None or batch.last.rest is not None or not batch.continues(position):
+            return None
+        document = entry_document(batch.key, batch.last, position.slot)
+        return PendingWrite(db.journal, InsertOne(document))
+
+    async def plan_write(self, db: Collections, batch: RunBatch) -> PendingWrite | Verdict:
+        """Read the run; return the write that one entry needs, or its verdict if it needs none."""
+        entry = batch.last
+        run: Any = await db.runs.find_one({"_id": batch.key}, HEADER)
+        verdict = self._verdict(batch, run)
+        if verdict is not None:
+            return verdict
+        batch.incarnation = incarnation_of(run)
+        log = (await read_logs(db, {batch.key: [entry.epoch]}))[batch.key][0]
+        was_released = run.get("owner") is None
+        position = self._positions.confirm(batch.key, entry.epoch)
+        if log.is_sealed or was_released:
+            self._positions.remove(batch.key, entry.epoch)
+        elif position is not None:
+            position.slot, position.last_n, position.is_certain = log.next_slot, log.last_n, True
+        if log.has_entry(entry.n):
+            return Verdict.ACCEPTED
+        if entry.rest is not None and not was_released:
+            return await self._plan_rest(db, batch, entry.rest, run, log)
+        if log.is_sealed or was_released:
+            return Verdict.FENCED
+        return PendingWrite(db.journal, InsertOne(entry_document(batch.key, entry, log.next_slot)))
+
+    def _verdict(self, batch: RunBatch, run: Any) -> Verdict | None:
+        """Return the verdict on an entry if the run's document alone decides it."""
+        entry, unconfirmed = batch.last, batch.unconfirmed_rest
+        if run is None:
+            # Its owner wanted the run deleted, and it is: the reply to the write was lost.
+            rest = (unconfirmed or entry).rest
+            is_ours = self._positions.get(batch.key, entry.epoch) is not None
+            is_expected = is_ours and rest is not None and rest.delete
+            return Verdict.ACCEPTED if is_expected else Verdict.UNKNOWN
+        settled = {**run.get("settled", {})}
+        if unconfirmed and settled == {"epoch": unconfirmed.epoch, "n": unconfirmed.n}:
+            return Verdict.ACCEPTED
+        if run.get("epoch") != entry.epoch:
+            self._positions.remove(batch.key, entry.epoch)
+            return Verdict.FENCED
+        if settled.get("epoch") != entry.epoch:
+            return None
+        return Verdict.ACCEPTED if entry.n <= settled["n"] else Verdict.FENCED
+
+    async def _plan_rest(
+        self, db: Collections, batch: RunBatch, rest: Rest, run: Any, log: Log
+    ) -> PendingWrite:
+        entry = batch.last
+        if self._positions.get(batch.key, entry.epoch) is None:
+            # Another process writes with this epoch from memory, and must not after the rest.
+            await seal_logs(db, {batch.key: [entry.epoch]})
+        batch.unconfirmed_rest = entry
+        epochs = {batch.key: entry.epoch}
+        if rest.delete:
+            return PendingWrite(db.runs, DeleteOne(is_owned(epochs)))
+        consumed = [*consumed_messages(run, [log]), *batch.consumes]
+        count = run.get("messageCount")
+        due = bool(count and rest.awaits) and await has_awaited_message(
+            db, batch.key, batch.incarnation, consumed, rest.awaits
+        )
+        body = encode_snapshot(entry.data, f"the snapshot of run {entry.id!r}")
+        fields = rest_fields(entry, rest, body, consumed, due=due)
+        update = settle_runs({batch.key: fields})
+        return PendingWrite(db.runs, UpdateOne(is_owned(epochs, {batch.key: count}), update))
+
+    async def confirm(self, db: Collections, batch: RunBatch, write: PendingWrite) -> None:
+        """Note that a pending write was made."""
+        if isinstance(write.write, InsertOne):
+            self._advance(batch)
+        await self._finish(db, batch)
+
+    async def _finish(self, db: Collections, batch: RunBatch) -> None:
+        await (self._consume if batch.last.rest is None else self._finish_rests)(db, [batch])
 
 
-def _place(entry: Entry) -> Document:
-    return {"epoch": entry.epoch, "n": entry.n}
+async def _attempt(
+    db: Collections,
+    batches: list[RunBatch],
+    write: Callable[[Collections, list[RunBatch]], Awaitable[list[RunBatch]]],
+) -> list[RunBatch]:
+    """Write batches; return those of which it is unknown whether they were written.
 
-
-async def _mail_waits(db: Collections, turn: Turn, rest: Rest, taken: Sequence[str]) -> bool:
-    messages = (await untaken(db, {turn.key: turn.life}))[turn.key]
-    return awaited({message.id: message.name for message in messages}, taken, rest.awaits)
+    Until there is a reply the positions are uncertain, also if the caller is cancelled.
+    """
+    for batch in batches:
+        batch.unconfirmed_rest = batch.last if batch.last.rest is not None else None
+        assert batch.position is not None
+        batch.position.is_certain = False
+    try:
+        doubtful = await write(db, batches)
+    except PyMongoError as error:
+        if not is_connection_lost(error):
+            raise
+        return batches
+    for batch in batches:
+        assert batch.position is not None
+        batch.position.is_certain = True
+    return doubtful

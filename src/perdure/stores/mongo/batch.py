@@ -1,4 +1,4 @@
-"""One run's part of a call that writes."""
+"""The entries of one run in a call of `append`."""
 
 from dataclasses import dataclass, field
 
@@ -7,38 +7,42 @@ from perdure.stores.mongo.journal import Position
 
 
 @dataclass(slots=True)
-class Turn:
-    """What one call has to write of one run, in order."""
+class RunBatch:
+    """What one call writes of one run, in order; `indexes` are the entries' places in the call.
+
+    `unconfirmed_rest` is a rest that was sent and may have been written.
+    """
 
     key: str
     entries: list[Entry] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
+    indexes: list[int] = field(default_factory=list)
     position: Position | None = None
-    life: str = ""
-    sent: Entry | None = None
-    """The rest that was sent and may have been written, when that is in doubt."""
+    incarnation: str = ""
+    unconfirmed_rest: Entry | None = None
 
     @property
     def last(self) -> Entry:
-        """The last entry, which may be a rest."""
+        """The last entry, the only one that may be a rest."""
         return self.entries[-1]
 
-    def goes_by(self, position: Position | None) -> bool:
-        """Tell whether all entries are the next ones of this lease, and a rest the last of them."""
-        if position is None:
-            return False
-        last = position.last
-        for entry in self.entries:
-            rests_early = entry.rest is not None and entry is not self.last
-            if entry.epoch != position.epoch or entry.n <= last or rests_early:
-                return False
-            last = entry.n
-        return True
-
-    def leaves(self) -> bool:
-        """Tell whether nothing is to be left of the run."""
+    @property
+    def is_delete(self) -> bool:
+        """Whether the batch deletes the run."""
         return self.last.rest is not None and self.last.rest.delete
 
+    @property
     def consumes(self) -> list[str]:
-        """Give all messages that the entries take."""
+        """The messages that the entries consume."""
         return [id for entry in self.entries for id in entry.consumes]
+
+    def continues(self, position: Position | None) -> bool:
+        """Return whether the entries are the next of this lease, with no rest but the last."""
+        if position is None:
+            return False
+        n = position.last_n
+        for entry in self.entries:
+            rests_early = entry.rest is not None and entry is not self.last
+            if entry.epoch != position.epoch or entry.n <= n or rests_early:
+                return False
+            n = entry.n
+        return True

@@ -1,98 +1,102 @@
-"""Removal of what no longer counts, behind the back of those who wait for answers."""
+"""Removal in the background of what no longer counts."""
 
 import asyncio
 import logging
 from collections.abc import Iterable
 from typing import TypeVar
 
+from perdure.engine.tasks import detached
 from perdure.errors import StoreError
-from perdure.stores.mongo.connection import Connection, casual
-from perdure.stores.mongo.inbox import mail_of
-from perdure.stores.mongo.journal import SEALS_STAY, slots_upto
+from perdure.stores.mongo.connection import Connection, relaxed
+from perdure.stores.mongo.inbox import messages_of
+from perdure.stores.mongo.journal import SEAL_TTL, slots_between
 from perdure.stores.mongo.schema import Collections
-from perdure.stores.mongo.updates import later
+from perdure.stores.mongo.updates import from_now
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
-_AT_ONCE = 2_000
-_PAUSE = 0.5
-_WITHOUT_SEAL = {"seal": {"$exists": False}}
+_BATCH_SIZE = 2_000
+_DELAY = 0.5
 
 
-class Sweeper:
-    """Deletes folded entries and the mail of runs that are gone.
+class Cleanup:
+    """Deletes merged entries and the messages of deleted runs.
 
-    What it does not get done, because the process ends or the server is away, harms nobody: such
-    entries are ignored, and go with their run.
+    What stays because the process ends or the server is unavailable does no harm: such entries are
+    ignored, and are deleted with their run.
     """
 
     def __init__(self, connection: Connection[Collections]) -> None:
         self._connection = connection
         self._slots: list[str] = []
         self._logs: list[tuple[str, int]] = []
-        self._mail: list[tuple[str, str]] = []
+        self._messages: list[tuple[str, str]] = []
         self._task: asyncio.Task[None] | None = None
-        self._hurry: asyncio.Future[None] | None = None
+        self._no_delay: asyncio.Future[None] | None = None
 
-    def slots(self, ids: Iterable[str]) -> None:
-        """Remove these entries."""
+    def delete_slots(self, ids: Iterable[str]) -> None:
+        """Delete these entries."""
         self._slots.extend(ids)
-        self._begin()
+        self._start()
 
-    def logs(self, run: str, epoch: int) -> None:
-        """Remove all entries of a run up to this epoch, and in a day the seals among them."""
+    def delete_logs(self, run: str, epoch: int) -> None:
+        """Delete all entries of a run up to this epoch, and after a day the seals among them."""
         self._logs.append((run, epoch))
-        self._begin()
+        self._start()
 
-    def mail(self, run: str, life: str) -> None:
-        """Remove all messages for a run that is gone; a new run of the id has its own."""
-        self._mail.append((run, life))
-        self._begin()
+    def delete_messages(self, run: str, incarnation: str) -> None:
+        """Delete all messages for a deleted run; a new run of the same id has its own."""
+        self._messages.append((run, incarnation))
+        self._start()
 
-    async def close(self) -> None:
-        """Finish what was begun."""
-        if self._task is not None and self._hurry is not None:
-            if not self._hurry.done():
-                self._hurry.set_result(None)
+    def forget_loop(self) -> None:
+        """Drop the task, which ended with its event loop."""
+        self._task = None
+
+    async def finish(self) -> None:
+        """Delete now what was asked for."""
+        if self._task is not None and self._no_delay is not None:
+            if not self._no_delay.done():
+                self._no_delay.set_result(None)
             await asyncio.wait([self._task])
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         if self._task is None:
-            self._hurry = asyncio.get_running_loop().create_future()
-            self._task = asyncio.create_task(self._sweep(self._hurry))
+            self._no_delay = asyncio.get_running_loop().create_future()
+            self._task = detached(self._run(self._no_delay))
 
-    async def _sweep(self, hurry: asyncio.Future[None]) -> None:
+    async def _run(self, no_delay: asyncio.Future[None]) -> None:
         try:
-            while self._left():
-                # What many calls leave behind goes together, when they have their answers.
-                await asyncio.wait([hurry], timeout=_PAUSE)
-                async with self._connection.use() as db:
-                    for _ in range(0, self._left(), _AT_ONCE):
-                        await self._round(db)
+            while self._pending():
+                # What many calls leave behind is deleted together, after they have returned.
+                await asyncio.wait([no_delay], timeout=_DELAY)
+                with self._connection.use() as db:
+                    for _ in range(0, self._pending(), _BATCH_SIZE):
+                        await self._delete_some(db)
         except StoreError as error:
-            _log.warning("entries that no longer count were not removed: %s", error)
+            logger.warning("entries that no longer count were not deleted: %s", error)
         finally:
             self._task = None
 
-    def _left(self) -> int:
-        return max(len(self._slots), len(self._logs), len(self._mail))
+    def _pending(self) -> int:
+        return max(len(self._slots), len(self._logs), len(self._messages))
 
-    async def _round(self, db: Collections) -> None:
-        journal, inbox = casual(db.journal), casual(db.inbox)
-        if slots := _take(self._slots):
+    async def _delete_some(self, db: Collections) -> None:
+        journal, inbox = relaxed(db.journal), relaxed(db.inbox)
+        if slots := _pop_some(self._slots):
             await journal.delete_many({"_id": {"$in": slots}})
-        if logs := _take(self._logs):
-            among = {"$or": [{"_id": slots_upto(run, epoch)} for run, epoch in logs]}
-            await journal.delete_many({**among, **_WITHOUT_SEAL})
-            stay = [{"$set": {"expireAt": later(SEALS_STAY)}}]
-            await journal.update_many({**among, "expireAt": None}, stay)
-        if delete := _take(self._mail):
-            await inbox.delete_many({"$or": [{"_id": mail_of(run, life)} for run, life in delete]})
+        if logs := _pop_some(self._logs):
+            ranges = {"$or": [{"_id": slots_between(run, 0, epoch)} for run, epoch in logs]}
+            await journal.delete_many({**ranges, "seal": {"$exists": False}})
+            expire = [{"$set": {"expireAt": from_now(SEAL_TTL)}}]
+            await journal.update_many({**ranges, "expireAt": None}, expire)
+        if runs := _pop_some(self._messages):
+            await inbox.delete_many({"$or": [{"_id": messages_of(*run)} for run in runs]})
 
 
-def _take(items: list[T]) -> list[T]:
-    taken = items[:_AT_ONCE]
-    del items[:_AT_ONCE]
-    return taken
+def _pop_some(items: list[T]) -> list[T]:
+    some = items[:_BATCH_SIZE]
+    del items[:_BATCH_SIZE]
+    return some

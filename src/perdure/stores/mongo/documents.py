@@ -1,12 +1,12 @@
-"""A run's snapshot as an embedded document, and back as JSON.
+"""A run's snapshot as an embedded document, and back.
 
-Keys are written as they are, so that others find in the document what they would write themselves.
-Only what BSON or a driver would misread is escaped: a key that begins with `$` or holds NUL gets a
-`%` before it, and so does one that begins with `%`. What no document can hold (nested too deep, too
-large) lies beside an outline as compressed JSON.
+Keys are stored unchanged, so that other programs find what they would write themselves. Only what
+BSON or a driver would misread is escaped: a key that starts with `$` or `%` or contains NUL gets a
+leading `%`. A snapshot that no document can hold (nested too deeply, too large) is stored as
+compressed JSON beside an outline of it.
 
-The number 1 in `formatVersion` is written with 64 bits. Other writers of the format use 32, so its
-width tells whose hand a snapshot is: theirs has no escapes, and numbers as JavaScript knows them.
+The 1 in `formatVersion` is stored with 64 bits. Other writers of the format use 32, so its width
+tells who wrote a snapshot: theirs has no escapes, and its numbers are JavaScript's.
 """
 
 import re
@@ -39,159 +39,147 @@ from perdure.stores._reading import merged, reading
 
 Fields = dict[str, Any]
 
-# A document may have 16 MiB; the header, the epochs and the names of awaited events need some room.
-DOCUMENT_ROOM = 16 * 1024 * 1024 - 256 * 1024
-# The server's own limit is 180, counted from the whole document.
-_DEEPEST = 160
-_LARGEST_INT, _LARGEST_UNSIGNED = 2**63 - 1, 2**64 - 1
-_EXACT_IN_JAVASCRIPT = 2**53
+# A document has at most 16 MiB; the header, the epochs and the awaited names need some room.
+MAX_DOCUMENT_SIZE = 16 * 1024 * 1024 - 256 * 1024
+UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-# In JSON, a key that may need an escape; in BSON, a key (after its type, a byte) that may have one.
+# The server allows 180 levels, counted from the whole document.
+_MAX_DEPTH = 160
+_MAX_INT64, _MAX_UINT64 = 2**63 - 1, 2**64 - 1
+_MAX_SAFE_INTEGER = 2**53
+
+# In JSON, a key that may need an escape; in BSON, a key (after its type byte) that may have one.
 _MAY_NEED_ESCAPES = (b'"$', b'"%', b"\\u00")
 _MAY_HAVE_ESCAPES = re.compile(rb"[\x01-\x13]%")
-_OUTLINED = ("status", "state", "lastUpdated", "completedAt")
+_OUTLINE_FIELDS = ("status", "state", "lastUpdated", "completedAt")
 
 
-def body_of(data: bytes, what: str) -> Fields:
-    """Give the fields of a run's document that hold this snapshot, given as JSON."""
+def encode_snapshot(data: bytes, what: str) -> Fields:
+    """Return the fields of a run's document for a snapshot given as JSON; `what` is for errors."""
     value = codec.loads(data)
     if type(value) is not dict:
         raise SnapshotFormatError([f"{what} must be an object"])
-    embedded = _embedded(value, data)
-    if embedded is not None and len(embedded) <= DOCUMENT_ROOM:
+    embedded = _embed(value, data)
+    if embedded is not None and len(embedded) <= MAX_DOCUMENT_SIZE:
         return {"snapshot": RawBSONDocument(embedded)}
     packed = pack(data, what)
     return {"snapshot": _outline(value), "packed": packed}
 
 
-def room_of(body: Mapping[str, Any]) -> int:
-    """Give how many bytes the fields that `body_of` gave need, about."""
-    packed: bytes | None = body.get("packed")
-    return len(body["snapshot"].raw if packed is None else packed)
+def size_of(fields: Mapping[str, Any]) -> int:
+    """Return about how many bytes the fields of `encode_snapshot` need."""
+    packed: bytes | None = fields.get("packed")
+    return len(fields["snapshot"].raw if packed is None else packed)
 
 
 def pack(data: bytes, what: str) -> bytes:
-    """Give JSON compressed, or raise `ValueTooLarge` when a document cannot hold even that."""
+    """Compress JSON, or raise `ValueTooLarge` if even that does not fit in a document."""
     packed = zlib.compress(data, 1)
-    if len(packed) > DOCUMENT_ROOM:
-        raise ValueTooLarge(f"compressed, {what}", len(packed), DOCUMENT_ROOM)
+    if len(packed) > MAX_DOCUMENT_SIZE:
+        raise ValueTooLarge(f"compressed, {what}", len(packed), MAX_DOCUMENT_SIZE)
     return packed
 
 
 def unpack(packed: bytes) -> bytes:
-    """Give the JSON that `pack` was given."""
+    """Return the JSON that was packed."""
     return zlib.decompress(packed)
 
 
 def read_run(id: str, run: Mapping[str, Any], entries: Iterable[bytes]) -> Snapshot:
-    """Give a run's snapshot with the entries merged into it, or raise `StoreCorrupted`."""
+    """Return a run's snapshot with its entries merged, or raise `StoreCorrupted`."""
     with reading(id, zlib.error, InvalidBSON):
         deltas: Any = codec.loads(b"[%b]" % b",".join(entries))
-        return merged(_snapshot_in(run), *deltas)
+        return merged(_read_snapshot(run), *deltas)
 
 
-def _snapshot_in(run: Mapping[str, Any]) -> Snapshot:
+def _read_snapshot(run: Mapping[str, Any]) -> Snapshot:
     raw = run.get("snapshot")
     if not isinstance(raw, RawBSONDocument):
-        raise SnapshotFormatError(["the field `snapshot` holds no document"])
-    # The runs' own reading of documents makes plain integers of all: here their width counts.
+        raise SnapshotFormatError(["the field `snapshot` is not a document"])
+    # The codec of the runs makes plain integers of all numbers: here their width matters.
     if not isinstance(RawBSONDocument(raw.raw).get("formatVersion"), Int64):
-        foreign = _in_python(bson.decode(raw.raw, _AS_JSON))
-        return as_snapshot(foreign, run.get("updatedAt", _BEGINNING))
+        foreign = _transform(bson.decode(raw.raw, _AS_JSON), leaf=_from_javascript)
+        return as_snapshot(foreign, run.get("updatedAt", UNIX_EPOCH))
     if (packed := run.get("packed")) is not None:
         return cast(Snapshot, codec.loads(unpack(packed)))
     own = bson.decode(raw.raw, _AS_JSON)
-    return cast(Snapshot, _unescaped(own) if _MAY_HAVE_ESCAPES.search(raw.raw) else own)
+    has_escapes = _MAY_HAVE_ESCAPES.search(raw.raw)
+    return cast(Snapshot, _transform(own, key=_unescape) if has_escapes else own)
 
 
-def _embedded(value: JSONValue, data: bytes) -> bytes | None:
-    if data.count(b"{") + data.count(b"[") > _DEEPEST and not _fits(value, _DEEPEST):
+def _embed(value: JSONValue, data: bytes) -> bytes | None:
+    if data.count(b"{") + data.count(b"[") > _MAX_DEPTH and not _fits(value, _MAX_DEPTH):
         return None
     if any(mark in data for mark in _MAY_NEED_ESCAPES):
-        value = _escaped(value)
+        value = _transform(value, key=_escape)
     if type(value.get("formatVersion")) is int:
         value["formatVersion"] = Int64(value["formatVersion"])
     try:
         return bson.encode(value)
     except OverflowError:
-        return _encode_large(value)
+        return _encode_large_integers(value)
 
 
-def _encode_large(value: JSONValue) -> bytes | None:
-    """Give a value whose integers need more than 63 bits, or None when some need more than 64."""
+def _encode_large_integers(value: JSONValue) -> bytes | None:
+    """Encode integers of 64 bits as decimals; return `None` if some need more than 64."""
     try:
-        return bson.encode(_widened(value))
+        return bson.encode(_transform(value, leaf=_as_decimal))
     except OverflowError:
         return None
 
 
-def _fits(value: JSONValue, room: int) -> bool:
-    """Tell whether no more than `room` containers lie in each other."""
+def _fits(value: JSONValue, depth: int) -> bool:
+    """Return whether no more than `depth` containers are nested in each other."""
     for item in value.values() if type(value) is dict else value:
         kind = type(item)
-        if (kind is dict or kind is list) and not (room > 1 and _fits(item, room - 1)):
+        if (kind is dict or kind is list) and not (depth > 1 and _fits(item, depth - 1)):
             return False
     return True
 
 
 def _outline(value: JSONValue) -> Fields:
-    """Give what a look at the document should show; without steps, nobody takes it for the run."""
+    """Return what a look at the document should show; without steps, it is not a snapshot."""
     execution = value.get("execution", {})
-    shown = {name: execution[name] for name in _OUTLINED if name in execution}
-    return {"formatVersion": Int64(1), "execution": shown}
+    fields = {name: execution[name] for name in _OUTLINE_FIELDS if name in execution}
+    return {"formatVersion": Int64(1), "execution": fields}
 
 
-def _escaped(value: JSONValue) -> Any:
+def _transform(
+    value: Any,
+    *,
+    key: Callable[[str], str] = lambda key: key,
+    leaf: Callable[[Any], Any] = lambda item: item,
+) -> Any:
+    """Return a JSON value with its keys and its leaves replaced."""
     kind = type(value)
     if kind is dict:
-        return {_escaped_key(key): _escaped(item) for key, item in value.items()}
+        return {key(k): _transform(item, key=key, leaf=leaf) for k, item in value.items()}
     if kind is list:
-        return [_escaped(item) for item in value]
-    return value
+        return [_transform(item, key=key, leaf=leaf) for item in value]
+    return leaf(value)
 
 
-def _widened(value: Any) -> Any:
-    kind = type(value)
-    if kind is dict:
-        return {key: _widened(item) for key, item in value.items()}
-    if kind is list:
-        return [_widened(item) for item in value]
-    if kind is int and _LARGEST_INT < value <= _LARGEST_UNSIGNED:
-        return Decimal128(str(value))
-    return value
-
-
-def _escaped_key(key: str) -> str:
+def _escape(key: str) -> str:
     if not key.startswith(("$", "%")) and "\0" not in key:
         return key
     return "%" + key.replace("%", "%25").replace("\0", "%00")
 
 
-def _unescaped(value: JSONValue) -> JSONValue:
-    kind = type(value)
-    if kind is dict:
-        return {_unescaped_key(key): _unescaped(item) for key, item in value.items()}
-    if kind is list:
-        return [_unescaped(item) for item in value]
-    return value
-
-
-def _unescaped_key(key: str) -> str:
+def _unescape(key: str) -> str:
     if not key.startswith("%"):
         return key
     return key[1:].replace("%00", "\0").replace("%25", "%")
 
 
-def _in_python(value: JSONValue) -> JSONValue:
-    """Give what a JavaScript driver wrote: it had to write large whole numbers as doubles."""
-    kind = type(value)
-    if kind is dict:
-        return {key: _in_python(item) for key, item in value.items()}
-    if kind is list:
-        return [_in_python(item) for item in value]
-    if kind is float and value.is_integer() and abs(value) <= _EXACT_IN_JAVASCRIPT:
-        return int(value)
-    return value
+def _as_decimal(value: Any) -> Any:
+    is_large = type(value) is int and _MAX_INT64 < value <= _MAX_UINT64
+    return Decimal128(str(value)) if is_large else value
+
+
+def _from_javascript(value: Any) -> Any:
+    # A JavaScript driver writes integers beyond 32 bits as doubles.
+    is_integer = type(value) is float and value.is_integer() and abs(value) <= _MAX_SAFE_INTEGER
+    return int(value) if is_integer else value
 
 
 def _decoder(kind: type, read: Callable[[Any], JSONValue]) -> TypeDecoder:
@@ -208,19 +196,17 @@ def _decoder(kind: type, read: Callable[[Any], JSONValue]) -> TypeDecoder:
 
 def _number(value: Decimal128) -> int | float:
     number = value.to_decimal()
-    whole = number.is_finite() and number == number.to_integral_value()
-    return int(number) if whole else float(number)
+    is_integer = number.is_finite() and number == number.to_integral_value()
+    return int(number) if is_integer else float(number)
 
 
 def _base64(value: bytes) -> str:
     return b64encode(value).decode()
 
 
-_BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
-
 AS_PLAIN_INTEGERS = [_decoder(Int64, int)]
 
-# What BSON has and JSON lacks, as JSON.stringify would write it.
+# Types that JSON lacks, converted as JSON.stringify would.
 _AS_JSON: CodecOptions[Any] = CodecOptions(
     tz_aware=True,
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,

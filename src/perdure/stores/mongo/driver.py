@@ -1,4 +1,4 @@
-"""PyMongo's own async client, or the error that says how to get it; imported before its users."""
+"""PyMongo's asynchronous client, or an error that names the package to install."""
 
 from perdure.errors import MissingDependency
 

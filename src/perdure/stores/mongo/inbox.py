@@ -1,168 +1,153 @@
-"""Events that wait for a run, each a document of its own, until an entry takes them.
+"""Messages for a run, each a document of its own until an entry consumes it.
 
-Taking is part of the entry's own write: a message is taken when an entry that counts names it. The
-mark on the message comes after that write and only saves looking; a crash in between leaves the
-mark to the run's next owner.
+Consuming is part of the entry's own write: a message is consumed when an entry that counts names
+it. The mark on the message is written after that and only saves reading; after a crash in between,
+the run's next owner writes it.
 
-Sending is in this order: the message, then the run's count of letters. A run that goes to rest on
-an event does so only if the count is still what its owner knows. So either the rest comes first,
-and the sender finds the run at rest and wakes it; or the count does, and the one who rests looks
-into the inbox.
+Sending writes the message first and increments the run's message count second. A run that settles
+on an event does so only if the count is still the one its owner knows. So either the rest comes
+first, and the sender finds the suspended run and wakes it; or the count does, and the owner looks
+in the inbox before it settles the run.
 
-Whether the run is over is decided before the message is written. One that meets the end of its run
-counts as sent before it, and stays: another sender of the same event may have been told that it is
-there already, and a run that is retried finds it.
+Whether the run is over is checked before the message is written. If the run ends in between, the
+message counts as sent before the end, and stays: another sender of the same message may have been
+told that it is a duplicate, and a run that is retried finds it.
 """
 
-from collections.abc import Collection as SizedIterable
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from bson.objectid import ObjectId
-from pymongo import ReturnDocument
-from pymongo.errors import DuplicateKeyError
 
-from perdure.snapshot import RunStatus
+from perdure.snapshot import is_over
 from perdure.store import Delivery, Message
-from perdure.stores.mongo.connection import casual
-from perdure.stores.mongo.documents import DOCUMENT_ROOM, pack, unpack
-from perdure.stores.mongo.journal import read_logs
-from perdure.stores.mongo.schema import Collections
-from perdure.stores.mongo.updates import HEADER, OVER, life_of, waking
+from perdure.stores.mongo.connection import relaxed
+from perdure.stores.mongo.documents import MAX_DOCUMENT_SIZE, pack, unpack
+from perdure.stores.mongo.journal import consumed_messages, read_logs
+from perdure.stores.mongo.schema import Collections, find_and_update
+from perdure.stores.mongo.updates import (
+    HEADER,
+    STATUS_FIELDS,
+    count_message,
+    incarnation_of,
+    status_of,
+)
 
-_KNOWN, _SINGLE = "d", "m"
-_PROGRESS = {
-    "born": 1,
-    "status": 1,
-    "snapshot.execution.status": 1,
-    "snapshot.execution.state": 1,
-}
-
-
-def mail_of(run: str, life: str) -> dict[str, str]:
-    """Match all messages for a run, taken or not."""
-    return {"$gte": f"{run}\0{life}.", "$lt": f"{run}\0{life}/"}
+_WITH_DEDUP_ID, _WITHOUT_DEDUP_ID = "d", "m"
 
 
-def status_of(run: Mapping[str, Any]) -> RunStatus:
-    """Give a run's status, from its snapshot when it has no header of ours."""
-    if (status := run.get("status")) is not None:
-        return status  # type: ignore[no-any-return]  # nobody else writes it
-    execution: Mapping[str, Any] = run.get("snapshot", {}).get("execution", {})
-    return execution.get("state") or execution.get("status") or "running"
+def messages_of(run: str, incarnation: str) -> dict[str, str]:
+    """Match all messages for a run, consumed or not."""
+    return {"$gte": f"{run}\0{incarnation}.", "$lt": f"{run}\0{incarnation}/"}
 
 
 async def send(
-    db: Collections, run_id: str, name: str, payload: bytes, dedup_id: str | None
+    db: Collections, key: str, name: str, payload: bytes, dedup_id: str | None
 ) -> Delivery:
-    """Put an event in a run's inbox, and wake the run if it awaits it."""
-    run = await db.runs.find_one({"_id": run_id}, _PROGRESS)
+    """Put a message in a run's inbox, and wake the run if it awaits it."""
+    run = await db.runs.find_one({"_id": key}, {**STATUS_FIELDS, "incarnation": 1})
     if run is None:
         return Delivery.UNKNOWN
-    key = f"{_SINGLE}{ObjectId()}" if dedup_id is None else f"{_KNOWN}{dedup_id}"
-    message_id = f"{run_id}\0{life_of(run)}.{key}"
-    if status_of(run) in OVER and not await db.inbox.find_one({"_id": message_id}, {"_id": 1}):
-        return Delivery.OVER
     order = ObjectId()
-    message = await _put(db, message_id, run_id, name, payload, order)
-    if not message["taken"]:
-        # A duplicate wakes the run, too: whoever sent it first may have died before doing so.
-        same = {"_id": run_id, "born": run.get("born")}
-        if not (await db.runs.update_one(same, waking(message["name"]))).matched_count:
-            # The run was deleted, and what lies in its inbox with it.
-            await db.inbox.delete_one({"_id": message_id})
+    suffix = f"{_WITHOUT_DEDUP_ID}{order}" if dedup_id is None else f"{_WITH_DEDUP_ID}{dedup_id}"
+    id = f"{key}\0{incarnation_of(run)}.{suffix}"
+    if is_over(status_of(run)) and not await db.inbox.find_one({"_id": id}, {"_id": 1}):
+        return Delivery.OVER
+    message = await _put(db, id, key, name, payload, order)
+    if not message["consumed"]:
+        # A duplicate wakes the run, too: the first sender may have died before it did.
+        same_run = {"_id": key, "incarnation": run.get("incarnation")}
+        result = await db.runs.update_one(same_run, count_message(message["name"]))
+        if not result.matched_count:
+            # The run was deleted in the meantime, and its inbox with it.
+            await db.inbox.delete_one({"_id": id})
             return Delivery.UNKNOWN
     return Delivery.DELIVERED if message["order"] == order else Delivery.DUPLICATE
 
 
 async def _put(
-    db: Collections, id: str, run_id: str, name: str, payload: bytes, order: ObjectId
+    db: Collections, id: str, key: str, name: str, payload: bytes, order: ObjectId
 ) -> Mapping[str, Any]:
-    """Give the message that lies under this id, which is the given one if there was none."""
-    message: dict[str, Any] = {"run": run_id, "name": name, "order": order, "taken": False}
-    if len(payload) > DOCUMENT_ROOM:
-        message["packed"] = pack(payload, f"the event {name!r} for run {run_id!r}")
+    """Insert a message unless its id exists; return the message of that id."""
+    message: dict[str, Any] = {"run": key, "name": name, "order": order, "consumed": False}
+    if len(payload) > MAX_DOCUMENT_SIZE:
+        message["packed"] = pack(payload, f"the event {name!r} for run {key!r}")
     else:
         message["payload"] = payload
     new = {"$mergeObjects": ["$$ROOT", {"$literal": message}, {"sentAt": "$$NOW"}]}
-    there = {"$eq": [{"$type": "$run"}, "string"]}
-    update = [{"$replaceWith": {"$cond": [there, "$$ROOT", new]}}]
-    while True:
-        try:
-            message_there: Any = await db.inbox.find_one_and_update(
-                {"_id": id},
-                update,
-                projection={"name": 1, "order": 1, "taken": 1},
-                upsert=True,
-                return_document=ReturnDocument.AFTER,
-            )
-            return cast("Mapping[str, Any]", message_there)
-        except DuplicateKeyError:
-            # Somebody else sent it at the same moment: now it is there.
-            continue
+    exists = {"$eq": [{"$type": "$run"}, "string"]}
+    update = [{"$replaceWith": {"$cond": [exists, "$$ROOT", new]}}]
+    projection = {"name": 1, "order": 1, "consumed": 1}
+    stored: Mapping[str, Any] = await find_and_update(db.inbox, id, update, projection=projection)
+    return stored
 
 
-async def untaken(db: Collections, runs: Mapping[str, str]) -> dict[str, list[Message]]:
-    """Give the messages without a mark of being taken, for runs that are given by id and life."""
-    found: dict[str, list[Message]] = {run: [] for run in runs}
+async def unconsumed(db: Collections, runs: Mapping[str, str]) -> dict[str, list[Message]]:
+    """Return the messages not marked as consumed, for runs given by key and incarnation."""
+    messages: dict[str, list[Message]] = {run: [] for run in runs}
     if runs:
-        mail = db.inbox.find({"run": {"$in": [*runs]}, "taken": False})
-        async for document in mail.sort([("sentAt", 1), ("order", 1)]):
+        found = db.inbox.find({"run": {"$in": [*runs]}, "consumed": False})
+        async for document in found.sort([("sentAt", 1), ("order", 1)]):
             run, _, id = document["_id"].partition("\0")
             if id.startswith(f"{runs[run]}."):
-                found[run].append(_message(id, document))
-    return found
+                messages[run].append(_message(id, document))
+    return messages
 
 
-async def have_mail(db: Collections, runs: Sequence[str]) -> set[str]:
-    """Give those of the runs that have messages without a mark."""
-    return {*await db.inbox.distinct("run", {"run": {"$in": [*runs]}, "taken": False})}
+async def runs_with_messages(db: Collections, keys: Sequence[str]) -> set[str]:
+    """Return those of the runs that have messages not marked as consumed."""
+    return {*await db.inbox.distinct("run", {"run": {"$in": [*keys]}, "consumed": False})}
 
 
-async def inbox(db: Collections, run_id: str) -> list[Message]:
-    """Give a run's messages that were not taken."""
-    # Messages before entries: what is taken in between is found among the entries.
-    run = await db.runs.find_one({"_id": run_id}, {"born": 1})
+async def inbox(db: Collections, key: str) -> list[Message]:
+    """Return a run's messages that were not consumed."""
+    # Messages before entries: what is consumed in between is found among the entries.
+    run = await db.runs.find_one({"_id": key}, {"incarnation": 1})
     if run is None:
         return []
-    messages = (await untaken(db, {run_id: life_of(run)}))[run_id]
-    run = await db.runs.find_one({"_id": run_id}, HEADER) if messages else None
+    messages = (await unconsumed(db, {key: incarnation_of(run)}))[key]
+    run = await db.runs.find_one({"_id": key}, HEADER) if messages else None
     if run is None:
         return []
-    logs = await read_logs(db, {run_id: run.get("epochs", ())})
-    taken = taken_in(run).union(*(log.taken() for log in logs[run_id]))
-    return [message for message in messages if message.id not in taken]
+    logs = await read_logs(db, {key: run.get("epochs", ())})
+    consumed = consumed_messages(run, logs[key])
+    return [message for message in messages if message.id not in consumed]
 
 
-def taken_in(run: Mapping[str, Any]) -> set[str]:
-    """Give the messages that a run's own document names as taken."""
-    return {*run.get("took", ())}
+async def has_awaited_message(
+    db: Collections, key: str, incarnation: str, consumed: Collection[str], awaits: Sequence[str]
+) -> bool:
+    """Return whether the inbox has a message of an awaited name that was not consumed."""
+    messages = (await unconsumed(db, {key: incarnation}))[key]
+    return is_awaited({message.id: message.name for message in messages}, consumed, awaits)
 
 
-def message_ids(run_id: str, consumes: Iterable[str]) -> list[str]:
-    """Give the `_id` of a run's messages."""
-    return [f"{run_id}\0{id}" for id in consumes]
+def is_awaited(
+    messages: Mapping[str, str], consumed: Collection[str], awaits: Sequence[str]
+) -> bool:
+    """Return whether one of the messages, names by id, is awaited and not consumed."""
+    return any(name in awaits and id not in consumed for id, name in messages.items())
 
 
-async def mark_taken(db: Collections, ids: Sequence[str]) -> None:
-    """Mark messages as taken: one with a dedup id stays, to be known again."""
-    known = [id for id in ids if _is_known(id)]
-    single = [id for id in ids if not _is_known(id)]
-    inbox = casual(db.inbox)
-    if known:
-        emptied = {"$set": {"taken": True}, "$unset": {"payload": "", "packed": ""}}
-        await inbox.update_many({"_id": {"$in": known}}, emptied)
-    if single:
-        await inbox.delete_many({"_id": {"$in": single}})
+def message_keys(run: str, ids: Iterable[str]) -> list[str]:
+    """Return the `_id` of a run's messages."""
+    return [f"{run}\0{id}" for id in ids]
 
 
-def awaited(mail: Mapping[str, str], consumes: SizedIterable[str], names: Sequence[str]) -> bool:
-    """Tell whether mail of one of these names is left when `consumes` are taken."""
-    return any(name in names and id not in consumes for id, name in mail.items())
+async def mark_consumed(db: Collections, keys: Sequence[str]) -> None:
+    """Mark messages as consumed; one with a dedup id stays, to recognize its duplicates."""
+    to_keep = [key for key in keys if _has_dedup_id(key)]
+    to_delete = [key for key in keys if not _has_dedup_id(key)]
+    inbox = relaxed(db.inbox)
+    if to_keep:
+        emptied = {"$set": {"consumed": True}, "$unset": {"payload": "", "packed": ""}}
+        await inbox.update_many({"_id": {"$in": to_keep}}, emptied)
+    if to_delete:
+        await inbox.delete_many({"_id": {"$in": to_delete}})
 
 
-def _is_known(id: str) -> bool:
-    return id.partition("\0")[2].partition(".")[2].startswith(_KNOWN)
+def _has_dedup_id(key: str) -> bool:
+    return key.partition("\0")[2].partition(".")[2].startswith(_WITH_DEDUP_ID)
 
 
 def _message(id: str, document: Mapping[str, Any]) -> Message:

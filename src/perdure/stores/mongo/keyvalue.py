@@ -1,4 +1,4 @@
-"""Texts under keys in a MongoDB collection, with times to live that the server keeps."""
+"""Strings by key in a MongoDB collection, with expiry by the server's clock."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,25 +11,27 @@ from pymongo.errors import DuplicateKeyError
 from perdure.clock import Clock, Duration, SystemClock, parse_duration
 from perdure.errors import InvalidArgument
 from perdure.store import AsyncCloseable
+from perdure.stores._lifecycle import Lifecycle
 from perdure.stores.mongo.connection import (
     Collection,
     Connection,
+    Use,
     check_collection,
     create_indexes,
-    target_of,
+    parse_target,
 )
 from perdure.stores.mongo.driver import AsyncMongoClient
-from perdure.stores.mongo.updates import Document, begins_with, later
+from perdure.stores.mongo.updates import Document, from_now, has_prefix
 
-_EXPIRY = (IndexModel([("expiresAt", 1)], name="expiresAt_ttl", expireAfterSeconds=0),)
-# The server removes what has expired about once a minute; until then it is not shown.
+_INDEXES = (IndexModel([("expiresAt", 1)], name="expiresAt_ttl", expireAfterSeconds=0),)
+# The server deletes expired documents about once a minute; until then they are hidden.
 _IS_LIVE = {"$or": [{"expiresAt": None}, {"$expr": {"$gt": ["$expiresAt", "$$NOW"]}}]}
 _IS_MISSING = {"$lte": ["$value", None]}
 _HAS_EXPIRED = {"$and": [{"$gt": ["$expiresAt", None]}, {"$lte": ["$expiresAt", "$$NOW"]}]}
 
 
 class MongoKeyValue(AsyncCloseable):
-    """A `KeyValueStore` with compare-and-set; the server removes what has expired.
+    """A `KeyValueStore` with compare-and-set; the server deletes what has expired.
 
     The options are those of `mongo`; `collection` may be awaitly's own (`workflow_state`).
 
@@ -50,94 +52,101 @@ class MongoKeyValue(AsyncCloseable):
         name = check_collection(collection)
         self._connection = Connection(
             url,
-            target=target_of(url, database, replica_set=False),
+            target=parse_target(url, database, replica_set=False),
             client=client,
             client_options=client_options,
             clock=clock,
-            bind=lambda bound: bound.get_collection(name),
+            bind=lambda opened: opened.get_collection(name),
             prepare=_prepare,
         )
+        forget_loop = self._connection.forget_loop
+        self._life = Lifecycle("MongoDB key-value", self._connection.open, on_move=forget_loop)
 
     async def get(self, key: str, /) -> str | None:
-        """Give the text, or None when there is none or its time is over."""
+        """Return the value, or `None` if there is none or it has expired."""
         [value] = await self.get_many([key])
         return value
 
     async def get_many(self, keys: Sequence[str], /) -> Sequence[str | None]:
-        """Give the text of each key, in order."""
-        async with self._connection.use() as texts:
-            found = texts.find({"_id": {"$in": [*keys]}, **_IS_LIVE}, {"value": 1})
-            values = {text["_id"]: text["value"] async for text in found}
+        """Return the value of each key, in order."""
+        with await self._use() as collection:
+            found = collection.find({"_id": {"$in": [*keys]}, **_IS_LIVE}, {"value": 1})
+            values = {document["_id"]: document["value"] async for document in found}
         return [values.get(key) for key in keys]
 
     async def set(self, key: str, value: str, /, *, ttl: Duration | None = None) -> None:
-        """Keep the text, for `ttl` when that is given and else until it is deleted."""
+        """Store the value, for `ttl` or until it is deleted."""
         if not isinstance(value, str):
-            raise InvalidArgument("value", value, "text")
+            raise InvalidArgument("value", value, "a string")
         span = None if ttl is None else parse_duration(ttl, "ttl")
-        async with self._connection.use() as texts:
-            await _upsert(texts, key, [{"$replaceWith": _text(value, span)}])
+        with await self._use() as collection:
+            await _upsert(collection, key, [{"$replaceWith": _document(value, span)}])
 
     async def replace(self, key: str, old: str | None, new: str | None, /) -> bool:
-        """Put `new` where `old` is, in one atomic act; None stands for nothing."""
+        """Replace `old` by `new` atomically; `None` stands for a missing value."""
         if old is None and new is None:
             return not await self.exists(key)
-        there = {"_id": key, "value": old, **_IS_LIVE}
-        async with self._connection.use() as texts:
+        expected = {"_id": key, "value": old, **_IS_LIVE}
+        with await self._use() as collection:
             if new is None:
-                return (await texts.delete_one(there)).deleted_count == 1
+                return (await collection.delete_one(expected)).deleted_count == 1
             if old is not None:
-                done = await texts.update_one(there, [{"$replaceWith": _text(new, None)}])
-                return done.matched_count == 1
-            absent = {"$or": [_IS_MISSING, _HAS_EXPIRED]}
-            added = {"$replaceWith": {"$cond": [absent, _text(new, None), "$$ROOT"]}}
-            return await _upsert(texts, key, [added])
+                update = [{"$replaceWith": _document(new, None)}]
+                return (await collection.update_one(expected, update)).matched_count == 1
+            is_absent = {"$or": [_IS_MISSING, _HAS_EXPIRED]}
+            added = {"$replaceWith": {"$cond": [is_absent, _document(new, None), "$$ROOT"]}}
+            return await _upsert(collection, key, [added])
 
     async def delete(self, key: str, /) -> bool:
-        """Remove the key; tell whether it was there."""
-        async with self._connection.use() as texts:
-            return (await texts.delete_one({"_id": key, **_IS_LIVE})).deleted_count == 1
+        """Delete the key; return whether it existed."""
+        with await self._use() as collection:
+            return (await collection.delete_one({"_id": key, **_IS_LIVE})).deleted_count == 1
 
     async def exists(self, key: str, /) -> bool:
-        """Tell whether the key is there and its time is not over."""
+        """Return whether the key has a value that has not expired."""
         return await self.get(key) is not None
 
     async def keys(self, pattern: str = "*", /) -> list[str]:
-        """Give the keys that match; `*` stands for any text, everything else for itself."""
+        """Return the keys that match; `*` matches any string, all else only itself."""
         prefix = pattern.partition("*")[0]
-        matching = {"$and": [begins_with(prefix), {"_id": {"$regex": _regex(pattern)}}]}
-        async with self._connection.use() as texts:
-            found = texts.find({**matching, **_IS_LIVE}, {"_id": 1}).sort("_id")
-            return [text["_id"] async for text in found]
+        matching = {"$and": [has_prefix(prefix), {"_id": {"$regex": _regex(pattern)}}]}
+        with await self._use() as collection:
+            found = collection.find({**matching, **_IS_LIVE}, {"_id": 1}).sort("_id")
+            return [document["_id"] async for document in found]
 
     async def close(self) -> None:
-        """Close the client if it is the store's own."""
-        await self._connection.close()
+        """Close the client unless it was passed in."""
+        if self._life.close():
+            await self._connection.close()
+
+    async def _use(self) -> Use[Collection]:
+        await self._life.ready()
+        return self._connection.use()
 
 
-async def _prepare(texts: Collection) -> None:
-    await create_indexes(texts, _EXPIRY)
+async def _prepare(collection: Collection) -> None:
+    await create_indexes(collection, _INDEXES)
 
 
-def _text(value: str, ttl: timedelta | None) -> Document:
-    text: Document = {"_id": "$_id", "value": {"$literal": value}, "updatedAt": "$$NOW"}
+def _document(value: str, ttl: timedelta | None) -> Document:
+    document: Document = {"_id": "$_id", "value": {"$literal": value}, "updatedAt": "$$NOW"}
     if ttl is not None:
-        text["expiresAt"] = later(ttl)
-    return text
+        document["expiresAt"] = from_now(ttl)
+    return document
 
 
-async def _upsert(texts: Collection, key: str, update: list[Document]) -> bool:
-    """Change a document or make it; tell whether it is another one now."""
+async def _upsert(collection: Collection, key: str, update: list[Document]) -> bool:
+    """Update or insert a document; return whether it changed."""
     while True:
         try:
-            done = await texts.update_one({"_id": key}, update, upsert=True)
+            result = await collection.update_one({"_id": key}, update, upsert=True)
         except DuplicateKeyError:
-            # Somebody else made it at the same moment: now there is one to change.
+            # Another process inserted it at the same time: now there is one to update.
             continue
-        return done.upserted_id is not None or done.modified_count == 1
+        return result.upserted_id is not None or result.modified_count == 1
 
 
 def _regex(pattern: str) -> str:
-    """Give the pattern as the server's regular expression, which takes no NUL as it is."""
+    """Return the server's regular expression for a pattern; NUL must be escaped in it."""
     parts = (re.escape(part).replace("\0", r"\x00") for part in pattern.split("*"))
     return r"(?s)\A" + ".*".join(parts) + r"\z"

@@ -1,101 +1,96 @@
-"""Leases: given, moved and taken back; and the runs that wait for one."""
+"""Leases: acquired, claimed, renewed and released; and runs created to be claimed."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 
 from bson.objectid import ObjectId
-from pymongo import ReturnDocument
-from pymongo.errors import DuplicateKeyError, PyMongoError
+from pymongo.errors import PyMongoError
 
 from perdure import codec
-from perdure.snapshot import Snapshot
-from perdure.store import Due, Grant, Lease, LeaseRequest, Message, NewRun
-from perdure.stores._reading import Granted, read_grant
+from perdure.store import Due, Grant, Lease, LeaseRequest, NewRun
+from perdure.stores._reading import Granted
 from perdure.stores._timestamps import to_microseconds
-from perdure.stores.mongo.documents import body_of, read_run
-from perdure.stores.mongo.errors import is_cut
-from perdure.stores.mongo.inbox import have_mail, mark_taken, message_ids, taken_in, untaken
-from perdure.stores.mongo.journal import Log, Positions, Record, seal_logs
-from perdure.stores.mongo.schema import WAKE_INDEX, Collections, insert
+from perdure.stores.mongo.documents import encode_snapshot
+from perdure.stores.mongo.errors import is_connection_lost
+from perdure.stores.mongo.grants import Grants
+from perdure.stores.mongo.inbox import runs_with_messages
+from perdure.stores.mongo.journal import Positions, seal_logs
+from perdure.stores.mongo.schedule import find_due
+from perdure.stores.mongo.schema import Collections, find_and_update, insert
 from perdure.stores.mongo.server_clock import ServerClock
 from perdure.stores.mongo.updates import (
+    HAS_EXPIRED,
+    IS_DUE,
     Document,
-    are_held,
-    begins_with,
-    creating,
-    date,
-    epochs_are,
-    is_due,
-    later,
-    leasing,
-    life_of,
-    milliseconds,
+    create_if_missing,
+    from_now,
+    has_epoch,
+    is_leased,
+    lease_if_free,
+    new_run,
     next_epoch,
-    owner_of,
-    releasing,
+    owner_by_id,
+    release_lease,
+    to_date,
+    to_milliseconds,
 )
 
-_ATTEMPTS = 3
-_AT_ONCE = 500
+_MAX_ATTEMPTS = 3
+# For each run, the server searches the list of all leases of the statement.
+_MAX_LEASES = 500
 
-_SOON = timedelta(seconds=1)
+_MAX_CREATION_TIME = timedelta(seconds=1)
 
 
 class Epochs:
-    """Epochs that no run had before; `floor` is the highest that was seen to end with its run."""
+    """Epochs that no run had before; `floor` is the highest known to have ended with its run."""
 
     def __init__(self) -> None:
         self.floor = 0
 
     def next(self) -> Document:
-        """Give the expression of a new epoch."""
-        # An ObjectId ends in a count that begins anywhere: another process has another one.
+        """Return the expression of a new epoch, computed by the server."""
+        # The last bytes of an ObjectId are a counter with a random start in each process.
         salt = int.from_bytes(ObjectId().binary[-3:], "big") % 1000
         return next_epoch(salt, self.floor)
 
-    def at(self, moment: datetime) -> int:
-        """Give a new epoch that is there at this moment, above all that this process gave so."""
-        self.floor = max(self.floor + 1, to_microseconds(moment))
+    def at(self, time: datetime) -> int:
+        """Return a new epoch for a time, above all that this process made."""
+        self.floor = max(self.floor + 1, to_microseconds(time))
         return self.floor
 
-    def ended(self, epoch: int) -> None:
-        """Note an epoch that must not come again, though nothing in the database tells of it."""
+    def end(self, epoch: int) -> None:
+        """Note an epoch that must not be used again, although the database forgets it."""
         self.floor = max(self.floor, epoch)
 
 
 class Leases:
-    """The verbs of leases and schedule on the runs whose ids begin with `prefix`."""
+    """The verbs of leases and schedule, on the runs whose `_id` starts with `prefix`."""
 
     def __init__(
-        self,
-        prefix: str,
-        positions: Positions,
-        epochs: Epochs,
-        clock: ServerClock,
+        self, prefix: str, positions: Positions, epochs: Epochs, clock: ServerClock
     ) -> None:
         self._prefix = prefix
         self._positions = positions
         self._epochs = epochs
         self._clock = clock
+        self._grants = Grants(prefix, positions)
 
     async def acquire(
         self, db: Collections, requests: Sequence[LeaseRequest]
     ) -> list[Granted | None]:
-        """Give each want its lease, or None."""
+        """Return for each request its grant, or `None`."""
         grants: list[Granted | None] = [None] * len(requests)
-        left = [*enumerate(requests)]
-        while left:
-            # Wants for one run are answered one after another.
-            wave = {request.id: (place, request) for place, request in reversed(left)}
-            places = {place for place, _ in wave.values()}
-            asked = [request for _, request in wave.values()]
-            for (place, _), grant in zip(
-                wave.values(), await self._acquire(db, asked), strict=True
-            ):
-                grants[place] = grant
-            left = [(place, request) for place, request in left if place not in places]
+        remaining = dict(enumerate(requests))
+        while remaining:
+            # One request of each run at a time: the second is answered after the first.
+            indexes = [
+                *{request.id: index for index, request in reversed(remaining.items())}.values()
+            ]
+            answers = await self._acquire(db, [remaining.pop(index) for index in indexes])
+            for index, grant in zip(indexes, answers, strict=True):
+                grants[index] = grant
         return grants
 
     async def _acquire(
@@ -103,107 +98,89 @@ class Leases:
     ) -> list[Granted | None]:
         claim = ObjectId()
         new = [request for request in requests if request.create is not None]
-        made = await self._create(db, new, claim) if new else {}
-        # What was inserted before a connection ended is known by its claim.
-        in_doubt = made is None
-        granted: dict[str, Granted] = {**(made or {})}
-        keys = [self._prefix + request.id for request in requests]
-        left = [
-            request
-            for key, request in zip(keys, requests, strict=True)
-            if key not in granted and (request.existing or in_doubt)
-        ]
+        created = await self._create(db, new, claim) if new else {}
+        # After a lost reply, runs that this call inserted are recognized by its claim.
+        in_doubt = created is None
+        grants: dict[str, Granted] = {**(created or {})}
+        left = {
+            self._prefix + request.id: request
+            for request in requests
+            if self._prefix + request.id not in grants and (request.existing or in_doubt)
+        }
         if left:
             if in_doubt or len(left) == 1:
-                found = [await self._lease_one(db, request, claim) for request in left]
+                runs = [await self._lease_one(db, *item, claim) for item in left.items()]
             else:
-                found = await self._lease_many(db, left, claim)
-            leased = {run["_id"]: {**run} for run in found if run is not None}
-            ttls = {self._prefix + request.id: request.ttl for request in left}
-            granted |= await self._equip(db, leased, ttls)
-        return [granted.get(key) for key in keys]
+                runs = await self._lease_many(db, left, claim)
+            leased = {run["_id"]: {**run} for run in runs if run is not None}
+            ttls = {key: request.ttl for key, request in left.items()}
+            grants |= await self._grants.read(db, leased, ttls)
+        return [grants.get(self._prefix + request.id) for request in requests]
 
     async def _create(
         self, db: Collections, requests: Sequence[LeaseRequest], claim: ObjectId
     ) -> dict[str, Grant] | None:
-        """Create those of the runs that are not there, each with its lease, in one insert.
+        """Create the runs that do not exist, each with its lease, in one insert.
 
-        Gives their grants by `_id`, or None when it is not known which were created.
+        Returns the grants by `_id`, or `None` if it is not known which runs were created.
         """
-        moment = await self._clock.now()
-        epoch = self._epochs.at(moment)
-        now = moment - timedelta(microseconds=moment.microsecond % 1000)
-        header = {"epoch": epoch, "epochs": [epoch], "status": "running", "awaits": []}
-        header |= {"expired": [], "updatedAt": now, "claim": claim, "born": claim}
-        bodies: dict[bytes, Document] = {}
+        started = await self._clock.now()
+        epoch = self._epochs.at(started)
+        now = started - timedelta(microseconds=started.microsecond % 1000)
         grants: dict[str, Grant] = {}
         documents: list[Document] = []
-        weight = 0
+        bodies: dict[bytes, Document] = {}
         for request in requests:
             assert request.create is not None
             if (body := bodies.get(request.create)) is None:
-                body = bodies[request.create] = body_of(request.create, _naming(request))
-            ends = now + timedelta(milliseconds=milliseconds(request.ttl))
+                body = bodies[request.create] = _encode(request.id, request.create)
+            expires_at = now + timedelta(milliseconds=to_milliseconds(request.ttl))
             key = self._prefix + request.id
-            own = {"_id": key, "owner": request.owner, "wakeAt": ends, **_workflow_of(request)}
-            documents.append({**own, **header, **body})
-            lease = Lease(request.id, request.owner, epoch, ends)
+            lease = Lease(request.id, request.owner, epoch, expires_at)
+            documents.append(_leased_run(key, lease, new_run(body, request.workflow, claim), now))
             grants[key] = Grant(lease, codec.loads(request.create), now, created=True)
-            weight += len(request.create)
         try:
-            known = await insert(db.runs, documents, weight)
+            size = sum(len(request.create or b"") for request in requests)
+            existing = await insert(db.runs, documents, size)
         except PyMongoError as error:
-            if not is_cut(error):
+            if not is_connection_lost(error):
                 raise
             self._clock.forget()
             return None
-        # Only then is the epoch a thing of the past, also for who begins the run again elsewhere.
-        await self._clock.pass_by(moment)
-        if await self._clock.now() - moment > _SOON:
-            # This process was stopped meanwhile: the epoch may be older than one that was given to
-            # an earlier run of the same id. A new one is asked for.
+        # Wait until the epoch is in the past, so that the next run of the same id, which another
+        # process may create by its own estimate of the time, has a higher one.
+        await self._clock.wait_past(started)
+        if await self._clock.now() - started > _MAX_CREATION_TIME:
+            # This process was suspended in the meantime. The epoch may be lower than one of an
+            # earlier run of the same id, so a new one is requested.
             return None
-        for place in known:
-            del grants[documents[place]["_id"]]
+        for index in existing:
+            del grants[documents[index]["_id"]]
         for key in grants:
-            self._positions.grant(key, epoch, str(claim))
+            self._positions.add(key, epoch, str(claim))
         return grants
 
-    async def _lease_one(self, db: Collections, request: LeaseRequest, claim: ObjectId) -> Any:
-        owner = owner_of({"": request.owner})
-        pipeline = [
-            leasing(owner, request.ttl, claim, self._epochs.next(), existing=request.existing)
-        ]
+    async def _lease_one(
+        self, db: Collections, key: str, request: LeaseRequest, claim: ObjectId
+    ) -> Any:
+        owner, existing = {"$literal": request.owner}, request.existing
+        stages = [lease_if_free(owner, request.ttl, claim, self._epochs.next(), existing=existing)]
         if request.create is not None:
-            body = body_of(request.create, _naming(request))
-            new = {**body, **_workflow_of(request), "claim": claim, "born": claim}
-            pipeline.insert(0, creating(new))
-        run = None
-        for _ in range(_ATTEMPTS):
-            try:
-                run = await db.runs.find_one_and_update(
-                    {"_id": self._prefix + request.id},
-                    pipeline,
-                    upsert=request.create is not None,
-                    return_document=ReturnDocument.AFTER,
-                )
-                break
-            except DuplicateKeyError:
-                # Somebody else created the run at the same moment: now it is there.
-                continue
+            body = _encode(request.id, request.create)
+            stages.insert(0, create_if_missing(new_run(body, request.workflow, claim)))
+        run = await find_and_update(db.runs, key, stages, upsert=request.create is not None)
         return run if run is not None and run.get("claim") == claim else None
 
     async def _lease_many(
-        self, db: Collections, requests: Sequence[LeaseRequest], claim: ObjectId
+        self, db: Collections, requests: Mapping[str, LeaseRequest], claim: ObjectId
     ) -> list[Any]:
         owners: dict[timedelta, dict[str, str]] = {}
-        for request in requests:
-            owners.setdefault(request.ttl, {})[self._prefix + request.id] = request.owner
+        for key, request in requests.items():
+            owners.setdefault(request.ttl, {})[key] = request.owner
         for ttl, some in owners.items():
-            lease = leasing(owner_of(some), ttl, claim, self._epochs.next())
+            lease = lease_if_free(owner_by_id(some), ttl, claim, self._epochs.next())
             await db.runs.update_many({"_id": {"$in": [*some]}}, [lease])
-        keys = [key for some in owners.values() for key in some]
-        return await _claimed(db, keys, claim)
+        return await _claimed(db, [*requests], claim)
 
     async def claim(
         self,
@@ -214,230 +191,113 @@ class Leases:
         workflows: Sequence[str] | None,
     ) -> list[Granted]:
         """Lease and load runs that are due, earliest first."""
-        for _ in range(_ATTEMPTS):
-            keys = await self._due_keys(db, limit, workflows)
+        for _ in range(_MAX_ATTEMPTS):
+            keys = [run["_id"] for run in await find_due(db, self._prefix, limit, workflows)]
             if not keys:
-                return []
+                break
             claim = ObjectId()
-            await db.runs.update_many(
-                {"_id": {"$in": keys}, **is_due()},
-                [leasing(owner_of({"": owner}), ttl, claim, self._epochs.next())],
-            )
-            found = await _claimed(db, keys, claim)
-            if found:
-                leased = {run["_id"]: {**run} for run in found}
-                granted = await self._equip(db, leased, dict.fromkeys(keys, ttl))
-                return [granted[key] for key in keys if key in granted]
+            lease = lease_if_free({"$literal": owner}, ttl, claim, self._epochs.next())
+            await db.runs.update_many({"_id": {"$in": keys}, **IS_DUE}, [lease])
+            if runs := await _claimed(db, keys, claim):
+                leased = {run["_id"]: {**run} for run in runs}
+                grants = await self._grants.read(db, leased, dict.fromkeys(keys, ttl))
+                return [grants[key] for key in keys if key in grants]
         return []
-
-    async def _due_keys(
-        self, db: Collections, limit: int, workflows: Sequence[str] | None
-    ) -> list[str]:
-        if not limit:
-            return []
-        mine = await self._mine(db, workflows)
-        due = db.runs.find({**is_due(), **mine}, {"_id": 1}, batch_size=limit + 1)
-        return [run["_id"] async for run in due.sort("wakeAt").limit(limit)]
 
     async def due(
         self, db: Collections, now: datetime, limit: int, workflows: Sequence[str] | None
     ) -> list[Due]:
-        """Give the runs without a live lease whose time has come by `now`, earliest first."""
-        if not limit:
-            return []
-        chosen = {
-            "wakeAt": {"$type": "date", "$lte": date(now, "now")},
-            "$or": [{"owner": None}, {"$expr": {"$lte": ["$wakeAt", "$$NOW"]}}],
-            **await self._mine(db, workflows),
+        """Return the runs without a live lease whose wake time is at or before `now`."""
+        is_due = {
+            "wakeAt": {"$type": "date", "$lte": to_date(now)},
+            "$or": [{"owner": None}, {"$expr": HAS_EXPIRED}],
         }
-        found = db.runs.find(chosen, {"wakeAt": 1}, batch_size=limit + 1)
-        found = found.sort("wakeAt").limit(limit)
-        return [Due(self._id(run["_id"]), run["wakeAt"]) async for run in found]
+        runs = await find_due(db, self._prefix, limit, workflows, is_due)
+        return [Due(run["_id"][len(self._prefix) :], run["wakeAt"]) for run in runs]
 
     async def renew(
         self, db: Collections, leases: Sequence[Lease], ttl: timedelta
     ) -> list[Lease | None]:
-        """Move the expiry of all leases; None for each that was lost."""
+        """Extend all leases; return `None` for each that was lost."""
+        for leased in self._leased(leases):
+            await db.runs.update_many(leased, [{"$set": {"wakeAt": from_now(ttl)}}])
         keys = [self._prefix + lease.id for lease in leases]
-        for held in self._held(leases):
-            await db.runs.update_many(held, [{"$set": {"wakeAt": later(ttl)}}])
-        fields = {"epoch": 1, "owner": 1, "wakeAt": 1, "letters": 1}
+        fields = {"epoch": 1, "owner": 1, "wakeAt": 1, "messageCount": 1}
         found = db.runs.find({"_id": {"$in": keys}}, fields, batch_size=len(keys) + 1)
         runs = {run["_id"]: run async for run in found}
-        mailed = [key for key, run in runs.items() if run.get("letters")]
-        mail = await have_mail(db, mailed) if mailed else set()
+        counted = [key for key, run in runs.items() if run.get("messageCount")]
+        with_messages = await runs_with_messages(db, counted) if counted else set()
         return [
-            self._renewed(lease, runs.get(key), key in mail)
+            self._renewed(lease, runs.get(key), key in with_messages)
             for key, lease in zip(keys, leases, strict=True)
         ]
 
-    def _renewed(self, lease: Lease, run: Any, mail: bool) -> Lease | None:
+    def _renewed(self, lease: Lease, run: Any, has_messages: bool) -> Lease | None:
         key = self._prefix + lease.id
         if run is None or (run.get("epoch"), run.get("owner")) != (lease.epoch, lease.owner):
-            self._positions.drop(key, lease.epoch)
+            self._positions.remove(key, lease.epoch)
             return None
         self._positions.confirm(key, lease.epoch)
-        return Lease(lease.id, lease.owner, lease.epoch, run["wakeAt"], mail)
+        return Lease(lease.id, lease.owner, lease.epoch, run["wakeAt"], has_messages)
 
     async def release(
         self, db: Collections, leases: Sequence[Lease], wake_at: datetime | None
     ) -> None:
-        """Give the leases up."""
-        for held in self._held(leases):
-            await db.runs.update_many(held, releasing(wake_at))
-        keyed = [(self._prefix + lease.id, lease.epoch) for lease in leases]
-        await self._seal_released(db, {k: e for k, e in keyed if not self._positions.get(k, e)})
-        for key, epoch in keyed:
-            self._positions.drop(key, epoch)
+        """Give up the leases."""
+        for leased in self._leased(leases):
+            await db.runs.update_many(leased, release_lease(wake_at))
+        epochs = [(self._prefix + lease.id, lease.epoch) for lease in leases]
+        # With epochs that are not of this process, another one may write from memory.
+        unknown = {key: epoch for key, epoch in epochs if not self._positions.get(key, epoch)}
+        if unknown:
+            found = db.runs.find({**has_epoch(unknown), "owner": None}, {"_id": 1})
+            await seal_logs(db, {run["_id"]: [unknown[run["_id"]]] async for run in found})
+        for key, epoch in epochs:
+            self._positions.remove(key, epoch)
 
-    async def _seal_released(self, db: Collections, epochs: Mapping[str, int]) -> None:
-        """Close epochs with which another process may go by memory."""
-        if epochs:
-            released = db.runs.find({**epochs_are(epochs), "owner": None}, {"_id": 1})
-            keys = [run["_id"] async for run in released]
-            await seal_logs(db, {key: [epochs[key]] for key in keys})
-
-    def _held(self, leases: Sequence[Lease]) -> Iterator[Document]:
-        """Match the runs with these leases, in parts: the server looks through a part for each."""
+    def _leased(self, leases: Sequence[Lease]) -> Iterator[Document]:
+        """Yield filters of the runs with these leases, in parts without a run twice."""
         left = [(self._prefix + lease.id, lease.epoch, lease.owner) for lease in leases]
         while left:
-            part = {lease[0]: lease for lease in left[:_AT_ONCE]}
-            yield are_held(part.values())
+            part = {lease[0]: lease for lease in left[:_MAX_LEASES]}
+            yield is_leased(part.values())
             left = [lease for lease in left if part.get(lease[0]) is not lease]
 
     async def enqueue(self, db: Collections, runs: Sequence[NewRun]) -> list[bool]:
-        """Create runs that wait for a claim; False for each id that was there."""
-        if not runs:
-            return []
+        """Create runs that wait for a claim; return `False` for each id that existed."""
         claim, now, past = ObjectId(), await self._clock.now(), await self._clock.past()
         documents = [
             {
                 "_id": self._prefix + run.id,
-                **body_of(run.snapshot, f"the snapshot of run {run.id!r}"),
-                "workflow": run.workflow,
-                "status": "running",
+                **new_run(_encode(run.id, run.snapshot), run.workflow, claim),
                 "updatedAt": now,
-                "wakeAt": date(run.wake_at or past),
-                "claim": claim,
-                "born": claim,
+                "wakeAt": to_date(run.wake_at or past),
             }
             for run in runs
         ]
-        known = await insert(db.runs, documents, sum(len(run.snapshot) for run in runs))
-        await self._clock.pass_by(now)
-        return [place not in known for place in range(len(runs))]
-
-    async def _equip(
-        self, db: Collections, leased: Mapping[str, Any], ttls: Mapping[str, timedelta]
-    ) -> dict[str, Granted]:
-        """Read under their leases what the runs' owners need, and shut out the owners of before."""
-        older = {key: run["epochs"][:-1] for key, run in leased.items() if len(run["epochs"]) > 1}
-        mailed = {key: life_of(run) for key, run in leased.items() if run.get("letters")}
-        mail = await untaken(db, mailed) if mailed else {}
-        logs = await seal_logs(db, older) if older else {}
-        lost = await _lost(db, [leased[key] for key in {*older, *mailed}])
-        grants: dict[str, Granted] = {}
-        marks: list[str] = []
-        for key, run in leased.items():
-            if key in lost:
-                continue
-            taken = taken_in(run).union(*(log.taken() for log in logs.get(key, ())))
-            letters = mail.get(key, [])
-            marks += message_ids(key, (letter.id for letter in letters if letter.id in taken))
-            left = tuple(letter for letter in letters if letter.id not in taken)
-            grants[key] = self._grant(run, ttls[key], logs.get(key, ()), left)
-        if marks:
-            await mark_taken(db, marks)
-        return grants
-
-    def _grant(
-        self, run: Any, ttl: timedelta, logs: Sequence[Log], mail: tuple[Message, ...]
-    ) -> Granted:
-        id, expires_at = self._id(run["_id"]), run["wakeAt"]
-        lease = Lease(id, run["owner"], run["epoch"], expires_at, bool(mail))
-        self._positions.grant(
-            run["_id"],
-            lease.epoch,
-            life_of(run),
-            sealed=bool(logs),
-            letters=run.get("letters", 0),
-            mail={message.id: message.name for message in mail},
-        )
-        now = expires_at - timedelta(milliseconds=milliseconds(ttl))
-        created = run.get("born") == run["claim"]
-        read = partial(_read_run, id, run, logs)
-        # Counted here: before the logs were sealed, entries could still come.
-        written = max((log.epoch for log in logs if log.records), default=0)
-        takeovers = sum(epoch > written for epoch in run["expired"])
-        return read_grant(lease, read, now, mail, takeovers, created)
-
-    async def _mine(self, db: Collections, workflows: Sequence[str] | None) -> Document:
-        names: Sequence[str | None] | None = workflows
-        if names is None:
-            names = await sleeping_workflows(db)
-        return {**begins_with(self._prefix), "workflow": {"$in": [*names]}}
-
-    def _id(self, key: str) -> str:
-        return key[len(self._prefix) :]
+        existing = await insert(db.runs, documents, sum(len(run.snapshot) for run in runs))
+        await self._clock.wait_past(now)
+        return [index not in existing for index in range(len(runs))]
 
 
-def _naming(request: LeaseRequest) -> str:
-    return f"the snapshot of run {request.id!r}"
+def _encode(id: str, snapshot: bytes) -> Document:
+    return encode_snapshot(snapshot, f"the snapshot of run {id!r}")
 
 
-def _workflow_of(request: LeaseRequest) -> Document:
-    return {} if request.workflow is None else {"workflow": request.workflow}
-
-
-async def sleeping_workflows(db: Collections) -> list[str | None]:
-    """Give the names of all workflows that have runs with a wake time."""
-    names: list[str | None] = [None]
-    above: Document = {"$gte": ""}
-    while True:
-        # From name to name: the server's own `distinct` would look at every run.
-        timed = {"workflow": above, "wakeAt": {"$type": "date"}}
-        found = db.runs.find(timed, {"workflow": 1}).sort("workflow").limit(1)
-        if not (first := await found.hint(WAKE_INDEX).to_list()):
-            return names
-        names.append(first[0]["workflow"])
-        above = {"$gt": names[-1]}
+def _leased_run(key: str, lease: Lease, fields: Document, now: datetime) -> Document:
+    return {
+        "_id": key,
+        **fields,
+        "updatedAt": now,
+        "owner": lease.owner,
+        "wakeAt": lease.expires_at,
+        "epoch": lease.epoch,
+        "epochs": [lease.epoch],
+        "awaits": [],
+        "expired": [],
+    }
 
 
 async def _claimed(db: Collections, keys: Sequence[str], claim: ObjectId) -> list[Any]:
     marked = {"_id": {"$in": [*keys]}, "claim": claim}
-    # In one batch: by itself the server would give the first hundred, and want to be asked again.
     return await db.runs.find(marked, batch_size=len(keys) + 1).to_list()
-
-
-async def _lost(db: Collections, leased: Sequence[Any]) -> set[str]:
-    """Return the runs that have another owner, or were put to rest, since they were leased so.
-
-    What was read of their logs and messages does not belong to the snapshot of the lease: an
-    owner in between may have removed it.
-    """
-    if not leased:
-        return set()
-    keys = [run["_id"] for run in leased]
-    now = db.runs.find({"_id": {"$in": keys}}, {"owner": 1, "rested": 1}, batch_size=len(keys) + 1)
-    latest = {run["_id"]: run async for run in now}
-    return {run["_id"] for run in leased if not _is_held(run, latest.get(run["_id"]))}
-
-
-def _is_held(leased: Any, latest: Any) -> bool:
-    # By the owner and not by the epoch: one that asks twice at once would overtake itself.
-    if latest is None or latest.get("owner") != leased["owner"]:
-        return False
-    return bool(latest.get("rested", {}).get("epoch", 0) < leased["epoch"])
-
-
-def _read_run(id: str, run: Mapping[str, Any], logs: Sequence[Log]) -> Snapshot:
-    return read_run(id, run, merged_data(run, logs))
-
-
-def merged_data(run: Mapping[str, Any], logs: Iterable[Log]) -> Iterator[bytes]:
-    """Give the data of all entries that count on top of a run's snapshot, in their order."""
-    records: dict[tuple[int, int], Record] = {}
-    for log in logs:
-        for record in log.records:
-            records.setdefault((record.epoch, record.n), record)
-    return (records[place].data() for place in sorted(records))

@@ -1,4 +1,4 @@
-"""Hints that a run may have become due, from the changes that a replica set tells of."""
+"""Notifications that a run may have become due, from the change stream of a replica set."""
 
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -6,7 +6,8 @@ from typing import Any
 
 from perdure.stores.mongo.schema import Collections
 
-# The end of a lease comes with time: nothing tells of it. Whoever leases a run sets its owner.
+# An update that leases a run sets its owner. The expiry of a lease is not a change of a document,
+# so nothing is sent for it: workers find those runs by polling.
 _MAY_BE_DUE = {
     "$or": [
         {"operationType": {"$in": ["insert", "replace"]}, "fullDocument.owner": None},
@@ -22,12 +23,12 @@ _TIMES = {
     "updated": "$updateDescription.updatedFields.wakeAt",
     "clusterTime": 1,
 }
-# The server tells the moment of a change in whole seconds.
-_SOON = timedelta(seconds=1)
+# The server reports the time of a change in whole seconds.
+_CLUSTER_TIME_PRECISION = timedelta(seconds=1)
 
 
 async def notifications(db: Collections) -> AsyncIterator[None]:
-    """Yield at once, for what became due before anybody listened, and then with every change."""
+    """Yield once at the start, for runs that were due before, and then for every change."""
     async with await db.runs.watch([{"$match": _MAY_BE_DUE}, {"$project": _TIMES}]) as changes:
         yield
         async for change in changes:
@@ -40,4 +41,4 @@ def _is_due(change: Mapping[str, Any]) -> bool:
     if not isinstance(wake_at, datetime):
         return False
     changed_at = datetime.fromtimestamp(change["clusterTime"].time, UTC)
-    return wake_at <= changed_at + _SOON
+    return wake_at <= changed_at + _CLUSTER_TIME_PRECISION

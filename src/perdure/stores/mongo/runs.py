@@ -1,272 +1,227 @@
-"""Runs as wholes: saved, loaded, deleted, listed, pruned and counted."""
+"""Whole runs: saved, loaded, deleted, listed, pruned and counted."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from bson.objectid import ObjectId
 from pymongo import ReturnDocument
-from pymongo.errors import DuplicateKeyError, PyMongoError
+from pymongo.errors import PyMongoError
 
-from perdure.clock import isoformat, parse_iso
-from perdure.errors import InvalidArgument
+from perdure.engine.tasks import detached
 from perdure.snapshot import RunStatus, Snapshot
-from perdure.store import Rest, RunSummary, Stats
-from perdure.stores.mongo.cleanup import Sweeper
-from perdure.stores.mongo.documents import body_of, read_run
-from perdure.stores.mongo.inbox import awaited, status_of, taken_in, untaken
-from perdure.stores.mongo.journal import read_logs, seal_logs
-from perdure.stores.mongo.leases import Epochs, merged_data, sleeping_workflows
-from perdure.stores.mongo.schema import Collections, together
+from perdure.store import Rest, Stats
+from perdure.stores._shell import Query, Row
+from perdure.stores.mongo.cleanup import Cleanup
+from perdure.stores.mongo.documents import UNIX_EPOCH, encode_snapshot, read_run
+from perdure.stores.mongo.inbox import has_awaited_message
+from perdure.stores.mongo.journal import consumed_messages, journal_data, read_logs, seal_logs
+from perdure.stores.mongo.leases import Epochs
+from perdure.stores.mongo.schedule import find_due
+from perdure.stores.mongo.schema import Collections, find_and_update, gather_all
 from perdure.stores.mongo.updates import (
     HEADER,
-    OVER,
+    STATUS_FIELDS,
     Document,
-    begins_with,
-    is_due,
-    life_of,
-    lying,
-    milliseconds,
-    saving,
-    status_is,
+    has_prefix,
+    has_status,
+    incarnation_of,
+    rest_header,
+    save_run,
+    status_of,
+    to_milliseconds,
 )
 
-_LINE = {
-    "updatedAt": 1,
-    "status": 1,
-    "workflow": 1,
-    "snapshot.workflowName": 1,
-    "snapshot.execution.status": 1,
-    "snapshot.execution.state": 1,
-}
-_FOLDS = {"rested": 1, "epochs": 1}
-_FINER = {"$ifNull": ["$snapshot.execution.state", "$snapshot.execution.status"]}
+_ROW_FIELDS = {**STATUS_FIELDS, "updatedAt": 1, "workflow": 1, "snapshot.workflowName": 1}
+_BASE_FIELDS = {"settled": 1, "epochs": 1}
+_SNAPSHOT_STATUS = {"$ifNull": ["$snapshot.execution.state", "$snapshot.execution.status"]}
 
 
-class Finder:
-    """Finds runs by `_id`: all that are asked for at the same moment in one round trip."""
+class Loader:
+    """Finds runs by `_id`; all that are asked for in one turn of the event loop go together."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, asyncio.Future[Any]] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: dict[str, asyncio.Future[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def forget_loop(self) -> None:
+        """Drop the callers, which ended with their event loop."""
+        self._waiting, self._tasks = {}, set()
+
     async def find(self, db: Collections, key: str) -> Any:
-        """Give a run's document, or None."""
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            # Whoever asked in a loop that has ended is not there any more.
-            self._loop, self._asked = loop, {}
-        answer = self._asked.get(key)
+        """Return a run's document, or `None`."""
+        answer = self._waiting.get(key)
         if answer is None:
-            if not self._asked:
-                loop.call_soon(self._begin, db)
-            answer = self._asked[key] = loop.create_future()
-        # One who gives up must not take the others' answer away.
+            loop = asyncio.get_running_loop()
+            if not self._waiting:
+                loop.call_soon(self._start, db)
+            answer = self._waiting[key] = loop.create_future()
+        # A caller that is cancelled must not cancel the answer of the others.
         return await asyncio.shield(answer)
 
-    def _begin(self, db: Collections) -> None:
-        asked, self._asked = self._asked, {}
-        task = asyncio.create_task(_answer(db, asked))
+    def _start(self, db: Collections) -> None:
+        waiting, self._waiting = self._waiting, {}
+        task = detached(_find_all(db, waiting))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
-async def _answer(db: Collections, asked: Mapping[str, "asyncio.Future[Any]"]) -> None:
+async def _find_all(db: Collections, waiting: Mapping[str, "asyncio.Future[Any]"]) -> None:
     try:
-        found = db.runs.find({"_id": {"$in": [*asked]}}, batch_size=len(asked) + 1)
+        found = db.runs.find({"_id": {"$in": [*waiting]}}, batch_size=len(waiting) + 1)
         runs = {run["_id"]: run async for run in found}
-        for key, answer in asked.items():
+        for key, answer in waiting.items():
             answer.set_result(runs.get(key))
     except PyMongoError as error:
-        for answer in asked.values():
+        for answer in waiting.values():
             answer.set_exception(error)
     finally:
-        # Nobody waits for ever, whatever else went wrong; what was answered stays so.
-        for answer in asked.values():
+        # Whatever else failed, no caller waits forever; answered futures ignore this.
+        for answer in waiting.values():
             answer.cancel()
 
 
 class Runs:
-    """The verbs on whole runs whose ids begin with `prefix`."""
+    """The verbs on whole runs whose `_id` starts with `prefix`."""
 
-    def __init__(self, prefix: str, epochs: Epochs, sweeper: Sweeper) -> None:
+    def __init__(self, prefix: str, epochs: Epochs, cleanup: Cleanup) -> None:
         self._prefix = prefix
         self._epochs = epochs
-        self._sweeper = sweeper
-        self._finder = Finder()
+        self._cleanup = cleanup
+        self.loader = Loader()
 
     async def save(
         self, db: Collections, id: str, data: bytes, workflow: str | None, rest: Rest
     ) -> None:
-        """Replace a run; owners of before are shut out of its journal."""
+        """Replace a run; its previous owners are fenced out."""
         key = self._prefix + id
-        document = {**lying(rest), **body_of(data, f"the snapshot of run {id!r}")}
+        document = {**rest_header(rest), **encode_snapshot(data, f"the snapshot of run {id!r}")}
         if workflow is not None:
             document["workflow"] = workflow
-        before = await self._replace(db, key, document)
-        if before is None:
-            return
-        await self._end_logs(db, key, before)
-        if rest.awaits and before.get("letters"):
-            await self._wake_on_mail(db, key, before, rest)
+        previous = await find_and_update(
+            db.runs,
+            key,
+            save_run(document, self._epochs.next(), ObjectId()),
+            projection=HEADER,
+            return_document=ReturnDocument.BEFORE,
+        )
+        if previous is not None:
+            await self._close_logs(db, key, previous)
+            await self._wake_on_message(db, key, previous, rest)
 
-    async def _replace(self, db: Collections, key: str, document: Document) -> Any:
-        pipeline = saving(document, self._epochs.next(), ObjectId())
-        while True:
-            try:
-                return await db.runs.find_one_and_update(
-                    {"_id": key},
-                    pipeline,
-                    projection=HEADER,
-                    upsert=True,
-                    return_document=ReturnDocument.BEFORE,
-                )
-            except DuplicateKeyError:
-                # Somebody else made the run at the same moment: now there is one to replace.
-                continue
-
-    async def _end_logs(self, db: Collections, key: str, before: Mapping[str, Any]) -> None:
-        """Shut out the owners of before, and remove what they wrote."""
-        if epochs := before.get("epochs"):
+    async def _close_logs(self, db: Collections, key: str, run: Mapping[str, Any]) -> None:
+        """Fence out the previous owners of a run, and remove what they wrote."""
+        if epochs := run.get("epochs"):
             await seal_logs(db, {key: epochs})
-            self._sweeper.logs(key, epochs[-1])
+            self._cleanup.delete_logs(key, epochs[-1])
 
-    async def _wake_on_mail(
-        self, db: Collections, key: str, before: Mapping[str, Any], rest: Rest
+    async def _wake_on_message(
+        self, db: Collections, key: str, previous: Mapping[str, Any], rest: Rest
     ) -> None:
-        letters = (await untaken(db, {key: life_of(before)}))[key]
-        mail = {letter.id: letter.name for letter in letters}
-        if awaited(mail, taken_in(before), rest.awaits):
-            resting = {"_id": key, "owner": None, "awaits": [*rest.awaits]}
-            await db.runs.update_one(resting, [{"$set": {"wakeAt": "$$NOW"}}])
+        if not (rest.awaits and previous.get("messageCount")):
+            return
+        consumed = consumed_messages(previous)
+        if await has_awaited_message(db, key, incarnation_of(previous), consumed, rest.awaits):
+            unowned = {"_id": key, "owner": None, "awaits": [*rest.awaits]}
+            await db.runs.update_one(unowned, [{"$set": {"wakeAt": "$$NOW"}}])
 
     async def load(self, db: Collections, id: str) -> Snapshot | None:
-        """Give a run with its journal merged into it, or None."""
+        """Return a run with its journal merged, or `None`."""
         key = self._prefix + id
         while True:
-            run = await self._finder.find(db, key)
+            run = await self.loader.find(db, key)
             if run is None:
                 return None
             epochs = run.get("epochs", ())
             logs = (await read_logs(db, {key: epochs}))[key]
-            # Entries are removed after they were folded into a new snapshot. If the snapshot is
-            # still the same after the entries were read, they belong to it.
-            if not epochs or await self._is_still(db, run):
-                return read_run(id, run, merged_data(run, logs))
+            # Entries are deleted after they were merged into a new snapshot. If the snapshot is
+            # the same after the entries were read, they belong to it.
+            if not epochs or await self._has_same_base(db, run):
+                return read_run(id, run, journal_data(logs))
 
-    async def _is_still(self, db: Collections, run: Mapping[str, Any]) -> bool:
-        now = await db.runs.find_one({"_id": run["_id"]}, _FOLDS)
-        if now is None:
+    async def _has_same_base(self, db: Collections, run: Mapping[str, Any]) -> bool:
+        current = await db.runs.find_one({"_id": run["_id"]}, _BASE_FIELDS)
+        if current is None or current.get("settled") != run.get("settled"):
             return False
-        count = len(run["epochs"])
-        same_base = now.get("rested") == run.get("rested")
-        return same_base and bool(now.get("epochs", [])[:count] == run["epochs"])
+        return bool(current.get("epochs", [])[: len(run["epochs"])] == run["epochs"])
 
     async def delete(self, db: Collections, id: str) -> bool:
-        """Remove a run and all that belongs to it; tell whether there was one."""
+        """Delete a run and everything that belongs to it; return whether it existed."""
         key = self._prefix + id
         run = await db.runs.find_one_and_delete({"_id": key}, projection=HEADER)
         if run is None:
             return False
-        self._epochs.ended(run.get("epoch", 0))
-        await self._end_logs(db, key, run)
-        if run.get("letters"):
-            self._sweeper.mail(key, life_of(run))
+        self._epochs.end(run.get("epoch", 0))
+        await self._close_logs(db, key, run)
+        if run.get("messageCount"):
+            self._cleanup.delete_messages(key, incarnation_of(run))
         return True
 
-    async def page(
-        self,
-        db: Collections,
-        prefix: str,
-        limit: int,
-        status: RunStatus | None,
-        workflow: str | None,
-        after: str | None,
-    ) -> list[RunSummary]:
-        """Give a page of runs, newest first."""
-        if not limit:
-            return []
-        conditions = [begins_with(self._prefix + prefix)]
-        if status is not None:
-            conditions.append(status_is([status]))
-        if workflow is not None:
-            foreign = {"workflow": None, "snapshot.workflowName": workflow}
-            conditions.append({"$or": [{"workflow": workflow}, foreign]})
-        if after is not None:
-            moment, key = self._mark(after)
-            conditions.append(
-                {
-                    "updatedAt": {"$lte": moment},
-                    "$or": [{"updatedAt": {"$lt": moment}}, {"_id": {"$lt": key}}],
-                }
-            )
+    async def list(self, db: Collections, query: Query) -> list[Row]:
+        """Return a page of runs, the most recently updated first."""
+        conditions = [has_prefix(self._prefix + query.prefix)]
+        if query.status is not None:
+            conditions.append(has_status([query.status]))
+        if query.workflow is not None:
+            headless = {"workflow": None, "snapshot.workflowName": query.workflow}
+            conditions.append({"$or": [{"workflow": query.workflow}, headless]})
+        if query.after is not None:
+            time, id = query.after
+            earlier = [{"updatedAt": {"$lt": time}}, {"_id": {"$lt": self._prefix + id}}]
+            conditions.append({"updatedAt": {"$lte": time}, "$or": earlier})
         chosen = [condition for condition in conditions if condition]
-        found = db.runs.find({"$and": chosen} if chosen else {}, _LINE)
-        page = found.sort([("updatedAt", -1), ("_id", -1)]).limit(limit)
-        return [self._listed(run) async for run in page]
+        found = db.runs.find({"$and": chosen} if chosen else {}, _ROW_FIELDS)
+        page = found.sort([("updatedAt", -1), ("_id", -1)]).limit(query.limit)
+        return [self._row(run) async for run in page]
 
-    def _mark(self, cursor: str) -> tuple[datetime, str]:
-        moment, space, id = cursor.partition(" ")
-        if not space:
-            raise InvalidArgument("after", cursor, "the cursor of a line that list() gave")
-        return parse_iso(moment, "after"), self._prefix + id
-
-    def _listed(self, run: Any) -> RunSummary:
-        id = run["_id"][len(self._prefix) :]
-        moment = run.get("updatedAt") or datetime(1970, 1, 1, tzinfo=UTC)
-        updated_at = isoformat(moment)
+    def _row(self, run: Any) -> Row:
         workflow = run.get("workflow") or run.get("snapshot", {}).get("workflowName")
-        return RunSummary(id, updated_at, status_of(run), workflow, f"{updated_at} {id}")
+        updated_at = run.get("updatedAt") or UNIX_EPOCH
+        return Row(run["_id"][len(self._prefix) :], updated_at, status_of(run), workflow)
 
     async def prune(
-        self, db: Collections, older_than: timedelta, status: RunStatus | None, limit: int
+        self, db: Collections, older_than: timedelta, statuses: Sequence[RunStatus], limit: int
     ) -> int:
-        """Delete runs that are over and old; give how many."""
-        statuses = [name for name in OVER if status in (None, name)]
-        if not statuses or not limit:
-            return 0
-        cutoff = {"$subtract": ["$$NOW", milliseconds(older_than)]}
+        """Delete runs of these statuses that are old; return how many."""
+        cutoff = {"$subtract": ["$$NOW", to_milliseconds(older_than)]}
         old = {
-            **status_is(statuses),
+            **has_status(statuses),
             "updatedAt": {"$type": "date"},
             "$expr": {"$lt": ["$updatedAt", cutoff]},
         }
-        found = db.runs.find({**begins_with(self._prefix), **old}, HEADER).limit(limit)
+        found = db.runs.find({**has_prefix(self._prefix), **old}, HEADER).limit(limit)
         runs = {run["_id"]: run async for run in found}
         pruned = await db.runs.delete_many({"_id": {"$in": [*runs]}, **old})
         if pruned.deleted_count:
-            await self._forget(db, runs)
+            await self._clean_up_after(db, runs)
         return pruned.deleted_count
 
-    async def _forget(self, db: Collections, runs: Mapping[str, Any]) -> None:
+    async def _clean_up_after(self, db: Collections, runs: Mapping[str, Any]) -> None:
         left = {run["_id"] async for run in db.runs.find({"_id": {"$in": [*runs]}}, {"_id": 1})}
         for key, run in runs.items():
             if key in left:
                 continue
             epoch = run.get("epoch", 0)
-            self._epochs.ended(epoch)
-            self._sweeper.logs(key, epoch)
-            if run.get("letters"):
-                self._sweeper.mail(key, life_of(run))
+            self._epochs.end(epoch)
+            self._cleanup.delete_logs(key, epoch)
+            if run.get("messageCount"):
+                self._cleanup.delete_messages(key, incarnation_of(run))
 
     async def stats(self, db: Collections) -> Stats:
         """Count the runs by status and find the oldest due one."""
-        mine = begins_with(self._prefix)
-        # Those with a header are counted in the index alone; those without are looked at.
-        counted, foreign = await together(
+        mine = has_prefix(self._prefix)
+        # Runs with a header are counted in the index alone; those without are examined.
+        with_header, headless = await gather_all(
             [
                 self._count(db, {**mine, "status": {"$type": "string"}}, "$status"),
-                self._count(db, {**mine, "status": None}, _FINER),
+                self._count(db, {**mine, "status": None}, _SNAPSHOT_STATUS),
             ]
         )
-        by_status = Counter(counted) + Counter(foreign)
-        named = {"workflow": {"$in": await sleeping_workflows(db)}}
-        due = db.runs.find({**mine, **named, **is_due()}, {"wakeAt": 1}).sort("wakeAt").limit(1)
-        oldest = [run["wakeAt"] async for run in due]
-        return Stats(by_status, oldest[0] if oldest else None)
+        oldest = await find_due(db, self._prefix, 1)
+        by_status = Counter(with_header) + Counter(headless)
+        return Stats(by_status, oldest[0]["wakeAt"] if oldest else None)
 
     async def _count(self, db: Collections, chosen: Document, by: object) -> dict[str, int]:
         counting = {"$group": {"_id": by, "count": {"$sum": 1}}}

@@ -1,4 +1,4 @@
-"""The collections of the runs: their documents, indexes, and how many are inserted at once."""
+"""The collections of the store, their indexes, and writes that many modules share."""
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
@@ -6,19 +6,20 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from bson.codec_options import CodecOptions, TypeRegistry
 from bson.raw_bson import RawBSONDocument
-from pymongo import IndexModel
-from pymongo.errors import BulkWriteError, WriteConcernError, WriteError
+from pymongo import IndexModel, ReturnDocument
+from pymongo.errors import BulkWriteError, DuplicateKeyError, WriteConcernError, WriteError
 
 from perdure.stores.mongo.connection import Client, Collection, Database, create_indexes
 from perdure.stores.mongo.documents import AS_PLAIN_INTEGERS
-from perdure.stores.mongo.errors import DUPLICATE
+from perdure.stores.mongo.errors import DUPLICATE_KEY
 
 T = TypeVar("T")
 
-# One command is one document, which has 16 MiB.
-COMMAND_ROOM = 8 * 1024 * 1024
+# A command is one document, and a document has at most 16 MiB.
+MAX_COMMAND_SIZE = 8 * 1024 * 1024
 
-_RAW: CodecOptions[Any] = CodecOptions(
+# Runs are read as raw documents, so that a snapshot is decoded only once.
+RAW_CODEC: CodecOptions[Any] = CodecOptions(
     document_class=RawBSONDocument, tz_aware=True, type_registry=TypeRegistry(AS_PLAIN_INTEGERS)
 )
 
@@ -26,7 +27,7 @@ WAKE_INDEX = "perdure_wakeAt"
 RUN_INDEXES = (
     IndexModel([("updatedAt", -1), ("_id", -1)], name="perdure_updatedAt"),
     IndexModel([("status", 1), ("updatedAt", -1), ("_id", -1)], name="perdure_status"),
-    # By workflow first: a crowd of due runs that nobody here works on is not looked at.
+    # By workflow first, so that due runs of workflows that are not asked for are never examined.
     IndexModel(
         [("workflow", 1), ("wakeAt", 1), ("_id", 1)],
         name=WAKE_INDEX,
@@ -44,14 +45,14 @@ JOURNAL_INDEXES = (
 INBOX_INDEXES = (
     IndexModel(
         [("run", 1), ("sentAt", 1), ("order", 1)],
-        name="perdure_untaken",
-        partialFilterExpression={"taken": False},
+        name="perdure_unconsumed",
+        partialFilterExpression={"consumed": False},
     ),
 )
 
 
 class Collections(NamedTuple):
-    """What a verb works with. `runs` gives raw documents, so that a snapshot is decoded once."""
+    """The collections of one store."""
 
     client: Client
     database: Database
@@ -61,45 +62,72 @@ class Collections(NamedTuple):
 
 
 def collections_of(database: Database, name: str) -> Collections:
-    """Give the collections whose names begin with this one."""
+    """Return the collections whose names start with `name`."""
     return Collections(
         database.client,
         database,
-        database.get_collection(name, codec_options=_RAW),
+        database.get_collection(name, codec_options=RAW_CODEC),
         database.get_collection(f"{name}_journal"),
         database.get_collection(f"{name}_inbox"),
     )
 
 
 async def prepare(db: Collections) -> None:
-    """Create collections and indexes; it does no harm when others do so at the same moment."""
+    """Create collections and indexes; several processes may do so at once."""
     await create_indexes(db.runs, RUN_INDEXES)
     await create_indexes(db.journal, JOURNAL_INDEXES)
     await create_indexes(db.inbox, INBOX_INDEXES)
 
 
-async def together(works: Sequence[Awaitable[T]]) -> list[T]:
-    """Give what all give; an error of one comes out when the others have ended, too."""
-    done = await asyncio.gather(*works, return_exceptions=True)
-    for outcome in done:
-        if isinstance(outcome, BaseException):
-            raise outcome
-    return cast("list[T]", done)
+async def gather_all(works: Sequence[Awaitable[T]]) -> list[T]:
+    """Return all results; an error is raised after the others have ended, too."""
+    if len(works) == 1:
+        return [await works[0]]
+    results = await asyncio.gather(*works, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return cast("list[T]", results)
+
+
+async def find_and_update(
+    collection: Collection,
+    id: str,
+    update: Sequence[Mapping[str, Any]],
+    *,
+    projection: Mapping[str, Any] | None = None,
+    upsert: bool = True,
+    return_document: bool = ReturnDocument.AFTER,
+) -> Any:
+    """Update one document, inserting it with `upsert` if it does not exist, and return it."""
+    while True:
+        try:
+            return await collection.find_one_and_update(
+                {"_id": id},
+                update,
+                projection=projection,
+                upsert=upsert,
+                return_document=return_document,
+            )
+        except DuplicateKeyError:
+            # Another process inserted it at the same time: now there is one to update.
+            continue
 
 
 async def insert(
-    collection: Collection, documents: Sequence[Mapping[str, Any]], weight: int = 0
+    collection: Collection, documents: Sequence[Mapping[str, Any]], size: int = 0
 ) -> set[int]:
-    """Insert documents in one round trip; give the places of those whose `_id` was there already.
+    """Insert documents in one round trip; return the indexes of those whose `_id` existed.
 
-    `weight` is about how many bytes they have; very many are more than one round trip takes.
+    `size` is about how many bytes they have; what exceeds a command takes several round trips.
 
-    As a bare command it carries no number for the driver's retries, which the server would have to
-    write down beside the documents. Who inserts here finds out itself what a lost answer meant.
+    A bare command has no transaction number, which the driver adds for its own retries and which
+    the server would have to store beside the documents. The callers find out by themselves whether
+    an insert whose reply was lost took place.
     """
-    if weight > COMMAND_ROOM:
-        return await _insert_apart(collection, documents)
-    answer = await collection.database.command(
+    if size > MAX_COMMAND_SIZE:
+        return await _insert_in_parts(collection, documents)
+    reply = await collection.database.command(
         {
             "insert": collection.name,
             "documents": documents,
@@ -107,12 +135,14 @@ async def insert(
             "writeConcern": collection.write_concern.document,
         }
     )
-    if (concern := answer.get("writeConcernError")) is not None:
+    if (concern := reply.get("writeConcernError")) is not None:
         raise WriteConcernError(concern.get("errmsg", ""), concern.get("code"), concern)
-    return _duplicates(answer.get("writeErrors", ()))
+    return _duplicates(reply.get("writeErrors", ()))
 
 
-async def _insert_apart(collection: Collection, documents: Sequence[Mapping[str, Any]]) -> set[int]:
+async def _insert_in_parts(
+    collection: Collection, documents: Sequence[Mapping[str, Any]]
+) -> set[int]:
     try:
         await collection.insert_many(documents, ordered=False)
     except BulkWriteError as error:
@@ -124,6 +154,6 @@ async def _insert_apart(collection: Collection, documents: Sequence[Mapping[str,
 
 def _duplicates(errors: Sequence[Mapping[str, Any]]) -> set[int]:
     for error in errors:
-        if error["code"] != DUPLICATE:
+        if error["code"] != DUPLICATE_KEY:
             raise WriteError(error.get("errmsg", ""), error["code"], error)
     return {error["index"] for error in errors}

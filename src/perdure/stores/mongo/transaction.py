@@ -1,9 +1,9 @@
 """A user's own writes that commit with a step's entry, on a server that has transactions.
 
-The entry's slot is the fence here as everywhere. While the transaction is open, a seal for that
-slot waits for its end; when it has committed, whoever seals finds the entry and all that came with
-it. The run's own document is not written: an owner's lease is renewed while its transaction is
-open, and the two would refuse each other.
+The entry's slot is the fence, as everywhere. While the transaction is open, a seal for that slot
+waits for its end; once it has committed, a process that seals the log finds the entry, and all that
+was written with it. The run's own document is not written: the owner's lease is renewed while its
+transaction is open, and the two writes would conflict.
 """
 
 from collections.abc import Awaitable, Callable
@@ -15,15 +15,13 @@ from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import OperationFailure
 from pymongo.read_concern import ReadConcern
 
-from perdure.errors import InvalidArgument, StoreUnavailable
+from perdure.errors import StoreUnavailable
 from perdure.store import Entry, Verdict
-from perdure.stores.mongo.append import Appender, Plan
-from perdure.stores.mongo.batch import Turn
+from perdure.stores.mongo.append import Appender, PendingWrite
+from perdure.stores.mongo.batch import RunBatch
 from perdure.stores.mongo.connection import Connection
-from perdure.stores.mongo.errors import is_away
+from perdure.stores.mongo.errors import WRITE_CONFLICT, is_unavailable
 from perdure.stores.mongo.schema import Collections
-
-_CONFLICT = 112
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,69 +39,59 @@ class MongoTransaction:
     database: AsyncDatabase[Any]
 
 
-Work = Callable[[MongoTransaction], Awaitable[Entry]]
+async def transact(
+    connection: Connection[Collections],
+    appender: Appender,
+    key: str,
+    epoch: int,
+    work: Callable[[MongoTransaction], Awaitable[Entry]],
+) -> Verdict:
+    """Commit what `work` writes together with the entry it returns."""
+    with connection.use() as db:
+        verdict = await _fence(db, key, epoch)
+        if verdict is not Verdict.ACCEPTED:
+            return verdict
+        session = db.client.start_session()
+    async with session:
+        with connection.use():
+            concern = db.database.write_concern
+            await session.start_transaction(ReadConcern("snapshot"), concern)
+        # Outside of `use`: errors of the user's code are raised unchanged.
+        database = db.client.get_database(db.database.name)
+        try:
+            entry = await work(MongoTransaction(session, database))
+        except Exception as error:
+            if lost := _lost_connection(error):
+                message = f"MongoDB became unavailable in a transaction of run {key!r}: {lost}"
+                raise StoreUnavailable(message) from error
+            raise
+        with connection.use():
+            async with appender.lock([key]):
+                return await _end(db, session, appender, RunBatch(key, [entry]))
 
 
-class Transactor:
-    """Runs work in a transaction that an entry ends."""
+async def _end(
+    db: Collections, session: AsyncClientSession, appender: Appender, batch: RunBatch
+) -> Verdict:
+    write = appender.next_write(db, batch) or await _plan(db, appender, batch)
+    if isinstance(write, Verdict):
+        return write
+    if await _commit(session, write):
+        await appender.confirm(db, batch, write)
+        return Verdict.ACCEPTED
+    verdict = await _plan(db, appender, batch)
+    if isinstance(verdict, Verdict):
+        return verdict
+    raise StoreUnavailable(f"run {batch.last.id!r} was written at the same time; try again")
 
-    def __init__(
-        self, connection: Connection[Collections], prefix: str, appender: Appender
-    ) -> None:
-        self._connection = connection
-        self._prefix = prefix
-        self._appender = appender
 
-    async def transact(
-        self, id: str, epoch: int, work: Work, check: Callable[[Entry], None]
-    ) -> Verdict:
-        """Commit what `work` writes together with the entry it returns."""
-        use = self._connection.use
-        key = self._prefix + id
-        async with use() as db:
-            verdict = await _fence(db, key, epoch)
-            if verdict is not Verdict.ACCEPTED:
-                return verdict
-            session = db.client.start_session()
-        async with session:
-            async with use():
-                concern = db.database.write_concern
-                await session.start_transaction(ReadConcern("snapshot"), concern)
-            # What the user's code raises comes out as it is, and so it is called outside.
-            database = db.client.get_database(db.database.name)
-            try:
-                entry = await work(MongoTransaction(session, database))
-            except Exception as error:
-                if lost := _lost_connection(error):
-                    words = f"MongoDB went away in a transaction of run {id!r}: {lost}"
-                    raise StoreUnavailable(words) from error
-                raise
-            if (entry.id, entry.epoch) != (id, epoch):
-                expected = f"a function that gives an entry of run {id!r} and epoch {epoch}"
-                raise InvalidArgument("work", entry, expected)
-            check(entry)
-            async with use(), self._appender.writing([key]):
-                return await self._end(db, session, Turn(key, [entry]))
-
-    async def _end(self, db: Collections, session: AsyncClientSession, turn: Turn) -> Verdict:
-        plan = self._appender.plan_by_memory(db, turn) or await self._plan(db, turn)
-        if isinstance(plan, Verdict):
-            return plan
-        if await _commit(session, plan):
-            await self._appender.written(db, turn, plan)
-            return Verdict.ACCEPTED
-        settled = await self._plan(db, turn)
-        if isinstance(settled, Verdict):
-            return settled
-        raise StoreUnavailable(f"run {turn.last.id!r} was written at the same moment; try again")
-
-    async def _plan(self, db: Collections, turn: Turn) -> Plan | Verdict:
-        plan = await self._appender.plan(db, turn)
-        if plan is not Verdict.ACCEPTED:
-            return plan
-        # In an open epoch, an entry that was there before means that the user's writes were, too. A
-        # rest accepts all entries before it, whether they were written or not.
-        return await _fence(db, turn.key, turn.last.epoch)
+async def _plan(db: Collections, appender: Appender, batch: RunBatch) -> PendingWrite | Verdict:
+    write = await appender.plan_write(db, batch)
+    if write is not Verdict.ACCEPTED:
+        return write
+    # In an open epoch, an existing entry means that the user's writes exist, too. A rest accepts
+    # all entries before it, whether they were written or not.
+    return await _fence(db, batch.key, batch.last.epoch)
 
 
 async def _fence(db: Collections, key: str, epoch: int) -> Verdict:
@@ -115,21 +103,21 @@ async def _fence(db: Collections, key: str, epoch: int) -> Verdict:
 
 
 def _lost_connection(error: BaseException) -> BaseException | None:
-    """Return the driver's error that says that the connection was lost, if one led to this one."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if is_away(seen) and getattr(seen, "code", None) != _CONFLICT:
-            return seen
-        seen = seen.__cause__ or seen.__context__
+    """Return the driver's error behind this one that means a lost connection, if there is one."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if is_unavailable(cause) and getattr(cause, "code", None) != WRITE_CONFLICT:
+            return cause
+        cause = cause.__cause__ or cause.__context__
     return None
 
 
-async def _commit(session: AsyncClientSession, plan: Plan) -> bool:
+async def _commit(session: AsyncClientSession, write: PendingWrite) -> bool:
     try:
-        if not await plan.execute(session):
+        if not await write.execute(session):
             return False
     except OperationFailure as error:
-        if error.code != _CONFLICT:
+        if error.code != WRITE_CONFLICT:
             raise
         return False
     await session.commit_transaction()

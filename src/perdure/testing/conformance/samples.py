@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from perdure.clock import isoformat
-from perdure.snapshot import Execution, Metadata, PendingWait, RunStatus, Snapshot, StepRecord
+from perdure.snapshot import ExecutionBlock, Metadata, PendingWait, RunStatus, Snapshot, StepRecord
 
 AT = "2030-01-01T00:00:00.000Z"
 
@@ -41,7 +41,7 @@ def with_step(key: str, value: object) -> Snapshot:
     }
 
 
-def _execution(status: RunStatus) -> Execution:
+def _execution(status: RunStatus) -> ExecutionBlock:
     match status:
         case "running" | "completed" | "failed":
             return {"status": status, "lastUpdated": AT}

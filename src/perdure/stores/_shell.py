@@ -62,8 +62,9 @@ class Backend(Protocol):
     """One database behind a `StoreShell`.
 
     Ids do not include the store's prefix, which a backend adds to form its keys. Times are aware
-    datetimes in UTC. Batches are not empty, and limits are at least 1. The docstrings of
-    `perdure.store` define what each verb must do.
+    datetimes: those of arguments in UTC, those in records (`NewRun`, `Rest`) in any time zone.
+    Batches are not empty, and limits are at least 1. The docstrings of `perdure.store` define what
+    each verb must do.
     """
 
     async def open(self) -> None:

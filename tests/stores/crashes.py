@@ -64,14 +64,14 @@ VERBS: dict[str, Verb] = {
 
 
 async def survives_crash(
-    store: Everything, dying: Everything, clock: TestClock, verb: Verb
+    store: Everything, crashing: Everything, clock: TestClock, verb: Verb
 ) -> bool:
     """Run a verb on a store that crashes, and check the runs; return whether the verb finished."""
     (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
     assert grant is not None
     await store.append([step(grant, 1, "a"), step(grant, 2, "b")])
     assert await store.send("run", "paid", b"1") is Delivery.DELIVERED
-    finished = await finishes(verb(dying, grant))
+    finished = await finishes(verb(crashing, grant))
     await clock.advance(3 * HOUR)
     claimed = {grant.lease.id: grant for grant in await store.claim("bob", HOUR, 10)}
     assert list(claimed["run"].snapshot["steps"])[:2] == ["a", "b"]
@@ -82,27 +82,27 @@ async def survives_crash(
     return finished
 
 
-async def goes_whole(store: Everything, dying: Everything) -> bool:
+async def goes_whole(store: Everything, crashing: Everything) -> bool:
     """Write a rest with `delete` on a store that crashes; check that it is atomic."""
     (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
     assert grant is not None
     await store.append([step(grant, 1, "a"), step(grant, 2, "b")])
     rest = Rest("completed", delete=True)
     entry = Entry("run", grant.lease.epoch, 9, as_json(snapshot()), rest=rest)
-    finished = await finishes(dying.append([entry]))
+    finished = await finishes(crashing.append([entry]))
     loaded = await store.load("run")
     assert loaded is None or list(loaded["steps"]) == ["a", "b"]
     return finished
 
 
-async def deletes_whole(store: Everything, dying: Everything) -> bool:
+async def deletes_whole(store: Everything, crashing: Everything) -> bool:
     """Delete a run on a store that crashes; check that all of it is deleted, or nothing."""
     request = LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))
     (before,) = await store.acquire([request])
     assert before is not None
     await store.append([step(before, 1, "a")])
     await store.send("run", "paid", b"1")
-    finished = await finishes(dying.delete("run"))
+    finished = await finishes(crashing.delete("run"))
     assert not finished or await store.load("run") is None
     (after,) = await store.acquire([request])
     assert after is not None

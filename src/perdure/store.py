@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol, Self, TypeGuard, TypeVar, cast
 
 import msgspec
 
+from perdure.clock import as_utc
 from perdure.errors import InvalidArgument, MissingAbility, ValueTooLarge
 from perdure.snapshot import RunStatus, Snapshot, awaits_of, rest_status, wake_at_of
 from perdure.validation import check_int
@@ -490,8 +491,13 @@ def check_store(store: object, parameter: str = "store") -> Store:
 
 
 def check_entries(entries: Sequence[Entry], limit: int) -> None:
-    """Raise `ValueTooLarge`, naming the step, if an entry has more than `limit` bytes."""
+    """Raise `ValueTooLarge`, naming the step, if an entry has more than `limit` bytes.
+
+    A naive wake time is `InvalidArgument`.
+    """
     for entry in entries:
+        if entry.rest is not None and entry.rest.wake_at is not None:
+            as_utc(entry.rest.wake_at, "wake_at")
         if len(entry.data) > limit:
             what = f"the record of step {entry.step!r}" if entry.step else "the snapshot"
             raise ValueTooLarge(f"{what} of run {entry.id!r}", len(entry.data), limit)

@@ -46,7 +46,8 @@ def caught_by(*checks: str) -> Callable[[M], M]:
     """Register a mutant with the checks that must catch it, each of them."""
 
     def register(mutant: M) -> M:
-        MUTANTS.extend((store_of(mutant), check) for check in checks)
+        store = store_of(mutant)
+        MUTANTS.extend((store, check) for check in checks)
         return mutant
 
     return register

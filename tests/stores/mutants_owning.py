@@ -1,7 +1,7 @@
 """More memory stores with one bug each: in leases, schedule, inbox and maintenance."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -187,7 +187,7 @@ class IgnoresOrphans(MemoryBackend):
     "test_notifications_reach_another_instance",
 )
 class NotifiesOnceAtFirst(MemoryBackend):
-    async def notifications(self) -> AsyncIterator[None]:
+    async def notifications(self) -> AsyncGenerator[None]:
         yield
         await asyncio.get_running_loop().create_future()
 

@@ -1,4 +1,4 @@
-"""The life of a store: set up lazily and once, bound to one event loop at a time, closed once."""
+"""The lifecycle of a store: set up once on first use, bound to one event loop, closed once."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
@@ -117,7 +117,20 @@ async def test_a_naive_datetime_is_refused() -> None:
         await store.release([grant.lease], wake_at=naive)
     with pytest.raises(InvalidArgument):
         await store.enqueue([NewRun("new", "order", as_json(snapshot()), naive)])
+    with pytest.raises(InvalidArgument):
+        await rested(store, grant, Rest("suspended", naive), "a")
     assert await store.load("new") is None
+    assert await store.load("run") == snapshot()
+
+
+async def test_wake_times_are_returned_in_utc() -> None:
+    """Whatever the time zone in which they were passed."""
+    store = MemoryStore(clock=(clock := TestClock()))
+    wake_at = clock.now().astimezone(timezone(timedelta(hours=2)))
+    await store.enqueue([NewRun("new", "order", as_json(snapshot()), wake_at)])
+    await rested(store, await granted(store), Rest("suspended", wake_at))
+    due = await store.due(clock.now(), 10)
+    assert [(run.wake_at, run.wake_at.tzinfo) for run in due] == [(clock.now(), UTC)] * 2
 
 
 async def test_an_invalid_cursor_is_refused() -> None:

@@ -238,8 +238,7 @@ class MemoryBackend:
     def _enqueue(self, new: NewRun, now: datetime) -> bool:
         if self._find(new.id) is not None:
             return False
-        wake_at = now if new.wake_at is None else as_utc(new.wake_at)
-        self._wake(self._create(new.id, new.snapshot, new.workflow), wake_at)
+        self._wake(self._create(new.id, new.snapshot, new.workflow), new.wake_at or now)
         return True
 
     def _create(self, id: str, snapshot: bytes, workflow: str | None = None) -> Run:
@@ -255,7 +254,7 @@ class MemoryBackend:
 
     def _wake(self, run: Run, at: datetime | None) -> None:
         """Set when the run is due: its wake time, or the end of its owner's lease."""
-        run.wake_at = at
+        run.wake_at = at = None if at is None else as_utc(at)
         self.runs.index.put(run)
         # An orphan is not announced: a lease expires without any call to the store.
         if run.owner is None and at is not None and at <= self.clock.now():

@@ -409,7 +409,7 @@ async def test_a_value_that_no_store_takes_fails_its_run(make: Make, clock: Test
     run = await runtime.get_run("large")
     assert run is not None
     assert run.status == "failed"
-    assert "more than the 10,000 the store takes" in str(run.error)
+    assert "more than the 10,000 the store accepts" in str(run.error)
     assert ran == ["x"]
 
 

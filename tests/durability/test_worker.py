@@ -411,7 +411,7 @@ async def test_a_value_that_the_store_never_accepts_fails_its_run(
     run = await runtime.get_run("large")
     assert run is not None
     assert run.status == "failed"
-    assert "more than the 10,000 the store takes" in str(run.error)
+    assert "more than the 10,000 the store accepts" in str(run.error)
     assert ran == ["x"]
 
 

@@ -5,15 +5,17 @@ Keys are spelled as they are stored. The TypedDicts are the only description of 
 which encodes step records.
 
 Fields that only perdure writes are optional, and other readers of the format ignore them. Some
-writers store null for a field that is not set; such fields have a type with `None`.
+writers store null for a field that is not set: `OrNull` marks the fields where that is accepted.
 """
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal, NotRequired, TypeAlias, TypedDict
+from typing import Annotated, Any, Final, Literal, NotRequired, TypeAlias, TypedDict, TypeVar
 
 from perdure.clock import isoformat, parse_iso
 from perdure.codec import SerializedCause
+
+T = TypeVar("T")
 
 FORMAT_VERSION: Final = 1
 
@@ -28,6 +30,9 @@ Timestamp: TypeAlias = Annotated[str, "ISO 8601 with a UTC offset"]
 Milliseconds: TypeAlias = Annotated[float, "finite and not negative"]
 Count: TypeAlias = Annotated[int, "at least 1"]
 
+NULLABLE: Final = "null is read as absent"
+OrNull: TypeAlias = Annotated[T, NULLABLE]
+
 Metadata: TypeAlias = dict[str, Any]
 """Any JSON by name; `KnownMetadata` lists the names that have a meaning."""
 
@@ -35,8 +40,8 @@ Metadata: TypeAlias = dict[str, Any]
 class KnownMetadata(TypedDict, total=False):
     """The metadata that perdure and other readers of the format interpret."""
 
-    workflowId: str | None
-    definitionHash: str | None
+    workflowId: OrNull[str]
+    definitionHash: OrNull[str]
     input: Any
 
 
@@ -90,7 +95,7 @@ class FailureRecord(StepFacts):
     ok: Literal[False]
     error: Any
     cause: SerializedCause | None
-    meta: NotRequired[StepMeta | None]
+    meta: NotRequired[OrNull[StepMeta]]
 
 
 StepRecord: TypeAlias = SuccessRecord | FailureRecord
@@ -116,8 +121,8 @@ class ExecutionBlock(TypedDict):
 
     status: ExecutionStatus
     lastUpdated: Timestamp
-    completedAt: NotRequired[Timestamp | None]
-    currentStepId: NotRequired[str | None]
+    completedAt: NotRequired[OrNull[Timestamp]]
+    currentStepId: NotRequired[OrNull[str]]
     state: NotRequired[ExecutionState]
     pending: NotRequired[list[PendingWait]]
     output: NotRequired[Any]
@@ -145,12 +150,12 @@ class WorkflowSnapshot(TypedDict):
     """
 
     formatVersion: Literal[1]
-    workflowName: NotRequired[str | None]
+    workflowName: NotRequired[OrNull[str]]
     steps: dict[str, StepRecord]
     execution: ExecutionBlock
-    waits: NotRequired[dict[str, PendingWait | None] | None]
-    metadata: NotRequired[Metadata | None]
-    warnings: NotRequired[list[SnapshotWarning] | None]
+    waits: NotRequired[OrNull[dict[str, PendingWait | None]]]
+    metadata: NotRequired[OrNull[Metadata]]
+    warnings: NotRequired[OrNull[list[SnapshotWarning]]]
 
 
 Snapshot: TypeAlias = WorkflowSnapshot

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import (
+    Annotated,
     Any,
     Literal,
     NotRequired,
@@ -27,6 +28,7 @@ from perdure.codec import ErrorCause, SerializedCause, ThrownCause
 from perdure.codec.annotations import union_members
 from perdure.errors import InvalidArgument, SnapshotFormatError
 from perdure.snapshot.format import (
+    NULLABLE,
     Count,
     FailureRecord,
     KnownMetadata,
@@ -219,6 +221,9 @@ def _check_of(annotation: Any) -> Check:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Required, NotRequired):
         return _check_of(arguments[0])
+    if origin is Annotated and NULLABLE in arguments:
+        inner, *metadata = (argument for argument in arguments if argument is not NULLABLE)
+        return _nullable(_check_of(Annotated[inner, *metadata] if metadata else inner))
     members = union_members(annotation)
     if type(None) in members:
         (member,) = (member for member in members if member is not type(None))

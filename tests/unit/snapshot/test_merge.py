@@ -139,8 +139,8 @@ def test_merging_does_not_change_its_arguments(base: Any, journal: list[Any]) ->
     assert validate_snapshot(merged).valid
     merged["steps"]["new"] = {"ok": True}
     merged["execution"]["status"] = "failed"
-    (merged.get("metadata") or {})["new"] = 1
-    (merged.get("warnings") or []).append(warning("new"))
+    merged.get("metadata", {})["new"] = 1
+    merged.get("warnings", []).append(warning("new"))
     assert (base, journal) == before
 
 
@@ -158,7 +158,7 @@ def test_a_long_journal_with_warnings_is_merged_in_linear_time() -> None:
         for n in range(5000)
     ]
     merged = merge_snapshots(snapshot(), *journal)
-    assert len(merged["steps"]) == len(merged.get("warnings") or []) == 2500
+    assert len(merged["steps"]) == len(merged.get("warnings", [])) == 2500
 
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

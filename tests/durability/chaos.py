@@ -29,10 +29,10 @@ async def chaos(step: Step, n: int) -> list[Any]:
 
     left, right = await asyncio.gather(branch(first), branch(first + 1))
     await step.sleep("nap", 0.5)
-    told = await step.wait_for_event("go", "go")
+    event = await step.wait_for_event("go", "go")
     again = await step.wait_for_event("again", "go", timeout=60)
-    last = await step("last", add, told, again)
-    return [first, left, right, told, again, last]
+    last = await step("last", add, event, again)
+    return [first, left, right, event, again, last]
 
 
 def expected(n: int) -> list[int]:

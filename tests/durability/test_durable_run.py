@@ -159,8 +159,8 @@ async def test_events_are_emitted_for_every_step_and_its_record(run: Run, shop: 
     """Each step starts, is durable, and is complete, in this order."""
     seen: list[Any] = []
     await run(shop.checkout, on_event=seen.append)
-    told = [event.type for event in seen if getattr(event, "step", "charge") == "charge"]
-    assert told == [
+    types = [event.type for event in seen if getattr(event, "step", "charge") == "charge"]
+    assert types == [
         "workflow_start", "step_start", "persist_success", "step_success", "step_complete",
         "workflow_success",
     ]  # fmt: skip

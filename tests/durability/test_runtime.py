@@ -122,7 +122,7 @@ async def test_a_signal_to_an_unknown_or_finished_run_is_reported(
         return 1
 
     runtime = make_runtime(short)
-    assert (await runtime.signal("nobody", "go")).delivery is Delivery.UNKNOWN
+    assert (await runtime.signal("unknown", "go")).delivery is Delivery.UNKNOWN
     run = await runtime.trigger(short)
     assert (await runtime.signal(run.run_id, "go")).delivery is Delivery.OVER
 
@@ -580,11 +580,11 @@ async def test_the_history_contains_times_and_attempts(make_runtime: MakeRuntime
 
     tries: list[int] = []
 
-    @workflow("told")
-    async def told(step: Step) -> int:
+    @workflow("persistent")
+    async def persistent(step: Step) -> int:
         return await step("flaky", flaky, retry=Retry(attempts=3, delay=0))
 
-    run = await make_runtime(told).trigger(told)
+    run = await make_runtime(persistent).trigger(persistent)
     (line,) = run.history
     assert (line.key, line.ok, line.value, line.attempts) == ("flaky", True, 5, 3)
     assert line.at is not None

@@ -412,7 +412,7 @@ async def test_errors_keep_their_cause_and_their_fields(any_store: Any, clock: T
 async def test_time_is_injected_and_runs_can_be_listed(
     store: MemoryStore, clock: TestClock
 ) -> None:
-    told: list[str] = []
+    types: list[str] = []
 
     @workflow("monthly")
     async def monthly(step: Step) -> str:
@@ -420,7 +420,7 @@ async def test_time_is_injected_and_runs_can_be_listed(
         return "paid"
 
     def listen(event: Any) -> None:
-        told.append(event.type)
+        types.append(event.type)
 
     runtime = Runtime(store, workflows=[monthly], clock=clock, on_event=listen)
     await runtime.trigger(monthly, run_id="run")
@@ -428,8 +428,8 @@ async def test_time_is_injected_and_runs_can_be_listed(
     await runtime.sweep()
     (line,) = await runtime.list_runs(workflow="monthly", status="completed")
     assert line.id == "run"
-    assert told[0] == "workflow_start"
-    assert told[-1] == "workflow_success"
+    assert types[0] == "workflow_start"
+    assert types[-1] == "workflow_success"
     with pytest.raises(InvalidCron):
         Cron("every day")
     with pytest.raises(InvalidArgument, match="limit"):

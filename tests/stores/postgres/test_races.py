@@ -177,10 +177,10 @@ async def test_a_rest_sees_the_event_it_waited_for(
         rest = Entry("run", grant.lease.epoch, 1, as_json(snapshot()), rest=awaiting("paid"))
         async with held_row(other):
             await other.execute(
-                "INSERT INTO perdure_runs_inbox (run, born, name, payload, sent_at) "
-                "SELECT id, born, 'paid', '1', now() FROM perdure_runs"
+                "INSERT INTO perdure_runs_inbox (run, first_epoch, name, payload, sent_at) "
+                "SELECT id, first_epoch, 'paid', '1', now() FROM perdure_runs"
             )
-            await other.execute("UPDATE perdure_runs SET mail = mail + 1")
+            await other.execute("UPDATE perdure_runs SET messages = messages + 1")
             task = await waiting(other, store.append([rest, *more]))
         assert (await task)[0] is Verdict.ACCEPTED
         (claimed,) = await store.claim("bob", LONG, 10)
@@ -214,8 +214,8 @@ async def test_nothing_of_a_deleted_run_comes_back(
     async with held_row(other):
         await journalled(other, old, "late")
         await other.execute(
-            "INSERT INTO perdure_runs_inbox (run, born, name, payload, sent_at, dedup) "
-            "SELECT id, born, 'late', '1', now(), 'x' FROM perdure_runs"
+            "INSERT INTO perdure_runs_inbox (run, first_epoch, name, payload, sent_at, dedup) "
+            "SELECT id, first_epoch, 'late', '1', now(), 'x' FROM perdure_runs"
         )
         task = await waiting(other, store.delete("run"))
     assert await task
@@ -226,6 +226,19 @@ async def test_nothing_of_a_deleted_run_comes_back(
     assert again[0] is not None
     assert again[0].snapshot["steps"] == {}
     assert await store.inbox("run") == []
+
+
+async def test_a_run_that_is_deleted_leaves_no_consumed_message(
+    store: PostgresStore, other: asyncpg.Connection
+) -> None:
+    """A consumed message with a dedup id is kept only as long as its run."""
+    grant = await granted(store)
+    await store.send("run", "paid", b"1", dedup_id="x")
+    (message,) = await store.inbox("run")
+    delete = Rest("completed", delete=True)
+    end = Entry("run", grant.lease.epoch, 1, b"{}", consumes=(message.id,), rest=delete)
+    assert await store.append([end]) == [Verdict.ACCEPTED]
+    assert await other.fetchval("SELECT count(*) FROM perdure_runs_inbox") == 0
 
 
 async def test_a_claim_of_a_run_at_rest_is_one_statement(

@@ -144,7 +144,7 @@ class Transaction:
         """Return the result of one statement, committed by itself; only outside a transaction."""
         self._is_open = not self._database.pool.autocommit
         self.is_committing = True
-        [result, *_] = await self._send([self._text(statement)])
+        [result, *_] = await self._send([self._encode(statement)])
         if self.connection.get_transaction_status():
             await self._commit()
         self._is_open = False
@@ -187,18 +187,18 @@ class Transaction:
             )
 
     async def _run(self, statements: Sequence[Statement], *, ends: bool) -> Sequence[Result]:
-        texts = [self._text(statement) for statement in statements]
+        encoded = [self._encode(statement) for statement in statements]
         skipped = 0
         if not self._is_open:
             begin = self._database.pool.begin
-            texts.insert(0, begin)
+            encoded.insert(0, begin)
             skipped = 1 + begin.count(b";")  # the results of BEGIN, which may be two statements
             self._is_open = True
         commits = ends and self.connection.get_autocommit()
         if commits:
-            texts.append(b"COMMIT")
+            encoded.append(b"COMMIT")
         results: list[Result] = []
-        packets = list(_packets(texts, self._database.max_packet_size))
+        packets = list(_packets(encoded, self._database.max_packet_size))
         for number, packet in enumerate(packets, 1):
             self.is_committing = commits and number == len(packets)
             results += await self._send(packet)
@@ -215,12 +215,12 @@ class Transaction:
         await self._request(self.connection.commit())
         self._is_open = False
 
-    def _text(self, statement: Statement) -> bytes:
+    def _encode(self, statement: Statement) -> bytes:
         mode = self.connection.server_status
-        return statement.text(backslashes=not mode & NO_BACKSLASH_ESCAPES)
+        return statement.encode(backslashes=not mode & NO_BACKSLASH_ESCAPES)
 
-    async def _send(self, texts: Sequence[bytes]) -> list[Result]:
-        packet, limit = b";".join(texts), self._database.max_packet_size
+    async def _send(self, encoded: Sequence[bytes]) -> list[Result]:
+        packet, limit = b";".join(encoded), self._database.max_packet_size
         try:
             if len(packet) < limit:
                 return await self._request(self._exchange(packet))
@@ -258,14 +258,14 @@ async def _result(cursor: Any) -> Result:
     return Result(await cursor.fetchall(), cursor.rowcount, cursor.lastrowid)
 
 
-def _packets(texts: Iterable[bytes], limit: int) -> Iterator[Sequence[bytes]]:
+def _packets(encoded: Iterable[bytes], limit: int) -> Iterator[Sequence[bytes]]:
     """Yield the statements in as few packets as the limit allows."""
     packet: list[bytes] = []
     size = 0
-    for text in texts:
-        if packet and size + len(text) + 1 >= limit:
+    for statement in encoded:
+        if packet and size + len(statement) + 1 >= limit:
             yield packet
             packet, size = [], 0
-        packet.append(text)
-        size += len(text) + 1
+        packet.append(statement)
+        size += len(statement) + 1
     yield packet

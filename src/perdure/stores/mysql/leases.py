@@ -122,7 +122,7 @@ class Leases:
         return await self._database.transact(work)
 
     async def release(self, leases: Sequence[Lease], wake_at: datetime | None) -> None:
-        """Give up the leases; the runs can be claimed from `wake_at` on, or at once."""
+        """Release the leases; the runs can be claimed from `wake_at` on, or at once."""
 
         async def work(transaction: Transaction) -> None:
             runs = await self._lock_owned(transaction, leases)

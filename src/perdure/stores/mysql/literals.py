@@ -27,7 +27,7 @@ class Rows:
         self._rows = rows
         self._separator = separator
 
-    def text(self, *, backslashes: bool) -> bytes:
+    def encode(self, *, backslashes: bool) -> bytes:
         """Return the bytes to send; `backslashes` is whether they escape in this session."""
         return self._separator.join([self._row % _literals(row, backslashes) for row in self._rows])
 
@@ -41,7 +41,7 @@ class Statement(NamedTuple):
     sql: bytes
     values: Sequence[Value] = ()
 
-    def text(self, *, backslashes: bool) -> bytes:
+    def encode(self, *, backslashes: bool) -> bytes:
         """Return the bytes to send; `backslashes` is whether they escape in this session."""
         return self.sql % _literals(self.values, backslashes)
 
@@ -63,7 +63,7 @@ def _literal(value: Value, backslashes: bool) -> bytes:
     if isinstance(value, datetime):
         return b"'%s'" % _datetime(value)
     if isinstance(value, Rows):
-        return value.text(backslashes=backslashes)
+        return value.encode(backslashes=backslashes)
     joined = b",".join(_literals(value, backslashes))
     return b"(%s)" % joined if isinstance(value, tuple) else joined
 

@@ -6,7 +6,7 @@ after the lock see everything that was committed before it. `FORCE INDEX` preven
 small table, which would lock rows of other runs out of order: a deadlock with a statement that
 locks them in order.
 
-Columns: `taken` marks consumed messages that are kept for their `dedup` digest, `folded` is the
+Columns: `consumed` marks messages that are kept only for their `dedup` digest, `folded` is the
 number of the last entry that the snapshot contains.
 """
 
@@ -130,7 +130,7 @@ WAKE_IF_MESSAGE = """
     WHERE id = %s AND epoch = %s AND folded = %s AND owner IS NULL
         AND (wake_at IS NULL OR wake_at > UTC_TIMESTAMP(6)) AND EXISTS (
             SELECT 1 FROM {inbox} AS message
-            WHERE message.run = %s AND message.taken = 0 AND message.name IN (%s)
+            WHERE message.run = %s AND message.consumed = 0 AND message.name IN (%s)
         )
 """
 # Only for a run without messages, as most are: each message would be joined with each entry. The
@@ -198,18 +198,20 @@ WAKE = "UPDATE {runs} SET wake_at = %s WHERE id = %s"
 JOURNALS = "SELECT run, epoch, data FROM {journal} WHERE run IN (%s) ORDER BY run, epoch, n"
 INBOXES = """
     SELECT run, seq, name, payload, sent_at FROM {inbox}
-    WHERE run IN (%s) AND taken = 0 ORDER BY seq
+    WHERE run IN (%s) AND consumed = 0 ORDER BY seq
 """
-MESSAGES = "SELECT run, seq, name, dedup IS NOT NULL FROM {inbox} WHERE run IN (%s) AND taken = 0"
-RUNS_WITH_MESSAGES = "SELECT DISTINCT run FROM {inbox} WHERE run IN (%s) AND taken = 0"
+MESSAGES = """
+    SELECT run, seq, name, dedup IS NOT NULL FROM {inbox} WHERE run IN (%s) AND consumed = 0
+"""
+RUNS_WITH_MESSAGES = "SELECT DISTINCT run FROM {inbox} WHERE run IN (%s) AND consumed = 0"
 FIND_DUPLICATE = "SELECT 1 FROM {inbox} WHERE run = %s AND dedup = %s"
 SEND = "INSERT INTO {inbox} (run, name, payload, sent_at, dedup) VALUES (%s, %s, %s, %s, %s)"
 CONSUME = """
     DELETE message FROM {inbox} AS message FORCE INDEX (PRIMARY)
-    WHERE message.seq IN (%s) AND message.taken = 0
+    WHERE message.seq IN (%s) AND message.consumed = 0
 """
 MARK_CONSUMED = """
-    UPDATE {inbox} FORCE INDEX (PRIMARY) SET taken = 1, payload = '{{}}' WHERE seq IN (%s)
+    UPDATE {inbox} FORCE INDEX (PRIMARY) SET consumed = 1, payload = '{{}}' WHERE seq IN (%s)
 """
 
 LOCK_OLD = """

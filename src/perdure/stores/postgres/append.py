@@ -48,10 +48,11 @@ REST_ONE = """
     WITH rested AS (
         UPDATE {runs} AS run SET
             snapshot = {json_of_data}, exact = {exact_of_data}, status = $5, awaits = input.awaits,
-            wake_at = CASE WHEN run.mail > 0 AND (
-                SELECT count(*) <> run.mail OR bool_or(input.awaits ? message.name)
+            wake_at = CASE WHEN run.messages > 0 AND (
+                SELECT count(*) <> run.messages OR bool_or(input.awaits ? message.name)
                 FROM {inbox} AS message
-                WHERE message.run = run.id AND message.born = run.born AND NOT message.taken
+                WHERE message.run = run.id AND message.first_epoch = run.first_epoch
+                    AND NOT message.consumed
             ) THEN statement_timestamp() ELSE $6 END,
             folded_epoch = $2, folded_n = $3, updated_at = statement_timestamp(),
             owner = NULL, takeovers = 0, clean = true
@@ -103,25 +104,26 @@ _WRITTEN = """
     )
 """
 _CONSUMED = """
-    consumed AS MATERIALIZED (
+    matched AS MATERIALIZED (
         SELECT writable.id, consumes.seq
         FROM unnest((SELECT $9::bigint[]), (SELECT $10::bigint[])) AS consumes (i, seq)
         JOIN writable USING (i)
+        WHERE NOT writable.is_deleted
     ), removed AS (
-        DELETE FROM {inbox} AS message USING consumed
-        WHERE message.seq = consumed.seq AND message.run = consumed.id AND message.dedup IS NULL
-        RETURNING consumed.id
+        DELETE FROM {inbox} AS message USING matched
+        WHERE message.seq = matched.seq AND message.run = matched.id AND message.dedup IS NULL
+        RETURNING matched.id
     ), marked AS (
-        UPDATE {inbox} AS message SET taken = true, payload = '' FROM consumed
-        WHERE message.seq = consumed.seq AND message.run = consumed.id
-            AND message.dedup IS NOT NULL AND NOT message.taken
-        RETURNING consumed.id
+        UPDATE {inbox} AS message SET consumed = true, payload = '' FROM matched
+        WHERE message.seq = matched.seq AND message.run = matched.id
+            AND message.dedup IS NOT NULL AND NOT message.consumed
+        RETURNING matched.id
     ), counted AS MATERIALIZED (
-        SELECT id, count(*) AS mail
+        SELECT id, count(*) AS messages
         FROM (SELECT id FROM removed UNION ALL SELECT id FROM marked) AS message
         GROUP BY id
     ), updated AS (
-        UPDATE {runs} AS run SET mail = run.mail - counted.mail FROM counted
+        UPDATE {runs} AS run SET messages = run.messages - counted.messages FROM counted
         WHERE run.id = counted.id
             AND NOT EXISTS (
                 SELECT FROM writable
@@ -130,7 +132,8 @@ _CONSUMED = """
     )
 """
 _NOTHING_CONSUMED = """
-    consumed AS (SELECT 0 AS seq WHERE false), counted AS (SELECT '' AS id, 0 AS mail WHERE false)
+    matched AS (SELECT 0 AS seq WHERE false),
+    counted AS (SELECT '' AS id, 0 AS messages WHERE false)
 """
 _DELETED_ENTRIES = """
     deleted_entries AS (
@@ -142,7 +145,6 @@ _DELETED_RUNS = """
     deleted_messages AS (
         DELETE FROM {inbox}
         WHERE run = ANY (ARRAY(SELECT id FROM writable WHERE is_deleted))
-            AND seq <> ALL (ARRAY(SELECT seq FROM consumed))
     ), deleted_runs AS (
         DELETE FROM {runs} WHERE id = ANY (ARRAY(SELECT id FROM writable WHERE is_deleted))
     )
@@ -152,19 +154,20 @@ _RESTED = """
         UPDATE {runs} AS run SET
             snapshot = {json_of_data}, exact = {exact_of_data},
             status = input.status, awaits = input.awaits,
-            wake_at = CASE WHEN run.mail > input.consumed AND (
-                SELECT count(*) <> run.mail OR bool_or(
+            wake_at = CASE WHEN run.messages > input.consumed AND (
+                SELECT count(*) <> run.messages OR bool_or(
                     input.awaits ? message.name
-                    AND message.seq <> ALL (ARRAY(SELECT seq FROM consumed))
+                    AND message.seq <> ALL (ARRAY(SELECT seq FROM matched))
                 )
                 FROM {inbox} AS message
-                WHERE message.run = run.id AND message.born = run.born AND NOT message.taken
+                WHERE message.run = run.id AND message.first_epoch = run.first_epoch
+                    AND NOT message.consumed
             ) THEN statement_timestamp() ELSE input.wake_at END,
             folded_epoch = input.epoch, folded_n = input.n, updated_at = statement_timestamp(),
-            owner = NULL, takeovers = 0, clean = true, mail = run.mail - input.consumed
+            owner = NULL, takeovers = 0, clean = true, messages = run.messages - input.consumed
         FROM (
             SELECT id, epoch, n, data, status, wake_at, awaits::jsonb AS awaits,
-                coalesce(counted.mail, 0) AS consumed
+                coalesce(counted.messages, 0) AS consumed
             FROM writable LEFT JOIN counted USING (id)
             WHERE status IS NOT NULL AND NOT is_deleted
         ) AS input

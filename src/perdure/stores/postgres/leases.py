@@ -1,4 +1,4 @@
-"""Leases: taken in one statement, with the runs read under them."""
+"""Leases: granted by one statement, with the runs read under them."""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
@@ -64,7 +64,7 @@ class Leases:
         return [_renewed(lease, renewed.get((lease.id, lease.epoch))) for lease in leases]
 
     async def release(self, leases: Sequence[Lease], wake_at: datetime | None) -> None:
-        """Give up the leases; the runs can be claimed from `wake_at` on, or at once."""
+        """Release the leases; the runs can be claimed from `wake_at` on, or at once."""
         await self._fetch(self._statements.sql(RELEASE), *self._columns(leases), wake_at)
 
     def _columns(

@@ -82,7 +82,7 @@ class Notifications:
 
 
 class _Listener:
-    """Whether a connection has received a notification since it was last asked."""
+    """Whether a connection has received a notification since the last call of `next`."""
 
     def __init__(self) -> None:
         self.disconnecting = asyncio.Lock()

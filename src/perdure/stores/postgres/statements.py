@@ -2,16 +2,16 @@
 
 A statement that writes runs first locks their rows, in the order of their ids, and decides by what
 it reads from the locked rows. Other tables it reads as of its own start, without what was committed
-while it waited for a lock. Where that would matter, a column of the locked row (`clean`, `mail`,
-`xmin`) shows it.
+while it waited for a lock. Where that would matter, a column of the locked row (`clean`,
+`messages`, `xmin`) shows it.
 
 Arrays are passed as `(SELECT $1::text[])` to hide their length from the planner, which would make a
 new plan for every length: planning takes longer than writing. `LATERAL` with a lock of its own
 costs one index lookup per run; a join planned for a small table would still scan it after it has
 grown.
 
-Columns: `born` is the run's first epoch, `mail` the number of messages in its inbox that are not
-consumed (`taken`), `clean` means that no journal entry is older than the current lease.
+Columns: `messages` counts the messages in the run's inbox that are not consumed, and `clean` means
+that no journal entry is older than the current lease.
 """
 
 from perdure.stores.postgres.schema import Tables
@@ -30,7 +30,7 @@ SAVE = """
     )
     INSERT INTO {runs} AS run (
         id, snapshot, exact, workflow, status, wake_at, awaits,
-        epoch, born, folded_epoch, updated_at
+        epoch, first_epoch, folded_epoch, updated_at
     )
     SELECT $1, {json_of_data}, {exact_of_data}, $3, $4, $5, $6::text::jsonb,
         {clock}, {clock}, {clock}, statement_timestamp()
@@ -38,10 +38,11 @@ SAVE = """
     ON CONFLICT (id) DO UPDATE SET
         snapshot = excluded.snapshot, exact = excluded.exact, workflow = excluded.workflow,
         status = excluded.status, awaits = excluded.awaits, updated_at = excluded.updated_at,
-        wake_at = CASE WHEN run.mail > 0 AND (
-            SELECT count(*) <> run.mail OR bool_or(excluded.awaits ? message.name)
+        wake_at = CASE WHEN run.messages > 0 AND (
+            SELECT count(*) <> run.messages OR bool_or(excluded.awaits ? message.name)
             FROM {inbox} AS message
-            WHERE message.run = run.id AND message.born = run.born AND NOT message.taken
+            WHERE message.run = run.id AND message.first_epoch = run.first_epoch
+                AND NOT message.consumed
         ) THEN statement_timestamp() ELSE excluded.wake_at END,
         epoch = greatest(run.epoch + 1, excluded.epoch),
         folded_epoch = greatest(run.epoch + 1, excluded.epoch), folded_n = -1,
@@ -81,7 +82,7 @@ HAS_ENTRY = "SELECT EXISTS (SELECT FROM {journal} WHERE run = $1 AND epoch = $2 
 CREATE_ONE = """
     INSERT INTO {runs} (
         id, snapshot, exact, workflow, status, owner, wake_at,
-        epoch, born, folded_epoch, clean, updated_at
+        epoch, first_epoch, folded_epoch, clean, updated_at
     )
     SELECT $1, {json_of_data}, {exact_of_data}, $5, 'running', $2,
         statement_timestamp() + $3::interval, {clock}, {clock}, {clock}, false,
@@ -94,7 +95,7 @@ CREATE_ONE = """
 CREATE = """
     INSERT INTO {runs} (
         id, snapshot, exact, workflow, status, owner, wake_at,
-        epoch, born, folded_epoch, clean, updated_at
+        epoch, first_epoch, folded_epoch, clean, updated_at
     )
     SELECT request.id, {json_of_data}, {exact_of_data}, request.workflow, 'running', request.owner,
         statement_timestamp() + request.ttl, {clock}, {clock}, {clock}, false, statement_timestamp()
@@ -124,18 +125,19 @@ _SET_LEASED = """
 """
 _GRANT_COLUMNS = """
     run.id, run.owner, run.epoch, run.folded_epoch, run.wake_at, run.takeovers, run.clean,
-    run.mail, run.updated_at, {snapshot} AS snapshot, {inbox_rows} AS inbox, NULL::bytea AS journal,
-    statement_timestamp() AS now
+    run.messages, run.updated_at, {snapshot} AS snapshot, {inbox_rows} AS inbox,
+    NULL::bytea AS journal, statement_timestamp() AS now
 """
 # Whether the row was written after the statement began, so that the inbox it read is outdated.
 _IS_STALE = """
-    leased.mail > 0
+    leased.messages > 0
         AND locked.version <> (SELECT xmin FROM {runs} AS latest WHERE latest.id = locked.id)
 """
 _INBOX_ROWS = """
-    CASE WHEN run.mail > 0 THEN (
+    CASE WHEN run.messages > 0 THEN (
         SELECT array_agg(ROW(seq, name, payload, sent_at) ORDER BY seq) FROM {inbox} AS message
-        WHERE message.run = run.id AND message.born = run.born AND NOT message.taken
+        WHERE message.run = run.id AND message.first_epoch = run.first_epoch
+            AND NOT message.consumed
     ) END
 """
 
@@ -189,8 +191,8 @@ READ_LEASED = """
 INBOX = """
     SELECT message.seq, message.name, message.payload, message.sent_at
     FROM {runs} AS run
-    JOIN {inbox} AS message ON message.run = run.id AND message.born = run.born
-    WHERE run.id = $1 AND NOT message.taken
+    JOIN {inbox} AS message ON message.run = run.id AND message.first_epoch = run.first_epoch
+    WHERE run.id = $1 AND NOT message.consumed
     ORDER BY message.seq
 """
 
@@ -198,7 +200,7 @@ RENEW = """
     {locked_leases}
     UPDATE {runs} AS run SET wake_at = statement_timestamp() + $4::interval
     WHERE run.id = ANY (ARRAY(SELECT id FROM locked))
-    RETURNING run.id, run.epoch, run.wake_at, run.mail > 0 AS has_messages
+    RETURNING run.id, run.epoch, run.wake_at, run.messages > 0 AS has_messages
 """
 
 RELEASE = """
@@ -211,7 +213,7 @@ RELEASE = """
 
 ENQUEUE = """
     INSERT INTO {runs} AS run (
-        id, workflow, snapshot, exact, status, wake_at, epoch, born, folded_epoch, updated_at
+        id, workflow, snapshot, exact, status, wake_at, epoch, first_epoch, folded_epoch, updated_at
     )
     SELECT new.id, new.workflow, {json_of_data}, {exact_of_data}, 'running',
         coalesce(new.wake_at, statement_timestamp()), {clock}, {clock}, {clock},
@@ -233,17 +235,17 @@ DUE = """
 
 SEND = """
     WITH run AS MATERIALIZED (
-        SELECT id, born, owner IS NULL AND awaits ? $2 AS awaited,
+        SELECT id, first_epoch, owner IS NULL AND awaits ? $2 AS awaited,
             coalesce(status, 'running') IN ('completed', 'failed', 'cancelled') AS over
         FROM {runs} WHERE id = $1 FOR NO KEY UPDATE
     ), sent AS (
-        INSERT INTO {inbox} (run, born, name, payload, dedup, sent_at)
-        SELECT id, born, $2, $3, $4, statement_timestamp() FROM run WHERE NOT over
+        INSERT INTO {inbox} (run, first_epoch, name, payload, dedup, sent_at)
+        SELECT id, first_epoch, $2, $3, $4, statement_timestamp() FROM run WHERE NOT over
         ON CONFLICT DO NOTHING
         RETURNING seq
     ), updated AS (
         UPDATE {runs} AS run SET
-            mail = run.mail + 1,
+            messages = run.messages + 1,
             wake_at = CASE WHEN owner IS NULL AND awaits ? $2
                 THEN statement_timestamp() ELSE run.wake_at END
         WHERE run.id = $1 AND EXISTS (SELECT FROM sent)
@@ -251,7 +253,7 @@ SEND = """
     )
     SELECT run.over, EXISTS (SELECT FROM sent) AS sent, EXISTS (
         SELECT FROM {inbox} AS message
-        WHERE message.run = run.id AND message.born = run.born AND message.dedup = $4
+        WHERE message.run = run.id AND message.first_epoch = run.first_epoch AND message.dedup = $4
     ) AS is_duplicate
     FROM run
 """

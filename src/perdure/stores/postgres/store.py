@@ -183,7 +183,7 @@ class PostgresBackend:
         return await self._leases.renew(leases, ttl)
 
     async def release(self, leases: Sequence[Lease], wake_at: datetime | None) -> None:
-        """Give up the leases in one statement."""
+        """Release the leases in one statement."""
         await self._leases.release(leases, wake_at)
 
     async def enqueue(self, runs: Sequence[NewRun]) -> Sequence[bool]:

@@ -57,7 +57,7 @@ class Lifecycle:
         was_open = not self.is_closed
         self.is_closed = True
         if was_open and self._loop is not None and self._loop.is_closed():
-            self._on_move()
+            self._on_move()  # what belongs to a loop that has ended cannot be closed
         return was_open
 
     def _bind_loop(self) -> None:

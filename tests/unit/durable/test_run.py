@@ -119,7 +119,7 @@ async def test_a_version_mismatch_names_both_versions(store: Any) -> None:
     await run(version_1, store, version=1)
     error = error_of(await run(version_2, store, version=3))
     assert isinstance(error, VersionMismatch)
-    assert "begun by version 1, and this is version 3" in str(error)
+    assert "started by version 1, but this is version 3" in str(error)
 
 
 async def test_steps_that_another_process_recorded_before_the_lease_are_not_repeated(

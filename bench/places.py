@@ -1,4 +1,4 @@
-"""The stores under measurement, each on a server that is started for it, with its raw driver."""
+"""The measured stores, each with a server that is started for it and its raw driver."""
 
 import platform
 import sqlite3
@@ -17,9 +17,10 @@ from tests.servers.process import LocalServer
 
 @dataclass(frozen=True)
 class Place:
-    """One store under measurement.
+    """One measured store.
 
-    `peer_url` is where a peer of the name works on the same kind of store; empty where none does.
+    `peer_url` is the URL with which another library uses the same kind of store; empty if none
+    does.
     """
 
     name: str
@@ -35,7 +36,7 @@ class Place:
 
 @contextmanager
 def place(name: str) -> Iterator[Place]:
-    """Start what the store needs, and stop it again."""
+    """Start what the store needs, and stop it in the end."""
     with ExitStack() as stack:
         yield STARTERS[name](stack)
 

@@ -1,4 +1,4 @@
-"""Two plots as SVG: what a step costs in longer runs, and what more runs at once give."""
+"""Two plots as SVG: the cost of a step by length of the run, and the throughput by concurrency."""
 
 from collections.abc import Iterator
 from html import escape
@@ -20,7 +20,7 @@ SVG = (
 
 
 class Line(NamedTuple):
-    """One line of a plot: whole for us, dashed for a peer, dotted for the limit."""
+    """One line of a plot: solid for perdure, dashed for another library, dotted for the limit."""
 
     name: str
     colour: str
@@ -88,7 +88,7 @@ def _plot(title: str, lines: list[Line], x: str, y: str) -> str:
     ]
     if points:
         across = _Axis([point[0] for point in points], LEFT, RIGHT)
-        # A little air above and below.
+        # Some space above and below.
         heights = [point[1] * factor for point in points for factor in (0.8, 1.25)]
         up = _Axis(heights, BOTTOM, TOP)
         parts += _grid(across, up, sorted({point[0] for point in points}))

@@ -1,7 +1,7 @@
-"""The limit: what the raw driver does on the same server, with the same durability.
+"""The limit: what the raw driver achieves on the same server, with the same durability.
 
-`one` is one durable write of about 250 bytes, `many` a batch of them in one commit. `shared` is how
-fast many writers are that share commits through the smallest committer there can be.
+`one` is one durable write of about 250 bytes, `many` a batch of them in one commit. `shared` is the
+throughput of many writers that share commits through a minimal committer.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ SQL_TABLE = (
 
 
 class Raw(Protocol):
-    """A raw driver; `tells` says whether its store can tell what it has written to disk."""
+    """A raw driver; `counts_writes` is whether its store reports the bytes written to disk."""
 
-    tells: bool
+    counts_writes: bool
 
     async def one(self, run: str, n: int) -> None:
         """Write one row, durably."""
@@ -38,16 +38,16 @@ class Raw(Protocol):
         ...
 
     async def written(self) -> float:
-        """Give the bytes written to disk so far: the log, above all."""
+        """Return the bytes written to disk so far, mainly to the log."""
         ...
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         ...
 
 
 class Committer:
-    """Rows of many writers share commits: while one batch is in flight the rest gathers."""
+    """Rows of many writers share commits: rows that arrive during a write form the next batch."""
 
     def __init__(self, driver: Raw) -> None:
         self._driver = driver
@@ -55,7 +55,7 @@ class Committer:
         self._flusher: asyncio.Task[None] | None = None
 
     async def write(self, run: str, n: int) -> None:
-        """Give back when the row is durable."""
+        """Return when the row is durable."""
         written = asyncio.get_running_loop().create_future()
         self._waiting.append(((run, n), written))
         if self._flusher is None:
@@ -68,13 +68,13 @@ class Committer:
             await self._driver.many([row for row, _ in batch])
             for _, written in batch:
                 written.set_result(None)
-            # Those who were just answered join the next batch.
+            # Callers that were just resolved may join the next batch.
             await asyncio.sleep(0)
         self._flusher = None
 
 
 async def ones(driver: Raw, run: str, count: int) -> float:
-    """Give the seconds per row of rows written one after another."""
+    """Return the seconds per row for rows written one after another."""
     began = now()
     for n in range(count):
         await driver.one(run, n)
@@ -82,7 +82,7 @@ async def ones(driver: Raw, run: str, count: int) -> float:
 
 
 async def shared(driver: Raw, name: str, writers: int, rows: int = 10) -> float:
-    """Give rows per second of so many writers that share commits, each one row after another."""
+    """Return rows per second for writers that share commits, each writing one row after another."""
     committer = Committer(driver)
 
     async def writer(run: str) -> None:
@@ -95,7 +95,7 @@ async def shared(driver: Raw, name: str, writers: int, rows: int = 10) -> float:
 
 
 async def bulk(driver: Raw, name: str, batches: int = 10, size: int = 200) -> float:
-    """Give rows per second of whole batches, one after another, for which nobody waits."""
+    """Return rows per second for whole batches written one after another."""
     began = now()
     for batch in range(batches):
         await driver.many([(f"{name}-{batch}", n) for n in range(size)])
@@ -105,10 +105,10 @@ async def bulk(driver: Raw, name: str, batches: int = 10, size: int = 200) -> fl
 class RawSqlite:
     """The standard library's sqlite3, WAL, synchronous=FULL.
 
-    In the event loop's own thread: a thread of its own made it slower.
+    It runs in the thread of the event loop: a separate thread was slower.
     """
 
-    tells = IO_COUNTERS.exists()
+    counts_writes = IO_COUNTERS.exists()
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, isolation_level=None)
@@ -126,7 +126,7 @@ class RawSqlite:
         self._db.execute("COMMIT")
 
     async def written(self) -> float:
-        # SQLite writes in this process, log and checkpoints; Linux counts what a process writes.
+        # SQLite writes its log and checkpoints in this process, and Linux counts those bytes.
         counters = IO_COUNTERS.read_text().splitlines()
         return float(dict(line.split(": ") for line in counters)["wchar"])
 
@@ -137,7 +137,7 @@ class RawSqlite:
 class RawPostgres:
     """asyncpg on one connection."""
 
-    tells = True
+    counts_writes = True
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -168,7 +168,7 @@ class RawPostgres:
 class RawMysql:
     """asyncmy on one connection with autocommit."""
 
-    tells = True
+    counts_writes = True
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -210,9 +210,9 @@ class RawMysql:
 
 
 class RawMongo:
-    """PyMongo's async client, write concern majority and journalled."""
+    """PyMongo's async client with write concern majority and journaling."""
 
-    tells = True
+    counts_writes = True
 
     def __init__(self, client: Any, rows: Any) -> None:
         self._client = client
@@ -246,7 +246,7 @@ class RawMongo:
 class RawRedis:
     """redis-py asyncio, against appendfsync always."""
 
-    tells = True
+    counts_writes = True
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -274,9 +274,9 @@ class RawRedis:
 
 
 class RawLibsql:
-    """Hrana over HTTP, one request a write."""
+    """Hrana over HTTP, one request per write."""
 
-    tells = False
+    counts_writes = False
 
     def __init__(self, client: Any) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""The numbers as JSON, as ratios with their targets, as tables, and as plots."""
+"""The results as JSON, as ratios with their targets, as tables, and as plots."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ OURS = (PERDURE, RAW, SHARED, BULK, TURN)
 
 @dataclass
 class About:
-    """Where and with what the numbers were made."""
+    """Where and with what the values were measured."""
 
     date: str
     perdure: str
@@ -26,7 +26,7 @@ class About:
 
 
 class Ratio(NamedTuple):
-    """One ratio with what it should be; `least` says whether more is better."""
+    """One ratio and its target; `least` is whether more is better."""
 
     what: str
     value: float
@@ -39,14 +39,14 @@ class Ratio(NamedTuple):
 
 
 class Ratios:
-    """The ratios of a run of the suite; what was not measured has none."""
+    """The ratios of a run of the suite; those that were not measured are left out."""
 
     def __init__(self, numbers: Numbers, cores: int) -> None:
         self._numbers = numbers
         self._cores = cores
 
     def all(self, places: list[str]) -> Iterator[Ratio]:
-        """Give every ratio that has a target."""
+        """Yield every ratio that has a target."""
         for place in ("engine", "memory", *places):
             for ratio in self._of(place):
                 if ratio is not None:
@@ -117,8 +117,8 @@ class Ratios:
                 what = (
                     f"{place}: F, bytes a sleeping run holds ({size:,} asleep; 64 is noise, not 0)"
                 )
-                # The target is 0. Growth was seen to go both ways from one round to the next, by
-                # up to 220 kB, so a single round cannot tell 0 from some tens of bytes a run.
+                # The target is 0. Between two measurements, memory grew or shrank by up to 220 kB,
+                # so that one measurement cannot distinguish 0 from some tens of bytes per run.
                 yield Ratio(what, held, 64)
         what = f"{place}: F, signal to next step against a raw write"
         yield self._ratio(what, (place, "react", 1), (place, "react", 1, RAW), 5)
@@ -147,7 +147,7 @@ class Ratios:
 
 
 def write(about: About, numbers: Numbers, folder: Path) -> str:
-    """Write everything, and give the table of ratios."""
+    """Write all results, and return the table of ratios."""
     folder.mkdir(parents=True, exist_ok=True)
     day = about.date[:10]
     ratios = list(Ratios(numbers, about.cores).all(list(about.places)))
@@ -177,17 +177,17 @@ def write(about: About, numbers: Numbers, folder: Path) -> str:
 def _head(about: About) -> Iterator[str]:
     yield f"# Measured on {about.date}"
     yield ""
-    yield f"perdure {about.perdure}, Python {about.python}, {about.cores} cores that the servers"
-    yield f"share. Every number is a median of at least {about.repeats}; raw driver, perdure and"
-    yield "peers took turns. Only ratios within one run count: the machine is as noisy as it is."
+    yield f"perdure {about.perdure}, Python {about.python}, {about.cores} cores shared with the"
+    yield f"servers. Every value is a median of at least {about.repeats}; raw driver, perdure and"
+    yield "other libraries were measured alternately. Compare only values of the same run."
     yield ""
     for name, version in {**about.places, **about.peers}.items():
         yield f"- {name}: {version}"
     if about.peers:
         yield ""
-        yield "Peers run with their defaults, which are durable; LangGraph with durability=sync."
-        yield "Where their size of a workload is not ours, ours would take them minutes. A resumed"
-        yield "step of DBOS is counted from the function's first line, ours from the call."
+        yield "Other libraries run with their defaults, which are durable; LangGraph with"
+        yield "durability=sync. Some run a smaller workload, where ours would take them minutes. A"
+        yield "resumed step of DBOS is measured from the function's first line, ours from the call."
 
 
 def _ratio_table(ratios: list[Ratio]) -> Iterator[str]:

@@ -1,8 +1,8 @@
-"""Measure perdure beside the raw driver and beside peers, in one run, taking turns.
+"""Measure perdure, the raw driver and other libraries alternately, in one run.
 
     python -m bench.run [--fast] [--only sqlite,postgres] [--no-peers] [--out FOLDER]
 
-Only ratios within one run count: the machine is as noisy as it is. Each number is a median.
+The machine may be noisy, so compare only values of the same run. Each value is a median.
 """
 
 import argparse
@@ -38,8 +38,8 @@ BEGAN = now()
 class Plan:
     """How much is measured.
 
-    `peers` says which sizes of a workload the peers take part in, and with what size of their own:
-    some would take minutes for what takes us a second.
+    `peers` says which sizes of a workload other libraries take part in, and at what size: some
+    would take minutes for what takes perdure a second.
     """
 
     repeats: int = 5
@@ -71,14 +71,15 @@ FAST = Plan(
 
 
 def say(text: str) -> None:
-    """Tell how far it is."""
+    """Print the progress."""
     print(f"[{now() - BEGAN:6.1f} s] {text}", flush=True)
 
 
 async def take_turns(numbers: Numbers, repeats: int, turns: Mapping[Key, Turn]) -> None:
-    """Let every contender have its turn in each repeat, and tell the medians.
+    """Measure every contender in each repetition, and print the medians.
 
-    Every other repeat goes backwards: nobody always comes after the same other.
+    Every other repetition is in reverse order, so that no contender always follows the same other
+    one.
     """
     for repeat in range(repeats):
         for key, measure in list(turns.items())[:: -1 if repeat % 2 else 1]:
@@ -96,17 +97,17 @@ async def take_turns(numbers: Numbers, repeats: int, turns: Mapping[Key, Turn]) 
 
 
 async def sustained(measure: Callable[[], Awaitable[float]]) -> float:
-    """Give the median of three in a row: a crowd is done in a tenth of a second, and the first
-    after another's turn finds every cache cold.
+    """Return the median of three measurements in a row: one takes a tenth of a second, and the
+    first one after another contender starts with cold caches.
     """
     return median([await measure() for _ in range(3)])
 
 
 @asynccontextmanager
 async def opened(place: Place) -> AsyncIterator[tuple[Store, raw.Raw]]:
-    """Give the store and the raw driver, warm.
+    """Open the store and the raw driver, and warm them up.
 
-    The first numbers of a fresh store were several times its later ones; why was not looked into.
+    The first values of a fresh store were several times its later ones, for unknown reasons.
     """
     store, driver = place.open(), await place.open_raw()
     try:
@@ -120,7 +121,7 @@ async def opened(place: Place) -> AsyncIterator[tuple[Store, raw.Raw]]:
 
 @asynccontextmanager
 async def started_peers(place: Place, names: list[str]) -> AsyncIterator[list[peers.Peer]]:
-    """Give the peers that work on this kind of store; one that does not start is left out."""
+    """Start the other libraries that support this kind of store; skip those that fail."""
     started: list[peers.Peer] = []
     for name in names if place.peer_url else ():
         try:
@@ -162,7 +163,7 @@ class Bench:
         for runs in self._plan.crowds:
             await self._crowd(runs)
         await self._due()
-        for steps in FOOTPRINTS if self._driver.tells else ():
+        for steps in FOOTPRINTS if self._driver.counts_writes else ():
             await self._disk(steps)
         if can_notify(self._store):
             await self._reaction()
@@ -296,7 +297,7 @@ class Bench:
 async def measure_alone(numbers: Numbers) -> None:
     """Measure what needs no server: the engine without a store, and the memory store.
 
-    What a store is handed (F) is the same for all of them.
+    The bytes passed to a store (F) are the same for all of them.
     """
     store, ids = MemoryStore(), map(str, count())
     turns: dict[Key, Turn] = {

@@ -1,4 +1,6 @@
-"""The clock of the measurements, and its unit for what needs no store: a turn of the loop."""
+"""The clock of the measurements, and the unit for what needs no store: an iteration of the event
+loop.
+"""
 
 import asyncio
 import time
@@ -9,14 +11,14 @@ now = time.perf_counter
 
 
 async def timed(work: Awaitable[Any]) -> float:
-    """Give the seconds it takes."""
+    """Return how many seconds it takes."""
     began = now()
     await work
     return now() - began
 
 
 async def loop_turn(turns: int = 3000) -> float:
-    """Give the seconds of one `await asyncio.sleep(0)`."""
+    """Return the seconds of one `await asyncio.sleep(0)`."""
     began = now()
     for _ in range(turns):
         await asyncio.sleep(0)

@@ -1,7 +1,7 @@
-"""Workload G: so many worker processes on one store, and whether any step ran twice.
+"""Workload G: several worker processes on one store, and whether any step ran twice.
 
-`python -m bench.workers URL` is one of the processes: it says when it is up, waits for the word to
-go, tells how many runs it has finished, and at the end which steps it executed.
+`python -m bench.workers URL` is one of the processes. It prints when it is ready, waits for a line,
+prints how many runs it has finished, and finally which steps it executed.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ executed: list[str] = []
 
 
 async def mark(what: str) -> str:
-    """Remember that this step was executed here."""
+    """Log that this step was executed in this process."""
     executed.append(what)
     return what
 
 
 @workflow("bench-shared")
 async def shared_workflow(step: Step) -> None:
-    """Do a few steps that any of the processes may do."""
+    """Execute a few steps, in any of the processes."""
     for n in range(STEPS):
         await step("mark", mark, f"{step.run_id} {n}")
 
@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
 
 
 class _Child:
-    """One worker process, seen from the conductor."""
+    """One worker process."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -63,66 +63,66 @@ class _Child:
             )
         )
 
-    def tell(self) -> None:
-        """Say the next word: first to go, then to stop."""
+    def send_line(self) -> None:
+        """Send the next command: first to start, then to stop."""
         self._in.write(b"\n")
 
-    async def hear(self) -> list[str] | int:
-        """Give what the child says next."""
-        said: list[str] | int = json.loads(await self._out.readline())
-        return said
+    async def read_line(self) -> list[str] | int:
+        """Return the next message of the child."""
+        message: list[str] | int = json.loads(await self._out.readline())
+        return message
 
     async def follow(self) -> list[str]:
-        """Follow how many runs are finished, and give which steps were executed."""
-        while isinstance(said := await self.hear(), int):
-            self.finished = said
+        """Update how many runs are finished, and return which steps were executed."""
+        while isinstance(message := await self.read_line(), int):
+            self.finished = message
         await self._process.wait()
-        return said
+        return message
 
 
 async def together(store: Store, url: str, name: str, processes: int, runs: int) -> Outcome:
-    """Let so many processes work off so many runs that all wait for them."""
+    """Let the processes execute the runs, all of which are due."""
     ids = [f"{name}-{n}" for n in range(runs)]
     await enqueue(require_schedule(store), shared_workflow.name, ids)
     children = await asyncio.gather(*(_Child.start(url) for _ in range(processes)))
-    await asyncio.gather(*(child.hear() for child in children))
+    await asyncio.gather(*(child.read_line() for child in children))
     began = now()
     for child in children:
-        child.tell()
+        child.send_line()
     lists = asyncio.gather(*(child.follow() for child in children))
     while sum(child.finished for child in children) < runs:
         await asyncio.sleep(0.005)
     took = now() - began
     for child in children:
-        child.tell()
+        child.send_line()
     counts = Counter(what for steps in await lists for what in steps)
     assert len(counts) == runs * STEPS, "a step was not executed at all"
     return Outcome(runs / took, sum(n > 1 for n in counts.values()))
 
 
-async def _word() -> None:
+async def _next_line() -> None:
     await asyncio.to_thread(sys.stdin.readline)
 
 
-def _say(what: list[str] | int) -> None:
+def _print_line(what: list[str] | int) -> None:
     print(json.dumps(what), flush=True)
 
 
 async def _work(url: str) -> None:
     store = open_store(url)
     await store.list(limit=1)
-    _say(0)
-    await _word()
-    stop = asyncio.ensure_future(_word())
+    _print_line(0)
+    await _next_line()
+    stop = asyncio.ensure_future(_next_line())
     runtime = Runtime(store, workflows=[shared_workflow])
     async with Worker(runtime, concurrency=100, poll=0.05) as worker:
-        told = 0
+        reported = 0
         while not stop.done():
             await asyncio.sleep(0.01)
-            if worker.counters.finished != told:
-                told = worker.counters.finished
-                _say(told)
-    _say(executed)
+            if worker.counters.finished != reported:
+                reported = worker.counters.finished
+                _print_line(reported)
+    _print_line(executed)
     await store.close()
 
 

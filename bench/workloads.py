@@ -1,4 +1,4 @@
-"""What is measured of perdure, each workload a coroutine that gives a number."""
+"""The workloads of perdure, each a coroutine that returns a value."""
 
 import asyncio
 import gc
@@ -25,12 +25,12 @@ VALUE = {"id": "1", "name": "Ann", "padding": "x" * 60}
 
 
 async def fetch(id: str) -> dict[str, str]:
-    """Give what a step gives here: about 100 bytes."""
+    """Return the value of a step: about 100 bytes."""
     return VALUE
 
 
 def steps(count: int) -> Callable[[Step], Awaitable[None]]:
-    """Give a workflow function of so many steps, one after another."""
+    """Return a workflow function with this number of consecutive steps."""
 
     async def sequence(step: Step) -> None:
         for _ in range(count):
@@ -40,20 +40,20 @@ def steps(count: int) -> Callable[[Step], Awaitable[None]]:
 
 
 async def one_run(store: Store, id: str, count: int, *, keep: bool = False) -> float:
-    """Give the seconds per step of so many steps, one after another (A, D)."""
+    """Return the seconds per step, for consecutive steps (A, D)."""
     began = now()
     (await durable.run({}, steps(count), id=id, store=store, keep=keep)).unwrap()
     return (now() - began) / count
 
 
 async def many_runs(store: Store, name: str, runs: int) -> float:
-    """Give steps per second of so many runs of ten steps at once (B)."""
+    """Return steps per second, for concurrent runs of ten steps (B)."""
     runs_at_once = asyncio.gather(*(one_run(store, f"{name}-{n}", 10) for n in range(runs)))
     return runs * 10 / await timed(runs_at_once)
 
 
 async def resume(store: Store, id: str, count: int) -> float:
-    """Give the seconds per recorded step, from the call to the last record's answer (C)."""
+    """Return the seconds per recorded step, from the call until the last record is replayed (C)."""
     ended = 0.0
 
     async def stopping(step: Step) -> None:
@@ -73,7 +73,7 @@ async def resume(store: Store, id: str, count: int) -> float:
 
 
 async def first_step(store: Store, id: str) -> float:
-    """Give the seconds from the call of a run to the first line of its first step's function."""
+    """Return the seconds from the call of a run to the first line of its first step."""
     reached = 0.0
 
     async def reach() -> None:
@@ -90,20 +90,20 @@ async def first_step(store: Store, id: str) -> float:
 
 @workflow("bench-due")
 async def due_workflow(step: Step) -> None:
-    """Do one step; it is due when the measuring begins."""
+    """Execute one step; it is due when the measurement begins."""
     await step("fetch", fetch, "1")
 
 
 @workflow("bench-waiting")
 async def waiting_workflow(step: Step) -> None:
-    """Do one step after an event."""
+    """Execute one step after an event."""
     await step.wait_for_event("go", "go")
     await step("fetch", fetch, "1")
 
 
 @workflow("bench-sleeping")
 async def sleeping_workflow(step: Step) -> None:
-    """Sleep for longer than anything here takes."""
+    """Sleep for longer than the measurement takes."""
     await step.sleep("long", "30d")
 
 
@@ -124,13 +124,13 @@ async def enqueue(
 
 
 async def finished(worker: Worker, runs: int) -> None:
-    """Wait until the worker has brought so many runs to an end or to rest."""
+    """Wait until the worker has finished or suspended this number of runs."""
     while worker.counters.finished < runs:
         await asyncio.sleep(0.002)
 
 
 async def due_runs(store: Store, name: str, runs: int) -> float:
-    """Give runs per second of one worker that finds so many due at once (E)."""
+    """Return runs per second of one worker, for runs that are all due (E)."""
     ids = [f"{name}-{n}" for n in range(runs)]
     await enqueue(require_schedule(store), due_workflow.name, ids)
     runtime = Runtime(store, workflows=[due_workflow])
@@ -141,7 +141,7 @@ async def due_runs(store: Store, name: str, runs: int) -> float:
 
 
 async def signalled_runs(store: Store, name: str, runs: int) -> float:
-    """Give runs per second of so many that wait and are all signalled, one worker (E)."""
+    """Return runs per second of one worker, for waiting runs that are all signalled (E)."""
     ids = [f"{name}-{n}" for n in range(runs)]
     await enqueue(require_schedule(store), waiting_workflow.name, ids)
     runtime = Runtime(store, workflows=[waiting_workflow])
@@ -154,9 +154,9 @@ async def signalled_runs(store: Store, name: str, runs: int) -> float:
 
 
 async def reaction(store: Store, name: str, times: int = 7) -> float:
-    """Give the seconds from a signal to the first line of the next step's function (F).
+    """Return the seconds from a signal to the first line of the next step (F).
 
-    Another worker than the sender goes on, and only the store's hint can wake it in time.
+    Another worker continues the run, and only a notification of the store can wake it in time.
     """
     reached: asyncio.Queue[float] = asyncio.Queue()
 
@@ -183,7 +183,7 @@ async def reaction(store: Store, name: str, times: int = 7) -> float:
 
 
 class Counted:
-    """A store that counts the bytes it is handed."""
+    """A store that counts the bytes passed to it."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -193,26 +193,26 @@ class Counted:
         return getattr(self._store, name)
 
     async def append(self, entries: Sequence[Entry]) -> Sequence[Verdict]:
-        """Count, and hand on."""
+        """Count the bytes, and forward the call."""
         self.bytes += sum(len(entry.data) for entry in entries)
         return await require_journal(self._store).append(entries)
 
 
 async def bytes_handed(store: Store, id: str, count: int) -> float:
-    """Give the bytes per step that the store is handed, the fold at the end included (F)."""
+    """Return the bytes per step that are passed to the store, including the last write (F)."""
     counted = Counted(store)
     await one_run(cast(Store, counted), id, count, keep=True)
     return counted.bytes / count
 
 
 async def sleeping_bytes(store: Store, name: str, runs: int) -> float:
-    """Give the bytes that a worker's process holds for each of so many sleeping runs (F)."""
+    """Return the memory that a worker process uses for each sleeping run (F)."""
     schedule = require_schedule(store)
     runtime = Runtime(store, workflows=[sleeping_workflow])
     tracemalloc.start()
     try:
         async with Worker(runtime, concurrency=200, poll=0.05) as worker:
-            # The first runs fill caches that do not grow with the rest.
+            # The first runs fill caches that do not grow later.
             before = 0
             for ids in (range(1000), range(1000, 1000 + runs)):
                 before = await _held()
@@ -224,14 +224,14 @@ async def sleeping_bytes(store: Store, name: str, runs: int) -> float:
 
 
 async def _held() -> int:
-    # The last tasks have to end first.
+    # Wait for the last tasks to end.
     await asyncio.sleep(0.2)
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
 
 
 async def plain_step(count: int) -> float:
-    """Give the seconds of a step without a store, less those of its function."""
+    """Return the seconds of a step without a store, minus those of its function."""
     took = await timed(Workflow("bench").run(steps(count)))
     began = now()
     for _ in range(count):
@@ -240,7 +240,7 @@ async def plain_step(count: int) -> float:
 
 
 async def plain_replay(count: int) -> float:
-    """Give the seconds of a replayed step without a store."""
+    """Return the seconds of a replayed step without a store."""
     wf = Workflow("bench")
     await wf.run(steps(count))
     again = Workflow("bench", snapshot=wf.snapshot())

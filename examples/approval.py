@@ -1,10 +1,10 @@
-"""An expense report that waits for a person: each command below is a process of its own.
+"""An expense report that waits for an approval. Each command runs in its own process:
 
     python examples/approval.py submit "train to Vienna" 120
     python examples/approval.py approve report-1 --by eva
     python examples/approval.py show report-1
 
-Between two commands nothing runs: the report is a row in `expenses.db`.
+Between two commands no process runs: the report is a row in `expenses.db`.
 """
 
 import argparse
@@ -38,7 +38,7 @@ async def expense_report(step: Step, report: Report) -> str:
             "approval", "approved", timeout="14d", returns=Approval
         )
         if approval is None:
-            return "nobody approved it in two weeks"
+            return "not approved within two weeks"
         print(f"approved by {approval.by}")
     return await step("pay", pay_out, report.amount)
 
@@ -68,7 +68,7 @@ def parse_arguments() -> argparse.Namespace:
     submit.add_argument("amount", type=int)
     approve = commands.add_parser("approve")
     approve.add_argument("id")
-    approve.add_argument("--by", default="somebody")
+    approve.add_argument("--by", default="anonymous")
     show = commands.add_parser("show")
     show.add_argument("id")
     return parser.parse_args()

@@ -1,8 +1,8 @@
-"""An order on SQLite that survives `kill -9`: run it, kill it in the middle, run it again.
+"""An order on SQLite that survives `kill -9`: run it, kill it halfway, and run it again.
 
     python examples/checkout.py
 
-Steps that were finished say nothing the second time. The file `checkout.db` holds what is done.
+Finished steps print nothing the second time. Their records are in `checkout.db`.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ async def main() -> None:
         case Ok(parcel):
             print(f"done: {parcel}")
         case Err(error):
-            sys.exit(f"not done: {error}")
+            sys.exit(f"failed: {error}")
 
 
 if __name__ == "__main__":

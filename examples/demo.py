@@ -1,7 +1,7 @@
-"""Kill a workflow in the middle and see it go on: the main job, on SQLite.
+"""Kill a workflow halfway and watch another process finish it, on SQLite.
 
-A worker process runs an order of five steps. We kill it with `kill -9` right after the payment,
-start another worker, and count how often the card was charged.
+A worker process runs an order of five steps. It is killed with `kill -9` right after the payment.
+Then another worker is started, and the charges to the card are counted.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class Receipt:
 
 
 def effect(text: str) -> None:
-    """Do something in the world outside: a line in a file, which no replay can take back."""
+    """Affect the outside world: append a line to a file, which no replay can undo."""
     with Path(os.environ["DEMO_EFFECTS"]).open("a") as file:
         file.write(text + "\n")
     print(f"  {GREEN}▸{END} {text} {DIM}(process {os.getpid()}){END}", flush=True)
@@ -76,7 +76,7 @@ async def dinner(step: Step, order: Order) -> str:
 
 
 async def work(path: str) -> None:
-    """Be a worker until the run is over."""
+    """Work until the run is over."""
     async with sqlite(path) as store:
         runtime = Runtime(store, workflows=[dinner], lease_ttl=LEASE)
         await runtime.trigger(dinner, Order("Ada", 30), run_id=RUN, wait=False)
@@ -100,7 +100,7 @@ async def report(path: str) -> None:
     async with sqlite(path) as store:
         run = await Runtime(store, workflows=[dinner]).get_run(RUN)
     assert run is not None
-    print(f"\n{BOLD}what SQLite holds of {RUN!r}{END} ({run.status})")
+    print(f"\n{BOLD}the records of {RUN!r} in SQLite{END} ({run.status})")
     for line in run.history:
         took = f"{line.duration.total_seconds() * 1000:.0f} ms" if line.duration else ""
         print(f"  {line.at:%H:%M:%S}  {line.key:<10} {line.kind:<6} {DIM}{took}{END}")
@@ -112,14 +112,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path, effects = str(Path(folder, "demo.db")), Path(folder, "effects.txt")
         os.environ["DEMO_EFFECTS"] = str(effects)
-        print(f"{BLUE}A workflow of five steps, each recorded in SQLite before the next.{END}\n")
+        print(f"{BLUE}A workflow of five steps, each recorded before the next one starts.{END}\n")
         first = start(path)
         wait_for("charge", effects)
         time.sleep(0.1)
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
-        print(f"{RED}{BOLD}kill -9 {first.pid}{END}{RED}: charged, and nothing is cooked{END}")
-        print(f"{DIM}  its lease of {LEASE:g} s has to end first{END}\n")
+        print(f"{RED}{BOLD}kill -9 {first.pid}{END}{RED}: charged, but not cooked yet{END}")
+        print(f"{DIM}  its lease of {LEASE:g} s has to expire first{END}\n")
         second = start(path)
         assert second.wait() == 0
         asyncio.run(report(path))
@@ -127,7 +127,7 @@ def main() -> None:
     charges = sum("charge" in line for line in lines)
     right = charges == 1 and len(lines) == 4
     print(f"\n{GREEN if right else RED}{BOLD}The card was charged {charges} time(s).{END}", end=" ")
-    print(f"{DIM}{time.monotonic() - began:.1f} s in all{END}")
+    print(f"{DIM}{time.monotonic() - began:.1f} s in total{END}")
     if not right:
         raise SystemExit(1)
 

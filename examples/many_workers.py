@@ -1,4 +1,4 @@
-"""Two workers share a hundred runs: each run is done once, whoever takes it.
+"""Two workers share a hundred runs, and each run is executed once.
 
 python examples/many_workers.py
 """

@@ -1,4 +1,4 @@
-"""What every test may use, and what every test must leave behind: nothing."""
+"""Fixtures for all tests, and the check that a test leaves no task running."""
 
 import asyncio
 import inspect
@@ -9,25 +9,25 @@ from hypothesis import settings
 
 pytest_plugins = ["tests.servers.fixtures"]
 
-# A busy machine is slow, not wrong: the time limit per test is enough.
+# No deadline per example: a busy machine is slow, and each test has a time limit anyway.
 settings.register_profile("perdure", deadline=None)
 settings.load_profile("perdure")
 
 
 @pytest.fixture(autouse=True)
 def _nothing_left_running(request: pytest.FixtureRequest) -> None:
-    """Check async tests for tasks that outlive them; sync tests have no loop to look at."""
+    """Check async tests for tasks that outlive them. Sync tests have no event loop to check."""
     if inspect.iscoroutinefunction(getattr(request, "function", None)):
         request.getfixturevalue("_no_task_left")
 
 
 @pytest.fixture
 async def _no_task_left() -> AsyncIterator[None]:
-    """Fail the test that leaves a task behind after its other fixtures have closed."""
+    """Fail a test that leaves a task running after its other fixtures were torn down."""
     before = asyncio.all_tasks()
     yield
     left = asyncio.all_tasks() - before - {asyncio.current_task()}
     if left:
-        # What was just cancelled or closed may need a moment.
+        # Tasks that were cancelled or closed by the test may need some time to end.
         _, left = await asyncio.wait(left, timeout=1)
     assert not left, f"the test left tasks running: {left}"

@@ -1,7 +1,7 @@
-"""Peers, each in a virtual environment of its own; nothing of them enters our dependencies.
+"""Other libraries, each in its own virtual environment, so that they are not our dependencies.
 
-A peer is one long-lived child process that answers requests, so that it takes turns with the rest.
-Between its turns it is stopped: some poll their database all the time, at the cost of the others.
+Each runs in one long-lived child process that handles requests, so that measurements can alternate.
+It is stopped in between: some poll their database all the time, at the cost of the others.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ PATIENCE = 300
 
 
 class PeerFailed(Exception):
-    """A peer gave no answer; the message is the last it said."""
+    """A library returned no value; the message is its last output."""
 
 
 class Peer:
-    """A peer at work on one store."""
+    """Another library, working on one store."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, errors: Any) -> None:
         self.name = name
@@ -45,7 +45,7 @@ class Peer:
 
     @classmethod
     async def start(cls, name: str, url: str) -> "Peer":
-        """Start the child on a database."""
+        """Start the child process on a database."""
         errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the peer
         process = await asyncio.create_subprocess_exec(
             *(_python(name), "-m", f"bench.peers.{name}", url),
@@ -61,7 +61,7 @@ class Peer:
         return peer
 
     async def ask(self, workload: str, size: int) -> float:
-        """Give the peer's number for a workload."""
+        """Return the library's value for a workload."""
         assert self._process.stdin is not None
         request = json.dumps({"workload": workload, "size": size})
         self._process.send_signal(signal.SIGCONT)
@@ -81,7 +81,7 @@ class Peer:
         return json.loads(line)
 
     async def close(self) -> str:
-        """End the child, and give the last it said."""
+        """Stop the child process, and return its last output."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         with suppress(ProcessLookupError):
@@ -101,7 +101,7 @@ def _last_line(text: str) -> str:
 
 
 def install(say: Callable[[str], None]) -> list[str]:
-    """Give the peers that are to be had here; what is missing is installed first."""
+    """Return the libraries that are available here, after installing what is missing."""
     return [name for name in PACKAGES if _installed(name, say)]
 
 

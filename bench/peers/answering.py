@@ -1,6 +1,6 @@
-"""The child's side of a peer: one JSON line in asks for a workload, one JSON line out is a number.
+"""The child process of another library: it reads workloads and writes values, as lines of JSON.
 
-Standard library only: it runs in the peer's own environment.
+It uses only the standard library, because it runs in the environment of the other library.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ now = time.perf_counter
 
 
 async def serve(version: str, workloads: Mapping[str, Workload]) -> None:
-    """Say the version, then answer requests until the input ends.
+    """Print the version, then handle requests until the input ends.
 
-    What the peer itself prints goes to the error stream: the answers have the output alone.
+    Output of the library itself goes to stderr, because stdout is for results only.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)

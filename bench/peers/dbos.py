@@ -1,13 +1,13 @@
-"""DBOS, the same workloads: `python -m bench.peers.dbos postgresql://… | sqlite:///…`.
+"""The workloads with DBOS: `python -m bench.peers.dbos postgresql://… | sqlite:///…`.
 
-Its defaults, which are durable; its async face, as ours, for many at once.
+It runs with its defaults, which are durable, and with its async API.
 """
 
 import asyncio
 import sys
 from importlib.metadata import version
 
-# Not installed beside perdure: this file runs in an environment of its own.
+# Not installed together with perdure: this file runs in its own environment.
 from dbos import DBOS, SetWorkflowID  # type: ignore[import-not-found,unused-ignore]
 
 from bench.peers.answering import VALUE, now, serve
@@ -37,7 +37,7 @@ sleeper = DBOS.workflow(name="sleeper")(_sleeper)
 
 
 async def one_run(name: str, count: int) -> float:
-    """Give the seconds per step of so many steps, one after another."""
+    """Return the seconds per step, for consecutive steps."""
     began = now()
     with SetWorkflowID(name):
         await sequence(count)
@@ -45,7 +45,7 @@ async def one_run(name: str, count: int) -> float:
 
 
 async def many_runs(name: str, runs: int) -> float:
-    """Give steps per second of so many workflows of ten steps at once."""
+    """Return steps per second, for concurrent workflows of ten steps."""
     began = now()
     handles = [await DBOS.start_workflow_async(sequence, 10) for _ in range(runs)]
     await asyncio.gather(*(handle.get_result() for handle in handles))
@@ -53,9 +53,9 @@ async def many_runs(name: str, runs: int) -> float:
 
 
 async def resume(name: str, count: int) -> float:
-    """Give the seconds per replayed step, from the function's first line.
+    """Return the seconds per replayed step, from the first line of the function.
 
-    A fork begins as a recovered workflow does; its wait in the queue is not counted.
+    A fork starts as a recovered workflow does; its time in the queue is not counted.
     """
     await one_run(name, count)
     fork = await DBOS.fork_workflow_async(name, count + 1)
@@ -64,7 +64,7 @@ async def resume(name: str, count: int) -> float:
 
 
 async def due_runs(name: str, runs: int) -> float:
-    """Give runs per second of so many sleepers that are due at the same instant."""
+    """Return runs per second, for sleeping workflows that are all due at the same time."""
     due = now() + 1 + runs / 60
     handles = [await DBOS.start_workflow_async(sleeper, max(0.0, due - now())) for _ in range(runs)]
     late = now()

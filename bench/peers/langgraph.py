@@ -1,7 +1,7 @@
-"""LangGraph with a checkpointer: a graph that goes round so many times, durability="sync".
+"""The workloads with LangGraph and a checkpointer: a graph with a loop, durability="sync".
 
 `python -m bench.peers.langgraph postgresql://… | sqlite:///…`. It resumes from its last checkpoint
-and has no durable timer: there is nothing of it to measure in those workloads.
+and has no durable timer, so that there is nothing to measure for those workloads.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any, TypedDict
 
-# Not installed beside perdure: this file runs in an environment of its own.
+# Not installed together with perdure: this file runs in its own environment.
 from langgraph.checkpoint.postgres.aio import (  # type: ignore[import-not-found,unused-ignore]
     AsyncPostgresSaver,
 )
@@ -30,20 +30,20 @@ from bench.peers.answering import VALUE, now, serve
 
 
 class State(TypedDict):
-    """What the graph carries round."""
+    """The state of the graph."""
 
     left: int
     value: dict[str, str]
 
 
 async def fetch(state: State) -> State:
-    """Go round once."""
+    """Execute one iteration."""
     return {"left": state["left"] - 1, "value": VALUE}
 
 
 @asynccontextmanager
 async def saver_at(url: str) -> AsyncIterator[Any]:
-    """Open the checkpointer of a URL: for PostgreSQL with a pool, as its manual says."""
+    """Open the checkpointer of a URL; for PostgreSQL with a pool, as its manual recommends."""
     if url.startswith("sqlite:///"):
         async with AsyncSqliteSaver.from_conn_string(url.removeprefix("sqlite:///")) as saver:
             yield saver

@@ -1,6 +1,7 @@
-"""Time: the only module that reads the clock or sleeps, and the texts and durations time comes in.
+"""Clocks, durations, cron expressions and timestamps.
 
-Everything that waits takes a `Clock`, so a test can move a week in a microsecond.
+Only this module reads the time or sleeps. Everything that waits takes a `Clock`, so a test can
+advance a week at once.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from perdure.errors import InvalidArgument, InvalidCron, InvalidDuration
 
 Duration: TypeAlias = timedelta | int | float | str
 
-_WANTED_DURATION = 'a duration: a timedelta, seconds as a number, or text such as "90s" or "1h30m"'
+_EXPECTED_DURATION = 'a timedelta, a number of seconds, or a string such as "90s" or "1h30m"'
 _UNITS = {
     unit: timedelta(**{keyword: 1})
     for keyword, units in {
@@ -36,50 +37,50 @@ _AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
 
 
 class Clock(Protocol):
-    """What tells the time and waits."""
+    """Reads the time and sleeps."""
 
     def now(self) -> datetime:
-        """Give the present moment in UTC."""
+        """Return the current time in UTC."""
         ...
 
     def monotonic(self) -> float:
-        """Give seconds that only grow; good for measuring, meaningless by themselves."""
+        """Return seconds that never decrease; only differences are meaningful."""
         ...
 
     async def sleep(self, seconds: float | timedelta, /) -> None:
-        """Wait so long; zero or less lets other tasks run once."""
+        """Sleep for the given time. Zero or less yields to the event loop once."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SystemClock:
-    """The clock of this machine."""
+    """The machine's clock."""
 
     def now(self) -> datetime:
-        """Give the present moment in UTC."""
+        """Return the current time in UTC."""
         return datetime.now(UTC)
 
     def monotonic(self) -> float:
-        """Give seconds that only grow, also when the machine's time is set back."""
+        """Return seconds that never decrease, even if the system time is set back."""
         return time.monotonic()
 
     async def sleep(self, seconds: float | timedelta, /) -> None:
-        """Wait so long; zero or less lets other tasks run once."""
+        """Sleep for the given time. Zero or less yields to the event loop once."""
         await asyncio.sleep(finite_seconds(seconds))
 
 
 def check_clock(clock: object, parameter: str = "clock") -> Clock:
-    """Give the clock back, or raise: an object that tells the time and waits."""
-    verbs = (getattr(clock, verb, None) for verb in ("now", "monotonic", "sleep"))
-    if isinstance(clock, type) or not all(map(callable, verbs)):
-        raise InvalidArgument(parameter, clock, "a clock: an object with now, monotonic and sleep")
+    """Check for an object with the methods of a `Clock`."""
+    methods = (getattr(clock, name, None) for name in ("now", "monotonic", "sleep"))
+    if isinstance(clock, type) or not all(map(callable, methods)):
+        raise InvalidArgument(parameter, clock, "a Clock: an object with now, monotonic and sleep")
     return cast(Clock, clock)
 
 
 class SyncedClock:
-    """A clock that was set by another at one moment, and goes on at its own clock's pace.
+    """A clock that was set to a given time once, and advances with another clock.
 
-    A run lives by the time of its store: two machines whose clocks differ agree on its waits.
+    A run uses its store's time, so that machines with different clocks agree on its waits.
     """
 
     __slots__ = ("_clock", "_from", "_set_to")
@@ -90,20 +91,20 @@ class SyncedClock:
         self._set_to = set_to
 
     def now(self) -> datetime:
-        """Give the present moment in UTC."""
+        """Return the current time in UTC."""
         return self._set_to + timedelta(seconds=self._clock.monotonic() - self._from)
 
     def monotonic(self) -> float:
-        """Give seconds that only grow."""
+        """Return seconds that never decrease."""
         return self._clock.monotonic()
 
     async def sleep(self, seconds: float | timedelta, /) -> None:
-        """Wait so long; zero or less lets other tasks run once."""
+        """Sleep for the given time. Zero or less yields to the event loop once."""
         await self._clock.sleep(seconds)
 
 
 def finite_seconds(value: float | timedelta, parameter: str = "seconds") -> float:
-    """Give a time to wait as seconds, never negative; NaN and infinity are `InvalidDuration`."""
+    """Return a duration in seconds, at least zero; raise `InvalidDuration` if it is not finite."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     try:
         if math.isfinite(seconds):
@@ -114,9 +115,10 @@ def finite_seconds(value: float | timedelta, parameter: str = "seconds") -> floa
 
 
 def parse_duration(value: Duration, parameter: str = "duration") -> timedelta:
-    """Give the duration as a `timedelta`, or raise `InvalidDuration` naming `parameter`.
+    """Return the duration as a `timedelta`, or raise `InvalidDuration` that names `parameter`.
 
-    Text is amounts with units (ms, s, m, h, d, w, or their longer names): `"1h30m"`, `"2 days"`.
+    A string consists of numbers with units (ms, s, m, h, d, w, or their longer names): `"1h30m"`,
+    `"2 days"`.
     """
     try:
         duration = _read_duration(value)
@@ -124,12 +126,12 @@ def parse_duration(value: Duration, parameter: str = "duration") -> timedelta:
         expected = "a finite duration of at most 999,999,999 days"
         raise InvalidDuration(parameter, value, expected) from None
     except KeyError as error:
-        hint = f"The unit {error} is none of: {', '.join(_UNITS)}"
-        raise InvalidDuration(parameter, value, _WANTED_DURATION, hint) from None
+        hint = f"The unit {error} is not one of: {', '.join(_UNITS)}"
+        raise InvalidDuration(parameter, value, _EXPECTED_DURATION, hint) from None
     if duration is None:
-        raise InvalidDuration(parameter, value, _WANTED_DURATION)
+        raise InvalidDuration(parameter, value, _EXPECTED_DURATION)
     if duration < timedelta(0):
-        raise InvalidDuration(parameter, value, "a duration of zero or more")
+        raise InvalidDuration(parameter, value, "a duration >= 0")
     return duration
 
 
@@ -138,7 +140,7 @@ def _read_duration(value: object) -> timedelta | None:
         case timedelta():
             return value
         case str():
-            return _read_duration_text(value.lower())
+            return _read_duration_string(value.lower())
         case bool():
             return None
         case int() | float() if not math.isnan(value):
@@ -147,7 +149,7 @@ def _read_duration(value: object) -> timedelta | None:
             return None
 
 
-def _read_duration_text(text: str) -> timedelta | None:
+def _read_duration_string(text: str) -> timedelta | None:
     total = timedelta(0)
     position = 0
     while position < len(text):
@@ -162,11 +164,11 @@ def _read_duration_text(text: str) -> timedelta | None:
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """A recurring time of five fields, or six with seconds first, in a time zone.
+    """A cron expression with five fields, or six with seconds first, in a time zone.
 
-    Fixed times of day come once on every matching day: one that the zone's clocks skip comes when
-    they jump, one that comes twice counts the first time. Expressions whose minutes or hours begin
-    with `*` follow the clock as it goes.
+    A fixed time of day occurs once on every matching day, also when daylight saving begins or ends:
+    a time that is skipped occurs at the change, a repeated time only the first time. Expressions
+    whose minutes or hours begin with `*` follow the local clock.
 
         Cron("0 9 * * MON-FRI", tz="Europe/Berlin")
     """
@@ -175,23 +177,23 @@ class Cron:
     tz: str = "UTC"
 
     def __post_init__(self) -> None:
-        # Any moment will do: cronsim looks 50 years ahead, and no gap between leap years is longer.
+        # Any start will do: cronsim searches 50 years, and the longest gap between leap years is 8.
         self.next(datetime(2000, 1, 1, tzinfo=UTC))
 
     def next(self, after: datetime) -> datetime:
-        """Give the first time strictly after `after`, in UTC."""
+        """Return the first match strictly after `after`, in UTC."""
         start, zone = as_utc(after, "after"), _zone(self.tz)
         try:
-            for moment in _occurrences(self.expr, start, zone):
-                # Clocks set back show times again that were counted when they came first.
-                if moment > start:
-                    return moment
+            for match in _matches(self.expr, start, zone):
+                # When clocks are set back, a repeated local time was already matched.
+                if match > start:
+                    return match
         except (CronSimError, TypeError, ValueError) as error:
             expected = "a cron expression of 5 fields, or 6 with seconds first"
             raise InvalidCron("expr", self.expr, expected, str(error)) from None
         except OverflowError:
-            raise InvalidArgument("after", after, "a moment well before the year 9999") from None
-        raise InvalidCron("expr", self.expr, "a cron expression that some day comes true")
+            raise InvalidArgument("after", after, "a datetime well before the year 9999") from None
+        raise InvalidCron("expr", self.expr, "a cron expression that matches some date")
 
 
 def _zone(name: str) -> ZoneInfo:
@@ -202,67 +204,70 @@ def _zone(name: str) -> ZoneInfo:
         raise InvalidCron("tz", name, expected) from None
 
 
-def _occurrences(expr: str, after: datetime, zone: ZoneInfo) -> Iterator[datetime]:
+def _matches(expr: str, after: datetime, zone: ZoneInfo) -> Iterator[datetime]:
     if not isinstance(expr, str):
-        raise TypeError("Not text")
+        raise TypeError("Not a string")
     local = after.astimezone(zone)
     minutes_and_hours = expr.split()[-5:-3]
     if any(field.startswith("*") for field in minutes_and_hours):
-        return (moment.astimezone(UTC) for moment in CronSim(expr, local))
-    wall_times = CronSim(expr, local.replace(tzinfo=None))
-    return (_first_showing(wall_time, zone) for wall_time in wall_times)
+        return (match.astimezone(UTC) for match in CronSim(expr, local))
+    local_times = CronSim(expr, local.replace(tzinfo=None))
+    return (_first_instant(local_time, zone) for local_time in local_times)
 
 
-def _first_showing(wall_time: datetime, zone: ZoneInfo) -> datetime:
-    """Give the moment at which clocks in the zone first show this time, or jump over it."""
-    moment = wall_time.replace(tzinfo=zone).astimezone(UTC)
-    while moment.astimezone(zone).replace(tzinfo=None) != wall_time:
-        wall_time = wall_time.replace(second=0) + timedelta(minutes=1)
-        moment = wall_time.replace(tzinfo=zone).astimezone(UTC)
-    return moment
+def _first_instant(local_time: datetime, zone: ZoneInfo) -> datetime:
+    """Return when a local time first occurs in the zone, or the change that skips it, in UTC."""
+    instant = local_time.replace(tzinfo=zone).astimezone(UTC)
+    while instant.astimezone(zone).replace(tzinfo=None) != local_time:
+        local_time = local_time.replace(second=0) + timedelta(minutes=1)
+        instant = local_time.replace(tzinfo=zone).astimezone(UTC)
+    return instant
 
 
 _MILLISECONDS = tuple(f".{milliseconds:03}Z" for milliseconds in range(1000))
 _latest_second = (datetime(1970, 1, 1, tzinfo=UTC), "1970-01-01T00:00:00")
 
 
-def isoformat(moment: datetime) -> str:
-    """Give a moment as ISO 8601 text in UTC with milliseconds and `Z`."""
-    # Each step asks for this text, and most ask within the same second: only the last three digits
-    # are new then, which is four times as quick. The pair is replaced whole: threads see either.
-    global _latest_second  # noqa: PLW0603  # a cache of one
-    if type(moment) is not datetime or moment.tzinfo is not UTC:
-        moment = as_utc(moment)
+def isoformat(value: datetime) -> str:
+    """Return a datetime in ISO 8601 format, in UTC with milliseconds and `Z`."""
+    # This is called for each step, mostly several times per second: with the last second cached,
+    # only the milliseconds are formatted, which is four times as fast. The pair is replaced as a
+    # whole, so other threads see either the old or the new one.
+    global _latest_second  # noqa: PLW0603  # a cache with one entry
+    if type(value) is not datetime or value.tzinfo is not UTC:
+        value = as_utc(value)
     second, text = _latest_second
-    since = moment - second
+    since = value - second
     if since.seconds or since.days:
-        second = moment.replace(microsecond=0)
+        second = value.replace(microsecond=0)
         text = second.isoformat()[:19]
         _latest_second = (second, text)
-        since = moment - second
+        since = value - second
     return text + _MILLISECONDS[since.microseconds // 1000]
 
 
 def parse_iso(text: str, parameter: str = "text") -> datetime:
-    """Give the moment of an ISO 8601 text in UTC; one without an offset is `InvalidArgument`."""
+    """Parse an ISO 8601 string with a UTC offset, or raise `InvalidArgument`; return it in UTC."""
     try:
-        moment = datetime.fromisoformat(text)
-        if moment.tzinfo is not None:
-            return moment.astimezone(UTC)
+        value = datetime.fromisoformat(text)
+        if value.tzinfo is UTC:
+            return value
+        if value.tzinfo is not None:
+            return value.astimezone(UTC)
     except (TypeError, ValueError, OverflowError):
         pass
-    expected = 'ISO 8601 text with an offset, such as "2030-01-01T00:00:00.000Z"'
+    expected = 'an ISO 8601 string with a UTC offset, such as "2030-01-01T00:00:00.000Z"'
     raise InvalidArgument(parameter, text, expected)
 
 
-def as_utc(moment: object, parameter: str = "moment") -> datetime:
-    """Give an aware datetime in UTC; a naive one is `InvalidArgument`."""
-    if not isinstance(moment, datetime) or moment.tzinfo is None:
-        raise InvalidArgument(parameter, moment, "a datetime with a time zone")
-    if moment.tzinfo is UTC:
-        return moment
+def as_utc(value: object, parameter: str = "datetime") -> datetime:
+    """Return an aware datetime in UTC, or raise `InvalidArgument` if it is naive."""
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise InvalidArgument(parameter, value, "a datetime with a time zone")
+    if value.tzinfo is UTC:
+        return value
     try:
-        return moment.astimezone(UTC)
+        return value.astimezone(UTC)
     except OverflowError:
-        expected = "a datetime that UTC has too"
-        raise InvalidArgument(parameter, moment, expected) from None
+        expected = "a datetime that can be represented in UTC"
+        raise InvalidArgument(parameter, value, expected) from None

@@ -1,8 +1,8 @@
-"""Every exception perdure raises on purpose: what happened, with which id, and what to do next.
+"""The exceptions that perdure raises.
 
-The message is for a person; the data behind it are attributes. One base class, `PerdureError`,
-catches them all. `Suspended` is the exception to the rule: it is no error, and ordinary handlers
-do not see it.
+A message says what happened, to which run or step, and what to do about it; the same data are
+attributes. All derive from `PerdureError`, except `Suspended`: it is not an error, and handlers of
+`Exception` do not catch it.
 """
 
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from typing import Literal
 
 
 class PerdureError(Exception):
-    """The base of every error that perdure raises on purpose."""
+    """The base class of perdure's errors."""
 
 
 class InvalidArgument(PerdureError, ValueError):
-    """A public parameter was given something it cannot use."""
+    """An argument of a public function has the wrong type or value."""
 
     def __init__(self, parameter: str, got: object, expected: str, hint: str = "") -> None:
         text = f"{parameter}: expected {expected}, got {_shown(got)} ({type(got).__name__})"
@@ -27,21 +27,21 @@ class InvalidArgument(PerdureError, ValueError):
 def _shown(got: object) -> str:
     try:
         shown = repr(got)
-    except Exception:  # noqa: BLE001  # the repr is the caller's code
-        return "something that repr() cannot show"
+    except Exception:  # noqa: BLE001  # __repr__ is the user's code
+        return "an object whose repr() fails"
     return shown if len(shown) <= 120 else shown[:117] + "..."
 
 
 class InvalidDuration(InvalidArgument):
-    """A duration that is no duration: NaN, infinite, negative, an unknown unit."""
+    """A duration is negative, NaN, infinite or has an unknown unit."""
 
 
 class InvalidCron(InvalidArgument):
-    """A cron expression or time zone that can never come true."""
+    """A cron expression is malformed or never matches, or its time zone is unknown."""
 
 
 class CodecError(PerdureError):
-    """A value cannot be turned into JSON, or a stored value cannot be read back."""
+    """A value cannot be encoded as JSON, or a stored value cannot be decoded."""
 
     def __init__(self, message: str, path: str = "") -> None:
         super().__init__(f"{message} (at {path})" if path else message)
@@ -49,7 +49,7 @@ class CodecError(PerdureError):
 
 
 class SnapshotFormatError(PerdureError):
-    """Something that should be a workflow snapshot is not one; `errors` holds every problem."""
+    """An object is not a valid snapshot; `errors` lists every problem with its path."""
 
     def __init__(self, errors: Sequence[str]) -> None:
         self.errors = tuple(errors)
@@ -59,7 +59,7 @@ class SnapshotFormatError(PerdureError):
 
 
 class SnapshotMismatch(PerdureError):
-    """A snapshot does not belong to the workflow that is to go on from it."""
+    """A snapshot does not belong to the workflow that should resume from it."""
 
     def __init__(
         self, kind: Literal["unknown_steps", "definition_hash", "workflow_name"], message: str
@@ -69,11 +69,11 @@ class SnapshotMismatch(PerdureError):
 
 
 class StateFormatError(PerdureError):
-    """A text or object that should hold a resume state does not."""
+    """A string or object is not a valid resume state."""
 
 
 class StepError(PerdureError):
-    """A step failed with an error whose class is not known here: its name and message are."""
+    """A step failed with an exception whose class is unknown; its name and message are stored."""
 
     def __init__(self, name: str, message: str, traceback: str = "") -> None:
         super().__init__(f"{name}: {message}" if message else name)
@@ -83,7 +83,7 @@ class StepError(PerdureError):
 
 
 class StepFailed(PerdureError):
-    """A step returned `Err(error, cause)`. Raised inside the workflow function."""
+    """A step returned `Err(error, cause)`. Raised in the workflow function."""
 
     def __init__(self, step: str, error: object, cause: object = None) -> None:
         super().__init__(f"step {step!r} failed: {error!r}")
@@ -93,7 +93,7 @@ class StepFailed(PerdureError):
 
 
 class StepTimeout(PerdureError, TimeoutError):
-    """A step did not answer within its time."""
+    """A step did not finish within its timeout."""
 
     def __init__(self, step: str, seconds: float) -> None:
         super().__init__(f"step {step!r} did not finish within {seconds:g}s")
@@ -102,15 +102,15 @@ class StepTimeout(PerdureError, TimeoutError):
 
 
 class UnwrapError(PerdureError):
-    """`unwrap` was called on an `Err` whose error is no exception; `error` is what it held."""
+    """`unwrap` was called on an `Err` whose `error` is not an exception."""
 
     def __init__(self, error: object) -> None:
-        super().__init__(f"unwrap of Err({error!r})")
+        super().__init__(f"called unwrap() on Err({error!r})")
         self.error = error
 
 
 class DriftError(PerdureError):
-    """A replay would hand one call's record to another; nothing was read and nothing ran."""
+    """A replayed call does not match its record: the code or its inputs have changed."""
 
     def __init__(self, step: str, message: str, recorded: str = "", asked: str = "") -> None:
         super().__init__(message)
@@ -120,18 +120,18 @@ class DriftError(PerdureError):
 
 
 class Suspended(BaseException):
-    """The run is put to rest until its time or its event comes. No error, and not for handlers."""
+    """Unwinds a run that is being suspended until a time or an event. Not an error."""
 
 
 class NestedStep(PerdureError):
-    """A step, wait, race or transaction was called inside a step's function."""
+    """A step, wait, race or transaction was called inside the function of a step."""
 
     def __init__(self, step: str, inside: str) -> None:
         super().__init__(
             f"{step!r} was called inside the function of step {inside!r}: a step cannot contain "
             "steps or waits. Call both from the workflow function; or make the outer one a plain "
-            "function that takes `step`, and await it without step(…); or trigger a run of its own "
-            "in the step"
+            "function that takes `step`, and await it without step(…); or trigger another run in "
+            "the step"
         )
         self.step = step
         self.inside = inside
@@ -143,7 +143,7 @@ class WrongRun(PerdureError):
     def __init__(self, run_id: str, step: str) -> None:
         super().__init__(
             f"step {step!r} was called through the handle of run {run_id!r} by code of another "
-            "run; use the `step` that the function itself was given"
+            "run; use the `step` argument of the running function"
         )
         self.run_id = run_id
         self.step = step
@@ -154,17 +154,17 @@ class RunOver(PerdureError):
 
 
 class RunNotFound(PerdureError):
-    """There is no run of this id in the store."""
+    """The store has no run with this id."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(
-            f"there is no run {run_id!r} in this store; list_runs() shows those there are"
+            f"there is no run {run_id!r} in this store; list_runs() returns those that exist"
         )
         self.run_id = run_id
 
 
 class UnknownWorkflow(PerdureError):
-    """A run names a workflow (or a version of it) that is not registered here."""
+    """The workflow of a run, or its version, is not registered in this process."""
 
     def __init__(self, workflow: str, message: str) -> None:
         super().__init__(message)
@@ -172,7 +172,7 @@ class UnknownWorkflow(PerdureError):
 
 
 class InvalidPayload(PerdureError):
-    """A trigger's payload does not fit the workflow's payload type; `errors` names each field."""
+    """A payload does not fit the workflow's payload type; `errors` lists every problem."""
 
     def __init__(self, workflow: str, errors: Sequence[str]) -> None:
         self.workflow = workflow
@@ -183,10 +183,10 @@ class InvalidPayload(PerdureError):
 
 
 class VersionMismatch(PerdureError):
-    """A stored run was begun by another version of its workflow."""
+    """A stored run was started by another version of its workflow."""
 
     def __init__(self, run_id: str, stored: int, requested: int, hint: str = "") -> None:
-        text = f"run {run_id!r} was begun by version {stored}, and this is version {requested}"
+        text = f"run {run_id!r} was started by version {stored}, but this is version {requested}"
         super().__init__(f"{text}. {hint}" if hint else text)
         self.run_id = run_id
         self.stored = stored
@@ -194,34 +194,34 @@ class VersionMismatch(PerdureError):
 
 
 class AlreadyRunning(PerdureError):
-    """Another task or process owns this run just now."""
+    """Another task or process currently owns the run."""
 
     def __init__(self, run_id: str, where: Literal["here", "elsewhere"]) -> None:
         place = "in this process" if where == "here" else "in another process"
         super().__init__(
-            f"run {run_id!r} is already running {place}; wait for it, or for its lease to end"
+            f"run {run_id!r} is already running {place}; wait until it ends or its lease expires"
         )
         self.run_id = run_id
         self.where = where
 
 
 class LeaseLost(PerdureError):
-    """This process no longer owns the run: another took it over after the lease had ended."""
+    """This process no longer owns the run: its lease expired and another process took over."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(
-            f"the lease of run {run_id!r} was lost; what was recorded is safe, "
-            "and its new owner goes on from there"
+            f"the lease of run {run_id!r} was lost; its records are safe, "
+            "and the new owner continues from them"
         )
         self.run_id = run_id
 
 
 class IdempotencyConflict(PerdureError):
-    """An idempotency key was used before with another input."""
+    """An idempotency key was already used with a different input."""
 
     def __init__(self, key: str) -> None:
         super().__init__(
-            f"idempotency key {key!r} was used before with another input; "
+            f"idempotency key {key!r} was already used with a different input; "
             "use a new key for a new request"
         )
         self.key = key
@@ -237,27 +237,27 @@ class Cancelled(PerdureError):
 
 
 class RunFailed(PerdureError):
-    """A run that was parked as failed, with the reason."""
+    """A run was marked as failed by perdure, not by its function; the message is the reason."""
 
 
 class StoreError(PerdureError):
-    """The store did not do what it was asked; the driver's own exception is the cause."""
+    """An operation of the store failed; the driver's exception is the cause."""
 
 
 class StoreUnavailable(StoreError):
-    """The store cannot be reached just now: what, where, and how long it was tried."""
+    """The store is currently unreachable; the message says where and for how long it was tried."""
 
 
 class StoreCorrupted(StoreError):
-    """Something in the store cannot be read as what it should be."""
+    """Stored data cannot be read."""
 
 
 class StoreClosed(StoreError):
-    """The store, or the committer before it, was closed."""
+    """The store, or the committer that writes to it, is closed."""
 
 
 class MissingAbility(StoreError):
-    """The store does not declare an ability that was asked of it."""
+    """The store does not declare a capability that an operation needs."""
 
     def __init__(self, store: object, ability: str, needed_for: str = "") -> None:
         name = store if isinstance(store, str) else type(store).__name__
@@ -269,7 +269,7 @@ class MissingAbility(StoreError):
 
 
 class MissingDependency(PerdureError, ImportError):
-    """A backend's driver is not installed; the message holds the command that installs it."""
+    """A backend's driver is not installed; the message contains the command that installs it."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed; run: pip install 'perdure[{extra}]'")
@@ -278,12 +278,12 @@ class MissingDependency(PerdureError, ImportError):
 
 
 class ValueTooLarge(StoreError):
-    """A value is larger than the store takes."""
+    """A value is larger than the store accepts."""
 
     def __init__(self, what: str, size: int, limit: int) -> None:
         super().__init__(
-            f"{what} is {size:,} bytes, more than the {limit:,} the store takes; "
-            "keep large data elsewhere and record a reference, or raise max_value_size"
+            f"{what} is {size:,} bytes, more than the {limit:,} the store accepts; "
+            "store large data elsewhere and record a reference, or raise max_value_size"
         )
         self.size = size
         self.limit = limit

@@ -1,8 +1,8 @@
-"""News of a run as data, and the listeners that hear it.
+"""Events of runs and steps, and the bus that delivers them to listeners.
 
-Each kind of news is a frozen class with a `type` that reads as in the seeds' event stream. A
-listener that fails is logged and harms nobody; one that returns an awaitable is awaited by
-`Bus.flush`.
+Each event is a frozen class; its `type` is the name of the event in logs and in awaitly's event
+stream. An exception of a listener is logged and does not affect the run; an awaitable that a
+listener returns is awaited by `Bus.flush`.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ Coalesce: TypeAlias = Literal["none", "latest"]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """What all news has: which workflow, which run, when."""
+    """The base class of events: which workflow, which run, when."""
 
     type: ClassVar[str]
     workflow: str
@@ -54,7 +54,7 @@ class WorkflowError(Event, frozen=True, kw_only=True):
 
 
 class WorkflowCancelled(Event, frozen=True, kw_only=True):
-    """The task that ran the function was cancelled; the state is kept."""
+    """The task that ran the function was cancelled; the run's state is kept."""
 
     type: ClassVar[Literal["workflow_cancelled"]] = "workflow_cancelled"
     duration: timedelta
@@ -63,14 +63,14 @@ class WorkflowCancelled(Event, frozen=True, kw_only=True):
 
 
 class WorkflowSuspended(Event, frozen=True, kw_only=True):
-    """Every branch of the run waits; it goes on when its time or its event comes."""
+    """The run was suspended: every branch waits for a time or an event."""
 
     type: ClassVar[Literal["workflow_suspended"]] = "workflow_suspended"
     duration: timedelta
 
 
 class StepEvent(Event, frozen=True, kw_only=True):
-    """News of one step: `step` is the id it was called by, `key` its identity in the record."""
+    """The base class of step events: `step` is the id in the call, `key` the key of the record."""
 
     step: str
     key: str
@@ -83,14 +83,14 @@ class StepStart(StepEvent, frozen=True, kw_only=True):
 
 
 class StepSuccess(StepEvent, frozen=True, kw_only=True):
-    """The step's function gave a value."""
+    """The step's function returned a value."""
 
     type: ClassVar[Literal["step_success"]] = "step_success"
     duration: timedelta
 
 
 class StepFailure(StepEvent, frozen=True, kw_only=True):
-    """The step's function failed for good."""
+    """The step's function failed, and no attempts are left."""
 
     type: ClassVar[Literal["step_error"]] = "step_error"
     duration: timedelta
@@ -98,9 +98,9 @@ class StepFailure(StepEvent, frozen=True, kw_only=True):
 
 
 class StepComplete(StepEvent, frozen=True, kw_only=True):
-    """The step is recorded, success or failure; `result` is what the function sees.
+    """The step, success or failure, is recorded; `result` is what the function sees.
 
-    `facts` are what the record holds of the step's identity.
+    `facts` are the fields of the record that identify the step.
     """
 
     type: ClassVar[Literal["step_complete"]] = "step_complete"
@@ -111,7 +111,7 @@ class StepComplete(StepEvent, frozen=True, kw_only=True):
 
 
 class StepRetry(StepEvent, frozen=True, kw_only=True):
-    """An attempt failed and another will follow after `delay`."""
+    """An attempt failed; the next one begins after `delay`."""
 
     type: ClassVar[Literal["step_retry"]] = "step_retry"
     attempt: int
@@ -121,7 +121,7 @@ class StepRetry(StepEvent, frozen=True, kw_only=True):
 
 
 class StepTimedOut(StepEvent, frozen=True, kw_only=True):
-    """An attempt did not answer within its time."""
+    """An attempt did not finish within its timeout."""
 
     type: ClassVar[Literal["step_timeout"]] = "step_timeout"
     after: timedelta
@@ -129,9 +129,7 @@ class StepTimedOut(StepEvent, frozen=True, kw_only=True):
 
 
 class StepCacheHit(StepEvent, frozen=True, kw_only=True):
-    """The step answered from its record, from a resume state or from the cache; `result` is what
-    it gave.
-    """
+    """The step was not run: its `result` came from its record, a resume state or the cache."""
 
     type: ClassVar[Literal["step_cache_hit"]] = "step_cache_hit"
     result: Result[Any, Any]
@@ -140,7 +138,7 @@ class StepCacheHit(StepEvent, frozen=True, kw_only=True):
 
 
 class StepCacheMiss(StepEvent, frozen=True, kw_only=True):
-    """The cache was asked and had nothing."""
+    """The cache had no entry for the step."""
 
     type: ClassVar[Literal["step_cache_miss"]] = "step_cache_miss"
 
@@ -152,7 +150,7 @@ class PersistSuccess(StepEvent, frozen=True, kw_only=True):
 
 
 class PersistError(StepEvent, frozen=True, kw_only=True):
-    """The step's record could not be written; the run stops."""
+    """The step's record could not be stored; the run stops."""
 
     type: ClassVar[Literal["persist_error"]] = "persist_error"
     error: object
@@ -162,14 +160,14 @@ Listener: TypeAlias = Callable[[Any], Awaitable[object] | object]
 
 
 def check_listener(listener: object, parameter: str = "on_event") -> Listener:
-    """Give the listener back, or raise: something to be called with one event."""
+    """Check for a callable."""
     if not callable(listener):
-        raise InvalidArgument(parameter, listener, "a function of one event")
+        raise InvalidArgument(parameter, listener, "a function that takes an event")
     return listener
 
 
 class Subscription:
-    """One listener with its way of delivery."""
+    """One listener with its mode of delivery."""
 
     __slots__ = ("_bus", "_coalesce", "_deliver", "_mode", "_queue", "_task")
 
@@ -182,7 +180,7 @@ class Subscription:
         self._task: asyncio.Task[None] | None = None
 
     def notify(self, event: Any, terminal: bool) -> None:
-        """Deliver now, or queue for the event loop's next turn."""
+        """Deliver an event now, or queue it for the next iteration of the event loop."""
         if self._mode == "sync":
             self._bus.call(self._deliver, event)
             return
@@ -194,14 +192,14 @@ class Subscription:
             self._bus.track(self._task)
 
     async def _drain(self) -> None:
-        # One event at a time: the next is taken only when the listener is done with this one, so
-        # that a burst meanwhile can be coalesced and the order is kept.
+        # The next event is taken only after the listener has finished, so that events keep their
+        # order and those that arrive in the meantime can be coalesced.
         while self._queue:
             event, _ = self._queue.popleft()
             try:
-                answer = self._deliver(event)
-                if isinstance(answer, Awaitable):
-                    await answer
+                result = self._deliver(event)
+                if isinstance(result, Awaitable):
+                    await result
             except Exception:
                 logger.exception("a listener failed on %s", getattr(event, "type", event))
         self._task = None
@@ -222,7 +220,7 @@ class Bus:
     def subscribe(
         self, listener: Listener, *, mode: Mode = "sync", coalesce: Coalesce = "none"
     ) -> Callable[[], None]:
-        """Add a listener; the answer takes it away again, and may be called twice."""
+        """Add a listener; return a function that removes it, and may be called more than once."""
         subscription = Subscription(self, listener, mode, coalesce)
         self._subscriptions.append(subscription)
 
@@ -233,22 +231,22 @@ class Bus:
         return unsubscribe
 
     def publish(self, event: Any, *, terminal: bool = False) -> None:
-        """Tell every listener, in the order they subscribed."""
+        """Deliver an event to every listener, in the order of their subscription."""
         for subscription in tuple(self._subscriptions):
             subscription.notify(event, terminal)
 
     def call(self, listener: Listener, event: Any) -> None:
-        """Call a listener in place; an awaitable it returns runs beside the workflow."""
+        """Call a listener now; an awaitable that it returns runs concurrently with the workflow."""
         try:
-            answer = listener(event)
+            result = listener(event)
         except Exception:
             logger.exception("a listener failed on %s", getattr(event, "type", event))
             return
-        if isinstance(answer, Awaitable):
-            self.track(asyncio.ensure_future(answer))
+        if isinstance(result, Awaitable):
+            self.track(asyncio.ensure_future(result))
 
     def track(self, task: "asyncio.Future[Any]") -> None:
-        """Keep a listener's task until it is done, and log its failure."""
+        """Keep a reference to a listener's task until it is done, and log its exception."""
         self._tasks.add(task)
         task.add_done_callback(self._done)
 
@@ -258,6 +256,6 @@ class Bus:
             logger.error("a listener failed", exc_info=error)
 
     async def flush(self) -> None:
-        """Wait until every listener has dealt with everything published so far."""
+        """Wait until the listeners have handled every event published so far."""
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))

@@ -1,6 +1,6 @@
-"""`Ok` and `Err`: what a run or a step gives back when failure is an answer and not an accident.
+"""`Ok` and `Err`: results of runs and steps for failures that callers should handle.
 
-Take them apart with `match`, or ask `if result:`; type checkers see that nothing was forgotten.
+Use `match` or `if result:`; type checkers verify that both cases are handled.
 """
 
 from collections.abc import Callable
@@ -19,33 +19,33 @@ F = TypeVar("F")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Ok(Generic[T_co]):
-    """A success that holds `value`."""
+    """A success with its `value`."""
 
     value: T_co
     ok: ClassVar[Literal[True]] = True
 
     def __bool__(self) -> Literal[True]:
-        """A success is true, whatever it holds."""
+        """Return `True`, whatever the value is."""
         return True
 
     def unwrap(self) -> T_co:
-        """Give the value."""
+        """Return the value."""
         return self.value
 
     def unwrap_or(self, default: object) -> T_co:
-        """Give the value; the default is for `Err`."""
+        """Return the value; the default is used by `Err`."""
         return self.value
 
     def map(self, change: Callable[[T_co], U]) -> "Ok[U]":
-        """Give `Ok` of the changed value."""
+        """Return `Ok(change(value))`."""
         return Ok(change(self.value))
 
     def map_err(self, change: Callable[[Any], object]) -> "Ok[T_co]":
-        """Give this same `Ok`; only an `Err` is changed."""
+        """Return this `Ok` unchanged."""
         return self
 
     def and_then(self, then: Callable[[T_co], "Ok[U] | Err[F]"]) -> "Ok[U] | Err[F]":
-        """Give what `then` makes of the value."""
+        """Return `then(value)`, another result."""
         return then(self.value)
 
     def __repr__(self) -> str:
@@ -54,37 +54,37 @@ class Ok(Generic[T_co]):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Err(Generic[E_co]):
-    """A failure that holds `error`, and in `cause` what led to it when that is known."""
+    """A failure with its `error`, and optionally the `cause` that led to it."""
 
     error: E_co
     cause: object = None
     ok: ClassVar[Literal[False]] = False
 
     def __bool__(self) -> Literal[False]:
-        """A failure is false, whatever it holds."""
+        """Return `False`, whatever the error is."""
         return False
 
     def unwrap(self) -> NoReturn:
-        """Raise the error itself when it is an exception, else `UnwrapError` from the cause."""
+        """Raise the error if it is an exception, else `UnwrapError` from the cause."""
         if isinstance(self.error, BaseException):
             raise self.error
         cause = self.cause if isinstance(self.cause, BaseException) else None
         raise UnwrapError(self.error) from cause
 
     def unwrap_or(self, default: U) -> U:
-        """Give the default."""
+        """Return the default."""
         return default
 
     def map(self, change: Callable[[Any], object]) -> "Err[E_co]":
-        """Give this same `Err`; only an `Ok` is changed."""
+        """Return this `Err` unchanged."""
         return self
 
     def map_err(self, change: Callable[[E_co], F]) -> "Err[F]":
-        """Give `Err` of the changed error, with the same cause."""
+        """Return `Err(change(error))` with the same cause."""
         return Err(change(self.error), self.cause)
 
     def and_then(self, then: Callable[[Any], object]) -> "Err[E_co]":
-        """Give this same `Err`; nothing comes after it."""
+        """Return this `Err` unchanged, without calling `then`."""
         return self
 
     def __repr__(self) -> str:

@@ -1,23 +1,24 @@
-"""The store contract: what a place that keeps runs must do, in small segments.
+"""The store contract: what a store of runs must do, in small protocols.
 
-A *run* is a snapshot plus the journal of what happened since; `load` gives
+A *run* is a snapshot plus the journal of what happened since; `load` returns
 `merge_snapshots(snapshot, *journal)`. Five methods make a store (`Store`). Each further ability is
-a Protocol of its own, and a store declares which of them it has in one `Capabilities` value. The
-engine asks the declaration and never guesses. The docstrings here are the law; each sentence has a
+a protocol of its own, and a store declares which of them it has in one `Capabilities` value. The
+engine reads the declaration and never guesses. The docstrings here are the law; each sentence has a
 check in `perdure.testing.conformance`.
 
-Ids are any non-empty text up to 512 characters without NUL. Times are aware UTC datetimes in the
-store's own clock: the database's where there is one.
+Ids are non-empty strings of up to 512 characters without NUL. Times are aware UTC datetimes of the
+store's own clock: the database's, if there is one.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import Any, Literal, Protocol, Self, TypeGuard, cast
+from typing import Any, Literal, Protocol, Self, TypeGuard, TypeVar, cast
 
 import msgspec
 
+from perdure.clock import as_utc
 from perdure.errors import InvalidArgument, MissingAbility, ValueTooLarge
 from perdure.snapshot import RunStatus, Snapshot, awaits_of, rest_status, wake_at_of
 from perdure.validation import check_int
@@ -26,7 +27,7 @@ MAX_VALUE_SIZE = 16 * 1024 * 1024
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What a store can do. Declared once, asked by the engine, checked by the conformance kit."""
+    """What a store can do. Declared once, read by the engine, checked by the conformance kit."""
 
     journal: bool = False
     lease: Literal["none", "best_effort", "atomic"] = "none"
@@ -44,7 +45,7 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 
 class RunSummary(msgspec.Struct, frozen=True):
-    """One line of `list`. `updated_at` is ISO 8601 in UTC with milliseconds and `Z`."""
+    """One run as `list` returns it. `updated_at` is ISO 8601 in UTC with milliseconds and `Z`."""
 
     id: str
     updated_at: str
@@ -54,10 +55,10 @@ class RunSummary(msgspec.Struct, frozen=True):
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """The right to write a run: until `expires_at`, or until somebody takes it with a higher epoch.
+    """The right to write a run, until `expires_at` or until another owner takes the run over.
 
-    `has_messages` says whether untaken messages lay in the run's inbox when the lease was given or
-    renewed.
+    `epoch` is the fencing token of its writes; the next owner's is higher. `has_messages` says
+    whether there were unconsumed messages in the run's inbox when the lease was granted or renewed.
     """
 
     id: str
@@ -68,7 +69,7 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One event in a run's inbox, not yet taken. `payload` is JSON."""
+    """One event in a run's inbox that was not consumed yet. `payload` is JSON."""
 
     id: str
     name: str
@@ -77,12 +78,12 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Rest(msgspec.Struct, frozen=True):
-    """How a run lies in the store when nobody works on it.
+    """The state of a run that no process owns.
 
-    `wake_at` is when it should be claimed (None: never by time). `awaits` are the names of the
-    events that would wake it sooner. A run with the status paused has no `wake_at`: only an event
-    in its `awaits` wakes it, or an owner that acquires it. With `delete` nothing is left of the
-    run: it is deleted, as by `delete`, in the same fenced write.
+    `wake_at` is when the run should be claimed (`None`: never by time). `awaits` are the names of
+    the events that wake it sooner. A run with the status paused has no `wake_at`: only an event in
+    its `awaits` wakes it, or an owner that acquires it. With `delete` nothing is left of the run:
+    it is deleted, as by `delete`, in the same fenced write.
     """
 
     status: RunStatus
@@ -92,16 +93,16 @@ class Rest(msgspec.Struct, frozen=True):
 
 
 def rest_of(snapshot: Snapshot) -> Rest:
-    """Give how a run with this snapshot lies in the store."""
+    """Return the state of an unowned run with this snapshot."""
     return Rest(rest_status(snapshot), wake_at_of(snapshot), awaits_of(snapshot))
 
 
 class LeaseRequest(msgspec.Struct, frozen=True):
     """A request for the lease of a run.
 
-    `create` is the JSON of a first snapshot: a run that is not there is created with it. Without
-    it, a missing run is not granted. With `existing=False` only a new run is granted, and one that
-    is there stays untouched. `workflow` names a new run's workflow for `list` and `claim`.
+    `create` is the JSON of a first snapshot: a missing run is created with it. Without it, a
+    missing run is not granted. With `existing=False` only a new run is granted, and an existing one
+    stays unchanged. `workflow` names a new run's workflow for `list` and `claim`.
     """
 
     id: str
@@ -113,7 +114,7 @@ class LeaseRequest(msgspec.Struct, frozen=True):
 
 
 class NewRun(msgspec.Struct, frozen=True):
-    """A run to be created at rest: `snapshot` is JSON, and `wake_at` None means due at once."""
+    """A run to be created unowned: `snapshot` is JSON; without `wake_at` the run is due at once."""
 
     id: str
     workflow: str
@@ -122,11 +123,11 @@ class NewRun(msgspec.Struct, frozen=True):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """A lease together with all that its owner needs to go on, read under that lease.
+    """A lease together with everything its owner needs to continue, read under that lease.
 
     `now` is the store's time of the grant. `takeovers` counts consecutive owners that let their
-    lease expire without writing an entry. Any accepted entry sets it to zero, and so does a rest; a
-    release without an entry neither counts nor resets.
+    lease expire without writing an entry. Any accepted entry resets it to zero, and so does a rest;
+    a release without an entry neither counts nor resets.
     """
 
     lease: Lease
@@ -142,8 +143,8 @@ class Entry(msgspec.Struct, frozen=True):
 
     Without `rest`, `data` is a snapshot delta that is added to the journal as entry `n` of the
     epoch. With `rest`, `data` is the whole snapshot: it replaces snapshot and journal in one atomic
-    write, the run lies as `rest` says, the lease is given up and the epoch is closed. `consumes`
-    are ids of inbox messages that this write consumes.
+    write, the run is stored as `rest` says, the lease is given up and the epoch is closed.
+    `consumes` are the ids of inbox messages that this write consumes.
     """
 
     id: str
@@ -156,7 +157,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Verdict(Enum):
-    """What became of one entry: written, refused because its epoch is stale, or no such run."""
+    """The outcome of one entry: written, refused because its epoch is stale, or no such run."""
 
     ACCEPTED = "accepted"
     FENCED = "fenced"
@@ -164,9 +165,7 @@ class Verdict(Enum):
 
 
 class Delivery(Enum):
-    """What became of one event: put in the inbox, known already, no such run, or the run is
-    over.
-    """
+    """The outcome of one message: in the inbox, a duplicate, no such run, or the run is over."""
 
     DELIVERED = "delivered"
     DUPLICATE = "duplicate"
@@ -175,14 +174,14 @@ class Delivery(Enum):
 
 
 class Due(msgspec.Struct, frozen=True):
-    """A run whose time has come."""
+    """A run whose wake time has passed."""
 
     id: str
     wake_at: datetime
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """Counts for people: runs by status, and the oldest wake time among runs that are due."""
+    """The number of runs by status, and the oldest wake time among runs that are due."""
 
     by_status: Mapping[str, int] = msgspec.field(default_factory=dict)
     oldest_due: datetime | None = None
@@ -191,27 +190,27 @@ class Stats(msgspec.Struct, frozen=True):
 class Store(Protocol):
     """The five methods of every store.
 
-    A store with more abilities also has an attribute `capabilities`; one without it is taken to
+    A store with more abilities also has an attribute `capabilities`; one without it is assumed to
     have these five and nothing else.
     """
 
     async def save(self, id: str, snapshot: Snapshot, /) -> None:
-        """Replace the whole run by `snapshot`: what was there before, journal and all, is gone.
+        """Replace the whole run by `snapshot`: its previous state, journal included, is gone.
 
-        On a store with a journal the run's lease ends and its epoch grows, so that an owner of
-        before is fenced out.
+        On a store with a journal the run's lease ends and its epoch increases, so that the previous
+        owner is fenced out.
         """
         ...
 
     async def load(self, id: str, /) -> Snapshot | None:
-        """Give the merged snapshot, its steps in the order they were recorded, or None."""
+        """Return the merged snapshot, its steps in the order they were recorded, or `None`."""
         ...
 
     async def delete(self, id: str, /) -> object:
-        """Remove the run with its journal, lease and inbox; a missing run is no error.
+        """Delete the run with its journal, lease and inbox; a missing run is not an error.
 
-        The stores in the box answer whether there was one. An epoch of the deleted run stays
-        stale for ever, also when the id is used again.
+        The stores of this package return whether the run existed. An epoch of a deleted run stays
+        stale forever, even when the id is used again.
         """
         ...
 
@@ -224,47 +223,51 @@ class Store(Protocol):
         workflow: str | None = None,
         after: str | None = None,
     ) -> Sequence[RunSummary]:
-        """Give runs newest first, at most `limit`; 0 gives nothing.
+        """Return up to `limit` runs, the most recently updated first; 0 returns nothing.
 
-        `prefix` is exact and case-sensitive. `after` is the `cursor` of the last line of the page
-        before: no run that stays as it is is skipped or shown twice.
+        `prefix` is exact and case-sensitive. `after` is the `cursor` of the last run of the
+        previous page: no run that stays unchanged is skipped or repeated.
         """
         ...
 
     async def close(self) -> None:
-        """Let go of what the store opened itself; a client that was passed in stays open. A second
-        call does nothing."""
+        """Close what the store opened itself; a client that was passed in stays open.
+
+        A second call does nothing.
+        """
         ...
 
 
 class JournalStore(Store, Protocol):
-    """A store that takes small fenced writes of many runs at once."""
+    """A store that accepts small fenced writes of many runs at once."""
 
     async def append(self, entries: Sequence[Entry], /) -> Sequence[Verdict]:
-        """Write the entries in one transaction or pipeline and give a verdict for each, in order.
+        """Write the entries in one transaction or pipeline; return a verdict on each, in order.
 
         An entry is accepted when its epoch is the run's newest and is open, fenced when its epoch
-        is older or closed, unknown when there is no such run; one entry's refusal harms no other.
-        A rest closes its epoch, and so does the release of its lease. An expired lease closes
-        nothing until another owner takes the run. Accepted means durable as
+        is older or closed, unknown when there is no such run; a refused entry does not affect the
+        others. A rest closes its epoch, and so does the release of its lease. An expired lease
+        closes nothing until another owner takes over the run. Accepted means durable as
         `capabilities.survives` says. While its epoch is the newest, open or closed, an entry sent
-        again (same id, epoch and n) is accepted and changes nothing, and so is one whose `n` is
-        not above that of the rest. After it, `load` gives the merge of everything appended, in
+        again (same id, epoch and n) is accepted and changes nothing, and so is one whose `n` is not
+        above that of the rest. Afterwards, `load` returns the merge of everything appended, in
         order.
         """
         ...
 
 
 class LeaseStore(Store, Protocol):
-    """A store that lets one owner at a time have a run."""
+    """A store that grants a run to one owner at a time."""
 
     async def acquire(self, requests: Sequence[LeaseRequest], /) -> Sequence[Grant | None]:
-        """Give each want its lease and the run read under it, or None when another owner's lease is
-        unexpired, or when the run is missing and nothing was given to create it. A lease that the
-        same owner holds already is given again, so that a lost answer can be asked for twice.
+        """Return for each request its lease and the run read under it, or `None`.
 
-        The epoch grows at each acquisition and never comes twice for one id, also after `delete`.
-        An unexpired lease is never stolen, and an expired one is there for the taking. From the
+        A request is not granted when another owner's lease is unexpired, or when the run is missing
+        and the request has no `create`. A lease that the same owner already holds is granted again,
+        so that a request can be repeated after its answer was lost.
+
+        The epoch increases with each acquisition and is never used twice for one id, even after
+        `delete`. An unexpired lease is never stolen, and an expired one can be taken over. From the
         moment of the grant every entry of an older epoch is refused or ignored. A granted run has
         the status running until its next rest. A run that cannot be read raises `StoreCorrupted`,
         which names it, and is not leased.
@@ -272,34 +275,39 @@ class LeaseStore(Store, Protocol):
         ...
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
-        """Move the expiry of all leases in one statement to `ttl` from now; None for each that was
-        lost. A lease that expired and that nobody has taken is renewed; a taken one never is."""
+        """Move the expiry of all leases to `ttl` from now; return `None` for each that was lost.
+
+        All are renewed in one statement. An expired lease is renewed until another owner takes over
+        the run; a lease that was taken over never is.
+        """
         ...
 
     async def release(self, leases: Sequence[Lease], /, *, wake_at: datetime | None = None) -> None:
-        """Give the leases up without a rest, so that the runs can be claimed at `wake_at` (None: at
-        once).
+        """Give up the leases without a rest, so that the runs can be claimed at `wake_at`.
 
-        The journal stays, and the epoch is closed. Releasing a lease that is not one's own does
-        nothing.
+        Without `wake_at` they can be claimed at once. The journal is kept, and the epoch is closed.
+        Releasing a lease that is not the run's current one does nothing.
         """
         ...
 
 
 class ScheduleStore(LeaseStore, Protocol):
-    """A store that knows which runs want a worker, by an index and never by a scan."""
+    """A store that finds the runs that need a worker, by an index and never by a scan."""
 
     async def enqueue(self, runs: Sequence[NewRun], /) -> Sequence[bool]:
-        """Create runs that wait for a claim, all in one write; False for each id that was there
-        already, which stays untouched.
+        """Create runs that wait for a claim, all in one write.
+
+        Return `False` for each id that existed already; that run stays unchanged.
         """
         ...
 
     async def due(
         self, now: datetime, limit: int, /, *, workflows: Sequence[str] | None = None
     ) -> Sequence[Due]:
-        """Give the runs without a live lease whose wake time is at or before `now`, earliest
-        first.
+        """Return up to `limit` runs whose wake time is at or before `now`, earliest first.
+
+        A run with an unexpired lease is not due. `workflows` restricts the result to runs of these
+        names.
         """
         ...
 
@@ -314,49 +322,54 @@ class ScheduleStore(LeaseStore, Protocol):
     ) -> Sequence[Grant]:
         """Lease and load up to `limit` runs that are due, runnable or orphaned, earliest first.
 
-        Each goes to one claimant only. A run is orphaned when its owner's lease has expired.
-        `workflows` keeps to runs of these names. A run that cannot be read is logged and left out:
-        another takes its place, and it is not claimed again within the next hour.
+        Each run goes to one claimant only. A run is orphaned when its owner's lease has expired.
+        `workflows` restricts the claim to runs of these names. A run that cannot be read is logged
+        and left out: another takes its place, and it is not claimed again within the next hour.
         """
         ...
 
 
 class InboxStore(LeaseStore, Protocol):
-    """A store that keeps events for runs until they are taken."""
+    """A store that keeps messages for runs until they are consumed."""
 
     async def send(
         self, id: str, name: str, payload: bytes, /, *, dedup_id: str | None = None
     ) -> Delivery:
-        """Put an event in the run's inbox; a `dedup_id` that was used before for this run is a
-        duplicate, also after the first one was taken. A run at rest that awaits `name` becomes
-        due at once; a run that goes to rest awaiting a name that lies untaken in its inbox is
-        due at once.
+        """Put a message in the run's inbox.
+
+        A `dedup_id` that was used before for this run is a duplicate, even after the first message
+        was consumed. An unowned run that awaits `name` becomes due at once; a run whose rest awaits
+        the name of an unconsumed message in its inbox is due at once.
         """
         ...
 
     async def inbox(self, id: str, /) -> Sequence[Message]:
-        """Give the run's messages that were not taken, in the order they were sent. A message is
-        taken by the entry that names it in `consumes`, in the same write.
+        """Return the run's unconsumed messages in the order they were sent.
+
+        A message is consumed by the entry that names it in `consumes`, in the same write.
         """
         ...
 
 
 class TransactionStore(JournalStore, Protocol):
-    """A store whose own transaction can hold a user's writes beside the step's record."""
+    """A store whose own transaction can hold a user's writes beside a step's record."""
 
     async def transact(
         self, id: str, epoch: int, work: Callable[[Any], Awaitable[Entry]], /
     ) -> Verdict:
-        """Open a transaction, fence it by the epoch, call `work` with the store's connection, write
-        the entry it returns and commit, all or nothing. With an epoch that is older or closed,
-        `work` is not called. An exception from `work` rolls back and comes out as it is, unless the
-        connection was lost while `work` used it: then `StoreUnavailable` is raised from it,
-        whatever it is, for the work itself has not failed."""
+        """Call `work` with the store's connection in a transaction that is fenced by the epoch.
+
+        The entry that `work` returns is written in the same transaction: all is committed, or
+        nothing. With an epoch that is older or closed, `work` is not called. An exception from
+        `work` rolls back and is raised unchanged, unless the connection was lost while `work` used
+        it: then `StoreUnavailable` is raised from it, whatever it is, because the work itself has
+        not failed.
+        """
         ...
 
 
 class NotifyStore(ScheduleStore, Protocol):
-    """A store that can hint that something became due. Hints may be lost or doubled."""
+    """A store that sends notifications of due runs. Notifications may be lost or duplicated."""
 
     def notifications(self) -> AsyncIterator[None]:
         """Yield whenever a run may have become due, in any process."""
@@ -364,14 +377,15 @@ class NotifyStore(ScheduleStore, Protocol):
 
 
 class MaintenanceStore(Store, Protocol):
-    """A store that can be kept small and asked how it is."""
+    """A store that can delete old runs and count the others."""
 
     async def prune(
         self, older_than: timedelta, /, *, status: RunStatus | None = None, limit: int = 1000
     ) -> int:
-        """Delete up to `limit` runs that are over (completed, failed, cancelled; or only
-        `status`) and were last updated longer ago than `older_than`; give how many. A run that
-        is not over is never pruned.
+        """Delete up to `limit` runs that are over; return how many were deleted.
+
+        These are runs that are completed, failed or cancelled (or only those with `status`) and
+        were last updated longer ago than `older_than`. A run that is not over is never pruned.
         """
         ...
 
@@ -382,9 +396,11 @@ class MaintenanceStore(Store, Protocol):
 
 BASE = Capabilities()
 
+S = TypeVar("S", bound=Store)
+
 
 def capabilities(store: Store) -> Capabilities:
-    """Give what a store declares; the five methods alone when it declares nothing."""
+    """Return what a store declares; only the five methods if it declares nothing."""
     declared = getattr(store, "capabilities", BASE)
     if not isinstance(declared, Capabilities):
         raise InvalidArgument("store.capabilities", declared, "a perdure.store.Capabilities value")
@@ -392,86 +408,82 @@ def capabilities(store: Store) -> Capabilities:
 
 
 def can_journal(store: Store) -> TypeGuard[JournalStore]:
-    """Tell whether the store takes small fenced writes."""
+    """Return whether the store accepts small fenced writes."""
     return capabilities(store).journal
 
 
 def can_lease(store: Store) -> TypeGuard[LeaseStore]:
-    """Tell whether the store gives leases, atomic or best effort."""
+    """Return whether the store grants leases, atomic or best effort."""
     return capabilities(store).lease != "none"
 
 
 def can_schedule(store: Store) -> TypeGuard[ScheduleStore]:
-    """Tell whether the store finds due runs."""
+    """Return whether the store finds due runs."""
     return capabilities(store).schedule
 
 
 def can_inbox(store: Store) -> TypeGuard[InboxStore]:
-    """Tell whether the store keeps events."""
+    """Return whether the store keeps messages."""
     return capabilities(store).inbox
 
 
 def can_transact(store: Store) -> TypeGuard[TransactionStore]:
-    """Tell whether a step's record can share the user's transaction."""
+    """Return whether a step's record can share the user's transaction."""
     return capabilities(store).transaction
 
 
 def can_notify(store: Store) -> TypeGuard[NotifyStore]:
-    """Tell whether the store hints at due runs."""
+    """Return whether the store sends notifications of due runs."""
     return capabilities(store).notify
 
 
 def can_maintain(store: Store) -> TypeGuard[MaintenanceStore]:
-    """Tell whether the store prunes and counts."""
+    """Return whether the store prunes and counts runs."""
     return capabilities(store).maintenance
 
 
 def require_journal(store: Store, needed_for: str = "") -> JournalStore:
-    """Give the store as a journal, or raise `MissingAbility`."""
-    if can_journal(store):
-        return store
-    raise MissingAbility(store, "journal", needed_for)
+    """Return the store as a `JournalStore`, or raise `MissingAbility`."""
+    return _require(store, can_journal, "journal", needed_for)
 
 
 def require_lease(store: Store, needed_for: str = "") -> LeaseStore:
-    """Give the store as a lease store, or raise `MissingAbility`."""
-    if can_lease(store):
-        return store
-    raise MissingAbility(store, "lease", needed_for)
+    """Return the store as a `LeaseStore`, or raise `MissingAbility`."""
+    return _require(store, can_lease, "lease", needed_for)
 
 
 def require_schedule(store: Store, needed_for: str = "") -> ScheduleStore:
-    """Give the store as a schedule, or raise `MissingAbility`."""
-    if can_schedule(store):
-        return store
-    raise MissingAbility(store, "schedule", needed_for)
+    """Return the store as a `ScheduleStore`, or raise `MissingAbility`."""
+    return _require(store, can_schedule, "schedule", needed_for)
 
 
 def require_inbox(store: Store, needed_for: str = "") -> InboxStore:
-    """Give the store as an inbox, or raise `MissingAbility`."""
-    if can_inbox(store):
-        return store
-    raise MissingAbility(store, "inbox", needed_for)
+    """Return the store as an `InboxStore`, or raise `MissingAbility`."""
+    return _require(store, can_inbox, "inbox", needed_for)
 
 
 def require_transaction(store: Store, needed_for: str = "") -> TransactionStore:
-    """Give the store as a transaction store, or raise `MissingAbility`."""
-    if can_transact(store):
-        return store
-    raise MissingAbility(store, "transaction", needed_for)
+    """Return the store as a `TransactionStore`, or raise `MissingAbility`."""
+    return _require(store, can_transact, "transaction", needed_for)
 
 
 def require_maintenance(store: Store, needed_for: str = "") -> MaintenanceStore:
-    """Give the store as one that prunes and counts, or raise `MissingAbility`."""
-    if can_maintain(store):
+    """Return the store as a `MaintenanceStore`, or raise `MissingAbility`."""
+    return _require(store, can_maintain, "maintenance", needed_for)
+
+
+def _require(
+    store: Store, can: Callable[[Store], TypeGuard[S]], ability: str, needed_for: str
+) -> S:
+    if can(store):
         return store
-    raise MissingAbility(store, "maintenance", needed_for)
+    raise MissingAbility(store, ability, needed_for)
 
 
 def check_store(store: object, parameter: str = "store") -> Store:
-    """Give the store back, or raise: an object with the five methods."""
-    verbs = (getattr(store, verb, None) for verb in ("save", "load", "delete", "list", "close"))
-    if isinstance(store, type) or not all(map(callable, verbs)):
+    """Return the store, which must be an object with the five methods."""
+    methods = (getattr(store, name, None) for name in ("save", "load", "delete", "list", "close"))
+    if isinstance(store, type) or not all(map(callable, methods)):
         expected = "a store: an object with save, load, delete, list and close"
         hint = "perdure.stores.open_store(url) opens one" if isinstance(store, str) else ""
         raise InvalidArgument(parameter, store, expected, hint)
@@ -479,15 +491,20 @@ def check_store(store: object, parameter: str = "store") -> Store:
 
 
 def check_entries(entries: Sequence[Entry], limit: int) -> None:
-    """Raise `ValueTooLarge`, naming the step, when an entry holds more than `limit` bytes."""
+    """Raise `ValueTooLarge`, naming the step, if an entry has more than `limit` bytes.
+
+    A naive wake time is `InvalidArgument`.
+    """
     for entry in entries:
+        if entry.rest is not None and entry.rest.wake_at is not None:
+            as_utc(entry.rest.wake_at, "wake_at")
         if len(entry.data) > limit:
             what = f"the record of step {entry.step!r}" if entry.step else "the snapshot"
             raise ValueTooLarge(f"{what} of run {entry.id!r}", len(entry.data), limit)
 
 
 class AsyncCloseable(ABC):
-    """Gives a store `async with`."""
+    """Makes a store usable with `async with`."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -497,4 +514,4 @@ class AsyncCloseable(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of what the store opened itself."""
+        """Close what the store opened itself."""

@@ -1,12 +1,13 @@
-"""A worker claims what is due, runnable or orphaned, many at a time, and drives it.
+"""A worker claims runs that are due or orphaned, many at a time, and drives them.
 
     async with Worker(runtime, concurrency=100) as worker:
         await worker.serve()
 
-Leases of all its runs are renewed together. A run whose owners keep dying before it makes progress
-is a suspect: a worker drives one at a time, so that the runs beside it are not taken for the cause,
-and pauses it after a limit. One that cannot be driven harms no other. SIGTERM drains: nothing new
-is claimed, what runs gets its time, and what is left is released.
+The leases of all its runs are renewed together. A run whose owners keep dying before it makes
+progress is a suspect: a worker drives one suspect at a time, so that the runs beside it are not
+taken for the cause, and pauses it after `max_crashes`. A run that cannot be driven harms no other.
+SIGTERM drains the worker: it claims nothing more, its runs get a grace period, and what is left is
+released for other workers.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from perdure.durable.session import Session
 from perdure.engine.tasks import detached
 from perdure.errors import InvalidArgument, InvalidDuration, PerdureError, StoreError
 from perdure.runtime.runtime import Runtime
-from perdure.store import Grant, NotifyStore, can_notify, require_lease, require_schedule
+from perdure.store import Grant, can_notify, require_lease, require_schedule
 from perdure.validation import check_int
 
 logger = logging.getLogger(__name__)
@@ -41,16 +42,21 @@ class Counters:
     released: int = 0
 
 
+SHORTEST_POLL = 0.02
+"""How soon a worker that found work asks again, in seconds, where the store does not notify it."""
+
 SUSPECT = 2
-"""A run is suspect when so many owners in a row died with it before it wrote an entry."""
+"""A run is a suspect when this many owners in a row died with it before it wrote an entry."""
 
 
 class Worker:
     """Drives runs of a runtime's workflows, up to `concurrency` at once.
 
-    It asks the store every `poll`, a little more or less, and at once when the store notifies it.
-    `grace` is how long runs may continue when it drains. A run is paused when `max_crashes`
-    processes in a row died with it before it wrote anything.
+    It asks the store for work about every `poll`, and at once when the store sends a notification
+    or this process creates a run. A store without notifications is asked more often while there is
+    work: 20 ms after work was found, and after twice that time with each attempt that finds none.
+    `grace` is how long runs may continue while the worker drains. A run is paused when
+    `max_crashes` processes in a row died with it before it wrote an entry.
     """
 
     def __init__(
@@ -70,7 +76,7 @@ class Worker:
         self._concurrency = check_int(concurrency, "concurrency")
         self._poll = parse_duration(poll, "poll").total_seconds()
         if not self._poll:
-            raise InvalidDuration("poll", poll, "a duration longer than nothing")
+            raise InvalidDuration("poll", poll, "a positive duration")
         self._grace = parse_duration(grace, "grace")
         self._max_crashes = check_int(max_crashes, "max_crashes")
         self._owner = f"worker-{runtime.random.getrandbits(64):016x}"
@@ -78,6 +84,7 @@ class Worker:
         self._suspect: tuple[asyncio.Task[None], str] | None = None
         self._draining = False
         self._hungry = False
+        self._next_poll = self._poll
         self._wake: asyncio.Event = asyncio.Event()
         self._main: asyncio.Task[None] | None = None
 
@@ -90,7 +97,7 @@ class Worker:
         await self.drain()
 
     async def serve(self) -> None:
-        """Work until SIGTERM or SIGINT comes, then drain."""
+        """Work until SIGTERM or SIGINT arrives, then drain."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
@@ -104,7 +111,7 @@ class Worker:
             await self.drain()
 
     async def drain(self) -> None:
-        """Claim nothing more, let runs go on for the grace period, then hand the rest back."""
+        """Claim nothing more, let runs continue for the grace period, then release the rest."""
         self._stop()
         main, self._main = self._main, None
         if main is not None:
@@ -116,25 +123,28 @@ class Worker:
 
     @property
     def running(self) -> int:
-        """How many runs are being driven just now."""
+        """How many runs are currently being driven."""
         return len(self._runs)
 
     async def _work(self) -> None:
-        hints = self._listen()
         names = ", ".join(self.runtime.registry.names)
-        logger.info("%s works on %s, %d at once", self._owner, names, self._concurrency)
-        async with self.runtime.session() as session:
-            try:
+        logger.info("%s drives %s, %d runs at once", self._owner, names, self._concurrency)
+        try:
+            async with self.runtime.session() as session, asyncio.TaskGroup() as tasks:
+                listener = tasks.create_task(self._listen())
+                session.workers.add(self._wake.set)
                 while not self._draining:
-                    await self._claim_and_wait(session)
+                    await self._claim_and_wait(session, tasks)
+                session.workers.discard(self._wake.set)
                 await self._finish()
-            finally:
-                if hints is not None:
-                    hints.cancel()
-                    await asyncio.wait([hints])
-                logger.info("%s ends: %s", self._owner, self.counters)
+                listener.cancel()
+        except ExceptionGroup as errors:
+            # Only claiming can fail here: a run that cannot be driven is logged.
+            raise errors.exceptions[0] from None
+        finally:
+            logger.info("%s stopped: %s", self._owner, self.counters)
 
-    async def _claim_and_wait(self, session: Session) -> None:
+    async def _claim_and_wait(self, session: Session, tasks: asyncio.TaskGroup) -> None:
         self._wake.clear()
         room = self._concurrency - len(self._runs)
         claimed: Sequence[Grant] = ()
@@ -145,20 +155,23 @@ class Worker:
                     self._owner, self.runtime.lease_ttl, room, workflows=self.runtime.registry.names
                 )
             except StoreError as error:
-                logger.warning("the store cannot be asked for work (%s); asking again", error)
+                logger.warning("claiming failed (%s); retrying", error)
         for grant in claimed:
             if grant.takeovers < SUSPECT or not self._drives_suspect(session):
-                self._start(session, grant)
+                self._start(tasks.create_task(self._drive(session, grant)), grant)
             else:
                 await self._delay(grant)
-        # As many as there was room for: there may be more.
+        # A full batch: there may be more due runs.
         self._hungry = len(claimed) == room
+        if claimed and not can_notify(self._store):
+            self._next_poll = min(SHORTEST_POLL, self._poll)
         await self._pause()
 
     async def _pause(self) -> None:
-        # A full worker looks again when a run ends; an idle one polls, with jitter, so that many
-        # workers do not ask in step.
-        pause = self._poll * (0.75 + self.runtime.random.random() / 2)
+        # A full worker claims again when runs end. An idle one polls, with jitter, so that many
+        # workers do not poll in step.
+        pause = self._next_poll * (0.75 + self.runtime.random.random() / 2)
+        self._next_poll = min(self._next_poll * 2, self._poll)
         woken = detached(self._wake.wait())
         timer = detached(self._sleep(pause))
         try:
@@ -170,10 +183,9 @@ class Worker:
     async def _sleep(self, seconds: float) -> None:
         await self.runtime.clock.sleep(seconds)
 
-    def _start(self, session: Session, grant: Grant) -> None:
+    def _start(self, task: "asyncio.Task[None]", grant: Grant) -> None:
         self.counters.claimed += 1
         self.counters.taken_over += grant.takeovers > 0
-        task = detached(self._drive(session, grant))
         self._runs.add(task)
         task.add_done_callback(self._ended)
         if grant.takeovers >= SUSPECT:
@@ -193,7 +205,7 @@ class Worker:
         await log_failure(require_lease(self._store).release([grant.lease], wake_at=later))
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        # A busy worker claims again when a quarter of its places are free: one claim for many runs.
+        # A busy worker claims again when a quarter of its slots are free: one claim for many runs.
         self._runs.discard(task)
         if self._hungry and self._concurrency - len(self._runs) >= -(-self._concurrency // 4):
             self._wake.set()
@@ -221,6 +233,7 @@ class Worker:
         await self.runtime.driver.pause(session, grant, reason)
 
     async def _finish(self) -> None:
+        """Let runs end for the grace period; cancel the others, which keep what they recorded."""
         if not self._runs:
             return
         logger.info("draining: %d runs have %s to finish", len(self._runs), self._grace)
@@ -228,27 +241,23 @@ class Worker:
         everything = detached(self._all_runs())
         await asyncio.wait([grace, everything], return_when=asyncio.FIRST_COMPLETED)
         grace.cancel()
-        left = list(self._runs)
-        for task in left:
-            # A cancelled run keeps its journal and releases its lease: the next worker goes on.
+        self.counters.released += len(self._runs)
+        for task in self._runs:
+            # A cancelled run releases its lease, so that another worker continues it.
             task.cancel()
         await asyncio.wait([everything])
-        self.counters.released += len(left)
 
     async def _all_runs(self) -> None:
         while self._runs:
             await asyncio.wait(tuple(self._runs))
 
-    def _listen(self) -> "asyncio.Task[None] | None":
-        if not can_notify(self._store):
-            return None
-        return detached(self._hear(self._store))
-
-    async def _hear(self, store: NotifyStore) -> None:
-        while True:
+    async def _listen(self) -> None:
+        """Wake the worker when the store sends a notification. Polling finds what this misses."""
+        store = self._store
+        while can_notify(store):
             try:
                 async for _ in store.notifications():
                     self._wake.set()
             except StoreError as error:
-                logger.warning("hints ended (%s); polling goes on", error)
+                logger.warning("notifications failed (%s); polling continues", error)
             await self._sleep(self._poll)

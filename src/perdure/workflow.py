@@ -36,8 +36,7 @@ from perdure.errors import CodecError, InvalidArgument, SnapshotFormatError, Sna
 from perdure.events import Bus, Coalesce, Event, Listener, Mode, StepComplete, check_listener
 from perdure.result import Result
 from perdure.resume import ResumeState, ResumeStateCollector, as_resume_state, records_of
-from perdure.snapshot import Execution as ExecutionBlock
-from perdure.snapshot import Snapshot, assert_valid_snapshot
+from perdure.snapshot import ExecutionBlock, Snapshot, assert_valid_snapshot
 from perdure.validation import check_errors, check_int, check_random
 
 logger = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ ResumeSource: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class SnapshotEvent:
-    """What a subscriber hears: what happened, and the snapshot of that moment."""
+    """What a subscriber receives: what happened, and the snapshot at that time."""
 
     type: Literal["step_complete", "workflow_complete", "workflow_error", "workflow_cancelled"]
     step_id: str | None
@@ -88,13 +87,13 @@ class Options(TypedDict, total=False):
 
 
 class Workflow(Generic[D]):
-    """Runs functions over a snapshot in this process; the user saves when they like.
+    """Runs functions over a snapshot in this process; the caller saves it when they want to.
 
-    Options can be given here or per run, the run's winning. `snapshot` and `resume_state` hold
-    steps that are done; `cache` is asked for steps with an explicit key, across runs. `errors` are
-    exception classes that come back as themselves. `on_unknown_steps` says what to do about
-    recorded steps that a completed run never touched, `on_definition_change` about a function that
-    is not the one the snapshot was made by: `"warn"`, `"error"` or `"ignore"`.
+    Options are passed here or per run; those of the run win. `snapshot` and `resume_state` contain
+    finished steps; `cache` is asked for steps with an explicit key, across runs. `errors` are
+    exception classes that keep their type when they are read from a record. `on_unknown_steps` says
+    what to do if a completed run never used some recorded steps, `on_definition_change` if the
+    function changed since the snapshot was made: `"warn"`, `"error"` or `"ignore"`.
     """
 
     @overload
@@ -107,7 +106,7 @@ class Workflow(Generic[D]):
     def __init__(self, name: str, deps: D, /, **options: Unpack[Options]) -> None: ...
     def __init__(self, name: str, deps: Any = None, /, **options: Unpack[Options]) -> None:
         if not isinstance(name, str) or not name:
-            raise InvalidArgument("name", name, "the workflow's name, a non-empty text")
+            raise InvalidArgument("name", name, "the workflow's name, a non-empty string")
         self.name = name
         self._deps = as_deps({} if deps is None else deps)
         self._options = check_options(options)
@@ -117,16 +116,16 @@ class Workflow(Generic[D]):
 
     @property
     def deps(self) -> D:
-        """What the function works with."""
+        """The dependencies passed to the function."""
         return cast(D, self._deps)
 
     async def run(
         self, fn: "WorkflowFunction[T, D]", /, *, deps: Any = None, **options: Unpack[Options]
     ) -> Result[T, Any]:
-        """Run the function; give `Ok(value)`, or `Err(error, cause)` when it failed.
+        """Run the function; return `Ok(value)`, or `Err(error, cause)` if it failed.
 
-        Nothing but the cancellation of the task is raised for what happens inside the function. The
-        option `deps` replaces the workflow's for this run.
+        Of what happens inside the function, only a cancellation of the task is raised. The option
+        `deps` replaces the workflow's for this run.
         """
         chosen = _check_sources({**self._options, **check_options(options)})
         body = body_of(fn, self._deps if deps is None else as_deps(deps))
@@ -138,7 +137,7 @@ class Workflow(Generic[D]):
     async def run_with_state(
         self, fn: "WorkflowFunction[T, D]", /, *, deps: Any = None, **options: Unpack[Options]
     ) -> tuple[Result[T, Any], ResumeState]:
-        """Run the function and give its result together with the state to resume from."""
+        """Run the function; return its result together with the state to resume from."""
         collector = ResumeStateCollector()
         stop = self._events.subscribe(collector.handle_event)
         try:
@@ -155,11 +154,11 @@ class Workflow(Generic[D]):
         limit: int | None = None,
         since: str | None = None,
     ) -> Snapshot:
-        """Give the state of the latest run as plain JSON, a copy of the caller's own.
+        """Return the state of the latest run as plain JSON: a copy that the caller may change.
 
-        `include` chooses all, completed or failed steps; `since` only those after that step;
-        `limit` so many of them. `metadata` stands in place of what the snapshot before held; the
-        definition's hash and the run's id stay.
+        `include` selects all, completed or failed steps, `since` those after a step, and `limit`
+        at most that many of them. `metadata` replaces that of the previous snapshot, except for the
+        definition's hash and the run's id.
         """
         if include not in ("all", "completed", "failed"):
             raise InvalidArgument("include", include, "'all', 'completed' or 'failed'")
@@ -173,11 +172,11 @@ class Workflow(Generic[D]):
     def subscribe(
         self, listener: Listener, *, mode: Mode = "sync", coalesce: Coalesce = "none"
     ) -> Callable[[], None]:
-        """Tell `listener` of each finished step and of the end, with the snapshot; the answer ends
-        it.
+        """Call `listener` with each finished step and the end of a run; return a function that
+        unsubscribes it.
 
-        `mode="sync"` calls it in place; `"async"` beside the workflow, one event at a time, and
-        then `coalesce="latest"` skips to the newest event, but never past the last one.
+        `mode="sync"` calls it in place, `"async"` in the background, one event at a time. Then
+        `coalesce="latest"` skips to the newest event, but never skips the last one of a run.
         """
         check_listener(listener, "listener")
         if mode not in ("sync", "async"):
@@ -191,7 +190,7 @@ class Workflow(Generic[D]):
         return self._snapshots.subscribe(listener, mode=mode, coalesce=coalesce)
 
     async def flush(self) -> None:
-        """Wait until async listeners have dealt with everything so far."""
+        """Wait until async listeners have handled all events so far."""
         await self._events.flush()
         await self._snapshots.flush()
 
@@ -203,7 +202,7 @@ _OWN_METADATA = ("definitionHash", "workflowId")
 
 
 class LocalRun:
-    """One run of a `Workflow`: its history, and where it stands."""
+    """One run of a `Workflow`: its history and its status."""
 
     def __init__(self, name: str, options: Options, events: Bus, snapshots: Bus) -> None:
         self._options = options
@@ -234,7 +233,7 @@ class LocalRun:
         )
 
     def check_definition(self, fn: Callable[..., Any]) -> None:
-        """Compare the function with the one that made the snapshot; note its hash and the run."""
+        """Compare the function with the one that made the snapshot, and record its hash."""
         metadata, now = self._history.metadata, definition_hash(fn)
         before = metadata.get("definitionHash")
         if before is not None and before != now:
@@ -248,7 +247,7 @@ class LocalRun:
         metadata["workflowId"] = self._execution.run_id
 
     async def load(self, source: ResumeSource) -> None:
-        """Take in the steps of a resume state, calling its factory once."""
+        """Load the steps of a resume state, calling its factory once."""
         state = source() if callable(source) else source
         if isinstance(state, Awaitable):
             state = await state
@@ -257,7 +256,7 @@ class LocalRun:
             self._history.load(records_of(state))
 
     async def run_function(self, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:
-        """Run the function to its end and tell the subscribers of it."""
+        """Run the function to its end and publish that to subscribers."""
         self._note("running")
         try:
             result = await run_function(self._execution, body)
@@ -276,7 +275,7 @@ class LocalRun:
         return result
 
     def snapshot(self, *, metadata: Mapping[str, Any] | None, **choice: Any) -> Snapshot:
-        """Give the run's state as fresh plain JSON."""
+        """Return the run's state as new plain JSON."""
         if metadata is not None:
             own = self._history.metadata
             metadata = {name: own[name] for name in _OWN_METADATA if name in own} | {**metadata}
@@ -293,8 +292,8 @@ class LocalRun:
         if self._block["status"] != "running":
             return self._block
         block = self._block.copy()
-        if self._execution.last_key is not None:
-            block["currentStepId"] = self._execution.last_key
+        if self._history.last_key is not None:
+            block["currentStepId"] = self._history.last_key
         if self._history.waits:
             block["pending"] = list(self._history.waits.values())
         return block
@@ -320,8 +319,8 @@ class LocalRun:
 
 
 def encode_metadata(metadata: object) -> dict[str, Any]:
-    """Give the user's metadata as JSON, or raise."""
-    expected = "a mapping of texts to JSON values"
+    """Return the user's metadata as JSON; raise if it cannot be encoded."""
+    expected = "a mapping of strings to JSON values"
     if not isinstance(metadata, Mapping) or not all(isinstance(name, str) for name in metadata):
         raise InvalidArgument("metadata", metadata, expected)
     try:
@@ -331,7 +330,7 @@ def encode_metadata(metadata: object) -> dict[str, Any]:
 
 
 def check_options(options: Options) -> Options:
-    """Give the options back, or raise for the first that cannot be used."""
+    """Return the options; raise for the first invalid one."""
     for name, value in options.items():
         if name not in Options.__annotations__:
             known = ", ".join(sorted(Options.__annotations__))

@@ -1,4 +1,4 @@
-"""Every program in `examples/` runs, and does what its first lines say."""
+"""Every program in `examples/` does what its docstring says."""
 
 import re
 import signal
@@ -33,7 +33,7 @@ def output_of(name: str, *arguments: str) -> str:
 
 @pytest.mark.slow
 def test_the_first_program_of_the_readme_survives(here: Path) -> None:
-    """As the page shows it: killed after the charge, it only ships."""
+    """After it was killed behind the charge, it only ships, as the page shows."""
     readme = (ROOT / "README.md").read_text()
     (program,) = re.findall(r"```python\n(import asyncio, os.*?)```", readme, re.DOTALL)
     Path("shop.py").write_text(program)
@@ -50,7 +50,7 @@ def test_the_first_program_of_the_readme_survives(here: Path) -> None:
 
 @pytest.mark.slow
 def test_checkout_survives_being_killed(here: Path) -> None:
-    """Killed while it charges, it has reserved and does not do so again."""
+    """It is killed while it charges, and does not reserve a second time."""
     process = subprocess.Popen(command("checkout.py"), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process.stdout as lines:
@@ -58,23 +58,28 @@ def test_checkout_survives_being_killed(here: Path) -> None:
         assert next(lines) == "charging 499.00\n"
         process.send_signal(signal.SIGKILL)
         process.wait()
-    for _ in range(20):
-        done = subprocess.run(
-            command("checkout.py"), capture_output=True, text=True, check=False, timeout=60
-        )
-        if done.returncode == 0:
-            break
-        assert "already running in another process" in done.stderr
-    assert done.stdout.splitlines() == [
+    assert checkout_after_the_lease().splitlines() == [
         "charging 499.00",
         "shipping, with receipt 1001",
         "done: parcel 7",
     ]
 
 
+def checkout_after_the_lease() -> str:
+    """Run the program until the lease of the killed process has expired; return its output."""
+    for _ in range(20):
+        done = subprocess.run(
+            command("checkout.py"), capture_output=True, text=True, check=False, timeout=60
+        )
+        if done.returncode == 0:
+            return done.stdout
+        assert "already running in another process" in done.stderr
+    pytest.fail("the lease did not expire")
+
+
 @pytest.mark.slow
 def test_approval_waits_across_processes(here: Path) -> None:
-    """Submitting, approving and showing are processes of their own."""
+    """Submitting, approving and showing each run in their own process."""
     assert output_of("approval.py", "submit", "train", "120") == "report-1: waiting\n"
     approved = output_of("approval.py", "approve", "report-1", "--by", "eva").splitlines()
     assert approved[:2] == ["approved by eva", "paying out 120 €"]
@@ -84,6 +89,5 @@ def test_approval_waits_across_processes(here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_many_workers_do_each_run_once(here: Path) -> None:
-    """Whoever takes it."""
+def test_many_workers_execute_each_run_once(here: Path) -> None:
     assert output_of("many_workers.py").startswith("100 pictures, 1 time each; shared as (")

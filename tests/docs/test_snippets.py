@@ -1,4 +1,4 @@
-"""Every `python` block in the documentation runs, in the order of its page."""
+"""Every `python` block of the documentation runs, in the order of its page."""
 
 import ast
 import asyncio
@@ -20,7 +20,7 @@ from tests.servers.process import Server
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-# What a page writes for a server, and the fixture that puts a live one in its place.
+# URLs in the pages, and the fixtures whose live servers replace them.
 SERVERS = {
     "postgresql://localhost/shop": "postgres_url",
     "mysql://root@localhost/shop": "mysql_url",
@@ -29,7 +29,7 @@ SERVERS = {
     "http://localhost:8080": "sqld_url",
 }
 
-# Blocks marked `python no-run`: (page, first line of the block) and why it cannot run.
+# Blocks marked `python no-run`, as (page, first line of the block), and why they cannot run.
 NOT_RUN: dict[tuple[str, str], str] = {}
 
 FENCE = re.compile(
@@ -40,7 +40,7 @@ FENCE = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block: its code, and the line of the page before its first."""
+    """One fenced block: its code, and the line of its opening fence."""
 
     info: str
     code: str
@@ -52,7 +52,7 @@ class Block:
 
 
 def blocks_of(text: str) -> list[Block]:
-    """The Python blocks of a page, in order."""
+    """Return the Python blocks of a page, in order."""
     return [
         Block(
             info=match["info"].strip(),
@@ -81,7 +81,7 @@ def pages() -> list[Any]:
 
 @pytest.fixture
 def emptied_redis_url(redis_server: Server) -> Iterator[str]:
-    """A Redis database for examples, which choose their own keys."""
+    """Return the URL of an empty Redis database: the examples choose their own keys."""
     url = redis_server.url.rpartition("/")[0] + "/9"
     yield url
     with redis.Redis.from_url(url) as client:
@@ -90,7 +90,10 @@ def emptied_redis_url(redis_server: Server) -> Iterator[str]:
 
 @pytest.fixture
 def namespace(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """What the blocks of a page share: a module, so that classes in it find their annotations."""
+    """Return the namespace that the blocks of a page share.
+
+    It is that of a module, so that annotations of classes in it can be resolved.
+    """
     module = ModuleType("documentation_page")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return vars(module)
@@ -130,7 +133,7 @@ def run(block: Block, page: Path, namespace: dict[str, object], runner: asyncio.
 
 
 def test_a_block_that_does_not_run_has_a_reason() -> None:
-    """Both ways: each `no-run` block is listed, and each listed block is there."""
+    """Each `no-run` block is in `NOT_RUN`, and each block in `NOT_RUN` exists."""
     found = {
         (name_of(page), block.code.partition("\n")[0])
         for page in PAGES
@@ -154,13 +157,3 @@ def test_a_failing_block_points_at_its_line_of_the_page(namespace: dict[str, obj
     with asyncio.Runner() as runner, pytest.raises(ZeroDivisionError) as raised:
         run(block, Path("page.md"), namespace, runner)
     assert raised.traceback[-1].lineno + 1 == 4
-
-
-LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
-    """A link to a file of the project names one that is there."""
-    targets = LINK.findall(FENCE.sub("", page.read_text()))
-    assert [target for target in targets if not (page.parent / target).exists()] == []

@@ -1,4 +1,4 @@
-"""A runtime on a store and a clock of the test's own, straight and replaying after every step."""
+"""A runtime with the test's store and clock, which optionally replays after every step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +31,9 @@ def always_replay(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def make_runtime(store: MemoryStore, clock: TestClock, always_replay: bool) -> MakeRuntime:
-    """Make a runtime as another process would: on the same store, with nothing in memory."""
+    """Return a function that creates a runtime as another process would: on the same store, with
+    nothing in memory.
+    """
 
     def make(*workflows: Definition[Any, Any], on: Store | None = None, **options: Any) -> Runtime:
         return Settling(
@@ -46,14 +48,14 @@ def make_runtime(store: MemoryStore, clock: TestClock, always_replay: bool) -> M
 
 
 class Settling(Runtime):
-    """A runtime that sweeps right away what always_replay put off to the next sweep."""
+    """A runtime that sweeps until `always_replay` has no more runs that are due."""
 
     async def trigger(self, *arguments: Any, **options: Any) -> Any:
         run = await super().trigger(*arguments, **options)
         return await self._settle(run) if options.get("wait", True) else run
 
-    async def resume(self, run_id: str) -> Any:
-        return await self._settle(await super().resume(run_id))
+    async def _continue(self, run_id: str, *, paused: bool) -> Any:
+        return await self._settle(await super()._continue(run_id, paused=paused))
 
     async def retry(self, run_id: str) -> Any:
         return await self._settle(await super().retry(run_id))

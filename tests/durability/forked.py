@@ -3,8 +3,8 @@
 import multiprocessing
 from multiprocessing.context import ForkServerContext
 
-# A worker that lives for less than a second must not spend it on imports. One list for all tests:
-# the process that they are forked from is started once.
+# A worker that is killed within a second must not spend it on imports. There is one list for all
+# tests, because the process that they are forked from is started once.
 _PRELOADED = [
     "tests.durability.chaos",
     "tests.durability.ledger",
@@ -23,7 +23,7 @@ _PRELOADED = [
 
 
 def forked() -> ForkServerContext:
-    """Give the context that makes processes with everything imported."""
+    """Return a context that starts processes with all modules already imported."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     return context

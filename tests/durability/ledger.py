@@ -1,5 +1,6 @@
-"""The worker of the transaction test: moves money between two accounts, one transactional step
-each."""
+"""The worker of the transaction test: transfers money between two accounts, in one transaction per
+step.
+"""
 
 import asyncio
 import logging
@@ -22,7 +23,7 @@ _NOTE = "INSERT INTO moves (run, n, amount) VALUES ({0}, {1}, {2})"
 
 
 def amount_of(n: int) -> int:
-    """What the n-th move of a run moves."""
+    """Return the amount of the n-th transfer of a run."""
     return 1 + n
 
 
@@ -70,7 +71,7 @@ async def transfers(step: Step, order: dict[str, str]) -> int:
             try:
                 await step.transaction(f"move-{n}", move, order["run"], n)
                 break
-            except Exception:  # noqa: BLE001  # the transaction of a killed one is in the way
+            except Exception:  # noqa: BLE001  # blocked by the transaction of a killed process
                 await step.sleep(f"pause-{n}", 0.05)
     return MOVES
 
@@ -80,13 +81,13 @@ async def main(url: str, moving: Event) -> None:
         if isinstance(event, StepStart):
             moving.set()
 
-    async with open_store(url) as store:  # type: ignore[attr-defined]  # every store in the box
+    async with open_store(url) as store:  # type: ignore[attr-defined]  # every built-in store
         runtime = Runtime(store, workflows=[transfers], lease_ttl=LEASE, on_event=tell)
         async with Worker(runtime, concurrency=1, poll=0.05, max_crashes=1000) as worker:
             await worker.serve()
 
 
 def work(url: str, moving: Event) -> None:
-    """Be a worker process until it is killed; `moving` is set when the first move begins."""
+    """Work until the process is killed; `moving` is set when the first transfer begins."""
     logging.basicConfig(level=logging.ERROR)
     asyncio.run(main(url, moving))

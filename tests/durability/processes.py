@@ -1,4 +1,6 @@
-"""Real worker processes on a SQLite file, and the run they are killed, paused and stopped with."""
+"""Real worker processes on a SQLite file, and the run that they are killed, paused and stopped
+with.
+"""
 
 import asyncio
 import os
@@ -18,14 +20,14 @@ _processes = forked()
 
 @dataclass
 class Job:
-    """Where to write down who works, and how long that takes."""
+    """Where to log which process works, and how long a step takes."""
 
     log: str
     seconds: float
 
 
 def sign(log: str) -> int:
-    """Write down that this process is at work, in one atomic append."""
+    """Log that this process is working, with one atomic append."""
     file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.write(file, f"{os.getpid()}\n".encode())
     os.close(file)
@@ -52,14 +54,14 @@ async def main(url: str, lease: float, grace: float) -> None:
 
 
 def work(url: str, lease: float, grace: float) -> None:
-    """Be a worker until a signal comes."""
+    """Work until a signal arrives."""
     asyncio.run(main(url, lease, grace))
 
 
 @contextmanager
 def worker_process(url: str, *, lease: float = 1.0, grace: float = 5.0) -> Iterator[BaseProcess]:
-    """A worker in a process of its own; killed at the end if it is still there."""
-    # Forked from a process that has everything imported: starting must not take seconds.
+    """Start a worker in its own process, and kill it in the end if it is still running."""
+    # Forked from a process that has imported everything, since imports take seconds.
     _processes.set_forkserver_preload([__name__])
     process = _processes.Process(target=work, args=(url, lease, grace))
     process.start()
@@ -73,7 +75,7 @@ def worker_process(url: str, *, lease: float = 1.0, grace: float = 5.0) -> Itera
 
 @asynccontextmanager
 async def opened(url: str) -> AsyncIterator[Runtime]:
-    """A runtime that only triggers and looks."""
+    """Return a runtime that only triggers and reads runs."""
     store: Store = open_store(url)
     try:
         yield Runtime(store, workflows=[job])
@@ -82,5 +84,5 @@ async def opened(url: str) -> AsyncIterator[Runtime]:
 
 
 def signed(log: Path) -> list[int]:
-    """Who has worked so far, by process id."""
+    """Return the ids of the processes that have worked so far."""
     return [int(line) for line in log.read_text().splitlines()] if log.exists() else []

@@ -1,4 +1,4 @@
-"""A run whose task is cancelled at any moment, again and again, on real servers."""
+"""A run whose task is cancelled at any time, again and again, on real servers."""
 
 import asyncio
 import random
@@ -35,7 +35,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 async def run(store: Store, id: str, recorded: set[int] | None = None) -> Result[int, Any]:
-    """Run twenty steps; one that was seen recorded must not run again."""
+    """Run twenty steps; one whose record was seen must not run again."""
     seen = set() if recorded is None else recorded
 
     async def work(n: int) -> int:
@@ -67,7 +67,7 @@ async def cancelled_until_done(store: Store, id: str, within: float) -> int:
 
 
 async def test_cancelling_loses_no_record_and_leaves_no_lease(store: Store) -> None:
-    """The next call continues at once: no recorded step runs again, and nothing holds the run."""
+    """The next call continues at once: no recorded step runs again, and no lease is held."""
     await store.load("run")
     started = time.monotonic()
     await run(store, "uncancelled")

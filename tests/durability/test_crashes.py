@@ -1,4 +1,4 @@
-"""Every crash there can be, before and after every store call, on many shapes of workflow."""
+"""Every possible crash, before and after every store call, for many shapes of workflow."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ async def parallel(step: Step, payload: int) -> list[int]:
         first = await step("work", double, start)
         return await step("work", double, first)
 
-    return await asyncio.gather(branch(payload), branch(payload + 1), branch(payload + 2))
+    return list(await asyncio.gather(branch(payload), branch(payload + 1), branch(payload + 2)))
 
 
 @workflow("group")
@@ -74,11 +74,8 @@ async def events(step: Step) -> list[Any]:
 
 @workflow("many waits")
 async def many_waits(step: Step) -> list[Any]:
-    return await asyncio.gather(
-        step.sleep("nap", "1h"),
-        step.wait_for_event("go", "go"),
-        step("beside", double, 4),
-    )
+    waits = step.sleep("nap", "1h"), step.wait_for_event("go", "go")
+    return list(await asyncio.gather(*waits, step("beside", double, 4)))
 
 
 @workflow("race")
@@ -143,7 +140,7 @@ SHAPES: list[Definition[Any, Any]] = [
 async def test_a_crash_at_any_store_call_changes_nothing(
     shape: Definition[Any, Any], always_replay: bool
 ) -> None:
-    """Whatever the process died between, the run ends as it would have without."""
+    """The run ends as it would have ended without the crash."""
     payload = 3 if shape.takes_payload else None
     report = await explore_crashes(
         shape, payload, events={"go": {"by": "ana"}}, always_replay=always_replay
@@ -164,8 +161,10 @@ async def transactional(step: Step) -> int:
     return await step("after", double, paid)
 
 
-async def test_a_crash_never_doubles_a_transactional_step() -> None:
-    """Its writes and its record are there together or not at all: one row after any crash."""
+async def test_a_crash_never_repeats_a_committed_transaction() -> None:
+    """Its writes and its record are stored together or not at all: there is one row after any
+    crash.
+    """
     async with sqlite(":memory:") as store:
         run = await Runtime(store, workflows=[transactional]).trigger(transactional)
         assert run.output == 2
@@ -183,14 +182,14 @@ async def test_the_report_names_steps_that_ran_twice() -> None:
     assert report.repeats["b"] == ["a crash before store call 3 of 5 (append)"]
 
 
-async def test_parallel_calls_of_one_id_are_not_taken_for_repeats() -> None:
-    """Six calls have the id `work`; each runs again after one crash, and none after the others."""
+async def test_parallel_calls_of_one_id_are_not_counted_as_repeats() -> None:
+    """Six calls have the id `work`. Each runs again after one crash, and none after the others."""
     report = await explore_crashes(parallel, 3)
     assert report.doubled == {"work": 6}
 
 
 async def test_a_step_that_lost_a_race_is_not_counted() -> None:
-    """It was cut off in each life, whether there was a crash or not."""
+    """It is cancelled with and without a crash."""
 
     @workflow("raced")
     async def raced(step: Step) -> tuple[str, Any]:
@@ -205,7 +204,7 @@ async def test_a_step_that_lost_a_race_is_not_counted() -> None:
 
 
 async def test_assert_once_names_the_crashes_after_which_a_step_ran_again() -> None:
-    """A plain step is promised to run at least once."""
+    """A plain step is only guaranteed to run at least once."""
     report = await explore_crashes(sequential, 1)
     with pytest.raises(AssertionError) as raised:
         report.assert_once("b")
@@ -215,14 +214,14 @@ async def test_assert_once_names_the_crashes_after_which_a_step_ran_again() -> N
 
 
 async def test_assert_once_refuses_a_step_that_never_ran() -> None:
-    """A misspelt id is an error, and no proof."""
+    """A misspelt id is an error."""
     report = await explore_crashes(sequential, 1)
     with pytest.raises(InvalidArgument, match="'a', 'b', 'c'"):
         report.assert_once("charge")
 
 
 async def test_a_workflow_that_is_not_deterministic_is_found() -> None:
-    """The explorer can fail: a result that differs from life to life is no result."""
+    """A result that differs after a crash is reported."""
     lives = count()
 
     @workflow("forgetful")
@@ -240,8 +239,7 @@ async def test_a_workflow_that_is_not_deterministic_is_found() -> None:
     assert max(map(len, lines)) <= 100
 
 
-async def test_a_long_difference_is_cut() -> None:
-    """A thousand lines help nobody."""
+async def test_a_long_diff_is_shortened() -> None:
     lives = count()
 
     @workflow("growing")
@@ -249,7 +247,7 @@ async def test_a_long_difference_is_cut() -> None:
         life = next(lives)
         return [[life] * 30] * 1000
 
-    with pytest.raises(CrashFound, match=r"… and \d+ lines more$") as raised:
+    with pytest.raises(CrashFound, match=r"… and \d+ more lines$") as raised:
         await explore_crashes(growing)
     assert len(str(raised.value).splitlines()) == 22
 
@@ -259,16 +257,16 @@ async def stamped(step: Step) -> str:
     return await step("stamp", lambda: str(uuid4()))
 
 
-async def test_values_that_differ_from_life_to_life_are_left_out_of_the_shape() -> None:
-    """A step that returns a time or an id of its own is deterministic all the same."""
+async def test_comparing_the_shape_ignores_values() -> None:
+    """A step that returns the time or a new id is still deterministic."""
     with pytest.raises(CrashFound, match="stamp"):
         await explore_crashes(stamped)
     report = await explore_crashes(stamped, compare="shape")
     assert report.doubled == {"stamp": 1}
 
 
-async def test_the_shape_is_still_compared() -> None:
-    """Another step, another branch or another outcome is a difference in shape."""
+async def test_comparing_the_shape_finds_other_steps() -> None:
+    """Another step, another branch or another outcome is a different shape."""
     lives = count()
 
     @workflow("moody")
@@ -279,8 +277,8 @@ async def test_the_shape_is_still_compared() -> None:
         await explore_crashes(moody, compare="shape")
 
 
-async def test_a_function_compares_both_runs() -> None:
-    """What it raises is told with the crash that it comes from."""
+async def test_a_function_can_compare_both_runs() -> None:
+    """Its error is reported with the crash."""
     seen: list[tuple[str, str]] = []
 
     def compare(clean: Run, survived: Run) -> None:
@@ -297,16 +295,16 @@ async def test_an_unknown_comparison_is_refused() -> None:
         await explore_crashes(stamped, compare="all")  # type: ignore[arg-type]
 
 
-async def test_planned_crashes_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Hundreds of lines about crashes that were asked for would hide the one that was not."""
+async def test_simulated_crashes_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Hundreds of lines about simulated crashes would hide an unexpected one."""
     await explore_crashes(many_waits, events={"go": 1})
     assert caplog.records == []
 
 
-async def test_what_is_wrong_without_a_crash_is_logged_once(
+async def test_a_warning_that_occurs_without_a_crash_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Each life says it, and the first one is enough."""
+    """It is not repeated for each simulated crash."""
 
     @workflow("lossy")
     async def lossy(step: Step) -> object:
@@ -316,10 +314,9 @@ async def test_what_is_wrong_without_a_crash_is_logged_once(
     assert len([record for record in caplog.records if "lossy" in record.getMessage()]) == 1
 
 
-async def test_what_only_a_crash_brings_to_light_is_logged(
+async def test_an_error_that_only_a_crash_causes_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """An error that is not the planned crash itself is news."""
     logger = logging.getLogger("perdure.runtime")
     lives = count()
 

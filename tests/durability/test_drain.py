@@ -1,4 +1,4 @@
-"""A worker process that is told to stop: it finishes in time, or hands back what it has."""
+"""A worker process that is stopped finishes its runs in time, or releases them."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ async def until_at_work(log: Path, times: int = 1) -> None:
 
 
 async def stop(process: BaseProcess, number: int) -> float:
-    """Send a signal and give how long the process took to end; it must end well."""
+    """Send a signal and return how long the process took to exit; it must exit with 0."""
     started = time.monotonic()
     os.kill(process.pid or 0, number)
     await asyncio.to_thread(process.join, 20)
@@ -54,10 +54,10 @@ async def get(runtime: Runtime) -> Run:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_what_can_finish_within_the_grace_period_does(
+async def test_runs_that_can_finish_within_the_grace_period_do(
     url: str, runtime: Runtime, log: Path, number: int
 ) -> None:
-    """The process ends when its runs have, not when the grace period has."""
+    """The process exits when its runs have ended, not when the grace period has."""
     await runtime.trigger(job, Job(str(log), 0.7), run_id="run", wait=False)
     with worker_process(url, lease=60, grace=15) as worker:
         await until_at_work(log)
@@ -65,9 +65,12 @@ async def test_what_can_finish_within_the_grace_period_does(
     assert (await get(runtime)).status == "completed"
 
 
-async def test_what_cannot_is_handed_back_at_once(url: str, runtime: Runtime, log: Path) -> None:
-    """The lease of a minute is released: the next worker goes on within a moment, and what was
-    recorded is not done again."""
+async def test_runs_that_cannot_finish_are_released_at_once(
+    url: str, runtime: Runtime, log: Path
+) -> None:
+    """The lease of a minute is released: the next worker continues at once, and recorded steps do
+    not run again.
+    """
     await runtime.trigger(job, Job(str(log), 4), run_id="run", wait=False)
     with worker_process(url, lease=60, grace=0.2) as worker:
         await until_at_work(log)
@@ -84,10 +87,10 @@ async def test_what_cannot_is_handed_back_at_once(url: str, runtime: Runtime, lo
         assert time.monotonic() - started < 3
 
 
-async def test_a_second_worker_goes_on_while_the_first_drains(
+async def test_a_second_worker_claims_runs_while_the_first_drains(
     url: str, runtime: Runtime, log: Path
 ) -> None:
-    """A deploy: the old process claims nothing more, the new one takes what comes."""
+    """As in a deployment: the old process claims nothing more, the new one claims new runs."""
     await runtime.trigger(job, Job(str(log), 1.5), run_id="run", wait=False)
     with worker_process(url, lease=60, grace=15) as old:
         await until_at_work(log)

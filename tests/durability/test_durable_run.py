@@ -1,4 +1,4 @@
-"""What `durable.run` promises: every step recorded, every outcome a result, nothing run twice."""
+"""`durable.run` records every step, returns every outcome as a result, and runs nothing twice."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -34,7 +34,7 @@ MINUTE = timedelta(minutes=1)
 
 
 class Shop:
-    """Two steps, of which the second fails while `broken`; counts what really ran."""
+    """Two steps, the second of which fails while `broken`; logs what was executed."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []
@@ -62,7 +62,7 @@ def shop() -> Shop:
 
 @pytest.fixture
 def run(store: MemoryStore, clock: TestClock) -> Callable[..., Awaitable[Any]]:
-    """`durable.run` on the test's store and clock."""
+    """Return `durable.run` with the test's store and clock."""
 
     def call(fn: Any, **options: Any) -> Awaitable[Any]:
         defaults: dict[str, Any] = {"id": "order", "store": store, "clock": clock}
@@ -75,19 +75,18 @@ Run = Callable[..., Awaitable[Any]]
 
 
 async def begun(clock: TestClock) -> None:
-    """Let tasks get as far as they can at this moment."""
+    """Let tasks run as far as they currently can."""
     await clock.advance(0)
 
 
 async def test_a_finished_run_is_deleted(run: Run, store: MemoryStore, shop: Shop) -> None:
-    """Success gives the value and leaves nothing behind."""
+    """On success the value is returned and nothing remains in the store."""
     assert await run(shop.checkout) == Ok("paid item-7")
     assert await store.load("order") is None
 
 
-async def test_a_kept_run_answers_from_its_record(run: Run, shop: Shop) -> None:
-    """With keep=True a second call gives the recorded result and runs nothing, not even the
-    function."""
+async def test_a_kept_run_returns_its_recorded_result(run: Run, shop: Shop) -> None:
+    """With `keep=True`, a second call returns the recorded result without calling the function."""
     calls = 0
 
     async def counted(step: Step) -> str:
@@ -101,7 +100,7 @@ async def test_a_kept_run_answers_from_its_record(run: Run, shop: Shop) -> None:
 
 
 async def test_only_the_failed_step_runs_again(run: Run, store: MemoryStore, shop: Shop) -> None:
-    """A failure is kept; the next call answers finished steps from their records."""
+    """A failed run is stored; in the next call, finished steps return their recorded results."""
     shop.broken = True
     failed = await run(shop.checkout)
     assert isinstance(failed.error, ConnectionError)
@@ -113,8 +112,8 @@ async def test_only_the_failed_step_runs_again(run: Run, store: MemoryStore, sho
     assert shop.ran == ["reserve", "charge", "charge"]
 
 
-async def test_replay_errors_answers_with_the_recorded_failure(run: Run, shop: Shop) -> None:
-    """Asked to, a resumed run sees the failure as it was and runs nothing."""
+async def test_replay_errors_returns_the_recorded_failure(run: Run, shop: Shop) -> None:
+    """Nothing is executed."""
     shop.broken = True
     await run(shop.checkout)
     shop.broken = False
@@ -123,8 +122,8 @@ async def test_replay_errors_answers_with_the_recorded_failure(run: Run, shop: S
     assert shop.ran == ["reserve", "charge"]
 
 
-async def test_a_failure_that_the_function_dealt_with_stays(run: Run, shop: Shop) -> None:
-    """What it did next is recorded too: only the failure that ended the run is tried again."""
+async def test_a_failure_that_the_function_handled_stays_recorded(run: Run, shop: Shop) -> None:
+    """Only the step whose failure ended the run is executed again."""
     shop.broken = True
     failing = True
 
@@ -149,7 +148,6 @@ async def test_a_failure_that_the_function_dealt_with_stays(run: Run, shop: Shop
 async def test_metadata_is_stored_with_version_and_input(
     run: Run, store: MemoryStore, shop: Shop
 ) -> None:
-    """Whoever finds the run can tell whose it is."""
     shop.broken = True
     await run(shop.checkout, metadata={"user": "ana"}, version=3, input={"n": 1})
     stored = await store.load("order")
@@ -157,22 +155,21 @@ async def test_metadata_is_stored_with_version_and_input(
     assert stored.get("metadata") == {"user": "ana", "version": 3, "input": {"n": 1}}
 
 
-async def test_events_tell_of_every_step_and_of_its_record(run: Run, shop: Shop) -> None:
+async def test_events_are_emitted_for_every_step_and_its_record(run: Run, shop: Shop) -> None:
     """Each step starts, is durable, and is complete, in this order."""
     seen: list[Any] = []
     await run(shop.checkout, on_event=seen.append)
-    told = [event.type for event in seen if getattr(event, "step", "charge") == "charge"]
-    assert told == [
+    types = [event.type for event in seen if getattr(event, "step", "charge") == "charge"]
+    assert types == [
         "workflow_start", "step_start", "persist_success", "step_success", "step_complete",
         "workflow_success",
     ]  # fmt: skip
     assert all(event.run_id == "order" for event in seen)
 
 
-async def test_a_listener_that_awaits_is_done_when_the_run_is(
+async def test_async_listeners_are_awaited_before_the_run_returns(
     run: Run, shop: Shop, clock: TestClock
 ) -> None:
-    """News is delivered before the result: none is pending when the process ends."""
     seen: list[str] = []
 
     async def listen(event: Any) -> None:
@@ -183,13 +180,13 @@ async def test_a_listener_that_awaits_is_done_when_the_run_is(
     assert seen[-1] == "workflow_success"
 
 
-async def test_a_record_that_cannot_be_written_is_told_and_ends_the_run(
+async def test_a_record_that_cannot_be_written_ends_the_run(
     store: MemoryStore, shop: Shop, clock: TestClock
 ) -> None:
-    """The function does not go on undurably: the second step never runs."""
+    """The function does not continue without durability: the second step never runs."""
     seen: list[Any] = []
     faulty = FaultyStore(store, fail_at=1, verbs={"append"}, error=StoreError)
-    result = await durable.run(
+    result: Any = await durable.run(
         {}, shop.checkout, id="order", store=faulty, clock=clock, on_event=seen.append
     )
     assert isinstance(result.error, StoreError)
@@ -199,10 +196,10 @@ async def test_a_record_that_cannot_be_written_is_told_and_ends_the_run(
     assert not [event for event in seen if isinstance(event, PersistSuccess)]
 
 
-async def test_a_run_stopped_by_its_store_can_be_gone_on_with_at_once(
+async def test_a_run_stopped_by_its_store_can_be_continued_at_once(
     store: MemoryStore, shop: Shop, clock: TestClock
 ) -> None:
-    """Its lease is released, not left to expire."""
+    """Its lease is released and need not expire."""
     faulty = FaultyStore(store, fail_at=2, verbs={"append"}, error=StoreError)
     await durable.run({}, shop.checkout, id="order", store=faulty, clock=clock)
     assert await durable.run({}, shop.checkout, id="order", store=store, clock=clock) == Ok(
@@ -211,10 +208,10 @@ async def test_a_run_stopped_by_its_store_can_be_gone_on_with_at_once(
     assert shop.ran == ["reserve", "charge", "charge"]
 
 
-async def test_the_lease_is_renewed_while_the_run_goes_on(
+async def test_the_lease_is_renewed_while_the_run_is_executed(
     run: Run, store: MemoryStore, clock: TestClock
 ) -> None:
-    """A step ten times as long as lease_ttl keeps its run."""
+    """A step that takes ten times as long as `lease_ttl` keeps its run."""
     running = asyncio.ensure_future(
         run(lambda_step(lambda: clock.sleep(MINUTE * 10)), lease_ttl=MINUTE)
     )
@@ -227,7 +224,7 @@ async def test_the_lease_is_renewed_while_the_run_goes_on(
 
 
 def lambda_step(work: Callable[[], Any]) -> Callable[[Step], Awaitable[Any]]:
-    """A function of one step."""
+    """Return a function with one step."""
 
     async def body(step: Step) -> Any:
         return await step("work", lambda: work())  # noqa: PLW0108  # in place, and not in a thread
@@ -235,8 +232,8 @@ def lambda_step(work: Callable[[], Any]) -> Callable[[Step], Awaitable[Any]]:
     return body
 
 
-async def test_a_run_that_is_running_here_is_refused(run: Run, clock: TestClock) -> None:
-    """The second call of an id says where the first is."""
+async def test_a_run_that_is_running_in_this_process_is_refused(run: Run, clock: TestClock) -> None:
+    """The error says where the first call runs."""
     running = asyncio.ensure_future(run(lambda_step(lambda: clock.sleep(5))))
     await begun(clock)
     refused = await run(lambda_step(lambda: None))
@@ -246,8 +243,8 @@ async def test_a_run_that_is_running_here_is_refused(run: Run, clock: TestClock)
     assert (await running).ok
 
 
-async def test_a_run_that_another_process_has_is_refused(run: Run, store: MemoryStore) -> None:
-    """An unexpired lease of another owner is respected, and the store is left as it was."""
+async def test_a_run_that_another_process_owns_is_refused(run: Run, store: MemoryStore) -> None:
+    """The lease of another owner is respected until it expires, and the store is not changed."""
     create = (
         b'{"formatVersion":1,"steps":{},'
         b'"execution":{"status":"running","lastUpdated":"2030-01-01T00:00:00.000Z"}}'
@@ -259,7 +256,7 @@ async def test_a_run_that_another_process_has_is_refused(run: Run, store: Memory
 
 
 async def test_one_id_on_two_stores_is_two_runs(run: Run, shop: Shop, clock: TestClock) -> None:
-    """What is running is known by store and id."""
+    """A running run is identified by store and id."""
     running = asyncio.ensure_future(run(lambda_step(lambda: clock.sleep(5))))
     await begun(clock)
     assert (await run(shop.checkout, store=MemoryStore(clock=clock))).ok
@@ -268,12 +265,14 @@ async def test_one_id_on_two_stores_is_two_runs(run: Run, shop: Shop, clock: Tes
 
 
 async def test_allow_concurrent_takes_the_run_over(run: Run, clock: TestClock) -> None:
-    """The second call goes on; the first learns that it lost the run, and records nothing more."""
+    """The second call continues; the first one is told that it lost the run, and records nothing
+    more.
+    """
     effects: list[str] = []
 
-    async def body(step: Step) -> str:
+    async def body(step: Step) -> None:
         await step("slow", lambda: clock.sleep(5))
-        return await step("last", lambda: effects.append("last"))
+        await step("last", lambda: effects.append("last"))
 
     first = asyncio.ensure_future(run(body, allow_concurrent=True))
     await begun(clock)
@@ -285,11 +284,10 @@ async def test_allow_concurrent_takes_the_run_over(run: Run, clock: TestClock) -
     assert effects == ["last"]
 
 
-async def test_a_lease_that_was_taken_ends_the_run_here(
+async def test_an_owner_that_lost_its_lease_stops(
     run: Run, store: MemoryStore, clock: TestClock
 ) -> None:
-    """An owner that slept through its lease finds out by the next renewal, in the middle of a
-    step."""
+    """An owner that was blocked for too long finds out with the next renewal, during a step."""
     reached: list[str] = []
 
     async def body(step: Step) -> None:
@@ -312,7 +310,7 @@ async def stored_snapshot(store: MemoryStore) -> Snapshot:
 
 @pytest.fixture
 async def old_run(run: Run, shop: Shop) -> None:
-    """A run that version 1 has left with one step done."""
+    """Store a run of version 1 with one finished step."""
     shop.broken = True
     await run(shop.checkout)
     shop.broken = False
@@ -321,7 +319,7 @@ async def old_run(run: Run, shop: Shop) -> None:
 
 @pytest.mark.usefixtures("old_run")
 async def test_another_version_is_refused(run: Run, store: MemoryStore, shop: Shop) -> None:
-    """The error names both versions and what to do; nothing ran and nothing changed."""
+    """The error names both versions and what to do; nothing is executed or changed."""
     before = await store.load("order")
     refused = await run(shop.checkout, version=2)
     assert isinstance(refused.error, VersionMismatch)
@@ -332,8 +330,8 @@ async def test_another_version_is_refused(run: Run, store: MemoryStore, shop: Sh
 
 @pytest.mark.usefixtures("old_run")
 @pytest.mark.parametrize("how", ["word", "function", "async function"])
-async def test_another_version_can_start_afresh(run: Run, shop: Shop, how: str) -> None:
-    """`"clear"`, said or answered, runs every step again."""
+async def test_another_version_can_start_from_scratch(run: Run, shop: Shop, how: str) -> None:
+    """With `"clear"`, as an option or returned by a function, every step runs again."""
 
     async def decide(gap: VersionGap) -> str:
         return "clear"
@@ -344,8 +342,8 @@ async def test_another_version_can_start_afresh(run: Run, shop: Shop, how: str) 
 
 
 @pytest.mark.usefixtures("old_run")
-async def test_another_version_can_go_on_from_a_migrated_snapshot(run: Run, shop: Shop) -> None:
-    """The function that is asked sees both versions and the stored snapshot."""
+async def test_another_version_can_continue_from_a_migrated_snapshot(run: Run, shop: Shop) -> None:
+    """The function receives both versions and the stored snapshot."""
     gaps: list[VersionGap] = []
 
     def migrate(gap: VersionGap) -> Any:
@@ -363,9 +361,9 @@ async def test_another_version_can_go_on_from_a_migrated_snapshot(run: Run, shop
 
 
 def renamed(snapshot: Snapshot) -> Snapshot:
-    """Version 2 of the run: `reserve` is called `book` now."""
+    """Return the snapshot for version 2, in which `reserve` is called `book`."""
     steps = {"book": snapshot["steps"]["reserve"]}
-    return {**snapshot, "steps": steps}  # type: ignore[return-value]
+    return {**snapshot, "steps": steps}
 
 
 @pytest.mark.usefixtures("old_run")
@@ -374,7 +372,7 @@ def renamed(snapshot: Snapshot) -> Snapshot:
 async def test_a_crash_after_a_version_change_does_not_bring_the_old_version_back(
     store: MemoryStore, shop: Shop, clock: TestClock, choice: str, how: How
 ) -> None:
-    """What the new version has recorded is gone on with, wherever the crash was."""
+    """The run continues from what the new version has recorded, wherever the crash occurred."""
     old = await stored_snapshot(store)
 
     async def checkout(step: Step) -> str:
@@ -405,7 +403,7 @@ async def test_a_crash_after_a_version_change_does_not_bring_the_old_version_bac
 
 
 async def patient(work: Awaitable[Any], clock: TestClock) -> Any:
-    """Let the clock go until the work is done, as it tries again for a while."""
+    """Advance the clock until the work is done, since it is retried for a while."""
     task = asyncio.ensure_future(work)
     for _ in range(100):
         await clock.advance(1)
@@ -414,8 +412,8 @@ async def patient(work: Awaitable[Any], clock: TestClock) -> Any:
     return await task
 
 
-async def test_a_migration_that_gives_no_snapshot_is_told(run: Run, shop: Shop) -> None:
-    """What cannot be gone on from is an error that names what is wrong with it."""
+async def test_a_migration_that_returns_no_snapshot_is_an_error(run: Run, shop: Shop) -> None:
+    """The error says what is wrong with the returned value."""
     shop.broken = True
     await run(shop.checkout)
     result = await run(shop.checkout, version=2, on_version_mismatch=lambda gap: {"steps": {}})
@@ -424,31 +422,31 @@ async def test_a_migration_that_gives_no_snapshot_is_told(run: Run, shop: Shop) 
     assert not isinstance(again.error, AlreadyRunning)
 
 
-async def test_a_store_that_cannot_be_read_is_an_outcome(shop: Shop, clock: TestClock) -> None:
-    """Whatever a user's own store raises comes as `StoreError` with the cause."""
+async def test_a_store_that_cannot_be_read_is_a_store_error(shop: Shop, clock: TestClock) -> None:
+    """Whatever a third-party store raises is the cause of a `StoreError`."""
 
     class Broken(MemoryStore):
         async def load(self, id: str, /) -> Snapshot | None:
             raise OSError("disk on fire")
 
     store = Broken(clock=clock)
-    result = await durable.run({}, shop.checkout, id="order", store=store, keep=True)
+    result: Any = await durable.run({}, shop.checkout, id="order", store=store, keep=True)
     assert isinstance(result.error, StoreError)
     assert isinstance(result.error.__cause__, OSError)
 
 
 @pytest.mark.parametrize("verb", ["append", "acquire"])
-async def test_a_foreign_exception_of_a_store_is_a_store_error(
+async def test_any_exception_of_a_store_is_a_store_error(
     shop: Shop, clock: TestClock, verb: str
 ) -> None:
-    """A third party's store may raise anything; the result is typed all the same."""
+    """A third-party store may raise anything."""
     store = FaultyStore(MemoryStore(clock=clock), fail_at=1, verbs={verb}, error=KeyError)
-    result = await durable.run({}, shop.checkout, id="order", store=store, clock=clock)
+    result: Any = await durable.run({}, shop.checkout, id="order", store=store, clock=clock)
     assert isinstance(result.error, StoreError)
 
 
-async def test_a_changed_shape_is_refused(run: Run, shop: Shop) -> None:
-    """A record made by another call is not handed over: the error names the step."""
+async def test_changed_code_is_refused(run: Run, shop: Shop) -> None:
+    """A record of another call is not returned: the error names the step."""
     shop.broken = True
     await run(shop.checkout)
 
@@ -461,8 +459,8 @@ async def test_a_changed_shape_is_refused(run: Run, shop: Shop) -> None:
     assert shop.ran == ["reserve", "charge"]
 
 
-async def test_a_value_that_is_too_large_is_told(run: Run, clock: TestClock) -> None:
-    """The error names the step and says what to do, and the next call may do better."""
+async def test_a_value_that_is_too_large_is_an_error(run: Run, clock: TestClock) -> None:
+    """The error names the step and says what to do, and the run can be called again."""
     store = MemoryStore(clock=clock, max_value_size=1000)
     size = 2000
     body = lambda_step(lambda: "x" * size)
@@ -474,10 +472,10 @@ async def test_a_value_that_is_too_large_is_told(run: Run, clock: TestClock) -> 
 
 
 @pytest.mark.parametrize("keep", [False, True])
-async def test_a_lost_answer_to_the_last_write_is_no_failure(
+async def test_a_lost_reply_to_the_last_write_is_not_a_failure(
     store: MemoryStore, shop: Shop, clock: TestClock, keep: bool
 ) -> None:
-    """Sent again, the write finds itself done, also when what it did was to delete the run."""
+    """When the write is sent again, it is recognized as done, even if it deleted the run."""
     faulty = FaultyStore(store, fail_at=3, verbs={"append"}, how="after")
     options: Any = {"id": "order", "store": faulty, "clock": clock, "keep": keep}
     assert await patient(durable.run({}, shop.checkout, **options), clock) == Ok("paid item-7")
@@ -487,7 +485,7 @@ async def test_a_lost_answer_to_the_last_write_is_no_failure(
 async def test_cancelling_the_task_keeps_the_state_and_releases_the_lease(
     run: Run, store: MemoryStore, shop: Shop, clock: TestClock
 ) -> None:
-    """Another call goes on at once where the cancelled one was."""
+    """Another call continues at once where the cancelled one stopped."""
 
     async def body(step: Step) -> str:
         item = await step("reserve", shop.reserve)
@@ -509,7 +507,7 @@ async def test_cancelling_the_task_keeps_the_state_and_releases_the_lease(
 async def test_a_function_that_swallows_its_cancellation_starts_no_further_step(
     run: Run, shop: Shop, clock: TestClock
 ) -> None:
-    """Cancelling ends the run here, whatever the function catches."""
+    """Cancelling ends the run in this process, whatever the function catches."""
 
     async def stubborn(step: Step) -> str:
         with suppress(BaseException):
@@ -525,7 +523,7 @@ async def test_a_function_that_swallows_its_cancellation_starts_no_further_step(
 
 
 async def test_a_function_that_cancels_itself_is_cancelled(run: Run) -> None:
-    """`CancelledError` that nobody asked for is an outcome too."""
+    """A `CancelledError` that was not requested is an outcome too."""
 
     async def weary(step: Step) -> None:
         raise asyncio.CancelledError
@@ -534,7 +532,7 @@ async def test_a_function_that_cancels_itself_is_cancelled(run: Run) -> None:
 
 
 async def test_a_returned_err_is_the_outcome(run: Run) -> None:
-    """`Err` from a step ends the run as that `Err`."""
+    """An `Err` returned by a step ends the run as that `Err`."""
 
     async def find(step: Step) -> Any:
         async def look() -> Err[str]:
@@ -546,7 +544,7 @@ async def test_a_returned_err_is_the_outcome(run: Run) -> None:
 
 
 async def test_an_error_of_an_unknown_class_keeps_its_name(run: Run, shop: Shop) -> None:
-    """Replayed without its class declared, a failure is a `StepError` with name and message."""
+    """If its class is not declared, a replayed failure is a `StepError` with name and message."""
 
     class Declined(Exception):
         pass
@@ -566,7 +564,7 @@ async def test_an_error_of_an_unknown_class_keeps_its_name(run: Run, shop: Shop)
 async def test_a_sleep_keeps_its_deadline_across_a_crash(
     store: MemoryStore, shop: Shop, clock: TestClock
 ) -> None:
-    """`durable.run` waits in memory; what was slept before the crash is not slept again."""
+    """`durable.run` waits in memory; the time before the crash counts."""
 
     async def body(step: Step) -> str:
         await step.sleep("nap", "1h")
@@ -584,7 +582,7 @@ async def test_a_sleep_keeps_its_deadline_across_a_crash(
 
 
 async def test_an_event_wakes_a_waiting_run(run: Run, store: MemoryStore, clock: TestClock) -> None:
-    """What the store's inbox gets reaches the function, within a moment."""
+    """A message in the store's inbox reaches the function soon."""
 
     async def body(step: Step) -> Any:
         return await step.wait_for_event("approval", "approved", timeout="3d")
@@ -596,9 +594,7 @@ async def test_an_event_wakes_a_waiting_run(run: Run, store: MemoryStore, clock:
     assert await running == Ok({"by": "ana"})
 
 
-async def test_a_wait_times_out(run: Run, clock: TestClock) -> None:
-    """No event in time gives None."""
-
+async def test_a_wait_that_times_out_returns_none(run: Run, clock: TestClock) -> None:
     async def body(step: Step) -> Any:
         return await step.wait_for_event("approval", "approved", timeout="3m")
 
@@ -607,11 +603,10 @@ async def test_a_wait_times_out(run: Run, clock: TestClock) -> None:
     assert await running == Ok(None)
 
 
-async def test_a_run_whose_deletion_fails_is_done_all_the_same(
+async def test_a_run_succeeds_even_if_deleting_it_fails(
     store: MemoryStore, shop: Shop, clock: TestClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The work is finished: the result is told, the leftover is logged, and the lease is not kept
-    alive by the runs beside it."""
+    """The result is returned, the leftover is logged, and its lease is no longer renewed."""
     faulty = FaultyStore(store, fail_at=3, verbs={"append"}, error=StoreError)
     beside = asyncio.ensure_future(
         durable.run(
@@ -630,10 +625,10 @@ async def test_a_run_whose_deletion_fails_is_done_all_the_same(
     assert shop.ran == ["reserve", "charge"]
 
 
-async def test_a_failure_that_cannot_be_kept_frees_the_run(
+async def test_a_failure_that_cannot_be_stored_releases_the_run(
     store: MemoryStore, shop: Shop, clock: TestClock
 ) -> None:
-    """A store error at the very end leaves no lease behind that others beside it would renew."""
+    """A store error at the end leaves no lease that would still be renewed."""
     shop.broken = True
     faulty = FaultyStore(store, fail_at=3, verbs={"append"}, error=StoreError)
     beside = asyncio.ensure_future(
@@ -642,16 +637,16 @@ async def test_a_failure_that_cannot_be_kept_frees_the_run(
         )
     )
     await begun(clock)
-    result = await durable.run({}, shop.checkout, id="order", store=faulty, clock=clock)
+    result: Any = await durable.run({}, shop.checkout, id="order", store=faulty, clock=clock)
     assert isinstance(result.error, StoreError)
-    again = await durable.run({}, shop.checkout, id="order", store=store, clock=clock)
+    again: Any = await durable.run({}, shop.checkout, id="order", store=store, clock=clock)
     assert isinstance(again.error, ConnectionError)
     await clock.advance(3600)
     await beside
 
 
 class Overtaken(MemoryStore):
-    """Lets something happen between a call's first look at a run and its lease."""
+    """A store that calls a function between the load of a run and the request for its lease."""
 
     meanwhile: Callable[[], Awaitable[object]] | None = None
 
@@ -664,10 +659,10 @@ class Overtaken(MemoryStore):
 
 
 @pytest.mark.parametrize("broken", [False, True], ids=["completed", "failed"])
-async def test_what_another_process_did_just_before_the_lease_is_seen(
+async def test_records_written_just_before_the_lease_are_used(
     store: MemoryStore, shop: Shop, clock: TestClock, broken: bool
 ) -> None:
-    """A call that found nothing, and then got the lease of a run with records, uses them."""
+    """A call that loaded nothing and then acquires a run with records uses them."""
     shop.broken = broken
     calls = 0
 
@@ -686,10 +681,10 @@ async def test_what_another_process_did_just_before_the_lease_is_seen(
 
 @pytest.mark.parametrize("how", ["before", "after"])
 @pytest.mark.parametrize("options", [{}, {"keep": True}], ids=["deleted", "kept"])
-async def test_a_crash_at_any_store_call_is_survived(
+async def test_a_run_survives_a_crash_at_any_store_call(
     clock: TestClock, options: dict[str, Any], how: How
 ) -> None:
-    """The same call gives the same result, and only a step whose record is missing runs again."""
+    """The same call returns the same result, and only a step without a record runs again."""
     for call in range(1, 100):
         shop, store = Shop(), MemoryStore(clock=clock)
         dying = FaultyStore(store, fail_at=call, how=how, error=StoreError, stays_down=True)
@@ -705,8 +700,7 @@ async def test_a_crash_at_any_store_call_is_survived(
     assert call > 4
 
 
-async def test_without_a_store_runs_live_in_this_process(shop: Shop) -> None:
-    """Memory is the default, shared by all calls of the process."""
+async def test_the_default_store_is_memory_shared_by_the_process(shop: Shop) -> None:
     shop.broken = True
     await durable.run({}, shop.checkout, id="default-store-order")
     shop.broken = False
@@ -715,7 +709,7 @@ async def test_without_a_store_runs_live_in_this_process(shop: Shop) -> None:
 
 
 def test_run_sync_needs_no_event_loop(shop: Shop) -> None:
-    """The same call for code without one, again and again on one store."""
+    """It can be called repeatedly on one store."""
     store = MemoryStore()
     shop.broken = True
     assert not durable.run_sync({}, shop.checkout, id="order", store=store).ok
@@ -723,14 +717,14 @@ def test_run_sync_needs_no_event_loop(shop: Shop) -> None:
     assert durable.run_sync({}, shop.checkout, id="order", store=store) == Ok("paid item-7")
 
 
-async def test_run_sync_inside_a_loop_says_what_to_write(shop: Shop) -> None:
-    """It does not block the loop, and does not fail in some other way."""
+async def test_run_sync_in_an_event_loop_is_refused(shop: Shop) -> None:
+    """The error says what to write instead."""
     with pytest.raises(PerdureError, match=r"await durable\.run"):
         durable.run_sync({}, shop.checkout, id="order")
 
 
 async def test_deps_reach_the_function(store: MemoryStore) -> None:
-    """A mapping of functions comes as attributes, as in `Workflow`."""
+    """The items of a mapping are attributes, as in `Workflow`."""
 
     async def fetch(id: str) -> str:
         return f"user {id}"
@@ -755,7 +749,9 @@ async def test_deps_reach_the_function(store: MemoryStore) -> None:
 async def test_a_wrong_option_is_refused_before_anything_happens(
     store: MemoryStore, shop: Shop, options: Any
 ) -> None:
-    """A mistake in the program raises, with the parameter's name; it is no outcome of the run."""
+    """A mistake in the program raises an error that names the parameter; it is not an outcome of
+    the run.
+    """
     with pytest.raises(InvalidArgument, match=list(options)[-1]):
         await durable.run({}, shop.checkout, store=store, **options)
     assert (shop.ran, list(await store.list())) == ([], [])

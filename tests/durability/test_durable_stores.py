@@ -1,4 +1,4 @@
-"""`durable.run` on stores that can little, and the helpers that look after stored runs."""
+"""`durable.run` on stores with few capabilities, and the functions that manage stored runs."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from perdure.testing.faults import FaultyStore
 
 
 class FiveMethods:
-    """A store as a user would write it in ten minutes: it declares nothing."""
+    """A minimal store, as a user would write it. It declares no capabilities."""
 
     def __init__(self) -> None:
         self.runs: dict[str, bytes] = {}
@@ -34,7 +34,7 @@ class FiveMethods:
         self.saving -= 1
 
     async def load(self, id: str, /) -> Snapshot | None:
-        return loads(self.runs[id]) if id in self.runs else None  # type: ignore[no-any-return]
+        return loads(self.runs[id]) if id in self.runs else None
 
     async def delete(self, id: str, /) -> None:
         self.runs.pop(id, None)
@@ -48,7 +48,7 @@ class FiveMethods:
 
 @pytest.fixture
 def five() -> Any:
-    """Untyped: the store is the user's, and its `list` knows two options only."""
+    """Return the store, untyped: its `list` takes two options only."""
     return FiveMethods()
 
 
@@ -57,7 +57,7 @@ async def double(n: int) -> int:
 
 
 async def test_five_methods_are_enough(five: Any) -> None:
-    """Steps are saved as they end; a failed run is gone on with, a finished one deleted."""
+    """Steps are saved when they end; a failed run can be continued, a finished one is deleted."""
     broken = True
     ran: list[str] = []
 
@@ -82,7 +82,7 @@ async def test_five_methods_are_enough(five: Any) -> None:
 
 
 async def test_every_step_is_saved_before_the_next_begins(five: Any) -> None:
-    """A kill at any point finds what was finished in the store."""
+    """After a crash at any point, finished steps are in the store."""
     seen: list[list[str]] = []
 
     async def look() -> None:
@@ -98,7 +98,7 @@ async def test_every_step_is_saved_before_the_next_begins(five: Any) -> None:
 
 
 async def test_parallel_steps_share_saves_and_lose_none(five: Any) -> None:
-    """Saves never overtake each other, and what ended meanwhile goes with the next one."""
+    """Saves do not overtake each other, and steps that end during one are part of the next."""
 
     async def body(step: Step) -> list[int]:
         return await asyncio.gather(*(step(f"n{n}", double, n) for n in range(50)))
@@ -110,7 +110,7 @@ async def test_parallel_steps_share_saves_and_lose_none(five: Any) -> None:
 
 
 async def test_a_sleep_is_spent_in_memory(five: Any, clock: TestClock) -> None:
-    """No schedule is needed to wait; the deadline is saved."""
+    """Waiting needs no schedule; the deadline is saved."""
 
     async def body(step: Step) -> str:
         await step.sleep("nap", "1h")
@@ -126,8 +126,8 @@ async def test_a_sleep_is_spent_in_memory(five: Any, clock: TestClock) -> None:
     assert await again == Ok("rested")
 
 
-async def test_what_a_store_cannot_do_fails_at_once(five: Any) -> None:
-    """Events need an inbox and transactions a database: the error names ability and need."""
+async def test_a_missing_capability_is_an_error(five: Any) -> None:
+    """Events need an inbox, and transactions a database: the error names what is missing."""
 
     async def waits(step: Step) -> Any:
         return await step.wait_for_event("approval", "approved")
@@ -146,9 +146,10 @@ async def test_what_a_store_cannot_do_fails_at_once(five: Any) -> None:
 
 
 @pytest.mark.parametrize("verb", ["save", "load", "delete"])
-async def test_a_failing_store_is_an_outcome(five: Any, verb: str) -> None:
-    """What a user's store raises comes as `StoreError` that says what was being done; a delete
-    after the work is done does not undo it."""
+async def test_an_exception_of_a_store_is_returned_as_a_store_error(five: Any, verb: str) -> None:
+    """The error says what the store was doing. A delete that fails after the work is done does not
+    undo it.
+    """
 
     async def fail(*_: object) -> None:
         raise OSError("disk full")
@@ -179,14 +180,14 @@ def any_store(request: pytest.FixtureRequest) -> Any:
 
 
 async def test_has_state(any_store: Any) -> None:
-    """A run that failed is there, one that never was is not."""
+    """A run that failed has state; one that never existed has none."""
     await failed_run("order", any_store)
     assert await durable.has_state(any_store, "order")
     assert not await durable.has_state(any_store, "other")
 
 
 async def test_delete_state(any_store: Any) -> None:
-    """The run is gone; the answer says whether there was one."""
+    """The run is deleted, and the function returns whether there was one."""
     await failed_run("order", any_store)
     assert await durable.delete_state(any_store, "order")
     assert not await durable.delete_state(any_store, "order")
@@ -194,7 +195,7 @@ async def test_delete_state(any_store: Any) -> None:
 
 
 async def test_delete_states(any_store: Any) -> None:
-    """Many at once; nothing is told where nothing went wrong."""
+    """Many runs are deleted at once, and no error is returned."""
     for n in range(25):
         await failed_run(f"order-{n}", any_store)
     delete = [f"order-{n}" for n in range(20)]
@@ -203,8 +204,8 @@ async def test_delete_states(any_store: Any) -> None:
     assert left == {f"order-{n}" for n in range(20, 25)}
 
 
-async def test_delete_states_tells_what_could_not_be_deleted() -> None:
-    """One failure keeps no other from being deleted."""
+async def test_delete_states_returns_the_errors() -> None:
+    """One failure does not keep the others from being deleted."""
     store = MemoryStore()
     for id in ("a", "b", "c"):
         await failed_run(id, store)
@@ -215,7 +216,7 @@ async def test_delete_states_tells_what_could_not_be_deleted() -> None:
 
 
 async def test_list_pending(any_store: Any) -> None:
-    """Runs that wait to be gone on with: not finished ones, not records of keys."""
+    """It returns runs that can be continued: neither finished ones nor the records of keys."""
 
     async def fine(step: Step) -> int:
         return await step("one", double, 1)
@@ -231,8 +232,7 @@ async def test_list_pending(any_store: Any) -> None:
     assert [line.id for line in orders] == ["orders:2"]
 
 
-async def test_list_pending_looks_past_finished_runs() -> None:
-    """However many finished runs are newer, the one that waits is found."""
+async def test_list_pending_skips_any_number_of_finished_runs() -> None:
     store = MemoryStore()
     await failed_run("waits", store)
 
@@ -244,15 +244,14 @@ async def test_list_pending_looks_past_finished_runs() -> None:
 
 
 async def test_clear_state(any_store: Any) -> None:
-    """Everything goes, whatever became of it."""
+    """All runs are deleted, whatever their status."""
     for n in range(120):
         await failed_run(f"order-{n}", any_store)
     assert await durable.clear_state(any_store) == 120
     assert list(await any_store.list()) == []
 
 
-async def test_clear_state_keeps_to_the_stores_prefix() -> None:
-    """A store with a prefix clears its own runs and nobody else's."""
+async def test_clear_state_deletes_only_runs_with_the_prefix_of_the_store() -> None:
     whole = MemoryStore()
     await failed_run("mine:1", whole)
     await failed_run("theirs:1", whole)

@@ -1,5 +1,4 @@
-"""What is over stays over, what is retried stays retried: whoever comes in between, and whatever
-crashes."""
+"""A run that is over stays over, and a retry is not lost, despite crashes and concurrent calls."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -20,7 +19,7 @@ TTL = timedelta(seconds=30)
 
 
 class Overtaken(FaultyStore):
-    """Lets something happen right after one call of a verb has been answered."""
+    """A store that calls a function right after one call of a verb has returned."""
 
     def __init__(
         self, store: MemoryStore, verb: str, happens: Callable[[], Awaitable[Any]]
@@ -39,7 +38,7 @@ class Overtaken(FaultyStore):
 
 @pytest.fixture
 def calls() -> list[str]:
-    """Every time the function itself was called."""
+    """Return a list with an item for each call of the function."""
     return []
 
 
@@ -69,7 +68,7 @@ def make(store: MemoryStore, clock: TestClock, napping: Definition[Any, Any]) ->
 async def test_a_cancel_does_not_undo_a_run_that_has_just_completed(
     make: Make, store: MemoryStore, clock: TestClock, napping: Definition[Any, Any]
 ) -> None:
-    """It was not over when it was looked at, and is when the lease is given."""
+    """The run was not over when it was read, and is when the lease is acquired."""
     await make().trigger(napping, run_id="run")
     await clock.advance("1h")
     runtime = make(Overtaken(store, "load", lambda: make().resume("run")))
@@ -80,7 +79,6 @@ async def test_a_cancel_does_not_undo_a_run_that_has_just_completed(
 async def test_a_resume_does_not_revive_a_run_that_was_just_cancelled(
     make: Make, store: MemoryStore, clock: TestClock, napping: Definition[Any, Any]
 ) -> None:
-    """Cancelled is final."""
     await make().trigger(napping, run_id="run")
     await clock.advance("1h")
     runtime = make(Overtaken(store, "load", lambda: make().cancel("run", reason="enough")))
@@ -91,14 +89,14 @@ async def test_a_resume_does_not_revive_a_run_that_was_just_cancelled(
     assert list(await store.due(clock.now() + TTL * 10, 10)) == []
 
 
-async def test_a_sweep_does_not_call_the_function_of_a_run_that_another_has_ended(
+async def test_a_sweep_does_not_execute_a_run_that_another_process_has_ended(
     make: Make,
     store: MemoryStore,
     clock: TestClock,
     napping: Definition[Any, Any],
     calls: list[str],
 ) -> None:
-    """Two processes that sweep at once see the same due runs; each is driven by one of them."""
+    """Two concurrent sweeps see the same due runs; each run is executed by one of them."""
     await make().trigger(napping, run_id="run")
     await clock.advance("1h")
     runtime = make(Overtaken(store, "due", lambda: make().sweep()))
@@ -108,16 +106,16 @@ async def test_a_sweep_does_not_call_the_function_of_a_run_that_another_has_ende
     assert line.status == "completed"
 
 
-async def test_what_is_over_is_the_same_after_an_owner_died_with_it(
+async def test_a_run_that_is_over_does_not_change_when_its_owner_crashes(
     make: Make, store: MemoryStore, clock: TestClock, napping: Definition[Any, Any]
 ) -> None:
-    """A process that leased it by mistake and crashed changes nothing in the end."""
+    """A process that acquired it needlessly and crashed changes nothing."""
     runtime = make()
     await runtime.trigger(napping, run_id="run")
     await runtime.cancel("run")
     before = await store.load("run")
     dying = FaultyStore(store, fail_at=1, verbs={"append"}, error=StoreError, stays_down=True)
-    (grant,) = await store.acquire([runtime.driver.want("run")])
+    (grant,) = await store.acquire([runtime.driver.request("run")])
     assert grant is not None
     async with make(dying).session() as session:
         with pytest.raises(StoreError):
@@ -128,10 +126,12 @@ async def test_what_is_over_is_the_same_after_an_owner_died_with_it(
     assert list(await store.due(clock.now() + TTL * 10, 10)) == []
 
 
-async def test_a_write_that_failed_keeps_no_lease_alive(
+async def test_a_lease_is_not_renewed_after_a_failed_write(
     make: Make, store: MemoryStore, clock: TestClock, napping: Definition[Any, Any]
 ) -> None:
-    """A run that could not be ended is free when its lease ends, also while the process lives."""
+    """A run that could not be settled becomes available when its lease expires, even while the
+    process continues.
+    """
     runtime = make()
     await runtime.trigger(napping, run_id="run")
     faulty = FaultyStore(store, fail_at=1, verbs={"append"}, error=StoreError)
@@ -143,11 +143,10 @@ async def test_a_write_that_failed_keeps_no_lease_alive(
         assert (await runtime.cancel("run")).status == "cancelled"
 
 
-async def test_a_cancel_that_comes_while_a_run_is_put_to_rest_is_seen(
+async def test_a_cancel_that_arrives_while_a_run_is_suspended_is_seen(
     make: Make, store: MemoryStore, clock: TestClock, napping: Definition[Any, Any]
 ) -> None:
-    """The owner has decided to rest and has not read its mail; the run wakes for it all the
-    same."""
+    """The owner suspends the run without having read the message; the run is then due at once."""
     canceller = make()
     asked: list[asyncio.Future[Any]] = []
 
@@ -164,10 +163,10 @@ async def test_a_cancel_that_comes_while_a_run_is_put_to_rest_is_seen(
     assert run.status == "cancelled"
 
 
-async def test_a_cancel_that_loses_the_run_in_the_middle_is_a_request_all_the_same(
+async def test_a_cancel_that_loses_its_lease_leaves_a_request_for_the_new_owner(
     make: Make, store: MemoryStore, clock: TestClock, napping: Definition[Any, Any]
 ) -> None:
-    """A process that is stopped between its lease and its write leaves word for the new owner."""
+    """A process is paused between acquiring the run and writing."""
     await make().trigger(napping, run_id="run")
 
     async def oversleep() -> None:
@@ -188,7 +187,7 @@ def effects() -> list[str]:
 
 @pytest.fixture
 def shaky(effects: list[str]) -> Definition[Any, Any]:
-    """Deals with one failure, fails by another, and does better the second time."""
+    """Return a workflow that handles one failure, fails with another, and succeeds when retried."""
 
     async def note(text: str) -> str:
         effects.append(text)
@@ -222,8 +221,9 @@ def shaky(effects: list[str]) -> Definition[Any, Any]:
 async def test_a_retry_survives_a_crash_at_any_store_call(
     clock: TestClock, shaky: Definition[Any, Any], effects: list[str], how: How
 ) -> None:
-    """Once it is stored it goes on; what was recorded is not run again, and the failure that was
-    dealt with stays dealt with."""
+    """Once the retry is stored it continues; recorded steps do not run again, and the handled
+    failure stays recorded.
+    """
     for call in range(1, 100):
         effects.clear()
         store = MemoryStore(clock=clock)
@@ -254,7 +254,7 @@ async def outcome(work: Awaitable[Any]) -> Any:
 async def test_a_migration_survives_a_crash_at_any_store_call(
     clock: TestClock, effects: list[str], how: How
 ) -> None:
-    """It is made once: what the new version records is never migrated as if it were old."""
+    """It is applied once: what the new version records is never migrated as if it were old."""
 
     async def note(text: str) -> str:
         effects.append(text)
@@ -299,7 +299,7 @@ async def test_a_migration_survives_a_crash_at_any_store_call(
 async def test_a_cancel_before_a_retry_does_not_end_the_retry(
     make: Make, store: MemoryStore, clock: TestClock, shaky: Definition[Any, Any]
 ) -> None:
-    """A request that its run did not live to see is no request to end what is begun again."""
+    """A request that was sent before the run failed does not cancel its retry."""
     runtime = make(store, shaky)
 
     class Asked(FaultyStore):
@@ -313,10 +313,9 @@ async def test_a_cancel_before_a_retry_does_not_end_the_retry(
     assert (await runtime.retry("run")).status == "completed"
 
 
-async def test_a_second_cancel_is_heard_too(
+async def test_a_second_cancel_is_not_dropped_as_a_duplicate(
     make: Make, store: MemoryStore, clock: TestClock, napping: Definition[Any, Any]
 ) -> None:
-    """Asking twice is no mistake, and the second request is not lost as a duplicate."""
     gate = asyncio.Event()
 
     @workflow("gated")

@@ -1,4 +1,4 @@
-"""One idempotency key, one result: whatever the ids, the processes, the failures, the crashes."""
+"""One idempotency key has one result, across ids, processes, failures and crashes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -21,13 +21,15 @@ Call = Callable[..., Awaitable[Any]]
 
 @pytest.fixture
 def charges() -> list[str]:
-    """Every time money was really taken."""
+    """Return a list with an item for each charge."""
     return []
 
 
 @pytest.fixture
 def pay(store: MemoryStore, clock: TestClock, charges: list[str]) -> Call:
-    """Pay durably under the key `k`; `fail` makes the provider refuse, `slow` takes its time."""
+    """Return a function that pays under the key `k`; `fail` makes the provider refuse, `slow` takes
+    some time.
+    """
 
     def call(*, fail: bool = False, slow: float = 0, **options: Any) -> Awaitable[Any]:
         async def charge() -> str:
@@ -47,13 +49,13 @@ def pay(store: MemoryStore, clock: TestClock, charges: list[str]) -> Call:
 
 
 async def test_another_id_gets_the_same_result(pay: Call, charges: list[str]) -> None:
-    """The key is what counts, also when everything of the first run is gone."""
+    """This holds even when the first run is deleted."""
     assert await pay(id="a") == await pay(id="b") == Ok("receipt 1")
     assert charges == ["charge"]
 
 
-async def test_nothing_but_the_key_is_left(pay: Call, store: MemoryStore) -> None:
-    """The run is deleted as ever; with keep=True it stays."""
+async def test_only_the_key_remains_in_the_store(pay: Call, store: MemoryStore) -> None:
+    """The run is deleted as usual; with `keep=True` it is kept."""
     await pay(id="a")
     assert await store.load("a") is None
     await pay(id="b", idempotency_key="other", keep=True)
@@ -61,14 +63,14 @@ async def test_nothing_but_the_key_is_left(pay: Call, store: MemoryStore) -> Non
 
 
 async def test_another_key_is_another_result(pay: Call) -> None:
-    """Keys do not touch each other, however long they are."""
+    """Keys do not affect each other, however long they are."""
     long = "x" * 500
     assert await pay(idempotency_key=f"{long}1") == Ok("receipt 1")
     assert await pay(idempotency_key=f"{long}2") == Ok("receipt 2")
 
 
 async def test_another_input_is_a_conflict(pay: Call, charges: list[str]) -> None:
-    """A key that comes with another request is a mistake of the caller."""
+    """Using a key with another input is a mistake of the caller."""
     await pay(input={"amount": 1})
     refused = await pay(input={"amount": 2})
     assert isinstance(refused.error, IdempotencyConflict)
@@ -77,19 +79,20 @@ async def test_another_input_is_a_conflict(pay: Call, charges: list[str]) -> Non
     assert charges == ["charge"]
 
 
-async def test_a_failure_does_not_poison_the_key(pay: Call) -> None:
-    """The key is free again for the next try."""
+async def test_a_failure_does_not_block_the_key(pay: Call) -> None:
+    """The next call with the key runs."""
     assert isinstance((await pay(fail=True)).error, ConnectionError)
     assert await pay() == Ok("receipt 2")
     assert await pay(id="b") == Ok("receipt 2")
 
 
 @pytest.mark.parametrize("how", ["before", "after"])
-async def test_a_crash_does_not_poison_the_key_and_charges_once(
+async def test_a_crash_does_not_block_the_key_and_charges_once(
     store: MemoryStore, clock: TestClock, pay: Call, charges: list[str], how: How
 ) -> None:
-    """After a crash at any store call the same call gives a result, and what was recorded is not
-    done again: above all, not when the crash came between the run's end and the key's."""
+    """After a crash at any store call, the same call returns a result, and recorded steps do not
+    run again, even if the crash occurred between the end of the run and the record of the key.
+    """
     for call in range(1, 100):
         charges.clear()
         options: Any = {"id": f"run {call}", "idempotency_key": f"key {call}"}
@@ -107,24 +110,23 @@ async def test_a_crash_does_not_poison_the_key_and_charges_once(
 
 
 async def is_recorded(store: MemoryStore, id: str, idempotency_key: str) -> bool:
-    """Whether the run's one step, or its result under the key, is in the store."""
+    """Return whether the run's only step, or its result under the key, is stored."""
     run, key = await store.load(id), await store.load(f"idem:{idempotency_key}")
     completed = key is not None and key["execution"]["status"] == "completed"
     return completed or (run is not None and "charge" in run["steps"])
 
 
-async def test_a_waiter_in_this_process_gets_the_result(
+async def test_concurrent_calls_in_one_process_get_the_same_result(
     pay: Call, clock: TestClock, charges: list[str]
 ) -> None:
-    """Calls that come while the first goes on wait for it."""
+    """Calls that arrive while the first one runs wait for it."""
     calls = [asyncio.ensure_future(pay(id=id, slow=5)) for id in "abc"]
     await clock.advance(5)
     assert await asyncio.gather(*calls) == [Ok("receipt 1")] * 3
     assert charges == ["charge"]
 
 
-async def test_a_waiter_whose_input_differs_is_refused(pay: Call, clock: TestClock) -> None:
-    """Waiting does not hide the conflict."""
+async def test_a_concurrent_call_with_another_input_is_refused(pay: Call, clock: TestClock) -> None:
     first = asyncio.ensure_future(pay(slow=5, input=1))
     second = asyncio.ensure_future(pay(id="b", input=2))
     await clock.advance(5)
@@ -132,10 +134,9 @@ async def test_a_waiter_whose_input_differs_is_refused(pay: Call, clock: TestClo
     assert isinstance((await second).error, IdempotencyConflict)
 
 
-async def test_a_waiter_is_not_left_hanging_when_the_first_is_refused(
+async def test_the_next_waiting_call_runs_when_the_first_is_refused(
     pay: Call, store: MemoryStore, clock: TestClock
 ) -> None:
-    """Whatever way the first call ends, the next in line goes on."""
     await store.save("a", {"formatVersion": 1, "steps": {}, "execution": {
         "status": "running", "lastUpdated": "2030-01-01T00:00:00.000Z"}})  # fmt: skip
     await store.acquire([LeaseRequest("a", "another process", MINUTE)])
@@ -144,10 +145,9 @@ async def test_a_waiter_is_not_left_hanging_when_the_first_is_refused(
     assert served == Ok("receipt 1")
 
 
-async def test_cancelling_the_first_lets_the_next_go_on(
+async def test_cancelling_the_first_call_lets_the_next_one_run(
     pay: Call, clock: TestClock, charges: list[str]
 ) -> None:
-    """A cancelled call frees the key at once."""
     first = asyncio.ensure_future(pay(slow=5))
     second = asyncio.ensure_future(pay(id="b"))
     await clock.advance(1)
@@ -158,10 +158,10 @@ async def test_cancelling_the_first_lets_the_next_go_on(
     assert charges == ["charge"]
 
 
-async def test_a_key_that_another_process_works_on_is_refused(
+async def test_a_key_that_another_process_uses_is_refused(
     pay: Call, store: MemoryStore, clock: TestClock, charges: list[str]
 ) -> None:
-    """Between processes nobody waits: the call says that the work is going on elsewhere."""
+    """Calls do not wait for other processes: the error says that the work is done elsewhere."""
     elsewhere = MemoryStore(clock=clock, shares=store)
     first = asyncio.ensure_future(pay(slow=5))
     await clock.advance(0)
@@ -173,10 +173,10 @@ async def test_a_key_that_another_process_works_on_is_refused(
     assert charges == ["charge"]
 
 
-async def test_the_key_is_held_while_the_work_goes_on(
+async def test_the_key_is_leased_while_the_run_is_executed(
     pay: Call, store: MemoryStore, clock: TestClock
 ) -> None:
-    """Its lease is renewed with the run's."""
+    """Its lease is renewed with that of the run."""
     first = asyncio.ensure_future(pay(slow=600))
     await clock.advance(500)
     refused = await pay(id="b", store=MemoryStore(clock=clock, shares=store))
@@ -185,10 +185,9 @@ async def test_the_key_is_held_while_the_work_goes_on(
     assert (await first).ok
 
 
-async def test_the_key_of_a_killed_process_is_free_when_its_lease_ends(
+async def test_the_key_of_a_killed_process_is_free_when_its_lease_expires(
     pay: Call, store: MemoryStore, clock: TestClock
 ) -> None:
-    """Nobody has to clean up after a crash."""
     marker = (b'{"formatVersion":1,"steps":{},"execution":{"status":"running",'
               b'"lastUpdated":"2030-01-01T00:00:00.000Z"}}')  # fmt: skip
     await store.acquire([LeaseRequest("idem:k", "killed", MINUTE, create=marker)])
@@ -198,7 +197,7 @@ async def test_the_key_of_a_killed_process_is_free_when_its_lease_ends(
 
 
 class FiveMethods:
-    """The least a store can be."""
+    """A minimal store."""
 
     def __init__(self) -> None:
         self.runs: dict[str, Snapshot] = {}
@@ -219,7 +218,7 @@ class FiveMethods:
 
 
 async def test_five_methods_are_enough_for_a_key(pay: Call, charges: list[str]) -> None:
-    """Without leases a key holds within this process, and after it."""
+    """Without leases, a key is exclusive within the process, and its result is stored."""
     store = FiveMethods()
     first, second = await asyncio.gather(pay(store=store), pay(id="b", store=store))
     assert first == second == await pay(id="c", store=store) == Ok("receipt 1")

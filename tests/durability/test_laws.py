@@ -1,6 +1,6 @@
-"""Programs of every shape keep the laws: nothing is seen before it is durable, nothing done twice.
+"""Nothing is seen before it is durable, and nothing is done twice, in programs of every shape.
 
-Each test is a program that once broke a law.
+Each test is a program that once violated a law.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from perdure.testing.faults import FaultyStore
 
 
 class SlowStore(MemoryStore):
-    """A store that takes a while to write, and knows what is durable."""
+    """A store that takes a while to write, and knows which keys are durable."""
 
     def __init__(self, seconds: float = 0.1) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class SlowStore(MemoryStore):
 
 @pytest.fixture
 async def debits(tmp_path: Path) -> AsyncIterator[tuple[SqliteStore, Callable[[], list[str]]]]:
-    """A SQLite store with a table of debits, and a look at what was committed."""
+    """Return a SQLite store with a table of debits, and a function that reads them."""
     path = tmp_path / "runs.db"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE debits (name TEXT)")
@@ -66,7 +66,7 @@ async def debit(transaction: Any, name: str) -> None:
 
 
 async def test_a_keyed_value_is_seen_only_when_it_is_durable() -> None:
-    """A call that was cancelled while it was written does not answer the next one too early."""
+    """A call that was cancelled during its write does not make the next call return too early."""
     store = SlowStore()
     seen: list[tuple[str, list[str]]] = []
 
@@ -82,7 +82,7 @@ async def test_a_keyed_value_is_seen_only_when_it_is_durable() -> None:
     assert seen == [("paid", ["pay"])]
 
 
-async def test_a_broken_run_shows_no_failure_that_is_not_recorded() -> None:
+async def test_a_broken_run_raises_no_failure_that_is_not_recorded() -> None:
     """A step that fails after the run was broken raises what broke it."""
 
     class Refusing(MemoryStore):
@@ -117,7 +117,7 @@ async def test_a_broken_run_shows_no_failure_that_is_not_recorded() -> None:
 async def test_a_broken_run_is_not_suspended_over_a_committed_transaction(
     debits: tuple[SqliteStore, Callable[[], list[str]]],
 ) -> None:
-    """COMMIT's answer is lost while another branch waits: the run is released, not folded."""
+    """The reply to COMMIT is lost while another branch waits: the run is released, not settled."""
     real, committed = debits
 
     @workflow("pay")
@@ -136,10 +136,10 @@ async def test_a_broken_run_is_not_suspended_over_a_committed_transaction(
 
 
 @pytest.mark.parametrize("how", ["wait_for", "wait", "group"])
-async def test_a_run_is_not_suspended_in_the_middle_of_a_transaction(
+async def test_a_run_is_not_suspended_during_a_transaction(
     debits: tuple[SqliteStore, Callable[[], list[str]]], how: str
 ) -> None:
-    """Whatever its function awaits, it is not taken for one that waits for branches."""
+    """This holds whatever the function of the transaction awaits."""
     store, committed = debits
     begun: list[str] = []
 
@@ -189,7 +189,7 @@ async def test_parallel_transactions_of_one_id_have_a_record_each(
 async def test_a_cancelled_transaction_is_rolled_back_or_recorded(
     debits: tuple[SqliteStore, Callable[[], list[str]]],
 ) -> None:
-    """A time limit of the function's own reaches the work, and never a commit."""
+    """A timeout in the workflow function cancels the work of a transaction, but never a commit."""
     store, committed = debits
 
     @workflow("pay")
@@ -209,8 +209,8 @@ async def test_a_cancelled_transaction_is_rolled_back_or_recorded(
     assert len(committed()) == kinds.count("transaction") > 0
 
 
-async def test_tasks_of_a_store_move_no_branches() -> None:
-    """Branches have the numbers of their creation, however many tasks the store starts."""
+async def test_tasks_of_a_store_are_not_branches() -> None:
+    """Branches are numbered in order of creation, however many tasks the store starts."""
 
     class Spawning(MemoryStore):
         async def append(self, entries: Sequence[Entry], /) -> Sequence[Verdict]:
@@ -234,7 +234,7 @@ async def test_tasks_of_a_store_move_no_branches() -> None:
 
 @pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="Python 3.12 and newer")
 async def test_eager_tasks_keep_their_branch() -> None:
-    """A task that runs before its factory returns is the branch it was created as."""
+    """A task that runs before its factory returns belongs to the branch it was created as."""
     charged: list[tuple[str, str]] = []
 
     @workflow("w")
@@ -262,7 +262,7 @@ async def test_eager_tasks_keep_their_branch() -> None:
     assert len(charged) == len(set(charged)) == 4
 
 
-async def test_a_wait_of_a_branch_and_one_whose_id_looks_like_it_are_two() -> None:
+async def test_waits_with_similar_ids_in_different_branches_are_different() -> None:
     """The wait "1/nap" of the function and the wait "nap" of branch 1 both end."""
 
     @workflow("w")
@@ -297,7 +297,7 @@ async def test_a_step_beside_a_failing_branch_is_not_recorded_as_failed() -> Non
                 raise RuntimeError("interrupted") from error
             return "reported"
 
-        return await asyncio.gather(step("charge", charge), step("report", report))
+        return list(await asyncio.gather(step("charge", charge), step("report", report)))
 
     runtime = Runtime(MemoryStore(), workflows=[w])
     run = await runtime.trigger(w, run_id="r")
@@ -307,7 +307,7 @@ async def test_a_step_beside_a_failing_branch_is_not_recorded_as_failed() -> Non
 
 
 async def test_a_retry_runs_the_step_that_made_a_race_fail() -> None:
-    """The failure of the race and the one inside it ended the run: both are made again."""
+    """Both the failure of the race and the one inside it ended the run."""
     down = True
 
     @workflow("w")
@@ -326,8 +326,8 @@ async def test_a_retry_runs_the_step_that_made_a_race_fail() -> None:
 
 
 @pytest.mark.parametrize("where", ["in the handler", "after it"])
-async def test_a_failure_that_was_handled_is_not_run_again(where: str) -> None:
-    """What the function did next is recorded and must stay true."""
+async def test_a_handled_failure_is_not_run_again(where: str) -> None:
+    """The function has already acted on it, and that is recorded."""
     done: list[str] = []
     bug = True
 
@@ -358,7 +358,7 @@ async def test_a_failure_that_was_handled_is_not_run_again(where: str) -> None:
 
 
 async def test_a_race_swallows_no_event() -> None:
-    """One that comes while the winner is being recorded is there for the next wait."""
+    """An event that arrives while the winner is recorded is available to the next wait."""
 
     @workflow("w")
     async def w(step: Step) -> tuple[str, Any]:
@@ -378,8 +378,8 @@ async def test_a_race_swallows_no_event() -> None:
     assert (await run).output in [("timeout", "by ana"), ("event", None)]
 
 
-async def test_an_event_that_a_race_gave_back_survives_a_suspension() -> None:
-    """The next wait finds it also in another process."""
+async def test_an_event_that_a_race_did_not_use_survives_a_suspension() -> None:
+    """The next wait receives it, even in another process."""
     store = SlowStore(0.1)
 
     @workflow("w")
@@ -405,7 +405,7 @@ async def test_an_event_that_a_race_gave_back_survives_a_suspension() -> None:
 
 
 async def test_tasks_below_a_race_end_with_it() -> None:
-    """Also those that `asyncio.wait` does not cancel: they must not go on to receive events."""
+    """They must not receive events later. `asyncio.wait` does not cancel them."""
 
     @workflow("w")
     async def w(step: Step) -> tuple[str, Any]:
@@ -436,8 +436,8 @@ class ShyInbox(MemoryStore):
         return await super().inbox(id)
 
 
-async def test_a_wait_does_not_time_out_over_an_event_that_was_delivered() -> None:
-    """Neither with no time at all, nor when the inbox cannot be read at that moment."""
+async def test_a_wait_does_not_time_out_if_its_event_was_delivered() -> None:
+    """This holds with a timeout of zero, and when the inbox cannot currently be read."""
     store = ShyInbox()
 
     @workflow("w")
@@ -455,8 +455,8 @@ async def test_a_wait_does_not_time_out_over_an_event_that_was_delivered() -> No
     assert (await runtime.trigger(w)).output == [1, 2]
 
 
-async def test_a_wait_that_is_cancelled_as_its_event_comes_leaves_it_to_the_next() -> None:
-    """The event is handed out in the turn of the event loop in which the wait is given up."""
+async def test_a_wait_that_is_cancelled_as_its_event_arrives_leaves_it_to_the_next() -> None:
+    """The event arrives in the same iteration of the event loop in which the wait is cancelled."""
     reading, gate = asyncio.Event(), asyncio.Event()
 
     class Gated(MemoryStore):
@@ -464,7 +464,7 @@ async def test_a_wait_that_is_cancelled_as_its_event_comes_leaves_it_to_the_next
 
         async def inbox(self, id: str, /) -> Sequence[Message]:
             self.readers += 1
-            if self.readers == 2:  # the look for a cancel, and the wait's own
+            if self.readers == 2:  # the check for a cancel, and the wait
                 reading.set()
             await gate.wait()
             return await super().inbox(id)
@@ -578,7 +578,9 @@ async def test_a_run_leaves_memory_however_its_branches_are_joined(
     always_replay: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """At once, and without a warning, when asyncio's and anyio's own joins wait for branches."""
+    """It is suspended at once and without a warning when the joins of asyncio and anyio wait for
+    branches.
+    """
     clock = TestClock()
 
     @workflow("w")
@@ -608,8 +610,8 @@ async def test_a_run_leaves_memory_however_its_branches_are_joined(
     assert "does not recognise" not in caplog.text
 
 
-async def test_a_task_that_a_step_left_behind_can_record_nothing() -> None:
-    """A completed run stays completed, whatever still runs."""
+async def test_a_task_that_outlives_its_run_can_record_nothing() -> None:
+    """A completed run stays completed."""
     refused: list[BaseException] = []
 
     @workflow("w")
@@ -637,8 +639,8 @@ async def test_a_task_that_a_step_left_behind_can_record_nothing() -> None:
     assert (after.status, after.output, len(after.history)) == ("completed", "left", 1)
 
 
-async def test_sleeping_branches_cost_the_same_each() -> None:
-    """An entry carries the waits that changed, and not all of them."""
+async def test_each_sleeping_branch_costs_the_same() -> None:
+    """An entry contains the waits that changed, not all of them."""
 
     class Counting(MemoryStore):
         written = 0
@@ -661,13 +663,13 @@ async def test_sleeping_branches_cost_the_same_each() -> None:
         store = Counting()
         assert (await Runtime(store, workflows=[w]).trigger(w, n)).output == n * (n - 1) // 2
         costs.append(store.written / n)
-    # A wait may be written once when it begins and once when it ends; all of them with each entry
+    # Each wait may be written when it begins and when it ends; writing all of them with each entry
     # would cost ten times as much.
     assert costs[1] < costs[0] * 2
 
 
 async def test_a_run_that_is_too_large_fails_once() -> None:
-    """Its records do not fit together: it fails with an error that does, and is left alone."""
+    """Its records together exceed the limit: it fails with a short error, and is not retried."""
     ran: list[int] = []
 
     @workflow("w")
@@ -692,7 +694,9 @@ async def test_a_run_that_is_too_large_fails_once() -> None:
 
 
 async def test_an_old_worker_leaves_a_newer_run_alone() -> None:
-    """It never migrates a run down: a process with the newer definition continues it."""
+    """It never migrates a run to an older version: a process with the newer definition continues
+    it.
+    """
     store = MemoryStore()
 
     @workflow("w", version=2)
@@ -709,13 +713,15 @@ async def test_an_old_worker_leaves_a_newer_run_alone() -> None:
     with pytest.raises(VersionMismatch, match="newer definition"):
         await Runtime(store, workflows=[old]).resume("r")
     assert before is not None
-    assert (await store.load("r") or {}).get("metadata") == before.get("metadata")
+    after = await store.load("r")
+    assert after is not None
+    assert after.get("metadata") == before.get("metadata")
     newer = Runtime(store, workflows=[new])
     assert (await newer.signal("r", "go")).run is not None
 
 
 async def test_a_failed_run_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """At ERROR, with workflow, run, step and traceback."""
+    """The log record has level ERROR, and names workflow, run and step, with a traceback."""
 
     @workflow("shop")
     async def shop(step: Step) -> None:
@@ -731,8 +737,8 @@ async def test_a_failed_run_is_logged_once(caplog: pytest.LogCaptureFixture) -> 
     assert record.exc_info is not None
 
 
-async def test_a_retry_of_a_run_that_is_owned_elsewhere_is_refused() -> None:
-    """It does not return the failed run as if it had been tried."""
+async def test_a_retry_of_a_run_that_another_process_owns_is_refused() -> None:
+    """It does not return the failed run as if it had been retried."""
 
     @workflow("w")
     async def w(step: Step) -> None:

@@ -1,4 +1,4 @@
-"""A store that fails once, before or after it did what it was asked: nobody notices but the log."""
+"""A store that fails once, before or after a call took effect: only the log shows it."""
 
 import asyncio
 from collections import Counter
@@ -17,7 +17,7 @@ HOWS: list[How] = ["before", "after"]
 
 
 async def patient(work: Awaitable[Any], clock: TestClock) -> Any:
-    """Let the clock go on, since what failed is tried again after a moment."""
+    """Advance the clock, since a failed call is retried after a while."""
     task = asyncio.ensure_future(work)
     for _ in range(30):
         await clock.advance(0.3)
@@ -27,8 +27,8 @@ async def patient(work: Awaitable[Any], clock: TestClock) -> Any:
 
 
 @pytest.mark.parametrize("how", HOWS)
-async def test_a_trigger_goes_on_and_every_step_runs_once(how: How) -> None:
-    """Whichever of its writes fails: the answer that was lost is asked for again."""
+async def test_a_trigger_continues_and_every_step_runs_once(how: How) -> None:
+    """A write whose reply was lost is sent again, whichever it is."""
     effects: Counter[str] = Counter()
 
     async def note(text: str) -> str:
@@ -57,8 +57,8 @@ async def test_a_trigger_goes_on_and_every_step_runs_once(how: How) -> None:
 
 
 @pytest.mark.parametrize("how", HOWS)
-async def test_a_trigger_of_an_id_that_is_there_does_not_take_the_run(how: How) -> None:
-    """Asking again for one's own does not mean taking another's."""
+async def test_a_trigger_of_an_existing_id_does_not_take_over_the_run(how: How) -> None:
+    """A repeated request acquires only a lease that the same owner already has."""
     clock = TestClock()
     store = MemoryStore(clock=clock)
     gate = asyncio.Event()
@@ -84,8 +84,8 @@ async def test_a_trigger_of_an_id_that_is_there_does_not_take_the_run(how: How) 
 
 
 @pytest.mark.parametrize("how", HOWS)
-async def test_durable_run_goes_on(how: How) -> None:
-    """The same for `durable.run`, up to the delete at its end."""
+async def test_durable_run_continues(how: How) -> None:
+    """The same holds for `durable.run`, including the delete at its end."""
     effects: list[str] = []
 
     async def body(step: Step) -> str:
@@ -105,10 +105,10 @@ async def test_durable_run_goes_on(how: How) -> None:
     assert call > 3
 
 
-async def test_a_signal_whose_answer_was_lost_can_be_sent_again(
+async def test_a_signal_whose_reply_was_lost_can_be_sent_again(
     store: MemoryStore, clock: TestClock
 ) -> None:
-    """With a dedup_id the second is known, and counts once."""
+    """With a `dedup_id` it counts once."""
 
     @workflow("waits")
     async def waits(step: Step) -> Any:

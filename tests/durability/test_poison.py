@@ -1,11 +1,11 @@
-"""A run that kills every process it runs in, beside runs that do not."""
+"""A run that kills every process it is executed in, beside runs that do not."""
 
 import asyncio
 import os
 from pathlib import Path
 
 from perdure import Runtime, Step, Worker, workflow
-from perdure.stores import open_store
+from perdure.stores import sqlite
 from tests.durability.forked import forked
 
 LEASE = 0.5
@@ -30,27 +30,27 @@ async def healthy(step: Step) -> str:
     return "done"
 
 
-async def serve(url: str) -> None:
-    async with open_store(url) as store:
+async def serve(path: Path) -> None:
+    async with sqlite(path) as store:
         runtime = Runtime(store, workflows=[poison, healthy], lease_ttl=LEASE)
         async with Worker(runtime, poll=0.05) as worker:
             await worker.serve()
 
 
-def work(url: str) -> None:
-    """Be a worker until the poison kills it."""
-    asyncio.run(serve(url))
+def work(path: Path) -> None:
+    """Work until the poison run kills the process."""
+    asyncio.run(serve(path))
 
 
 async def test_a_poison_run_is_paused_and_its_neighbours_complete(tmp_path: Path) -> None:
-    """Workers are started again whenever they die; the cause is found, and nobody else blamed."""
-    url = f"sqlite:///{tmp_path}/runs.db"
-    async with open_store(url) as store:
+    """Workers are restarted when they die. The cause is found, and no other run is suspected."""
+    path = tmp_path / "runs.db"
+    async with sqlite(path) as store:
         runtime = Runtime(store, workflows=[poison, healthy], lease_ttl=LEASE)
         await runtime.trigger(poison, run_id="poison", wait=False)
         for n in range(NEIGHBOURS):
             await runtime.trigger(healthy, run_id=f"healthy-{n}", wait=False)
-        deaths = await work_until_calm(runtime, url)
+        deaths = await work_until_calm(runtime, path)
         runs = await runtime.list_runs(limit=100)
         paused = await runtime.get_run("poison")
     assert {run.status for run in runs if run.id != "poison"} == {"completed"}
@@ -59,17 +59,17 @@ async def test_a_poison_run_is_paused_and_its_neighbours_complete(tmp_path: Path
     assert "5 crashes without progress" in paused.reason
 
 
-async def work_until_calm(runtime: Runtime, url: str) -> int:
-    """Start workers, one after the other, until nothing is left to do; return how many died."""
+async def work_until_calm(runtime: Runtime, path: Path) -> int:
+    """Start workers one after another until nothing is left to do; return how many died."""
     deaths = 0
-    process = _processes.Process(target=work, args=(url,))
+    process = _processes.Process(target=work, args=(path,))
     process.start()
     try:
         async with asyncio.timeout(60):
             while await runtime.list_runs(status="running", limit=1):
                 if not process.is_alive():
                     deaths += 1
-                    process = _processes.Process(target=work, args=(url,))
+                    process = _processes.Process(target=work, args=(path,))
                     process.start()
                 await asyncio.sleep(0.05)
     finally:

@@ -1,4 +1,4 @@
-"""What waits for a store waits in real time, whatever clock the runs have."""
+"""Waiting for a store takes real time, whatever clock the runs use."""
 
 import asyncio
 
@@ -17,10 +17,9 @@ async def greet(step: Step, name: str) -> str:
 
 @pytest.mark.parametrize("how", ["before", "after"])
 @pytest.mark.parametrize("verb", ["acquire", "append"])
-async def test_a_call_that_failed_is_tried_again_though_nobody_moves_the_clock(
+async def test_a_failed_call_is_retried_although_the_test_clock_stands_still(
     verb: str, how: How
 ) -> None:
-    """A test clock stands still while a store that failed once is asked again."""
     clock = TestClock()
     store = FaultyStore(MemoryStore(clock=clock), fail_at=1, how=how, verbs={verb})
     runtime = Runtime(store, workflows=[greet], clock=clock)

@@ -1,4 +1,4 @@
-"""The runtime's promises, each also with a replay after every step."""
+"""The behaviour of the runtime, with and without a replay after every step."""
 
 import asyncio
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def effects() -> list[str]:
 async def test_a_run_sleeps_waits_and_ends(
     make_runtime: MakeRuntime, clock: TestClock, effects: list[str]
 ) -> None:
-    """The seed's story: a step, a day's sleep, an approval, an end."""
+    """A step, a sleep of a day, an approval, and the end."""
 
     async def create(email: str) -> str:
         effects.append(email)
@@ -59,11 +59,9 @@ async def test_a_run_sleeps_waits_and_ends(
     assert effects == ["a@b.c"]
 
 
-async def test_a_signal_before_the_wait_is_kept(
+async def test_a_signal_before_the_wait_is_stored(
     make_runtime: MakeRuntime, clock: TestClock
 ) -> None:
-    """An event that comes early waits for the run."""
-
     @workflow("early")
     async def early(step: Step) -> Any:
         await step.sleep("nap", "1h")
@@ -77,11 +75,9 @@ async def test_a_signal_before_the_wait_is_kept(
     assert (run.status, run.output) == ("completed", 7)
 
 
-async def test_a_signal_while_the_run_is_owned_elsewhere_is_kept(
+async def test_a_signal_to_a_run_that_another_process_owns_is_stored(
     make_runtime: MakeRuntime, store: MemoryStore, clock: TestClock
 ) -> None:
-    """A lease held by another process neither loses nor refuses an event."""
-
     @workflow("owned")
     async def owned(step: Step) -> Any:
         return await step.wait_for_event("go", "go")
@@ -100,7 +96,7 @@ async def test_a_signal_while_the_run_is_owned_elsewhere_is_kept(
 
 
 async def test_a_signal_sent_twice_with_one_dedup_id_counts_once(make_runtime: MakeRuntime) -> None:
-    """The second is a duplicate, also after the first was taken."""
+    """The second one is a duplicate, even after the first was consumed."""
 
     @workflow("twice")
     async def twice(step: Step) -> list[Any]:
@@ -116,7 +112,9 @@ async def test_a_signal_sent_twice_with_one_dedup_id_counts_once(make_runtime: M
     assert last.run.output == [1, 2]
 
 
-async def test_a_signal_says_when_there_is_no_run_or_it_is_over(make_runtime: MakeRuntime) -> None:
+async def test_a_signal_to_an_unknown_or_finished_run_is_reported(
+    make_runtime: MakeRuntime,
+) -> None:
     """Nothing is dropped silently."""
 
     @workflow("short")
@@ -124,14 +122,14 @@ async def test_a_signal_says_when_there_is_no_run_or_it_is_over(make_runtime: Ma
         return 1
 
     runtime = make_runtime(short)
-    assert (await runtime.signal("nobody", "go")).delivery is Delivery.UNKNOWN
+    assert (await runtime.signal("unknown", "go")).delivery is Delivery.UNKNOWN
     run = await runtime.trigger(short)
     assert (await runtime.signal(run.run_id, "go")).delivery is Delivery.OVER
 
 
-async def test_a_wait_times_out_with_none(make_runtime: MakeRuntime, clock: TestClock) -> None:
-    """No event in time gives None."""
-
+async def test_a_wait_that_times_out_returns_none(
+    make_runtime: MakeRuntime, clock: TestClock
+) -> None:
     @workflow("late")
     async def late(step: Step) -> Any:
         return await step.wait_for_event("go", "go", timeout="3d")
@@ -144,7 +142,7 @@ async def test_a_wait_times_out_with_none(make_runtime: MakeRuntime, clock: Test
 
 
 async def test_suspension_cannot_be_swallowed(make_runtime: MakeRuntime, clock: TestClock) -> None:
-    """`except Exception` does not see it, and finally blocks run."""
+    """`except Exception` does not catch it, and `finally` blocks are executed."""
     unwound: list[str] = []
 
     @workflow("greedy")
@@ -165,10 +163,10 @@ async def test_suspension_cannot_be_swallowed(make_runtime: MakeRuntime, clock: 
     assert run.output == "slept"
 
 
-async def test_even_a_handler_of_everything_cannot_keep_a_run_from_resting(
+async def test_a_handler_of_all_exceptions_does_not_prevent_suspension(
     make_runtime: MakeRuntime, clock: TestClock
 ) -> None:
-    """What a function does after it swallowed the suspension does not count."""
+    """What a function does after it swallowed the suspension has no effect."""
 
     @workflow("stubborn")
     async def stubborn(step: Step) -> str:
@@ -185,10 +183,10 @@ async def test_even_a_handler_of_everything_cannot_keep_a_run_from_resting(
     assert run.output == "slept"
 
 
-async def test_a_sleeping_branch_does_not_kill_the_step_beside_it(
+async def test_a_sleeping_branch_does_not_interrupt_the_step_beside_it(
     make_runtime: MakeRuntime, clock: TestClock, effects: list[str]
 ) -> None:
-    """The run rests when every branch waits, and finished work is recorded first."""
+    """The run is suspended when every branch waits, and finished work is recorded first."""
 
     async def slow() -> str:
         for _ in range(30):
@@ -198,7 +196,7 @@ async def test_a_sleeping_branch_does_not_kill_the_step_beside_it(
 
     @workflow("beside")
     async def beside(step: Step) -> list[Any]:
-        return await asyncio.gather(step.sleep("nap", "1d"), step("slow", slow))
+        return list(await asyncio.gather(step.sleep("nap", "1d"), step("slow", slow)))
 
     runtime = make_runtime(beside)
     assert (await runtime.trigger(beside)).status == "suspended"
@@ -209,12 +207,10 @@ async def test_a_sleeping_branch_does_not_kill_the_step_beside_it(
     assert effects == ["slow"]
 
 
-async def test_work_between_steps_beside_a_sleeper_goes_on(
+async def test_code_between_steps_is_not_interrupted_by_a_sleeping_branch(
     store: MemoryStore, clock: TestClock, effects: list[str]
 ) -> None:
-    """A branch that awaits something of its own for a moment is not cut off by its sibling's
-    sleep.
-    """
+    """A branch that awaits something else for a short time is not cancelled."""
 
     async def note(text: str) -> None:
         effects.append(text)
@@ -236,10 +232,10 @@ async def test_work_between_steps_beside_a_sleeper_goes_on(
     assert (run.status, effects) == ("suspended", ["after"])
 
 
-async def test_code_that_awaits_something_unknown_is_cut_off_after_a_while(
+async def test_a_run_that_awaits_something_unknown_is_suspended_after_a_while(
     store: MemoryStore, clock: TestClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A run does not stay in memory for it: a warning names the place, and it is awaited again."""
+    """A warning names the place, and the await is repeated."""
     begun: list[str] = []
 
     @workflow("stuck")
@@ -266,8 +262,10 @@ async def test_code_that_awaits_something_unknown_is_cut_off_after_a_while(
     assert "elsewhere" in caplog.text
 
 
-async def test_several_waits_at_once(make_runtime: MakeRuntime, clock: TestClock) -> None:
-    """Those of gather and of a TaskGroup suspend the run together and wake it one by one."""
+async def test_parallel_waits_suspend_together_and_end_one_by_one(
+    make_runtime: MakeRuntime, clock: TestClock
+) -> None:
+    """This holds for `gather` and for a `TaskGroup`."""
 
     @workflow("waits")
     async def waits(step: Step) -> list[Any]:
@@ -296,7 +294,7 @@ async def test_several_waits_at_once(make_runtime: MakeRuntime, clock: TestClock
 async def test_a_wait_raced_against_a_sleep(
     make_runtime: MakeRuntime, clock: TestClock, winner: str
 ) -> None:
-    """The first wins; the other is no longer waited for."""
+    """The first one wins, and the other is cancelled."""
 
     @workflow("raced")
     async def raced(step: Step) -> tuple[str, Any]:
@@ -322,10 +320,10 @@ async def test_a_wait_raced_against_a_sleep(
     assert ended.pending == ()
 
 
-async def test_a_cron_sleep_wakes_at_the_local_time_across_dst(
+async def test_a_cron_sleep_ends_at_the_local_time_across_dst(
     make_runtime: MakeRuntime, clock: TestClock
 ) -> None:
-    """Nine in Berlin is another UTC hour after the clocks change."""
+    """Nine o'clock in Berlin is another UTC hour after the change."""
     await clock.advance(datetime(2030, 3, 30, 12, tzinfo=UTC) - clock.now())
 
     @workflow("morning")
@@ -336,11 +334,9 @@ async def test_a_cron_sleep_wakes_at_the_local_time_across_dst(
     assert run.pending[0].wake_at == datetime(2030, 3, 31, 7, tzinfo=UTC)
 
 
-async def test_the_same_run_id_gives_the_same_run(
+async def test_a_second_trigger_with_the_same_id_returns_the_same_run(
     make_runtime: MakeRuntime, effects: list[str]
 ) -> None:
-    """A trigger sent twice begins one run."""
-
     async def note() -> None:
         effects.append("ran")
 
@@ -359,7 +355,7 @@ async def test_the_same_run_id_gives_the_same_run(
 async def test_a_trigger_without_waiting_leaves_the_run_for_a_worker(
     make_runtime: MakeRuntime, effects: list[str]
 ) -> None:
-    """It is durable, and due at once."""
+    """The run is durable, and due at once."""
 
     @workflow("queued")
     async def queued(step: Step) -> str:
@@ -403,8 +399,8 @@ async def test_a_failed_run_is_retried_from_the_step_that_failed(
     assert effects == ["first", "second", "second"]
 
 
-async def test_a_returned_err_is_the_runs_error(make_runtime: MakeRuntime) -> None:
-    """`Err` from a step or from the function ends the run as failed with that error."""
+async def test_a_returned_err_is_the_error_of_the_run(make_runtime: MakeRuntime) -> None:
+    """This holds for an `Err` from a step and from the function."""
 
     @workflow("typed failure")
     async def typed(step: Step) -> Any:
@@ -414,8 +410,8 @@ async def test_a_returned_err_is_the_runs_error(make_runtime: MakeRuntime) -> No
     assert (run.status, run.error) == ("failed", {"code": "NOT_FOUND"})
 
 
-async def test_cancel_ends_a_resting_run(make_runtime: MakeRuntime, clock: TestClock) -> None:
-    """Cancelled is final: its time comes and nothing happens."""
+async def test_cancel_ends_a_suspended_run(make_runtime: MakeRuntime, clock: TestClock) -> None:
+    """It is not executed when its wake time comes."""
 
     @workflow("doomed")
     async def doomed(step: Step) -> None:
@@ -431,10 +427,10 @@ async def test_cancel_ends_a_resting_run(make_runtime: MakeRuntime, clock: TestC
     assert (await runtime.resume(run.run_id)).status == "cancelled"
 
 
-async def test_cancel_reaches_a_run_that_is_owned_elsewhere(
+async def test_cancel_reaches_a_run_that_another_process_owns(
     make_runtime: MakeRuntime, clock: TestClock
 ) -> None:
-    """Its owner sees the request with its next renewal, at the latest."""
+    """Its owner sees the request with its next renewal at the latest."""
 
     @workflow("busy")
     async def busy(step: Step) -> None:
@@ -451,10 +447,10 @@ async def test_cancel_reaches_a_run_that_is_owned_elsewhere(
 
 
 @pytest.mark.parametrize("payload", [{"email": 5}, {"age": "x"}, {"email": "a", "age": []}, 7])
-async def test_a_bad_payload_is_refused_before_anything_is_written(
+async def test_an_invalid_payload_is_refused_before_anything_is_written(
     make_runtime: MakeRuntime, store: MemoryStore, payload: Any
 ) -> None:
-    """The error names each field, and no run is there."""
+    """The error names each field, and no run is created."""
 
     @workflow("typed")
     async def typed(step: Step, payload: Signup) -> None:
@@ -478,10 +474,10 @@ class Typed(TypedDict):
 
 
 @pytest.mark.parametrize("kind", [Struct, Model, Typed])
-async def test_payloads_of_every_kind_come_as_themselves(
+async def test_payloads_are_passed_as_instances_of_their_type(
     make_runtime: MakeRuntime, kind: Any
 ) -> None:
-    """A struct, a pydantic model and a TypedDict arrive as what they are."""
+    """This holds for a struct, a pydantic model and a TypedDict."""
     seen: list[Any] = []
 
     async def body(step: Step, payload: Any) -> int:
@@ -494,8 +490,8 @@ async def test_payloads_of_every_kind_come_as_themselves(
     assert seen[0] == kind(n=3)
 
 
-async def test_an_unknown_workflow_and_an_unknown_run_are_told(make_runtime: MakeRuntime) -> None:
-    """Errors say what is missing and what to do."""
+async def test_an_unknown_workflow_and_an_unknown_run_are_errors(make_runtime: MakeRuntime) -> None:
+    """The errors say what is missing and what to do."""
     runtime = make_runtime()
     with pytest.raises(UnknownWorkflow, match="no workflow 'x' is registered"):
         await runtime.trigger("x")
@@ -507,7 +503,7 @@ async def test_an_unknown_workflow_and_an_unknown_run_are_told(make_runtime: Mak
 async def test_a_run_of_an_old_version_needs_its_definition_or_a_migration(
     make_runtime: MakeRuntime, clock: TestClock
 ) -> None:
-    """Refused with what to do; run by the old definition; or migrated."""
+    """It is refused, or executed by the old definition, or migrated."""
 
     @workflow("v", version=1)
     async def old(step: Step) -> str:
@@ -534,9 +530,9 @@ async def test_a_run_of_an_old_version_needs_its_definition_or_a_migration(
     assert (await make_runtime(migrating).resume(run.run_id)).output == "migrated"
 
 
-async def test_both_versions_side_by_side(make_runtime: MakeRuntime, clock: TestClock) -> None:
-    """A run goes on by the definition that began it."""
-
+async def test_a_run_continues_with_the_version_that_started_it(
+    make_runtime: MakeRuntime, clock: TestClock
+) -> None:
     @workflow("v", version=1)
     async def old(step: Step) -> str:
         await step.sleep("nap", "1d")
@@ -552,7 +548,6 @@ async def test_both_versions_side_by_side(make_runtime: MakeRuntime, clock: Test
 
 
 async def test_the_idempotency_key_is_the_same_for_every_attempt(make_runtime: MakeRuntime) -> None:
-    """What a payment provider sees does not change when the step runs again."""
     keys: list[str] = []
     broken = True
 
@@ -574,8 +569,8 @@ async def test_the_idempotency_key_is_the_same_for_every_attempt(make_runtime: M
     assert keys[0] == keys[1]
 
 
-async def test_history_tells_times_and_attempts(make_runtime: MakeRuntime) -> None:
-    """`get_run` gives every step with when, how long and how often."""
+async def test_the_history_contains_times_and_attempts(make_runtime: MakeRuntime) -> None:
+    """`get_run` returns when each step ran, how long and how often."""
 
     async def flaky() -> int:
         if len(tries) < 2:
@@ -585,20 +580,20 @@ async def test_history_tells_times_and_attempts(make_runtime: MakeRuntime) -> No
 
     tries: list[int] = []
 
-    @workflow("told")
-    async def told(step: Step) -> int:
+    @workflow("persistent")
+    async def persistent(step: Step) -> int:
         return await step("flaky", flaky, retry=Retry(attempts=3, delay=0))
 
-    run = await make_runtime(told).trigger(told)
+    run = await make_runtime(persistent).trigger(persistent)
     (line,) = run.history
     assert (line.key, line.ok, line.value, line.attempts) == ("flaky", True, 5, 3)
     assert line.at is not None
 
 
-async def test_one_bad_run_does_not_starve_the_others(
+async def test_one_bad_run_does_not_block_the_others(
     make_runtime: MakeRuntime, store: MemoryStore
 ) -> None:
-    """A run that cannot be driven is put off, and the sweep goes on."""
+    """A run that cannot be continued is delayed, and the sweep continues."""
 
     @workflow("fine")
     async def fine(step: Step) -> str:

@@ -1,4 +1,4 @@
-"""A hundred thousand sleeping runs cost a worker nothing: measured on a SQLite file."""
+"""A hundred thousand sleeping runs cost a worker nothing, measured on a SQLite file."""
 
 import asyncio
 import gc
@@ -32,7 +32,7 @@ async def sleeper(step: Step) -> str:
 
 @pytest.fixture(scope="module")
 def full_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SQLite file with the sleepers in it, made once."""
+    """Return a SQLite file with the sleeping runs, created once."""
     path = tmp_path_factory.mktemp("sleepers") / "runs.db"
     asyncio.run(put_to_sleep(path, SLEEPERS))
     return path
@@ -55,8 +55,8 @@ async def store(full_file: Path, tmp_path: Path) -> AsyncIterator[FaultyStore]:
         yield FaultyStore(store)
 
 
-async def test_sleepers_cost_neither_memory_nor_queries(store: FaultyStore) -> None:
-    """In two seconds: a claim for each poll that finds nothing, quickly, and not a byte more."""
+async def test_sleeping_runs_cost_neither_memory_nor_queries(store: FaultyStore) -> None:
+    """In two seconds there is one fast, empty claim per poll, and memory does not grow."""
     runtime = Runtime(store, workflows=[sleeper])
     async with Worker(runtime, poll=POLL) as worker:
         await asyncio.sleep(2 * POLL)
@@ -75,8 +75,8 @@ async def test_sleepers_cost_neither_memory_nor_queries(store: FaultyStore) -> N
     assert peak - before < 300_000
 
 
-async def test_a_run_among_sleepers_is_found_at_once(store: FaultyStore) -> None:
-    """Due runs are found by an index: a hundred thousand others are not looked at."""
+async def test_a_due_run_among_sleeping_runs_is_found_at_once(store: FaultyStore) -> None:
+    """Due runs are found by an index that skips the hundred thousand others."""
     runtime = Runtime(store, workflows=[sleeper], suspend_after=0)
     async with Worker(runtime, poll=POLL):
         run = await runtime.trigger(sleeper, run_id="one", wait=False)

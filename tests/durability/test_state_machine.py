@@ -1,8 +1,8 @@
 """Processes that trigger, sweep, signal, crash, cancel, retry and prune, in any order.
 
-After every move: what was recorded as a success is as it was, epochs have grown, every event is in
-an inbox or taken exactly once, and what is over has not changed. At the end everything comes to an
-end, with the right result.
+After every action: recorded successes have not changed, epochs have grown, every event is in an
+inbox or was consumed exactly once, and runs that are over have not changed. Finally, every run ends
+with the correct result.
 """
 
 import asyncio
@@ -36,12 +36,13 @@ programs = st.lists(PART, min_size=1, max_size=4)
 
 
 class Died(StoreError):
-    """The process ended here."""
+    """The process crashed here."""
 
 
 class Wire(FaultyStore):
-    """A process's way to the store: others get their turns meanwhile, and every grant and every
-    accepted record is written down."""
+    """A process's connection to the store: other processes run during its calls, and every grant
+    and every accepted record is logged.
+    """
 
     def __init__(self, store: MemoryStore, world: "World", seed: int) -> None:
         super().__init__(store, error=Died, stays_down=True)
@@ -52,16 +53,16 @@ class Wire(FaultyStore):
         self._going.set()
 
     def pause_at(self, call: int) -> None:
-        """Stop the process at the so-manieth call from now, as SIGSTOP would."""
+        """Pause the process at the given call from now on, as SIGSTOP would."""
         self._pause_at = len(self.calls) + call
 
-    def continue_run(self) -> None:
-        """Let the process go on as if nothing had happened."""
+    def unpause(self) -> None:
+        """Continue the process as if nothing had happened."""
         self._pause_at = None
         self._going.set()
 
     def die_at(self, call: int, *, after: bool) -> None:
-        """End the process at the so-manieth call from now."""
+        """Crash the process at the given call from now on."""
         self.fail_at = self._count + call
         self._how = "after" if after else "before"
 
@@ -89,10 +90,10 @@ class World:
         self.broken = True
         self.wires = 0
         self.sent = 0
-        # What went wrong inside a step or a store call, where an exception would be taken for
-        # theirs.
+        # What went wrong inside a step or a store call. An exception there would be taken for an
+        # error of the step or the store.
         self.wrongs: list[str] = []
-        # By run: the last epoch, successes, events (delivered for sure, or perhaps), the end.
+        # By run: the last epoch, successes, events (certainly or possibly delivered), and the end.
         self.epochs: dict[str, int] = {}
         self.successes: dict[str, dict[str, Any]] = {}
         self.events: dict[str, dict[int, bool]] = {}
@@ -102,7 +103,7 @@ class World:
             self.start(place)
 
     def start(self, place: int) -> None:
-        """Put a fresh process in a place."""
+        """Start a new process in a slot."""
         self.wires += 1
         wire = Wire(self.store, self, self.wires)
         process = Runtime(
@@ -118,7 +119,7 @@ class World:
         return program
 
     async def part(self, step: Step, n: int, kind: str) -> Any:
-        """Do one part of a program."""
+        """Execute one part of a program."""
         match kind:
             case "step":
                 return await step(f"{n}", self.effect, step.run_id, f"{n}")
@@ -147,7 +148,7 @@ class World:
                 )
 
     async def effect(self, run_id: str, key: str) -> str:
-        """Check that what was recorded is not run again."""
+        """Check that a recorded step does not run again."""
         await asyncio.sleep(0)
         if key in self.successes.get(run_id, {}):
             self.wrongs.append(f"{key} of {run_id} ran again")
@@ -175,12 +176,12 @@ class World:
                 self.wrongs.append(f"a stale owner wrote to {entry.id}")
 
     def forget(self, id: str) -> None:
-        """A run is gone: its id may be used again."""
+        """Forget a deleted run: its id may be used again."""
         for known in (self.successes, self.events, self.ends):
             known.pop(id, None)
 
     async def settle(self, *works: Awaitable[Any]) -> list[Any]:
-        """Do things at once; a short wait in memory passes."""
+        """Run coroutines concurrently; short waits in memory elapse."""
         tasks = [asyncio.ensure_future(work) for work in works]
         for _ in range(200):
             await self.clock.advance(0)
@@ -194,7 +195,7 @@ class World:
         return done
 
     async def signal(self, place: int, id: str, dedup_id: str | None) -> None:
-        """Send an event with a number of its own."""
+        """Send an event with a unique number."""
         self.sent += 1
         number = self.sent
         known = self.events.setdefault(id, {})
@@ -210,12 +211,12 @@ class World:
                 known.pop(number, None)
 
     def dedups(self, id: str) -> set[str]:
-        """Dedup ids that the store knows for a run."""
-        run = self.store._runs.get(id)
-        return set() if run is None else set(run.known_mail)
+        """Return the dedup ids that the store knows for a run."""
+        run = self.store._backend.runs.get(id)
+        return set() if run is None else set(run.dedup_ids)
 
     async def check(self) -> None:
-        """Check all that must be true at rest between two moves."""
+        """Check everything that must be true between two actions."""
         assert self.wrongs == []
         for id in [id for id in self.successes if await self.store.load(id) is None]:
             self.forget(id)
@@ -242,16 +243,16 @@ class World:
         records = [r for r in steps.values() if r.get("kind") == "event" and r.get("value")]
         taken = [record["value"] for record in records]
         messages = await self.store.inbox(id)
-        lies = [int(message.payload) for message in messages if message.name == "go"]
+        inbox = [int(message.payload) for message in messages if message.name == "go"]
         events = self.events.get(id, {})
-        assert len({*taken, *lies}) == len(taken) + len(lies), "an event counts twice"
-        assert {*taken, *lies} <= set(events), "an event that nobody sent"
+        assert len({*taken, *inbox}) == len(taken) + len(inbox), "an event counts twice"
+        assert {*taken, *inbox} <= set(events), "an event that was not sent"
         surely = {number for number, sure in events.items() if sure}
-        assert surely <= {*taken, *lies}, "an event was lost"
+        assert surely <= {*taken, *inbox}, "an event was lost"
 
 
 class Machine(RuleBasedStateMachine):
-    """Moves of the processes."""
+    """The actions of the processes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -359,7 +360,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(id=ids, program=programs, call=st.integers(1, 6))
     def overtake(self, id: str, program: list[str], call: int) -> None:
-        """A process is stopped at its first steps, and comes back when another has the run."""
+        """Pause a process during its first steps, and continue it when another one owns the run."""
         process = self.world.processes[0]
         wire: Any = process.store
         wire.pause_at(call)
@@ -369,7 +370,7 @@ class Machine(RuleBasedStateMachine):
             await self.world.clock.advance(TTL + timedelta(seconds=1))
             second = asyncio.ensure_future(self.world.processes[1].sweep())
             await asyncio.sleep(0)
-            wire.continue_run()
+            wire.unpause()
             await asyncio.gather(first, second)
 
         self.do(overtaken)
@@ -381,7 +382,7 @@ class Machine(RuleBasedStateMachine):
         wire, task = self.paused.pop(0)
 
         async def finish() -> None:
-            wire.continue_run()
+            wire.unpause()
             await task
 
         self.do(finish)
@@ -399,7 +400,7 @@ class Machine(RuleBasedStateMachine):
         self.runner.run(self.world.check())
 
     def teardown(self) -> None:
-        """Whatever happened: left to one living process, every run comes to its end."""
+        """Check that one remaining process brings every run to its end."""
         self.world.broken = False
         self.world.start(0)
         try:

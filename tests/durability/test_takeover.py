@@ -1,4 +1,6 @@
-"""From `kill -9` of a worker to its runs going on in another: measured on real processes."""
+"""How long it takes from `kill -9` of a worker until another one continues its runs, measured on
+real processes.
+"""
 
 import asyncio
 import time
@@ -29,8 +31,8 @@ async def trigger_all(runtime: Runtime, log: Path, *, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("moment", [0.0, 0.35, 0.7])
-async def test_runs_go_on_within_the_lease_and_a_second(tmp_path: Path, moment: float) -> None:
-    """All runs of the killed worker, at whatever moment of its lease it dies."""
+async def test_runs_continue_within_the_lease_and_a_second(tmp_path: Path, moment: float) -> None:
+    """This holds for all runs of the killed worker, whenever in its lease it dies."""
     url, log = f"sqlite:///{tmp_path}/runs.db", tmp_path / "log"
     async with opened(url) as runtime:
         await trigger_all(runtime, log, seconds=60)
@@ -47,7 +49,7 @@ async def test_runs_go_on_within_the_lease_and_a_second(tmp_path: Path, moment: 
 
 
 async def test_a_living_worker_keeps_its_runs(tmp_path: Path) -> None:
-    """A second worker takes nothing while the first renews, for several times the lease."""
+    """A second worker claims nothing while the first renews, for several times the lease."""
     url, log = f"sqlite:///{tmp_path}/runs.db", tmp_path / "log"
     async with opened(url) as runtime:
         await trigger_all(runtime, log, seconds=2.5)

@@ -1,4 +1,6 @@
-"""Exactly once by `step.transaction`: workers that move money are killed at random moments."""
+"""`step.transaction` is applied exactly once, with workers that are killed at random while they
+transfer money.
+"""
 
 import asyncio
 import random
@@ -29,7 +31,7 @@ DEADLINE = 30.0
 
 
 class Bank(ABC):
-    """The accounts and the list of moves, seen from outside of perdure."""
+    """The accounts and the list of transfers, read without perdure."""
 
     def __init__(self, kind: str, url: str) -> None:
         self.kind = kind
@@ -40,23 +42,23 @@ class Bank(ABC):
         return self.url
 
     def notice_the_death(self) -> None:  # noqa: B027  # most servers do so themselves
-        """Let the server know at once that a client is gone."""
+        """Make the server notice at once that a client is gone."""
 
     @abstractmethod
     def open(self) -> None:
-        """Make both accounts, empty."""
+        """Create both accounts, empty."""
 
     @abstractmethod
     def balances(self) -> list[int]:
-        """Both balances, read in one moment."""
+        """Return both balances, read at the same time."""
 
     @abstractmethod
     def moves(self) -> list[tuple[str, int, int]]:
-        """Every move: its run, number and amount."""
+        """Return every transfer: its run, number and amount."""
 
 
 class SqlBank(Bank):
-    """A bank in a database of tables."""
+    """A bank in a SQL database."""
 
     def open(self) -> None:
         self.query("CREATE TABLE accounts (name VARCHAR(9) PRIMARY KEY, balance INTEGER NOT NULL)")
@@ -77,7 +79,7 @@ class SqlBank(Bank):
 class PostgresBank(SqlBank):
     def query(self, statement: str) -> Sequence[Sequence[Any]]:
         with psycopg.connect(self.url) as connection, connection.cursor() as cursor:
-            cursor.execute(statement)  # type: ignore[arg-type]  # no literal
+            cursor.execute(statement.encode())
             return cursor.fetchall() if cursor.description else ()
 
 
@@ -89,7 +91,8 @@ class MysqlBank(SqlBank):
         with closing(pymysql.connect(**account)) as connection, connection.cursor() as cursor:
             cursor.execute(statement)
             connection.commit()
-            return cursor.fetchall()
+            rows: Sequence[Sequence[Any]] = cursor.fetchall()
+            return rows
 
 
 class SqliteBank(SqlBank):
@@ -108,7 +111,7 @@ class SqldBank(SqlBank):
         self._server = server
 
     def notice_the_death(self) -> None:
-        # By itself it would keep the transaction of a client that is gone for five seconds.
+        # By default it keeps the transaction of a lost client for five seconds.
         if self._server.ours:
             self._server.kill()
             self._server.ensure()
@@ -129,14 +132,14 @@ class MongoBank(Bank):
             database.create_collection("moves")
 
     def notice_the_death(self) -> None:
-        # By itself it would keep the transaction of a client that is gone for a minute.
+        # By default it keeps the transaction of a lost client for a minute.
         with pymongo.MongoClient[dict[str, Any]](self.url) as client:
             client.admin.command("killAllSessions", [])
 
     def balances(self) -> list[int]:
         with pymongo.MongoClient[dict[str, Any]](self.url) as client:
             accounts = client.get_default_database()["accounts"]
-            # One command sees one moment only where it may take a snapshot.
+            # A command reads one point in time only if it may take a snapshot.
             with client.start_session(snapshot=True) as session:
                 found = accounts.find(session=session).sort("_id")
                 return [account["balance"] for account in found]
@@ -216,9 +219,9 @@ async def all_over(store: Store, runs: Sequence[str]) -> None:
 
 @pytest.mark.slow
 async def test_each_transfer_is_applied_once(bank: Bank) -> None:
-    """The accounts balance after every kill, and at the end each move was made exactly once."""
+    """The accounts balance after every kill, and in the end each transfer was made exactly once."""
     runs = [f"run-{n}" for n in range(KILLS)]
-    async with open_store(bank.store_url) as store:  # type: ignore[attr-defined]  # any of ours
+    async with open_store(bank.store_url) as store:  # type: ignore[attr-defined]  # any built-in store
         runtime = Runtime(store, workflows=[transfers])
         teller = Teller(bank.store_url)
         try:

@@ -1,4 +1,4 @@
-"""What a worker promises: it claims what is due, keeps what it has, and lets go in time."""
+"""A worker claims what is due, renews its leases, and releases its runs in time."""
 
 import asyncio
 import logging
@@ -27,12 +27,12 @@ TTL = timedelta(seconds=30)
 
 
 class Shaky(FaultyStore):
-    """A store that is there or is not; it counts all the same."""
+    """A store that can be made unavailable, and counts calls in any case."""
 
-    away = False
+    unavailable = False
 
     def _fault(self, verb: str) -> How | None:
-        return "before" if self.away else super()._fault(verb)
+        return "before" if self.unavailable else super()._fault(verb)
 
     def count(self, verb: str) -> int:
         return sum(call.verb == verb for call in self.calls)
@@ -45,7 +45,7 @@ def shaky(store: MemoryStore) -> Shaky:
 
 @pytest.fixture
 def make(shaky: Shaky, clock: TestClock) -> Callable[..., Runtime]:
-    """Make a runtime on the shaky store, with a random of its own."""
+    """Return a function that creates a runtime on the shaky store, with its own `Random`."""
 
     def make(*workflows: Definition[Any, Any], **options: Any) -> Runtime:
         defaults: dict[str, Any] = {"clock": clock, "random": Random(7), "lease_ttl": TTL}
@@ -60,14 +60,14 @@ Make = Callable[..., Runtime]
 
 @asynccontextmanager
 async def working(runtime: Runtime, **options: Any) -> AsyncIterator[Worker]:
-    """A worker that has looked for work once."""
+    """Start a worker, and wait until it has polled once."""
     async with Worker(runtime, **options) as worker:
         await runtime.clock.advance(0)  # type: ignore[attr-defined]
         yield worker
 
 
 class Gate:
-    """A step that stays until it is let go; knows how many are inside."""
+    """A step that blocks until the gate is opened, and knows how many calls are inside."""
 
     def __init__(self) -> None:
         self.inside = self.most = 0
@@ -114,7 +114,7 @@ async def statuses(runtime: Runtime, ids: list[str]) -> set[str]:
 
 
 async def test_runs_are_claimed_in_batches(make: Make, shaky: Shaky) -> None:
-    """Fifty runs that are due cost one claim, not fifty."""
+    """Fifty due runs cost one claim, not fifty."""
     runtime = make(quick)
     ids = await trigger_many(runtime, quick, 50)
     async with working(runtime) as worker:
@@ -124,10 +124,10 @@ async def test_runs_are_claimed_in_batches(make: Make, shaky: Shaky) -> None:
     assert (worker.counters.claimed, worker.counters.finished) == (50, 50)
 
 
-async def test_never_more_than_concurrency_at_once(
+async def test_no_more_runs_than_concurrency_at_once(
     make: Make, clock: TestClock, shaky: Shaky
 ) -> None:
-    """What does not fit stays unclaimed, for this worker later or for another now."""
+    """Other runs stay unclaimed, for this worker later or for another one now."""
     gate = Gate()
     runtime = make(gated := gate.workflow())
     ids = await trigger_many(runtime, gated, 10)
@@ -141,10 +141,8 @@ async def test_never_more_than_concurrency_at_once(
     assert await statuses(runtime, ids) == {"completed"}
 
 
-async def test_a_full_worker_does_not_ask_for_more(
-    make: Make, clock: TestClock, shaky: Shaky
-) -> None:
-    """Without room there is nothing to claim; the next claim comes when runs end."""
+async def test_a_full_worker_does_not_claim(make: Make, clock: TestClock, shaky: Shaky) -> None:
+    """The next claim is made when runs end."""
     gate = Gate()
     runtime = make(gated := gate.workflow())
     await trigger_many(runtime, gated, 5)
@@ -157,10 +155,10 @@ async def test_a_full_worker_does_not_ask_for_more(
         assert shaky.count("claim") > claims
 
 
-async def test_all_leases_are_renewed_in_one_statement(
+async def test_all_leases_are_renewed_in_one_call(
     make: Make, clock: TestClock, shaky: Shaky
 ) -> None:
-    """A hundred runs, one renewal every third of the lease, for as long as it takes."""
+    """A hundred runs cost one renewal every third of the lease."""
     gate = Gate()
     runtime = make(gated := gate.workflow())
     ids = await trigger_many(runtime, gated, 100)
@@ -175,8 +173,8 @@ async def test_all_leases_are_renewed_in_one_statement(
     assert worker.counters.finished == 100
 
 
-async def test_a_hint_wakes_the_worker(make: Make, clock: TestClock) -> None:
-    """Where the store tells, nobody waits for the poll."""
+async def test_a_notification_wakes_the_worker(make: Make, clock: TestClock) -> None:
+    """The run is executed before the next poll."""
     runtime = make(quick)
     async with working(runtime, poll="1h"):
         ids = await trigger_many(runtime, quick, 3)
@@ -184,10 +182,8 @@ async def test_a_hint_wakes_the_worker(make: Make, clock: TestClock) -> None:
         assert await statuses(runtime, ids) == {"completed"}
 
 
-async def test_without_hints_it_polls_with_jitter(
-    make: Make, clock: TestClock, shaky: Shaky
-) -> None:
-    """A little more or less than `poll`, and never in step with another worker."""
+async def test_a_worker_polls_with_jitter(make: Make, clock: TestClock, shaky: Shaky) -> None:
+    """Workers do not poll in lockstep."""
     shaky.capabilities = msgspec.structs.replace(shaky.capabilities, notify=False)
     times: list[float] = []
     runtime = make(quick)
@@ -202,8 +198,10 @@ async def test_without_hints_it_polls_with_jitter(
     assert len(set(pauses)) > 5
 
 
-async def test_polling_alone_finds_what_is_due(make: Make, clock: TestClock, shaky: Shaky) -> None:
-    """Hints may be lost: a run that nobody told of is driven by the next poll."""
+async def test_polling_finds_due_runs_without_notifications(
+    make: Make, clock: TestClock, shaky: Shaky
+) -> None:
+    """Notifications may be lost."""
     shaky.capabilities = msgspec.structs.replace(shaky.capabilities, notify=False)
     runtime = make(quick)
     async with working(runtime, poll=10):
@@ -212,8 +210,7 @@ async def test_polling_alone_finds_what_is_due(make: Make, clock: TestClock, sha
         assert await statuses(runtime, ids) == {"completed"}
 
 
-async def test_it_keeps_to_the_workflows_it_knows(make: Make, clock: TestClock) -> None:
-    """Runs of other workflows are left for workers that know them."""
+async def test_a_worker_claims_only_runs_of_its_own_workflows(make: Make, clock: TestClock) -> None:
     gate = Gate()
     everything = make(quick, gated := gate.workflow())
     (foreign,) = await trigger_many(everything, gated, 1)
@@ -225,10 +222,10 @@ async def test_it_keeps_to_the_workflows_it_knows(make: Make, clock: TestClock) 
     assert await statuses(everything, [foreign]) == {"running"}
 
 
-async def test_the_run_of_a_dead_worker_is_taken_over_when_its_lease_ends(
+async def test_the_run_of_a_dead_worker_is_taken_over_when_its_lease_expires(
     make: Make, clock: TestClock, store: MemoryStore
 ) -> None:
-    """Not before, and then by the next poll."""
+    """It is claimed by the next poll, and not before."""
     runtime = make(quick)
     (id,) = await trigger_many(runtime, quick, 1)
     await store.claim("dead worker", TTL, 1)
@@ -241,13 +238,13 @@ async def test_the_run_of_a_dead_worker_is_taken_over_when_its_lease_ends(
 
 
 async def die_with(store: MemoryStore, clock: TestClock, times: int) -> None:
-    """Be so many workers that claim what is due and are never heard of again."""
+    """Let several workers claim a run and die without writing anything."""
     for n in range(times):
         assert len(await store.claim(f"dead {n}", TTL, 1)) == 1
         await clock.advance(TTL)
 
 
-async def test_suspects_are_driven_one_at_a_time(
+async def test_suspects_are_executed_one_at_a_time(
     make: Make, clock: TestClock, store: MemoryStore
 ) -> None:
     """A second one waits until the first has progressed; other runs do not wait for them."""
@@ -276,7 +273,7 @@ async def test_suspects_are_driven_one_at_a_time(
 async def test_a_run_that_keeps_killing_workers_is_paused(
     make: Make, clock: TestClock, store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After the limit it is left alone and says why; a signal does not wake it, `resume` does."""
+    """It is paused with the reason; a signal does not continue it, `resume` does."""
     runtime = make(quick)
     (bad,) = await trigger_many(runtime, quick, 1)
     await die_with(store, clock, 4)
@@ -294,10 +291,10 @@ async def test_a_run_that_keeps_killing_workers_is_paused(
     assert (await runtime.resume(bad)).output == "done"
 
 
-async def test_a_paused_run_keeps_what_it_had_done(
+async def test_a_paused_run_keeps_its_records(
     make: Make, clock: TestClock, store: MemoryStore, shaky: Shaky
 ) -> None:
-    """Resumed, it runs neither finished steps again, nor failures that the function handled."""
+    """When it is resumed, neither finished steps nor handled failures run again."""
     ran: list[str] = []
     gate = Gate()
 
@@ -317,10 +314,10 @@ async def test_a_paused_run_keeps_what_it_had_done(
     runtime = make(deadly)
     await runtime.trigger(deadly, run_id="deadly", wait=False)
     async with working(runtime, grace=0):
-        shaky.away = True
+        shaky.unavailable = True
     await clock.advance(TTL)
     await die_with(store, clock, 2)
-    shaky.away = False
+    shaky.unavailable = False
     async with working(runtime, max_crashes=2):
         pass
     assert await statuses(runtime, ["deadly"]) == {"paused"}
@@ -330,7 +327,7 @@ async def test_a_paused_run_keeps_what_it_had_done(
 
 
 def at_once(work: Coroutine[Any, Any, T]) -> T:
-    """Give what a coroutine returns that never waits."""
+    """Return the result of a coroutine that never waits."""
     try:
         work.send(None)
     except StopIteration as end:
@@ -338,11 +335,12 @@ def at_once(work: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("it waited")
 
 
-async def test_a_run_that_cannot_be_driven_harms_no_other(
+async def test_a_run_that_cannot_be_continued_harms_no_other(
     make: Make, clock: TestClock, store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A payload that does not fit, a version that is gone, a migration that raises: each is put
-    off, and the rest goes on."""
+    """An invalid payload, a missing version or a failing migration delays the run; the others
+    continue.
+    """
 
     @workflow("typed")
     async def typed(step: Step, payload: Point) -> int:
@@ -376,8 +374,6 @@ async def test_a_run_that_cannot_be_driven_harms_no_other(
 async def test_a_sweep_survives_a_migration_that_raises(
     make: Make, clock: TestClock, store: MemoryStore
 ) -> None:
-    """The same for those who sweep."""
-
     def migrate(snapshot: Any, version: int) -> Any:
         raise KeyError("no such step")
 
@@ -393,14 +389,20 @@ async def test_a_sweep_survives_a_migration_that_raises(
     assert [run.status for run in await runtime.sweep()] == ["completed"]
 
 
-async def test_a_value_that_no_store_takes_fails_its_run(make: Make, clock: TestClock) -> None:
-    """It would never be recorded: the run is not tried again and again, it is failed."""
+async def test_a_value_that_the_store_never_accepts_fails_its_run(
+    make: Make, clock: TestClock
+) -> None:
+    """The run fails, and is not retried endlessly."""
     small = MemoryStore(clock=clock, max_value_size=10_000)
     ran: list[str] = []
 
+    async def produce() -> str:
+        ran.append("x")
+        return "x" * 20_000
+
     @workflow("large")
     async def large(step: Step) -> str:
-        return await step("large", lambda: ran.append("x") or "x" * 20_000)
+        return await step("large", produce)
 
     runtime = make(large, on=small)
     async with working(runtime, poll=1):
@@ -409,20 +411,20 @@ async def test_a_value_that_no_store_takes_fails_its_run(make: Make, clock: Test
     run = await runtime.get_run("large")
     assert run is not None
     assert run.status == "failed"
-    assert "more than the 10,000 the store takes" in str(run.error)
+    assert "more than the 10,000 the store accepts" in str(run.error)
     assert ran == ["x"]
 
 
-async def test_a_run_whose_writes_always_fail_is_put_off(
+async def test_a_run_whose_writes_always_fail_is_delayed(
     make: Make, clock: TestClock, store: MemoryStore
 ) -> None:
-    """A store that refuses one run's records is not asked for it all day long."""
+    """The worker does not claim it again and again."""
     ran: list[str] = []
 
     class Picky(Shaky):
         async def append(self, entries: Any, /) -> Any:
             if any(entry.id == "unlucky" for entry in entries):
-                raise StoreError("the row is locked for ever")
+                raise StoreError("the row is locked")
             return await self._pass("append", entries)
 
     @workflow("noted")
@@ -440,7 +442,7 @@ async def test_a_run_whose_writes_always_fail_is_put_off(
 
 
 async def test_a_short_outage_is_waited_out(make: Make, clock: TestClock, shaky: Shaky) -> None:
-    """What ended while the store was away is recorded when it is back, and runs but once."""
+    """Steps that end while the store is unavailable are recorded when it is back, and run once."""
     ran: list[str] = []
 
     async def work() -> None:
@@ -455,18 +457,18 @@ async def test_a_short_outage_is_waited_out(make: Make, clock: TestClock, shaky:
     runtime = make(busy)
     await runtime.trigger(busy, run_id="busy", wait=False)
     async with working(runtime, poll=1) as worker:
-        shaky.away = True
+        shaky.unavailable = True
         await clock.advance(8)
-        shaky.away = False
+        shaky.unavailable = False
         await clock.advance(5)
     assert await statuses(runtime, ["busy"]) == {"completed"}
     assert (ran, worker.counters.finished) == (["work"], 1)
 
 
-async def test_it_works_on_after_a_long_outage(
+async def test_a_worker_continues_after_a_long_outage(
     make: Make, clock: TestClock, shaky: Shaky, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Runs that could not be recorded go on when the store is back, and new ones are found."""
+    """Runs that could not be recorded continue when the store is back, and new ones are found."""
 
     @workflow("busy")
     async def busy(step: Step) -> str:
@@ -476,21 +478,21 @@ async def test_it_works_on_after_a_long_outage(
     runtime = make(busy, quick)
     await runtime.trigger(busy, run_id="busy", wait=False)
     async with working(runtime, poll=1):
-        shaky.away = True
+        shaky.unavailable = True
         await clock.advance(300)
-        shaky.away = False
+        shaky.unavailable = False
         ids = await trigger_many(runtime, quick, 3)
         async with asyncio.timeout(20):
             while await statuses(runtime, [*ids, "busy"]) != {"completed"}:
                 await clock.advance(1)
                 await asyncio.sleep(0.01)
-    assert "the store cannot be asked for work" in caplog.text
+    assert "claiming failed" in caplog.text
 
 
-async def test_a_lease_that_ended_during_an_outage_is_kept_when_nobody_took_it(
+async def test_a_lease_that_expired_during_an_outage_is_kept_if_it_was_not_taken_over(
     make: Make, clock: TestClock, shaky: Shaky
 ) -> None:
-    """A long step outlives a store that is away for longer than the lease."""
+    """A long step outlives a store that is unavailable for longer than the lease."""
     ran: list[str] = []
 
     async def long() -> None:
@@ -506,17 +508,16 @@ async def test_a_lease_that_ended_during_an_outage_is_kept_when_nobody_took_it(
     await runtime.trigger(long_one, run_id="long", wait=False)
     async with working(runtime, poll=1) as worker:
         await clock.advance(1)
-        shaky.away = True
+        shaky.unavailable = True
         await clock.advance(TTL * 3)
-        shaky.away = False
+        shaky.unavailable = False
         await clock.advance(300)
     assert await statuses(runtime, ["long"]) == {"completed"}
     assert (ran, worker.counters.taken_over) == (["long"], 0)
 
 
-async def test_a_blocked_event_loop_does_not_fork_its_own_run() -> None:
-    """A worker that slept through its leases renews them before it looks for orphans: it does
-    not take its own run from itself."""
+async def test_a_blocked_worker_does_not_take_over_its_own_run() -> None:
+    """A worker whose leases expired while it was blocked renews them before it claims."""
     ran: list[str] = []
 
     async def block() -> None:
@@ -549,7 +550,7 @@ async def ended(runtime: Runtime, id: str) -> None:
 
 
 async def test_a_run_taken_from_a_blocked_worker_is_fenced() -> None:
-    """What the blocked worker does afterwards is refused: the new owner's word counts."""
+    """Later writes of the blocked worker are refused."""
     store = MemoryStore()
     after: list[str] = []
 
@@ -562,7 +563,7 @@ async def test_a_run_taken_from_a_blocked_worker_is_fenced() -> None:
     @workflow("blocking")
     async def blocking(step: Step) -> None:
         await step("block", block)
-        after.append("went on")
+        after.append("continued")
 
     live = Runtime(store, workflows=[blocking], lease_ttl=0.3)
     async with Worker(live, poll=0.05):
@@ -576,7 +577,7 @@ async def test_a_run_taken_from_a_blocked_worker_is_fenced() -> None:
 async def test_cancel_reaches_a_run_in_another_process(
     make: Make, clock: TestClock, store: MemoryStore
 ) -> None:
-    """With the next renewal, in the middle of a step."""
+    """The request arrives with the next renewal, during a step."""
     gate = Gate()
     runtime = make(gated := gate.workflow())
     elsewhere = make(gated, on=MemoryStore(clock=clock, shares=store))
@@ -589,7 +590,7 @@ async def test_cancel_reaches_a_run_in_another_process(
 
 
 async def test_cancel_reaches_a_run_of_this_process_at_once(make: Make, clock: TestClock) -> None:
-    """Nobody waits for the renewal."""
+    """It does not wait for the renewal."""
     gate = Gate()
     runtime = make(gated := gate.workflow())
     (id,) = await trigger_many(runtime, gated, 1)
@@ -600,7 +601,7 @@ async def test_cancel_reaches_a_run_of_this_process_at_once(make: Make, clock: T
 
 
 async def test_a_drain_lets_runs_finish(make: Make, clock: TestClock) -> None:
-    """Leaving the block waits for what runs, and claims nothing new."""
+    """Leaving the block waits for running runs, and claims nothing new."""
     gate = Gate()
     runtime = make(gated := gate.workflow(), quick)
     (id,) = await trigger_many(runtime, gated, 1)
@@ -617,10 +618,10 @@ async def test_a_drain_lets_runs_finish(make: Make, clock: TestClock) -> None:
     assert worker.counters.released == 0
 
 
-async def test_what_does_not_finish_in_time_is_handed_back(
+async def test_runs_that_do_not_finish_in_time_are_released(
     make: Make, clock: TestClock, store: MemoryStore
 ) -> None:
-    """Its lease is released: the next worker goes on at once, where the record ends."""
+    """The next worker continues them at once, after their last record."""
     gate = Gate()
     runtime = make(gated := gate.workflow())
     (id,) = await trigger_many(runtime, gated, 1)
@@ -639,7 +640,7 @@ async def test_what_does_not_finish_in_time_is_handed_back(
 
 
 async def test_a_worker_can_be_started_again(make: Make, clock: TestClock) -> None:
-    """The same object, after a drain."""
+    """The same object can be used after a drain."""
     runtime = make(quick)
     worker = Worker(runtime)
     for n in range(2):
@@ -649,22 +650,23 @@ async def test_a_worker_can_be_started_again(make: Make, clock: TestClock) -> No
     assert worker.counters.finished == 2
 
 
-async def test_a_worker_that_cannot_go_on_says_so(make: Make, shaky: Shaky) -> None:
-    """What is no trouble of the store ends it, and is told where the worker is awaited."""
+async def test_an_unexpected_error_ends_the_worker_and_is_raised(
+    make: Make, shaky: Shaky, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is raised where the worker is awaited, unless it is an error of the store."""
 
     async def claim(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    shaky.claim = claim
+    monkeypatch.setattr(shaky, "claim", claim, raising=False)
     with pytest.raises(ZeroDivisionError):
         async with Worker(make(quick)) as worker:
             await worker.serve()
 
 
-async def test_logs_tell_what_happens(
+async def test_the_log_shows_start_drain_and_end(
     make: Make, clock: TestClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Beginning, draining and the end, with what was done."""
     caplog.set_level(logging.INFO, logger="perdure.worker")
     runtime = make(quick)
     await trigger_many(runtime, quick, 2)
@@ -687,7 +689,7 @@ async def test_a_wrong_option_is_refused(make: Make, options: Any) -> None:
 
 
 async def test_a_store_without_a_schedule_is_refused(clock: TestClock) -> None:
-    """At once, and not when the first run is due."""
+    """It is refused at once, and not when the first run is due."""
     store = MemoryStore(clock=clock)
     store.capabilities = msgspec.structs.replace(store.capabilities, schedule=False)
     with pytest.raises(MissingAbility, match="schedule"):

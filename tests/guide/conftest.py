@@ -1,4 +1,4 @@
-"""What the pages of the guide share."""
+"""Fixtures that the pages of the guide share."""
 
 import pytest
 

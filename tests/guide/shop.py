@@ -4,7 +4,7 @@ from typing import Any
 
 
 class Shop:
-    """A small shop. `calls` tells which services were really called, in order."""
+    """A small shop. `calls` lists the services that were called, in order."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

@@ -1,4 +1,4 @@
-"""Caches: steps with a key answer from what an earlier run found."""
+"""Caches: a step with a key returns the result of an earlier run."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +24,7 @@ async def find_nobody(step: Step, shop: Shop) -> Any:
 
 
 async def test_a_dict_is_a_cache(shop: Shop) -> None:
-    """It lives as long as it is kept, across runs: the second one fetches nothing."""
+    """It is shared by runs: the second one fetches nothing."""
     cache: dict[str, Any] = {}
     workflow = Workflow("w", shop, cache=cache)
     assert await workflow.run(greet) == Ok("Hello Ana")
@@ -32,8 +32,8 @@ async def test_a_dict_is_a_cache(shop: Shop) -> None:
     assert shop.calls == ["fetch_user"]
 
 
-async def test_only_keys_are_asked_for(shop: Shop) -> None:
-    """A step without a key belongs to its run, and is never answered from another's."""
+async def test_only_steps_with_a_key_are_cached(shop: Shop) -> None:
+    """A step without a key belongs to its run, and never returns the result of another run."""
 
     async def without_key(step: Step, shop: Shop) -> None:
         await step("fetch_user", shop.fetch_user, "1")
@@ -44,8 +44,10 @@ async def test_only_keys_are_asked_for(shop: Shop) -> None:
     assert shop.calls == ["fetch_user", "fetch_user"]
 
 
-async def test_memory(shop: Shop, clock: TestClock) -> None:
-    """`MemoryCache` holds so many entries for so long; the least recently used goes first."""
+async def test_memory_cache(shop: Shop, clock: TestClock) -> None:
+    """`MemoryCache` limits the number of entries and their lifetime, and evicts the least recently
+    used.
+    """
     cache = MemoryCache(max_size=1000, ttl=timedelta(days=7), clock=clock)
     workflow = Workflow("w", shop, cache=cache)
     await workflow.run(greet)
@@ -57,16 +59,16 @@ async def test_memory(shop: Shop, clock: TestClock) -> None:
     assert len(shop.calls) == 2
 
 
-async def test_files(shop: Shop, tmp_path: Path) -> None:
-    """`FileCache` outlives the process: another one on the same directory has the entries."""
+async def test_file_cache(shop: Shop, tmp_path: Path) -> None:
+    """`FileCache` outlives the process: another cache on the same directory has the entries."""
     for _ in range(2):
         cache = FileCache(tmp_path / "workflow-state", ttl=timedelta(days=7))
         assert await Workflow("w", shop, cache=cache).run(greet) == Ok("Hello Ana")
     assert shop.calls == ["fetch_user"]
 
 
-async def test_a_step_may_say_for_how_long(shop: Shop, clock: TestClock) -> None:
-    """`ttl=` of a step goes before the cache's own."""
+async def test_a_step_can_have_its_own_ttl(shop: Shop, clock: TestClock) -> None:
+    """`ttl=` of a step takes precedence over that of the cache."""
 
     async def body(step: Step, shop: Shop) -> None:
         await step("fetch_user", shop.fetch_user, "1", key="user:1", ttl="1h")
@@ -79,7 +81,7 @@ async def test_a_step_may_say_for_how_long(shop: Shop, clock: TestClock) -> None
 
 
 async def test_keys_make_operations_idempotent(shop: Shop) -> None:
-    """A payment under a stable key is made once, however often the workflow is run."""
+    """A payment with a stable key is made once, however often the workflow runs."""
 
     async def pay(step: Step, shop: Shop) -> str:
         order_id = "o-1"
@@ -98,7 +100,7 @@ async def test_keys_make_operations_idempotent(shop: Shop) -> None:
 
 
 async def test_errors_are_cached_too(shop: Shop) -> None:
-    """The next run gets the same error and the same cause; deleting the key tries again."""
+    """The next run gets the same error and cause; after deleting the key, the step runs again."""
     cache = MemoryCache()
     workflow = Workflow("w", shop, cache=cache)
     assert await workflow.run(find_nobody) == Err("NOT_FOUND", {"id": "999"})
@@ -110,7 +112,7 @@ async def test_errors_are_cached_too(shop: Shop) -> None:
 
 
 class TracingCache:
-    """A cache of one's own: get, set and delete, sync or async."""
+    """A user's own cache: get, set and delete, sync or async."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Any] = {}
@@ -127,8 +129,7 @@ class TracingCache:
         return self.entries.pop(key, None) is not None
 
 
-async def test_a_cache_of_ones_own(shop: Shop) -> None:
-    """Whatever has the three methods."""
+async def test_any_object_with_three_methods_is_a_cache(shop: Shop) -> None:
     cache = TracingCache()
     workflow = Workflow("w", shop, cache=cache)
     await workflow.run(greet)

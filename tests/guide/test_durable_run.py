@@ -1,7 +1,7 @@
-"""`durable.run`: every step is in the store before the function goes on.
+"""`durable.run`: every step is stored before the function continues.
 
-The store here is in memory; `sqlite("workflow.db")`, `postgres("postgresql://…")` or `mongo(…)` in
-its place survive what really happens to processes.
+The store here is in memory. With `sqlite("workflow.db")`, `postgres("postgresql://…")` or
+`mongo(…)` instead, runs survive crashes of the process.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ async def checkout(step: Step, shop: Shop) -> str:
 
 
 async def test_a_durable_run(shop: Shop, store: MemoryStore) -> None:
-    """Dependencies, the function, an id and a store; the result is `Ok` or `Err`."""
+    """Pass dependencies, the function, an id and a store; the result is `Ok` or `Err`."""
     assert await durable.run(shop, checkout, id="checkout-123", store=store) == Ok("o-1")
 
 
-async def test_it_goes_on_after_a_crash(shop: Shop, store: MemoryStore) -> None:
-    """The same call in the next process: what was done answers, what was not is done."""
+async def test_a_run_continues_after_a_crash(shop: Shop, store: MemoryStore) -> None:
+    """The same call in the next process: finished steps return their results, the others run."""
     arrived, never = asyncio.Event(), asyncio.Event()
 
     async def interrupted(step: Step, shop: Shop) -> str:
@@ -53,7 +53,7 @@ async def test_it_goes_on_after_a_crash(shop: Shop, store: MemoryStore) -> None:
 
 
 async def test_a_failed_step_runs_again(shop: Shop, store: MemoryStore) -> None:
-    """A failure stays in the store; the next call tries what failed, and only that."""
+    """A failed run stays in the store; the next call runs the failed step, and only that one."""
     shop.down.add("create_order")
     assert not (await durable.run(shop, checkout, id="c-1", store=store)).ok
     shop.down.clear()
@@ -61,8 +61,8 @@ async def test_a_failed_step_runs_again(shop: Shop, store: MemoryStore) -> None:
     assert shop.calls == ["fetch_user", "create_order", "create_order"]
 
 
-async def test_or_it_answers_with_the_recorded_failure(shop: Shop, store: MemoryStore) -> None:
-    """`replay_errors=True` says that a failure is final."""
+async def test_replay_errors_returns_the_recorded_failure(shop: Shop, store: MemoryStore) -> None:
+    """`replay_errors=True` makes failures final."""
     shop.down.add("create_order")
     await durable.run(shop, checkout, id="c-1", store=store)
     shop.down.clear()
@@ -71,8 +71,8 @@ async def test_or_it_answers_with_the_recorded_failure(shop: Shop, store: Memory
     assert str(again.error) == "create_order is down"
 
 
-async def test_nothing_is_left_of_a_success(shop: Shop, store: MemoryStore) -> None:
-    """A completed run is deleted, unless it is to be kept; then its result is there for ever."""
+async def test_a_completed_run_is_deleted_or_kept(shop: Shop, store: MemoryStore) -> None:
+    """With `keep=True` its result can be read later."""
     await durable.run(shop, checkout, id="c-1", store=store)
     assert not await durable.has_state(store, "c-1")
     await durable.run(shop, checkout, id="c-2", store=store, keep=True)
@@ -81,8 +81,8 @@ async def test_nothing_is_left_of_a_success(shop: Shop, store: MemoryStore) -> N
     assert shop.calls == []
 
 
-async def test_one_at_a_time(shop: Shop, store: MemoryStore) -> None:
-    """A run that goes on already, here or in another process, is not begun a second time."""
+async def test_a_run_is_executed_once_at_a_time(shop: Shop, store: MemoryStore) -> None:
+    """A run that is being executed, here or in another process, is not started a second time."""
     gate = asyncio.Event()
 
     async def slow(step: Step) -> None:
@@ -106,7 +106,7 @@ async def half_done(shop: Shop, store: MemoryStore, version: int) -> None:
 
 
 async def test_another_version_is_refused(shop: Shop, store: MemoryStore) -> None:
-    """A run that an older version began is not touched by a newer one without being told how."""
+    """A run that an older version started is not changed by a newer one, unless you say how."""
     await half_done(shop, store, version=1)
     result = await durable.run(shop, checkout, id="c-1", store=store, version=2)
     assert isinstance(result, Err)
@@ -114,8 +114,8 @@ async def test_another_version_is_refused(shop: Shop, store: MemoryStore) -> Non
     assert (result.error.stored, result.error.requested) == (1, 2)
 
 
-async def test_another_version_begins_anew(shop: Shop, store: MemoryStore) -> None:
-    """`on_version_mismatch="clear"` forgets what the old version did."""
+async def test_another_version_can_start_from_scratch(shop: Shop, store: MemoryStore) -> None:
+    """`on_version_mismatch="clear"` discards what the old version did."""
     await half_done(shop, store, version=1)
     result = await durable.run(
         shop, checkout, id="c-1", store=store, version=2, on_version_mismatch="clear"
@@ -124,8 +124,8 @@ async def test_another_version_begins_anew(shop: Shop, store: MemoryStore) -> No
     assert shop.calls == ["fetch_user", "create_order"]
 
 
-async def test_another_version_takes_over(shop: Shop, store: MemoryStore) -> None:
-    """A function makes of the old snapshot one that the new version goes on from."""
+async def test_another_version_can_migrate_the_snapshot(shop: Shop, store: MemoryStore) -> None:
+    """A function converts the old snapshot to one that the new version continues from."""
     await half_done(shop, store, version=1)
 
     def migrate(gap: durable.VersionGap) -> Snapshot:
@@ -139,8 +139,8 @@ async def test_another_version_takes_over(shop: Shop, store: MemoryStore) -> Non
     assert shop.calls == ["create_order"]
 
 
-async def test_one_request_one_result(shop: Shop, store: MemoryStore) -> None:
-    """All calls with one idempotency key have one result; another input is a conflict."""
+async def test_an_idempotency_key_has_one_result(shop: Shop, store: MemoryStore) -> None:
+    """All calls with one key have one result; another input is a conflict."""
 
     async def request(id: str, input: Any) -> Any:
         return await durable.run(
@@ -153,8 +153,8 @@ async def test_one_request_one_result(shop: Shop, store: MemoryStore) -> None:
     assert isinstance((await request("c-3", {"cart": 2})).error, IdempotencyConflict)
 
 
-async def test_keeping_house(shop: Shop, store: MemoryStore) -> None:
-    """What is there, what is unfinished, and how to be rid of it."""
+async def test_managing_stored_runs(shop: Shop, store: MemoryStore) -> None:
+    """Check whether a run is stored, list unfinished runs, and delete runs."""
     shop.down.add("create_order")
     for n in range(3):
         await durable.run(shop, checkout, id=f"orders:{n}", store=store)
@@ -166,8 +166,8 @@ async def test_keeping_house(shop: Shop, store: MemoryStore) -> None:
     assert not await durable.has_state(store, "orders:2")
 
 
-async def test_cleaning_up_what_is_completed(shop: Shop, store: MemoryStore) -> None:
-    """A listing tells the status, so nothing has to be loaded."""
+async def test_deleting_completed_runs(shop: Shop, store: MemoryStore) -> None:
+    """A listing contains the status, so that runs need not be loaded."""
     await durable.run(shop, checkout, id="c-1", store=store, keep=True)
     for line in await store.list(limit=1000):
         if line.status == "completed":
@@ -175,8 +175,7 @@ async def test_cleaning_up_what_is_completed(shop: Shop, store: MemoryStore) -> 
     assert await store.list() == []
 
 
-async def test_without_async(shop: Shop) -> None:
-    """`run_sync` is the door for code that has no event loop."""
+async def test_run_sync_is_for_code_without_an_event_loop(shop: Shop) -> None:
     result = await asyncio.to_thread(
         durable.run_sync, shop, checkout, id="c-1", store=MemoryStore()
     )

@@ -1,4 +1,4 @@
-"""A store of one's own: five methods, and `durable.run` works on it."""
+"""A user's own store: with five methods, `durable.run` works on it."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from tests.guide.shop import Shop
 
 
 class MyStore:
-    """Keeps snapshots as text in a dict, as one would in any key-value service."""
+    """Stores snapshots as strings in a dict, as one would in any key-value service."""
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
@@ -56,7 +56,7 @@ async def checkout(step: Step, shop: Shop) -> str:
     return str((await step("create_order", shop.create_order, user))["id"])
 
 
-async def test_it_keeps_snapshots(shop: Shop) -> None:
+async def test_it_stores_snapshots(shop: Shop) -> None:
     """`save` and `load` are all that a workflow in this process needs."""
     store = MyStore()
     first = Workflow("w", shop)
@@ -67,8 +67,8 @@ async def test_it_keeps_snapshots(shop: Shop) -> None:
     assert len(shop.calls) == 2
 
 
-async def test_it_carries_durable_runs(shop: Shop) -> None:
-    """Each step saves the snapshot before the function goes on; a failed run resumes."""
+async def test_it_stores_durable_runs(shop: Shop) -> None:
+    """Each step saves the snapshot before the function continues; a failed run can be resumed."""
     store = MyStore()
     shop.down.add("create_order")
     assert not (await durable.run(shop, checkout, id="c-1", store=store)).ok
@@ -77,8 +77,8 @@ async def test_it_carries_durable_runs(shop: Shop) -> None:
     assert shop.calls == ["fetch_user", "create_order", "create_order"]
 
 
-async def test_parallel_steps_are_all_kept(shop: Shop) -> None:
-    """Saves never overtake each other, so no finished step is lost."""
+async def test_all_parallel_steps_are_saved(shop: Shop) -> None:
+    """Saves do not overtake each other, so no finished step is lost."""
     store = MyStore()
 
     async def body(step: Step) -> None:
@@ -92,7 +92,7 @@ async def test_parallel_steps_are_all_kept(shop: Shop) -> None:
 
 
 async def test_a_store_that_fails_stops_the_run(shop: Shop) -> None:
-    """The function never goes on undurably: the next step is not begun."""
+    """The function never continues without durability: the next step does not start."""
     store = MyStore()
 
     async def body(step: Step, shop: Shop) -> Any:
@@ -109,7 +109,7 @@ async def test_a_store_that_fails_stops_the_run(shop: Shop) -> None:
 
 
 async def test_any_key_value_store_is_a_store(shop: Shop) -> None:
-    """Five methods of texts under keys carry durable runs, sleeps and events: `keyvalue(kv)`."""
+    """`keyvalue(kv)` makes a store of any key-value store, with durable runs, sleeps and events."""
     store = keyvalue(MemoryKeyValue())
     assert await durable.run(shop, checkout, id="c-1", store=store) == Ok("o-1")
 
@@ -125,7 +125,7 @@ async def test_any_key_value_store_is_a_store(shop: Shop) -> None:
     assert signalled.run.output == "yes"
 
 
-async def test_what_it_cannot_do_is_said(shop: Shop) -> None:
+async def test_a_missing_capability_is_an_error(shop: Shop) -> None:
     """Events need an inbox, which this store does not declare."""
 
     async def body(step: Step) -> None:

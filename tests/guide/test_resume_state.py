@@ -1,4 +1,4 @@
-"""Resume states: the finished steps of a run, gathered by the user and kept as text."""
+"""Resume states: the finished steps of a run, collected by the user and stored as a string."""
 
 import sqlite3
 from typing import Any
@@ -40,8 +40,7 @@ async def resumed(shop: Shop, state: Any) -> Result[Any, Any]:
     return await Workflow("w", shop, resume_state=state).run(user_and_posts)
 
 
-async def test_collecting(shop: Shop) -> None:
-    """A collector hears the events of a run and holds what its steps gave."""
+async def test_a_collector_gathers_the_results_of_steps(shop: Shop) -> None:
     collector = ResumeStateCollector()
     workflow = Workflow("w", shop, on_event=collector.handle_event)
     await workflow.run(user_and_posts)
@@ -50,7 +49,7 @@ async def test_collecting(shop: Shop) -> None:
 
 
 async def test_saving_and_resuming(shop: Shop) -> None:
-    """`stringify_state` makes a text for any database, `parse_state` the state again."""
+    """`stringify_state` makes a string for any database, `parse_state` restores the state."""
     database = {"wf-123": stringify_state(await collected(shop), workflow_id="wf-123")}
     state = parse_state(database["wf-123"])
     assert await resumed(shop, state) == Ok({"user": "Ana", "posts": 1})
@@ -58,7 +57,7 @@ async def test_saving_and_resuming(shop: Shop) -> None:
 
 
 async def test_result_and_state_together(shop: Shop) -> None:
-    """`run_with_state` needs no collector, and gives the state also when the run failed."""
+    """`run_with_state` needs no collector, and returns the state even if the run failed."""
     shop.down.add("fetch_posts")
     result, state = await Workflow("w", shop).run_with_state(user_and_posts)
     assert not result.ok
@@ -66,15 +65,15 @@ async def test_result_and_state_together(shop: Shop) -> None:
 
 
 async def test_a_state_per_run(shop: Shop) -> None:
-    """The option belongs to the workflow or to one run; anywhere else it is an error."""
+    """The option belongs to the workflow or to one run; elsewhere it is an error."""
     state = await collected(shop)
     shop.calls.clear()
     await Workflow("w", shop).run(user_and_posts, resume_state=state)
     assert shop.calls == []
 
 
-async def test_loading_when_the_run_begins(shop: Shop) -> None:
-    """A factory, async or not, is called once per run; None means that there is no state."""
+async def test_a_function_can_load_the_state_when_the_run_starts(shop: Shop) -> None:
+    """A factory, async or not, is called once per run; `None` means that there is no state."""
     database = {"wf-123": stringify_state(await collected(shop))}
 
     async def load() -> ResumeState | None:
@@ -85,8 +84,8 @@ async def test_loading_when_the_run_begins(shop: Shop) -> None:
     assert shop.calls == []
 
 
-async def test_persistence(shop: Shop) -> None:
-    """`StatePersistence` keeps states in any key-value store, by the id of the run."""
+async def test_state_persistence_stores_states_by_run_id(shop: Shop) -> None:
+    """Any key-value store will do."""
     persistence = StatePersistence(MemoryKeyValue(), "workflow:state:")
     await persistence.save("wf-123", await collected(shop), user_id="user-1")
     assert await persistence.list() == ["wf-123"]
@@ -95,7 +94,7 @@ async def test_persistence(shop: Shop) -> None:
 
 
 class SqliteKeyValue:
-    """A key-value store of one's own: five methods over whatever is at hand."""
+    """A user's own key-value store with five methods."""
 
     def __init__(self) -> None:
         self._db = sqlite3.connect(":memory:")
@@ -122,7 +121,7 @@ class SqliteKeyValue:
         self._db.close()
 
 
-async def test_a_key_value_store_of_ones_own(shop: Shop) -> None:
+async def test_a_custom_key_value_store(shop: Shop) -> None:
     """Any object with get, set, delete, exists and keys will do."""
     kv = SqliteKeyValue()
     persistence = StatePersistence(kv)
@@ -132,8 +131,8 @@ async def test_a_key_value_store_of_ones_own(shop: Shop) -> None:
     kv.close()
 
 
-async def test_is_a_step_complete(shop: Shop) -> None:
-    """Ask a state before anything runs; no state has no complete steps."""
+async def test_is_step_complete(shop: Shop) -> None:
+    """It can be called before anything runs; without a state, no step is complete."""
     persistence = StatePersistence(MemoryKeyValue())
     assert not is_step_complete(await persistence.load("wf-123"), "user:1")
     await persistence.save("wf-123", await collected(shop))
@@ -141,7 +140,7 @@ async def test_is_a_step_complete(shop: Shop) -> None:
 
 
 async def test_recovering_from_a_crash(shop: Shop) -> None:
-    """Save after each step that matters; the next process goes on from the last save."""
+    """Save after each important step; the next process continues from the last save."""
     persistence = StatePersistence(MemoryKeyValue())
     collector = ResumeStateCollector()
 
@@ -166,7 +165,7 @@ async def test_recovering_from_a_crash(shop: Shop) -> None:
 
 
 async def test_failures_are_part_of_the_state(shop: Shop) -> None:
-    """They answer too, until they are left out."""
+    """They are replayed too, unless they are removed."""
     shop.down.add("fetch_posts")
     state = await collected(shop)
     shop.down.clear()
@@ -175,16 +174,16 @@ async def test_failures_are_part_of_the_state(shop: Shop) -> None:
     assert (await resumed(shop, ResumeState(done))).ok
 
 
-async def test_a_snapshot_is_something_else(shop: Shop) -> None:
-    """Where a resume state belongs, a snapshot is an error that says so, and the reverse."""
+async def test_a_snapshot_is_not_a_resume_state(shop: Shop) -> None:
+    """Passing one for the other is an error that says so."""
     workflow = Workflow("w", shop)
     await workflow.run(user_and_posts)
     with pytest.raises(StateFormatError, match="pass it as snapshot="):
         await Workflow("w", shop).run(user_and_posts, resume_state=workflow.snapshot())  # type: ignore[arg-type]
 
 
-async def test_a_whole_program(shop: Shop) -> None:
-    """Load, run with a checkpoint after each step, save: a program that can die anywhere."""
+async def test_a_complete_program(shop: Shop) -> None:
+    """Load, run with a checkpoint after each step, save: a program that can crash anywhere."""
     persistence = StatePersistence(MemoryKeyValue())
 
     async def run_with_recovery(workflow_id: str) -> Result[Any, Any]:

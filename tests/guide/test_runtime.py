@@ -1,4 +1,4 @@
-"""`Runtime`: named workflows on a store. A run can stop here and go on in another process."""
+"""`Runtime`: named workflows on a store. A run can stop here and continue in another process."""
 
 import asyncio
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Signup:
 
 @workflow("welcome", version=1)
 async def welcome(step: Step, payload: Signup) -> str:
-    """Create a user, let a day pass, and wait three days for an approval."""
+    """Create a user, wait a day, and wait three days for an approval."""
     user = await step("create-user", create_user, payload.email)
     await step.sleep("settle", timedelta(days=1))
     approval = await step.wait_for_event("approval", "approved", timeout="3d")
@@ -51,8 +51,8 @@ def runtime(store: MemoryStore, clock: TestClock) -> Runtime:
     return Runtime(store, workflows=[welcome, digest], clock=clock)
 
 
-async def test_a_run_rests_where_it_waits(runtime: Runtime) -> None:
-    """`trigger` drives a run until it ends or waits; one that waits holds no memory, no task."""
+async def test_a_run_is_suspended_while_it_waits(runtime: Runtime) -> None:
+    """`trigger` executes a run until it ends or waits. A waiting run uses no memory and no task."""
     run = await runtime.trigger(welcome, {"email": "ana@example.com"})
     assert run.status == "suspended"
     assert run.run_id.startswith("welcome:")
@@ -60,7 +60,7 @@ async def test_a_run_rests_where_it_waits(runtime: Runtime) -> None:
     assert wait.wake_at == datetime(2030, 1, 2, tzinfo=UTC)
 
 
-async def test_a_sweep_goes_on_with_what_is_due(runtime: Runtime, clock: TestClock) -> None:
+async def test_a_sweep_continues_due_runs(runtime: Runtime, clock: TestClock) -> None:
     """Call it from a cron job, or let a `Worker` do it."""
     run = await runtime.trigger(welcome, Signup("ana@example.com"))
     assert await runtime.sweep() == []
@@ -69,8 +69,8 @@ async def test_a_sweep_goes_on_with_what_is_due(runtime: Runtime, clock: TestClo
     assert (swept.run_id, swept.status) == (run.run_id, "waiting")
 
 
-async def test_a_signal_wakes_a_run(runtime: Runtime, clock: TestClock) -> None:
-    """Its payload is what the waiting line gets."""
+async def test_a_signal_continues_a_run(runtime: Runtime, clock: TestClock) -> None:
+    """Its payload is the result of the wait."""
     run = await runtime.trigger(welcome, {"email": "ana@example.com"})
     await clock.advance("1 day")
     await runtime.resume(run.run_id)
@@ -80,7 +80,7 @@ async def test_a_signal_wakes_a_run(runtime: Runtime, clock: TestClock) -> None:
     assert (done.status, done.output) == ("completed", "ana approved by eva")
 
 
-async def test_a_signal_may_come_early(runtime: Runtime, clock: TestClock) -> None:
+async def test_a_signal_may_be_sent_early(runtime: Runtime, clock: TestClock) -> None:
     """It waits in the run's inbox; one that is sent twice counts once."""
     run = await runtime.trigger(welcome, {"email": "ana@example.com"})
     for _ in range(2):
@@ -102,16 +102,16 @@ async def report(step: Step) -> str:
 
 
 @pytest.mark.parametrize("payload", [{"by": "eva"}, Approval("eva")])
-async def test_an_event_has_a_type(runtime: Runtime, payload: object) -> None:
-    """`returns=` says what the payload is; it comes as that, whoever sent it."""
+async def test_an_event_can_have_a_type(runtime: Runtime, payload: object) -> None:
+    """`returns=` is the type of the payload."""
     run = await runtime.trigger(report)
     signalled = await runtime.signal(run.run_id, "approved", payload)
     assert signalled.run is not None
     assert signalled.run.output == "approved by eva"
 
 
-async def test_an_event_that_does_not_fit_fails_the_run(runtime: Runtime) -> None:
-    """The error says why. It is taken all the same: a retry waits for a better one."""
+async def test_an_event_of_the_wrong_type_fails_the_run(runtime: Runtime) -> None:
+    """The error says why. The event is consumed: a retry waits for the next one."""
     run = await runtime.trigger(report)
     failed = (await runtime.signal(run.run_id, "approved", {"who": "eva"})).run
     assert failed is not None
@@ -119,17 +119,16 @@ async def test_an_event_that_does_not_fit_fails_the_run(runtime: Runtime) -> Non
     assert (await runtime.retry(run.run_id)).status == "waiting"
 
 
-async def test_nobody_answers(runtime: Runtime, clock: TestClock) -> None:
-    """When the time is over, the waiting line gets None."""
+async def test_a_wait_that_times_out_returns_none(runtime: Runtime, clock: TestClock) -> None:
     run = await runtime.trigger(welcome, {"email": "ana@example.com"})
-    for days in (1, 3):
-        await clock.advance(timedelta(days=days))
-        (swept,) = await runtime.sweep()
+    await clock.advance(timedelta(days=1))
+    assert len(await runtime.sweep()) == 1
+    await clock.advance(timedelta(days=3))
+    (swept,) = await runtime.sweep()
     assert (swept.run_id, swept.output) == (run.run_id, "ana not approved")
 
 
-async def test_a_time_of_day(runtime: Runtime, clock: TestClock) -> None:
-    """A sleep may end by a cron expression."""
+async def test_a_sleep_can_end_by_a_cron_expression(runtime: Runtime, clock: TestClock) -> None:
     run = await runtime.trigger("digest")
     assert run.pending[0].wake_at == datetime(2030, 1, 1, 8, tzinfo=UTC)
     await clock.advance("8h")
@@ -137,8 +136,8 @@ async def test_a_time_of_day(runtime: Runtime, clock: TestClock) -> None:
     assert swept.output == "sent"
 
 
-async def test_another_process_goes_on(store: MemoryStore, clock: TestClock) -> None:
-    """All it takes is the store and the same definitions."""
+async def test_another_process_can_continue_a_run(store: MemoryStore, clock: TestClock) -> None:
+    """It needs only the store and the same definitions."""
     first = Runtime(store, workflows=[welcome], clock=clock)
     run = await first.trigger(welcome, {"email": "ana@example.com"})
     await clock.advance("1 day")
@@ -146,15 +145,15 @@ async def test_another_process_goes_on(store: MemoryStore, clock: TestClock) -> 
     assert (await second.resume(run.run_id)).status == "waiting"
 
 
-async def test_payloads_are_checked(runtime: Runtime) -> None:
-    """Before anything is written, naming each field that does not fit."""
+async def test_payloads_are_validated(runtime: Runtime) -> None:
+    """This happens before anything is written, and the error names each invalid field."""
     with pytest.raises(InvalidPayload, match="email: missing"):
         await runtime.trigger(welcome, {"plan": "pro"})
     assert await runtime.list_runs() == []
 
 
 async def test_a_payload_may_have_a_default(runtime: Runtime) -> None:
-    """It is recorded with the run, like one that was given."""
+    """It is recorded with the run, like a payload that was passed."""
 
     @workflow("statistics")
     async def statistics(step: Step, days: int = 7) -> str:
@@ -164,29 +163,28 @@ async def test_a_payload_may_have_a_default(runtime: Runtime) -> None:
     assert (run.payload, run.output) == (7, "7 days")
 
 
-async def test_an_id_of_ones_own(runtime: Runtime) -> None:
-    """Triggering it again gives the run that is there."""
+async def test_a_run_can_have_your_own_id(runtime: Runtime) -> None:
+    """A second trigger returns the existing run."""
     first = await runtime.trigger(welcome, {"email": "ana@example.com"}, run_id="signup-1")
     again = await runtime.trigger(welcome, {"email": "ana@example.com"}, run_id="signup-1")
     assert first.run_id == again.run_id == "signup-1"
     assert len(await runtime.list_runs(workflow="welcome", status="suspended")) == 1
 
 
-async def test_looking_at_a_run(runtime: Runtime) -> None:
-    """`get_run` gives its whole history; an unknown one is None, and cannot be resumed."""
+async def test_get_run_returns_the_whole_history(runtime: Runtime) -> None:
+    """An unknown run is `None`, and cannot be resumed."""
     run = await runtime.trigger(welcome, {"email": "ana@example.com"})
     found = await runtime.get_run(run.run_id)
     assert found is not None
     assert [(line.key, line.kind, line.value) for line in found.history] == [
         ("create-user", "step", "ana")
     ]
-    assert await runtime.get_run("nobody") is None
-    with pytest.raises(RunNotFound, match="'nobody'"):
-        await runtime.resume("nobody")
+    assert await runtime.get_run("unknown") is None
+    with pytest.raises(RunNotFound, match="'unknown'"):
+        await runtime.resume("unknown")
 
 
-async def test_cancelling(runtime: Runtime) -> None:
-    """A run ends where it is, with the reason."""
+async def test_a_run_can_be_cancelled_with_a_reason(runtime: Runtime) -> None:
     run = await runtime.trigger(welcome, {"email": "ana@example.com"})
     cancelled = await runtime.cancel(run.run_id, reason="changed their mind")
     assert cancelled.status == "cancelled"
@@ -194,8 +192,8 @@ async def test_cancelling(runtime: Runtime) -> None:
     assert cancelled.error.reason == "changed their mind"
 
 
-async def test_trying_again(runtime: Runtime, shop: Shop) -> None:
-    """A failed run keeps what it finished; `retry` goes on with the step that failed."""
+async def test_a_failed_run_can_be_retried(runtime: Runtime, shop: Shop) -> None:
+    """It keeps its finished steps; `retry` continues with the step that failed."""
 
     @workflow("purchase")
     async def purchase(step: Step) -> str:
@@ -210,8 +208,10 @@ async def test_trying_again(runtime: Runtime, shop: Shop) -> None:
     assert shop.calls == ["fetch_user", "process_payment", "process_payment"]
 
 
-async def test_hearing_of_it(store: MemoryStore, clock: TestClock) -> None:
-    """`on_event` hears of every run; `flush` waits until an async listener has dealt with it."""
+async def test_on_event_receives_the_events_of_all_runs(
+    store: MemoryStore, clock: TestClock
+) -> None:
+    """`flush` waits until async listeners have finished."""
     heard: list[str] = []
 
     async def listen(event: Event) -> None:
@@ -228,8 +228,8 @@ async def test_hearing_of_it(store: MemoryStore, clock: TestClock) -> None:
     ]  # fmt: skip
 
 
-async def test_a_worker() -> None:
-    """It claims what is due, in as many processes as there are, and drains when it is told."""
+async def test_a_worker_executes_due_runs() -> None:
+    """It claims what is due, in any number of processes, and drains when it is stopped."""
     runtime = Runtime(MemoryStore(), workflows=[welcome])
     run = await runtime.trigger(welcome, {"email": "ana@example.com"}, wait=False)
     assert run.status == "running"
@@ -240,7 +240,7 @@ async def test_a_worker() -> None:
     assert run.status == "suspended"
 
 
-async def test_a_store_must_be_able_to(clock: TestClock) -> None:
-    """A runtime needs leases and a schedule; a store without them is refused by name."""
+async def test_a_runtime_needs_leases_and_a_schedule(clock: TestClock) -> None:
+    """A store without them is refused, and the error names what is missing."""
     with pytest.raises(MissingAbility, match="MyStore has no 'journal' ability"):
         Runtime(MyStore(), workflows=[welcome], clock=clock)

@@ -1,4 +1,4 @@
-"""Snapshots: what a run did, as plain JSON that any database can keep."""
+"""Snapshots: what a run did, as plain JSON that any database can store."""
 
 import json
 from typing import Any
@@ -33,7 +33,7 @@ async def snapshot_of(shop: Shop) -> Snapshot:
 
 
 async def test_save_and_resume(shop: Shop) -> None:
-    """A snapshot goes through `json` as it is; a workflow that gets it calls nothing again."""
+    """A snapshot can be serialized with `json`; a workflow that gets it executes no step again."""
     database = {"wf-123": json.dumps(await snapshot_of(shop))}
     shop.calls.clear()
 
@@ -43,8 +43,8 @@ async def test_save_and_resume(shop: Shop) -> None:
     assert shop.calls == []
 
 
-async def test_a_store_keeps_snapshots(shop: Shop) -> None:
-    """`save` and `load` by an id of one's own; here in memory, elsewhere in a database."""
+async def test_a_store_holds_snapshots(shop: Shop) -> None:
+    """`save` and `load` by id; here in memory, elsewhere in a database."""
     async with MemoryStore() as store:
         await store.save("wf-123", await snapshot_of(shop))
         snapshot = await store.load("wf-123")
@@ -52,8 +52,8 @@ async def test_a_store_keeps_snapshots(shop: Shop) -> None:
     assert await workflow.run(user_and_posts) == Ok({"user": "Ana", "posts": 1})
 
 
-async def test_what_a_store_holds(shop: Shop) -> None:
-    """Listed newest first, by prefix, so many at a time; deleted one by one."""
+async def test_listing_and_deleting(shop: Shop) -> None:
+    """Runs are listed newest first, by prefix, with a limit."""
     async with MemoryStore() as store:
         for id in ("orders:1", "orders:2", "mails:1"):
             await store.save(id, await snapshot_of(shop))
@@ -67,8 +67,8 @@ async def test_what_a_store_holds(shop: Shop) -> None:
         assert await store.load("orders:2") is None
 
 
-async def test_a_prefix_keeps_to_itself(shop: Shop) -> None:
-    """Two stores on one database, each with its own prefix, do not see each other's runs."""
+async def test_stores_with_different_prefixes_are_separate(shop: Shop) -> None:
+    """Two stores on one database do not see each other's runs."""
     orders = MemoryStore(prefix="orders:")
     mails = MemoryStore(prefix="mails:", shares=orders)
     await orders.save("1", await snapshot_of(shop))
@@ -76,24 +76,24 @@ async def test_a_prefix_keeps_to_itself(shop: Shop) -> None:
     assert await mails.list() == []
 
 
-async def test_a_store_in_one_line(shop: Shop, tmp_path: Any) -> None:
-    """A file is a database too; the others differ in nothing but this line."""
+async def test_a_sqlite_file_is_one_line(shop: Shop, tmp_path: Any) -> None:
+    """Other databases differ only in this line."""
     async with sqlite(tmp_path / "workflow.db") as store:
         await store.save("wf-123", await snapshot_of(shop))
     async with sqlite(tmp_path / "workflow.db") as store:
         assert await store.load("wf-123") is not None
 
 
-async def test_no_snapshot_is_a_fresh_start(shop: Shop) -> None:
-    """`load` gives None for an id that is not there, and `snapshot=None` begins anew."""
+async def test_without_a_snapshot_a_run_starts_from_scratch(shop: Shop) -> None:
+    """`load` returns `None` for an unknown id, which `snapshot=` accepts."""
     async with MemoryStore() as store:
         snapshot = await store.load("nothing here")
     assert await Workflow("workflow", shop, snapshot=snapshot).run(user_and_posts)
     assert shop.calls == ["fetch_user", "fetch_posts"]
 
 
-async def test_what_is_in_it(shop: Shop) -> None:
-    """The steps in order, how far the run is, and metadata."""
+async def test_the_contents_of_a_snapshot(shop: Shop) -> None:
+    """It contains the steps in order, the state of the run, and metadata."""
     snapshot = await snapshot_of(shop)
     assert snapshot["formatVersion"] == 1
     assert list(snapshot["steps"]) == ["user:1", "posts:1"]
@@ -102,8 +102,8 @@ async def test_what_is_in_it(shop: Shop) -> None:
     assert snapshot["execution"]["lastUpdated"].endswith("Z")
 
 
-async def test_what_a_failure_looks_like(shop: Shop) -> None:
-    """A failed step is recorded too: its error, what caused it, and whether it was raised."""
+async def test_the_record_of_a_failure(shop: Shop) -> None:
+    """It contains the error, its cause, and whether it was raised."""
     shop.down.add("fetch_posts")
     failed: Any = (await snapshot_of(shop))["steps"]["posts:1"]
     assert not failed["ok"]
@@ -112,8 +112,7 @@ async def test_what_a_failure_looks_like(shop: Shop) -> None:
     assert failed["meta"] == {"origin": "throw"}
 
 
-async def test_is_a_step_done(shop: Shop) -> None:
-    """The `ok` of its record tells."""
+async def test_the_ok_of_a_record_shows_whether_the_step_succeeded(shop: Shop) -> None:
     snapshot = await snapshot_of(shop)
     record = snapshot["steps"].get("user:1")
     assert record is not None
@@ -121,7 +120,7 @@ async def test_is_a_step_done(shop: Shop) -> None:
 
 
 async def test_parts_of_a_snapshot(shop: Shop) -> None:
-    """Only what succeeded or failed, only so much, only what is new; with metadata."""
+    """Only successes or failures, only some steps, only what is new; with metadata."""
     workflow = Workflow("workflow", shop)
     await workflow.run(user_and_posts)
     assert list(workflow.snapshot(include="completed", limit=1)["steps"]) == ["user:1"]
@@ -130,8 +129,8 @@ async def test_parts_of_a_snapshot(shop: Shop) -> None:
     assert workflow.snapshot(metadata={"user_id": "123"})["metadata"]["user_id"] == "123"
 
 
-async def test_merging(shop: Shop) -> None:
-    """For incremental saving: steps of the delta win, `execution` is the delta's, metadata adds."""
+async def test_merging_a_delta(shop: Shop) -> None:
+    """For incremental saves: the delta's steps and execution win, and metadata is merged."""
     workflow = Workflow("workflow", shop)
     await workflow.run(user_and_posts)
     base = workflow.snapshot(limit=1, metadata={"a": 1, "b": 1})
@@ -142,7 +141,7 @@ async def test_merging(shop: Shop) -> None:
 
 
 async def test_validation(shop: Shop) -> None:
-    """A quick look, all problems, or an exception."""
+    """A quick check, all problems, or an exception."""
     snapshot = await snapshot_of(shop)
     assert looks_like_workflow_snapshot(snapshot)
     assert validate_snapshot(snapshot).valid
@@ -154,9 +153,9 @@ async def test_validation(shop: Shop) -> None:
         assert_valid_snapshot({"formatVersion": 2})
 
 
-async def test_code_that_has_changed(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    """A resumed workflow tells when the function is not the one that made the snapshot, and when
-    recorded steps are never asked for: with a warning, an error, or not at all.
+async def test_changed_code_is_detected(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    """A resumed workflow notices that the function has changed, or that recorded steps are not
+    called: with a warning, an error, or not at all.
     """
 
     async def only_the_user(step: Step, shop: Shop) -> str:

@@ -1,4 +1,6 @@
-"""Steps: a workflow is an async function, and each thing it does to the world is a step of it."""
+"""Steps: a workflow is an async function, and each thing that it does to the outside world is a
+step.
+"""
 
 import asyncio
 from typing import Any
@@ -20,15 +22,15 @@ async def find_user(id: str) -> Result[str, str]:
 
 
 async def test_a_workflow_runs_a_function(shop: Shop) -> None:
-    """The function gets `step` and its dependencies; what it returns comes back as `Ok`."""
+    """The function gets `step` and its dependencies; its value is returned as `Ok`."""
     workflow = Workflow("checkout", shop)
     result = await workflow.run(checkout)
     assert result == Ok({"id": "o-1", "user": "123"})
     assert shop.calls == ["fetch_user", "create_order"]
 
 
-async def test_results_are_taken_apart_with_match(shop: Shop) -> None:
-    """A run that failed gives `Err(error, cause)`; it never raises for a failed step."""
+async def test_results_can_be_matched(shop: Shop) -> None:
+    """A failed run returns `Err(error, cause)`; it does not raise."""
     shop.down.add("create_order")
     match await Workflow("checkout", shop).run(checkout):
         case Ok(order):
@@ -38,7 +40,7 @@ async def test_results_are_taken_apart_with_match(shop: Shop) -> None:
 
 
 async def test_a_step_is_a_function_and_its_arguments() -> None:
-    """`step(id, function, *arguments)` gives the value, whether the function is async or not."""
+    """`step(id, function, *arguments)` returns the value, whether or not the function is async."""
 
     def total(prices: list[int]) -> int:
         return sum(prices)
@@ -49,8 +51,8 @@ async def test_a_step_is_a_function_and_its_arguments() -> None:
     assert await Workflow("w").run(body) == Ok(6)
 
 
-async def test_a_step_is_a_thunk(shop: Shop) -> None:
-    """`step(id, lambda: …)` is the other form: what has to be called, and not what it gave."""
+async def test_a_step_can_be_a_lambda(shop: Shop) -> None:
+    """`step(id, lambda: …)` is the other form: pass the call, not its result."""
 
     async def body(step: Step) -> str:
         user = await step("fetch_user", lambda: shop.fetch_user("1"))
@@ -60,7 +62,7 @@ async def test_a_step_is_a_thunk(shop: Shop) -> None:
 
 
 async def test_a_returned_err_ends_the_run() -> None:
-    """A function that answers with `Err` fails its step, and the run ends with that error."""
+    """A function that returns `Err` fails its step, and the run ends with that error."""
 
     async def body(step: Step) -> str:
         return await step("find", find_user, "999")
@@ -68,20 +70,20 @@ async def test_a_returned_err_ends_the_run() -> None:
     assert await Workflow("w").run(body) == Err("NOT_FOUND")
 
 
-async def test_the_function_may_deal_with_a_failure() -> None:
+async def test_the_function_may_handle_a_failure() -> None:
     """A returned `Err` is raised as `StepFailed`, an exception as itself."""
 
     async def body(step: Step) -> str:
         try:
             return await step("find", find_user, "999")
         except StepFailed as failed:
-            return f"nobody: {failed.error}"
+            return f"no user: {failed.error}"
 
-    assert await Workflow("w").run(body) == Ok("nobody: NOT_FOUND")
+    assert await Workflow("w").run(body) == Ok("no user: NOT_FOUND")
 
 
-async def test_a_step_is_tried_again(shop: Shop) -> None:
-    """`retry=` says how often, and how long to wait in between."""
+async def test_a_step_can_be_retried(shop: Shop) -> None:
+    """`retry=` sets how often, and how long to wait in between."""
     shop.down.add("fetch_user")
 
     async def repair() -> None:
@@ -98,8 +100,8 @@ async def test_a_step_is_tried_again(shop: Shop) -> None:
     assert len(shop.calls) == 3
 
 
-async def test_a_step_has_its_time(clock: TestClock) -> None:
-    """`timeout=` fails a step that takes longer; with a test clock nobody waits for it."""
+async def test_a_step_can_have_a_timeout(clock: TestClock) -> None:
+    """`timeout=` fails a step that takes longer; with a test clock it takes no real time."""
 
     async def body(step: Step) -> None:
         await step("slow", lambda: clock.sleep(3600), timeout="5s")
@@ -113,8 +115,8 @@ async def test_a_step_has_its_time(clock: TestClock) -> None:
             pytest.fail(f"{other}")
 
 
-async def test_many_at_once(shop: Shop) -> None:
-    """`step.all` runs named steps at once, `step.map` one step for each item."""
+async def test_steps_can_run_in_parallel(shop: Shop) -> None:
+    """`step.all` runs named steps, `step.map` one step for each item."""
 
     async def body(step: Step) -> Any:
         both = await step.all({"user": lambda: shop.fetch_user("1"), "now": lambda: "noon"})
@@ -124,8 +126,8 @@ async def test_many_at_once(shop: Shop) -> None:
     assert await Workflow("w").run(body) == Ok(["Ana", "noon", ["1", "2", "3"]])
 
 
-async def test_the_first_of_several(clock: TestClock) -> None:
-    """`step.race` gives the name and the value of whichever branch is first."""
+async def test_a_race_returns_the_first_branch(clock: TestClock) -> None:
+    """`step.race` returns the name and the value of the branch that finishes first."""
 
     async def body(step: Step) -> Any:
         return await step.race(
@@ -139,7 +141,7 @@ async def test_the_first_of_several(clock: TestClock) -> None:
 
 
 async def test_plain_asyncio_works_too(shop: Shop) -> None:
-    """`gather`, `TaskGroup` and `create_task` are branches of the run, and replay right."""
+    """`gather`, `TaskGroup` and `create_task` create branches of the run."""
 
     async def body(step: Step) -> list[str]:
         async def name_of(id: str) -> str:

@@ -1,4 +1,4 @@
-"""`perdure.testing`: test your own workflows against time, failing stores and crashes."""
+"""`perdure.testing`: test your workflows against time, failing stores and crashes."""
 
 from datetime import timedelta
 from typing import Any
@@ -23,7 +23,7 @@ async def write_down(connection: Any, amount: int) -> int:
 
 @workflow("checkout")
 async def checkout(step: Step, amount: int) -> str:
-    """Charge, wait for the parcel to be sent, and write the payment down."""
+    """Charge, wait until the parcel is sent, and record the payment."""
     receipt = await step("charge", charge, amount)
     await step.wait_for_event("parcel", "sent")
     await step.transaction("write down", write_down, amount)
@@ -36,14 +36,16 @@ def in_sqlite(clock: Any) -> Any:
 
 async def test_a_workflow_survives_every_crash() -> None:
     """`explore_crashes` kills the process before and after each of its store calls, lets another
-    one continue, and compares the end and the history with a run without a crash."""
+    one continue, and compares the end and the history with a run without a crash.
+    """
     report = await explore_crashes(checkout, 7, events={"sent": {"by": "post"}}, store=in_sqlite)
     assert report.crashes > 10
 
 
-async def test_the_report_knows_what_ran_twice() -> None:
-    """A step runs again when the crash came between its work and its record, so a plain step may
-    run twice. A transaction commits its writes with its record, and does not."""
+async def test_the_report_names_steps_that_ran_twice() -> None:
+    """A crash between a step's work and its record makes a plain step run twice. A transaction
+    commits its writes with its record, and does not.
+    """
     report = await explore_crashes(checkout, 7, events={"sent": {}}, store=in_sqlite)
     report.assert_once("write down")
     with pytest.raises(AssertionError, match=r"'charge' ran again after\n  a crash before store"):
@@ -57,15 +59,15 @@ async def order(step: Step) -> str:
     return number
 
 
-async def test_values_of_their_own_are_compared_by_shape() -> None:
-    """A number that is drawn again in each life differs, and the message shows where."""
+async def test_comparing_the_shape_ignores_values() -> None:
+    """A random number differs after a crash; without `compare="shape"` the message shows where."""
     with pytest.raises(CrashFound, match="step number: ok"):
         await explore_crashes(order)
     await explore_crashes(order, compare="shape")
 
 
-async def test_a_function_compares_what_matters() -> None:
-    """It gets the run without a crash and the one that survived, and raises `AssertionError`."""
+async def test_a_function_can_compare_two_runs() -> None:
+    """It gets the run without a crash and the one with it, and raises `AssertionError`."""
 
     def same_steps(clean: Run, survived: Run) -> None:
         assert [step.key for step in clean.history] == [step.key for step in survived.history]
@@ -78,8 +80,8 @@ async def forgetful(step: Step) -> str:
     return str(uuid4())
 
 
-async def test_what_belongs_in_a_step_is_found() -> None:
-    """What is drawn outside of a step is lost with the process, and a crash shows it."""
+async def test_a_random_number_outside_a_step_is_found() -> None:
+    """It is lost with the process, and a crash shows it."""
     with pytest.raises(CrashFound, match=r"after a crash .* store call"):
         await explore_crashes(forgetful)
 
@@ -90,8 +92,7 @@ async def reminder(step: Step) -> str:
     return "remember"
 
 
-async def test_a_week_passes_at_once(clock: TestClock) -> None:
-    """A `TestClock` moves when told."""
+async def test_a_test_clock_can_be_advanced(clock: TestClock) -> None:
     runtime = Runtime(MemoryStore(clock=clock), workflows=[reminder], clock=clock)
     await runtime.trigger(reminder)
     await clock.advance("7 days")
@@ -99,9 +100,10 @@ async def test_a_week_passes_at_once(clock: TestClock) -> None:
     assert run.output == "remember"
 
 
-async def test_a_store_fails_when_told() -> None:
-    """A `FaultyStore` fails at one call: here it writes the first record, and the answer is lost.
-    perdure asks again, and the step has run once."""
+async def test_a_store_can_be_made_to_fail() -> None:
+    """Here a `FaultyStore` writes the first record, but its reply is lost. perdure sends it again,
+    and the step has run once.
+    """
     store = FaultyStore(MemoryStore(), fail_at=1, how="after", verbs={"append"})
     run = await Runtime(store, workflows=[order]).trigger(order)
     assert run.status == "completed"

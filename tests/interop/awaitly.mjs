@@ -1,10 +1,10 @@
-// The checkout of checkout.py, run by the real awaitly on a store of a few lines.
+// The same checkout as in checkout.py, run by the real awaitly on a minimal store.
 // node awaitly.mjs '{"modules": …, "kind": "postgres" | "mongo" | "libsql", "url": …, "id": …, "log": …}'
 import { appendFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 
 const plan = JSON.parse(process.argv[2]);
-// Installed away from this file, where `import` would not look.
+// Installed in a directory where `import` does not search.
 const load = createRequire(plan.modules + '/');
 const { durable } = load('awaitly/durable');
 const { err, ok } = load('awaitly');
@@ -84,11 +84,11 @@ async function checkout({ step, deps }) {
   return { user, quote, paid };
 }
 
-const told = (cause) => cause instanceof Error
-  ? { name: cause.name, message: cause.message, cause: told(cause.cause) }
+const described = (cause) => cause instanceof Error
+  ? { name: cause.name, message: cause.message, cause: described(cause.cause) }
   : cause;
 
 const store = await { postgres, mongo, libsql }[plan.kind]();
 const result = await durable.run(deps, checkout, { id: plan.id, store, metadata: { by: 'node' } });
 await store.close();
-console.log(JSON.stringify(result.ok ? result : { ...result, cause: told(result.cause) }));
+console.log(JSON.stringify(result.ok ? result : { ...result, cause: described(result.cause) }));

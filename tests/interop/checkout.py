@@ -1,6 +1,6 @@
-"""The checkout of awaitly.mjs, step for step.
+"""The same checkout as in awaitly.mjs, step by step.
 
-As a program it is the Python side of a handover: it begins the run and may die in a step.
+As a program it is the Python side of a handover: it starts the run and may crash in a step.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class OutOfStock(Exception):
 
 
 def open_store(kind: str, url: str, *, whole: bool) -> Store:
-    """The store on the collection or table that awaitly uses."""
+    """Return the store on the collection or table that awaitly uses."""
     store: Store
     if kind == "mongo":
         store = mongo(url, collection="awaitly_snapshots")
@@ -40,7 +40,7 @@ def open_store(kind: str, url: str, *, whole: bool) -> Store:
 
 
 def checkout(log: Path, *, crash_in: str | None = None, reserve: bool = False) -> Checkout:
-    """Make the function; each of its effects is a line of the log."""
+    """Return the workflow function; each of its effects is a line of the log."""
 
     def effect(name: str) -> None:
         if crash_in == name:

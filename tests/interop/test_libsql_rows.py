@@ -1,4 +1,4 @@
-"""Rows as awaitly's libSQL store writes them: JSON as text, and times without milliseconds."""
+"""Rows as written by awaitly's libSQL store: JSON as text, and times without milliseconds."""
 
 import json
 from collections.abc import AsyncIterator
@@ -30,7 +30,7 @@ RESUME_STATE = {"kind": "ResumeState", "steps": list(STEPS.items())}
 
 
 def query(url: str, *statements: tuple[Any, ...]) -> list[list[Any]]:
-    """Give the rows of the last statement, asked of the server as any program may."""
+    """Return the rows of the last statement, read from the server directly."""
     requests = [
         {
             "type": "execute",
@@ -45,7 +45,7 @@ def query(url: str, *statements: tuple[Any, ...]) -> list[list[Any]]:
 
 @pytest.fixture(params=[SNAPSHOT, RESUME_STATE], ids=["snapshot", "resume-state"])
 def rows_url(request: pytest.FixtureRequest, sqld_url: str) -> str:
-    """The server with a run of awaitly's in the table."""
+    """Return the server, with a run of awaitly in its table."""
     text = json.dumps(request.param)
     insert = "INSERT INTO awaitly_snapshots VALUES ('run', ?, '2024-05-01 09:30:00')"
     query(sqld_url, (CREATE,), (insert, text))
@@ -71,8 +71,8 @@ async def tell(word: str) -> str:
     return word
 
 
-async def test_a_run_is_gone_on_with(store: Any) -> None:
-    """A finished step answers from the row, and the failed one is tried again."""
+async def test_a_run_can_be_continued(store: Any) -> None:
+    """A finished step returns its recorded value, and the failed one runs again."""
     assert await durable.run({}, workflow, id="run", store=store) == Ok([{"x": 1}, "b"])
 
 
@@ -85,7 +85,7 @@ async def test_a_failure_is_read_with_its_cause(store: Any) -> None:
 
 
 async def test_the_row_is_written_as_awaitly_reads_it(store: Any, rows_url: str) -> None:
-    """After each step the row holds the whole snapshot in format version 1, as JSON text."""
+    """After each step the row contains the whole snapshot in format version 1, as JSON text."""
     seen: list[Any] = []
 
     async def look() -> None:

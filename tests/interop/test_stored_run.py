@@ -1,4 +1,4 @@
-"""Runs of visulima's workflow runtime, imported and gone on with."""
+"""Runs of visulima's workflow runtime are imported and continued."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -21,7 +21,7 @@ NAP = {"id": "nap", "type": "sleep"}
 
 
 def stored(status: str, *history: dict[str, Any], **context: Any) -> dict[str, Any]:
-    """A StoredRun as the runtime writes it."""
+    """Return a StoredRun as the runtime writes it."""
     active = status in ("suspended", "waiting")
     machine = {
         "status": "active" if active else "done",
@@ -113,7 +113,7 @@ def test_a_suspended_run() -> None:
     }
 
 
-async def test_a_suspended_run_sleeps_until_the_same_moment(
+async def test_a_suspended_run_sleeps_until_the_same_time(
     store: MemoryStore, runtime: Runtime, clock: TestClock
 ) -> None:
     await imported(store, SUSPENDED)
@@ -126,14 +126,14 @@ async def test_a_suspended_run_sleeps_until_the_same_moment(
     assert signalled.run.output == [1970, None, 1, "yes"]
 
 
-async def test_a_waiting_run_takes_its_event(store: MemoryStore, runtime: Runtime) -> None:
+async def test_a_waiting_run_receives_its_event(store: MemoryStore, runtime: Runtime) -> None:
     await imported(store, WAITING)
     signalled = await runtime.signal(RUN, "go", {"by": "ana"})
     assert signalled.run is not None
     assert signalled.run.output == [1970, None, 1, {"by": "ana"}]
 
 
-async def test_a_waiting_run_times_out_at_the_same_moment(
+async def test_a_waiting_run_times_out_at_the_same_time(
     store: MemoryStore, runtime: Runtime, clock: TestClock
 ) -> None:
     await imported(store, WAITING)
@@ -149,10 +149,10 @@ async def test_a_waiting_run_times_out_at_the_same_moment(
         ({"id": "ev", "timedOut": True, "type": "event"}, None),
     ],
 )
-async def test_events_of_the_history_answer(
+async def test_recorded_events_are_replayed(
     store: MemoryStore, runtime: Runtime, recorded: dict[str, Any], answer: object
 ) -> None:
-    """An event that came, and one that did not in time, are as they were."""
+    """This includes an event that was received and one that timed out."""
     run = stored("waiting", STEP_A, NAP, recorded)
     await imported(store, run)
     assert (await runtime.resume(RUN)).output == [1970, None, 1, answer]
@@ -175,7 +175,7 @@ async def test_a_failed_run_can_be_retried(store: MemoryStore, runtime: Runtime)
     assert (await runtime.retry(RUN)).status == "suspended"
 
 
-def test_values_that_look_like_our_tags_stay_what_they_are() -> None:
+def test_values_that_look_like_tags_are_not_decoded() -> None:
     run = stored("suspended", {"id": "a", "output": {"~date": "no date"}, "type": "step"})
     assert snapshot_of_stored_run(run)["steps"]["a"]["value"] == {"~": {"~date": "no date"}}  # type: ignore[typeddict-item]
 
@@ -190,6 +190,6 @@ def test_values_that_look_like_our_tags_stay_what_they_are() -> None:
         {**SUSPENDED, "snapshot": {}},
     ],
 )
-def test_what_is_no_stored_run_is_refused(run: dict[str, Any]) -> None:
+def test_other_json_is_refused(run: dict[str, Any]) -> None:
     with pytest.raises(StateFormatError):
         snapshot_of_stored_run(run)

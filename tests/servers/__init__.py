@@ -1,1 +1,1 @@
-"""Real servers for the tests, each a process of our own on a free loopback port."""
+"""Real servers for the tests, each in its own process on a free loopback port."""

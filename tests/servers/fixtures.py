@@ -1,7 +1,7 @@
-"""Servers as fixtures: started on first use, shared by the session, one database per test.
+"""Servers as fixtures: started on first use, shared by the session, with one database per test.
 
-`PERDURE_TEST_POSTGRES_URL` and its like name a server that already runs. A server that is missing
-skips the test on a developer's machine and fails it in CI and under `make test`.
+Variables such as `PERDURE_TEST_POSTGRES_URL` name a server that already runs. If a server is
+missing, its tests are skipped on a developer's machine, and fail in CI and under `make test`.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 
 from tests.servers import mongo, mysql, postgres, redis, sqld
-from tests.servers.given import GivenServer
+from tests.servers.external import ExternalServer
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.process import Server, ServerMissing
 
@@ -23,19 +23,19 @@ _versions: list[str] = []
 def _serve(
     variable: str, start: Callable[[], Server], version_at: Callable[[str], str]
 ) -> Iterator[Server]:
-    server = _given(variable, version_at) or started(start)
+    server = _external(variable, version_at) or started(start)
     _versions.append(server.version)
     yield server
     server.close()
 
 
-def _given(variable: str, version_at: Callable[[str], str]) -> Server | None:
+def _external(variable: str, version_at: Callable[[str], str]) -> Server | None:
     url = os.environ.get(variable)
-    return GivenServer(variable, url, f"{version_at(url)} (given)") if url else None
+    return ExternalServer(variable, url, f"{version_at(url)} (external)") if url else None
 
 
 def started(start: Callable[[], T]) -> T:
-    """The server or program that `start` gives; ends the test if it is not to be had."""
+    """Return the server or program of `start`; end the test if it is not available."""
     try:
         return start()
     except ServerMissing as error:
@@ -55,7 +55,7 @@ def postgres_server() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def pgbouncer_server(postgres_server: Server) -> Iterator[PgBouncer]:
-    """PgBouncer in transaction mode before `postgres_server`."""
+    """PgBouncer in transaction mode in front of `postgres_server`."""
     server = started(lambda: PgBouncer(postgres_server).start())
     assert isinstance(server, PgBouncer)
     _versions.append(server.version)
@@ -65,7 +65,7 @@ def pgbouncer_server(postgres_server: Server) -> Iterator[PgBouncer]:
 
 @pytest.fixture(scope="session")
 def mysql_server() -> Iterator[Server]:
-    """MariaDB, or the MySQL that `PERDURE_TEST_MYSQL_URL` names."""
+    """MariaDB, or the server of `PERDURE_TEST_MYSQL_URL`."""
     yield from _serve(
         "PERDURE_TEST_MYSQL_URL", lambda: mysql.MysqlServer().start(), mysql.mysql_version
     )
@@ -73,7 +73,7 @@ def mysql_server() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[Server]:
-    """Redis that fsyncs every write."""
+    """Redis that calls fsync after every write."""
     yield from _serve(
         "PERDURE_TEST_REDIS_URL", lambda: redis.RedisServer().start(), redis.redis_version
     )
@@ -91,7 +91,7 @@ def redis_cluster() -> Iterator[redis.RedisCluster]:
 
 @pytest.fixture(scope="session")
 def mongo_server() -> Iterator[Server]:
-    """MongoDB as a replica set of one: with transactions."""
+    """MongoDB as a replica set of one node, with transactions."""
     yield from _serve(
         "PERDURE_TEST_MONGO_URL", lambda: mongo.MongoServer().start(), mongo.mongo_version
     )
@@ -99,7 +99,7 @@ def mongo_server() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def mongo_standalone() -> Iterator[Server]:
-    """MongoDB alone: without transactions."""
+    """MongoDB as a standalone server, without transactions."""
     yield from _serve(
         "PERDURE_TEST_MONGO_STANDALONE_URL",
         lambda: mongo.MongoStandalone().start(),
@@ -115,14 +115,14 @@ def sqld_server() -> Iterator[Server]:
 
 @pytest.fixture
 def postgres_url(postgres_server: Server) -> Iterator[str]:
-    """A fresh PostgreSQL database; fails the test that leaves a connection to it open."""
+    """An empty PostgreSQL database; fails a test that leaves a connection to it open."""
     with postgres.fresh_database(postgres_server) as url:
         yield url
 
 
 @pytest.fixture
 def pgbouncer_url(postgres_server: Server, pgbouncer_server: PgBouncer) -> Iterator[str]:
-    """A fresh PostgreSQL database reached through PgBouncer."""
+    """An empty PostgreSQL database behind PgBouncer."""
     pgbouncer_server.ensure()
     with postgres.fresh_database(postgres_server, pooled=True) as url:
         yield pgbouncer_server.before(url)
@@ -130,47 +130,47 @@ def pgbouncer_url(postgres_server: Server, pgbouncer_server: PgBouncer) -> Itera
 
 @pytest.fixture
 def mysql_url(mysql_server: Server) -> Iterator[str]:
-    """A fresh MariaDB database; fails the test that leaves a connection to it open."""
+    """An empty MariaDB database; fails a test that leaves a connection to it open."""
     with mysql.fresh_database(mysql_server) as url:
         yield url
 
 
 @pytest.fixture
 def redis_prefix(redis_server: Server) -> Iterator[str]:
-    """A key prefix of this test; fails the test that leaves other keys or a connection behind."""
+    """A key prefix for this test; fails a test that leaves other keys or a connection behind."""
     with redis.fresh_prefix(redis_server) as prefix:
         yield prefix
 
 
 @pytest.fixture
 def redis_url(redis_server: Server, redis_prefix: str) -> str:
-    """The Redis server; keep to the keys under `redis_prefix`."""
+    """The Redis server; use only keys under `redis_prefix`."""
     return redis_server.url
 
 
 @pytest.fixture
 def redis_cluster_prefix(redis_cluster: redis.RedisCluster) -> Iterator[str]:
-    """As `redis_prefix`, on the cluster."""
+    """Like `redis_prefix`, on the cluster."""
     with redis.fresh_prefix(redis_cluster) as prefix:
         yield prefix
 
 
 @pytest.fixture
 def redis_cluster_url(redis_cluster: redis.RedisCluster, redis_cluster_prefix: str) -> str:
-    """The first node of the cluster; keep to the keys under `redis_cluster_prefix`."""
+    """The first node of the cluster; use only keys under `redis_cluster_prefix`."""
     return redis_cluster.url
 
 
 @pytest.fixture
 def mongo_url(mongo_server: Server) -> Iterator[str]:
-    """A fresh database on the replica set; fails the test that leaves a connection open."""
+    """An empty database on the replica set; fails a test that leaves a connection open."""
     with mongo.fresh_database(mongo_server) as url:
         yield url
 
 
 @pytest.fixture
 def mongo_standalone_url(mongo_standalone: Server) -> Iterator[str]:
-    """A fresh database on the standalone server; fails the test that leaves a connection open."""
+    """An empty database on the standalone server; fails a test that leaves a connection open."""
     with mongo.fresh_database(mongo_standalone) as url:
         yield url
 
@@ -197,7 +197,7 @@ SERVERS = frozenset(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that needs a server, so that `-m "not server"` leaves it out."""
+    """Mark every test that needs a server, so that `-m "not server"` excludes it."""
     for item in items:
         if isinstance(item, pytest.Function) and SERVERS & set(item.fixturenames):
             item.add_marker(pytest.mark.server)

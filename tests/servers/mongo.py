@@ -1,4 +1,4 @@
-"""MongoDB: a server of our own, alone or as a replica set of one, and a fresh database per test."""
+"""MongoDB: a standalone server or a replica set of one node, and an empty database per test."""
 
 import importlib.util
 from collections.abc import Iterator, Sequence
@@ -49,15 +49,15 @@ class MongoStandalone(LocalServer):
         return mongo_version(self.url)
 
     def become_primary(self, client: "pymongo.MongoClient[Any]") -> None:
-        """Raise `NotReady` until the server takes writes."""
+        """Raise `NotReady` until the server accepts writes."""
 
 
 class MongoServer(MongoStandalone):
-    """A replica set of one: what transactions and change streams need."""
+    """A replica set of one node, as transactions and change streams require."""
 
     extra_flags = (
         *("--replSet", REPLICA_SET, "--oplogSize", "64"),
-        # A primary waits this long for secondaries to catch up, and there are none.
+        # A primary waits this long for its secondaries to catch up, and there are none.
         *("--setParameter", "shutdownTimeoutMillisForSignaledShutdown=0"),
     )
 
@@ -78,7 +78,7 @@ class MongoServer(MongoStandalone):
 
 
 def mongod() -> str:
-    """The path of the mongod that a wheel of the development set brings."""
+    """Return the path of the mongod in a wheel of the development dependencies."""
     spec = importlib.util.find_spec("fiftyone")
     for folder in spec.submodule_search_locations or () if spec else ():
         path = Path(folder) / "db" / "bin" / "mongod"
@@ -88,7 +88,7 @@ def mongod() -> str:
 
 
 def mongo_version(url: str) -> str:
-    """Name and version of the server that answers at `url`."""
+    """Return name and version of the server at `url`."""
     with admin_client(url) as client:
         kind = " replica set" if "setName" in client.admin.command("hello") else ""
         return f"MongoDB {client.server_info()['version']}{kind}"
@@ -96,7 +96,7 @@ def mongo_version(url: str) -> str:
 
 @contextmanager
 def fresh_database(server: Server) -> Iterator[str]:
-    """The URL of an empty database; at the end no client may be connected, and it is dropped."""
+    """Yield the URL of an empty database. Then no client may be connected, and it is dropped."""
     name = unique_name()
     server.ensure()
     try:
@@ -114,7 +114,7 @@ def fresh_database(server: Server) -> Iterator[str]:
 
 
 def admin_client(url: str) -> "pymongo.MongoClient[Any]":
-    """A client of the harness, told from the tests' own by its application name."""
+    """Return a client of the harness, distinguished from those of tests by its application name."""
     return pymongo.MongoClient(url, appname=ADMIN, serverSelectionTimeoutMS=5000)
 
 

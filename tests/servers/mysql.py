@@ -1,4 +1,4 @@
-"""MariaDB (or MySQL): a server of our own, and a fresh database per test."""
+"""MariaDB (or MySQL): a server process, and an empty database per test."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,13 +30,13 @@ class MysqlServer(LocalServer):
 
     def prepare(self) -> None:
         install = program("mariadb-install-db", package="mariadb-server")
-        # Under root the script itself changes to the account, and needs root for that.
+        # As root, the script switches to the account itself, and needs root for that.
         flags = [f"--user={self.account}"] if identity(self.account) else []
         login = ["--auth-root-authentication-method=normal", "--skip-test-db"]
         run_once([install, "--no-defaults", *flags, *self._folders(), *login], self.folder)
 
     def _folders(self) -> Sequence[str]:
-        # Two that are set up at the same time would take each other's temporary tables away.
+        # Two installations at the same time would remove each other's temporary tables.
         return [f"--datadir={self.folder / 'data'}", f"--tmpdir={self.folder}"]
 
     def command(self) -> Sequence[str]:
@@ -57,14 +57,14 @@ class MysqlServer(LocalServer):
 
 
 def mysql_version(url: str) -> str:
-    """Name and version of the server that answers at `url`."""
+    """Return name and version of the server at `url`."""
     version = str(_query(url, "SELECT VERSION()")[0][0])
     return ("MariaDB " if "MariaDB" in version else "MySQL ") + version.split("-")[0]
 
 
 @contextmanager
 def fresh_database(server: Server) -> Iterator[str]:
-    """The URL of an empty database; at the end nobody may be connected to it, and it is dropped."""
+    """Yield the URL of an empty database. Then no client may be connected, and it is dropped."""
     name = unique_name()
     server.ensure()
     _query(server.url, f"CREATE DATABASE `{name}`")
@@ -75,7 +75,7 @@ def fresh_database(server: Server) -> Iterator[str]:
         try:
             _await_no_connections(server, name)
         finally:
-            # An open transaction would hold the tables, and the drop would wait for it for ever.
+            # An open transaction would lock the tables, and the drop would wait for it forever.
             for row in _connections(server, name):
                 _query(server.url, f"KILL {row[0]}")
             _query(server.url, f"DROP DATABASE IF EXISTS `{name}`")
@@ -97,7 +97,7 @@ def _await_no_connections(server: Server, database: str) -> None:
 
 
 def connect_arguments(url: str) -> dict[str, Any]:
-    """What PyMySQL, aiomysql and asyncmy take in place of a URL."""
+    """Return the arguments that PyMySQL, aiomysql and asyncmy take instead of a URL."""
     parts = urlsplit(url)
     return {
         "host": parts.hostname,

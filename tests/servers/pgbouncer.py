@@ -1,4 +1,4 @@
-"""PgBouncer in transaction mode before PostgreSQL, as many hosted databases have it."""
+"""PgBouncer in transaction mode in front of PostgreSQL, as many hosted databases have it."""
 
 from collections.abc import Sequence
 from urllib.parse import urlsplit
@@ -37,7 +37,7 @@ class PgBouncer(LocalServer):
         return self.before(self._upstream.geturl())
 
     def before(self, url: str) -> str:
-        """The same database, reached through the pooler."""
+        """Return the URL of the same database through the pooler."""
         parts = urlsplit(url)
         login = parts.netloc.rpartition("@")[0]
         return parts._replace(netloc=f"{login}@127.0.0.1:{self.port}").geturl()

@@ -1,4 +1,4 @@
-"""PostgreSQL: a server of our own, and a fresh database per test."""
+"""PostgreSQL: a server process, and an empty database per test."""
 
 import signal
 from collections.abc import Iterator, Sequence
@@ -52,7 +52,7 @@ def _program(name: str) -> str:
 
 
 def postgres_version(url: str) -> str:
-    """Name and version of the server that answers at `url`."""
+    """Return name and version of the server at `url`."""
     with psycopg.connect(url, connect_timeout=5) as connection:
         row = connection.execute("SHOW server_version").fetchone()
     return f"PostgreSQL {row[0].split()[0]}" if row else "PostgreSQL"
@@ -60,9 +60,9 @@ def postgres_version(url: str) -> str:
 
 @contextmanager
 def fresh_database(server: Server, *, pooled: bool = False) -> Iterator[str]:
-    """The URL of an empty database; at the end nobody may be connected to it, and it is dropped.
+    """Yield the URL of an empty database. Then no client may be connected, and it is dropped.
 
-    `pooled` says that a pooler stands in between, which keeps its connections.
+    `pooled` means that a pooler is in between, which keeps its connections open.
     """
     name = unique_name()
     _administer(server, f'CREATE DATABASE "{name}"')

@@ -1,4 +1,4 @@
-"""Server processes for tests: start, await an answer, `kill -9`, restart, never outlive us."""
+"""Server processes for tests: start, wait until ready, `kill -9`, restart, and never outlive us."""
 
 import atexit
 import os
@@ -23,13 +23,13 @@ PATIENCE = 30.0
 
 T = TypeVar("T")
 
-# The kernel kills a server when the *thread* that started it ends (pdeathsig), so all are started
-# from one thread that lives as long as this process, whichever thread calls restart().
+# The kernel kills a server when the *thread* that started it ends (pdeathsig), so all of them are
+# started from one thread that lives as long as this process, whichever thread calls restart().
 _launcher = ThreadPoolExecutor(1, thread_name_prefix="server-launcher")
 
 
 class ServerMissing(Exception):
-    """A server's program is not on this machine; the message says how to get it."""
+    """The program of a server is not installed; the message says how to get it."""
 
 
 class ServerFailed(Exception):
@@ -37,14 +37,14 @@ class ServerFailed(Exception):
 
 
 class NotReady(Exception):
-    """The server answers, but cannot take work yet."""
+    """The server responds, but does not accept work yet."""
 
 
 class Server(Protocol):
-    """What a test sees of a server, whether we started it or the developer did.
+    """A server as tests see it, whether we started it or the developer did.
 
-    The methods block: in an async test call them through `asyncio.to_thread`, unless the event loop
-    shall stand still meanwhile.
+    The methods block: in an async test call them with `asyncio.to_thread`, unless the event loop
+    should be blocked.
     """
 
     name: str
@@ -54,32 +54,32 @@ class Server(Protocol):
     def url(self) -> str: ...
     @property
     def ours(self) -> bool:
-        """Whether we started it, so that killing it harms nobody."""
+        """Whether we started it, so that it may be killed."""
         ...
 
     def ensure(self) -> None:
-        """Start it again if a test left it dead."""
+        """Restart it if a test has killed it."""
         ...
 
     def kill(self) -> None:
-        """SIGKILL to it and all its children; returns when they are gone."""
+        """Kill it and all its children with SIGKILL, and wait until they are gone."""
         ...
 
     def stop(self) -> None:
-        """Ask it to end in good order; returns when it has."""
+        """Stop it gracefully, and wait until it has ended."""
         ...
 
     def restart(self) -> None:
-        """Start it on its old port and data, stopped first if it runs; returns when it answers."""
+        """Stop it if it runs, start it with its port and data, and wait until it is ready."""
         ...
 
     def close(self) -> None:
-        """End it and remove its data."""
+        """Stop it and remove its data."""
         ...
 
 
 class LocalServer(ABC):
-    """One server process of our own, its data and log in a temp folder."""
+    """A server process that we started, with its data and log in a temporary directory."""
 
     name: str
     account: ClassVar[str | None] = None
@@ -98,19 +98,19 @@ class LocalServer(ABC):
 
     @abstractmethod
     def command(self) -> Sequence[str]:
-        """The program and its arguments."""
+        """Return the program and its arguments."""
 
     @abstractmethod
     def probe(self) -> str:
-        """Name and version of the server that answers; raises one of `not_ready` until it does."""
+        """Return name and version of the server, or raise one of `not_ready` until it is ready."""
 
     @property
     @abstractmethod
     def not_ready(self) -> tuple[type[Exception], ...]:
-        """What `probe` raises while the server is starting."""
+        """The exceptions that `probe` raises while the server is starting."""
 
     def prepare(self) -> None:  # noqa: B027 - most servers need no preparation
-        """Make the data folder, once."""
+        """Create the data directory, once."""
 
     @property
     def running(self) -> bool:
@@ -188,13 +188,13 @@ def launch(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            # Ctrl-C in a terminal goes to the whole process group: the servers are not in ours.
+            # Ctrl-C in a terminal is sent to the whole process group, so servers get their own.
             start_new_session=True,
         ).result()
 
 
 def run_once(command: Sequence[str], folder: Path, account: str | None = None) -> None:
-    """Run a set-up program to its end under the server's account."""
+    """Run a set-up program under the server's account, and wait for it."""
     done = subprocess.run(
         [*(["setpriv", *identity(account), "--"] if identity(account) else []), *command],
         cwd=folder,
@@ -207,7 +207,7 @@ def run_once(command: Sequence[str], folder: Path, account: str | None = None) -
 
 
 def identity(account: str | None) -> list[str]:
-    """Arguments for setpriv to become `account` (or nobody); none are needed unless we are root."""
+    """Return the setpriv arguments to become `account` or the user `nobody`, if we are root."""
     if account is None or os.geteuid() != 0:
         return []
     user = _user(account)
@@ -222,10 +222,10 @@ def _user(account: str) -> pwd.struct_passwd:
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL a process and all its descendants, and wait until none of them runs."""
+    """Kill a process and all its descendants with SIGKILL, and wait until none of them runs."""
     handles = _handles(pid)
     try:
-        # While it stands still it can neither fork nor see its children die one by one.
+        # While it is stopped, it can neither fork nor react to the death of its children.
         _send(signal.SIGSTOP, handles)
         handles += [handle for child in _descendants(pid) for handle in _handles(child)]
         _send(signal.SIGKILL, handles)
@@ -237,7 +237,9 @@ def kill_tree(pid: int) -> None:
 
 
 def _handles(pid: int) -> list[int]:
-    """A handle that never means a later process of the same number; none if it has ended."""
+    """Return a handle that never refers to a later process with the same id, or none if it has
+    ended.
+    """
     try:
         return [os.pidfd_open(pid)]
     except ProcessLookupError:
@@ -263,7 +265,7 @@ def _exists(pid: int) -> bool:
 def _descendants(pid: int) -> list[int]:
     found: list[int] = []
     for listing in Path(f"/proc/{pid}/task").glob("*/children"):
-        # A thread may end between the listing and the reading.
+        # A thread may end after it was listed and before it is read.
         with suppress(FileNotFoundError, ProcessLookupError):
             for child in map(int, listing.read_text().split()):
                 found += [child, *_descendants(child)]
@@ -276,7 +278,7 @@ def eventually(
     retry_on: tuple[type[Exception], ...],
     connect_timeout: float = PATIENCE,
 ) -> T:
-    """What `attempt` returns, trying again while it raises one of `retry_on`."""
+    """Return the result of `attempt`, retrying while it raises one of `retry_on`."""
     deadline = time.monotonic() + connect_timeout
     while True:
         try:
@@ -288,7 +290,7 @@ def eventually(
 
 
 def free_port() -> int:
-    """A port on loopback that nobody listens on."""
+    """Return a port on loopback that is not in use."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -296,12 +298,12 @@ def free_port() -> int:
 
 
 def unique_name() -> str:
-    """A name for a test's database that no other test or test run uses."""
+    """Return a name for a test's database that no other test or test run uses."""
     return f"perdure_test_{secrets.token_hex(6)}"
 
 
 def program(name: str, *, package: str, folders: str = "") -> str:
-    """The path of a server's program; `folders` is a glob beside PATH, the last match wins."""
+    """Return the path of a server's program in PATH or `folders`, a glob whose last match wins."""
     beside = sorted(map(str, Path("/").glob(folders.lstrip("/")))) if folders else []
     path = os.pathsep.join([*reversed(beside), os.environ.get("PATH", ""), "/usr/sbin"])
     found = shutil.which(name, path=path)
@@ -311,7 +313,7 @@ def program(name: str, *, package: str, folders: str = "") -> str:
 
 
 def new_folder(name: str, account: str | None) -> Path:
-    """An empty folder that the server's account owns, removed when this process ends."""
+    """Return an empty directory that the server's account owns, removed when this process ends."""
     folder = Path(tempfile.mkdtemp(prefix=f"{name.lower()}-", dir=_root()))
     if account is not None and os.geteuid() == 0:
         user = _user(account)
@@ -329,7 +331,7 @@ def _root() -> Path:
 
 
 def _sweep() -> None:
-    """Remove what a test run that was itself killed with -9 could not."""
+    """Remove what a test run that was killed with SIGKILL left behind."""
     for folder in Path(tempfile.gettempdir()).glob("perdure-servers-*-*"):
         if not _exists(int(folder.name.split("-")[2])):
             shutil.rmtree(folder, ignore_errors=True)

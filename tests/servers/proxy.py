@@ -1,4 +1,4 @@
-"""A TCP proxy that fails on demand: cuts connections, or swallows the reply to a request."""
+"""A TCP proxy that fails on demand: it cuts connections, or drops the reply to a request."""
 
 import asyncio
 from contextlib import suppress
@@ -10,14 +10,14 @@ CHUNK = 64 * 1024
 
 
 class TcpProxy:
-    """Stands between a client and a server on loopback.
+    """A TCP proxy between a client and a server on loopback.
 
     >>> async with TcpProxy.before(postgres_url) as proxy:
     ...     store = postgres(proxy.url)
     ...     proxy.drop_next_reply()
     ...     await store.append(entries)  # the server commits; the client sees a cut connection
 
-    A MongoDB URL needs `directConnection=true`, or the client goes around the proxy.
+    A MongoDB URL needs `directConnection=true`, or the client bypasses the proxy.
     """
 
     def __init__(self, host: str, port: int, *, url: str = "") -> None:
@@ -32,7 +32,7 @@ class TcpProxy:
 
     @classmethod
     def before(cls, url: str) -> Self:
-        """A proxy for the server that `url` names; its own `url` leads through it."""
+        """Return a proxy for the server at `url`; the `url` of the proxy leads through it."""
         parts = urlsplit(url)
         if parts.hostname is None or parts.port is None:
             raise ValueError(f"{url} names no host and port")
@@ -46,7 +46,7 @@ class TcpProxy:
 
     @property
     def url(self) -> str:
-        """The URL the proxy was made with, leading through it."""
+        """The URL passed to `before`, but leading through the proxy."""
         parts = urlsplit(self._url)
         login, at, _ = parts.netloc.rpartition("@")
         return parts._replace(netloc=f"{login}{at}127.0.0.1:{self.port}").geturl()
@@ -57,24 +57,24 @@ class TcpProxy:
         return len(self._links)
 
     def drop_next_reply(self, *, to: bytes = b"") -> None:
-        """Let the next request that holds `to` reach the server, swallow the reply, and cut.
+        """Forward the next request that contains `to`, drop the reply, and cut the connection.
 
         The server has done its work when the client sees the connection end.
         """
         self._trap = to
 
     def cut(self) -> None:
-        """Cut every open connection now; new ones are served."""
+        """Cut every open connection; new ones are accepted."""
         for link in tuple(self._links):
             link.cut()
 
     def refuse(self) -> None:
-        """Cut every open connection and every new one until `accept`."""
+        """Cut every open connection and every new one until `accept` is called."""
         self._open = False
         self.cut()
 
     def accept(self) -> None:
-        """Serve new connections again."""
+        """Accept new connections again."""
         self._open = True
 
     async def __aenter__(self) -> Self:
@@ -136,7 +136,7 @@ class TcpProxy:
 
 
 class _Link:
-    """One client's connection and ours to the server on its behalf."""
+    """The connection of one client, and our connection to the server on its behalf."""
 
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self.client = client
@@ -144,11 +144,11 @@ class _Link:
         self.swallows = False
 
     def close(self) -> None:
-        """End both connections when what was read has been passed on."""
+        """Close both connections after forwarding what was read."""
         self.client.close()
         self.server.close()
 
     def cut(self) -> None:
-        """End both connections at once."""
+        """Close both connections at once."""
         self.client.transport.abort()
         self.server.transport.abort()

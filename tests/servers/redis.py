@@ -1,4 +1,4 @@
-"""Redis: a server of our own that fsyncs every write, and a cluster of three."""
+"""Redis: a server process that calls fsync after every write, and a cluster of three."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,7 +36,7 @@ class RedisServer(LocalServer):
         ]
 
     def probe(self) -> str:
-        # INFO is answered while the data are still being read; PING is not.
+        # INFO responds while the data is still being loaded; PING does not.
         with _client(self.url) as client:
             client.ping()
         return redis_version(self.url)
@@ -117,14 +117,14 @@ class RedisCluster:
 
 
 def redis_version(url: str) -> str:
-    """Name and version of the server that answers at `url`."""
+    """Return name and version of the server at `url`."""
     with _client(url) as client:
         return f"Redis {client.info('server')['redis_version']}"
 
 
 @contextmanager
 def fresh_prefix(server: Server) -> Iterator[str]:
-    """A prefix no other test uses; at the end its keys are removed and no other key may be left."""
+    """Yield a unique prefix. Then its keys are removed, and no other key may be left."""
     prefix = f"{unique_name()}:"
     server.ensure()
     before = _keys(server)
@@ -151,7 +151,7 @@ def _keys(server: Server) -> set[bytes]:
 
 
 def _clear(server: Server, prefix: str) -> set[bytes]:
-    """Remove the keys that hold `prefix` (a hash tag may stand before it); gives the others."""
+    """Remove the keys that contain `prefix` (possibly after a hash tag); return the others."""
     others: set[bytes] = set()
     for url in _urls(server):
         with _client(url) as client:

@@ -1,4 +1,4 @@
-"""sqld, the libSQL server: a server of our own, emptied after each test."""
+"""sqld, the libSQL server: a server process, emptied after each test."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ class SqldServer(LocalServer):
 
 
 def node_package(name: str) -> Path:
-    """The folder of an npm package that `make servers` installed."""
+    """Return the directory of an npm package that `make servers` installed."""
     cache = os.environ.get("PERDURE_NODE_CACHE") or Path(__file__).parents[2] / ".cache" / "node"
     folder = Path(cache) / "node_modules" / name
     if not folder.is_dir():
@@ -44,13 +44,13 @@ def node_package(name: str) -> Path:
 
 
 def sqld_version(url: str) -> str:
-    """Name and version of the server that answers at `url`."""
+    """Return name and version of the server at `url`."""
     return httpx.get(f"{url}/version", timeout=5, verify=False).raise_for_status().text.strip()
 
 
 @contextmanager
 def empty_database(server: Server) -> Iterator[str]:
-    """The URL of the server's one database, empty before and after."""
+    """Yield the URL of the server's only database, empty before and after."""
     server.ensure()
     _drop_all(server.url)
     try:
@@ -70,9 +70,9 @@ def _drop_all(url: str) -> None:
 
 
 def query(url: str, statement: str) -> list[list[Any]]:
-    """The rows of one statement, over the HTTP protocol."""
+    """Return the rows of one statement, over the HTTP protocol."""
     requests = [{"type": "execute", "stmt": {"sql": statement}}, {"type": "close"}]
-    # Certificates take 30 ms to load, and plain HTTP has no use for them.
+    # Loading certificates takes 30 ms, and plain HTTP does not need them.
     answer = httpx.post(f"{url}/v2/pipeline", json={"requests": requests}, timeout=10, verify=False)
     result = answer.raise_for_status().json()["results"][0]
     if result["type"] == "error":

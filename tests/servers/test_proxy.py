@@ -1,4 +1,4 @@
-"""The proxy itself: it passes everything on, until it is told to fail."""
+"""The proxy forwards everything, until it is made to fail."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ from tests.servers.proxy import TcpProxy
 
 @asynccontextmanager
 async def echo_server() -> AsyncIterator[tuple[int, list[bytes]]]:
-    """A server that answers each line with itself, and the lines it has seen."""
+    """Start a server that echoes each line; yield its URL and the lines it has received."""
     seen: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -50,7 +50,7 @@ async def test_it_passes_requests_and_replies() -> None:
         assert await ask(proxy, b"a\n", b"b\n") == [b"a\n", b"b\n"]
 
 
-async def test_a_dropped_reply_means_the_request_was_done() -> None:
+async def test_the_request_of_a_dropped_reply_was_executed() -> None:
     async with echo_server() as (port, seen), TcpProxy("127.0.0.1", port) as proxy:
         proxy.drop_next_reply(to=b"commit")
         with pytest.raises(ConnectionError):
@@ -72,7 +72,7 @@ async def test_cut_ends_open_connections_and_serves_new_ones() -> None:
         assert await ask(proxy, b"b\n") == [b"b\n"]
 
 
-async def test_a_refusing_proxy_looks_like_a_server_that_is_away() -> None:
+async def test_a_refusing_proxy_looks_like_an_unavailable_server() -> None:
     async with echo_server() as (port, _), TcpProxy("127.0.0.1", port) as proxy:
         proxy.refuse()
         with pytest.raises(ConnectionError):

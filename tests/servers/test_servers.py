@@ -1,4 +1,4 @@
-"""The harness itself: each server starts, answers its real driver, and survives `kill -9`."""
+"""Each server starts, responds to its real driver, and survives `kill -9`."""
 
 import asyncio
 from typing import Any
@@ -99,7 +99,7 @@ async def test_mongo_has_transactions_and_survives_kill_9(
         assert await client.get_default_database().kept.find_one() == {"_id": "a", "n": 42}
 
 
-async def test_mongo_standalone_answers(mongo_standalone_url: str) -> None:
+async def test_mongo_standalone_responds(mongo_standalone_url: str) -> None:
     async with mongo_client(mongo_standalone_url) as client:
         assert "setName" not in await client.admin.command("hello")
 
@@ -112,14 +112,14 @@ async def test_sqld_keeps_what_was_committed_through_kill_9(
     assert sqld.query(sqld_url, "SELECT n FROM kept") == [["42"]]
 
 
-async def test_a_server_that_a_test_left_dead_is_started_for_the_next(redis_server: Server) -> None:
+async def test_a_server_that_a_test_killed_is_restarted_for_the_next(redis_server: Server) -> None:
     redis_server.kill()
     redis_server.ensure()
     async with Redis.from_url(redis_server.url) as client:
         assert await client.ping()
 
 
-def test_a_connection_left_open_is_told(postgres_server: Server) -> None:
+def test_a_connection_that_was_left_open_is_reported(postgres_server: Server) -> None:
     async def leave_open(url: str) -> asyncpg.Connection:
         return await asyncpg.connect(url)
 

@@ -1,17 +1,17 @@
-"""What an append costs in a long run, beside one in a short run."""
+"""The cost of an append to a long run, compared with one to a short run."""
 
 from datetime import timedelta
 from statistics import median
 from time import perf_counter
 
 from perdure.store import Entry, Lease, Verdict
-from perdure.testing.conformance.harness import Journalled, granted
+from perdure.testing.conformance.harness import JournaledStore, granted
 from perdure.testing.conformance.samples import delta
 
 LENGTH, ROUNDS = 5_000, 300
 
 
-async def cost_of_length(store: Journalled) -> float:
+async def cost_of_length(store: JournaledStore) -> float:
     """Return how many times longer an append to a run of 5,000 entries takes than to a new one."""
     long, short = [
         (await granted(store, id, ttl=timedelta(hours=1))).lease for id in ("long", "short")
@@ -20,12 +20,12 @@ async def cost_of_length(store: Journalled) -> float:
     for start in range(0, LENGTH, 500):
         await store.append(entries[start : start + 500])
     times: dict[str, list[float]] = {"long": [], "short": []}
-    # In turns, so that what else the machine does weighs on both alike.
+    # Alternating, so that other load on the machine affects both equally.
     for n in range(ROUNDS):
         for entry in (entry_of(long, LENGTH + n), entry_of(short, n)):
-            began = perf_counter()
+            started = perf_counter()
             assert await store.append([entry]) == [Verdict.ACCEPTED]
-            times[entry.id].append(perf_counter() - began)
+            times[entry.id].append(perf_counter() - started)
     return median(times["long"]) / median(times["short"])
 
 

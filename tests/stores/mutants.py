@@ -1,114 +1,129 @@
-"""Memory stores with one hole each, and the check of the kit that must find it."""
+"""Memory stores with one bug each, and the check of the kit that must catch it."""
 
 import asyncio
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from itertools import count
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
+from perdure.clock import Clock
 from perdure.snapshot import Snapshot
-from perdure.store import Capabilities, Entry, Grant, Rest, RunSummary, Verdict
+from perdure.store import Capabilities, Entry, Rest, RunSummary, Verdict
 from perdure.stores._reading import Granted
+from perdure.stores._shell import Query, Row
 from perdure.stores.memory import MemoryStore
-from perdure.stores.memory.rows import Run
+from perdure.stores.memory.backend import MemoryBackend
+from perdure.stores.memory.rows import Run, Runs
+
+Mutant: TypeAlias = type[MemoryBackend] | type[MemoryStore]
+M = TypeVar("M", bound=Mutant)
 
 MUTANTS: list[tuple[type[MemoryStore], str]] = []
 
 
-def caught_by(*checks: str) -> Any:
-    """Say which checks must find the hole, each of them."""
+def store_of(mutant: Mutant) -> type[MemoryStore]:
+    """Return the store to check: one on the mutant if the mutant is a backend."""
+    if issubclass(mutant, MemoryStore):
+        return mutant
+    backend: type[MemoryBackend] = mutant
 
-    def note(mutant: type[MemoryStore]) -> type[MemoryStore]:
-        MUTANTS.extend((mutant, check) for check in checks)
+    class Store(MemoryStore):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            sound = self._backend
+            self._backend = backend(sound.runs, sound.prefix, sound.clock)
+
+    Store.__name__ = backend.__name__
+    return Store
+
+
+def caught_by(*checks: str) -> Callable[[M], M]:
+    """Register a mutant with the checks that must catch it, each of them."""
+
+    def register(mutant: M) -> M:
+        store = store_of(mutant)
+        MUTANTS.extend((store, check) for check in checks)
         return mutant
 
-    return note
+    return register
 
 
 @caught_by("test_an_entry_of_an_older_epoch_is_fenced")
-class LosesFencing(MemoryStore):
+class LosesFencing(MemoryBackend):
     def _append(self, entry: Entry) -> Verdict:
-        run = self._runs.get(self._prefix + entry.id)
+        run = self._find(entry.id)
         return super()._append(entry if run is None else replace(entry, epoch=run.epoch))
 
 
 @caught_by("test_a_paused_owner_is_fenced_out")
-class FencesOnlyTheReleased(MemoryStore):
-    """Does not mind the epoch of an owner whose lease expired."""
+class FencesOnlyTheReleased(MemoryBackend):
+    """Ignores the epoch of an owner whose lease expired."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, runs: Runs, prefix: str, clock: Clock) -> None:
+        super().__init__(runs, prefix, clock)
         self.expired: set[int] = set()
 
     def _grant(self, run: Run, owner: str, now: datetime, *rest: Any, **options: Any) -> Granted:
-        if run.orphaned(now):
+        if run.is_orphaned(now):
             self.expired.add(run.epoch)
         return super()._grant(run, owner, now, *rest, **options)
 
     def _append(self, entry: Entry) -> Verdict:
-        run = self._runs.get(self._prefix + entry.id)
+        run = self._find(entry.id)
         if run is not None and entry.epoch in self.expired:
             entry = replace(entry, epoch=run.epoch)
         return super()._append(entry)
 
 
 @caught_by("test_an_entry_is_fenced_after_save")
-class SavesWithoutFencing(MemoryStore):
-    async def save(self, id: str, snapshot: Snapshot, /) -> None:
-        run = self._runs.get(self._prefix + id)
-        before = None if run is None else (run.epoch, run.owner)
-        await super().save(id, snapshot)
-        if run is not None and before is not None:
-            run.epoch, run.owner = before
+class SavesWithoutFencing(MemoryBackend):
+    async def save(self, id: str, data: bytes, workflow: str | None, rest: Rest) -> None:
+        run = self._find(id)
+        lease = None if run is None else (run.epoch, run.owner)
+        await super().save(id, data, workflow, rest)
+        if run is not None and lease is not None:
+            run.epoch, run.owner = lease
 
 
-@caught_by("test_load_gives_steps_in_the_order_they_were_recorded")
-class DropsOrder(MemoryStore):
-    async def load(self, id: str, /) -> Snapshot | None:
+@caught_by("test_load_returns_steps_in_the_order_they_were_recorded")
+class DropsOrder(MemoryBackend):
+    async def load(self, id: str) -> Snapshot | None:
         loaded = await super().load(id)
         if loaded is not None:
             loaded["steps"] = dict(sorted(loaded["steps"].items()))
         return loaded
 
 
-@caught_by("test_runs_of_another_prefix_are_not_there")
-class IgnoresItsPrefix(MemoryStore):
-    def __init__(self, *, prefix: str = "", **options: Any) -> None:
-        super().__init__(**options)
+@caught_by("test_runs_of_another_prefix_are_invisible")
+class IgnoresItsPrefix(MemoryBackend):
+    def __init__(self, runs: Runs, prefix: str, clock: Clock) -> None:
+        super().__init__(runs, "", clock)
 
 
-@caught_by("test_claims_keep_to_the_prefix")
-class ClaimsAcrossPrefixes(MemoryStore):
+@caught_by("test_claims_are_restricted_to_the_prefix")
+class ClaimsAcrossPrefixes(MemoryBackend):
     async def claim(
-        self,
-        owner: str,
-        ttl: timedelta,
-        limit: int,
-        /,
-        *,
-        workflows: Sequence[str] | None = None,
-    ) -> Sequence[Grant]:
-        now = self._now()
-        runs = self._agenda.due(now, limit, workflows, "")
+        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
+    ) -> Sequence[Granted]:
+        now = self.clock.now()
+        runs = self.runs.index.due(now, limit, workflows, "")
         return [self._grant(run, owner, now, ttl) for run in runs]
 
 
-class ListsByPattern(MemoryStore):
-    """Filters what is listed by some other rule than the prefix itself."""
+class ListsByPattern(MemoryBackend):
+    """Filters the list by another rule than the prefix itself."""
 
     def matches(self, id: str, prefix: str) -> bool:
         raise NotImplementedError
 
-    async def list(
-        self, *, prefix: str = "", limit: int = 100, **filters: Any
-    ) -> Sequence[RunSummary]:
-        lines = await super().list(limit=100_000, **filters)
-        return [line for line in lines if self.matches(line.id, prefix)][:limit]
+    async def list(self, query: Query) -> Sequence[Row]:
+        rows = await super().list(query._replace(prefix="", limit=100_000))
+        return [row for row in rows if self.matches(row.id, query.prefix)][: query.limit]
 
 
 @caught_by("test_prefix_is_exact_and_case_sensitive")
@@ -123,90 +138,91 @@ class ListsWithWildcards(ListsByPattern):
         return fnmatchcase(id, prefix + "*")
 
 
-@caught_by("test_list_takes_the_newest_before_it_cuts")
-class CutsBeforeSorting(MemoryStore):
-    async def list(self, *, limit: int = 100, **filters: Any) -> Sequence[RunSummary]:
-        first = [self._id(run) for run in self._mine()][:limit]
-        lines = await super().list(limit=100_000, **filters)
-        return [line for line in lines if line.id in first]
+@caught_by("test_list_sorts_before_it_applies_the_limit")
+class LimitsBeforeSorting(MemoryBackend):
+    async def list(self, query: Query) -> Sequence[Row]:
+        first = [self._id(run) for run in self._mine()][: query.limit]
+        rows = await super().list(query._replace(limit=100_000))
+        return [row for row in rows if row.id in first]
 
 
-@caught_by("test_limit_zero_gives_nothing")
-class TakesZeroForAll(MemoryStore):
+@caught_by("test_a_limit_of_zero_returns_nothing")
+class TreatsZeroAsUnlimited(MemoryStore):
     async def list(self, *, limit: int = 100, **filters: Any) -> Sequence[RunSummary]:
         return await super().list(limit=limit or 100_000, **filters)
 
 
-@caught_by("test_paging_skips_nothing_and_shows_nothing_twice")
-class PagesByTimeAlone(MemoryStore):
-    def _mark(self, cursor: str) -> tuple[datetime, str]:
-        time, _ = super()._mark(cursor)
-        return time, ""
+@caught_by("test_paging_skips_and_repeats_nothing")
+class PagesByTimeAlone(MemoryBackend):
+    async def list(self, query: Query) -> Sequence[Row]:
+        after = None if query.after is None else (query.after[0], "")
+        return await super().list(query._replace(after=after))
 
 
-@caught_by("test_paging_skips_nothing_and_shows_nothing_twice")
-class NeverComesToTheLastPage(MemoryStore):
-    async def list(self, *, after: str | None = None, **filters: Any) -> Sequence[RunSummary]:
-        return await super().list(**filters)
+@caught_by("test_paging_skips_and_repeats_nothing")
+class HasNoLastPage(MemoryBackend):
+    async def list(self, query: Query) -> Sequence[Row]:
+        return await super().list(query._replace(after=None))
 
 
-@caught_by("test_load_gives_a_snapshot_of_its_own")
-class SharesWhatItHolds(MemoryStore):
+@caught_by("test_load_returns_an_independent_copy")
+class SharesItsSnapshots(MemoryStore):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.held: dict[str, Snapshot] = {}
+        self.saved: dict[str, Snapshot] = {}
 
     async def save(self, id: str, snapshot: Snapshot, /) -> None:
         await super().save(id, snapshot)
-        self.held[id] = snapshot
+        self.saved[id] = snapshot
 
     async def load(self, id: str, /) -> Snapshot | None:
-        return self.held.get(id) or await super().load(id)
+        return self.saved.get(id) or await super().load(id)
 
 
 @caught_by("test_save_replaces_the_journal")
-class SavesBesideTheJournal(MemoryStore):
-    async def save(self, id: str, snapshot: Snapshot, /) -> None:
-        run = self._runs.get(self._prefix + id)
+class KeepsTheJournalOnSave(MemoryBackend):
+    async def save(self, id: str, data: bytes, workflow: str | None, rest: Rest) -> None:
+        run = self._find(id)
         journal = {} if run is None else dict(run.journal)
-        await super().save(id, snapshot)
-        self._runs[self._prefix + id].journal = journal
+        await super().save(id, data, workflow, rest)
+        if run is not None:
+            run.journal = journal
 
 
-@caught_by("test_an_epoch_of_the_deleted_run_stays_stale")
-class CountsEpochsAnew(MemoryStore):
-    async def delete(self, id: str, /) -> bool:
-        self._shelf.epochs = count(1)
+@caught_by("test_an_epoch_of_a_deleted_run_stays_stale")
+class RestartsEpochs(MemoryBackend):
+    async def delete(self, id: str) -> bool:
+        self.runs.epochs = count(1)
         return await super().delete(id)
 
 
 @caught_by("test_an_entry_sent_again_changes_nothing")
-class AppendsAgain(MemoryStore):
+class AppendsAgain(MemoryBackend):
     def _append(self, entry: Entry) -> Verdict:
-        run = self._runs.get(self._prefix + entry.id)
+        run = self._find(entry.id)
         if run is not None and entry.rest is None:
             entry = replace(entry, n=len(run.journal) + 1)
         return super()._append(entry)
 
 
 @caught_by("test_a_rest_sent_again_changes_nothing")
-class ForgetsWhatItFolded(MemoryStore):
+class ForgetsWhatItFolded(MemoryBackend):
     def _append(self, entry: Entry) -> Verdict:
         verdict = super()._append(entry)
-        run = self._runs.get(self._prefix + entry.id)
+        run = self._find(entry.id)
         if run is not None:
             run.folded = (0, 0)
         return verdict
 
 
-class WritesToClosedEpochs(MemoryStore):
-    """Takes an entry of the newest epoch although nobody owns the run."""
+class WritesToClosedEpochs(MemoryBackend):
+    """Accepts an entry of the newest epoch although the run is unowned."""
 
     def is_closed(self, run: Run) -> bool:
         raise NotImplementedError
 
     def _append(self, entry: Entry) -> Verdict:
-        run = self._runs.get(self._prefix + entry.id)
+        run = self._find(entry.id)
         if run is None or run.owner is not None or self.is_closed(run):
             return super()._append(entry)
         run.owner = "the last owner"
@@ -222,15 +238,15 @@ class WritesAfterARest(WritesToClosedEpochs):
         return run.folded[0] != run.epoch
 
 
-@caught_by("test_release_closes_its_epoch")
+@caught_by("test_a_release_closes_its_epoch")
 class WritesAfterRelease(WritesToClosedEpochs):
     def is_closed(self, run: Run) -> bool:
         return run.folded[0] == run.epoch
 
 
-@caught_by("test_a_rest_closes_its_epoch_for_the_rest_of_its_call")
-class JudgesACallAsItBegins(MemoryStore):
-    async def append(self, entries: Sequence[Entry], /) -> Sequence[Verdict]:
+@caught_by("test_a_rest_closes_its_epoch_for_later_entries_of_its_call")
+class WritesRestsLast(MemoryBackend):
+    async def append(self, entries: Sequence[Entry]) -> Sequence[Verdict]:
         rests = [entry for entry in entries if entry.rest is not None]
         others = [entry for entry in entries if entry.rest is None]
         verdicts = dict(
@@ -240,83 +256,86 @@ class JudgesACallAsItBegins(MemoryStore):
 
 
 @caught_by("test_a_rest_sent_again_changes_nothing")
-class FencesWhatItFolded(MemoryStore):
+class FencesWhatItFolded(MemoryBackend):
     def _append(self, entry: Entry) -> Verdict:
-        run = self._runs.get(self._prefix + entry.id)
+        run = self._find(entry.id)
         if run is not None and run.folded[0] == run.epoch:
             return Verdict.FENCED
         return super()._append(entry)
 
 
 @caught_by("test_an_entry_sent_again_after_release_is_accepted")
-class FencesWhatWasReleased(MemoryStore):
+class FencesWhatWasReleased(MemoryBackend):
     def _append(self, entry: Entry) -> Verdict:
-        run = self._runs.get(self._prefix + entry.id)
+        run = self._find(entry.id)
         if run is not None and run.owner is None and run.folded[0] != run.epoch:
             return Verdict.FENCED
         return super()._append(entry)
 
 
-@caught_by("test_one_refusal_harms_no_other")
-class RefusesTheWholeBatch(MemoryStore):
-    async def append(self, entries: Sequence[Entry], /) -> Sequence[Verdict]:
-        keys = {self._prefix + entry.id for entry in entries}
-        if keys - set(self._runs):
+@caught_by("test_a_refused_entry_does_not_affect_the_others")
+class RefusesTheWholeBatch(MemoryBackend):
+    async def append(self, entries: Sequence[Entry]) -> Sequence[Verdict]:
+        if any(self._find(entry.id) is None for entry in entries):
             return [Verdict.UNKNOWN] * len(entries)
         return await super().append(entries)
 
 
-@caught_by("test_rest_is_one_atomic_write")
-class FoldsInTwoWrites(MemoryStore):
-    async def append(self, entries: Sequence[Entry], /) -> Sequence[Verdict]:
+@caught_by("test_a_rest_is_one_atomic_write")
+class FoldsInTwoWrites(MemoryBackend):
+    async def append(self, entries: Sequence[Entry]) -> Sequence[Verdict]:
         for entry in entries:
-            if entry.rest is not None:
-                self._runs[self._prefix + entry.id].journal.clear()
+            run = self._find(entry.id)
+            if run is not None and entry.rest is not None:
+                run.journal.clear()
                 await asyncio.sleep(0)
         return await super().append(entries)
 
 
-@caught_by("test_rest_gives_the_lease_up")
-class RestsWithItsLease(MemoryStore):
-    def _lay(self, run: Run, snapshot: bytes, rest: Rest) -> None:
+@caught_by("test_a_rest_gives_up_the_lease")
+class KeepsTheLeaseAtRest(MemoryBackend):
+    def _rest(self, run: Run, snapshot: bytes, rest: Rest) -> None:
         owner, wake_at = run.owner, run.wake_at
-        super()._lay(run, snapshot, rest)
+        super()._rest(run, snapshot, rest)
         if owner is not None:
             run.owner = owner
             self._wake(run, wake_at)
 
 
-@caught_by("test_a_value_too_large_is_refused_with_the_steps_name")
-class TakesAnySize(MemoryStore):
+@caught_by("test_an_entry_that_is_too_large_is_refused_with_the_name_of_its_step")
+class AcceptsAnySize(MemoryStore):
     async def append(self, entries: Sequence[Entry], /) -> Sequence[Verdict]:
-        return [self._append(entry) for entry in entries]
+        return await self._backend.append(entries)
 
 
-class KeysAreNotIds(MemoryStore):
-    """Keeps runs under something other than their ids."""
+class ChangesIds(MemoryBackend):
+    """Stores runs under something other than their ids."""
 
-    def bent(self, id: str) -> str:
+    def changed(self, id: str) -> str:
         raise NotImplementedError
 
-    def _key(self, id: str) -> str:
-        return super()._key(id) and self._prefix + self.bent(id)
+    def _find(self, id: str) -> Run | None:
+        return super()._find(self.changed(id))
+
+    def _create(self, id: str, *arguments: Any) -> Run:
+        return super()._create(self.changed(id), *arguments)
 
 
-@caught_by("test_every_id_is_its_own_run")
-class FoldsCase(KeysAreNotIds):
-    def bent(self, id: str) -> str:
+@caught_by("test_every_id_is_a_separate_run")
+class FoldsCase(ChangesIds):
+    def changed(self, id: str) -> str:
         return id.casefold()
 
 
-@caught_by("test_every_id_is_its_own_run")
-class TrimsIds(KeysAreNotIds):
-    def bent(self, id: str) -> str:
+@caught_by("test_every_id_is_a_separate_run")
+class TrimsIds(ChangesIds):
+    def changed(self, id: str) -> str:
         return id.rstrip() or id
 
 
-@caught_by("test_every_id_is_its_own_run")
-class NormalisesIds(KeysAreNotIds):
-    def bent(self, id: str) -> str:
+@caught_by("test_every_id_is_a_separate_run")
+class NormalizesIds(ChangesIds):
+    def changed(self, id: str) -> str:
         return unicodedata.normalize("NFC", id)
 
 
@@ -332,14 +351,15 @@ def without_nul(value: Any) -> Any:
             return value
 
 
-@caught_by("test_values_come_back_as_they_were")
-class DropsNul(MemoryStore):
-    async def load(self, id: str, /) -> Snapshot | None:
-        return without_nul(await super().load(id))
+@caught_by("test_values_are_loaded_unchanged")
+class DropsNul(MemoryBackend):
+    async def load(self, id: str) -> Snapshot | None:
+        loaded: Snapshot | None = without_nul(await super().load(id))
+        return loaded
 
 
-class Declaring(MemoryStore):
-    """Declares something other than what it is."""
+class Misdeclares(MemoryStore):
+    """Declares something other than what it can do."""
 
     changes: Mapping[str, Any] = MappingProxyType({})
 
@@ -349,11 +369,11 @@ class Declaring(MemoryStore):
         self.capabilities = replace(declared, **self.changes)
 
 
-@caught_by("test_what_is_declared_is_there")
-class DeclaresTooMuch(Declaring):
+@caught_by("test_a_declared_ability_has_its_methods")
+class DeclaresTooMuch(Misdeclares):
     changes = MappingProxyType({"transaction": True})
 
 
-@caught_by("test_what_is_there_is_declared")
-class DeclaresTooLittle(Declaring):
+@caught_by("test_an_undeclared_ability_has_no_methods")
+class DeclaresTooLittle(Misdeclares):
     changes = MappingProxyType({"maintenance": False})

@@ -1,4 +1,4 @@
-"""The kit can fail: each mutant is caught by the check that is there for it."""
+"""The conformance kit can fail: each mutant is caught by the check for its bug."""
 
 import inspect
 from collections.abc import Awaitable, Callable
@@ -11,20 +11,21 @@ from perdure.errors import StoreError
 from perdure.snapshot import Snapshot
 from perdure.store import Entry, Store, Verdict
 from perdure.stores.memory import MemoryStore
+from perdure.stores.memory.backend import MemoryBackend
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance import StoreConformance
 from perdure.testing.conformance.reference import StoreMachine
 from perdure.testing.faults import FaultyStore
-from tests.stores.mutants import MUTANTS, AppendsAgain, LosesFencing
+from tests.stores.mutants import MUTANTS, AppendsAgain, LosesFencing, Mutant, store_of
 from tests.stores.mutants_owning import (
     ClaimsAnyWorkflow,
     GrantsWithOldStatus,
-    RenewsTakenLeases,
-    RestsOverMail,
+    IgnoresTheInboxAtRest,
+    RenewsLostLeases,
     StealsLeases,
 )
 
-settings.register_profile("without luck", settings.get_profile("perdure"), derandomize=True)
+settings.register_profile("derandomized", settings.get_profile("perdure"), derandomize=True)
 
 CHECKS = [name for name in dir(StoreConformance) if name.startswith("test_")]
 CHECK_MODULES = {getattr(StoreConformance, name).__module__ for name in CHECKS} | {
@@ -47,9 +48,9 @@ class Kit(StoreConformance):
         return self.kind(prefix=prefix, clock=self.clock, shares=store)
 
     async def caught(self, check: str) -> bool:
-        """Return whether an assertion of a check fails on a fresh store.
+        """Return whether an assertion of the check fails on a new store.
 
-        Any other exception is an error of the mutant, and no proof of the check.
+        Any other exception is an error in the mutant and proves nothing about the check.
         """
         run: Callable[[Store], Awaitable[None]] = getattr(self, check)
         try:
@@ -64,32 +65,32 @@ class Kit(StoreConformance):
 
 
 def raised_by_a_check(failure: BaseException) -> bool:
-    """Return whether a line of a check failed, and not one of the store or of its preparation."""
+    """Return whether a line of a check failed, rather than one of the store or of its set-up."""
     frames = [frame for frame, _ in walk_tb(failure.__traceback__)]
     modules = [frame.f_globals["__name__"] for frame in frames]
-    # `pytest.raises` and `pytest.fail` raise in frames of their own.
-    own = [module for module in modules if not module.startswith("_pytest.")]
-    return own[-1] in CHECK_MODULES
+    # `pytest.raises` and `pytest.fail` raise in frames of pytest.
+    outside_pytest = [module for module in modules if not module.startswith("_pytest.")]
+    return outside_pytest[-1] in CHECK_MODULES
 
 
 @pytest.mark.parametrize(("mutant", "check"), MUTANTS)
 async def test_a_check_catches_its_mutant(mutant: type[MemoryStore], check: str) -> None:
-    """The hole is found by the check whose law it breaks, which the reference passes."""
+    """The bug is caught by the check of the law it breaks, and the reference passes that check."""
     assert check in CHECKS
     assert await Kit(mutant).caught(check)
     assert not await Kit(MemoryStore).caught(check)
 
 
 @pytest.mark.parametrize("error", [TypeError, AssertionError])
-async def test_a_mutant_that_breaks_by_itself_proves_nothing(error: type[Exception]) -> None:
-    """Only an assertion of a check counts: an error of the store is an error of the test."""
+async def test_an_error_in_a_mutant_is_not_a_caught_bug(error: type[Exception]) -> None:
+    """Only a failed assertion of a check counts; an error in the store fails the test."""
 
     class Broken(MemoryStore):
         async def load(self, id: str, /) -> Snapshot | None:
-            raise error("broken by itself")
+            raise error("an error in the mutant")
 
-    with pytest.raises(error, match="broken by itself"):
-        await Kit(Broken).caught("test_load_gives_what_was_saved")
+    with pytest.raises(error, match="an error in the mutant"):
+        await Kit(Broken).caught("test_load_returns_what_was_saved")
 
 
 @pytest.mark.parametrize(
@@ -98,17 +99,17 @@ async def test_a_mutant_that_breaks_by_itself_proves_nothing(error: type[Excepti
         LosesFencing,
         AppendsAgain,
         StealsLeases,
-        RenewsTakenLeases,
+        RenewsLostLeases,
         ClaimsAnyWorkflow,
         GrantsWithOldStatus,
-        RestsOverMail,
+        IgnoresTheInboxAtRest,
     ],
 )
-async def test_the_model_finds_holes_by_itself(mutant: type[MemoryStore]) -> None:
-    """Random sequences of all verbs find what the written checks find."""
-    kit = Kit(mutant)
+async def test_the_model_catches_bugs_without_the_other_checks(mutant: Mutant) -> None:
+    """Random sequences of all verbs find the bugs that the other checks find."""
+    kit = Kit(store_of(mutant))
     kit.examples = 500
-    settings.load_profile("without luck")
+    settings.load_profile("derandomized")
     try:
         assert await kit.caught(MODEL)
         assert not await Kit(MemoryStore).caught(MODEL)
@@ -116,39 +117,40 @@ async def test_the_model_finds_holes_by_itself(mutant: type[MemoryStore]) -> Non
         settings.load_profile("perdure")
 
 
-class DiesWhileFolding(MemoryStore):
-    """Removes the journal before it writes the snapshot, and dies in between."""
+class CrashesWhileFolding(MemoryBackend):
+    """Deletes the journal before it writes the snapshot, and crashes in between."""
 
     def _append(self, entry: Entry) -> Verdict:
-        if entry.rest is not None:
-            self._runs[self._prefix + entry.id].journal.clear()
-            raise StoreError("died")
+        run = self._find(entry.id)
+        if run is not None and entry.rest is not None:
+            run.journal.clear()
+            raise StoreError("crashed")
         return super()._append(entry)
 
 
 class CrashKit(Kit):
-    """The kit on a memory store that dies before its first write, or in its second."""
+    """The kit on a memory store that crashes before its first write, or in its second."""
 
-    def __init__(self, dying: type[MemoryStore]) -> None:
+    def __init__(self, crashing_kind: type[MemoryStore]) -> None:
         super().__init__(MemoryStore)
-        self.dying = dying
+        self.crashing_kind = crashing_kind
 
     async def crashing(self, store: Store, writes: int) -> Store:
         assert isinstance(store, MemoryStore)
         if writes == 0:
             return FaultyStore(store, fail_at=1, verbs={"append"})
-        return self.dying(clock=self.clock, shares=store)
+        return self.crashing_kind(clock=self.clock, shares=store)
 
 
-@pytest.mark.parametrize(("dying", "caught"), [(MemoryStore, False), (DiesWhileFolding, True)])
-async def test_a_crash_between_two_writes_is_caught(dying: type[MemoryStore], caught: bool) -> None:
-    """A store that tells where it may die is checked at each of these places."""
+@pytest.mark.parametrize(("kind", "caught"), [(MemoryStore, False), (CrashesWhileFolding, True)])
+async def test_a_crash_between_two_writes_is_caught(kind: Mutant, caught: bool) -> None:
+    """A store with several writes in one verb is checked with a crash between any two of them."""
     check = "test_a_crash_between_the_writes_of_a_rest_is_harmless"
-    assert await CrashKit(dying).caught(check) is caught
+    assert await CrashKit(store_of(kind)).caught(check) is caught
 
 
-async def test_the_five_methods_alone_pass() -> None:
-    """A store that declares nothing passes; what it cannot do is skipped, and nothing fails."""
+async def test_a_store_with_only_the_five_methods_passes() -> None:
+    """A store that declares nothing passes; checks of abilities it does not have are skipped."""
 
     class Five:
         def __init__(self, clock: TestClock) -> None:
@@ -165,10 +167,10 @@ async def test_the_five_methods_alone_pass() -> None:
         except pytest.skip.Exception as skipped:
             reasons.append(str(skipped))
     assert reasons
-    assert all("does not declare" in reason or "gives no" in reason for reason in reasons)
+    assert all("does not declare" in reason or "has no" in reason for reason in reasons)
 
 
-def test_every_check_states_its_law() -> None:
+def test_every_check_quotes_its_law() -> None:
     """Each check is a coroutine function whose docstring is the sentence it checks."""
     for name in CHECKS:
         check = getattr(StoreConformance, name)

@@ -1,4 +1,4 @@
-"""FaultyStore fails where it is told, and is the store it wraps everywhere else."""
+"""FaultyStore fails where it should, and otherwise does what the wrapped store does."""
 
 import asyncio
 from datetime import timedelta
@@ -15,15 +15,15 @@ from perdure.testing.faults import Call, FaultyStore
 
 
 class TestFaultyStoreWithoutFault(StoreConformance):
-    """Without a fault it keeps the whole contract."""
+    """Without a fault it passes the whole kit."""
 
     @pytest.fixture
     def store(self) -> FaultyStore:
         return FaultyStore(MemoryStore())
 
 
-async def test_before_fails_without_doing_the_work() -> None:
-    """The third call fails, and those around it do not."""
+async def test_before_fails_without_calling_the_store() -> None:
+    """The third call fails, and no other."""
     inner = MemoryStore()
     store = FaultyStore(inner, fail_at=3)
     await store.save("a", snapshot())
@@ -35,8 +35,8 @@ async def test_before_fails_without_doing_the_work() -> None:
     assert store.failed
 
 
-async def test_after_does_the_work_and_fails() -> None:
-    """The caller cannot know, and the entry is there."""
+async def test_after_calls_the_store_and_fails() -> None:
+    """The entry is written, although the caller gets an error."""
     inner = MemoryStore()
     store = need_journal(FaultyStore(inner, fail_at=1, how="after", verbs={"append"}))
     grant = await granted(store)
@@ -48,8 +48,8 @@ async def test_after_does_the_work_and_fails() -> None:
     assert list(loaded["steps"]) == ["a"]
 
 
-async def test_hang_never_answers() -> None:
-    """The call waits until somebody cancels it."""
+async def test_hang_never_returns() -> None:
+    """The call waits until it is cancelled."""
     store = FaultyStore(MemoryStore(), fail_at=1, how="hang")
     call = asyncio.ensure_future(store.load("run"))
     await asyncio.wait([call], timeout=0.01)
@@ -59,8 +59,8 @@ async def test_hang_never_answers() -> None:
         await call
 
 
-async def test_stays_down_as_after_a_crash() -> None:
-    """Every later call fails too, whatever its verb."""
+async def test_stays_down_fails_every_later_call() -> None:
+    """Whatever its verb, as after a crash."""
     store = FaultyStore(MemoryStore(), fail_at=1, verbs={"save"}, stays_down=True)
     await store.load("run")
     for _ in range(2):
@@ -72,18 +72,18 @@ async def test_stays_down_as_after_a_crash() -> None:
 
 
 async def test_the_error_can_be_chosen() -> None:
-    """`error` makes the exception from a text."""
+    """`error` is called with the message."""
     store = FaultyStore(MemoryStore(), fail_at=1, error=StoreError)
-    with pytest.raises(StoreError, match="as it was told"):
+    with pytest.raises(StoreError, match="planned failure before list"):
         await store.list()
 
 
-async def test_calls_are_noted_with_their_ids() -> None:
-    """`calls` holds verb and ids of every call, failed or not."""
+async def test_calls_are_recorded_with_their_ids() -> None:
+    """`calls` contains the verb and the ids of every call, failed or not."""
     store = FaultyStore(MemoryStore())
     grant = await granted(require_lease(store))
     await require_journal(store).append([step(grant, 1, "a"), Entry("other", 1, 1, b"{}")])
-    await need_claim(store)
+    await store.claim("ana", timedelta(seconds=1), 1)
     await store.list()
     await store.delete("run")
     assert store.calls == [
@@ -95,11 +95,7 @@ async def test_calls_are_noted_with_their_ids() -> None:
     ]
 
 
-async def need_claim(store: FaultyStore) -> None:
-    await store.claim("ana", timedelta(seconds=1), 1)
-
-
-def test_it_declares_what_it_wraps() -> None:
+def test_it_declares_the_capabilities_of_the_wrapped_store() -> None:
     """The same capabilities, and the same verbs."""
     inner = MemoryStore(max_value_size=7)
     store: Store = FaultyStore(inner)

@@ -1,4 +1,4 @@
-"""`open_store` takes a URL, and the names of the stores load what they need when they are asked."""
+"""`open_store` opens a store by its URL; stores are imported when they are first used."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ from perdure.stores import MemoryStore, open_store, sqlite
 
 
 class Opened:
-    """A store that only remembers how it was opened."""
+    """A store that records how it was opened."""
 
     def __init__(self, *arguments: str, **options: Any) -> None:
         self.opened_with = (arguments, options)
@@ -23,7 +23,7 @@ class Opened:
 
 @pytest.fixture
 def _openers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put `Opened` in the place of every store."""
+    """Replace every store by `Opened`."""
     for name in set(perdure.stores.__all__) - {"open_store"}:
         monkeypatch.setitem(vars(perdure.stores), name, Opened)
 
@@ -57,20 +57,20 @@ def _openers(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_url_opens_its_store(url: str, arguments: tuple[str, ...]) -> None:
-    """Each scheme goes to its opener, in the form that this one knows."""
+    """The function of each scheme is called with a URL or path that it understands."""
     store: Any = open_store(url, prefix="orders:")
     assert store.opened_with == (arguments, {"prefix": "orders:"})
 
 
-async def test_memory_is_opened_with_its_options() -> None:
-    """`options` are those of the constructor."""
+async def test_options_are_passed_to_the_store() -> None:
+    """`options` are arguments of its constructor."""
     store = open_store("memory://", max_value_size=99)
     assert isinstance(store, MemoryStore)
     assert capabilities(store).max_value_size == 99
 
 
-async def test_sqlite_is_opened_where_the_path_says(tmp_path: Path) -> None:
-    """Four slashes are an absolute path."""
+async def test_four_slashes_are_an_absolute_path(tmp_path: Path) -> None:
+    """The SQLite file is created there."""
     store = open_store(f"sqlite:///{tmp_path}/runs.db")
     await store.list()
     await store.close()
@@ -78,7 +78,7 @@ async def test_sqlite_is_opened_where_the_path_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["oracle://h", "runs.db", "", "http://host", "sqlite"])
-def test_an_unknown_scheme_lists_what_is_there(url: str) -> None:
+def test_an_unknown_scheme_is_refused_with_the_known_ones(url: str) -> None:
     """The error names every scheme."""
     with pytest.raises(InvalidArgument) as refused:
         open_store(url)
@@ -87,20 +87,20 @@ def test_an_unknown_scheme_lists_what_is_there(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["file:///runs?prefix=a", "sqlite:///runs.db#x"])
-def test_a_path_has_no_query(url: str) -> None:
-    """What looks like an option in a path is refused, not made part of a file's name."""
+def test_a_path_with_a_query_is_refused(url: str) -> None:
+    """What looks like an option is refused, instead of becoming part of a file name."""
     with pytest.raises(InvalidArgument, match="%3F"):
         open_store(url)
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    """As with any module."""
+def test_an_unknown_name_raises_attribute_error() -> None:
+    """As in any module."""
     with pytest.raises(AttributeError, match="oracle"):
         _ = perdure.stores.oracle  # type: ignore[attr-defined]
 
 
-def test_a_name_stays_a_function_when_its_module_is_imported() -> None:
-    """Modules that are called as their function do not take its place."""
+def test_importing_a_module_does_not_replace_its_function() -> None:
+    """`perdure.stores.sqlite` stays the function, although a module has the same name."""
     import perdure.stores.sqlite
 
     again = perdure.stores.sqlite
@@ -109,8 +109,8 @@ def test_a_name_stays_a_function_when_its_module_is_imported() -> None:
     assert isinstance(sys.modules["perdure.stores.sqlite"], ModuleType)
 
 
-def test_names_are_loaded_when_asked() -> None:
-    """Importing the stores imports no driver, nor any store."""
+def test_stores_are_imported_when_they_are_used() -> None:
+    """Importing `perdure.stores` imports no store and no driver."""
     program = (
         "import sys, perdure.stores as stores\n"
         "loaded = [m for m in sys.modules if m.startswith('perdure.stores.')]\n"

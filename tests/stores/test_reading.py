@@ -1,4 +1,4 @@
-"""Runs that cannot be read are named, logged and left out, whatever is wrong with them."""
+"""Runs that cannot be read are named, logged and left out of claims, whatever is wrong."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -25,7 +25,7 @@ UNREADABLE = (
 )
 
 
-async def enqueued(*snapshots: bytes) -> tuple[MemoryStore, TestClock]:
+async def store_with(*snapshots: bytes) -> tuple[MemoryStore, TestClock]:
     clock = TestClock()
     store = MemoryStore(clock=clock)
     await store.enqueue([NewRun(f"run {n}", "w", data) for n, data in enumerate(snapshots)])
@@ -33,11 +33,11 @@ async def enqueued(*snapshots: bytes) -> tuple[MemoryStore, TestClock]:
 
 
 @pytest.mark.parametrize("data", UNREADABLE)
-async def test_what_is_not_a_snapshot_is_left_out(
+async def test_an_unreadable_run_is_left_out_of_claims(
     data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is logged once, with the run's id, and the runs after it are claimed."""
-    store, _ = await enqueued(data, as_json(snapshot()))
+    """It is logged once with its id, and the next run is claimed instead."""
+    store, _ = await store_with(data, as_json(snapshot()))
     assert [grant.lease.id for grant in await store.claim("ana", LONG, 1)] == ["run 1"]
     assert list(await store.claim("ana", LONG, 1)) == []
     (record,) = caplog.records
@@ -46,29 +46,31 @@ async def test_what_is_not_a_snapshot_is_left_out(
         await store.acquire([LeaseRequest("run 0", "ana", LONG)])
 
 
-async def test_a_run_that_was_repaired_is_claimed_an_hour_later() -> None:
-    """It is tried again, so that nobody needs to wake it."""
-    store, clock = await enqueued(b"{")
+async def test_a_repaired_run_is_claimed_an_hour_later() -> None:
+    """It is tried again without an operator."""
+    store, clock = await store_with(b"{")
     assert list(await store.claim("ana", LONG, 1)) == []
-    store._runs["run 0"].snapshot = as_json(snapshot())
+    run = store._backend.runs.get("run 0")
+    assert run is not None
+    run.snapshot = as_json(snapshot())
     await clock.advance(timedelta(minutes=59))
     assert list(await store.claim("ana", LONG, 1)) == []
     await clock.advance(timedelta(minutes=1))
     assert [grant.lease.id for grant in await store.claim("ana", LONG, 1)] == ["run 0"]
 
 
-async def test_a_run_that_cannot_be_put_off_costs_no_other(
+async def test_a_failed_release_does_not_lose_other_claimed_runs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What was claimed beside it is returned, though the store went away."""
+    """The readable runs of a claim are returned if the unreadable one cannot be released."""
 
     class Unreleasing(MemoryStore):
         async def release(
             self, leases: Sequence[Lease], /, *, wake_at: datetime | None = None
         ) -> None:
-            raise StoreUnavailable("gone")
+            raise StoreUnavailable("unreachable")
 
     store = Unreleasing()
     await store.enqueue([NewRun("bad", "w", b"{"), NewRun("good", "w", as_json(snapshot()))])
     assert [grant.lease.id for grant in await store.claim("ana", LONG, 5)] == ["good"]
-    assert "stay leased until their leases end: gone" in caplog.text
+    assert "stay leased until their leases expire: unreachable" in caplog.text

@@ -1,4 +1,4 @@
-"""What an editor sees of a result: `match` and `if` leave nothing out."""
+"""The types of results: `match` and `if` are exhaustive."""
 
 from typing import assert_never, assert_type
 
@@ -9,7 +9,7 @@ def half(number: int) -> Result[int, str]:
     return Ok(number // 2) if number % 2 == 0 else Err("odd")
 
 
-def matched() -> str:
+def match_both() -> str:
     match half(4):
         case Ok(value):
             assert_type(value, int)
@@ -19,7 +19,7 @@ def matched() -> str:
             return error
 
 
-def matched_with_the_cause() -> object:
+def match_with_the_cause() -> object:
     result = half(4)
     match result:
         case Ok(value):
@@ -31,7 +31,7 @@ def matched_with_the_cause() -> object:
             assert_never(result)
 
 
-def asked() -> int:
+def narrow_by_truth() -> int:
     result = half(4)
     if result:
         assert_type(result, Ok[int])
@@ -40,21 +40,21 @@ def asked() -> int:
     return len(result.error)
 
 
-def asked_by_class() -> int:
+def narrow_by_class() -> int:
     result = half(4)
     if isinstance(result, Err):
         return len(result.error)
     return result.value
 
 
-def compared() -> int:
+def narrow_by_ok() -> int:
     result = half(4)
     if result.ok is True:
         return result.value
     return len(result.error)
 
 
-def chained() -> None:
+def chain() -> None:
     assert_type(half(4).unwrap(), int)
     assert_type(half(4).unwrap_or(0), int)
     assert_type(half(4).map(str), Ok[str] | Err[str])

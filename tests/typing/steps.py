@@ -1,4 +1,4 @@
-"""What an editor sees of a step: its value has the type that its function returns."""
+"""The types of steps: a step has the return type of its function."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -46,7 +46,7 @@ async def results_are_unwrapped(step: Step) -> None:
     assert_type(await step("thunk", lambda: find("1")), User)
 
 
-async def options_change_nothing(step: Step) -> None:
+async def options_do_not_change_the_type(step: Step) -> None:
     retry = Retry(3, backoff="linear", retry_if=lambda error: isinstance(error, OSError))
     user = await step(
         "all", fetch, "1", key="user:1", ttl="1h", retry=retry, timeout=Timeout(5), errors=[OSError]
@@ -70,7 +70,7 @@ async def many(step: Step) -> None:
     assert_type(await step.race("first", {"a": lambda: fetch("1")}), tuple[str, Any])
 
 
-async def facts(step: Step) -> None:
+async def attributes(step: Step) -> None:
     assert_type(step.run_id, str)
     assert_type(step.attempt, int)
     assert_type(step.idempotency_key, str)

@@ -1,7 +1,7 @@
-"""What a type checker must refuse: each line that ends in `# refused`, and no other.
+"""Type errors that users must see: each line that ends in `# refused`, and no other.
 
-The files in `tests/typing/` beside this one hold what it must accept; mypy and pyright check them
-together with the source.
+The other files in this directory contain what type checkers must accept; mypy and pyright check
+them together with the source.
 """
 
 import json
@@ -20,32 +20,32 @@ Lines = dict[int, str]
 
 
 def mypy(path: Path) -> Lines:
-    """The lines in which mypy sees an error, and what it says."""
+    """Return mypy's errors by line."""
     command = [sys.executable, "-m", "mypy", "--no-error-summary", "--no-pretty", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert not done.stderr, done.stderr
-    found = re.findall(r"^.*?:(\d+): error: (.*)$", done.stdout, re.MULTILINE)
-    return {int(line): message for line, message in found}
+    errors = re.findall(r"^.*?:(\d+): error: (.*)$", done.stdout, re.MULTILINE)
+    return {int(line): message for line, message in errors}
 
 
 def pyright(path: Path) -> Lines:
-    """The lines in which pyright sees an error, and what it says."""
+    """Return pyright's errors by line."""
     command = [sys.executable, "-m", "pyright", "--outputjson", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return {
-        each["range"]["start"]["line"] + 1: each["message"]
-        for each in json.loads(done.stdout)["generalDiagnostics"]
-        if each["severity"] == "error"
+        diagnostic["range"]["start"]["line"] + 1: diagnostic["message"]
+        for diagnostic in json.loads(done.stdout)["generalDiagnostics"]
+        if diagnostic["severity"] == "error"
     }
 
 
 @pytest.mark.parametrize("checker", [mypy, pyright])
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_exactly_the_marked_lines_are_refused(path: Path, checker: Callable[[Path], Lines]) -> None:
-    found = checker(path)
+    errors = checker(path)
     lines = enumerate(path.read_text().splitlines(), start=1)
     marked = {number for number, line in lines if line.endswith("# refused")}
-    accepted = marked - found.keys()
-    unexpected = {line: found[line] for line in found.keys() - marked}
+    accepted = marked - errors.keys()
+    unexpected = {line: errors[line] for line in errors.keys() - marked}
     assert not accepted, f"{checker.__name__} accepts lines {sorted(accepted)}"
     assert not unexpected

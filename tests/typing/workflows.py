@@ -1,4 +1,4 @@
-"""What an editor sees of workflows: results, dependencies, snapshots, definitions and runs."""
+"""The types of workflows: results, dependencies, snapshots, definitions and runs."""
 
 from dataclasses import dataclass
 from typing import Any, assert_type
@@ -76,12 +76,12 @@ def caches() -> None:
     Workflow("w", cache=FileCache("./state"))
 
 
-def heard(event: object) -> None:
+def is_complete(event: object) -> None:
     if is_step_complete(event):
         assert_type(event, StepComplete)
 
 
-async def durably() -> None:
+async def durable_runs() -> None:
     store = sqlite("workflow.db", prefix="orders:")
     result = await durable.run(Shop("EUR"), with_shop, id="run-1", store=store, version=2)
     assert_type(result, Ok[str] | Err[Any])
@@ -99,7 +99,7 @@ async def nightly(step: Step) -> Result[int, str]:
     return Ok(1)
 
 
-async def on_a_store() -> None:
+async def on_a_runtime() -> None:
     assert_type(welcome, Definition[Signup, str])
     assert_type(nightly, Definition[None, Result[int, str]])
     runtime = Runtime(MemoryStore(), workflows=[welcome, nightly])

@@ -1,8 +1,8 @@
-"""Wrong types for every public parameter: an error of ours that names it and what is wanted.
+"""Invalid arguments for every public parameter: the error names it and what was expected.
 
-The table holds each public callable with arguments that are right, and for each parameter those
-that are not. A parameter that takes anything at all is marked so; one that is missing in the table
-fails `test_every_parameter_is_in_the_table`.
+The table lists each public callable with valid arguments, and invalid ones for each parameter. A
+parameter that accepts any value is marked as such; `test_every_parameter_is_in_the_table` fails for
+one that is missing in the table.
 """
 
 import inspect
@@ -49,16 +49,16 @@ from perdure.testing import TestClock
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SNAPSHOT = new_snapshot("w", now=NOW)
 
-ANYTHING = ()
-"""For parameters that take any value there is."""
+ANYTHING: tuple[Any, ...] = ()
+"""For parameters that accept any value."""
 
 NO_TEXT = (5, None, b"x", ["x"])
 NO_NAME = (*NO_TEXT, "")
 NO_COUNT = ("3", 1.5, True, None, -1)
-NO_DURATION = ("soon", -1, float("nan"), None, [], True, 10**400)
+NO_DURATION: tuple[Any, ...] = ("soon", -1, float("nan"), None, [], True, 10**400)
 NO_FLAG = ("yes", None, 1)
 NO_CLOCK = (5, None, "now", TestClock)
-NO_LISTENER = (5, "print", [])
+NO_LISTENER: tuple[Any, ...] = (5, "print", [])
 NO_ERRORS = (5, [5], "ValueError", [int], ValueError)
 NO_STORE = (5, "sqlite:///x.db", MemoryStore)
 
@@ -80,7 +80,7 @@ async def known(step: Step, payload: int = 0) -> int:
 
 @dataclass(frozen=True)
 class Case:
-    """A public callable, arguments that are right, and arguments that are not."""
+    """A public callable with valid arguments, and invalid ones by parameter."""
 
     make: Callable[[], Callable[..., Any]]
     bad: dict[str, tuple[Any, ...]]
@@ -377,13 +377,13 @@ CASES: dict[str, Case] = {
     ),
 }  # fmt: skip
 
-# What the message may begin with when it is not the parameter's own name.
+# What a message may begin with instead of the parameter's name.
 ALSO_CALLED = {
     "candidate": "Invalid snapshot format",
     "base": "Invalid snapshot format",
     "snapshot": "Invalid snapshot format",
     "after": "timeout",
-    "text": "this ",
+    "text": "not a resume state",
     "subject": "state",
     "payload": "payload",
     "definition": "workflows",
@@ -393,22 +393,21 @@ ALSO_CALLED = {
 
 
 async def call(case: Case, **changed: Any) -> None:
-    """Call with the right arguments, but for those that are changed."""
+    """Call with valid arguments except for those that are changed."""
     target = case.make()
-    given = {**case.good, **changed}
+    arguments = {**case.good, **changed}
     positional = []
-    try:
-        parameters = inspect.signature(target).parameters.values()
-    except ValueError:
-        parameters = []
+    parameters: list[inspect.Parameter] = []
+    with suppress(ValueError):
+        parameters += inspect.signature(target).parameters.values()
     for parameter in parameters:
-        if parameter.kind is parameter.POSITIONAL_ONLY and parameter.name in given:
-            positional.append(given.pop(parameter.name))
-        elif parameter.kind is parameter.POSITIONAL_ONLY and given:
+        if parameter.kind is parameter.POSITIONAL_ONLY and parameter.name in arguments:
+            positional.append(arguments.pop(parameter.name))
+        elif parameter.kind is parameter.POSITIONAL_ONLY and arguments:
             positional.append(parameter.default)
-    answer = target(*positional, **given)
-    if inspect.isawaitable(answer):
-        await answer
+    result = target(*positional, **arguments)
+    if inspect.isawaitable(result):
+        await result
 
 
 def shown(value: Any) -> str:
@@ -424,28 +423,27 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("case", "parameter", "value"), ROWS)
-async def test_what_cannot_be_used_is_named(case: Case, parameter: str, value: Any) -> None:
-    """The error is ours, names the parameter, and tells what came or what was wanted."""
+async def test_an_invalid_argument_is_named(case: Case, parameter: str, value: Any) -> None:
+    """The error is a `PerdureError` that names the parameter, what was expected and the value."""
     with pytest.raises(PerdureError) as raised:
         await call(case, **{parameter: value})
     message = str(raised.value)
-    named = message.startswith((parameter, ALSO_CALLED.get(parameter, parameter)))
-    assert named, message
+    assert message.startswith((parameter, ALSO_CALLED.get(parameter, parameter))), message
     if isinstance(raised.value, InvalidArgument):
         assert type(value).__name__ in message or repr(raised.value.got)[:20] in message
         assert "expected" in message
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_the_right_arguments_are_right(name: str) -> None:
-    """What each row changes one argument of does work, or at least gets past the checks."""
+async def test_the_valid_arguments_are_valid(name: str) -> None:
+    """The call succeeds, or at least passes the checks."""
     with suppress(RunNotFound):
         await call(CASES[name])
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_parameter_is_in_the_table(name: str) -> None:
-    """A new parameter needs a row."""
+    """Also parameters that are added later."""
     case = CASES[name]
     parameters = inspect.signature(case.make()).parameters.values()
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -454,7 +452,7 @@ def test_every_parameter_is_in_the_table(name: str) -> None:
 
 
 def test_every_public_callable_is_in_the_table() -> None:
-    """Functions and classes of `perdure`, but for those that only hold what they are given."""
+    """Except for classes that only store their arguments."""
     holders = {
         "Clock", "Err", "Ok", "PerdureError", "Result", "ResumeStateCollector", "Run", "Snapshot",
         "Step", "StepError", "StepFailed", "StepTimeout", "SystemClock", "validate_snapshot",
@@ -464,6 +462,6 @@ def test_every_public_callable_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("value", [5, None, "x", object(), [], Ok(1), Err(1), timedelta(1)])
-def test_validate_takes_anything(value: object) -> None:
-    """It tells what is wrong and never raises."""
+def test_validate_snapshot_accepts_any_object(value: object) -> None:
+    """It reports what is wrong and never raises."""
     assert not perdure.validate_snapshot(value).valid

@@ -1,4 +1,4 @@
-"""Durations, cron, ISO times and the two clocks."""
+"""Durations, cron expressions, timestamps and clocks."""
 
 import asyncio
 import math
@@ -18,7 +18,7 @@ BERLIN = ZoneInfo("Europe/Berlin")
 
 
 @pytest.mark.parametrize(
-    ("given_as", "seconds"),
+    ("duration", "seconds"),
     [
         (timedelta(minutes=2), 120),
         (0, 0),
@@ -45,9 +45,9 @@ BERLIN = ZoneInfo("Europe/Berlin")
         ("0s", 0),
     ],
 )
-def test_durations(given_as: timedelta | float | str, seconds: float) -> None:
-    """A duration is a timedelta, seconds, or text with units."""
-    assert parse_duration(given_as) == timedelta(seconds=seconds)
+def test_valid_durations(duration: timedelta | float | str, seconds: float) -> None:
+    """A duration is a timedelta, a number of seconds, or a string with units."""
+    assert parse_duration(duration) == timedelta(seconds=seconds)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_durations(given_as: timedelta | float | str, seconds: float) -> None:
         "999999999999 weeks",
     ],
 )
-def test_what_is_no_duration(nonsense: object) -> None:
-    """Anything else is an error that names the parameter."""
+def test_invalid_durations(nonsense: object) -> None:
+    """The error names the parameter and has the value."""
     with pytest.raises(InvalidDuration, match=r"^connect_timeout: expected .*, got ") as raised:
         parse_duration(nonsense, "connect_timeout")  # type: ignore[arg-type]  # what is tested
     assert raised.value.parameter == "connect_timeout"
@@ -90,14 +90,14 @@ def test_what_is_no_duration(nonsense: object) -> None:
 
 
 def test_an_unknown_unit_is_named() -> None:
-    """The error says which unit was not understood, and which are."""
-    with pytest.raises(InvalidDuration, match=r"'fortnights' is none of: ms, s, "):
+    """The error names the unknown unit and lists the known ones."""
+    with pytest.raises(InvalidDuration, match=r"'fortnights' is not one of: ms, s, "):
         parse_duration("2fortnights")
 
 
 @given(st.text() | st.floats() | st.integers() | st.timedeltas())
-def test_durations_never_fail_otherwise(value: str | float | timedelta) -> None:
-    """A duration is zero or more, or our own error."""
+def test_parsing_a_duration_raises_only_invalid_duration(value: str | float | timedelta) -> None:
+    """Otherwise the result is not negative."""
     with suppress(InvalidDuration):
         assert parse_duration(value) >= timedelta(0)
 
@@ -106,7 +106,7 @@ def berlin(*when: int, fold: int = 0) -> datetime:
     return datetime(*when, tzinfo=BERLIN, fold=fold).astimezone(UTC)  # type: ignore[arg-type,misc]
 
 
-def test_cron_vectors() -> None:
+def test_cron_with_five_and_six_fields() -> None:
     """Nine in the morning in New York, and every second."""
     after = datetime.fromtimestamp(1_700_000_000, UTC)
     assert Cron("0 9 * * *", tz="America/New_York").next(after).timestamp() == 1_700_056_800
@@ -114,7 +114,7 @@ def test_cron_vectors() -> None:
 
 
 def test_cron_is_strictly_after_and_in_utc() -> None:
-    """A moment that matches is not its own next one; a microsecond before it is."""
+    """A matching time is not its own successor, but that of the microsecond before it."""
     noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
     cron = Cron("0 12 * * *")
     assert cron.next(noon) == noon + timedelta(days=1)
@@ -123,8 +123,8 @@ def test_cron_is_strictly_after_and_in_utc() -> None:
 
 
 @pytest.mark.parametrize("expr", ["30 2 * * *", "0 30 2 * * *"])
-def test_cron_when_the_time_does_not_exist(expr: str) -> None:
-    """Clocks jump from 2:00 to 3:00: half past two comes at the jump, and only then."""
+def test_cron_for_a_local_time_that_is_skipped(expr: str) -> None:
+    """Clocks change from 2:00 to 3:00: half past two matches at the change, once."""
     cron = Cron(expr, tz="Europe/Berlin")
     jump = cron.next(berlin(2026, 3, 28, 12))
     assert jump == berlin(2026, 3, 29, 3, 0)
@@ -132,8 +132,8 @@ def test_cron_when_the_time_does_not_exist(expr: str) -> None:
 
 
 @pytest.mark.parametrize("expr", ["30 2 * * *", "0 30 2 * * *"])
-def test_cron_when_the_time_comes_twice(expr: str) -> None:
-    """Clocks go from 3:00 back to 2:00: half past two counts the first time only."""
+def test_cron_for_a_local_time_that_is_repeated(expr: str) -> None:
+    """Clocks change from 3:00 to 2:00: half past two matches only the first time."""
     cron = Cron(expr, tz="Europe/Berlin")
     first = cron.next(berlin(2026, 10, 24, 12))
     assert first == berlin(2026, 10, 25, 2, 30, fold=0)
@@ -142,14 +142,14 @@ def test_cron_when_the_time_comes_twice(expr: str) -> None:
 
 
 @pytest.mark.parametrize("day", [(2026, 3, 29), (2026, 10, 25)])
-def test_cron_with_stars_follows_the_clock(day: tuple[int, int, int]) -> None:
-    """Every half hour stays every half hour while clocks are set forward or back."""
+def test_cron_with_wildcards_keeps_its_interval(day: tuple[int, int, int]) -> None:
+    """Every half hour, also when clocks are set forward or back."""
     cron = Cron("*/30 * * * *", tz="Europe/Berlin")
-    moment = berlin(*day)
+    previous = berlin(*day)
     for _ in range(12):
-        following = cron.next(moment)
-        assert following - moment == timedelta(minutes=30)
-        moment = following
+        following = cron.next(previous)
+        assert following - previous == timedelta(minutes=30)
+        previous = following
 
 
 @given(
@@ -157,8 +157,8 @@ def test_cron_with_stars_follows_the_clock(day: tuple[int, int, int]) -> None:
     st.sampled_from(["Europe/Berlin", "America/Havana", "Australia/Lord_Howe", "Asia/Kolkata"]),
     st.datetimes(datetime(2020, 1, 1), datetime(2035, 1, 1), timezones=st.just(UTC)),
 )
-def test_cron_moves_forward(expr: str, tz: str, after: datetime) -> None:
-    """The next time is always later, in any zone."""
+def test_cron_always_advances(expr: str, tz: str, after: datetime) -> None:
+    """The next match is later than the start, in any zone."""
     assert Cron(expr, tz).next(after) > after
 
 
@@ -180,8 +180,8 @@ def test_cron_moves_forward(expr: str, tz: str, after: datetime) -> None:
         b"* * * * *",
     ],
 )
-def test_impossible_cron(expr: str) -> None:
-    """An expression that can never come true is an error when it is made."""
+def test_invalid_cron_expressions(expr: str) -> None:
+    """An expression that is malformed or never matches is refused when it is created."""
     with pytest.raises(InvalidCron, match=r"^expr: expected "):
         Cron(expr)
 
@@ -191,21 +191,21 @@ def test_impossible_cron(expr: str) -> None:
     ["", "Nowhere/Land", "../UTC", "America", "a" * 300, "\0", "\ud800", None, 5],
     ids=repr,
 )
-def test_unknown_zones(tz: str) -> None:
-    """A zone that does not exist is an error when the cron is made."""
+def test_unknown_time_zones(tz: str) -> None:
+    """They are refused when the cron expression is created."""
     with pytest.raises(InvalidCron, match=r"^tz: expected "):
         Cron("* * * * *", tz)
 
 
 @given(st.text("0123456789*/,-#LW MONJAN", max_size=30))
-def test_cron_never_fails_otherwise(expr: str) -> None:
-    """Any text is a cron expression or our own error."""
+def test_creating_a_cron_raises_only_invalid_cron(expr: str) -> None:
+    """For any string."""
     with suppress(InvalidCron):
         Cron(expr)
 
 
-def test_cron_at_the_end_of_time() -> None:
-    """A moment that nothing can come after is our own error."""
+def test_cron_at_the_end_of_the_calendar() -> None:
+    """A start with no datetime after it raises `InvalidArgument`."""
     with pytest.raises(PerdureError):
         Cron("0 0 * * *").next(datetime.max.replace(tzinfo=UTC))
     with pytest.raises(InvalidArgument, match=r"^after: "):
@@ -213,7 +213,7 @@ def test_cron_at_the_end_of_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("moment", "text"),
+    ("value", "text"),
     [
         (datetime(2030, 1, 2, 3, 4, 5, 678_999, tzinfo=UTC), "2030-01-02T03:04:05.678Z"),
         (datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC), "2030-01-02T03:04:05.000Z"),
@@ -222,42 +222,41 @@ def test_cron_at_the_end_of_time() -> None:
         (datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC), "9999-12-31T23:59:59.999Z"),
     ],
 )
-def test_isoformat(moment: datetime, text: str) -> None:
-    """A moment is text in UTC with milliseconds and Z."""
-    assert isoformat(moment) == text
-    assert isoformat(moment) == text
+def test_isoformat_is_in_utc_with_milliseconds(value: datetime, text: str) -> None:
+    assert isoformat(value) == text
+    assert isoformat(value) == text
 
 
 @given(st.lists(st.datetimes(timezones=st.just(UTC)), min_size=1))
-def test_iso_round_trip(moments: list[datetime]) -> None:
-    """Text and moment are one another's inverse to the millisecond, whatever came before."""
-    for moment in moments:
-        whole = moment.replace(microsecond=moment.microsecond // 1000 * 1000)
-        assert parse_iso(isoformat(moment)) == whole
+def test_timestamps_round_trip(values: list[datetime]) -> None:
+    """To the millisecond, whichever second was formatted before."""
+    for value in values:
+        truncated = value.replace(microsecond=value.microsecond // 1000 * 1000)
+        assert parse_iso(isoformat(value)) == truncated
 
 
-@pytest.mark.parametrize("moment", [datetime(2030, 1, 1), None, "2030-01-01"])
-def test_isoformat_wants_a_zone(moment: datetime) -> None:
-    """A moment without a zone is no moment."""
+@pytest.mark.parametrize("value", [datetime(2030, 1, 1), None, "2030-01-01"])
+def test_isoformat_refuses_naive_datetimes(value: datetime) -> None:
+    """And everything that is not a datetime."""
     with pytest.raises(InvalidArgument, match="expected a datetime with a time zone"):
-        isoformat(moment)
+        isoformat(value)
 
 
-def test_isoformat_of_a_moment_utc_does_not_have() -> None:
-    """A datetime beyond the last one of UTC is our own error."""
+def test_isoformat_of_a_datetime_outside_the_range_of_utc() -> None:
+    """It raises `InvalidArgument`, not `OverflowError`."""
     with pytest.raises(InvalidArgument):
         isoformat(datetime.max.replace(tzinfo=timezone(timedelta(hours=-1))))
 
 
 @pytest.mark.parametrize("text", ["", "now", "2030-01-01", "2030-01-01T00:00:00", None, 5])
-def test_parse_iso_wants_an_offset(text: str) -> None:
-    """A text without an offset could be any of 24 moments."""
+def test_parse_iso_requires_an_offset(text: str) -> None:
+    """And refuses everything that is not an ISO 8601 string."""
     with pytest.raises(InvalidArgument, match=r"^lastUpdated: "):
         parse_iso(text, "lastUpdated")
 
 
-async def test_system_clock() -> None:
-    """The machine's clock tells UTC, only grows, and sleeps for numbers and timedeltas."""
+async def test_the_system_clock_reads_utc_and_sleeps() -> None:
+    """For numbers of seconds and timedeltas."""
     clock: Clock = SystemClock()
     before = clock.monotonic()
     await clock.sleep(timedelta(milliseconds=2))
@@ -270,14 +269,14 @@ async def test_system_clock() -> None:
 
 @pytest.mark.parametrize("clock", [SystemClock(), TestClock()])
 @pytest.mark.parametrize("forever", [math.nan, math.inf, 10**400, "5s", None])
-async def test_no_clock_sleeps_for_ever(clock: Clock, forever: float) -> None:
-    """Sleeping for NaN, infinity or what is no number is an error, and no hang."""
+async def test_clocks_refuse_to_sleep_forever(clock: Clock, forever: float) -> None:
+    """NaN, infinity or an invalid type is an error and does not hang."""
     with pytest.raises(InvalidDuration):
         await clock.sleep(forever)
 
 
-async def test_test_clock_stands_still() -> None:
-    """A test clock moves when told, `now` and `monotonic` together, and by as much as told."""
+async def test_a_test_clock_moves_only_when_advanced() -> None:
+    """`now` and `monotonic` move together, by exactly the given time."""
     clock = TestClock()
     assert clock.now() == datetime(2030, 1, 1, tzinfo=UTC)
     await clock.advance("7 days")
@@ -287,7 +286,7 @@ async def test_test_clock_stands_still() -> None:
 
 
 async def test_sleepers_wake_in_order_of_their_deadlines() -> None:
-    """Each sleeper sees its own deadline as the time; those of one deadline wake as they came."""
+    """Each sees its own deadline as the current time; equal deadlines wake in order of creation."""
     clock = TestClock()
     woken: list[tuple[str, float]] = []
 
@@ -306,7 +305,7 @@ async def test_sleepers_wake_in_order_of_their_deadlines() -> None:
 
 
 async def test_a_sleeper_that_sleeps_again_is_woken_again() -> None:
-    """One move of an hour wakes a task that sleeps a minute at a time sixty times."""
+    """Advancing an hour wakes a task that sleeps a minute at a time sixty times."""
     clock = TestClock()
     ticks: list[datetime] = []
 
@@ -323,25 +322,25 @@ async def test_a_sleeper_that_sleeps_again_is_woken_again() -> None:
     task.cancel()
 
 
-async def test_all_that_a_waking_starts_is_done_before_the_clock_moves_on() -> None:
-    """Tasks run until they wait for something, however many turns of the loop it takes."""
+async def test_a_woken_task_runs_until_it_waits_before_the_clock_moves() -> None:
+    """However many iterations of the event loop that takes."""
     clock = TestClock()
-    seen: list[float] = []
+    times: list[float] = []
 
     async def work() -> None:
         await clock.sleep(1)
         for _ in range(500):
             await asyncio.sleep(0)
-        seen.append(clock.monotonic())
+        times.append(clock.monotonic())
 
     task = asyncio.create_task(work())
     await clock.advance(100)
-    assert seen == [1.0]
+    assert times == [1.0]
     await task
 
 
-async def test_cancelled_sleepers_disappear() -> None:
-    """A cancelled sleeper is not counted and not woken."""
+async def test_cancelled_sleepers_are_not_woken() -> None:
+    """Nor counted."""
     clock = TestClock()
     task = asyncio.create_task(clock.sleep(10))
     await asyncio.sleep(0)
@@ -354,7 +353,7 @@ async def test_cancelled_sleepers_disappear() -> None:
 
 
 async def test_a_busy_task_does_not_stop_the_clock() -> None:
-    """A task that never waits cannot keep `advance` from coming back."""
+    """`advance` returns although a task never waits."""
     clock = TestClock()
 
     async def busy() -> None:
@@ -367,8 +366,8 @@ async def test_a_busy_task_does_not_stop_the_clock() -> None:
     task.cancel()
 
 
-async def test_two_moves_at_once_add_up() -> None:
-    """Moves made at the same time are made one after the other."""
+async def test_concurrent_advances_add_up() -> None:
+    """One is made after the other."""
     clock = TestClock()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(clock.advance(1))
@@ -376,16 +375,16 @@ async def test_two_moves_at_once_add_up() -> None:
     assert clock.monotonic() == 3.0
 
 
-async def test_sleeping_for_nothing_lets_others_run() -> None:
-    """Zero or less gives way once, and does not wait for the clock."""
+async def test_sleeping_for_zero_yields_once() -> None:
+    """Without waiting for the clock to advance."""
     clock = TestClock()
     await clock.sleep(0)
     await clock.sleep(timedelta(seconds=-1))
     assert clock.monotonic() == 0.0
 
 
-async def test_the_test_clock_takes_no_nonsense() -> None:
-    """It does not go back, nor beyond the end of the calendar."""
+async def test_a_test_clock_refuses_invalid_times() -> None:
+    """It does not move backwards, nor beyond the end of the calendar."""
     clock = TestClock()
     for nonsense in (-1, "soon", timedelta(days=9_000_000)):
         with pytest.raises(InvalidDuration):

@@ -1,4 +1,4 @@
-"""News of a run: the event stream, and subscribers that hear of each step with the snapshot."""
+"""Events of a run: the event stream, and subscriptions to steps with the snapshot."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -42,7 +42,7 @@ def names(events: list[Any]) -> list[str]:
     return [event.step_id or event.type.removeprefix("workflow_") for event in events]
 
 
-async def heard(body: Body, **how: Any) -> list[str]:
+async def received(body: Body, **how: Any) -> list[str]:
     """What a subscriber hears of one run."""
     workflow = Workflow("w")
     events: list[Any] = []
@@ -73,15 +73,15 @@ class TestSubscribe:
         ],
         ids=["sync", "async", "latest"],
     )
-    async def test_who_hears_what(
+    async def test_which_events_a_subscriber_receives(
         self, how: dict[str, Any], of_abc: list[str], of_burst: list[str]
     ) -> None:
-        """Every event in order; with `latest` the newest of a burst, and always the end."""
-        assert await heard(abc, **how) == of_abc
-        assert await heard(burst, **how) == of_burst
+        """Every event in order; with `latest`, the last of a burst, and always the end."""
+        assert await received(abc, **how) == of_abc
+        assert await received(burst, **how) == of_burst
 
-    async def test_sync_is_at_once_and_async_later(self) -> None:
-        """A sync listener has heard of a step when the function goes on, an async one has not."""
+    async def test_sync_listeners_are_called_before_the_function_continues(self) -> None:
+        """Async listeners are called later."""
         workflow = Workflow("w")
         at_once: list[Any] = []
         later: list[Any] = []
@@ -96,8 +96,8 @@ class TestSubscribe:
         await workflow.flush()
         assert names(later) == ["a", "complete"]
 
-    async def test_an_event_has_the_snapshot_of_its_moment(self) -> None:
-        """With the steps so far; listeners that keep it have a copy of their own."""
+    async def test_an_event_has_the_snapshot_of_its_time(self) -> None:
+        """With the steps so far; each access returns a copy."""
         workflow = Workflow("w")
         events: list[Any] = []
         workflow.subscribe(events.append)
@@ -110,8 +110,8 @@ class TestSubscribe:
         events[0].snapshot["steps"].clear()
         assert list(events[0].snapshot["steps"]) == ["a"]
 
-    async def test_the_running_snapshot_names_the_newest_step(self) -> None:
-        """`currentStepId` is there while the run goes on, and gone at its end."""
+    async def test_the_snapshot_of_a_running_workflow_names_the_last_step(self) -> None:
+        """`currentStepId` is present until the run ends."""
         workflow = Workflow("w")
         events: list[Any] = []
         workflow.subscribe(events.append)
@@ -119,12 +119,12 @@ class TestSubscribe:
         current = [event.snapshot["execution"].get("currentStepId") for event in events]
         assert current == ["a", "b", "c", None]
 
-    async def test_a_failed_step_and_run_are_told(self) -> None:
-        """The failed step is a complete step, and the end is `workflow_error`."""
-        assert await heard(failing) == ["a", "b", "error"]
+    async def test_a_failed_step_and_run_are_published(self) -> None:
+        """The failed step is complete, and the end is `workflow_error`."""
+        assert await received(failing) == ["a", "b", "error"]
 
-    async def test_steps_from_the_record_are_not_told_again(self) -> None:
-        """A resumed run tells of what is new."""
+    async def test_replayed_steps_are_not_published_again(self) -> None:
+        """A resumed run publishes only new steps."""
         first = Workflow("w")
         await first.run(abc)
         resumed = Workflow("w", snapshot=first.snapshot())
@@ -133,8 +133,8 @@ class TestSubscribe:
         await resumed.run(abc)
         assert names(events) == ["complete"]
 
-    async def test_a_cancelled_run_has_an_end_too(self) -> None:
-        """`workflow_cancelled`, in every mode, also past a burst."""
+    async def test_the_end_of_a_cancelled_run_is_published(self) -> None:
+        """As `workflow_cancelled`, also after a burst."""
         workflow = Workflow("w")
         events: list[Any] = []
         workflow.subscribe(events.append, mode="async", coalesce="latest")
@@ -153,8 +153,8 @@ class TestSubscribe:
         assert names(events) == ["d", "cancelled"]
         assert len(events[-1].snapshot["steps"]) == 4
 
-    async def test_an_async_listener_hears_one_event_at_a_time(self) -> None:
-        """Order is kept, however long it takes, and `flush` waits for the last."""
+    async def test_an_async_listener_receives_one_event_at_a_time(self) -> None:
+        """In order, however long it takes; `flush` waits for the last."""
         workflow = Workflow("w")
         log: list[str] = []
 
@@ -168,8 +168,8 @@ class TestSubscribe:
         await workflow.flush()
         assert "".join(log) == "<a><b><c><complete>"
 
-    async def test_a_slow_listener_with_latest_skips_to_the_newest(self) -> None:
-        """While it is busy, only the newest event waits for it; the end is never skipped."""
+    async def test_a_slow_listener_with_latest_skips_to_the_last_event(self) -> None:
+        """While it is busy, only the last event is queued; the end is never skipped."""
         workflow = Workflow("w")
         log: list[str] = []
 
@@ -190,10 +190,10 @@ class TestSubscribe:
         assert len(log) < 14
 
     @pytest.mark.parametrize("mode", ["sync", "async"])
-    async def test_a_failing_listener_harms_nobody(
+    async def test_a_failing_listener_does_not_affect_the_run(
         self, mode: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """It is logged; the run and the other listeners go on."""
+        """Its exception is logged; the run and other listeners continue."""
         workflow = Workflow("w")
         events: list[Any] = []
 
@@ -212,8 +212,8 @@ class TestSubscribe:
         assert "a bad listener" in caplog.text
         assert "a bad async listener" in caplog.text
 
-    async def test_listeners_are_called_in_order(self) -> None:
-        """Who subscribed first hears first; who unsubscribed hears nothing more."""
+    async def test_listeners_are_called_in_order_of_subscription(self) -> None:
+        """Until they unsubscribe."""
         workflow = Workflow("w")
         log: list[str] = []
         stop = workflow.subscribe(lambda event: log.append("1"))
@@ -225,7 +225,7 @@ class TestSubscribe:
         assert "".join(log) == "121212" + "222"
 
     async def test_a_listener_may_unsubscribe_itself(self) -> None:
-        """Also while it is being told."""
+        """Also while it is being called."""
         workflow = Workflow("w")
         events: list[Any] = []
 
@@ -237,14 +237,14 @@ class TestSubscribe:
         await workflow.run(abc)
         assert names(events) == ["a"]
 
-    async def test_flush_without_news_returns(self) -> None:
+    async def test_flush_without_events_returns(self) -> None:
         """There is nothing to wait for."""
         await Workflow("w").flush()
 
 
 class TestStream:
-    async def test_the_order_of_one_step(self) -> None:
-        """Start, outcome, complete; and around them the run."""
+    async def test_the_order_of_the_events_of_a_step(self) -> None:
+        """Start, success, complete; before and after them those of the run."""
 
         async def body(step: Step) -> None:
             await step("a", lambda: 1)
@@ -257,8 +257,8 @@ class TestStream:
             "workflow_error",
         ]  # fmt: skip
 
-    async def test_a_cache_is_told_of(self) -> None:
-        """A miss before the step starts; a hit in place of it."""
+    async def test_cache_hits_and_misses_are_published(self) -> None:
+        """A miss before the step starts; a hit instead of it."""
 
         async def body(step: Step) -> None:
             await step("a", lambda: 1, key="k")
@@ -273,8 +273,8 @@ class TestStream:
             "workflow_start", "step_cache_hit k", "workflow_success",
         ]  # fmt: skip
 
-    async def test_retries_and_timeouts_are_told_of(self) -> None:
-        """Each attempt that failed, before the next."""
+    async def test_retries_and_timeouts_are_published(self) -> None:
+        """For each failed attempt, before the next one."""
         tries: list[int] = []
 
         async def flaky() -> None:
@@ -294,8 +294,8 @@ class TestStream:
             "workflow_success",
         ]  # fmt: skip
 
-    async def test_what_events_hold(self) -> None:
-        """The workflow, the run, the moment; a step by id and key; results and times."""
+    async def test_the_attributes_of_events(self) -> None:
+        """Workflow, run and time; a step's id and key; results and durations."""
         clock = TestClock()
         events: list[Event] = []
         workflow = Workflow("orders", on_event=events.append, clock=clock)
@@ -317,7 +317,7 @@ class TestStream:
         assert success.duration.total_seconds() == 2
         assert success.at == clock.now()
 
-    async def test_failures_tell_their_origin(self) -> None:
+    async def test_failures_have_their_origin(self) -> None:
         """Returned or raised, with the error that the function sees."""
         events: list[Any] = []
 
@@ -338,8 +338,8 @@ class TestStream:
         (ended,) = (event for event in events if isinstance(event, WorkflowError))
         assert ended.error == "NOPE"
 
-    async def test_cancelling_tells_why_and_where(self) -> None:
-        """The reason given to `cancel`, and the last finished step."""
+    async def test_a_cancellation_has_its_reason_and_the_last_step(self) -> None:
+        """The message of `cancel`, and the last finished step."""
         events: list[Any] = []
 
         async def body(step: Step) -> None:
@@ -357,23 +357,22 @@ class TestStream:
     async def test_on_event_may_be_async_and_may_fail(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """It runs beside the workflow; `flush` waits for it."""
-        heard: list[str] = []
+        """It runs concurrently with the workflow; `flush` waits for it."""
+        received: list[str] = []
 
         async def listen(event: Event) -> None:
             await asyncio.sleep(0)
-            heard.append(event.type)
+            received.append(event.type)
             raise ValueError("a bad listener")
 
         workflow = Workflow("w", on_event=listen)
         assert await workflow.run(abc) == Ok("end")
         await workflow.flush()
-        assert heard[0] == "workflow_start"
-        assert heard[-1] == "workflow_success"
+        assert received[0] == "workflow_start"
+        assert received[-1] == "workflow_success"
         assert "a bad listener" in caplog.text
 
-    async def test_the_runs_own_listener_goes_before_the_workflows(self) -> None:
-        """An option per run replaces the one given at creation."""
+    async def test_the_listener_of_a_run_replaces_that_of_the_workflow(self) -> None:
         first: list[Any] = []
         second: list[Any] = []
         workflow = Workflow("w", on_event=first.append)

@@ -1,4 +1,4 @@
-"""Backoff and time-outs, as data."""
+"""Retry and timeout policies."""
 
 import math
 from datetime import timedelta
@@ -16,7 +16,7 @@ RANDOM = Random(1)
 LATE = StepTimeout("charge", 5)
 
 
-def waits(retry: Retry, failures: int) -> list[float]:
+def delays(retry: Retry, failures: int) -> list[float]:
     return [delay_before(retry, n, RANDOM).total_seconds() for n in range(1, failures + 1)]
 
 
@@ -28,10 +28,10 @@ def waits(retry: Retry, failures: int) -> list[float]:
         ("exponential", [1, 2, 4, 8, 10]),
     ],
 )
-def test_backoff(backoff: Backoff, expected: list[float]) -> None:
-    """Waits stay, grow by steps or double, up to the longest allowed."""
+def test_delays_follow_the_backoff(backoff: Backoff, expected: list[float]) -> None:
+    """They stay the same, grow linearly or double, up to `max_delay`."""
     retry = Retry(9, backoff=backoff, delay="1s", max_delay=timedelta(seconds=10), jitter=False)
-    assert waits(retry, 5) == expected
+    assert delays(retry, 5) == expected
 
 
 @given(
@@ -41,10 +41,10 @@ def test_backoff(backoff: Backoff, expected: list[float]) -> None:
     st.timedeltas(timedelta(0), timedelta(days=10**6)),
     st.booleans() | st.floats(0, 1),
 )
-def test_a_wait_is_never_longer_than_allowed(
+def test_a_delay_is_never_longer_than_max_delay(
     attempt: int, backoff: Backoff, delay: timedelta, max_delay: timedelta, jitter: float
 ) -> None:
-    """Whatever the numbers, the wait lies between nothing and `max_delay`."""
+    """Nor negative, whatever the options are."""
     retry = Retry(3, backoff=backoff, delay=delay, max_delay=max_delay, jitter=jitter)
     assert timedelta(0) <= delay_before(retry, attempt, RANDOM) <= max_delay
 
@@ -52,16 +52,16 @@ def test_a_wait_is_never_longer_than_allowed(
 @pytest.mark.parametrize(
     ("jitter", "minimum"), [(True, 5.0), (0.2, 8.0), (1.0, 0.0), (False, 10.0)]
 )
-def test_jitter_takes_away_a_share(jitter: float, minimum: float) -> None:
-    """Jitter shortens a wait by up to its share; True is half."""
+def test_jitter_shortens_the_delay(jitter: float, minimum: float) -> None:
+    """By up to the given fraction; True is 0.5."""
     retry = Retry(3, backoff="fixed", delay=10, jitter=jitter)
-    drawn = waits(retry, 200)
-    assert minimum <= min(drawn) <= max(drawn) <= 10
-    assert (max(drawn) - min(drawn) > 0) == (minimum < 10)
+    sample = delays(retry, 200)
+    assert minimum <= min(sample) <= max(sample) <= 10
+    assert (max(sample) - min(sample) > 0) == (minimum < 10)
 
 
-def test_chance_is_the_callers() -> None:
-    """The same `Random` gives the same waits."""
+def test_delays_are_reproducible() -> None:
+    """Equal `Random` objects produce equal delays."""
     retry = Retry()
     assert delay_before(retry, 2, Random(7)) == delay_before(retry, 2, Random(7))
 
@@ -88,14 +88,14 @@ def test_chance_is_the_callers() -> None:
         ("retry_if", "always"),
     ],
 )
-def test_bad_retries(option: str, value: object) -> None:
-    """A bad option is an error that names it, when the retry is made."""
+def test_invalid_retry_options_are_refused(option: str, value: object) -> None:
+    """When the policy is created, with the name of the option."""
     with pytest.raises(InvalidArgument, match=rf"^{option}: expected "):
         Retry(**{option: value})  # type: ignore[arg-type]  # what is tested
 
 
-def test_options_that_stand_for_a_retry() -> None:
-    """A number is the number of attempts."""
+def test_the_retry_option_of_a_step() -> None:
+    """An int is the number of attempts."""
     retry = Retry(5)
     assert as_retry(None) is None
     assert as_retry(retry) is retry
@@ -104,15 +104,14 @@ def test_options_that_stand_for_a_retry() -> None:
         as_retry("5")  # type: ignore[arg-type]  # what is tested
 
 
-def test_a_timeout_raises_its_error() -> None:
-    """By default a step that takes too long fails with `StepTimeout`."""
+def test_a_timeout_raises_step_timeout_by_default() -> None:
     with pytest.raises(StepTimeout) as raised:
         Timeout(5).outcome(LATE)
     assert raised.value is LATE
 
 
-def test_a_timeout_can_be_no_failure() -> None:
-    """It can give None, or what a function makes of it."""
+def test_a_timeout_can_return_a_value() -> None:
+    """None, or the return value of a function."""
     assert Timeout(5, on_timeout="none").outcome(LATE) is None
     assert Timeout(5, on_timeout=lambda late: Err(late.step)).outcome(LATE) == Err("charge")
 
@@ -121,28 +120,26 @@ def test_a_timeout_can_be_no_failure() -> None:
     "on_timeout", [KeyError, KeyError("late"), lambda late: KeyError(late.step)]
 )
 def test_a_timeout_can_raise_another_error(on_timeout: KeyError) -> None:
-    """An exception, its class, or a function that gives one: raised from the `StepTimeout`."""
+    """An exception, a class, or a function that returns one: raised from the `StepTimeout`."""
     with pytest.raises(KeyError) as raised:
         Timeout(5, on_timeout=on_timeout).outcome(LATE)
     assert raised.value.__cause__ is LATE
 
 
 @pytest.mark.parametrize("after", [0, -1, "never", math.nan, None, True])
-def test_bad_timeouts(after: float) -> None:
-    """A time-out is longer than zero."""
+def test_a_timeout_must_be_positive(after: float) -> None:
     with pytest.raises(InvalidArgument, match=r"^timeout: expected "):
         Timeout(after)
 
 
 @pytest.mark.parametrize("on_timeout", ["raise", None, 5, []])
-def test_bad_outcomes(on_timeout: BaseException) -> None:
-    """What happens on time-out is one of four things."""
+def test_invalid_on_timeout_is_refused(on_timeout: BaseException) -> None:
     with pytest.raises(InvalidArgument, match=r"^on_timeout: expected "):
         Timeout(5, on_timeout=on_timeout)
 
 
-def test_options_that_stand_for_a_timeout() -> None:
-    """A duration is how long one attempt may take."""
+def test_the_timeout_option_of_a_step() -> None:
+    """A duration limits one attempt."""
     timeout = Timeout("90s")
     assert as_timeout(None) is None
     assert as_timeout(timeout) is timeout

@@ -200,7 +200,7 @@ class TestDeps:
         given["a"] = 2
 
         async def body(step: Step, deps: Any) -> int:
-            with pytest.raises(AttributeError, match="frozen"):
+            with pytest.raises(AttributeError, match="read-only"):
                 deps.a = 3
             return deps.a
 

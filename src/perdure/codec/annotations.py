@@ -1,4 +1,4 @@
-"""Type annotations, taken apart: what a function gives back, what a type variable stands for."""
+"""Type annotations: the return type of a function, the members of a union, type variables."""
 
 import inspect
 import types
@@ -25,14 +25,14 @@ _WRAPPERS = (Annotated, Final, Required, NotRequired)
 
 
 def union_members(annotation: Any) -> tuple[Any, ...]:
-    """Give the members of a union, or the annotation as the only one."""
+    """Return the members of a union, or the annotation as its only member."""
     if get_origin(annotation) in (Union, types.UnionType):
         return get_args(annotation)
     return (annotation,)
 
 
-def bare(annotation: Any) -> Any:
-    """Give what an annotation means without wrappers, new names and aliases around it."""
+def strip_annotation(annotation: Any) -> Any:
+    """Return an annotation without wrappers, new types and aliases around it."""
     while True:
         if get_origin(annotation) in _WRAPPERS:
             annotation = get_args(annotation)[0]
@@ -42,13 +42,13 @@ def bare(annotation: Any) -> Any:
             annotation = annotation.__value__
         elif type(get_origin(annotation)).__name__ == "TypeAliasType":
             alias = get_origin(annotation)
-            annotation = filled(alias.__value__, _matched(alias, get_args(annotation)))
+            annotation = substitute(alias.__value__, _match_variables(alias, get_args(annotation)))
         else:
             return annotation
 
 
-def filled(annotation: Any, variables: Mapping[Any, Any]) -> Any:
-    """Give an annotation with its type variables replaced; `Any` for those that nobody knows."""
+def substitute(annotation: Any, variables: Mapping[Any, Any]) -> Any:
+    """Return an annotation with its type variables replaced; by `Any` if they are unknown."""
     if isinstance(annotation, TypeVar):
         return variables.get(annotation, Any)
     expected = getattr(annotation, "__parameters__", ())
@@ -58,39 +58,39 @@ def filled(annotation: Any, variables: Mapping[Any, Any]) -> Any:
 
 
 def variables_of(annotation: Any) -> dict[Any, Any]:
-    """Give what a generic class's type variables stand for, those of its bases included."""
+    """Return the values of a generic class's type variables, including those of its bases."""
     origin = get_origin(annotation) or annotation
-    found = _matched(origin, get_args(annotation))
+    variables = _match_variables(origin, get_args(annotation))
     for base in getattr(origin, "__orig_bases__", ()):
         if get_origin(base) is not Generic:
-            found = variables_of(filled(base, found)) | found
-    return found
+            variables = variables_of(substitute(base, variables)) | variables
+    return variables
 
 
-def _matched(generic: Any, arguments: tuple[Any, ...]) -> dict[Any, Any]:
+def _match_variables(generic: Any, arguments: tuple[Any, ...]) -> dict[Any, Any]:
     expected: Any = getattr(generic, "__parameters__", None)
     expected = expected or getattr(generic, "__type_params__", ())
     return dict(zip(expected, arguments, strict=False))
 
 
 def return_type(fn: Callable[..., object]) -> object | None:
-    """Give the type of the value that a function gives in the end, or None when that is not known.
+    """Return the type of the value that a call of `fn` ends with, or `None` if it is unknown.
 
-    Awaitables are awaited and results unwrapped: `Awaitable[Ok[User] | Err[str]]` gives `User`.
+    Awaitables are awaited and results unwrapped: for `Awaitable[Ok[User] | Err[str]]` it is `User`.
     """
     try:
-        return _given(_annotation(fn))
+        return _value_type(_annotation(fn))
     except Exception:  # noqa: BLE001 - annotations and attributes are the user's code
         return None
 
 
 def error_type(fn: Callable[..., object]) -> object | None:
-    """Give the type of the errors that a function returns in `Err`, or None when that is not known.
+    """Return the type of the errors that a function returns in `Err`, or `None` if it is unknown.
 
-    `Awaitable[Ok[User] | Err[NotFound]]` gives `NotFound`.
+    For `Awaitable[Ok[User] | Err[NotFound]]` it is `NotFound`.
     """
     try:
-        return _failed_with(_annotation(fn))
+        return _error_type(_annotation(fn))
     except Exception:  # noqa: BLE001 - annotations and attributes are the user's code
         return None
 
@@ -104,11 +104,11 @@ def _annotation(fn: Any) -> Any:
     if not isinstance(fn, types.FunctionType):
         fn = type(fn).__call__
     annotation = fn.__annotations__.get("return")
-    return _resolved(annotation, inspect.unwrap(fn))
+    return _resolve(annotation, inspect.unwrap(fn))
 
 
-def _resolved(annotation: Any, fn: Any) -> Any:
-    """Give an annotation with the names in it looked up where the function was written."""
+def _resolve(annotation: Any, fn: Any) -> Any:
+    """Return an annotation with its names resolved in the scope of the function."""
     if isinstance(annotation, type):
         return annotation
     names = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
@@ -125,36 +125,36 @@ def _is_filled(cell: types.CellType) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _given(annotation: Any) -> object | None:
-    annotation = bare(annotation)
+def _value_type(annotation: Any) -> object | None:
+    annotation = strip_annotation(annotation)
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Awaitable, Coroutine):
-        return _given(arguments[-1])
+        return _value_type(arguments[-1])
     members = union_members(annotation)
-    values = [_held(member) for member in members if (get_origin(member) or member) is not Err]
+    values = [_ok_type(member) for member in members if (get_origin(member) or member) is not Err]
     if values != list(members):
-        return _given(Union[tuple(values)]) if values else None  # noqa: UP007 - known at run time only
+        return _value_type(Union[tuple(values)]) if values else None  # noqa: UP007 - known only at run time
     if annotation in (Any, object, types.NoneType) or isinstance(annotation, TypeVar):
         return None
-    found: object = annotation
-    return found
+    value_type: object = annotation
+    return value_type
 
 
 @lru_cache(maxsize=1024)
-def _failed_with(annotation: Any) -> object | None:
-    annotation = bare(annotation)
+def _error_type(annotation: Any) -> object | None:
+    annotation = strip_annotation(annotation)
     if get_origin(annotation) in (Awaitable, Coroutine):
-        return _failed_with(get_args(annotation)[-1])
+        return _error_type(get_args(annotation)[-1])
     errors = [
         get_args(member)[0] for member in union_members(annotation) if get_origin(member) is Err
     ]
     if not errors:
         return None
-    error: Any = Union[tuple(errors)]  # noqa: UP007 - known at run time only
+    error: Any = Union[tuple(errors)]  # noqa: UP007 - known only at run time
     return None if error in (Any, object) or isinstance(error, TypeVar) else error
 
 
-def _held(member: Any) -> Any:
+def _ok_type(member: Any) -> Any:
     if get_origin(member) is Ok:
         return get_args(member)[0]
     return Any if member is Ok else member

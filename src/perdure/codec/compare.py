@@ -1,14 +1,14 @@
-"""Whether a value that was read back is the one that was written: by class too, not only `==`."""
+"""Whether a restored value is the same as the original: by class, not only by `==`."""
 
 from typing import Any
 
-from perdure.codec.classes import Record, derived_names, record_of
+from perdure.codec.classes import ClassInfo, class_info, derived_names
 from perdure.codec.tags import LEAF_BY_TYPE, is_plain
 from perdure.result import Err, Ok
 
 
 def difference(old: object, new: object, path: str) -> str | None:
-    """Give the path of the first place where two values differ, or None."""
+    """Return the path of the first difference between two values, or `None`."""
     try:
         return _difference(old, new, path)
     except RecursionError:
@@ -33,8 +33,8 @@ def _difference(old: Any, new: Any, path: str) -> str | None:
         return None if repr(old) == repr(new) or old == new else path
     if issubclass(kind, BaseException):
         return None
-    if record := record_of(kind):
-        return _records_differ(old, new, record, path)
+    if info := class_info(kind):
+        return _fields_differ(old, new, info, path)
     return None if old == new else path
 
 
@@ -48,44 +48,44 @@ def _items_differ(old: list[Any], new: list[Any], path: str) -> str | None:
     if len(old) != len(new):
         return path
     pairs = enumerate(zip(old, new, strict=True))
-    found = (_difference(a, b, f"{path}[{place}]") for place, (a, b) in pairs)
-    return next((where for where in found if where), None)
+    paths = (_difference(a, b, f"{path}[{index}]") for index, (a, b) in pairs)
+    return next((path for path in paths if path), None)
 
 
 def _values_differ(old: dict[Any, Any], new: dict[Any, Any], path: str) -> str | None:
-    # The keys are known to be alike, in the same order.
+    # Both have the same keys in the same order.
     pairs = zip(old.items(), new.values(), strict=True)
-    found = (_difference(a, b, f"{path}.{key}") for (key, a), b in pairs)
-    return next((where for where in found if where), None)
+    paths = (_difference(a, b, f"{path}.{key}") for (key, a), b in pairs)
+    return next((path for path in paths if path), None)
 
 
-def _records_differ(old: Any, new: Any, record: Record, path: str) -> str | None:
-    before, after = record.read(old), record.read(new)
+def _fields_differ(old: Any, new: Any, info: ClassInfo, path: str) -> str | None:
+    before, after = info.read(old), info.read(new)
     if before.keys() != after.keys():
         return f"{path}.{min(before.keys() ^ after.keys())}"
     ordered = {name: after[name] for name in before}
-    return _values_differ(before, ordered, path) or _undeclared_differ(old, new, record, path)
+    return _values_differ(before, ordered, path) or _undeclared_differ(old, new, info, path)
 
 
-def _undeclared_differ(old: Any, new: Any, record: Record, path: str) -> str | None:
-    """Compare what instances hold beside their fields.
+def _undeclared_differ(old: Any, new: Any, info: ClassInfo, path: str) -> str | None:
+    """Compare the attributes of two instances that are not fields.
 
-    A lock or a connection that the class makes anew for each instance is never the same; that it is
-    there again is enough. Data have to be equal.
+    Data must be equal. A lock or a connection that each instance creates for itself is never equal,
+    so it is enough that both have one.
     """
-    before, after = _undeclared(old, record), _undeclared(new, record)
+    before, after = _undeclared(old, info), _undeclared(new, info)
     for name, value in before.items():
         if name not in after or (is_plain(value) and value != after[name]):
             return f"{path}.{name}"
     return None
 
 
-def _undeclared(instance: Any, record: Record) -> dict[str, Any]:
-    if record.model:
+def _undeclared(instance: Any, info: ClassInfo) -> dict[str, Any]:
+    if info.model:
         return instance.__pydantic_private__ or {}
-    ignored = derived_names(type(instance)).union(record.names)
+    ignored = derived_names(type(instance)).union(info.names)
     return {
-        name: held
-        for name, held in getattr(instance, "__dict__", {}).items()
+        name: value
+        for name, value in getattr(instance, "__dict__", {}).items()
         if name not in ignored
     }

@@ -1,4 +1,4 @@
-"""JSON from elsewhere, without tags, as a type: work of msgspec and pydantic, with one error."""
+"""Convert JSON of another origin, without tags, to a type, by msgspec and pydantic."""
 
 import collections.abc
 from pathlib import PurePath
@@ -6,29 +6,29 @@ from typing import Any, get_args, get_origin
 
 import msgspec
 
-from perdure.codec.annotations import bare, filled, union_members, variables_of
-from perdure.codec.classes import Record, record_of
+from perdure.codec.annotations import strip_annotation, substitute, union_members, variables_of
+from perdure.codec.classes import ClassInfo, class_info
 from perdure.errors import CodecError
 
 _AT = " - at `$"
 
-# Alternatives inside alternatives could be tried for ever; no honest value needs so many guesses.
+# Nested unions multiply the alternatives: without a limit, hostile data could take forever.
 _MAX_GUESSES = 1000
 
 
 def convert_foreign(data: Any, annotation: Any, path: str) -> Any:
-    """Give data as the type, validated; `CodecError` names the field that does not fit."""
+    """Validate data as the type, or raise `CodecError` with the path of the first problem."""
     return _Conversion().convert(data, annotation, path)
 
 
 class _Conversion:
-    """The conversion of one value, part by part where msgspec does not take its type as a whole."""
+    """The conversion of one value, part by part where msgspec does not support its type."""
 
     def __init__(self) -> None:
         self._guesses = 0
 
     def convert(self, data: Any, annotation: Any, path: str) -> Any:
-        meaning = bare(annotation)
+        meaning = strip_annotation(annotation)
         if _is_model(meaning):
             return _by_pydantic(data, meaning, path)
         try:
@@ -40,7 +40,7 @@ class _Conversion:
             refused = error
         except Exception as error:
             raise CodecError(f"does not fit {annotation!r}: {error!r}", path) from error
-        # msgspec refuses types in which JSON does not say which class is meant: try them out.
+        # msgspec refuses unions whose members it cannot tell apart by the JSON: try each of them.
         members = union_members(meaning)
         if len(members) > 1:
             return self._first_that_fits(data, members, path)
@@ -56,30 +56,32 @@ class _Conversion:
                 self._guesses += 1
                 if self._guesses > _MAX_GUESSES:
                     raise
-        raise CodecError("fits no member of the union: " + "; ".join(problems)[:1000], path)
+        raise CodecError(
+            "does not fit any member of the union: " + "; ".join(problems)[:1000], path
+        )
 
     def _by_parts(self, data: Any, meaning: Any, path: str, refused: TypeError) -> Any:
         cls, arguments = get_origin(meaning) or meaning, get_args(meaning)
-        if isinstance(cls, type) and (record := record_of(cls)):
-            return self._fields(data, meaning, record, path)
+        if isinstance(cls, type) and (info := class_info(cls)):
+            return self._fields(data, meaning, info, path)
         if _is_subclass(cls, collections.abc.Mapping) and len(arguments) == 2:
             items = _of(dict, data, path).items()
             return {key: self.convert(item, arguments[1], f"{path}.{key}") for key, item in items}
         if _is_subclass(cls, collections.abc.Iterable) and len(set(arguments) - {Ellipsis}) == 1:
-            gather = cls if cls in (set, frozenset, tuple) else list
-            places = enumerate(_of(list, data, path))
-            return gather(self.convert(item, arguments[0], f"{path}[{i}]") for i, item in places)
+            kind = cls if cls in (set, frozenset, tuple) else list
+            items = enumerate(_of(list, data, path))
+            return kind(self.convert(item, arguments[0], f"{path}[{i}]") for i, item in items)
         raise CodecError(f"cannot convert to {meaning!r}: {refused}", path) from refused
 
-    def _fields(self, data: Any, meaning: Any, record: Record, path: str) -> Any:
+    def _fields(self, data: Any, meaning: Any, info: ClassInfo, path: str) -> Any:
         cls, variables = get_origin(meaning) or meaning, variables_of(meaning)
-        held = _of(dict, data, path)
-        if missing := record.required - set(held):
+        items = _of(dict, data, path)
+        if missing := info.required - set(items):
             raise CodecError(f"Object missing required field `{min(missing)}`", path)
         values: dict[str, Any] = {}
-        for name in (name for name in record.names if name in held):
-            annotation = filled(record.types.get(name, Any), variables)
-            values[name] = self.convert(held[name], annotation, f"{path}.{name}")
+        for name in (name for name in info.names if name in items):
+            annotation = substitute(info.types.get(name, Any), variables)
+            values[name] = self.convert(items[name], annotation, f"{path}.{name}")
         try:
             return cls(**values)
         except Exception as error:
@@ -98,8 +100,8 @@ def _of(kind: type, data: Any, path: str) -> Any:
 
 
 def _is_model(meaning: Any) -> bool:
-    record = record_of(meaning) if isinstance(meaning, type) else None
-    return record is not None and record.model
+    info = class_info(meaning) if isinstance(meaning, type) else None
+    return info is not None and info.model
 
 
 def _hook(expected: Any, data: Any) -> Any:
@@ -119,10 +121,10 @@ def _by_pydantic(data: Any, model: Any, path: str) -> Any:
         problems = getattr(error, "errors", list[Any])()
         if not problems:
             raise CodecError(f"does not fit {model.__name__}: {error!r}", path) from error
-        place = "".join(_step(step) for step in problems[0]["loc"])
+        place = "".join(_path_part(part) for part in problems[0]["loc"])
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise CodecError(problems[0]["msg"] + more, path + place) from error
 
 
-def _step(place: object) -> str:
-    return f"[{place}]" if isinstance(place, int) else f".{place}"
+def _path_part(part: object) -> str:
+    return f"[{part}]" if isinstance(part, int) else f".{part}"

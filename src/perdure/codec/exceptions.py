@@ -1,7 +1,7 @@
-"""Exceptions as data, in the snapshot format's own shape, and back as the class they were.
+"""Exceptions as data, in the shape of the snapshot format, and back.
 
-A class is found in one of three closed lists only: Python's own exceptions, perdure's, and those
-the user declared. Anything else comes back as a `StepError`. No constructor of the user's is run.
+A class is only looked up among Python's built-in exceptions, perdure's, and those that the user
+declared. Any other becomes a `StepError`. Constructors of the user's classes are not run.
 """
 
 import builtins
@@ -20,46 +20,46 @@ _STACK_LIMIT = 16_384
 _CHAIN_LIMIT = 20
 _UNPRINTABLE = "[unable to convert to string]"
 
-# To raise these in a coroutine would end something else than the step.
+# Raised in a coroutine, these become a RuntimeError.
 _UNSAFE = (StopIteration, StopAsyncIteration)
 
 Write: TypeAlias = Callable[[object], tuple[JSONValue, bool]]
-"""Gives a value as data, and whether it will come back as it was."""
+"""Return a value as data, and whether it can be restored exactly."""
 
 Read: TypeAlias = Callable[[JSONValue], object]
 
 
 class ErrorCause(TypedDict):
-    """An exception. `notes`, `args` and `attrs` (encoded) are perdure's own; others ignore them."""
+    """An exception. Only perdure writes `notes`, `args` and `attrs` (both encoded)."""
 
     type: Literal["error"]
     name: str
     message: str
-    stack: NotRequired[str]
-    cause: NotRequired["SerializedCause"]
+    stack: NotRequired[str | None]
+    cause: NotRequired["SerializedCause | None"]
     notes: NotRequired[list[str]]
     args: NotRequired[list[JSONValue]]
     attrs: NotRequired[dict[str, JSONValue]]
 
 
 class ThrownCause(TypedDict):
-    """A failure that is no exception: any value, and text for people."""
+    """A failure that is not an exception: any value, and a readable form of it."""
 
     type: Literal["thrown"]
-    originalType: NotRequired[str]
+    originalType: NotRequired[str | None]
     value: NotRequired[JSONValue]
     stringRepresentation: str
-    truncated: NotRequired[bool]
+    truncated: NotRequired[bool | None]
 
 
 SerializedCause: TypeAlias = ErrorCause | ThrownCause
 
 
-def _exceptions(found: Iterable[object], base: type[Exception]) -> dict[str, type[Exception]]:
+def _exceptions(names: Iterable[object], base: type[Exception]) -> dict[str, type[Exception]]:
     return {
-        each.__name__: each
-        for each in found
-        if isinstance(each, type) and issubclass(each, base) and not issubclass(each, _UNSAFE)
+        cls.__name__: cls
+        for cls in names
+        if isinstance(cls, type) and issubclass(cls, base) and not issubclass(cls, _UNSAFE)
     }
 
 
@@ -67,14 +67,14 @@ _BUILT_IN = _exceptions(vars(builtins).values(), Exception)
 _OWN = _exceptions(vars(errors).values(), PerdureError)
 _KNOWN = _BUILT_IN | _OWN
 _ROOTS = frozenset(
-    each
-    for each in vars(builtins).values()
-    if isinstance(each, type) and issubclass(each, BaseException)
+    cls
+    for cls in vars(builtins).values()
+    if isinstance(cls, type) and issubclass(cls, BaseException)
 )
 
 
 def safe_text(value: object) -> str:
-    """Give `str(value)` in characters that every store takes, whatever its `__str__` does."""
+    """Return `str(value)` in characters that every store accepts, whatever its `__str__` does."""
     try:
         text = str(value)
     except Exception:  # noqa: BLE001 - __str__ is the user's code
@@ -83,45 +83,45 @@ def safe_text(value: object) -> str:
 
 
 def class_name(cls: type) -> str:
-    """Give a class's name, whatever its metaclass does."""
+    """Return a class's name, whatever its metaclass does."""
     return str(type.__getattribute__(cls, "__name__"))
 
 
 def full_name(cls: type) -> str:
-    """Give a class's name with its module and the classes and functions it stands in."""
+    """Return a class's qualified name with its module."""
     names = (type.__getattribute__(cls, part) for part in ("__module__", "__qualname__"))
     return ".".join(str(name) for name in names)
 
 
 def is_known(cls: type[BaseException]) -> bool:
-    """Say whether an exception class comes back without having been declared."""
+    """Return whether an exception class is restored without being declared."""
     return _KNOWN.get(class_name(cls)) is cls
 
 
 def name_of(cls: type[BaseException]) -> str:
-    """Give the name by which an exception class is stored: none that another class answers to."""
+    """Return the name under which an exception class is stored, distinct from all known ones."""
     name = class_name(cls)
     return name if _KNOWN.get(name, cls) is cls else full_name(cls)
 
 
 def cause_of(error: BaseException, write: Write) -> ErrorCause:
-    """Give an exception and the chain of its causes as data."""
+    """Return an exception and the chain of its causes as data."""
     links = [error]
-    met = {id(error)}
-    while (cause := links[-1].__cause__) is not None and id(cause) not in met:
+    visited = {id(error)}
+    while (cause := links[-1].__cause__) is not None and id(cause) not in visited:
         if len(links) == _CHAIN_LIMIT:
             break
-        met.add(id(cause))
+        visited.add(id(cause))
         links.append(cause)
-    whole = _link(links.pop(), write)
+    data = _link(links.pop(), write)
     while links:
-        inner, whole = whole, _link(links.pop(), write)
-        whole["cause"] = inner
-    return whole
+        inner, data = data, _link(links.pop(), write)
+        data["cause"] = inner
+    return data
 
 
 def bare_cause(error: object) -> SerializedCause:
-    """Give only the name and text of a failure, for one that cannot be told in full."""
+    """Return only the name and message of a failure that cannot be encoded in full."""
     name = class_name(type(error))
     if issubclass(type(error), BaseException):
         return ErrorCause(type="error", name=name_of(type(error)), message=safe_text(error))  # type: ignore[arg-type] # by issubclass
@@ -137,9 +137,9 @@ def _link(error: BaseException, write: Write) -> ErrorCause:
     if isinstance(notes, list) and notes:
         link["notes"] = [safe_text(note) for note in notes]
     arguments, attributes = _state(error)
-    written = [write(argument) for argument in arguments]
-    if all(exact for _, exact in written):
-        link["args"] = [data for data, _ in written]
+    encoded = [write(argument) for argument in arguments]
+    if all(exact for _, exact in encoded):
+        link["args"] = [data for data, _ in encoded]
     if attributes:
         link["attrs"] = {name: write(value)[0] for name, value in attributes.items()}
     return link
@@ -158,12 +158,12 @@ def _root(cls: type[BaseException]) -> Any:
 
 
 def _state(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Give an exception's arguments and attributes as Python itself would pickle them."""
+    """Return an exception's arguments and attributes, as pickle would collect them."""
     _, arguments, *rest = _root(type(error)).__reduce__(error)
     attributes = (rest[0] if rest else None) or {}
     for name, value in attributes_of(error).items():
         attributes.setdefault(name, value)
-    return arguments, {name: each for name, each in attributes.items() if _is_settable(name)}
+    return arguments, {name: value for name, value in attributes.items() if _is_settable(name)}
 
 
 def _is_settable(name: object) -> bool:
@@ -171,7 +171,7 @@ def _is_settable(name: object) -> bool:
 
 
 def thrown_of(value: object, write: Write) -> ThrownCause:
-    """Give a failure that is no exception as data."""
+    """Return a failure that is not an exception as data."""
     text = _TEXT.get(value, "") if value is None or type(value) is bool else safe_text(value)
     thrown = ThrownCause(
         type="thrown", originalType=_foreign_name(value), stringRepresentation=text[:TEXT_LIMIT]
@@ -203,16 +203,16 @@ def _foreign_name(value: object) -> str:
     return next(named, class_name(type(value)))
 
 
-def restored(cause: Any, declared: Sequence[type[BaseException]], read: Read) -> object:
-    """Give the exception, or the thrown value, that a stored cause tells of."""
+def restore(cause: Any, declared: Sequence[type[BaseException]], read: Read) -> object:
+    """Return the exception, or the thrown value, of a stored cause."""
     kind = _field(cause, "type")
     if kind == "error":
-        return _restored_error(cause, declared, read)
+        return _restore_error(cause, declared, read)
     if kind != "thrown":
-        raise CodecError(f"a cause of unknown type {kind!r}", "cause.type")
+        raise CodecError(f"unknown type of cause {kind!r}", "cause.type")
     if "value" in cause:
         return read(cause["value"])
-    # JavaScript's "there was none" is no text.
+    # The string "undefined" of a JavaScript value that is absent is not its value.
     return (
         None if cause.get("originalType") == "undefined" else _field(cause, "stringRepresentation")
     )
@@ -221,17 +221,17 @@ def restored(cause: Any, declared: Sequence[type[BaseException]], read: Read) ->
 def _field(cause: Any, name: str) -> str:
     value = cause.get(name) if type(cause) is dict else None
     if type(value) is not str:
-        raise CodecError(f"a cause without the text {name!r}", f"cause.{name}")
+        raise CodecError(f"cause.{name} is missing or not a string", f"cause.{name}")
     return value
 
 
-def _restored_error(
+def _restore_error(
     cause: Any, declared: Sequence[type[BaseException]], read: Read
 ) -> BaseException:
     name, message = _field(cause, "name"), _field(cause, "message")
-    named = (each for each in declared if name_of(each) == name)
-    cls = next(named, _KNOWN.get(name))
-    error = None if cls is None else _revived(cls, cause, message, read)
+    candidates = (cls for cls in declared if name_of(cls) == name)
+    cls = next(candidates, _KNOWN.get(name))
+    error = None if cls is None else _restore_class(cls, cause, message, read)
     if error is None:
         stack = cause.get("stack")
         error = StepError(name, message, stack if type(stack) is str else "")
@@ -239,7 +239,7 @@ def _restored_error(
     for note in notes if type(notes) is list else ():
         error.add_note(str(note))
     if "cause" in cause:
-        error.__cause__ = _as_exception(restored(cause["cause"], declared, read))
+        error.__cause__ = _as_exception(restore(cause["cause"], declared, read))
     return error
 
 
@@ -249,31 +249,31 @@ def _as_exception(cause: object) -> BaseException | None:
     return StepError(_foreign_name(cause), safe_text(cause))
 
 
-def _revived(
+def _restore_class(
     cls: type[BaseException], cause: Any, message: str, read: Read
 ) -> BaseException | None:
-    """Give an instance of the class, or None when there is none without running its `__init__`."""
+    """Return an instance without running `__init__` of the class, or `None` if that fails."""
     arguments, attributes = cause.get("args"), cause.get("attrs", {})
     if (type(arguments) is not list and arguments is not None) or type(attributes) is not dict:
-        raise CodecError("an error whose args or attrs are malformed", "cause")
-    given = None if arguments is None else [read(argument) for argument in arguments]
+        raise CodecError("args or attrs of the cause are malformed", "cause")
+    args = None if arguments is None else [read(argument) for argument in arguments]
     values = {name: read(value) for name, value in attributes.items() if _is_settable(name)}
     try:
-        return _filled(cls, given, message, values)
+        return _create(cls, args, message, values)
     except Exception:  # noqa: BLE001 - setting an attribute may run the user's code
         return None
 
 
-def _filled(
-    cls: type[BaseException], given: list[object] | None, message: str, values: dict[str, object]
+def _create(
+    cls: type[BaseException], args: list[object] | None, message: str, values: dict[str, object]
 ) -> BaseException | None:
     root = _root(cls)
-    if given is None:
+    if args is None:
         error = root.__new__(cls)
         error.args = (message,)
     else:
-        error = root.__new__(cls, *given)
-        root.__init__(error, *given)
+        error = root.__new__(cls, *args)
+        root.__init__(error, *args)
     for name, value in values.items():
         object.__setattr__(error, name, value)
     return error if type(error) is cls else None

@@ -1,16 +1,16 @@
-"""Stored JSON with its tags undone. No class is looked up here by a name that was stored."""
+"""Read stored JSON with tags. No class is looked up by a stored name."""
 
 from collections.abc import Callable
 from typing import Any
 
-from perdure.codec.exceptions import restored
+from perdure.codec.exceptions import restore
 from perdure.codec.tags import LEAF_BY_NAME, MALFORMED, JSONValue, is_tagged
 from perdure.errors import CodecError
 from perdure.result import Err, Ok
 
 
-def opened(data: JSONValue) -> tuple[str | None, JSONValue]:
-    """Give the tag of data and what it holds; None, and the data itself, when it has no tag."""
+def split_tag(data: JSONValue) -> tuple[str | None, JSONValue]:
+    """Return the tag of data and its payload; without a tag, `None` and the data itself."""
     if type(data) is dict and is_tagged(data):
         ((key, payload),) = data.items()
         return key[1:], payload
@@ -18,15 +18,15 @@ def opened(data: JSONValue) -> tuple[str | None, JSONValue]:
 
 
 def untag(data: JSONValue, path: str) -> Any:
-    """Give the value that stored JSON stands for."""
+    """Return the value of stored JSON."""
     kind = type(data)
     if kind is list:
-        return [untag(item, f"{path}[{place}]") for place, item in enumerate(data)]
+        return [untag(item, f"{path}[{index}]") for index, item in enumerate(data)]
     if kind is not dict:
         return data
     if not is_tagged(data):
         return {key: untag(item, f"{path}.{key}") for key, item in data.items()}
-    tag, payload = opened(data)
+    tag, payload = split_tag(data)
     return _untag(str(tag), payload, path)
 
 
@@ -42,49 +42,49 @@ def _untag(tag: str, payload: JSONValue, path: str) -> Any:
 
 
 def list_of(payload: JSONValue, path: str) -> list[Any]:
-    """Give a payload that has to be a list, or raise `CodecError`."""
+    """Return a payload that must be a list, or raise `CodecError`."""
     if type(payload) is not list:
-        raise CodecError(f"{type(payload).__name__} where a list belongs", path)
+        raise CodecError(f"expected a list, got {type(payload).__name__}", path)
     return payload
 
 
 def dict_of(payload: JSONValue, path: str) -> dict[str, Any]:
-    """Give a payload that has to be an object, or raise `CodecError`."""
+    """Return a payload that must be an object, or raise `CodecError`."""
     if type(payload) is not dict:
-        raise CodecError(f"{type(payload).__name__} where an object belongs", path)
+        raise CodecError(f"expected an object, got {type(payload).__name__}", path)
     return payload
 
 
 def pair_of(payload: JSONValue, path: str) -> list[Any]:
-    """Give a payload that has to be a list of two, or raise `CodecError`."""
+    """Return a payload that must be a list of two items, or raise `CodecError`."""
     if len(list_of(payload, path)) != 2:
-        raise CodecError("a pair that is no pair", path)
+        raise CodecError("expected a list of two items", path)
     return list_of(payload, path)
 
 
-def gathered(kind: Callable[[list[Any]], Any], items: list[Any], path: str) -> Any:
-    """Give a set or a dict of items, whose hashes may be the user's code."""
+def collect(kind: Callable[[list[Any]], Any], items: list[Any], path: str) -> Any:
+    """Return a collection of items, whose `__hash__` may be the user's code."""
     try:
         return kind(items)
     except Exception as error:
-        raise CodecError(f"a member or key cannot be hashed: {error}", path) from error
+        raise CodecError(f"unhashable member or key: {error}", path) from error
 
 
 def _untag_items(payload: JSONValue, path: str) -> list[Any]:
-    return [untag(item, f"{path}[{place}]") for place, item in enumerate(list_of(payload, path))]
+    return [untag(item, f"{path}[{index}]") for index, item in enumerate(list_of(payload, path))]
 
 
 def _untag_map(payload: JSONValue, path: str) -> dict[Any, Any]:
     pairs = [pair_of(pair, path) for pair in list_of(payload, path)]
-    read = [(untag(key, path), untag(item, path)) for key, item in pairs]
-    made: dict[Any, Any] = gathered(dict, read, path)
-    return made
+    items = [(untag(key, path), untag(item, path)) for key, item in pairs]
+    mapping: dict[Any, Any] = collect(dict, items, path)
+    return mapping
 
 
 def _untag_err(payload: JSONValue, path: str) -> Err[Any]:
     parts = dict_of(payload, path)
     if "error" not in parts:
-        raise CodecError("an Err without its error", path)
+        raise CodecError("Err: field 'error' is missing", path)
     cause = untag(parts["cause"], f"{path}.cause") if "cause" in parts else None
     return Err(untag(parts["error"], f"{path}.error"), cause)
 
@@ -96,13 +96,13 @@ def _untag_dict(payload: JSONValue, path: str) -> dict[str, Any]:
 _CONTAINERS: dict[str, Callable[[JSONValue, str], Any]] = {
     "": _untag_dict,
     "tuple": lambda payload, path: tuple(_untag_items(payload, path)),
-    "set": lambda payload, path: gathered(set, _untag_items(payload, path), path),
-    "frozenset": lambda payload, path: gathered(frozenset, _untag_items(payload, path), path),
+    "set": lambda payload, path: collect(set, _untag_items(payload, path), path),
+    "frozenset": lambda payload, path: collect(frozenset, _untag_items(payload, path), path),
     "map": _untag_map,
     "ok": lambda payload, path: Ok(untag(payload, path)),
     "err": _untag_err,
-    "error": lambda payload, path: restored(payload, (), lambda data: untag(data, path)),
-    # Without a type to say which class it was, an object is its fields.
+    "error": lambda payload, path: restore(payload, (), lambda data: untag(data, path)),
+    # Without a type that names its class, an object is a dict of its fields.
     "named": untag,
     "record": lambda payload, path: untag(pair_of(payload, path)[1], path),
     "dumped": lambda payload, path: payload,

@@ -1,4 +1,4 @@
-"""Types that JSON lacks, as text, numbers and lists: one row of a table for each."""
+"""The types that JSON lacks, written as strings, numbers and lists: a table with one row each."""
 
 import math
 from base64 import b64decode, b64encode
@@ -15,27 +15,29 @@ from zoneinfo import ZoneInfo
 JSONValue: TypeAlias = Any
 
 MAX_DEPTH = 90
-"""How many lists and objects of stored JSON may stand inside each other.
+"""How deeply lists and objects of stored JSON may be nested.
 
-MySQL and MongoDB take 100, and a value stands some levels deep in its snapshot.
+MySQL and MongoDB allow 100 levels, and a value is some levels deep in its snapshot.
 """
 
 SMALLEST_INT = -(2**63)
 LARGEST_INT = 2**63 - 1
 
-# Reducing a fraction is not linear: numbers of this size still take well under a millisecond.
+# Reducing a fraction takes more than linear time; at this size, still well under a millisecond.
 _FRACTION_BITS = 2**14
 
+_SECOND = timedelta(seconds=1)
+
 MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, OSError)
-"""What a reader of this table raises when its payload is not what a writer has written."""
+"""What a reader in this table raises for a payload that no writer has produced."""
 
 
 class ForeignZone(Exception):
-    """A time zone of a class that cannot be named: neither `ZoneInfo` nor a fixed offset."""
+    """A time zone that cannot be stored: neither a `ZoneInfo` nor a fixed offset."""
 
 
 class Tag(NamedTuple):
-    """How one type is written under `"~" + name`, and read; `bare` values need no tag."""
+    """How one type is written under `"~" + name` and read; values that are `bare` need no tag."""
 
     name: str
     type: type
@@ -45,7 +47,7 @@ class Tag(NamedTuple):
 
 
 def is_clean(text: str) -> bool:
-    """Say whether text can be written as UTF-8, which a lone surrogate cannot."""
+    """Return whether a string can be encoded in UTF-8, as lone surrogates cannot."""
     if text.isascii():
         return True
     try:
@@ -56,12 +58,12 @@ def is_clean(text: str) -> bool:
 
 
 def is_small(number: int) -> bool:
-    """Say whether an integer fits in 64 bits, the most that every JSON database keeps."""
+    """Return whether an int fits in 64 bits, the most that every JSON database stores."""
     return SMALLEST_INT <= number <= LARGEST_INT
 
 
 def is_plain(value: Any, room: int = MAX_DEPTH) -> bool:
-    """Say whether a value is JSON that reads back as itself, at most `room` containers deep."""
+    """Return whether a value is JSON that reads back as itself, at most `room` containers deep."""
     kind = type(value)
     if kind is str:
         return is_clean(value)
@@ -76,7 +78,7 @@ def is_plain(value: Any, room: int = MAX_DEPTH) -> bool:
     return value is None or kind is bool
 
 
-# Most of what steps return is short text and truth: the two loops pass it without a further call.
+# Most items are short strings, booleans and null: both loops handle these without another call.
 def _is_plain_dict(value: dict[Any, Any], room: int) -> bool:
     for key, item in value.items():
         if type(key) is not str or not (key.isascii() or is_clean(key)):
@@ -98,7 +100,7 @@ def _is_plain_list(value: list[Any], room: int) -> bool:
 
 
 def is_shallow(data: JSONValue, room: int = MAX_DEPTH) -> bool:
-    """Say whether stored JSON is at most `room` containers deep."""
+    """Return whether stored JSON is at most `room` containers deep."""
     kind = type(data)
     if kind is dict:
         return room > 0 and all(is_shallow(item, room - 1) for item in data.values())
@@ -108,7 +110,7 @@ def is_shallow(data: JSONValue, room: int = MAX_DEPTH) -> bool:
 
 
 def is_tagged(data: Mapping[Any, Any]) -> bool:
-    """Say whether an object has the look of a tag: one key, which starts with `~`."""
+    """Return whether an object looks like a tag: one key, which starts with `~`."""
     if len(data) != 1:
         return False
     (key,) = data
@@ -120,19 +122,19 @@ def _write_offset(offset: timedelta) -> list[int]:
 
 
 def _read_offset(parts: Any) -> timedelta:
-    days, seconds, microseconds = (_integer(part) for part in parts)
+    days, seconds, microseconds = (_int(part) for part in parts)
     return timedelta(days, seconds, microseconds)
 
 
-def _integer(part: object) -> int:
+def _int(part: object) -> int:
     if type(part) is not int:
-        raise TypeError(f"{type(part).__name__} where an integer belongs")
+        raise TypeError(f"expected an int, got {type(part).__name__}")
     return part
 
 
-def _text(part: object) -> str:
+def _string(part: object) -> str:
     if type(part) is not str:
-        raise TypeError(f"{type(part).__name__} where text belongs")
+        raise TypeError(f"expected a string, got {type(part).__name__}")
     return part
 
 
@@ -143,7 +145,7 @@ def _write_zone(zone: tzinfo) -> dict[str, JSONValue]:
         offset = zone.utcoffset(None)
     except Exception as error:
         raise ForeignZone from error
-    # By its protocol only a zone without seasons knows its offset without a date.
+    # By the protocol of tzinfo, only a zone with a fixed offset knows it without a date.
     if type(offset) is not timedelta or type(zone) is ZoneInfo:
         raise ForeignZone
     fixed = timezone(offset)
@@ -157,29 +159,39 @@ def _write_zone(zone: tzinfo) -> dict[str, JSONValue]:
 
 def _read_zone(parts: Mapping[str, Any]) -> tzinfo | None:
     if "zone" in parts:
-        return ZoneInfo(_text(parts["zone"]))
+        return ZoneInfo(_string(parts["zone"]))
     if "offset" not in parts:
         return None
     offset = _read_offset(parts["offset"])
-    return timezone(offset, _text(parts["name"])) if "name" in parts else timezone(offset)
+    return timezone(offset, _string(parts["name"])) if "name" in parts else timezone(offset)
 
 
-def _write_moment(value: datetime | time) -> JSONValue:
+def _write_time(value: datetime | time) -> JSONValue:
     zone = {} if value.tzinfo is None else _write_zone(value.tzinfo)
-    if not value.fold and set(zone) <= {"offset"}:
+    if not value.fold and _has_iso_format(zone):
         offset = timezone(_read_offset(zone["offset"])) if zone else None
         return value.replace(tzinfo=offset).isoformat()
     fold = {"fold": 1} if value.fold else {}
     return {"at": value.replace(tzinfo=None).isoformat(), **zone, **fold}
 
 
-def _moment_reader(kind: type[datetime] | type[time]) -> Callable[[Any], object]:
+def _has_iso_format(zone: Mapping[str, Any]) -> bool:
+    """Return whether a zone can be read back from the ISO format.
+
+    CPython's `fromisoformat` reads an offset of less than a second as UTC.
+    """
+    if "offset" not in zone:
+        return not zone
+    return len(zone) == 1 and not timedelta(0) < abs(_read_offset(zone["offset"])) < _SECOND
+
+
+def _time_reader(kind: type[datetime] | type[time]) -> Callable[[Any], object]:
     def read(payload: Any) -> object:
         if type(payload) is str:
             return kind.fromisoformat(payload)
-        fold = _integer(payload.get("fold", 0)) if type(payload) is dict else 0
-        moment = kind.fromisoformat(_text(payload["at"]))
-        return moment.replace(tzinfo=_read_zone(payload), fold=fold)
+        fold = _int(payload.get("fold", 0)) if type(payload) is dict else 0
+        value = kind.fromisoformat(_string(payload["at"]))
+        return value.replace(tzinfo=_read_zone(payload), fold=fold)
 
     return read
 
@@ -190,8 +202,8 @@ def _write_float(value: float) -> JSONValue:
 
 def _read_float(payload: object) -> float:
     if payload not in ("nan", "inf", "-inf"):
-        raise ValueError("only nan, inf and -inf are written with this tag")
-    return float(_text(payload))
+        raise ValueError("expected nan, inf or -inf")
+    return float(_string(payload))
 
 
 def _read_part(part: Any) -> float:
@@ -211,23 +223,23 @@ def _write_fraction(value: Fraction) -> list[str]:
 
 
 def _read_fraction(payload: Any) -> Fraction:
-    above, below = (_read_int(part) for part in payload)
-    _check_size(above, below)
-    return Fraction(above, below)
+    numerator, denominator = (_read_int(part) for part in payload)
+    _check_size(numerator, denominator)
+    return Fraction(numerator, denominator)
 
 
-def _check_size(above: int, below: int) -> None:
-    if max(above.bit_length(), below.bit_length()) > _FRACTION_BITS:
+def _check_size(numerator: int, denominator: int) -> None:
+    if max(numerator.bit_length(), denominator.bit_length()) > _FRACTION_BITS:
         raise ValueError(f"a fraction of more than {_FRACTION_BITS} bits")
 
 
 def _read_int(payload: object) -> int:
-    # Base 16 is linear in size and has no limit of digits.
-    return int(_text(payload), 16)
+    # Base 16 takes linear time and is exempt from the limit on digits.
+    return int(_string(payload), 16)
 
 
 def _read_bytes(payload: object) -> bytes:
-    return b64decode(_text(payload), validate=True)
+    return b64decode(_string(payload), validate=True)
 
 
 def _write_surrogates(value: str) -> str:
@@ -244,7 +256,7 @@ def _write_path(value: Path) -> JSONValue:
 
 
 def _read_path(payload: Any) -> Path:
-    return Path(_read_surrogates(payload["~text"]) if type(payload) is dict else _text(payload))
+    return Path(_read_surrogates(payload["~text"]) if type(payload) is dict else _string(payload))
 
 
 def _write_base64(value: bytes | bytearray) -> str:
@@ -255,12 +267,12 @@ LEAVES: tuple[Tag, ...] = (
     Tag("text", str, _write_surrogates, _read_surrogates, bare=is_clean),
     Tag("int", int, hex, _read_int, bare=is_small),
     Tag("float", float, repr, _read_float, bare=math.isfinite),
-    Tag("datetime", datetime, _write_moment, _moment_reader(datetime)),
-    Tag("date", date, date.isoformat, lambda payload: date.fromisoformat(_text(payload))),
-    Tag("time", time, _write_moment, _moment_reader(time)),
+    Tag("datetime", datetime, _write_time, _time_reader(datetime)),
+    Tag("date", date, date.isoformat, lambda payload: date.fromisoformat(_string(payload))),
+    Tag("time", time, _write_time, _time_reader(time)),
     Tag("timedelta", timedelta, _write_offset, _read_offset),
-    Tag("decimal", Decimal, str, lambda payload: Decimal(_text(payload))),
-    Tag("uuid", UUID, str, lambda payload: UUID(_text(payload))),
+    Tag("decimal", Decimal, str, lambda payload: Decimal(_string(payload))),
+    Tag("uuid", UUID, str, lambda payload: UUID(_string(payload))),
     Tag("bytes", bytes, _write_base64, _read_bytes),
     Tag("bytearray", bytearray, _write_base64, lambda payload: bytearray(_read_bytes(payload))),
     Tag(

@@ -1,4 +1,4 @@
-"""Any value as JSON with tags, and an account of what will not come back."""
+"""Write any value as JSON with tags, and collect what cannot be restored."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from perdure.codec.classes import Record, attributes_of, dumped, record_of
+from perdure.codec.classes import ClassInfo, attributes_of, class_info, dump_field
 from perdure.codec.exceptions import cause_of, full_name, is_known, name_of, safe_text
 from perdure.codec.tags import (
     LEAF_BY_TYPE,
@@ -28,9 +28,9 @@ from perdure.result import Err, Ok
 # A list of a thousand objects without a type is one problem, not a thousand warnings.
 _MAX_LOSSES = 20
 
-# An object without a declared shape may hold the whole program: enough of it to recognise it.
-_MAX_STRANGERS = 100
-_MAX_STRANGERS_DEEP = 8
+# An object without declared fields may reference the whole program: only a part is written.
+_MAX_UNDECLARED = 100
+_MAX_UNDECLARED_DEPTH = 8
 
 _HEAP_TYPE = 1 << 9
 
@@ -38,23 +38,23 @@ sorted_json = msgspec.json.Encoder(order="deterministic").encode
 
 
 class Loss(NamedTuple):
-    """A place in a value that will not come back as it was, e.g. `value.user.tags[3]`."""
+    """The path of a part of a value that cannot be restored, e.g. `value.user.tags[3]`."""
 
     path: str
     reason: Literal["non-json", "circular", "encode-failed"]
 
 
 class Form(Enum):
-    """What becomes of an object that needs its class to come back."""
+    """How an object is written that needs its class to be restored."""
 
-    FIELDS = "its fields: the return type says which class stands where"
-    NAMED = "its fields under its class's name, where the return type leaves a choice"
-    LOST = "its fields, and a loss: there is no return type"
-    PRINT = "as named, and other objects count by their class alone"
+    FIELDS = "as its fields: the return type names the class"
+    NAMED = "as its fields and the name of its class, for a return type with alternatives"
+    LOST = "as its fields, with a loss: there is no return type"
+    FINGERPRINT = "as named, and objects without fields only by their class"
 
 
 class Writer:
-    """One pass over one value; afterwards `losses` and `typed` tell what was met."""
+    """Writes one value; afterwards `losses` and `typed` describe what it contained."""
 
     def __init__(self, form: Form) -> None:
         self.form = form
@@ -62,21 +62,21 @@ class Writer:
         self.lost = 0
         self.typed = False
         self._open: set[int] = set()
-        self._strangers = 0
-        self._strangers_deep = 0
+        self._undeclared_count = 0
+        self._undeclared_depth = 0
         self._hashed = 0
 
-    def whole(self, value: object, root: str) -> JSONValue:
-        """Give a value as JSON with tags, or raise `CodecError` when it is nested too deep."""
+    def write_root(self, value: object, root: str) -> JSONValue:
+        """Return a value as JSON with tags, or raise `CodecError` if it is nested too deeply."""
         data = self.write(value, root)
         if self.form is Form.NAMED:
             data = {"~named": data}
         if not is_shallow(data):
-            raise CodecError(f"a value of more than {MAX_DEPTH} levels of JSON", root)
+            raise CodecError(f"nested more than {MAX_DEPTH} levels of JSON deep", root)
         return data
 
     def write(self, value: object, path: str) -> JSONValue:
-        """Give a part of the value as JSON with tags."""
+        """Return a part of the value as JSON with tags."""
         kind = type(value)
         if value is None or kind is bool:
             return value
@@ -86,7 +86,7 @@ class Writer:
             if id(value) in self._open:
                 return self._lose(value, path, "circular")
             if len(self._open) >= MAX_DEPTH:
-                raise CodecError(f"a value of more than {MAX_DEPTH} levels", _shortened(path))
+                raise CodecError(f"nested more than {MAX_DEPTH} levels deep", _shortened(path))
             self._open.add(id(value))
             try:
                 return _CONTAINERS.get(kind, Writer._object)(self, value, path)
@@ -94,11 +94,11 @@ class Writer:
                 self._open.discard(id(value))
         except (CodecError, RecursionError):
             raise
-        except Exception:  # noqa: BLE001 - whatever a user's object does when it is looked at
+        except Exception:  # noqa: BLE001 - reading attributes runs the user's code
             return self._lose(value, path, "encode-failed")
 
     def report(self, path: str, reason: Literal["non-json", "circular", "encode-failed"]) -> None:
-        """Note a loss; the first of a path, and the first few of a value, are kept."""
+        """Collect a loss: the first of each path, and only the first few of a value."""
         self.lost += 1
         if len(self.losses) < _MAX_LOSSES and all(loss.path != path for loss in self.losses):
             self.losses.append(Loss(path, reason))
@@ -107,7 +107,7 @@ class Writer:
         self, value: object, path: str, reason: Literal["non-json", "circular", "encode-failed"]
     ) -> JSONValue:
         self.report(path, reason)
-        return {"~type": full_name(type(value))} if self.form is Form.PRINT else None
+        return {"~type": full_name(type(value))} if self.form is Form.FINGERPRINT else None
 
     def _leaf(self, value: Any, leaf: Tag, path: str) -> JSONValue:
         if leaf.bare(value):
@@ -121,16 +121,16 @@ class Writer:
             return {"~" + leaf.name: leaf.write(value.replace(tzinfo=fixed))}
 
     def _list(self, value: list[object], path: str) -> JSONValue:
-        return [self.write(item, f"{path}[{place}]") for place, item in enumerate(value)]
+        return [self.write(item, f"{path}[{index}]") for index, item in enumerate(value)]
 
     def _tuple(self, value: tuple[object, ...], path: str) -> JSONValue:
         return {"~tuple": [self.write(item, f"{path}[{i}]") for i, item in enumerate(value)]}
 
     def _set(self, value: set[object] | frozenset[object], path: str) -> JSONValue:
         self._hashed += 1
-        items = [self.write(item, f"{path}[{place}]") for place, item in enumerate(value)]
+        items = [self.write(item, f"{path}[{index}]") for index, item in enumerate(value)]
         self._hashed -= 1
-        # A set has no order of its own, and is to give the same bytes in every process.
+        # A set has no order, but must be written as the same bytes in every process.
         return {"~" + type(value).__name__: sorted(items, key=sorted_json)}
 
     def _dict(self, value: dict[Any, object], path: str) -> JSONValue:
@@ -141,19 +141,19 @@ class Writer:
 
     def _map(self, value: dict[Any, object], path: str) -> JSONValue:
         pairs: list[JSONValue] = []
-        for place, (key, item) in enumerate(value.items()):
+        for index, (key, item) in enumerate(value.items()):
             self._hashed += 1
-            written = self.write(key, f"{path}.keys[{place}]")
+            key_data = self.write(key, f"{path}.keys[{index}]")
             self._hashed -= 1
-            pairs.append([written, self.write(item, _child(path, key))])
-        return {"~map": sorted(pairs, key=sorted_json) if self.form is Form.PRINT else pairs}
+            pairs.append([key_data, self.write(item, _child(path, key))])
+        return {"~map": sorted(pairs, key=sorted_json) if self.form is Form.FINGERPRINT else pairs}
 
     def _object(self, value: Any, path: str) -> JSONValue:
         kind = type(value)
         if issubclass(kind, Enum):
             return self._classed(value, self.write(value._value_, path), path)
-        if record := record_of(kind):
-            return self._record(value, record, path)
+        if info := class_info(kind):
+            return self._fields(value, info, path)
         if issubclass(kind, BaseException):
             return self._error(value, path)
         for base, exact in _EXACT:
@@ -161,7 +161,7 @@ class Writer:
                 self.report(path, "non-json")
                 unhashable = self._hashed and base in _UNHASHABLE
                 return safe_text(value) if unhashable else self.write(exact(value), path)
-        return self._stranger(value, path)
+        return self._undeclared(value, path)
 
     def _ok(self, value: Ok[object], path: str) -> JSONValue:
         return {"~ok": self.write(value.value, f"{path}.value")}
@@ -180,35 +180,35 @@ class Writer:
             case Form.NAMED:
                 self.typed = True
                 return {"~record": [type(value).__name__, data]}
-            case Form.PRINT:
+            case Form.FINGERPRINT:
                 return {"~record": [full_name(type(value)), data]}
             case Form.LOST:
                 self.report(path, "non-json")
                 return safe_text(value) if self._hashed and type(data) in (dict, list) else data
 
-    def _record(self, value: object, record: Record, path: str) -> JSONValue:
+    def _fields(self, value: object, info: ClassInfo, path: str) -> JSONValue:
         data: dict[str, JSONValue] = {}
-        for name, held in record.read(value).items():
-            lost, kept = self.lost, len(self.losses)
-            data[name] = self.write(held, _child(path, name))
-            # What only pydantic knows (a URL, a secret) it can often write, and read, by itself.
-            if record.model and self.lost > lost and self.form is not Form.LOST:
-                form = dumped(value, name)
-                if is_plain(form):
-                    data[name] = {"~dumped": form}
+        for name, item in info.read(value).items():
+            lost, known_losses = self.lost, len(self.losses)
+            data[name] = self.write(item, _child(path, name))
+            # pydantic can often write and read its own types (a URL, a secret) by itself.
+            if info.model and self.lost > lost and self.form is not Form.LOST:
+                dumped = dump_field(value, name)
+                if is_plain(dumped):
+                    data[name] = {"~dumped": dumped}
                     self.lost = lost
-                    del self.losses[kept:]
+                    del self.losses[known_losses:]
         return self._classed(value, {"~": data} if is_tagged(data) else data, path)
 
     def _error(self, error: BaseException, path: str) -> JSONValue:
-        if self.form is Form.PRINT:
+        if self.form is Form.FINGERPRINT:
             return {"~error": [name_of(type(error)), safe_text(error)]}
 
-        def attempt(value: object) -> tuple[JSONValue, bool]:
+        def write(value: object) -> tuple[JSONValue, bool]:
             lost = self.lost
             return self._untyped(value, f"{path}.args"), self.lost == lost
 
-        cause = cause_of(error, attempt)
+        cause = cause_of(error, write)
         if not is_known(type(error)):
             self.typed = True
             if self.form is Form.LOST:
@@ -222,19 +222,22 @@ class Writer:
         finally:
             self.form = form
 
-    def _stranger(self, value: object, path: str) -> JSONValue:
-        if self._strangers >= _MAX_STRANGERS or self._strangers_deep >= _MAX_STRANGERS_DEEP:
+    def _undeclared(self, value: object, path: str) -> JSONValue:
+        if (
+            self._undeclared_count >= _MAX_UNDECLARED
+            or self._undeclared_depth >= _MAX_UNDECLARED_DEPTH
+        ):
             return self._lose(value, path, "non-json")
-        if self.form is Form.PRINT or not _is_data(value):
+        if self.form is Form.FINGERPRINT or not _is_data(value):
             return self._lose(value, path, "non-json")
         self.report(path, "non-json")
         if self._hashed:
             return safe_text(value)
-        held = attributes_of(value)
-        self._strangers += 1
-        self._strangers_deep += 1
-        data = self.write(held, path)
-        self._strangers_deep -= 1
+        attributes = attributes_of(value)
+        self._undeclared_count += 1
+        self._undeclared_depth += 1
+        data = self.write(attributes, path)
+        self._undeclared_depth -= 1
         return data
 
 
@@ -248,7 +251,7 @@ _CONTAINERS: dict[type, Callable[[Writer, Any, str], JSONValue]] = {
     Err: Writer._err,
 }
 
-# Through the methods of the base itself, for a subclass's may do anything.
+# By methods of the base class, because those of a subclass may do anything.
 _EXACT: tuple[tuple[type, Callable[[Any], object]], ...] = (
     (str, str.__str__),
     (int, int.__int__),
@@ -267,14 +270,14 @@ _EXACT: tuple[tuple[type, Callable[[Any], object]], ...] = (
     (frozenset, lambda value: frozenset(frozenset.__iter__(value))),
     (datetime, lambda value: datetime.combine(datetime.date(value), datetime.timetz(value))),
     (date, lambda value: date.fromordinal(date.toordinal(value))),
-    (time, lambda value: time.fromisoformat(time.isoformat(value))),
+    (time, lambda value: datetime.combine(date.min, value).timetz()),
 )
 
 _UNHASHABLE = (bytearray, OrderedDict, dict, MappingProxyType, list, deque, set)
 
 
 def _is_data(value: object) -> bool:
-    """Say whether an object is of a class written in Python and not a function of some kind."""
+    """Return whether an object is an instance of a Python class and not callable."""
     kind = type(value)
     bases = kind.__mro__
     open_ended = any("__dict__" in vars(base) or "__slots__" in vars(base) for base in bases)

@@ -1,20 +1,22 @@
-"""Where engine and store meet: load, lease, run, append, rest.
+"""Durable functions on a store, without workers: where engine and store meet.
 
     result = await durable.run(deps, checkout, id="checkout-123", store=store)
 
-Every step is recorded in the store before the function goes on. After a crash the same call goes on
-where the record ends.
+Every step is recorded in the store before the function continues. After a crash the same call
+continues after the last recorded step.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from random import SystemRandom
 from typing import Any, TypeVar
 
 from perdure import codec
 from perdure.clock import Clock, Duration, SystemClock, check_clock
-from perdure.durable.call import OnVersionMismatch, Request, VersionGap, run_once
 from perdure.durable.idempotency import run_with_key
-from perdure.durable.lifecycle import LEASE_TTL, check_lease_ttl, default_store
+from perdure.durable.lifecycle import Program
+from perdure.durable.run import OnVersionMismatch, Request, VersionGap, run_once
+from perdure.durable.session import LEASE_TTL, check_lease_ttl, default_store
 from perdure.durable.states import (
     clear_state,
     delete_state,
@@ -54,6 +56,7 @@ __all__ = [
 
 T = TypeVar("T")
 
+_random = SystemRandom()
 _OUTCOMES = (
     StoreError,
     AlreadyRunning,
@@ -84,45 +87,48 @@ async def run(
     idempotency_key: str | None = None,
     clock: Clock = SystemClock(),
 ) -> Result[T, Any]:
-    """Run a function so that it survives crashes, and give `Ok(value)` or `Err(error, cause)`.
+    """Run a function so that it survives crashes; return `Ok(value)` or `Err(error, cause)`.
 
-    On success the run is deleted; with `keep` it stays, and a second call with the same id gives
+    On success the run is deleted; with `keep` it stays, and a second call with the same id returns
     the recorded result without running anything. On failure it stays for the next call, which runs
-    the failed step again; with `replay_errors` the recorded failure answers. Errors of the engine
-    come as `Err` too: `VersionMismatch`, `AlreadyRunning`, `LeaseLost`, `StoreError`, `DriftError`.
+    the failed step again, or with `replay_errors` returns the recorded failure. Errors of the
+    engine are returned as `Err` too: `VersionMismatch`, `AlreadyRunning`, `LeaseLost`,
+    `StoreError`, `DriftError`.
 
-    `on_version_mismatch` is `"error"`, `"clear"` (start afresh), or a function of a `VersionGap`
-    that gives one of these or a migrated snapshot. With `allow_concurrent` a second call takes the
-    run over from the first, which ends with `LeaseLost`. `idempotency_key` gives all calls with one
-    key one result, whatever their ids. Cancelling the task keeps the state and releases the lease.
+    `on_version_mismatch` is `"error"`, `"clear"` (start from scratch), or a function of a
+    `VersionGap` that returns one of these or a migrated snapshot. With `allow_concurrent` a second
+    call takes the run over from the first, which ends with `LeaseLost`. All calls with one
+    `idempotency_key` return one result, whatever their ids. Cancelling the task keeps the state and
+    releases the lease.
     """
     request = Request(
         id=check_id(id),
         store=default_store() if store is None else check_store(store),
-        body=body_of(fn, as_deps(deps)),
+        program=_program(deps, fn, on_event, errors),
         fn=fn,
         version=check_int(version, "version", minimum=0),
         keep=check_flag(keep, "keep"),
         metadata=_first_metadata(version, metadata, input),
-        bus=_bus(on_event),
-        errors=check_errors(errors),
         lease_ttl=check_lease_ttl(lease_ttl),
         shared=check_flag(allow_concurrent, "allow_concurrent"),
-        on_version_mismatch=_check_mending(on_version_mismatch),
+        on_version_mismatch=_check_migration(on_version_mismatch),
         replay_errors=check_flag(replay_errors, "replay_errors"),
         clock=check_clock(clock),
     )
-    key = None if idempotency_key is None else _check_key(idempotency_key)
+    return await _run(request, None if idempotency_key is None else _check_key(idempotency_key))
+
+
+async def _run(request: Request, key: str | None) -> Result[Any, Any]:
     try:
         result = await (run_once(request) if key is None else run_with_key(request, key))
     except _OUTCOMES as error:
         result = outcome_of(error)
-    await request.bus.flush()
+    await request.program.bus.flush()
     return result
 
 
 def run_sync(deps: object, fn: WorkflowFunction[T, Any], /, **options: Any) -> Result[T, Any]:
-    """Do as `run` does, for code without an event loop."""
+    """Call `run` from code without an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -132,18 +138,21 @@ def run_sync(deps: object, fn: WorkflowFunction[T, Any], /, **options: Any) -> R
     )
 
 
-def _bus(listener: Listener | None) -> Bus:
+def _program(
+    deps: object, fn: object, on_event: Listener | None, errors: Sequence[type[BaseException]]
+) -> Program:
+    body = body_of(fn, as_deps(deps))
     bus = Bus()
-    if listener is not None:
-        bus.subscribe(check_listener(listener))
-    return bus
+    if on_event is not None:
+        bus.subscribe(check_listener(on_event))
+    return Program(body=body, random=_random, bus=bus, errors=check_errors(errors))
 
 
-def _check_mending(mending: OnVersionMismatch) -> OnVersionMismatch:
-    if mending not in ("error", "clear") and not callable(mending):
+def _check_migration(migration: OnVersionMismatch) -> OnVersionMismatch:
+    if migration not in ("error", "clear") and not callable(migration):
         expected = '"error", "clear", or a function of a VersionGap'
-        raise InvalidArgument("on_version_mismatch", mending, expected)
-    return mending
+        raise InvalidArgument("on_version_mismatch", migration, expected)
+    return migration
 
 
 def _check_key(key: str) -> str:

@@ -1,10 +1,9 @@
-"""The group committer: while one write is in flight, requests of all runs are gathered and written
-together.
+"""The group committer: requests that arrive while a write is in flight are written together.
 
-A lone run pays one commit per step; a thousand runs share commits. One request that spoils a batch
-harms only itself: the batch is tried again one by one. A write whose answer was lost is sent again:
-an entry carries its number in the journal and an owner may ask twice for its lease, so the store
-itself knows what had been written; nothing is guessed.
+A single run pays one commit per step; a thousand runs share commits. A request that makes a batch
+fail harms only itself: the batch is then written one request at a time. A write whose answer was
+lost is sent again. An entry carries its number in the journal, and an owner may ask twice for its
+lease, so the store itself knows what had been written; nothing is guessed.
 """
 
 import asyncio
@@ -71,12 +70,17 @@ class _Pending(Generic[Q, A]):
 class BatchQueue(Generic[Q, A]):
     """One kind of write, one batch at a time.
 
-    A caller that finds the queue idle writes in its own task, without a detour. Requests that
-    arrive in the meantime are queued, and a task of the queue writes them together.
+    The queue is in one of three states:
+
+    - idle: `_busy` is false and the queue is empty;
+    - direct: a caller that found it idle writes in its own task, which saves a switch of tasks;
+      requests that arrive in the meantime are queued;
+    - flushing: `_task` writes what was queued, in batches, until the queue is empty.
 
     No request overtakes an earlier one: the next write begins when the previous one has been
-    answered, and a write whose answer the caller did not get is sent again before anything else. A
-    later entry of a run can therefore never make the store take an earlier one for a repetition.
+    answered, and a write whose answer was lost is sent again before anything else. Otherwise a
+    later entry of a run could make the store take an earlier one for a repetition, and accept it
+    without writing it.
     """
 
     def __init__(
@@ -136,6 +140,7 @@ class BatchQueue(Generic[Q, A]):
 
     def _enqueue(self, request: Q, *, first: bool = False) -> _Pending[Q, A]:
         pending: _Pending[Q, A] = _Pending(request)
+        # `first` keeps the order: the write whose answer was lost comes before what was queued.
         if first:
             self._queue.appendleft(pending)
         else:
@@ -154,7 +159,7 @@ class BatchQueue(Generic[Q, A]):
             self._idle = None
 
     def __len__(self) -> int:
-        """How many requests wait for the next write."""
+        """Return how many requests wait for the next write."""
         return len(self._queue)
 
     async def close(self) -> None:
@@ -183,7 +188,7 @@ class BatchQueue(Generic[Q, A]):
                     # Callers that were just answered join the next batch.
                     await self._clock.sleep(0)
         except asyncio.CancelledError:
-            # The event loop is about to close: nobody can be kept waiting.
+            # The event loop is about to close: callers must not wait for it.
             for pending in (*batch, *self._queue):
                 pending.settle(None, asyncio.CancelledError())
             self._queue.clear()
@@ -244,9 +249,9 @@ def _as_store_error(error: Exception) -> Exception:
 
 
 class Committer:
-    """What all runs of this process write to one store.
+    """The queues through which all runs of this process write to one store.
 
-    It waits for a real server in real time, whatever clock the runs live by.
+    It waits for a real server in real time, whatever clock the runs use.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""The run that this process works on: how its records become durable, and how it is left behind.
+"""A run in this process: how its records become durable, and how the run is left.
 
-A `JournaledRun` is a run whose lease we hold on a store with a journal: every write carries the
-lease's epoch, and the first refusal ends the run here. A `SnapshotRun` is a run on a store without
-a journal: the whole snapshot is saved.
+A `JournaledRun` is a run whose lease this process holds, on a store with a journal: every write
+carries the lease's epoch, and the first refused one ends the run here. A `SnapshotRun` is a run on
+a store without a journal: each record saves the whole snapshot.
 """
 
 import asyncio
@@ -12,19 +12,19 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 
 from perdure import codec
-from perdure.clock import isoformat, parse_iso
+from perdure.clock import SyncedClock, isoformat, parse_iso
 from perdure.durable.inbox import Inbox
 from perdure.durable.session import Session, store_errors
 from perdure.durable.suspension import Answer, Suspension
 from perdure.engine import call as calls
 from perdure.engine.call import StepCall
 from perdure.engine.execution import Execution
-from perdure.engine.history import EncodedRecord
+from perdure.engine.history import EncodedRecord, History
 from perdure.engine.tasks import Interrupted, detached, finish
 from perdure.engine.waiting import UNCLAIMED
-from perdure.errors import LeaseLost, Suspended
-from perdure.snapshot import Execution as ExecutionBlock
-from perdure.snapshot import PendingWait
+from perdure.errors import LeaseLost
+from perdure.snapshot import ExecutionBlock, PendingWait
+from perdure.snapshot.merge import step_delta, waits_delta
 from perdure.store import (
     Entry,
     Grant,
@@ -38,51 +38,33 @@ from perdure.store import (
     require_transaction,
 )
 
-_RUNNING = b'{"status":"running","lastUpdated":"%b","currentStepId":%b}'
-_DELTA = b'{"formatVersion":1,"steps":{%b},"execution":%b%b}'
-
 
 class RunHost(calls.RunHost, ABC):
-    """Where a durable run lives while this process works on it."""
+    """One run in this process: its history, its lease, and the execution once that has started."""
 
     def __init__(
         self,
         session: Session,
         id: str,
-        execution: Execution,
-        *,
+        history: History,
         grant: Grant | None,
-        suspend_after: timedelta | None = None,
-        always_replay: bool = False,
+        now: datetime | None = None,
     ) -> None:
         self.session = session
         self.id = id
-        self.execution = execution
-        self.history = execution.history
+        self.history = history
         self.lease = None if grant is None else grant.lease
-        self.entries = 0
-        self.always_replay = always_replay
-        self.suspended: list[PendingWait] | None = None
-        self.main: asyncio.Task[Any] | None = None
-        self._unwinding: asyncio.TimerHandle | None = None
-        self.on_message: Callable[[], None] | None = None
-        self.suspension = Suspension(
-            self,
-            execution.branches,
-            execution.clock,
-            Inbox(
-                self.read_inbox,
-                execution.clock,
-                [] if grant is None else list(grant.inbox),
-                execution.clock.now() if grant is None else grant.now,
-            ),
-            suspend_after=suspend_after,
-            always_replay=always_replay,
-        )
-        for key in self.history.unclaimed:
-            self.give_back(key)
+        self.clock = session.clock
+        self._inbox: list[Message] = []
         if grant is not None:
-            session.hold(self)
+            # The run uses the store's time, from the grant or from `now` if that is later.
+            self.clock = SyncedClock(session.clock, max(grant.now, now or grant.now))
+            self._inbox = list(grant.inbox)
+        self._inbox_read_at = self.clock.now() if grant is None else grant.now
+        self.entries = 0
+        self.always_replay = False
+        self.on_message: Callable[[], None] | None = None
+        self._execution: Execution | None = None
 
     @abstractmethod
     async def settle(
@@ -94,10 +76,27 @@ class RunHost(calls.RunHost, ABC):
     async def persist_waits(self) -> None:
         """Make the deadlines of waits durable."""
 
+    def start(
+        self, execution: Execution, suspend_after: timedelta | None, always_replay: bool
+    ) -> None:
+        """Accept records and waits of an execution; see `Suspension` for the options."""
+        self._execution = execution
+        self.always_replay = always_replay
+        self.suspension = Suspension(
+            execution,
+            Inbox(self.read_inbox, self.clock, self._inbox, self._inbox_read_at),
+            self.persist_waits,
+            suspend_after=suspend_after,
+            always_replay=always_replay,
+        )
+        for key in self.history.unclaimed:
+            self.give_back(key)
+
     @property
-    def live(self) -> bool:
-        """Whether steps can still be recorded."""
-        return self.execution.live
+    def execution(self) -> Execution:
+        """The execution that was started."""
+        assert self._execution is not None, "the run was not started"
+        return self._execution
 
     async def read_inbox(self) -> list[Message]:
         """Return the run's unconsumed messages."""
@@ -117,56 +116,30 @@ class RunHost(calls.RunHost, ABC):
         return await self.suspension.wait(wait)
 
     async def halt(self, key: str) -> None:
-        """Stop the calling branch until the run was suspended and resumed."""
+        """Stop the calling branch until the run has been suspended and resumed."""
         await self.suspension.halt(f"replay:{key}")
 
-    def suspend(self, waits: list[PendingWait]) -> None:
-        """Unwind the function: every branch waits for one of these."""
-        if self.execution.live:
-            self.suspended = waits
-            self.stop(Suspended())
-
-    def stop(self, reason: BaseException) -> None:
-        """Unwind the function for this reason; no step begins any more."""
-        self.execution.break_off(reason)
-
-    def unwind(self) -> None:
-        """Cancel the function and all its branches; again each second, if they swallow it.
-
-        A `TaskGroup` that is already aborting does not pass a cancellation on to its tasks.
-        """
-        if self.main is None or self.main.done():
-            return
-        loop = self.main.get_loop()
-        for task in {self.main, *self.execution.branches.tasks}:
-            loop.call_soon(task.cancel)
-        self._unwinding = loop.call_later(1, self.unwind)
-
-    async def close(self) -> None:
-        """Stop watching and unwinding: the function has ended."""
-        if self._unwinding is not None:
-            self._unwinding.cancel()
-        await self.suspension.close()
-
     def renewed(self, lease: Lease) -> None:
-        """Continue with the lease's new expiry, and look at messages that arrived meanwhile."""
+        """Continue with the lease's new expiry, and look at messages that have arrived."""
         self.lease = lease
         if lease.has_messages:
             self.message_came()
 
     def message_came(self) -> None:
         """Look into the inbox."""
-        self.suspension.look()
-        if self.on_message is not None:
-            self.on_message()
+        if self._execution is not None:
+            self.suspension.look()
+            if self.on_message is not None:
+                self.on_message()
 
     def lose(self) -> None:
         """Stop: another process owns the run now."""
         self.session.drop(self)
-        self.stop(LeaseLost(self.id))
+        if self._execution is not None:
+            self._execution.break_off(LeaseLost(self.id))
 
     async def release(self, wake_at: datetime | None = None) -> None:
-        """Release the run as it is, to be claimed now or not before `wake_at`."""
+        """Give up the lease; the run can be claimed at once, or from `wake_at` on."""
         self.session.drop(self)
         if self.lease is not None:
             with store_errors(self.session.store, f"release run {self.id!r}"):
@@ -174,15 +147,15 @@ class RunHost(calls.RunHost, ABC):
                 await store.release([self.lease], wake_at=wake_at)
 
     def block(self, status: str = "running", **extra: Any) -> ExecutionBlock:
-        """Return the execution block as of now."""
-        now = isoformat(self.execution.clock.now())
+        """Return the snapshot's `execution` as of now."""
+        now = isoformat(self.clock.now())
         block: dict[str, Any] = {"status": status, "lastUpdated": now, **extra}
-        if status == "running" and self.execution.last_key is not None:
-            block["currentStepId"] = self.execution.last_key
+        if status == "running" and self.history.last_key is not None:
+            block["currentStepId"] = self.history.last_key
         return cast(ExecutionBlock, block)
 
     def running(self) -> ExecutionBlock:
-        """Return the execution block of a run that continues, with what it waits for."""
+        """Return the `execution` of a run that continues, with what it waits for."""
         waits = list(self.history.waits.values())
         return self.block(pending=waits) if waits else self.block()
 
@@ -191,22 +164,9 @@ class JournaledRun(RunHost):
     """A run whose lease this process holds, on a store with a journal."""
 
     def __init__(
-        self,
-        session: Session,
-        grant: Grant,
-        execution: Execution,
-        *,
-        suspend_after: timedelta | None = None,
-        always_replay: bool = False,
+        self, session: Session, history: History, grant: Grant, now: datetime | None = None
     ) -> None:
-        super().__init__(
-            session,
-            grant.lease.id,
-            execution,
-            grant=grant,
-            suspend_after=suspend_after,
-            always_replay=always_replay,
-        )
+        super().__init__(session, grant.lease.id, history, grant, now)
         self._epoch = grant.lease.epoch
         self._n = 0
         self._append = session.committer.append
@@ -221,34 +181,25 @@ class JournaledRun(RunHost):
             verdict = await self._append(entry)
         except Interrupted as error:
             interrupted, verdict = error, error.answer
-        deleted = entry.rest is not None and entry.rest.delete
-        # A run that is unknown was deleted by this very write, whose first answer was lost.
-        if verdict is not Verdict.ACCEPTED and not (deleted and verdict is Verdict.UNKNOWN):
+        # An unknown run was deleted by this very write, the first answer to which was lost.
+        was_deleted = entry.rest is not None and entry.rest.delete and verdict is Verdict.UNKNOWN
+        if verdict is not Verdict.ACCEPTED and not was_deleted:
             raise self._lost()
         self.entries += 1
         if interrupted is not None:
             raise interrupted
 
     def _entry(self, call: StepCall, record: EncodedRecord) -> Entry:
-        name = codec.dumps(record.key)
-        steps = b"%b:%b" % (name, record.json)
-        for key, json in call.replaces.items():
-            steps += b",%b:%b" % (codec.dumps(key), json)
-        more = self._changed_waits() if self.history.changed_waits else b""
-        if record.warnings:
-            more += b',"warnings":' + codec.dumps(list(record.warnings))
-        data = _DELTA % (steps, _RUNNING % (record.at.encode(), name), more)
+        data = step_delta(
+            record.key,
+            record.json,
+            record.at,
+            replaces=call.replaces,
+            waits=self.history.take_changed_waits(),
+            warnings=record.warnings,
+        )
         self._n += 1
         return Entry(self.id, self._epoch, self._n, data, call.consumes, None, call.id)
-
-    def _changed_waits(self) -> bytes:
-        return b',"waits":' + codec.dumps(self.history.take_changed_waits())
-
-    def _numbered(
-        self, data: bytes, consumes: tuple[str, ...] = (), rest: Rest | None = None
-    ) -> Entry:
-        self._n += 1
-        return Entry(self.id, self._epoch, self._n, data, consumes, rest)
 
     def _lost(self) -> LeaseLost:
         self.lose()
@@ -257,13 +208,14 @@ class JournaledRun(RunHost):
     async def persist_waits(self) -> None:
         """Append the waits that began or ended."""
         if self.history.changed_waits:
-            block, waits = codec.dumps(self.block()), self._changed_waits()
-            await self._write(self._numbered(_DELTA % (b"", block, waits)))
+            data = waits_delta(self.block(), self.history.take_changed_waits())
+            self._n += 1
+            await self._write(Entry(self.id, self._epoch, self._n, data))
 
     async def transact(
         self, call: StepCall, work: Callable[[Any], Awaitable[EncodedRecord]], /
     ) -> EncodedRecord:
-        """Let the step's record commit with what `work` wrote.
+        """Commit the step's record together with what `work` wrote.
 
         The transaction runs in a task of its own: a cancellation reaches the user's function, which
         is rolled back, but never a commit, whose outcome would then be unknown.
@@ -276,31 +228,32 @@ class JournaledRun(RunHost):
             return self._entry(call, records[0])
 
         task = detached(store.transact(self.id, self._epoch, entry))
+        interrupted = False
         try:
             verdict = await finish(task, cancel_while=lambda: not records)
-        except Interrupted as interrupted:
-            if interrupted.answer is not Verdict.ACCEPTED:
-                raise self._lost() from None
-            raise Interrupted(records[0]) from None
+        except Interrupted as error:
+            interrupted, verdict = True, error.answer
         if verdict is not Verdict.ACCEPTED:
             raise self._lost()
         self.entries += 1
+        if interrupted:
+            raise Interrupted(records[0])
         return records[0]
 
     async def settle(
         self, block: ExecutionBlock, rest: Rest, consumes: Sequence[str] = ()
     ) -> bytes:
-        """Replace snapshot and journal by the whole snapshot, set when the run wakes, and give the
-        lease up.
+        """Replace snapshot and journal by the whole snapshot, set the wake time, and give up the
+        lease: one fenced write.
         """
         data = b"" if rest.delete else self.history.encode(block)
-        entry = self._numbered(data, tuple(consumes), rest)
+        self._n += 1
         try:
-            await self._write(entry)
+            await self._write(Entry(self.id, self._epoch, self._n, data, tuple(consumes), rest))
         except Interrupted:
             raise asyncio.CancelledError from None
         finally:
-            # Whatever became of the write: nothing works on the run here any more.
+            # Whatever the outcome of the write, nothing works on the run here any more.
             self.session.drop(self)
         return data
 
@@ -308,14 +261,14 @@ class JournaledRun(RunHost):
 class SnapshotRun(RunHost):
     """A run on a store without a journal: each record saves the whole snapshot.
 
-    Saves never overtake each other: while one is under way, records gather for the next. A record
-    is in the snapshot that is being saved before it is in the history.
+    Saves never overtake each other: records that arrive during one are saved together by the next.
+    A record is in the snapshot that is being saved before it is in the history.
     """
 
     def __init__(
-        self, session: Session, id: str, execution: Execution, grant: Grant | None = None
+        self, session: Session, id: str, history: History, grant: Grant | None = None
     ) -> None:
-        super().__init__(session, id, execution, grant=grant)
+        super().__init__(session, id, history, grant)
         self._saving = asyncio.Lock()
         self._staged: dict[str, EncodedRecord] = {}
         self._saved = 0
@@ -330,7 +283,7 @@ class SnapshotRun(RunHost):
             del self._staged[record.key]
 
     async def persist_waits(self) -> None:
-        """Save the snapshot as it is now, unless another call has just done so."""
+        """Save the snapshot as it is now, unless another call has saved it in the meantime."""
         await finish(detached(self._save_changes()))
 
     async def _save_changes(self) -> None:
@@ -353,14 +306,14 @@ class SnapshotRun(RunHost):
     async def transact(
         self, call: StepCall, work: Callable[[Any], Awaitable[EncodedRecord]], /
     ) -> EncodedRecord:
-        """Refuse: the store has no transaction."""
+        """Raise `MissingAbility`: a store with transactions has a journal."""
         require_transaction(self.session.store, f"step.transaction({call.id!r})")
         raise AssertionError("a store with transactions has a journal")
 
     async def settle(
         self, block: ExecutionBlock, rest: Rest, consumes: Sequence[str] = ()
     ) -> bytes:
-        """Save the whole snapshot, or delete it, and give the lease up."""
+        """Save the whole snapshot, or delete it, and give up the lease."""
         data = b""
         if rest.delete:
             with store_errors(self.session.store, f"delete run {self.id!r}"):

@@ -1,75 +1,85 @@
-"""`durable.run` with an idempotency key: one key is one result."""
+"""`durable.run` with an idempotency key: one key, one result."""
 
 import asyncio
 from dataclasses import replace
 from typing import Any
 
-from perdure.durable.call import Request, lease, open_host, run_once
-from perdure.durable.lifecycle import borrow, log_failure
-from perdure.durable.outcome import ending, recorded_result
+from perdure.durable.host import RunHost
+from perdure.durable.lifecycle import log_failure, open_host, save_first
+from perdure.durable.outcome import describe_outcome
+from perdure.durable.run import Request, lease, run_once
 from perdure.durable.session import Session, store_errors
+from perdure.engine.history import History
 from perdure.errors import AlreadyRunning, IdempotencyConflict, StoreError
-from perdure.events import Bus
 from perdure.result import Result
 from perdure.snapshot import Snapshot
 from perdure.store import Rest, can_lease
 
-_keys: dict[tuple[int, int, str], asyncio.Event] = {}
-
 
 async def run_with_key(request: Request, key: str) -> Result[Any, Any]:
-    """Run under an idempotency key: its record is held while the run goes on, and keeps the result.
+    """Run under an idempotency key, whose record is owned while the run continues and then has
+    the result.
 
-    Calls of this process wait for the one that has the key. A failure frees it; a crash leaves its
-    lease to expire.
+    Calls in this process wait for the one that has the key. A failure frees the key; after a crash
+    the lease of its record expires.
     """
-    here = (id(request.store), id(asyncio.get_running_loop()), key)
-    while (twin := _keys.get(here)) is not None:
-        await twin.wait()
-    done = _keys[here] = asyncio.Event()
-    try:
-        async with borrow(request.store, request.clock, request.lease_ttl) as session:
-            return await _once_in(session, request, key)
-    finally:
-        del _keys[here]
-        done.set()
+    async with request.session() as session:
+        while (other := session.keys.get(key)) is not None:
+            await other.wait()
+        done = session.keys[key] = asyncio.Event()
+        try:
+            return await _run_in(session, request, key)
+        finally:
+            del session.keys[key]
+            done.set()
 
 
-async def _once_in(session: Session, request: Request, key: str) -> Result[Any, Any]:
-    facts = {
+async def _run_in(session: Session, request: Request, key: str) -> Result[Any, Any]:
+    metadata = {
         "workflowId": request.id,
         "idempotencyKey": key,
         "input": request.metadata.get("input"),
     }
-    record = replace(request, id=f"idem:{key}", metadata=facts, bus=Bus(), shared=False)
+    record = replace(request, id=f"idem:{key}", metadata=metadata, shared=False)
     with store_errors(request.store, f"load the record of idempotency key {key!r}"):
         stored = await request.store.load(record.id)
-    if stored is not None and (kept := _kept_for(record, key, stored)) is not None:
-        return kept
+    if stored is not None and (result := _result_for(record, key, stored)) is not None:
+        return result
     grant = None
     if can_lease(request.store):
         grant = await lease(session, record)
         if grant is None:
             raise AlreadyRunning(request.id, "elsewhere")
         stored = None if grant.created else grant.snapshot
-    host = await open_host(session, record, grant, stored)
+    history = History(record.id, stored)
+    history.metadata.update(metadata)
+    host = open_host(session, record.id, history, grant)
+    await save_first(host)
+    session.hold(host)
     try:
-        if stored is not None and (kept := _kept_for(record, key, stored)) is not None:
+        if stored is not None and (result := _result_for(record, key, stored)) is not None:
             await host.settle(stored["execution"], Rest("completed"))
-            return kept
-        # Kept until the key has the result: a crash in between must not run it all again.
-        result = await run_once(replace(request, keep=True))
+            return result
     except IdempotencyConflict:
         await log_failure(host.release())
         raise
+    return await _run_and_record(host, request)
+
+
+async def _run_and_record(host: RunHost, request: Request) -> Result[Any, Any]:
+    """Run, and store a success as the result of the key; a failure frees the key."""
+    try:
+        # Kept until the key has the result: a crash in between must not run everything again.
+        result = await run_once(replace(request, keep=True))
     except BaseException:
-        await log_failure(host.settle(host.block(), Rest("running", delete=True)))
+        await _free(host)
         raise
     if not result.ok:
-        await log_failure(host.settle(host.block(), Rest("running", delete=True)))
+        await _free(host)
         return result
     try:
-        await host.settle(ending(host, result, request.fn).block, Rest("completed"))
+        outcome = describe_outcome(host, result, request.fn)
+        await host.settle(outcome.block, Rest("completed"))
     except StoreError:
         await log_failure(host.release())
         raise
@@ -78,14 +88,18 @@ async def _once_in(session: Session, request: Request, key: str) -> Result[Any, 
     return result
 
 
-def _kept_for(record: Request, key: str, stored: Snapshot) -> Result[Any, Any] | None:
-    before = (stored.get("metadata") or {}).get("input")
-    given = record.metadata["input"]
-    if before is not None and given is not None and before != given:
+async def _free(host: RunHost) -> None:
+    await log_failure(host.settle(host.block(), Rest("running", delete=True)))
+
+
+def _result_for(record: Request, key: str, stored: Snapshot) -> Result[Any, Any] | None:
+    stored_input = (stored.get("metadata") or {}).get("input")
+    requested = record.metadata["input"]
+    if stored_input is not None and requested is not None and stored_input != requested:
         raise IdempotencyConflict(key)
-    return recorded_result(stored, record.fn, record.errors)
+    return record.result_in(stored)
 
 
 async def _delete(request: Request) -> None:
-    with store_errors(request.store, f"delete run {request.id!r}, which is done"):
+    with store_errors(request.store, f"delete run {request.id!r}, which is completed"):
         await request.store.delete(request.id)

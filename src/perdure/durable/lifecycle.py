@@ -1,55 +1,123 @@
-"""How a function is driven over a leased run, and whose sessions it is driven in."""
+"""One life of a run in this process: lease → history → host → run → rest or release.
+
+`durable.run`, idempotency keys and the runtime's driver are all made of these parts. What differs
+between them is which function runs, and what becomes of the run afterwards.
+"""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from random import Random
 from typing import Any, TypeAlias
 
-from perdure.clock import Clock, Duration, parse_duration
-from perdure.durable.host import RunHost
+from perdure.durable.host import JournaledRun, RunHost, SnapshotRun
 from perdure.durable.session import Session
+from perdure.engine.execution import Execution
 from perdure.engine.function import run_function
+from perdure.engine.history import History
 from perdure.engine.step import Step
 from perdure.engine.tasks import Task, cancel_and_wait, detached
-from perdure.errors import Cancelled, InvalidArgument, PerdureError
+from perdure.errors import Cancelled, PerdureError
+from perdure.events import Bus
 from perdure.result import Err, Result
-from perdure.store import Store
+from perdure.store import Grant, Rest, can_journal
 
 logger = logging.getLogger(__name__)
 
 Body: TypeAlias = Callable[[Step], Awaitable[Any]]
 
-LEASE_TTL = timedelta(seconds=30)
 
-_sessions: dict[tuple[int, int, timedelta], Session] = {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A function to be run over a run's history, and how.
 
-
-async def drive(host: RunHost, body: Body) -> Result[Any, Any] | None:
-    """Run the function in a task of its own until it ends.
-
-    Return None if it was suspended or broken off; `host.execution.broken` says why.
+    With `suspend_after` a run whose branches all wait for longer than that leaves memory;
+    `always_replay` makes it leave after every step.
     """
-    execution = host.execution
-    execution.host = host
-    host.main = task = detached(run_function(execution, body))
+
+    body: Body
+    random: Random
+    bus: Bus
+    errors: tuple[type[BaseException], ...] = ()
+    payload: object = None
+    suspend_after: timedelta | None = None
+    always_replay: bool = False
+
+
+def open_host(
+    session: Session,
+    id: str,
+    history: History,
+    grant: Grant | None,
+    now: datetime | None = None,
+) -> RunHost:
+    """Return the host of a run that was leased, or that its store cannot lease.
+
+    `now` is the time the run is to believe in if it is later than that of the grant.
+    """
+    if grant is not None and can_journal(session.store):
+        return JournaledRun(session, history, grant, now)
+    return SnapshotRun(session, id, history, grant)
+
+
+async def save_first(host: RunHost) -> None:
+    """Make sure that the run is stored before anything is done for it; a journal has it already."""
+    try:
+        await host.persist_waits()
+    except BaseException:
+        await log_failure(host.release())
+        raise
+
+
+async def rewrite(
+    host: RunHost, consumes: Sequence[str] = (), *, wake_at: datetime | None = None
+) -> None:
+    """Store a run as its history is now, and give it up, to be leased again.
+
+    A journal only adds: what a retry or a migration removed would be back after a crash. If this
+    process dies before it leases the run again, a worker finds the run at `wake_at`.
+    """
+    await host.settle(host.running(), Rest("running", wake_at), consumes)
+
+
+async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | None:
+    """Run the function until it ends, and return its result.
+
+    Return `None` if the run was suspended or broken off: `host.suspension.suspended` has the waits,
+    `host.execution.broken` the reason. If the caller is cancelled, the run is released.
+    """
+    execution = Execution(
+        workflow=host.history.name,
+        run_id=host.id,
+        history=host.history,
+        clock=host.clock,
+        random=program.random,
+        emit=program.bus.publish if program.bus else None,
+        errors=program.errors,
+        payload=program.payload,
+        host=host,
+    )
+    await save_first(host)
+    host.start(execution, program.suspend_after, program.always_replay)
+    host.session.hold(host)
+    task = detached(run_function(execution, program.body))
     try:
         await _ended(task)
     except asyncio.CancelledError:
         # Whatever the function catches: it begins no further step.
         execution.break_off(Cancelled(host.id, "the task that ran it was cancelled"))
         await cancel_and_wait([task])
+        await log_failure(host.release())
         raise
     finally:
-        await host.close()
-    if execution.broken is not None:
-        if not task.cancelled() and (error := task.exception()) is not None and not host.suspended:
-            logger.debug("run %r unwound with %r", host.id, error)
-        return None
-    if task.cancelled():
-        return Err(Cancelled(host.id, "the function cancelled itself"))
-    return task.result()
+        await host.suspension.close()
+    if execution.broken is None:
+        return Err(_cancelled_itself(host)) if task.cancelled() else task.result()
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.debug("run %r unwound with %r", host.id, error)
+    return None
 
 
 async def _ended(task: Task) -> None:
@@ -59,46 +127,13 @@ async def _ended(task: Task) -> None:
     await ended
 
 
-def borrow(store: Store, clock: Clock, lease_ttl: timedelta) -> Session:
-    """Give the session of this store and event loop; enter it to use it."""
-    loop = asyncio.get_running_loop()
-    key = (id(store), id(loop), lease_ttl)
-    session = _sessions.get(key)
-    # A loop that was closed in the middle of a run may have left its session, and its address.
-    if session is None or session.idle or session.loop is not loop:
-        session = _sessions[key] = Session(store, clock, lease_ttl)
-        session.on_idle = lambda: _sessions.pop(key, None)
-    return session
-
-
-def new_owner(random: Random) -> str:
-    """Give a name that no other owner has."""
-    return f"{random.getrandbits(96):024x}"
+def _cancelled_itself(host: RunHost) -> Cancelled:
+    return Cancelled(host.id, "the function cancelled itself")
 
 
 async def log_failure(work: Awaitable[object]) -> None:
-    """Await work that need not succeed; log its failure."""
+    """Await work that may fail; log the failure."""
     try:
         await work
     except PerdureError as error:
-        logger.warning("%s; the lease expires by itself", error)
-
-
-def check_lease_ttl(lease_ttl: Duration) -> timedelta:
-    """Give how long a lease lasts, or raise: longer than nothing."""
-    ttl = parse_duration(lease_ttl, "lease_ttl")
-    if not ttl:
-        raise InvalidArgument("lease_ttl", lease_ttl, "a duration longer than nothing")
-    return ttl
-
-
-_default: list[Store] = []
-
-
-def default_store() -> Store:
-    """Give this process's own memory store, the one for calls that name none."""
-    if not _default:
-        from perdure.stores.memory import MemoryStore
-
-        _default.append(MemoryStore())
-    return _default[0]
+        logger.warning("%s; the lease will expire", error)

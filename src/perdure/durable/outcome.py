@@ -1,4 +1,4 @@
-"""How a run ends, and how its end is read again."""
+"""How a run ended: written into its snapshot, and read from it."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -8,52 +8,57 @@ from perdure import codec
 from perdure.durable.host import RunHost
 from perdure.errors import CodecError
 from perdure.result import Err, Ok, Result
-from perdure.snapshot import Execution as ExecutionBlock
-from perdure.snapshot import Snapshot
-from perdure.snapshot.record import failure_record, result_of
+from perdure.snapshot import ExecutionBlock, Snapshot
+from perdure.snapshot.record import encode_failure, result_of
 
 logger = logging.getLogger(__name__)
 
 
 class Outcome(NamedTuple):
-    """A run that is over: its result as it will be read, its execution block, its status."""
+    """A run that is over: its result as it will be read, its `execution`, its status."""
 
     result: Result[Any, Any]
     block: ExecutionBlock
     status: Literal["completed", "failed"]
 
 
-def ending(host: RunHost, result: Result[Any, Any], fn: Callable[..., Any]) -> Outcome:
-    """Give how a run ends; one whose output cannot be recorded has failed."""
+def describe_outcome(host: RunHost, result: Result[Any, Any], fn: Callable[..., Any]) -> Outcome:
+    """Return how a run ended. A run whose output cannot be recorded has failed."""
     if isinstance(result, Ok):
         try:
             return _completed(host, result.value, fn)
         except CodecError as error:
             result = Err(CodecError(f"the output of run {host.id!r} cannot be recorded: {error}"))
-    now, ended_by = host.block()["lastUpdated"], host.execution.ended_by
-    failure = ended_by if ended_by is not None and ended_by is result.error else result
-    told = failure_record(failure, host.id, host.execution.errors, lambda: codec.error_type(fn))
-    failed = host.execution.failures_that_ended_it()
-    block = host.block("failed", completedAt=now, error=told.record, failed=failed)
-    return Outcome(result, block, "failed")
+    run = host.execution
+    failure = run.ended_by if run.ended_by is not None and run.ended_by is result.error else result
+    record = encode_failure(failure, host.id, run.errors, lambda: codec.error_type(fn)).record
+    return Outcome(result, failed_block(host, record, run.failures_that_ended_it()), "failed")
+
+
+def failed_block(
+    host: RunHost, error: object, failed: Sequence[str] = (), **facts: Any
+) -> ExecutionBlock:
+    """Return the `execution` of a run that failed with the record `error`."""
+    now = host.block()["lastUpdated"]
+    return host.block("failed", completedAt=now, error=error, failed=list(failed), **facts)
 
 
 def _completed(host: RunHost, value: object, fn: Callable[..., Any]) -> Outcome:
-    data, seen, typed, losses = codec.prepare(value, lambda: codec.return_type(fn), "output")
+    data, visible, typed, losses = codec.prepare(value, lambda: codec.return_type(fn), "output")
     for loss in losses:
         logger.warning(
-            "run %r: its %s cannot be kept as it is (%s)", host.id, loss.path, loss.reason
+            "run %r: its %s cannot be recorded as it is (%s)", host.id, loss.path, loss.reason
         )
     facts: dict[str, Any] = {"output": data, "completedAt": host.block()["lastUpdated"]}
     if typed:
         facts["outputTyped"] = True
-    return Outcome(Ok(seen), host.block("completed", **facts), "completed")
+    return Outcome(Ok(visible), host.block("completed", **facts), "completed")
 
 
 def recorded_result(
     snapshot: Snapshot, fn: Callable[..., Any], errors: Sequence[type[BaseException]]
 ) -> Result[Any, Any] | None:
-    """Give the result of a completed run from its record; None when it is not completed."""
+    """Return the recorded result of a completed run, or `None` if it is not completed."""
     block: Mapping[str, Any] = snapshot["execution"]
     if block["status"] != "completed":
         return None
@@ -64,11 +69,11 @@ def recorded_result(
 
 
 def failures_to_retry(snapshot: Snapshot) -> list[str]:
-    """Return the failed steps that a resumed run tries again.
+    """Return the keys of the failed steps that a resumed run tries again.
 
     Of a failed run, those that ended it, and those that made a race among them fail. A failure that
     the function handled stays: what it did next is recorded too. Another writer of the format does
-    not tell them apart: all of its.
+    not tell them apart, so all of its failures are tried again.
     """
     block: Mapping[str, Any] = snapshot["execution"]
     steps = snapshot["steps"]

@@ -1,22 +1,29 @@
-"""One store seen by one process: one committer, and the leases of all runs that are alive here."""
+"""One store as one process uses it: its committer, and the leases of all runs active here."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from random import Random
 from typing import Protocol
 
-from perdure.clock import Clock
+from perdure.clock import Clock, Duration, parse_duration
 from perdure.durable.committer import Committer
 from perdure.engine.tasks import Interrupted, cancel_and_wait, detached, finish
-from perdure.errors import PerdureError, StoreError
-from perdure.store import Grant, Lease, LeaseRequest, Store, can_journal, require_lease
+from perdure.errors import InvalidArgument, PerdureError, StoreError
+from perdure.store import Grant, Lease, LeaseRequest, Store, can_journal, can_lease, require_lease
 
 logger = logging.getLogger(__name__)
 
 
+LEASE_TTL = timedelta(seconds=30)
+
+_sessions: dict[tuple[int, int, timedelta], "Session"] = {}
+_default: list[Store] = []
+
+
 class LeasedRun(Protocol):
-    """A run whose lease is to be kept alive."""
+    """A run whose lease is renewed, if it has one."""
 
     id: str
     lease: Lease | None
@@ -36,13 +43,21 @@ class LeasedRun(Protocol):
 
 
 class Session:
-    """As a context manager it counts its users: with the last of them its tasks end."""
+    """What the runs of one store and event loop share.
+
+    As a context manager it counts its users: its tasks end with the last of them. `running` are the
+    ids that `durable.run` is running, `keys` the idempotency keys that are in use, `workers` what
+    wakes the workers.
+    """
 
     def __init__(self, store: Store, clock: Clock, lease_ttl: timedelta) -> None:
         self.store = store
         self.clock = clock
         self.lease_ttl = lease_ttl
         self.loop = asyncio.get_running_loop()
+        self.running: set[str] = set()
+        self.keys: dict[str, asyncio.Event] = {}
+        self.workers: set[Callable[[], None]] = set()
         self._runs: dict[str, LeasedRun] = {}
         self.on_idle: Callable[[], object] | None = None
         self.idle = False
@@ -103,24 +118,26 @@ class Session:
             logger.warning("run %r stays leased until its lease expires (%s)", lease.id, error)
 
     def hold(self, run: LeasedRun) -> None:
-        """Keep the lease of this run alive from now on."""
+        """Renew the lease of this run from now on, if it has one."""
+        if run.lease is None:
+            return
         self._runs[run.id] = run
         if self._renewer is None:
             self._renewed = self.clock.monotonic()
             self._renewer = detached(self._renew())
 
     def drop(self, run: LeasedRun) -> None:
-        """Let the lease of this run end."""
+        """Renew the lease of this run no longer."""
         if self._runs.get(run.id) is run:
             del self._runs[run.id]
 
     def poke(self, run_id: str) -> None:
-        """Let a run that is alive here look for messages."""
+        """Make a run that is active here look for messages."""
         if (run := self._runs.get(run_id)) is not None:
             run.message_came()
 
     def entries_of(self, run_id: str) -> int:
-        """Return how much a run that is held here has written since it was leased."""
+        """Return how many entries a run that is active here has written since it was leased."""
         run = self._runs.get(run_id)
         return 0 if run is None else run.entries
 
@@ -163,8 +180,54 @@ class Session:
                 run.renewed(lease)
 
 
+def borrow(store: Store, clock: Clock, lease_ttl: timedelta) -> Session:
+    """Return the session of this store and event loop; enter it to use it."""
+    loop = asyncio.get_running_loop()
+    key = (id(store), id(loop), lease_ttl if can_lease(store) else LEASE_TTL)
+    session = _sessions.get(key)
+    # A loop that was closed during a run may have left its session, and its address.
+    if session is None or session.idle or session.loop is not loop:
+        session = _sessions[key] = Session(store, clock, lease_ttl)
+        session.on_idle = lambda: _sessions.pop(key, None)
+    return session
+
+
+def wake_workers(store: Store) -> None:
+    """Wake the workers of this event loop: a run of the store has become due.
+
+    They would find it by polling, or by a notification of the store, but later.
+    """
+    loop = asyncio.get_running_loop()
+    for session in _sessions.values():
+        if session.store is store and session.loop is loop:
+            for wake in session.workers:
+                wake()
+
+
+def default_store() -> Store:
+    """Return this process's own memory store, for calls that name no store."""
+    if not _default:
+        from perdure.stores.memory import MemoryStore
+
+        _default.append(MemoryStore())
+    return _default[0]
+
+
+def new_owner(random: Random) -> str:
+    """Return a name that no other owner has."""
+    return f"{random.getrandbits(96):024x}"
+
+
+def check_lease_ttl(lease_ttl: Duration) -> timedelta:
+    """Return how long a lease lasts; raise unless it is a positive duration."""
+    ttl = parse_duration(lease_ttl, "lease_ttl")
+    if not ttl:
+        raise InvalidArgument("lease_ttl", lease_ttl, "a positive duration")
+    return ttl
+
+
 class store_errors:  # noqa: N801  # a context manager, like contextlib.suppress
-    """Turns what a user's own store raises into a `StoreError` that says what was being done."""
+    """Turns what a user's own store raises into a `StoreError` that says what failed."""
 
     __slots__ = ("_doing", "_store")
 

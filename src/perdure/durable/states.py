@@ -1,4 +1,4 @@
-"""The states of runs in a store: whether they are there, which go on, and how they go."""
+"""Stored runs of `durable.run`: does one exist, which are unfinished, and deleting them."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -10,21 +10,21 @@ from perdure.validation import check_id, check_int, check_limit
 
 
 async def has_state(store: Store, id: str, /) -> bool:
-    """Tell whether the store holds a run of this id."""
+    """Return whether the store has a run with this id."""
     return await check_store(store).load(check_id(id)) is not None
 
 
 async def delete_state(store: Store, id: str, /) -> bool:
-    """Delete a run; tell whether there was one."""
-    there = await has_state(store, id)
+    """Delete a run; return whether it existed."""
+    existed = await has_state(store, id)
     await store.delete(id)
-    return there
+    return existed
 
 
 async def delete_states(
     store: Store, ids: Sequence[str], /, *, concurrency: int = 10
 ) -> dict[str, Exception]:
-    """Delete many runs, so many at once; give those that could not be, with their errors."""
+    """Delete many runs, up to `concurrency` at once; return the errors of those that failed."""
     check_store(store)
     gate = asyncio.Semaphore(check_int(concurrency, "concurrency"))
     if isinstance(ids, str) or not isinstance(ids, Iterable):
@@ -35,7 +35,7 @@ async def delete_states(
         async with gate:
             try:
                 await store.delete(check_id(id))
-            except Exception as error:  # noqa: BLE001  # told to the caller
+            except Exception as error:  # noqa: BLE001  # returned to the caller
                 failed[id] = error
 
     await asyncio.gather(*(delete(id) for id in ids))
@@ -43,11 +43,11 @@ async def delete_states(
 
 
 async def list_pending(store: Store, /, *, prefix: str = "", limit: int = 100) -> list[RunSummary]:
-    """Give runs that are not over, newest first; records of idempotency keys are left out."""
+    """Return runs that are not over, newest first, without records of idempotency keys."""
     check_store(store)
     pending: list[RunSummary] = []
     size = max(check_limit(limit), 100)
-    # A store of five methods may know no more than these two options.
+    # A store with only the five methods may accept no more than these two options.
     page = await store.list(prefix=prefix, limit=size)
     while page:
         pending += [
@@ -69,7 +69,7 @@ async def _is_pending(store: Store, line: RunSummary) -> bool:
 
 
 async def clear_state(store: Store, /) -> int:
-    """Delete every run of the store (of its prefix); give how many."""
+    """Delete every run of the store (of its prefix); return how many."""
     check_store(store)
     count = 0
     while page := await store.list(limit=100):

@@ -19,18 +19,18 @@ it, and awaited again when the run resumes.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime, timedelta
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from perdure import codec
 from perdure.clock import Clock, parse_iso
 from perdure.durable.inbox import Inbox
-from perdure.engine.branches import Branches
+from perdure.engine.execution import Execution
 from perdure.engine.tasks import Future, Task, awaited_future, awaits_only, detached, place
-from perdure.errors import PerdureError
+from perdure.errors import PerdureError, Suspended
 from perdure.snapshot import PendingWait
 from perdure.store import Message
 
@@ -43,29 +43,6 @@ SLOWEST_POLL = timedelta(seconds=1)
 _STEADY = 5
 _TURNS = 20
 _MOST_TURNS = 10_000
-
-
-class Host(Protocol):
-    """Whose branches wait here."""
-
-    id: str
-
-    @property
-    def live(self) -> bool:
-        """Whether the run can continue in this process."""
-        ...
-
-    async def persist_waits(self) -> None:
-        """Make the deadlines of waits durable, since the run stays in memory beside them."""
-        ...
-
-    def suspend(self, waits: list[PendingWait]) -> None:
-        """Take the run out of memory until one of these waits is over."""
-        ...
-
-    def stop(self, reason: BaseException) -> None:
-        """End the run here: it cannot wait as it must."""
-        ...
 
 
 class PendingBranch:
@@ -91,18 +68,19 @@ class Suspension:
 
     def __init__(
         self,
-        host: Host,
-        branches: Branches,
-        clock: Clock,
+        execution: Execution,
         inbox: Inbox,
+        persist_waits: Callable[[], Awaitable[None]],
         *,
         suspend_after: timedelta | None,
         always_replay: bool = False,
     ) -> None:
-        self._host = host
-        self._branches = branches
-        self._clock = clock
+        self.suspended: list[PendingWait] | None = None
+        self._run = execution
+        self._branches = execution.branches
+        self._clock = execution.clock
         self._inbox = inbox
+        self._persist_waits = persist_waits
         self._suspend_after = suspend_after
         self._always_replay = always_replay
         self._pending: dict[str, PendingBranch] = {}
@@ -132,7 +110,7 @@ class Suspension:
         await self.wait({"id": id, "kind": "event", "event": id})
 
     def add_message(self, message: Message) -> None:
-        """Let waits receive a message that is not in the store's inbox."""
+        """Add a message that is not in the store's inbox."""
         self._inbox.add_local(message)
         self.changed()
 
@@ -169,7 +147,7 @@ class Suspension:
             if self._pending.pop(pending.wait["id"], None) is not None:
                 self._branches.unpark(pending.task)
             if pending.message is not None:
-                # Given up in the moment its message came: the message is for the next wait.
+                # Cancelled while its message was handed out: the next wait receives it.
                 self._inbox.put_back(pending.message)
             raise
 
@@ -208,19 +186,21 @@ class Suspension:
 
     async def _watch(self) -> None:
         try:
-            while self._pending and self._host.live:
+            while self._pending and self._run.live:
                 self._stale = False
                 if await self._leaves_memory():
-                    self._host.suspend([pending.wait for pending in self._pending.values()])
+                    if self._run.live:
+                        self.suspended = [pending.wait for pending in self._pending.values()]
+                        self._run.break_off(Suspended())
                     return
                 if self._unsaved_deadline:
                     self._unsaved_deadline = False
-                    await self._host.persist_waits()
+                    await self._persist_waits()
                 await self._wait_for_change()
                 await self._read_inbox()
                 self._resolve()
         except Exception as error:  # noqa: BLE001  # the run cannot continue, and raises it
-            self._host.stop(error)
+            self._run.break_off(error)
         finally:
             self._watcher = None
 
@@ -236,11 +216,11 @@ class Suspension:
         return not at_work or self._without_progress(at_work, self._suspend_after)
 
     async def _branches_are_quiet(self) -> bool:
-        """Let branches run that are about to; return whether none is any more.
+        """Let ready branches run; return whether all branches wait.
 
-        Between the end of one branch and the moment another that waits for it is about to run,
-        asyncio calls callbacks, a turn of the event loop each. Only a state that stays quiet for
-        several turns is one that nothing will change.
+        Between the end of one branch and the wake-up of another that waits for it, asyncio calls
+        callbacks, an iteration of the event loop each. Only a state that stays quiet for several
+        iterations is stable.
         """
         turns = _MOST_TURNS if self._always_replay else _TURNS
         quiet = 0
@@ -277,7 +257,7 @@ class Suspension:
             "run %r is suspended while its own code awaits something that perdure does not "
             "recognise; that await is cancelled, and repeated when the run resumes: %s. "
             "Await it in a step if it must finish first",
-            self._host.id,
+            self._run.run_id,
             ", ".join(place(task) for task in at_work),
         )
         return True

@@ -115,6 +115,7 @@ class Branches:
         "_factory",
         "_loop",
         "_position",
+        "_unwinding",
         "in_flight",
         "on_change",
         "parked",
@@ -128,6 +129,7 @@ class Branches:
         self.parked: set[Task] = set()
         self.in_flight = 0
         self.on_change: Callable[[], None] | None = None
+        self._unwinding: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:
         task = asyncio.current_task()
@@ -140,6 +142,8 @@ class Branches:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._unwinding is not None:
+            self._unwinding.cancel()
         _unwatch(self._loop, self._factory)
         POSITION.reset(self._position)
         self.tasks.clear()
@@ -153,7 +157,7 @@ class Branches:
                 return position
             return self._branch_of(current_task(), position)
         if type(position) is _Reserved and position.branch.branches is self:
-            # The loop's task factory was replaced during the run: nobody saw the task created.
+            # The loop's task factory was replaced during the run, so the task was not registered.
             return self._branch_of(current_task(), position.branch)
         if isinstance(position, Leaf) and position.branch.branches is self:
             raise NestedStep(id, position.id)
@@ -193,7 +197,7 @@ class Branches:
         self.in_flight += 1
 
     def end(self) -> None:
-        """What began has ended."""
+        """A step, a transaction or a write has ended."""
         self.in_flight -= 1
         if self.on_change is not None:
             self.on_change()
@@ -204,7 +208,7 @@ class Branches:
         self.end()
 
     def unpark(self, task: Task) -> None:
-        """A durable wait is over: its call goes on to write its record."""
+        """A durable wait is over: its call continues by writing its record."""
         self.parked.discard(task)
         self.begin()
 
@@ -219,6 +223,16 @@ class Branches:
         if not paths:
             return []
         return [task for task, branch in self.tasks.items() if branch.path.startswith(paths)]
+
+    def cancel(self) -> None:
+        """Cancel every branch; again each second, in case one swallows it.
+
+        A `TaskGroup` that is already aborting does not pass a cancellation on to its tasks.
+        """
+        if self.tasks:
+            for task in self.tasks:
+                self._loop.call_soon(task.cancel)
+            self._unwinding = self._loop.call_later(1, self.cancel)
 
     async def unwind(self) -> None:
         """Cancel every branch but the current task, and wait until all have ended."""

@@ -114,7 +114,3 @@ class RunHost(Protocol):
     async def halt(self, key: str) -> None:
         """Stop the calling branch until the run was suspended and resumed."""
         ...
-
-    def unwind(self) -> None:
-        """Cancel the function: the run cannot continue in this process."""
-        ...

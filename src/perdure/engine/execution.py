@@ -38,7 +38,13 @@ from perdure.events import (
 from perdure.result import Err, Ok
 from perdure.retry import Retry, delay_before
 from perdure.snapshot import StepRecord
-from perdure.snapshot.record import Record, failure_record, is_plain, outcome_of, result_of
+from perdure.snapshot.record import (
+    failure_record,
+    is_plain,
+    outcome_of,
+    result_of,
+    success_record,
+)
 from perdure.validation import check_text
 
 
@@ -58,7 +64,6 @@ class Execution:
         "failures",
         "history",
         "host",
-        "last_key",
         "payload",
         "random",
         "run_id",
@@ -78,6 +83,7 @@ class Execution:
         cache: StepCache | None = None,
         errors: tuple[type[BaseException], ...] = (),
         payload: object = None,
+        host: RunHost | None = None,
     ) -> None:
         self.workflow = workflow
         self.run_id = run_id
@@ -87,9 +93,8 @@ class Execution:
         self.random = random
         self.cache = cache
         self.errors = errors
-        self.host: RunHost | None = None
+        self.host = host
         self.payload = payload
-        self.last_key: str | None = None
         self.ended_by: BaseException | Err[Any] | None = None
         self.failures: dict[str, BaseException] = {}
         self._emit = emit
@@ -106,17 +111,17 @@ class Execution:
         key: str | None = None,
         branch: Branch | None = None,
     ) -> StepCall:
-        """Check a call and give it its identity."""
+        """Check a call and determine its identity."""
         if self._broken is not None or self._over:
             self.check_live(id)
         if type(id) is not str or not id or not id.isascii():
-            id = check_text(id, "id", "the step's name, a non-empty text")
+            id = check_text(id, "id", "the step's name, a non-empty string")
         if branch is None:
             branch = self.branches.current(self.run_id, id)
         if not callable(fn):
             check_callable(id, fn)
         if key is not None:
-            key = check_text(key, "key", "a non-empty text, or nothing")
+            key = check_text(key, "key", "a non-empty string, or None")
         return StepCall(id, branch, key, fn, args)
 
     def end(self) -> None:
@@ -135,12 +140,12 @@ class Execution:
         if self._broken is None:
             self._broken = error
             if self.host is not None:
-                self.host.unwind()
+                self.branches.cancel()
         return self._broken
 
     @property
     def broken(self) -> BaseException | None:
-        """What broke the run, if anything did."""
+        """The error that broke the run off, or `None`."""
         return self._broken
 
     @property
@@ -157,7 +162,7 @@ class Execution:
         return self._execute(call) if call.key is None else self._perform_keyed(call, call.key)
 
     async def _perform_keyed(self, call: StepCall, key: str) -> Any:
-        """Let one call of a key at a time go on; those that waited find its record."""
+        """Perform one call of a key at a time; the calls that waited find its record."""
         while (other := self._keys_in_use.get(key)) is not None:
             await other.wait()
         done = self._keys_in_use[key] = asyncio.Event()
@@ -193,7 +198,7 @@ class Execution:
         kind = record.get("kind", "step")
         if kind != call.kind:
             what = f"is recorded as a {kind}, and the function now asks for a {call.kind}"
-            hint = "give changed code new step ids, or the workflow a new version"
+            hint = "use new step ids for changed code, or a new version of the workflow"
             raise self._drifted(call, what, hint, kind, call.kind)
         recorded = record.get("args", "")
         if recorded != call.fingerprint and recorded and call.fingerprint:
@@ -201,7 +206,7 @@ class Execution:
                 f"was recorded with other arguments (fingerprint {recorded}) than it is called "
                 f"with now ({call.fingerprint}): its record belongs to another call"
             )
-            hint = "make arguments depend only on earlier steps, or give the call a key= of its own"
+            hint = "make arguments depend only on earlier steps, or pass key= to the call"
             raise self._drifted(call, what, hint, recorded, call.fingerprint)
 
     def _drifted(
@@ -212,12 +217,13 @@ class Execution:
 
     def replay(self, call: StepCall, key: str, record: StepRecord) -> Any:
         """Return what a record says, or raise it."""
-        self.last_key = key
+        self.history.last_key = key
         if self._emit is None and is_plain(record):
             return record.get("value")
-        declared = (*call.errors, *self.errors)
         try:
-            result, error = result_of(record, call.id, call.return_type, declared, call.error_type)
+            result, error = result_of(
+                record, call.id, call.return_type, self._declared(call), call.error_type
+            )
         except CodecError as unreadable:
             text = f"the record of {call.place()} cannot be read: {unreadable}"
             raise self.break_off(CodecError(text)) from unreadable
@@ -233,7 +239,7 @@ class Execution:
         raise error
 
     def begin(self, call: StepCall) -> None:
-        """Reserve the key of the call's record, note when it began, and announce its work."""
+        """Reserve the key of the call's record, and publish that the step starts."""
         if self._broken is not None or self._over:
             self.check_live(call.id)
         call.record_key = self.history.reserve(call.path, call.call)
@@ -301,8 +307,7 @@ class Execution:
                 await self.cache.set(call.key, codec.loads(record.json), ttl=call.ttl)
 
     def publish(self, call: StepCall, record: EncodedRecord) -> None:
-        """Let a record answer that the store has accepted."""
-        self.last_key = record.key
+        """Make a record that the store has accepted answer its calls."""
         self.history.publish(record)
         for key, json in call.replaces.items():
             self.history.silence(key, json)
@@ -310,11 +315,10 @@ class Execution:
                 self.host.give_back(key)
 
     def tell_success(self, call: StepCall, record: EncodedRecord) -> None:
-        """Publish that a step succeeded and is recorded, if anybody listens."""
+        """Publish that a step succeeded and is recorded."""
         if self._emit is None:
             return
-        took = timedelta(seconds=self.clock.monotonic() - call.started)
-        key, facts = record.key, call.facts(record.key)
+        took, key, facts = self._since(call.started), record.key, call.facts(record.key)
         self.tell(StepSuccess, call, key, duration=took)
         self.tell(StepComplete, call, key, duration=took, result=Ok(record.value), facts=facts)
 
@@ -322,57 +326,41 @@ class Execution:
         """Return the record of a value, or raise if nothing can be recorded any more."""
         if self._broken is not None or self._over:
             self.check_live(call.id)
-        data, visible, typed = value, value, False
-        warnings: tuple[dict[str, str], ...] = ()
-        if not codec.is_plain(value):
-            try:
-                data, visible, typed, losses = codec.prepare(value, call.return_type)
-            except CodecError as error:
-                text = f"the value of {call.place()} cannot be recorded: {error}"
-                raise self.break_off(CodecError(text)) from error
-            warnings = warnings_of(call.record_key, losses)
-        clock, key = self.clock, call.record_key
-        at = isoformat(clock.now())
-        record = Record(
-            ok=True,
-            value=data,
-            at=at,
-            durationMs=int((clock.monotonic() - call.started) * 1e6) / 1e3,
-            attempts=call.attempt,
-            args=call.fingerprint,
-            kind=call.kind,
-            typed=typed,
-            coded=data is not value,
-            branch=call.path,
-            call="" if key == call.call else call.call,
-        )
+        at, key = isoformat(self.clock.now()), call.record_key
+        try:
+            record, visible, losses = success_record(call, value, at, self._milliseconds(call))
+        except CodecError as error:
+            text = f"the value of {call.place()} cannot be recorded: {error}"
+            raise self.break_off(CodecError(text)) from error
+        warnings = warnings_of(key, losses) if losses else ()
         return EncodedRecord(key, codec.dumps(record), at, visible, warnings)
+
+    def _milliseconds(self, call: StepCall) -> float:
+        return int((self.clock.monotonic() - call.started) * 1e6) / 1e3
 
     async def fail(self, call: StepCall, failure: Exception | Err[Any]) -> Any:
         """Record a failure and raise it as the function will see it from now on."""
         # A step that was interrupted because the run ended or lost its lease has not failed.
         self.check_live(call.id)
-        declared = (*call.errors, *self.errors)
-        failed, visible, losses = failure_record(failure, call.id, declared, call.error_type)
-        key = call.record_key
-        failed.at = isoformat(self.clock.now())
-        failed.durationMs = int((self.clock.monotonic() - call.started) * 1e6) / 1e3
-        failed.attempts, failed.args, failed.kind = call.attempt, call.fingerprint, call.kind
-        failed.branch, failed.call = call.path, "" if key == call.call else call.call
-        failed.failures = call.failures
+        at, key, declared = isoformat(self.clock.now()), call.record_key, self._declared(call)
+        failed, visible, losses = failure_record(
+            call, failure, declared, at, self._milliseconds(call)
+        )
         self.failures[key] = visible
-        warnings = warnings_of(key, losses)
-        record = EncodedRecord(key, codec.dumps(failed), failed.at, visible, warnings)
+        record = EncodedRecord(key, codec.dumps(failed), at, visible, warnings_of(key, losses))
         await self._commit(call, record)
         if self._emit is not None:
-            took, result = (
-                timedelta(seconds=self.clock.monotonic() - call.started),
-                outcome_of(visible),
-            )
+            took, result = self._since(call.started), outcome_of(visible)
             outcome = {"result": result, "origin": failed.meta["origin"], "facts": call.facts(key)}
             self.tell(StepFailure, call, key, duration=took, error=result.error)
             self.tell(StepComplete, call, key, duration=took, **outcome)
         raise visible
+
+    def _declared(self, call: StepCall) -> tuple[type[BaseException], ...]:
+        return (*call.errors, *self.errors)
+
+    def _since(self, started: float) -> timedelta:
+        return timedelta(seconds=self.clock.monotonic() - started)
 
     async def _attempts(self, call: StepCall) -> Any:
         retry = call.retries
@@ -412,14 +400,14 @@ class Execution:
     def announce(
         self, event: Callable[..., Event], started: float | None = None, **facts: Any
     ) -> None:
-        """Publish news of the run, with how long it took since `started`."""
+        """Publish an event of the run, with the time since `started`."""
         if self._emit is not None:
             if started is not None:
-                facts["duration"] = timedelta(seconds=self.clock.monotonic() - started)
+                facts["duration"] = self._since(started)
             now = self.clock.now()
             with outside_runs():
                 self._emit(event(workflow=self.workflow, run_id=self.run_id, at=now, **facts))
 
     def tell(self, event: Callable[..., Event], call: StepCall, key: str, **facts: Any) -> None:
-        """Publish news of a step, if anybody listens."""
+        """Publish an event of a step."""
         self.announce(event, step=call.id, key=key, **facts)

@@ -1,7 +1,7 @@
-"""A function's definition as a short text that changes when its code does.
+"""A hash of a function's definition that changes when its code changes.
 
-Comments, formatting and docstrings do not count; where the source is not to be had, the compiled
-code stands in for it.
+Comments, formatting and docstrings do not count. If the source is not available, the compiled code
+is used instead.
 """
 
 import ast
@@ -16,7 +16,7 @@ _hashes: dict[CodeType, str] = {}
 
 
 def definition_hash(fn: Callable[..., Any]) -> str:
-    """Give the hash of a function's definition."""
+    """Return the hash of a function's definition."""
     code = getattr(inspect.unwrap(fn), "__code__", None)
     if not isinstance(code, CodeType):
         return _digest(type(fn).__qualname__)

@@ -1,4 +1,4 @@
-"""The workflow function: what it works with, and how it is called over a run's records."""
+"""The workflow function: its dependencies, and one execution of it over a run's history."""
 
 import asyncio
 import inspect
@@ -24,33 +24,31 @@ WorkflowFunction: TypeAlias = Callable[[Step], Awaitable[T]] | Callable[[Step, D
 
 
 class Deps(Mapping[str, Any]):
-    """The functions and things a workflow works with, by attribute or by name; frozen for the
-    run.
-    """
+    """The functions and objects a workflow uses, by attribute or by name; read-only."""
 
-    __slots__ = ("_things",)
+    __slots__ = ("_items",)
 
-    def __init__(self, things: Mapping[str, Any]) -> None:
-        object.__setattr__(self, "_things", dict(things))
+    def __init__(self, items: Mapping[str, Any]) -> None:
+        object.__setattr__(self, "_items", dict(items))
 
     def __getattr__(self, name: str) -> Any:
         try:
-            return self._things[name]
+            return self._items[name]
         except KeyError:
-            known = ", ".join(sorted(self._things)) or "nothing"
+            known = ", ".join(sorted(self._items)) or "nothing"
             raise AttributeError(f"deps has no {name!r}; it holds {known}") from None
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"deps is frozen for the run; {name!r} cannot be set")
+        raise AttributeError(f"deps is read-only; {name!r} cannot be set")
 
     def __getitem__(self, name: str) -> Any:
-        return self._things[name]
+        return self._items[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._things)
+        return iter(self._items)
 
     def __len__(self) -> int:
-        return len(self._things)
+        return len(self._items)
 
 
 async def run_function(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:
@@ -63,6 +61,9 @@ async def run_function(run: Execution, body: Callable[[Step], Awaitable[Any]]) -
     run.announce(WorkflowStart)
     try:
         with run.branches:
+            if run.broken is not None:
+                # The run was broken off before its task began.
+                run.branches.cancel()
             try:
                 outcome = await _outcome(run, body)
             finally:
@@ -73,7 +74,7 @@ async def run_function(run: Execution, body: Callable[[Step], Awaitable[Any]]) -
             run.announce(WorkflowSuspended, started)
         else:
             reason = str(error.args[0]) if error.args else ""
-            run.announce(WorkflowCancelled, started, reason=reason, last_step=run.last_key)
+            run.announce(WorkflowCancelled, started, reason=reason, last_step=run.history.last_key)
         raise
     if isinstance(outcome, Ok):
         run.announce(WorkflowSuccess, started)
@@ -97,7 +98,7 @@ async def _outcome(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Re
 
 
 def body_of(fn: object, deps: object) -> Callable[[Step], Awaitable[Any]]:
-    """Give the workflow function as one that takes the step alone."""
+    """Return the workflow function as one that takes only the step."""
     expected = "an async function of (step) or (step, deps)"
     if not inspect.iscoroutinefunction(fn):
         raise InvalidArgument("fn", fn, expected)
@@ -110,7 +111,7 @@ def body_of(fn: object, deps: object) -> Callable[[Step], Awaitable[Any]]:
 
 
 def _takes(fn: Callable[..., Any]) -> int | None:
-    """Give how many arguments a function takes by position; None for any number."""
+    """Return how many positional arguments a function takes; `None` for any number."""
     code = getattr(fn, "__code__", None)
     if code is not None and not hasattr(fn, "__wrapped__") and not hasattr(fn, "__signature__"):
         # Read straight from the code: `inspect.signature` costs more than a step does.
@@ -124,5 +125,5 @@ def _takes(fn: Callable[..., Any]) -> int | None:
 
 
 def as_deps(deps: object) -> Any:
-    """Give a mapping as `Deps`, and any other object as it is."""
+    """Return a mapping as `Deps`, and any other object unchanged."""
     return Deps(deps) if isinstance(deps, Mapping) and not isinstance(deps, Deps) else deps

@@ -2,8 +2,8 @@
 
 A call reserves its key when it begins. Its record is published here when the store has accepted it,
 so nothing sees a record that a crash could take back. Fresh records are kept as the bytes that went
-to the store: one encoding serves both, and nobody who later changes the value can change what was
-recorded. Loaded records are the dicts they came as.
+to the store: one encoding serves both, and code that later changes the value cannot change what
+was recorded. Loaded records stay dicts.
 """
 
 import logging
@@ -14,7 +14,7 @@ import msgspec
 
 from perdure import codec
 from perdure.engine.branches import join_path
-from perdure.snapshot import Execution, PendingWait, Snapshot, StepRecord, open_waits
+from perdure.snapshot import ExecutionBlock, PendingWait, Snapshot, StepRecord, open_waits
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class EncodedRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class History:
-    """What is recorded of one run."""
+    """The records of one run, its open waits and its metadata."""
 
     __slots__ = (
         "_calls",
@@ -45,6 +45,7 @@ class History:
         "_silent",
         "_stored_waits",
         "changed_waits",
+        "last_key",
         "metadata",
         "name",
         "unclaimed",
@@ -60,6 +61,7 @@ class History:
         self._foreign: set[str] = set()
         self._loaded: set[str] = set()
         self._silent: set[str] = set()
+        self.last_key: str | None = None
         self.metadata: dict[str, Any] = {}
         self.warnings: list[Any] = []
         self.unclaimed: dict[str, StepRecord] = {}
@@ -137,8 +139,8 @@ class History:
         return key
 
     def publish(self, record: EncodedRecord) -> None:
-        """Let a record answer from now on; one under the same key is replaced in its place."""
-        key = record.key
+        """Make a record answer its calls from now on; it replaces one under the same key."""
+        key = self.last_key = record.key
         self._records[key] = record.json
         if self._silent:
             self._silent.discard(key)
@@ -150,7 +152,7 @@ class History:
             self.warnings += record.warnings
 
     def silence(self, key: str, json: bytes) -> None:
-        """Replace a published record by one that answers nobody any more."""
+        """Replace a published record by one that no longer answers any call."""
         self._records[key] = json
         self._silent.add(key)
 
@@ -177,7 +179,7 @@ class History:
     def claim(self, key: str, by: str) -> dict[str, bytes]:
         """Hand the event of an unclaimed record to the wait whose record gets the key `by`.
 
-        Return what becomes of the first record in the same write: a mark that its event is taken.
+        Return what the same write makes of the first record: a mark that its event was received.
         """
         record = self.unclaimed.pop(key)
         record["unclaimed"] = ""
@@ -226,8 +228,10 @@ class History:
         A wait is written once, when it begins: an activation that only finds it again changes
         nothing, and so makes no progress.
         """
-        changed, self.changed_waits = self.changed_waits, {}
-        self._stored_waits.update(changed)
+        changed = self.changed_waits
+        if changed:
+            self.changed_waits = {}
+            self._stored_waits.update(changed)
         return changed
 
     def without_records(self) -> "History":
@@ -246,7 +250,7 @@ class History:
 
     def encode(
         self,
-        execution: Execution,
+        execution: ExecutionBlock,
         *,
         include: Include = "all",
         limit: int | None = None,

@@ -1,4 +1,4 @@
-"""How a step's function is called: in place, in a thread, within a time."""
+"""How a step's function is called: awaited, in a thread or in place, with or without a timeout."""
 
 import asyncio
 import inspect
@@ -12,12 +12,12 @@ from perdure.engine.tasks import detached
 from perdure.errors import InvalidArgument
 
 _IN_PLACE, _AWAITED, _THREADED = range(3)
-_manners: dict[object, int] = {}
+_styles: dict[object, int] = {}
 _awaited: set[object] = set()
 
 
 def is_awaited(fn: Any) -> bool:
-    """Tell whether a step's function is known to be async, which most are."""
+    """Return whether a step's function is known to be async, as most are."""
     try:
         return fn.__code__ in _awaited
     except AttributeError:
@@ -27,16 +27,16 @@ def is_awaited(fn: Any) -> bool:
 async def invoke(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """Call a step's function: async and lambdas in place, any other in a thread."""
     code = getattr(fn, "__code__", None)
-    manner = _manners.get(code) if code is not None else None
-    if manner is None:
-        manner = _manner(fn)
+    style = _styles.get(code) if code is not None else None
+    if style is None:
+        style = _call_style(fn)
         if code is not None:
-            _manners[code] = manner
-            if manner == _AWAITED:
+            _styles[code] = style
+            if style == _AWAITED:
                 _awaited.add(code)
-    if manner == _AWAITED:
+    if style == _AWAITED:
         return await fn(*args)
-    value = fn(*args) if manner == _IN_PLACE else await asyncio.to_thread(_in_thread, fn, args)
+    value = fn(*args) if style == _IN_PLACE else await asyncio.to_thread(_in_thread, fn, args)
     return await value if inspect.isawaitable(value) else value
 
 
@@ -44,15 +44,15 @@ def _in_thread(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     try:
         return fn(*args)
     except StopIteration as error:
-        # A future takes none of these, and whoever waits for it would wait for ever.
+        # A future cannot hold a StopIteration: its waiter would never be woken.
         raise RuntimeError("a step's function raised StopIteration") from error
 
 
-def _manner(fn: Callable[..., Any]) -> int:
+def _call_style(fn: Callable[..., Any]) -> int:
     while isinstance(fn, partial):
         fn = fn.func
     if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
-        raise InvalidArgument("fn", fn, "a function that gives one value, not a generator")
+        raise InvalidArgument("fn", fn, "a function that returns one value, not a generator")
     if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__):
         return _AWAITED
     return _IN_PLACE if getattr(fn, "__name__", "") == "<lambda>" else _THREADED

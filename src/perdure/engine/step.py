@@ -1,4 +1,4 @@
-"""The handle in the user's hand: each method is one recorded thing.
+"""The user's handle on a run: each call of a method is recorded.
 
 user = await step("fetch-user", fetch_user, "123")
 order = await step("create-order", lambda: create_order(user), key="order:1")
@@ -22,7 +22,7 @@ from perdure.errors import InvalidArgument, InvalidDuration, PerdureError
 from perdure.result import Err, Ok
 from perdure.retry import Retry, Timeout, as_retry, as_timeout
 from perdure.snapshot import PendingWait
-from perdure.validation import check_errors
+from perdure.validation import check_errors, check_int
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -45,7 +45,7 @@ class Step:
 
     @property
     def payload(self) -> Any:
-        """What the run was triggered with."""
+        """The payload the run was triggered with."""
         return self._run.payload
 
     @property
@@ -56,9 +56,9 @@ class Step:
 
     @property
     def idempotency_key(self) -> str:
-        """A text that is the same for every attempt of this step in this run, also after a crash.
+        """A string that is the same for every attempt of this step in this run, also after a crash.
 
-        For payment providers and their like; for use inside a step's function.
+        Pass it to services that accept an idempotency key. For use inside a step's function.
         """
         call = POSITION.get()
         if not isinstance(call, Leaf):
@@ -139,12 +139,12 @@ class Step:
         returns: type[Any] | None = None,
         errors: Errors = (),
     ) -> Coroutine[Any, Any, Any]:
-        """Give the value of `fn(*args)`, from its record when the step was done before.
+        """Return the value of `fn(*args)`, from its record if the step was done before.
 
-        `key` is an identity of the user's own: used twice, it answers from its record. `returns` is
-        the type of the value where `fn` does not say it; `errors` are the exception classes that
-        come back as themselves. A returned `Err` raises `StepFailed`, unless the function catches
-        it the run ends as that `Err`.
+        `key` is an identity in the whole run: a second call with it returns the recorded value.
+        `returns` is the type of the value if the annotation of `fn` does not say it; `errors` are
+        exception classes that keep their type when they are read from a record. A returned `Err`
+        raises `StepFailed`; if the function does not catch that, the run ends with that `Err`.
         """
         run = self._run
         call = run.call(id, fn, args, key)
@@ -161,8 +161,9 @@ class Step:
         return run.perform(call)
 
     def sleep(self, id: str, duration: Duration | Cron, /) -> Coroutine[Any, Any, None]:
-        """Wait so long, or until the cron expression's next time; once, however often the run
-        resumes.
+        """Sleep for a duration, or until the next time of a cron expression.
+
+        The wake time is fixed by the first call, however often the run resumes.
         """
         call = self._run.call(id, self.sleep)
         call.kind = "sleep"
@@ -185,9 +186,9 @@ class Step:
         timeout: Duration | None = None,
         returns: type[Any] | None = None,
     ) -> Coroutine[Any, Any, Any]:
-        """Give the payload of the run's next event of this name, or None when the time is over."""
+        """Return the payload of the run's next event of this name, or `None` after the timeout."""
         if not isinstance(name, str) or not name:
-            raise InvalidArgument("name", name, "the event's name, a non-empty text")
+            raise InvalidArgument("name", name, "the event's name, a non-empty string")
         call = self._run.call(id, self.wait_for_event)
         call.kind = "event"
         call.returns = returns
@@ -217,7 +218,7 @@ class Step:
     def all(
         self, thunks: Mapping[str, Callable[[], Any]], /
     ) -> Coroutine[Any, Any, dict[str, Any]]:
-        """Run a step for each name, all at once, and give their values by name.
+        """Run a step for each name concurrently, and return the values by name.
 
         All are awaited, so that finished work is recorded; then the first failure, in the order of
         the names, is raised.
@@ -275,11 +276,10 @@ class Step:
         *,
         concurrency: int = 10,
     ) -> Coroutine[Any, Any, list[Any]]:
-        """Run a step for each item, so many at once, and give the values in the items' order."""
-        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
-            raise InvalidArgument("concurrency", concurrency, "a whole number, 1 or more")
+        """Run a step for each item, up to `concurrency` at once; return the values in order."""
+        check_int(concurrency, "concurrency")
         if not isinstance(items, Iterable):
-            raise InvalidArgument("items", items, "something to iterate over")
+            raise InvalidArgument("items", items, "an iterable")
         call = self._run.call(id, fn)
         branch = call.branch.child(call.call)
         return self._map(branch, id, list(items), fn, concurrency)
@@ -307,7 +307,7 @@ class Step:
     def race(
         self, id: str, thunks: Mapping[str, Callable[[], Any]], /
     ) -> Coroutine[Any, Any, tuple[str, Any]]:
-        """Run a branch for each name and give the name and value of the first to finish.
+        """Run a branch for each name; return the name and the value of the first to finish.
 
         The others are cancelled. The winner is recorded: a replay returns the same one. A branch
         may call steps, sleep, or wait for events.
@@ -327,10 +327,9 @@ class Step:
         *args: Any,
         returns: type[Any] | None = None,
     ) -> Coroutine[Any, Any, T]:
-        """Give the value of `fn(connection, *args)`, whose writes commit together with the step's
-        record.
+        """Return the value of `fn(connection, *args)`, whose writes commit with the step's record.
 
-        The connection is the store's own: either both are there or neither, exactly once.
+        The connection is the store's own: either both are committed or neither, exactly once.
         """
         call = self._run.call(id, fn, args)
         call.kind = "transaction"

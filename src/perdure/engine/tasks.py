@@ -103,7 +103,7 @@ async def cancel_and_wait(tasks: Iterable[Task]) -> None:
             cancelled = True
     for task in everything:
         if not task.cancelled():
-            task.exception()  # its failure, if any, is recorded or was meant for nobody
+            task.exception()  # marks it as retrieved: it is recorded, or no code waits for it
     if cancelled:
         raise asyncio.CancelledError
 

@@ -47,7 +47,7 @@ async def _answer(run: Execution, call: StepCall, wait: PendingWait) -> tuple[st
         return await _wait_here(run, call, wait)
     except asyncio.CancelledError:
         if run.live:
-            # Given up by the function, not by a suspension: nothing waits here any more.
+            # The function cancelled the wait; a suspension would have broken the run off first.
             run.history.close_wait(wait["id"])
         raise
     except Exception as error:  # noqa: BLE001  # whatever keeps the run from waiting
@@ -100,7 +100,7 @@ async def race(run: Execution, call: StepCall, thunks: Mapping[str, Callable[[],
     """Run branches until the first has ended, cancel the others, and record the winner.
 
     Tasks that a branch created are cancelled too, also those that it no longer waits for: a replay
-    that finds the winner's record starts none of them, so they must not go on to receive events.
+    that finds the winner's record starts none of them, so they must not receive events any more.
     """
     found = run.recorded(call)
     if found is not None:

@@ -1,8 +1,8 @@
-"""Step records in the first text format of a resume state, and back.
+"""Step records in awaitly's first text format of a resume state, and back.
 
-There a failure's cause is named by other words than in a snapshot, stands twice (in the result and
-in `meta`), and has no causes of its own. The causes of causes and what else perdure records ride in
-fields that other readers of the format ignore.
+In this format, the fields of a failure's cause have other names than in a snapshot, the cause is
+written twice (in the result and in `meta`), and it has no causes itself. Causes of causes and
+perdure's other fields are written in fields that other readers of the format ignore.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ from perdure.errors import StateFormatError
 
 OUTCOME = frozenset({"ok", "value", "error", "cause", "meta"})
 
-_CAUSE_WORDS = {"name": "errorName", "message": "errorMessage", "stack": "errorStack"}
-_RECORD_WORDS = {word: name for name, word in _CAUSE_WORDS.items()}
+_CAUSE_FIELDS = {"name": "errorName", "message": "errorMessage", "stack": "errorStack"}
+_RECORD_FIELDS = {field: name for name, field in _CAUSE_FIELDS.items()}
 
 
 def entry_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Give a record as an entry of the text format."""
+    """Return a record as an entry of the text format."""
     entry: dict[str, Any]
     if record["ok"]:
         entry = {"result": {"ok": True, "value": record.get("value")}}
@@ -34,18 +34,18 @@ def entry_of(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def record_of(key: str, entry: Any) -> dict[str, Any]:
-    """Give an entry of the text format as a record; what is not one is a `StateFormatError`."""
+    """Return an entry of the text format as a record, or raise `StateFormatError`."""
     result = _object(_object(entry, key).get("result"), key, "result")
     facts = _object(entry.get("facts", {}), key, "facts")
     if result.get("ok") is True:
         return {"ok": True, "value": result.get("value"), **facts}
     if result.get("ok") is not False or "error" not in result:
-        raise StateFormatError(f"entry {key!r}: its result has no boolean `ok`, or no `error`")
+        raise StateFormatError(f"entry {key!r}: `ok` is not a boolean, or `error` is missing")
     meta = _object(entry.get("meta", {}), key, "meta")
     origin = "throw" if meta.get("origin") == "throw" else "result"
     record = {"ok": False, "error": result["error"], "meta": {"origin": origin}, **facts}
-    written = result.get("cause", meta.get("thrown", meta.get("resultCause")))
-    if written is not None and (cause := _read_cause(key, written)) is not None:
+    entry_cause = result.get("cause", meta.get("thrown", meta.get("resultCause")))
+    if entry_cause is not None and (cause := _read_cause(key, entry_cause)) is not None:
         record["cause"] = cause
     return record
 
@@ -53,31 +53,32 @@ def record_of(key: str, entry: Any) -> dict[str, Any]:
 def _write_cause(cause: Mapping[str, Any]) -> dict[str, Any]:
     if cause["type"] == "thrown":
         return {"type": "value", "value": cause.get("value", cause["stringRepresentation"])}
-    written = {_CAUSE_WORDS.get(name, name): part for name, part in cause.items()}
+    entry_cause = {_CAUSE_FIELDS.get(name, name): part for name, part in cause.items()}
     if isinstance(cause.get("cause"), Mapping):
-        written["cause"] = _write_cause(cause["cause"])
-    return written
+        entry_cause["cause"] = _write_cause(cause["cause"])
+    return entry_cause
 
 
-def _read_cause(key: str, written: Any) -> dict[str, Any] | None:
-    match _object(written, key, "cause"):
+def _read_cause(key: str, entry_cause: Any) -> dict[str, Any] | None:
+    match _object(entry_cause, key, "cause"):
         case {"type": "undefined"}:
             return None
         case {"type": "value", **parts}:
             value = parts.get("value")
             return {"type": "thrown", "stringRepresentation": str(value), "value": value}
         case {"type": "error", **parts}:
-            read = {_RECORD_WORDS.get(word, word): part for word, part in parts.items()}
-            cause = {"type": "error", "name": "Error", "message": "Unknown error", **read}
-            if "cause" in read:
-                cause["cause"] = _read_cause(key, read["cause"])
+            fields = {_RECORD_FIELDS.get(name, name): part for name, part in parts.items()}
+            cause = {"type": "error", "name": "Error", "message": "Unknown error", **fields}
+            if "cause" in fields:
+                cause["cause"] = _read_cause(key, fields["cause"])
             return cause
         case _:
-            raise StateFormatError(f"entry {key!r}: its cause has no known `type`")
+            raise StateFormatError(f"entry {key!r}: unknown `type` of the cause")
 
 
 def _object(part: Any, key: str, name: str = "") -> dict[str, Any]:
     if not isinstance(part, dict):
-        what = f"its {name} is" if name else "it is"
-        raise StateFormatError(f"entry {key!r}: {what} no object but {type(part).__name__}")
+        what = f"`{name}`: " if name else ""
+        got = type(part).__name__
+        raise StateFormatError(f"entry {key!r}: {what}expected an object, got {got}")
     return part

@@ -60,8 +60,8 @@ class Definition(Generic[P, T]):
         return f"<workflow {self.name!r} version {self.version}>"
 
     def encode_payload(self, payload: object) -> Any:
-        """Give the payload as JSON once it is known to fit, or raise `InvalidPayload` naming
-        each field.
+        """Return the payload as JSON; raise `InvalidPayload`, naming each field, if it does
+        not fit.
         """
         if not self.takes_payload:
             if payload is not None:
@@ -78,7 +78,7 @@ class Definition(Generic[P, T]):
             raise InvalidPayload(self.name, problems or [str(error)]) from error
 
     def decode_payload(self, data: Any) -> Any:
-        """Give the payload as the function takes it."""
+        """Return the payload as the function receives it."""
         if self.payload_type is None:
             return codec.decode(data)
         return codec.decode(data, self.payload_type, typed=True)
@@ -105,7 +105,7 @@ def _payload_type(fn: Callable[..., Any], parameter: str) -> Any:
 
 
 def payload_problems(payload: object, expected: Any) -> list[str]:
-    """Give what is wrong with each field of a payload, as far as its fields can be told apart."""
+    """Return what is wrong with each field of a payload whose fields are known."""
     try:
         hints = get_type_hints(expected)
     except (TypeError, NameError):
@@ -153,8 +153,8 @@ def workflow(
 ) -> "Decorator":
     """Make a workflow of an async function of `(step)` or `(step, payload)`.
 
-    `migrate` gets the snapshot of a run that another version began, and that version, and gives the
-    snapshot this version goes on from.
+    `migrate` is called with the snapshot of a run that another version began and that version, and
+    returns the snapshot from which this version continues.
     """
     if not isinstance(name, str):
         hint = 'Write @workflow("name") with the parentheses'

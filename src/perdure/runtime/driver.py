@@ -1,6 +1,5 @@
-"""How a runtime goes on with a run whose lease it holds, until the run ends or rests."""
+"""How a runtime continues a run whose lease it holds, until the run ends or is suspended."""
 
-import asyncio
 import logging
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,12 +8,10 @@ from random import Random
 from typing import Any
 
 from perdure import codec
-from perdure.clock import Clock, SyncedClock
-from perdure.durable.host import JournaledRun
-from perdure.durable.lifecycle import Body, drive, log_failure, new_owner
-from perdure.durable.outcome import ending, failures_to_retry
-from perdure.durable.session import Session
-from perdure.engine.execution import Execution
+from perdure.durable.host import RunHost
+from perdure.durable.lifecycle import Program, log_failure, open_host, rewrite, run_to_rest
+from perdure.durable.outcome import describe_outcome, failed_block, failures_to_retry
+from perdure.durable.session import Session, new_owner
 from perdure.engine.history import History
 from perdure.engine.tasks import detached
 from perdure.errors import (
@@ -32,7 +29,7 @@ from perdure.result import Err, Result
 from perdure.runtime.definition import Definition
 from perdure.runtime.registry import Registry
 from perdure.snapshot import PendingWait, RunStatus, awaits_of, is_over, rest_status, wake_at_of
-from perdure.snapshot.record import failure_record, outcome_of
+from perdure.snapshot.record import encode_failure, outcome_of
 from perdure.store import Grant, LeaseRequest, Rest, Store, require_lease
 
 logger = logging.getLogger(__name__)
@@ -43,11 +40,10 @@ CANCEL = "~cancel"
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """Goes on with leased runs; each verb gives the run's snapshot as it was written, as JSON."""
+    """Continues leased runs; each verb returns the run's snapshot as it was written, as JSON."""
 
     store: Store
     registry: Registry
-    clock: Clock
     random: Random
     bus: Bus
     lease_ttl: timedelta
@@ -57,9 +53,7 @@ class Driver:
     def request(
         self, run_id: str, create: bytes | None = None, workflow: str | None = None
     ) -> LeaseRequest:
-        """Give the request for a run's lease: of a new run with `create`, else of one that is
-        there.
-        """
+        """Return a request for a run's lease: of a new run with `create`, else of a stored one."""
         return LeaseRequest(
             run_id,
             new_owner(self.random),
@@ -77,9 +71,9 @@ class Driver:
         not_before: datetime | None = None,
         again: bool = False,
     ) -> bytes | None:
-        """Drive a run until it ends or rests; None when another owner took it meanwhile.
+        """Run until the run ends or is suspended; return `None` if another owner took it over.
 
-        One that is over stays as it is, unless it failed and is to be tried `again`.
+        A run that is over stays as it is, unless it failed and is to be tried `again`.
         """
         try:
             return await self._continue_run(session, grant, not_before, again)
@@ -89,16 +83,41 @@ class Driver:
     async def _continue_run(
         self, session: Session, grant: Grant, not_before: datetime | None, again: bool
     ) -> bytes | None:
-        run_id = grant.lease.id
         status = rest_status(grant.snapshot)
         again = again and status == "failed"
         if is_over(status) and not again:
-            # It ended elsewhere between somebody's look at it and the lease.
-            host = self._host(session, grant, History("", grant.snapshot), None)
+            # It ended elsewhere between the caller's look at it and the lease.
+            host = _unstarted(session, grant)
             return await host.settle(grant.snapshot["execution"], Rest(status))
+        definition, payload, history = await self._load(grant)
+        host = open_host(session, grant.lease.id, history, grant, not_before)
         version = (grant.snapshot.get("metadata") or {}).get("version", 1)
+        if again or definition.version != version:
+            # A request to cancel that was sent before does not end what begins after it.
+            old = [message.id for message in grant.inbox if message.name == CANCEL]
+            await rewrite(host, old, wake_at=host.clock.now())
+            fresh = await session.acquire(self.request(host.id))
+            if fresh is None:
+                return None
+            return await self._continue_run(session, fresh, not_before, False)
+        if any(message.name == CANCEL for message in grant.inbox):
+            return await self._end_cancelled(host, _cancel_reason(grant))
+        host.on_message = lambda: self._look_for_cancel(host)
+        program = Program(
+            body=lambda step: definition(step, payload),
+            random=self.random,
+            bus=self.bus,
+            errors=definition.errors,
+            payload=payload,
+            suspend_after=self.suspend_after,
+            always_replay=self.always_replay,
+        )
+        return await self._leave(host, await run_to_rest(host, program), definition)
+
+    async def _load(self, grant: Grant) -> tuple[Definition[Any, Any], Any, History]:
+        """Return what runs and its history; release a run that no definition here can run."""
         try:
-            definition, snapshot = self.registry.for_run(run_id, grant.snapshot)
+            definition, snapshot = self.registry.for_run(grant.lease.id, grant.snapshot)
             payload = definition.decode_payload((snapshot.get("metadata") or {}).get("input"))
         except PerdureError:
             later = grant.now + self.lease_ttl
@@ -106,52 +125,56 @@ class Driver:
             raise
         history = History(definition.name, snapshot)
         history.drop(failures_to_retry(snapshot))
-        if again or definition.version != version:
-            fresh = await self._rewrite(session, grant, history)
-            return (
-                None
-                if fresh is None
-                else await self._continue_run(session, fresh, not_before, False)
-            )
-        host = self._host(session, grant, history, definition, payload, not_before)
-        if any(message.name == CANCEL for message in grant.inbox):
-            return await self._end_cancelled(host, _cancel_reason(grant))
-        host.on_message = lambda: self._look_for_cancel(host)
-        try:
-            result = await drive(host, _body(definition, payload))
-        except asyncio.CancelledError:
-            await log_failure(host.release())
-            raise
-        return await self._leave(host, result, definition)
-
-    async def _rewrite(self, session: Session, grant: Grant, history: History) -> Grant | None:
-        """Store a run as it is to be gone on with, and lease it anew; None: another took it up.
-
-        A journal only adds: what a retry or a migration took away would be back after a crash.
-        """
-        host = self._host(session, grant, history, None)
-        # A request to cancel that came before does not end what is begun again after it.
-        old = [message.id for message in grant.inbox if message.name == CANCEL]
-        await host.settle(host.running(), Rest("running", host.execution.clock.now()), old)
-        return await session.acquire(self.request(host.id))
+        return definition, payload, history
 
     async def cancel(self, session: Session, grant: Grant, reason: str) -> bytes | None:
-        """End a leased run as cancelled; None when another owner took it meanwhile."""
-        host = self._host(session, grant, History("", grant.snapshot), None)
+        """End a leased run as cancelled; return `None` if another owner took it over."""
         try:
-            return await self._end_cancelled(host, reason)
+            return await self._end_cancelled(_unstarted(session, grant), reason)
         except LeaseLost:
             return None
 
     async def pause(self, session: Session, grant: Grant, reason: str) -> bytes:
-        """Set a leased run aside, with what it waits for, until it is resumed."""
-        host = self._host(session, grant, History("", grant.snapshot), None)
+        """Pause a leased run, with what it waits for, until it is resumed."""
+        host = _unstarted(session, grant)
         waits = list(host.history.waits.values())
         block = host.block(state="paused", reason=reason, pending=waits)
         return await host.settle(block, Rest("paused", None, (CANCEL,)))
 
-    async def _end_failed(self, host: JournaledRun, error: StoreError) -> bytes:
-        """End a run that the store never takes as it is; without its records if need be."""
+    async def _leave(
+        self, host: RunHost, result: Result[Any, Any] | None, definition: Definition[Any, Any]
+    ) -> bytes:
+        """Write how the run ended or what it waits for, and give it up."""
+        broken, suspended = host.execution.broken, host.suspension.suspended
+        try:
+            if suspended is not None:
+                return await host.settle(*_at_rest(host, suspended))
+            if isinstance(broken, Cancelled):
+                return await self._end_cancelled(host, broken.reason)
+            if isinstance(broken, StoreError | LeaseLost):
+                raise broken
+            if result is None:
+                assert broken is not None, "a run without a result was broken off"
+                result = outcome_of(broken)
+            outcome, block, status = describe_outcome(host, result, definition.fn)
+            data = await host.settle(block, Rest(status))
+            if isinstance(outcome, Err):
+                _log_failed_run(host, outcome.error)
+            return data
+        except StoreError as error:
+            if isinstance(error, ValueTooLarge | MissingAbility):
+                # Retrying cannot help: the run itself caused the error.
+                with suppress(StoreError):
+                    return await self._end_failed(host, error)
+            # An error of this run alone must not keep the workers busy.
+            is_outage = isinstance(error, StoreUnavailable)
+            await log_failure(
+                host.release(None if is_outage else host.clock.now() + self.lease_ttl)
+            )
+            raise
+
+    async def _end_failed(self, host: RunHost, error: StoreError) -> bytes:
+        """End a run that the store does not accept as it is; without its records if need be."""
         try:
             return await self._write_failed(host, error)
         except ValueTooLarge:
@@ -162,54 +185,19 @@ class Driver:
             host.history = host.history.without_records()
             return await self._write_failed(host, RunFailed(text), truncated=True)
 
-    async def _write_failed(self, host: JournaledRun, error: PerdureError, **facts: Any) -> bytes:
-        record = failure_record(error, host.id, (RunFailed,)).record
-        now = host.block()["lastUpdated"]
-        block = host.block("failed", completedAt=now, error=record, failed=[], **facts)
-        data = await host.settle(block, Rest("failed"))
-        _log_failure(host, error)
+    async def _write_failed(self, host: RunHost, error: PerdureError, **facts: Any) -> bytes:
+        record = encode_failure(error, host.id, (RunFailed,)).record
+        data = await host.settle(failed_block(host, record, **facts), Rest("failed"))
+        _log_failed_run(host, error)
         return data
 
-    async def _end_cancelled(self, host: JournaledRun, reason: str) -> bytes:
-        error = failure_record(Cancelled(host.id, reason), host.id, (Cancelled,)).record
+    async def _end_cancelled(self, host: RunHost, reason: str) -> bytes:
+        record = encode_failure(Cancelled(host.id, reason), host.id, (Cancelled,)).record
         now = host.block()["lastUpdated"]
-        block = host.block("failed", state="cancelled", completedAt=now, error=error)
+        block = host.block("failed", state="cancelled", completedAt=now, error=record)
         return await host.settle(block, Rest("cancelled"))
 
-    async def _leave(
-        self, host: JournaledRun, result: Result[Any, Any] | None, definition: Definition[Any, Any]
-    ) -> bytes:
-        broken = host.execution.broken
-        try:
-            if host.suspended is not None:
-                return await host.settle(*_at_rest(host, host.suspended))
-            if isinstance(broken, Cancelled):
-                return await self._end_cancelled(host, broken.reason)
-            if isinstance(broken, StoreError | LeaseLost):
-                raise broken
-            if result is None:
-                assert broken is not None, "a run without a result was broken off"
-                result = outcome_of(broken)
-            outcome, block, status = ending(host, result, definition.fn)
-            data = await host.settle(block, Rest(status))
-            if isinstance(outcome, Err):
-                _log_failure(host, outcome.error)
-            return data
-        except StoreError as error:
-            if isinstance(error, ValueTooLarge | MissingAbility):
-                # Retrying cannot help: the run itself caused the error.
-                with suppress(StoreError):
-                    return await self._end_failed(host, error)
-            await log_failure(host.release(self._when_to_try_again(host, error)))
-            raise
-
-    def _when_to_try_again(self, host: JournaledRun, error: StoreError) -> datetime | None:
-        if isinstance(error, StoreUnavailable):
-            return None
-        # What the store refuses for one run must not keep everybody busy.
-        return host.execution.clock.now() + self.lease_ttl
-
-    def _look_for_cancel(self, host: JournaledRun) -> None:
+    def _look_for_cancel(self, host: RunHost) -> None:
         async def look() -> None:
             try:
                 messages = await host.read_inbox()
@@ -219,53 +207,30 @@ class Driver:
                 return
             for message in messages:
                 if message.name == CANCEL:
-                    host.stop(Cancelled(host.id, codec.loads(message.payload)))
+                    host.execution.break_off(Cancelled(host.id, codec.loads(message.payload)))
 
         self.bus.track(detached(look()))
 
-    def _host(
-        self,
-        session: Session,
-        grant: Grant,
-        history: History,
-        definition: Definition[Any, Any] | None,
-        payload: object = None,
-        not_before: datetime | None = None,
-    ) -> JournaledRun:
-        now = grant.now if not_before is None else max(grant.now, not_before)
-        execution = Execution(
-            workflow=history.name,
-            run_id=grant.lease.id,
-            history=history,
-            clock=SyncedClock(self.clock, now),
-            random=self.random,
-            emit=self.bus.publish if self.bus else None,
-            errors=() if definition is None else definition.errors,
-            payload=payload,
-        )
-        return JournaledRun(
-            session,
-            grant,
-            execution,
-            suspend_after=self.suspend_after,
-            always_replay=self.always_replay,
-        )
+
+def _unstarted(session: Session, grant: Grant) -> RunHost:
+    """Return the host of a run whose function is not run."""
+    return open_host(session, grant.lease.id, History("", grant.snapshot), grant)
 
 
-def _at_rest(host: JournaledRun, waits: list[PendingWait]) -> tuple[Any, Rest]:
+def _at_rest(host: RunHost, waits: list[PendingWait]) -> tuple[Any, Rest]:
     replays = any(wait["id"].startswith("replay:") for wait in waits)
     waits = [wait for wait in waits if not wait["id"].startswith("replay:")]
     listens = any(wait["kind"] == "event" for wait in waits)
     state: RunStatus = "waiting" if listens else "suspended"
     block = host.block(state=state, pending=waits)
     snapshot: Any = {"execution": block}
-    wake_at = host.execution.clock.now() if replays else wake_at_of(snapshot)
-    # A request to cancel that comes while the run is put to rest must not lie there unseen.
+    wake_at = host.clock.now() if replays else wake_at_of(snapshot)
+    # A request to cancel that arrives while the run is being suspended must wake it.
     return block, Rest(state, wake_at, (*awaits_of(snapshot), CANCEL))
 
 
-def _log_failure(host: JournaledRun, error: object) -> None:
-    """Say once, loudly, that a run has failed: nobody may be waiting for its result."""
+def _log_failed_run(host: RunHost, error: object) -> None:
+    """Log a failed run once at ERROR: there may be no caller that waits for its result."""
     steps = ", ".join(repr(key) for key in host.execution.failures_that_ended_it())
     logger.error(
         "run %r of workflow %r failed%s: %s",
@@ -279,7 +244,3 @@ def _log_failure(host: JournaledRun, error: object) -> None:
 
 def _cancel_reason(grant: Grant) -> str:
     return next(str(codec.loads(m.payload)) for m in grant.inbox if m.name == CANCEL)
-
-
-def _body(definition: Definition[Any, Any], payload: object) -> Body:
-    return lambda step: definition(step, payload)

@@ -20,7 +20,7 @@ class Registry:
             self.add(definition)
 
     def add(self, definition: Definition[Any, Any]) -> None:
-        """Make a definition known."""
+        """Register a definition."""
         if not isinstance(definition, Definition):
             raise InvalidArgument("workflows", definition, "functions decorated with @workflow")
         versions = self._known.setdefault(definition.name, {})
@@ -37,7 +37,7 @@ class Registry:
         return list(self._known)
 
     def newest(self, name: str) -> Definition[Any, Any]:
-        """Give the definition of the highest version, or raise `UnknownWorkflow`."""
+        """Return the definition with the highest version, or raise `UnknownWorkflow`."""
         versions = self._known.get(name)
         if not versions:
             known = ", ".join(sorted(self._known)) or "none"
@@ -65,7 +65,7 @@ class Registry:
                 run_id,
                 stored,
                 newest.version,
-                "Register the old definition beside the new one, or give the new one migrate=",
+                "Register the old definition beside the new one, or pass migrate= to the new one",
             )
         try:
             migrated = assert_valid_snapshot(newest.migrate(snapshot, stored))

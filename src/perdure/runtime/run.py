@@ -1,4 +1,4 @@
-"""A run as people and programs see it: where it stands, what it gave, what it did."""
+"""A run as users see it: its status, its output and its history."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -23,7 +23,7 @@ from perdure.snapshot.record import result_of
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """What a run at rest waits for: a time, an event, or an event until a time."""
+    """A wait of a suspended run: for a time, an event, or an event until a time."""
 
     id: str
     wake_at: datetime | None = None
@@ -31,7 +31,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class StepInfo(msgspec.Struct, frozen=True):
-    """One line of a run's history."""
+    """One recorded step of a run's history."""
 
     key: str
     kind: str
@@ -45,9 +45,9 @@ class StepInfo(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A run at one moment.
+    """A run as it was when it was read.
 
-    `output` is there when it is completed, `error` when it failed or was cancelled, `pending` while
+    `output` is set when it is completed, `error` when it failed or was cancelled, `pending` while
     it waits. `reason` says why it is paused.
     """
 
@@ -65,7 +65,7 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def over(self) -> bool:
-        """Whether nothing will happen any more by itself."""
+        """Whether the run is completed, failed or cancelled."""
         return is_over(self.status)
 
 
@@ -77,8 +77,8 @@ def run_of(
     fails_with: object = None,
     errors: Sequence[type[BaseException]] = (),
 ) -> Run:
-    """Give the run that a snapshot holds; `returns` and `fails_with` are the types of its output
-    and of its error, where those are known.
+    """Return the run in a snapshot; `returns` and `fails_with` are the types of its output and of
+    its error, if they are known.
     """
     block: Mapping[str, Any] = snapshot["execution"]
     metadata = snapshot.get("metadata") or {}
@@ -99,7 +99,7 @@ def run_of(
 
 
 def step_info(key: str, record: StepRecord) -> StepInfo:
-    """Give a record as a line of history; a value of the user's class is shown as its fields."""
+    """Return a record as a `StepInfo`; a value of a user's class is shown as its fields."""
     error: object = None
     if not record["ok"]:
         result, _ = result_of(record, key, lambda: None, ())

@@ -1,4 +1,4 @@
-"""Named workflows on a store: a run can stop here and go on in another process.
+"""Named workflows on a store: a run can stop here and continue in another process.
 
 runtime = Runtime(store, workflows=[welcome])
 run = await runtime.trigger(welcome, {"email": "a@b.c"})
@@ -24,8 +24,14 @@ from perdure.clock import (
     isoformat,
     parse_duration,
 )
-from perdure.durable.lifecycle import LEASE_TTL, borrow, check_lease_ttl, default_store
-from perdure.durable.session import Session
+from perdure.durable.session import (
+    LEASE_TTL,
+    Session,
+    borrow,
+    check_lease_ttl,
+    default_store,
+    wake_workers,
+)
 from perdure.errors import (
     AlreadyRunning,
     Cancelled,
@@ -65,7 +71,7 @@ SUSPEND_AFTER = timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True)
 class SignalResult:
-    """What became of a signal, and the run as it is afterwards (None when there is no such run)."""
+    """The outcome of a signal, and the run afterwards (`None` if there is no such run)."""
 
     delivery: Delivery
     run: Run | None
@@ -77,9 +83,9 @@ class SignalResult:
 class Runtime:
     """Workflows by name on one store.
 
-    `lease_ttl` is how long a run of a dead process stays with it. A wait shorter than
-    `suspend_after` is spent in memory. `always_replay` puts a run to rest and replays it after
-    every step: a hard test of a workflow, and slow.
+    `lease_ttl` is how long a run stays with a process that died. A wait shorter than
+    `suspend_after` is spent in memory. `always_replay` suspends and replays a run after every step:
+    a hard test of a workflow, and slow.
     """
 
     def __init__(
@@ -107,7 +113,6 @@ class Runtime:
         self.driver = Driver(
             store=self.store,
             registry=self.registry,
-            clock=self.clock,
             random=self.random,
             bus=self._bus,
             lease_ttl=self.lease_ttl,
@@ -116,11 +121,11 @@ class Runtime:
         )
 
     def register(self, definition: Definition[Any, Any]) -> None:
-        """Make a workflow known."""
+        """Register a workflow."""
         self.registry.add(definition)
 
     def session(self) -> Session:
-        """Give the session through which this runtime's runs are written; enter it to use it."""
+        """Return the session through which this runtime writes; enter it to use it."""
         return borrow(self.store, self.clock, self.lease_ttl)
 
     async def trigger(
@@ -131,11 +136,11 @@ class Runtime:
         run_id: str | None = None,
         wait: bool = True,
     ) -> Run:
-        """Begin a run and drive it until it ends or rests; with `wait=False` only leave it for a
-        worker.
+        """Start a run and drive it until it ends or is suspended; with `wait=False` only create it
+        for a worker.
 
         The payload is checked before anything is written, and the run is durable before the first
-        line of the function. An id that is there already gives the run it belongs to.
+        line of the function. If a run with this id exists, it is returned as it is.
         """
         definition = self._definition(workflow)
         data = definition.encode_payload(payload)
@@ -154,7 +159,7 @@ class Runtime:
             return await self._driven(run_id, self.driver.continue_run(session, grant))
 
     async def _acquire_own(self, session: Session, request: LeaseRequest) -> Grant | None:
-        """Give the run that this want itself has created, when the answer to it was lost."""
+        """Lease the run that this very request created, if the answer to it was lost."""
         if await self._load(request.id) != codec.loads(request.create or b""):
             return None
         return await session.acquire(LeaseRequest(request.id, request.owner, request.ttl))
@@ -163,8 +168,12 @@ class Runtime:
         """Continue a run as far as it can, also a paused one; one that is over, or owned by another
         process, is returned as it is.
         """
+        return await self._continue(run_id, paused=True)
+
+    async def _continue(self, run_id: str, *, paused: bool) -> Run:
         snapshot = await self._load(run_id)
-        if is_over(rest_status(snapshot)):
+        status = rest_status(snapshot)
+        if is_over(status) or (status == "paused" and not paused):
             return self._run(run_id, snapshot)
         async with self.session() as session:
             grant = await session.acquire(self.driver.request(run_id))
@@ -181,13 +190,13 @@ class Runtime:
         dedup_id: str | None = None,
         wait: bool = True,
     ) -> SignalResult:
-        """Send an event to a run; neither lost nor doubled, whether or not the run waits for it
-        yet.
+        """Send an event to a run. It is neither lost nor doubled, whether or not the run waits for
+        it yet.
 
-        Then go on with the run as `resume` does; with `wait=False` leave that to a worker.
+        Then continue the run as `resume` does; with `wait=False` leave that to a worker.
         """
         if not isinstance(event, str) or not event or event == CANCEL:
-            raise InvalidArgument("event", event, "the event's name, a non-empty text")
+            raise InvalidArgument("event", event, "the event's name, a non-empty string")
         store = require_inbox(self.store, "Runtime.signal")
         check_flag(wait, "wait")
         if dedup_id is not None:
@@ -199,30 +208,27 @@ class Runtime:
         if delivery is Delivery.OVER:
             return SignalResult(delivery, await self.get_run(run_id))
         await self._poke(run_id)
-        run = await self._require(run_id)
-        if wait and run.status != "paused":
-            run = await self.resume(run_id)
-        return SignalResult(delivery, run)
+        if wait:
+            return SignalResult(delivery, await self._continue(run_id, paused=False))
+        wake_workers(self.store)
+        return SignalResult(delivery, await self._require(run_id))
 
     async def _poke(self, run_id: str) -> None:
         async with self.session() as session:
             session.poke(run_id)
 
     async def sweep(self, now: datetime | None = None, *, limit: int = 100) -> list[Run]:
-        """Go on with the runs that are due at `now`, at most `limit`, and give them as they are
-        then.
+        """Continue up to `limit` runs that are due at `now`, and return them.
 
-        One that fails to be driven is logged and harms no other.
+        A run that cannot be driven is logged and harms no other.
         """
         if check_limit(limit) == 0:
-            raise InvalidArgument("limit", limit, "a whole number, 1 or more")
+            raise InvalidArgument("limit", limit, "an int >= 1")
         store = require_schedule(self.store, "Runtime.sweep")
-        moment = self.clock.now() if now is None else as_utc(now, "now")
-        due = await store.due(moment, limit, workflows=self.registry.names)
+        at = self.clock.now() if now is None else as_utc(now, "now")
+        due = await store.due(at, limit, workflows=self.registry.names)
         async with self.session() as session:
-            runs = await asyncio.gather(
-                *(self._sweep_one(session, line.id, moment) for line in due)
-            )
+            runs = await asyncio.gather(*(self._sweep_one(session, run.id, at) for run in due))
         return [run for run in runs if run is not None]
 
     async def _sweep_one(self, session: Session, run_id: str, now: datetime) -> Run | None:
@@ -230,14 +236,14 @@ class Runtime:
             grant = await session.acquire(self.driver.request(run_id))
             if grant is None:
                 return None
-            going_on = self.driver.continue_run(session, grant, not_before=now)
-            return await self._driven(run_id, going_on)
+            driving = self.driver.continue_run(session, grant, not_before=now)
+            return await self._driven(run_id, driving)
         except Exception:
             logger.exception("run %r could not be driven", run_id)
             return None
 
     async def get_run(self, run_id: str) -> Run | None:
-        """Give the run with its whole history, or None."""
+        """Return the run with its history, or `None` if there is no such run."""
         snapshot = await self.store.load(check_id(run_id, "run_id"))
         return None if snapshot is None else self._run(run_id, snapshot)
 
@@ -250,7 +256,7 @@ class Runtime:
         limit: int = 100,
         after: str | None = None,
     ) -> Sequence[RunSummary]:
-        """Give runs, newest first; `after` is the cursor of the last line of the page before."""
+        """Return runs, newest first; `after` is the cursor of the previous page's last run."""
         check_prefix(prefix)
         check_limit(limit)
         if workflow is not None:
@@ -258,15 +264,15 @@ class Runtime:
         if status is not None and status not in get_args(RunStatus):
             raise InvalidArgument("status", status, f"one of {', '.join(get_args(RunStatus))}")
         if after is not None and not isinstance(after, str):
-            raise InvalidArgument("after", after, "the cursor of a line that list_runs() gave")
+            raise InvalidArgument("after", after, "the cursor of a run that list_runs() returned")
         return await self.store.list(
             prefix=prefix, limit=limit, status=status, workflow=workflow, after=after
         )
 
     async def cancel(self, run_id: str, *, reason: str = "") -> Run:
-        """End a run as cancelled. One that is owned elsewhere is asked to end, and does so soon."""
+        """Cancel a run. If another process owns it, it is asked to stop, and does so soon."""
         if not isinstance(reason, str):
-            raise InvalidArgument("reason", reason, "text")
+            raise InvalidArgument("reason", reason, "a string")
         snapshot = await self._load(run_id)
         if is_over(rest_status(snapshot)):
             return self._run(run_id, snapshot)
@@ -275,7 +281,7 @@ class Runtime:
         inbox = require_inbox(self.store, "Runtime.cancel of a run that is owned elsewhere")
         await inbox.send(run_id, CANCEL, codec.dumps(reason))
         await self._poke(run_id)
-        # Its owner may have put it to rest just before the message came.
+        # Its owner may have suspended it just before the message arrived.
         return await self._cancel_at_rest(run_id, reason) or await self._require(run_id)
 
     async def _cancel_at_rest(self, run_id: str, reason: str) -> Run | None:
@@ -308,17 +314,17 @@ class Runtime:
             return await self._driven(run_id, self.driver.continue_run(session, grant, again=True))
 
     async def flush(self) -> None:
-        """Wait until `on_event` has dealt with everything so far."""
+        """Wait until `on_event` has handled all events so far."""
         await self._bus.flush()
 
     async def delete(self, run_id: str) -> bool:
-        """Delete a run with all that belongs to it; tell whether there was one."""
-        there = await self.store.load(check_id(run_id, "run_id")) is not None
+        """Delete a run and everything that belongs to it; return whether it existed."""
+        existed = await self.store.load(check_id(run_id, "run_id")) is not None
         await self.store.delete(run_id)
-        return there
+        return existed
 
     async def _driven(self, run_id: str, driving: Awaitable[bytes | None]) -> Run:
-        """Give a run as it was left behind, or as it is when another has it now."""
+        """Return a run as it was written, or as stored if another owner took it over."""
         data = await driving
         return await self._require(run_id) if data is None else self._run(run_id, codec.loads(data))
 
@@ -338,6 +344,7 @@ class Runtime:
     async def _enqueue(self, run_id: str, definition: Definition[Any, Any], data: bytes) -> None:
         store = require_schedule(self.store, "Runtime.trigger(wait=False)")
         await store.enqueue([NewRun(run_id, definition.name, data)])
+        wake_workers(self.store)
 
     async def _load(self, run_id: str) -> Snapshot:
         snapshot = await self.store.load(check_id(run_id, "run_id"))
@@ -366,5 +373,5 @@ def _encoded(payload: object) -> Any:
     try:
         return codec.encode(payload, type(payload))
     except CodecError as error:
-        expected = "a value that comes back from JSON as it is"
+        expected = "a value that survives being stored as JSON"
         raise InvalidArgument("payload", payload, expected, str(error)) from error

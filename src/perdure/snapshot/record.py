@@ -1,18 +1,18 @@
-"""The record of one step: made once from what the step gave, read each time it answers."""
+"""The record of one step: made when the step ends, read each time the step is replayed."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
 from perdure import codec
 from perdure.errors import StepFailed
 from perdure.result import Err, Ok, Result
-from perdure.snapshot import StepRecord
+from perdure.snapshot.format import StepRecord
 
 
-class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A step record as it is written; what is as usual is left out."""
+class WireRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A step record as it is stored; fields with their default are omitted."""
 
     ok: bool
     value: Any = msgspec.UNSET
@@ -20,7 +20,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     cause: Any = msgspec.UNSET
     meta: Any = msgspec.UNSET
     at: str = ""
-    durationMs: float = -1  # noqa: N815  # the name on the wire
+    durationMs: float = -1  # noqa: N815  # the name in the format
     attempts: int = 1
     args: str = ""
     kind: str = "step"
@@ -32,42 +32,119 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     unclaimed: str = ""
 
 
-class Failure(NamedTuple):
+class RecordedCall(Protocol):
+    """The call of a step, as far as its record describes it."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def record_key(self) -> str: ...
+    @property
+    def call(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def failures(self) -> Sequence[str]: ...
+    def return_type(self) -> object: ...
+    def error_type(self) -> object: ...
+
+
+Losses: TypeAlias = tuple[codec.Loss, ...]
+
+
+def success_record(
+    call: RecordedCall, value: Any, at: str, duration_ms: float
+) -> tuple[WireRecord, Any, Losses]:
+    """Return the record of a value, the value that the function sees, and what was lost of it.
+
+    Raise `CodecError` if the value cannot be recorded.
+    """
+    data, visible, typed = value, value, False
+    losses: Losses = ()
+    if not codec.is_plain(value):
+        data, visible, typed, losses = codec.prepare(value, call.return_type)
+    record = WireRecord(
+        ok=True,
+        value=data,
+        at=at,
+        durationMs=duration_ms,
+        attempts=call.attempt,
+        args=call.fingerprint,
+        kind=call.kind,
+        typed=typed,
+        coded=data is not value,
+        branch=call.path,
+        call="" if call.record_key == call.call else call.call,
+    )
+    return record, visible, losses
+
+
+class EncodedFailure(NamedTuple):
     """A failure as it is recorded, as the function sees it, and what was lost of it."""
 
-    record: Record
-    seen: BaseException
-    losses: tuple[codec.Loss, ...] = ()
+    record: WireRecord
+    visible: BaseException
+    losses: Losses = ()
 
 
 def failure_record(
+    call: RecordedCall,
+    failure: BaseException | Err[Any],
+    declared: Sequence[type[BaseException]],
+    at: str,
+    duration_ms: float,
+) -> EncodedFailure:
+    """Return the record of a failed step; `declared` are the exception classes that come back."""
+    encoded = encode_failure(failure, call.id, declared, call.error_type)
+    record = encoded.record
+    record.at, record.durationMs, record.attempts = at, duration_ms, call.attempt
+    record.args, record.kind, record.branch = call.fingerprint, call.kind, call.path
+    record.call = "" if call.record_key == call.call else call.call
+    record.failures = call.failures
+    return encoded
+
+
+def encode_failure(
     failure: BaseException | Err[Any],
     step: str,
     declared: Sequence[type[BaseException]],
-    fails_with: Callable[[], object] = lambda: None,
-) -> Failure:
-    """Give the record of a failure; `fails_with` gives the type of a returned `Err`'s error."""
+    error_type: Callable[[], object] = lambda: None,
+) -> EncodedFailure:
+    """Encode the failure of a step or run; `error_type` returns the type of an `Err`'s error."""
     if isinstance(failure, Err):
-        error = codec.prepare(failure.error, fails_with, "error")
-        meta: dict[str, Any] = {"origin": "result"}
-        cause = failure.cause
-        if cause is None:
-            meta["causeless"] = True
-            cause = failure.error
-        told = codec.encode_cause(cause)
-        seen_cause = None if "causeless" in meta else codec.decode_cause(told, declared)
-        return Failure(
-            Record(ok=False, error=error.data, cause=told, meta=meta, typed=error.typed),
-            _failed(step, error.value, seen_cause),
-            error.losses,
-        )
-    told, seen = codec.prepare_error(failure, declared)
-    summary = {"type": type(failure).__name__, "message": told.get("message", "")}
-    return Failure(Record(ok=False, error=summary, cause=told, meta={"origin": "throw"}), seen)
+        return _encode_err(failure, step, declared, error_type)
+    cause, visible = codec.prepare_error(failure, declared)
+    summary = {"type": type(failure).__name__, "message": cause.get("message", "")}
+    meta = {"origin": "throw"}
+    return EncodedFailure(WireRecord(ok=False, error=summary, cause=cause, meta=meta), visible)
+
+
+def _encode_err(
+    failure: Err[Any],
+    step: str,
+    declared: Sequence[type[BaseException]],
+    error_type: Callable[[], object],
+) -> EncodedFailure:
+    error = codec.prepare(failure.error, error_type, "error")
+    meta: dict[str, Any] = {"origin": "result"}
+    if failure.cause is None:
+        meta["causeless"] = True
+        cause, visible_cause = codec.encode_cause(failure.error), None
+    else:
+        cause = codec.encode_cause(failure.cause)
+        visible_cause = codec.decode_cause(cause, declared)
+    record = WireRecord(ok=False, error=error.data, cause=cause, meta=meta, typed=error.typed)
+    return EncodedFailure(record, _step_failed(step, error.value, visible_cause), error.losses)
 
 
 def is_plain(record: StepRecord) -> bool:
-    """Tell whether a record is of a value that its JSON gives as it is."""
+    """Return whether a record's value is its JSON as it is, without tags or classes."""
     return record["ok"] and "at" in record and "coded" not in record and "typed" not in record
 
 
@@ -76,24 +153,24 @@ def result_of(
     step: str,
     returns: Callable[[], object],
     declared: Sequence[type[BaseException]],
-    fails_with: Callable[[], object] = lambda: None,
+    error_type: Callable[[], object] = lambda: None,
 ) -> tuple[Result[Any, Any], BaseException | None]:
-    """Give what a record says: the result, and the exception the function sees of a failure."""
+    """Return a record's result and, for a failure, the exception that the function sees."""
     if record["ok"]:
         return Ok(_value(record, returns)), None
     failure: Any = record
-    meta, told = failure.get("meta") or {}, failure["cause"]
+    meta, serialized_cause = failure.get("meta") or {}, failure["cause"]
     cause = None
-    if told is not None and not meta.get("causeless"):
-        cause = codec.decode_cause(told, declared)
+    if serialized_cause is not None and not meta.get("causeless"):
+        cause = codec.decode_cause(serialized_cause, declared)
     if meta.get("origin") == "throw" and isinstance(cause, BaseException):
         return outcome_of(cause), cause
     error = failure["error"]
-    if failure.get("typed") and (expected := fails_with()) is not None:
+    if failure.get("typed") and (expected := error_type()) is not None:
         error = codec.decode(error, expected, typed=True)
     else:
         error = codec.decode(error)
-    failed = _failed(step, error, cause)
+    failed = _step_failed(step, error, cause)
     return outcome_of(failed), failed
 
 
@@ -103,14 +180,15 @@ def _value(record: StepRecord, returns: Callable[[], object]) -> Any:
         return codec.decode(data, returns(), typed=True)
     if "at" in record:
         return codec.decode(data) if record.get("coded") else data
-    # Another writer of the format, or a resume state: it has no classes, and the step may say one.
+    # Written by another tool or taken from a resume state, both of which know no Python classes:
+    # the step's return type, if it is known, decides.
     value = codec.decode(data)
     if value is data and (expected := returns()) is not None:
         return codec.convert(data, expected)
     return value
 
 
-def _failed(step: str, error: Any, cause: object) -> StepFailed:
+def _step_failed(step: str, error: Any, cause: object) -> StepFailed:
     failed = StepFailed(step, error, cause)
     if isinstance(cause, BaseException):
         failed.__cause__ = cause
@@ -118,7 +196,7 @@ def _failed(step: str, error: Any, cause: object) -> StepFailed:
 
 
 def outcome_of(error: BaseException) -> Err[Any]:
-    """Give an exception that ended a run or a step as `Err(error, cause)`."""
+    """Return an exception that ended a run or a step as `Err(error, cause)`."""
     if isinstance(error, StepFailed):
         return Err(error.error, error.cause)
     return Err(error, error.__cause__)

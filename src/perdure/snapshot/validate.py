@@ -1,274 +1,325 @@
-"""What format version 1 asks of each field of a snapshot, for any object at all.
+"""Validation of any object as a snapshot, with checks derived from the TypedDicts of the format.
 
-Nothing of the object's own code is run: types are compared exactly, and a dict is asked for a key
-only after all its keys are known to be text. So a hostile object cannot raise, and the time it
-takes is linear in its size.
+No code of the object is run: types are compared exactly, and a dict is asked for a key only after
+all its keys are known to be strings. So a hostile object cannot raise, and validation takes time
+linear in the object's size.
 """
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    Required,
+    TypeAlias,
+    TypeGuard,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from perdure.clock import parse_iso
-from perdure.errors import InvalidArgument
+from perdure.codec import ErrorCause, SerializedCause, ThrownCause
+from perdure.codec.annotations import union_members
+from perdure.errors import InvalidArgument, SnapshotFormatError
+from perdure.snapshot.format import (
+    NULLABLE,
+    Count,
+    FailureRecord,
+    KnownMetadata,
+    Metadata,
+    Milliseconds,
+    PendingWait,
+    Snapshot,
+    SnapshotWarning,
+    StepFacts,
+    StepRecord,
+    SuccessRecord,
+    Timestamp,
+    WorkflowSnapshot,
+)
 
-FORMAT_VERSION: Final = 1
+Check: TypeAlias = Callable[[Any], Sequence[str]]
+"""Return the problems of a value, each beginning with its path inside the value."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
-    """Whether a value may stand in a field, and the words for what may."""
+class SnapshotCheck:
+    """The answer of `validate_snapshot`: the snapshot, or every problem with its path."""
 
-    fits: Callable[[object], bool]
-    expected: str
-
-
-def _one_of(*names: str) -> _Rule:
-    expected = " or ".join(json.dumps(name) for name in names)
-    return _Rule(lambda value: type(value) is str and value in names, expected)
+    valid: bool
+    snapshot: Snapshot | None
+    errors: tuple[str, ...]
 
 
-def _or_null(rule: _Rule) -> _Rule:
-    # Document databases keep a field that other writers left undefined as null.
-    return _Rule(lambda value: value is None or rule.fits(value), rule.expected)
+def validate_snapshot(candidate: object) -> SnapshotCheck:
+    """Check any object; every problem is reported with its path, such as `steps["key"].ok`.
+
+    None of the object's code is run, and objects must be exactly `dict`, as JSON parsers return
+    them. Unknown fields are allowed, and the values of steps are not looked at.
+    """
+    flaw = object_flaw(candidate)
+    problems = (f"snapshot{flaw}",) if flaw else _check_snapshot(candidate)
+    errors = tuple(problem.removeprefix(".") for problem in problems)
+    snapshot = None if errors else cast(Snapshot, candidate)
+    return SnapshotCheck(valid=not errors, snapshot=snapshot, errors=errors)
 
 
-def _is_moment(value: object) -> bool:
-    if type(value) is not str:
+def assert_valid_snapshot(candidate: object) -> Snapshot:
+    """Return the snapshot, or raise `SnapshotFormatError` with every problem."""
+    check = validate_snapshot(candidate)
+    if check.snapshot is None:
+        raise SnapshotFormatError(check.errors)
+    return check.snapshot
+
+
+def looks_like_workflow_snapshot(candidate: object) -> TypeGuard[Snapshot]:
+    """Return whether this is probably a snapshot: the right version, with steps and execution."""
+    if object_flaw(candidate):
         return False
-    try:
-        parse_iso(value)
-    except InvalidArgument:
-        return False
-    return True
-
-
-def _is_duration(value: object) -> bool:
-    return (type(value) is int or type(value) is float) and 0 <= value < math.inf
-
-
-def _is_list_of_text(value: object) -> bool:
-    return type(value) is list and all(type(item) is str for item in value)
-
-
-_TEXT = _Rule(lambda value: type(value) is str, "text")
-_FLAG = _Rule(lambda value: type(value) is bool, "true or false")
-_COUNT = _Rule(lambda value: type(value) is int and value >= 1, "a whole number, 1 or more")
-_MOMENT = _Rule(_is_moment, "an ISO 8601 time with an offset")
-
-_STEP = {
-    "at": _MOMENT,
-    "durationMs": _Rule(_is_duration, "a finite number, 0 or more"),
-    "attempts": _COUNT,
-    "args": _TEXT,
-    "kind": _TEXT,
-    "typed": _FLAG,
-    "coded": _FLAG,
-    "branch": _TEXT,
-    "call": _TEXT,
-    "failures": _Rule(_is_list_of_text, "a list of texts"),
-    "unclaimed": _TEXT,
-}
-_META = {"origin": _one_of("result", "throw")}
-_EXECUTION = {
-    "status": _one_of("running", "completed", "failed"),
-    "lastUpdated": _MOMENT,
-    "completedAt": _or_null(_MOMENT),
-    "currentStepId": _or_null(_TEXT),
-    "state": _one_of("suspended", "waiting", "paused", "cancelled"),
-    "failed": _Rule(_is_list_of_text, "a list of texts"),
-    "truncated": _FLAG,
-    "reason": _TEXT,
-}
-_PENDING = {
-    "id": _TEXT,
-    "kind": _one_of("sleep", "event"),
-    "wakeAt": _MOMENT,
-    "event": _TEXT,
-}
-_NEEDED = {"sleep": "wakeAt", "event": "event"}
-_METADATA = {"workflowId": _or_null(_TEXT), "definitionHash": _or_null(_TEXT)}
-_WARNING = {"type": _TEXT, "stepId": _TEXT, "path": _TEXT, "reason": _TEXT}
-_CAUSE_TYPE = _one_of("error", "thrown")
-_ERROR_CAUSE = {"name": _TEXT, "message": _TEXT, "stack": _or_null(_TEXT)}
-_THROWN_CAUSE = {
-    "stringRepresentation": _TEXT,
-    "originalType": _or_null(_TEXT),
-    "truncated": _or_null(_FLAG),
-}
-
-
-def snapshot_problems(candidate: object) -> Iterator[str]:
-    """Give every problem of a would-be snapshot, each beginning with its path."""
-    if flaw := object_flaw(candidate):
-        yield f"a snapshot{flaw}"
-        return
     fields = cast(dict[str, object], candidate)
-    yield from version_problems(fields)
-    yield from _part_problems(fields, "steps", _steps_problems)
-    yield from _part_problems(fields, "execution", _execution_problems)
-    if fields.get("waits") is not None:
-        yield from _part_problems(fields, "waits", _waits_problems)
-    name = fields.get("workflowName")
-    if name is not None and type(name) is not str:
-        yield f"workflowName has to be text, got {_shown(name)}"
-    if fields.get("metadata") is not None:
-        yield from _part_problems(fields, "metadata", _metadata_problems)
-    if (warnings := fields.get("warnings")) is not None:
-        yield from warnings_problems(warnings)
+    parts = (fields.get("steps"), fields.get("execution"))
+    return not version_problems(fields) and all(type(part) is dict for part in parts)
 
 
 def object_flaw(value: object) -> str:
-    """Give what keeps a value from being a JSON object, in words; empty when nothing does."""
+    """Return why a value is not a JSON object, or an empty string if it is one."""
     if type(value) is not dict:
-        return f" has to be an object, got {_shown(value)}"
+        return f": expected an object, got {_shown(value)}"
     for key in cast(dict[object, object], value):
         if type(key) is not str:
-            return f" has to have text as keys, got {_shown(key)}"
+            return f": expected strings as keys, got {_shown(key)}"
     return ""
 
 
-def version_problems(fields: Mapping[str, object]) -> Iterator[str]:
-    """Give the problem of the format version, if there is one."""
-    version = fields.get("formatVersion")
+def version_problems(fields: Mapping[str, object]) -> list[str]:
+    """Return what is wrong with the format version."""
     if "formatVersion" not in fields:
-        yield f"formatVersion is missing, expected {FORMAT_VERSION}"
-    elif type(version) is not int or version != FORMAT_VERSION:
-        yield f"formatVersion has to be {FORMAT_VERSION}, got {_shown(version)}"
+        return ["formatVersion is missing"]
+    return ["formatVersion" + problem for problem in _check_version(fields["formatVersion"])]
 
 
-def warnings_problems(warnings: object) -> Iterator[str]:
-    """Give every problem of a list of warnings."""
-    return _list_problems(warnings, "warnings", _warning_problems)
+def warnings_problems(warnings: object) -> list[str]:
+    """Return the problems of a list of warnings."""
+    return ["warnings" + problem for problem in _check_warnings(warnings)]
 
 
-def _part_problems(
-    fields: dict[str, object], name: str, check: Callable[[dict[str, Any]], Iterable[str]]
-) -> Iterator[str]:
-    part = fields.get(name)
-    if name not in fields:
-        yield f"{name} is missing"
-    elif flaw := object_flaw(part):
-        yield name + flaw
-    else:
-        yield from (name + problem for problem in check(cast(dict[str, Any], part)))
-
-
-def _list_problems(
-    items: object, name: str, check: Callable[[dict[str, Any]], Iterable[str]]
-) -> Iterator[str]:
-    if type(items) is not list:
-        yield f"{name} has to be a list, got {_shown(items)}"
-        return
-    for index, item in enumerate(items):
-        for problem in [flaw] if (flaw := object_flaw(item)) else check(item):
-            yield f"{name}[{index}]{problem}"
-
-
-def _field_problems(
-    fields: dict[str, Any], rules: Mapping[str, _Rule], *required: str
-) -> Iterator[str]:
-    for name in required:
-        if name not in fields:
-            yield f".{name} is missing"
-    for name, value in fields.items():
-        rule = rules.get(name)
-        if rule is not None and not rule.fits(value):
-            yield f".{name} has to be {rule.expected}, got {_shown(value)}"
-
-
-def _steps_problems(steps: dict[str, Any]) -> Iterator[str]:
-    for key, record in steps.items():
-        for problem in [flaw] if (flaw := object_flaw(record)) else _step_problems(record):
-            yield f"[{json.dumps(key, ensure_ascii=False)}]{problem}"
-
-
-def _step_problems(record: dict[str, Any]) -> Iterator[str]:
-    ok = record.get("ok")
-    if "ok" not in record:
-        yield ".ok is missing"
-    elif type(ok) is not bool:
-        yield f".ok has to be true or false, got {_shown(ok)}"
-    elif not ok:
-        yield from _failure_problems(record)
-    yield from _field_problems(record, _STEP)
-
-
-def _failure_problems(record: dict[str, Any]) -> Iterator[str]:
-    for name in ("error", "cause"):
-        if name not in record:
-            yield f".{name} is missing"
-    yield from _cause_problems(record.get("cause"))
-    meta = record.get("meta")
-    if meta is None:
-        return
-    for problem in [flaw] if (flaw := object_flaw(meta)) else _field_problems(meta, _META, *_META):
-        yield f".meta{problem}"
-
-
-def _cause_problems(cause: Any) -> Iterator[str]:
-    """Give the problems of the first bad link in a chain of causes, which may be of any length."""
-    seen: set[int] = set()
-    while cause is not None:
-        problems = [" is its own cause"] if id(cause) in seen else list(_link_problems(cause))
-        seen.add(id(cause))
-        if problems:
-            path = ".cause" * len(seen)
-            yield from (path + problem for problem in problems)
-            return
-        cause = cause.get("cause")
-
-
-def _link_problems(cause: Any) -> Iterable[str]:
-    if flaw := object_flaw(cause):
-        return [flaw]
-    kind = cause.get("type")
-    if not _CAUSE_TYPE.fits(kind):
-        return [f".type has to be {_CAUSE_TYPE.expected}, got {_shown(kind)}"]
-    if kind == "error":
-        return _field_problems(cause, _ERROR_CAUSE, "name", "message")
-    return _field_problems(cause, _THROWN_CAUSE, "stringRepresentation")
-
-
-def _execution_problems(execution: dict[str, Any]) -> Iterator[str]:
-    yield from _field_problems(execution, _EXECUTION, "status", "lastUpdated")
-    if "pending" in execution:
-        yield from _list_problems(execution["pending"], ".pending", _wait_problems)
-
-
-def _waits_problems(waits: dict[str, Any]) -> Iterator[str]:
-    for id, wait in waits.items():
-        if wait is None:
-            continue
-        for problem in [flaw] if (flaw := object_flaw(wait)) else _wait_problems(wait):
-            yield f"[{json.dumps(id, ensure_ascii=False)}]{problem}"
-
-
-def _wait_problems(wait: dict[str, Any]) -> Iterator[str]:
-    yield from _field_problems(wait, _PENDING, "id", "kind")
-    kind = wait.get("kind")
-    if type(kind) is str and (needed := _NEEDED.get(kind, "kind")) not in wait:
-        yield f".{needed} is missing"
-
-
-def _metadata_problems(metadata: dict[str, Any]) -> Iterator[str]:
-    return _field_problems(metadata, _METADATA)
-
-
-def _warning_problems(warning: dict[str, Any]) -> Iterator[str]:
-    return _field_problems(warning, _WARNING, *_WARNING)
+def _expected(expected: str, value: object) -> tuple[str]:
+    return (f": expected {expected}, got {_shown(value)}",)
 
 
 def _shown(value: object) -> str:
-    """Give a value in a few words, without running any of its code."""
+    """Describe a value briefly without running any of its code."""
     if value is None or type(value) is bool or type(value) is float:
         return repr(value)
     if type(value) is int and value.bit_length() <= 64:
         return repr(value)
     if type(value) is str:
         return repr(value if len(value) <= 40 else value[:37] + "...")
-    # `type(value).__name__` would ask the metaclass, which may be anything.
+    # `type(value).__name__` would run code of the metaclass.
     name: str = type.__dict__["__name__"].__get__(type(value))
     return name
+
+
+def _check_anything(value: object) -> Sequence[str]:
+    return ()
+
+
+def _check_string(value: object) -> Sequence[str]:
+    return () if type(value) is str else _expected("a string", value)
+
+
+def _check_bool(value: object) -> Sequence[str]:
+    return () if type(value) is bool else _expected("true or false", value)
+
+
+def _check_count(value: object) -> Sequence[str]:
+    return () if type(value) is int and value >= 1 else _expected("an int >= 1", value)
+
+
+def _check_milliseconds(value: object) -> Sequence[str]:
+    if (type(value) is int or type(value) is float) and 0 <= value < math.inf:
+        return ()
+    return _expected("a finite number >= 0", value)
+
+
+def _check_timestamp(value: object) -> Sequence[str]:
+    if type(value) is str:
+        try:
+            parse_iso(value)
+        except InvalidArgument:
+            pass
+        else:
+            return ()
+    return _expected("an ISO 8601 datetime with a UTC offset", value)
+
+
+def _check_step(record: object) -> Sequence[str]:
+    if flaw := object_flaw(record):
+        return (flaw,)
+    fields = cast(dict[str, object], record)
+    ok = fields.get("ok")
+    if type(ok) is bool:
+        return _check_success(fields) if ok else _check_failure(fields)
+    problems = [f".ok{problem}" for problem in _check_bool(ok)]
+    return [*(problems if "ok" in fields else [".ok is missing"]), *_check_facts(fields)]
+
+
+def _check_wait(wait: object) -> Sequence[str]:
+    if flaw := object_flaw(wait):
+        return (flaw,)
+    fields = cast(dict[str, object], wait)
+    kind = fields.get("kind")
+    needed = _NEEDED_BY_KIND.get(kind) if type(kind) is str else None
+    missing = [] if needed is None or needed in fields else [f".{needed} is missing"]
+    return [*_check_wait_fields(fields), *missing]
+
+
+def _check_causes(cause: Any) -> Sequence[str]:
+    """Return the problems of the first invalid cause in a chain of any length."""
+    visited: set[int] = set()
+    while cause is not None:
+        problems = [" is its own cause"] if id(cause) in visited else _check_cause(cause)
+        visited.add(id(cause))
+        if problems:
+            path = ".cause" * (len(visited) - 1)
+            return [path + problem for problem in problems]
+        cause = cause.get("cause")
+    return ()
+
+
+def _check_cause(cause: Any) -> Sequence[str]:
+    if flaw := object_flaw(cause):
+        return (flaw,)
+    kind = cause.get("type")
+    if type(kind) is str and kind in _CAUSES:
+        return _CAUSES[kind](cause)
+    return [".type" + problem for problem in _expected('"error" or "thrown"', kind)]
+
+
+_CHECKS: dict[Any, Check] = {
+    Any: _check_anything,
+    str: _check_string,
+    bool: _check_bool,
+    Count: _check_count,
+    Milliseconds: _check_milliseconds,
+    Timestamp: _check_timestamp,
+    StepRecord: _check_step,
+    PendingWait: _check_wait,
+    SerializedCause | None: _check_causes,
+}
+
+
+def _check_of(annotation: Any) -> Check:
+    if annotation in _CHECKS:
+        return _CHECKS[annotation]
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Required, NotRequired):
+        return _check_of(arguments[0])
+    if origin is Annotated and NULLABLE in arguments:
+        inner, *metadata = (argument for argument in arguments if argument is not NULLABLE)
+        return _nullable(_check_of(Annotated[inner, *metadata] if metadata else inner))
+    members = union_members(annotation)
+    if type(None) in members:
+        (member,) = (member for member in members if member is not type(None))
+        return _nullable(_check_of(member))
+    if origin is Literal:
+        return _one_of(arguments)
+    if origin is list:
+        return _list_of(_check_of(arguments[0]))
+    if origin is dict:
+        return _dict_of(_check_of(arguments[1]))
+    return _object_of(annotation)
+
+
+def _nullable(check: Check) -> Check:
+    return lambda value: () if value is None else check(value)
+
+
+def _one_of(options: tuple[object, ...]) -> Check:
+    kind = type(options[0])
+    expected = " or ".join(json.dumps(option) for option in options)
+
+    def check(value: object) -> Sequence[str]:
+        return () if type(value) is kind and value in options else _expected(expected, value)
+
+    return check
+
+
+def _list_of(check_item: Check) -> Check:
+    def check(value: object) -> Sequence[str]:
+        if type(value) is not list:
+            return _expected("a list", value)
+        return [
+            f"[{index}]{problem}"
+            for index, item in enumerate(value)
+            for problem in check_item(item)
+        ]
+
+    return check
+
+
+def _dict_of(check_item: Check) -> Check:
+    def check(value: object) -> Sequence[str]:
+        if flaw := object_flaw(value):
+            return (flaw,)
+        return [
+            f"[{json.dumps(key, ensure_ascii=False)}]{problem}"
+            for key, item in cast(dict[str, object], value).items()
+            for problem in check_item(item)
+        ]
+
+    return check
+
+
+def _object_of(shape: Any) -> Check:
+    check_fields = _fields_of(shape)
+
+    def check(value: object) -> Sequence[str]:
+        flaw = object_flaw(value)
+        return (flaw,) if flaw else check_fields(value)
+
+    return check
+
+
+def _fields_of(shape: Any, *, without: str = "") -> Check:
+    """Return a check of the fields of a TypedDict, for a dict whose keys are strings."""
+    hints = get_type_hints(shape, include_extras=True)
+    checks = {name: _check_of(hint) for name, hint in hints.items() if name != without}
+    checks = {name: check for name, check in checks.items() if check is not _check_anything}
+    required: frozenset[str] = shape.__required_keys__
+
+    def check(fields: dict[str, object]) -> Sequence[str]:
+        problems: dict[str, Sequence[str]] = {}
+        for name, value in fields.items():
+            if (check_value := checks.get(name)) is not None and (found := check_value(value)):
+                problems[name] = found
+        for name in required:
+            if name not in fields:
+                problems[name] = (" is missing",)
+        if not problems:
+            return ()
+        return [f".{name}{problem}" for name in hints for problem in problems.get(name, ())]
+
+    return check
+
+
+_NEEDED_BY_KIND = {"sleep": "wakeAt", "event": "event"}
+_CHECKS[Metadata] = _object_of(KnownMetadata)
+_CAUSES: dict[str, Check] = {
+    # The inner cause is checked by `_check_causes`, without recursion.
+    "error": _fields_of(ErrorCause, without="cause"),
+    "thrown": _fields_of(ThrownCause),
+}
+_check_facts = _fields_of(StepFacts)
+_check_success = _fields_of(SuccessRecord)
+_check_failure = _fields_of(FailureRecord)
+_check_wait_fields = _fields_of(PendingWait)
+_check_version = _check_of(get_type_hints(WorkflowSnapshot)["formatVersion"])
+_check_warnings = _list_of(_object_of(SnapshotWarning))
+_check_snapshot = _fields_of(WorkflowSnapshot)

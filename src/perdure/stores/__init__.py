@@ -1,4 +1,4 @@
-"""The stores in the box, loaded when they are asked for, and `open_store`, which takes a URL."""
+"""The stores of this package, imported when they are first used, and `open_store`."""
 
 import sys
 from collections.abc import Callable
@@ -49,7 +49,7 @@ _MODULES = {
     "sqlite": "sqlite",
 }
 
-# What a URL of each scheme opens, and the scheme that its opener knows the URL by.
+# For each URL scheme: the function that opens it, and the scheme which that function expects.
 _SERVERS = {
     "libsql": ("libsql", "libsql"),
     "libsql+http": ("libsql", "http"),
@@ -69,10 +69,10 @@ _SCHEMES = sorted({"memory", "file", "sqlite", *_SERVERS})
 
 
 class _Names(ModuleType):
-    """Loads a store's module when its name is first asked for.
+    """Imports a store's module when its name is first used.
 
-    Some modules are called as the function they hold. Importing one would put the module where the
-    function belongs; here the function stays.
+    Some modules have the name of their function. Importing such a module would replace the function
+    in this namespace by the module; here the function stays.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -91,21 +91,21 @@ sys.modules[__name__].__class__ = _Names
 
 
 def open_store(url: str, **options: Any) -> Store:
-    """Give the store that a URL names; `options` are those of its constructor.
+    """Open the store that a URL names; `options` are passed to its constructor.
 
-    `memory://`, `file:///directory`, `sqlite:///relative.db`, `sqlite:////absolute.db`, and servers
-    by their usual URLs; a libSQL server over plain HTTP is `libsql+http://host:8080`.
+    URLs are `memory://`, `file:///directory`, `sqlite:///relative.db`, `sqlite:////absolute.db` and
+    the usual ones of servers; a libSQL server over plain HTTP is `libsql+http://host:8080`.
 
         store = open_store("sqlite:///workflow.db", prefix="orders:")
     """
     scheme, separator, rest = str(url).partition("://")
     scheme = scheme.lower()
     if not isinstance(url, str) or not separator or scheme not in _SCHEMES:
-        expected = "a URL that begins with one of: " + ", ".join(f"{name}://" for name in _SCHEMES)
+        expected = "a URL that starts with one of: " + ", ".join(f"{name}://" for name in _SCHEMES)
         raise InvalidArgument("url", url, expected)
     if scheme in _SERVERS:
-        opener, known_as = _SERVERS[scheme]
-        return _open(opener, f"{known_as}://{rest}", **options)
+        opener, native_scheme = _SERVERS[scheme]
+        return _open(opener, f"{native_scheme}://{rest}", **options)
     if scheme == "memory":
         return _open("MemoryStore", **options)
     path = _path(url, rest)
@@ -121,6 +121,6 @@ def _open(opener: str, *arguments: str, **options: Any) -> Store:
 
 def _path(url: str, rest: str) -> str:
     if "?" in rest or "#" in rest:
-        hint = "Options are keyword arguments; in a path write %3F for ? and %23 for #"
-        raise InvalidArgument("url", url, "a URL with a path and nothing after it", hint)
+        hint = "Pass options as keyword arguments; in a path write %3F for ? and %23 for #"
+        raise InvalidArgument("url", url, "a URL without a query or fragment", hint)
     return unquote(rest)

@@ -1,4 +1,4 @@
-"""What awaitly may have put where a snapshot lies."""
+"""Documents that awaitly stores in place of a snapshot."""
 
 from datetime import datetime
 from typing import Any, cast
@@ -8,7 +8,7 @@ from perdure.snapshot import Snapshot, new_snapshot
 
 
 def as_snapshot(document: Any, updated_at: datetime) -> Snapshot:
-    """Give a stored document as a snapshot; a serialized resume state becomes one."""
+    """Return a stored document as a snapshot; a serialized resume state is converted."""
     if isinstance(document, dict) and document.get("kind") == "ResumeState":
         snapshot = new_snapshot(now=updated_at)
         snapshot["steps"] = records_of(deserialize_state(document))

@@ -1,4 +1,4 @@
-"""The life of a store: set up lazily and once, bound to one event loop at a time, closed once."""
+"""The lifecycle of a store: set up once on first use, bound to one event loop, closed once."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,7 +12,7 @@ class Lifecycle:
     Concurrent first calls wait for one set-up; if it fails, the next call tries again. A store
     belongs to the event loop that first used it. Once that loop has ended, the next loop takes the
     store over, and `on_move` is called to drop what was bound to the old one. With `any_loop` a
-    store has nothing that is bound to a loop.
+    store has nothing that is bound to a loop, and `set_up` may run in several loops at once.
 
         await self._life.ready()  # first line of every verb
     """
@@ -40,7 +40,8 @@ class Lifecycle:
         if not self._any_loop and self._loop is not asyncio.get_running_loop():
             self._bind_loop()
         if not self._is_set_up:
-            async with self._lock:
+            # An asyncio lock belongs to one loop: one of another thread would never be woken.
+            async with asyncio.Lock() if self._any_loop else self._lock:
                 if not self._is_set_up:
                     await self._set_up()
                     self._is_set_up = True

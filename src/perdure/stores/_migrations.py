@@ -31,7 +31,7 @@ def read_migrations(package: str, folder: str = "migrations") -> Sequence[Migrat
         for script in files(package).joinpath(folder).iterdir()
         if script.name.endswith(".sql")
     )
-    return [Migration(int(name[:4]), name, text) for name, text in scripts]
+    return [Migration(int(name[:4]), name, script) for name, script in scripts]
 
 
 def pending(

@@ -1,4 +1,4 @@
-"""Runs that cannot be read: named in an error, and left out of what is claimed."""
+"""Runs that cannot be read: named in an error, and left out of claims."""
 
 import logging
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
@@ -18,16 +18,15 @@ from perdure.store import Grant, Lease, Message
 
 logger = logging.getLogger(__name__)
 
-# How long a run that cannot be read is not claimed: often enough for one that was repaired, and
-# for a deployment whose newer processes can read it; seldom enough to cost nothing.
+# How long an unreadable run is not claimed: short enough for one that is repaired, or that newer
+# processes of a deployment can read; long enough to cost nothing.
 SETBACK = timedelta(hours=1)
-
 
 _UNREADABLE: tuple[type[Exception], ...] = (CodecError, SnapshotFormatError, StateFormatError)
 
 
 class Unreadable(NamedTuple):
-    """A lease that was given, and why its run cannot be read. `now` is the time of the lease."""
+    """A granted lease whose run cannot be read, and why. `now` is the time of the grant."""
 
     lease: Lease
     now: datetime
@@ -38,7 +37,7 @@ Granted: TypeAlias = Grant | Unreadable
 
 
 class Release(Protocol):
-    """Gives leases up, as `LeaseStore.release` does."""
+    """Gives up leases, like `LeaseStore.release`."""
 
     async def __call__(
         self, leases: Sequence[Lease], /, *, wake_at: datetime | None = None
@@ -47,9 +46,9 @@ class Release(Protocol):
 
 @contextmanager
 def reading(id: str, *errors: type[Exception]) -> Generator[None]:
-    """Raise `StoreCorrupted`, naming the run, when what is stored cannot be read.
+    """Raise `StoreCorrupted`, naming the run, if its data cannot be read.
 
-    `errors` are those of the driver that mean so.
+    `errors` are the driver's exceptions for such data.
     """
     try:
         yield
@@ -75,7 +74,7 @@ def read_grant(
     takeovers: int = 0,
     created: bool = False,
 ) -> Granted:
-    """Return the grant of a leased run, or that the run cannot be read."""
+    """Return the grant of a leased run, or `Unreadable` if it cannot be read."""
     try:
         return Grant(lease, read(), now, inbox, takeovers, created)
     except StoreCorrupted as error:
@@ -85,15 +84,15 @@ def read_grant(
 async def claim_readable(
     claim: Callable[[int], Awaitable[Sequence[Granted]]], limit: int, release: Release
 ) -> list[Grant]:
-    """Return up to `limit` claimed runs that can be read; log the others and put them off."""
+    """Return up to `limit` claimed runs that can be read; log and postpone the others."""
     grants: list[Grant] = []
     while len(grants) < limit:
         claimed = await claim(limit - len(grants))
         grants += (each for each in claimed if isinstance(each, Grant))
         unreadable = [each for each in claimed if isinstance(each, Unreadable)]
         for each in unreadable:
-            logger.error("%s; it is put off for an hour", each.error, exc_info=each.error)
-        if not unreadable or not await _put_off(unreadable, release):
+            logger.error("%s; it will not be claimed for an hour", each.error, exc_info=each.error)
+        if not unreadable or not await _postpone(unreadable, release):
             break
     return grants
 
@@ -101,21 +100,21 @@ async def claim_readable(
 async def acquire_readable(
     answers: Sequence[Granted | None], release: Release
 ) -> list[Grant | None]:
-    """Return the grants; raise the error of a run that cannot be read, which is put off."""
+    """Return the grants; if a run cannot be read, postpone it and raise its error."""
     unreadable = [each for each in answers if isinstance(each, Unreadable)]
     if unreadable:
-        await _put_off(unreadable, release)
+        await _postpone(unreadable, release)
         raise unreadable[0].error
     return [each for each in answers if not isinstance(each, Unreadable)]
 
 
-async def _put_off(unreadable: Sequence[Unreadable], release: Release) -> bool:
-    """Release the runs, to be claimed again after a while; return whether that succeeded."""
+async def _postpone(unreadable: Sequence[Unreadable], release: Release) -> bool:
+    """Release the runs until `SETBACK` has passed; return whether that succeeded."""
     later = max(each.now for each in unreadable) + SETBACK
     try:
         await release([each.lease for each in unreadable], wake_at=later)
     except StoreError as error:
-        # Those that were claimed with them must not be lost over it: the leases end by themselves.
-        logger.warning("runs that cannot be read stay leased until their leases end: %s", error)
+        # The readable runs of the same claim must not be lost; these leases expire without help.
+        logger.warning("unreadable runs stay leased until their leases expire: %s", error)
         return False
     return True

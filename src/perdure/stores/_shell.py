@@ -1,11 +1,12 @@
-"""The public verbs of a store, written once: what every backend would otherwise repeat.
+"""The public verbs of a store, written once for all backends.
 
 `StoreShell` checks arguments, measures sizes, sets the backend up when it is first used, reads and
 writes cursors, and skips runs that cannot be read. A `Backend` does what is special about one
-database, and may rely on arguments that have been checked.
+database and may rely on checked arguments.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from datetime import datetime, timedelta
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -39,7 +40,7 @@ OVER: tuple[RunStatus, ...] = ("completed", "failed", "cancelled")
 
 
 class Query(NamedTuple):
-    """Which runs `list` is asked for; `after` is the last update and the id of a listed run."""
+    """The arguments of `list`; `after` is the last update and the id of a listed run."""
 
     prefix: str
     limit: int
@@ -60,9 +61,10 @@ class Row(NamedTuple):
 class Backend(Protocol):
     """One database behind a `StoreShell`.
 
-    Ids come without the store's prefix, which a backend adds to form its keys. Times are aware
-    datetimes in UTC. Batches are not empty, and limits are at least 1. What the verbs promise is in
-    the docstrings of `perdure.store`.
+    Ids do not include the store's prefix, which a backend adds to form its keys. Times are aware
+    datetimes: those of arguments in UTC, those in records (`NewRun`, `Rest`) in any time zone.
+    Batches are not empty, and limits are at least 1. The docstrings of `perdure.store` define what
+    each verb must do.
     """
 
     async def open(self) -> None:
@@ -123,9 +125,9 @@ class TransactionBackend(Backend, Protocol):
 
 
 class NotifyBackend(Backend, Protocol):
-    """A backend that hears of runs that became due in other processes."""
+    """A backend that is notified of runs that become due in other processes."""
 
-    def notifications(self) -> AsyncIterator[None]: ...
+    def notifications(self) -> AsyncGenerator[None]: ...
 
 
 B = TypeVar("B", bound=Backend)
@@ -134,10 +136,10 @@ NB = TypeVar("NB", bound=NotifyBackend)
 
 
 class StoreShell(AsyncCloseable, Generic[B]):
-    """A store: a backend, and around it what all stores have in common.
+    """A store: a backend, and what all stores have in common around it.
 
-    `name` is the database's, for messages. A store whose connections belong to an event loop is
-    refused in a second one; with `any_loop` it is not.
+    `name` is the name of the database in error messages. A store whose connections belong to an
+    event loop cannot be used in a second one, unless `any_loop` is set.
     """
 
     def __init__(
@@ -163,7 +165,7 @@ class StoreShell(AsyncCloseable, Generic[B]):
         return await self._backend.load(id)
 
     async def delete(self, id: str, /) -> bool:
-        """Delete the run and everything that belongs to it; return whether it existed."""
+        """Delete the run with its journal, lease and inbox; return whether it existed."""
         check_id(id)
         await self._life.ready()
         return await self._backend.delete(id)
@@ -212,14 +214,14 @@ class StoreShell(AsyncCloseable, Generic[B]):
         return await self._backend.renew(leases, ttl) if leases else []
 
     async def release(self, leases: Sequence[Lease], /, *, wake_at: datetime | None = None) -> None:
-        """Give up the leases without a rest; the runs can be claimed from `wake_at` on."""
+        """Give up the leases without a rest, so that the runs can be claimed at `wake_at`."""
         at = None if wake_at is None else as_utc(wake_at, "wake_at")
         await self._life.ready()
         if leases:
             await self._backend.release(leases, at)
 
     async def enqueue(self, runs: Sequence[NewRun], /) -> Sequence[bool]:
-        """Create runs that wait for a claim; return `False` for each id that existed."""
+        """Create runs that wait for a claim; return `False` for each id that existed already."""
         await self._life.ready()
         for run in runs:
             check_id(run.id)
@@ -232,7 +234,7 @@ class StoreShell(AsyncCloseable, Generic[B]):
     async def due(
         self, now: datetime, limit: int, /, *, workflows: Sequence[str] | None = None
     ) -> Sequence[Due]:
-        """Return the unowned runs whose wake time is at or before `now`, earliest first."""
+        """Return up to `limit` runs whose wake time is at or before `now`, earliest first."""
         at = as_utc(now, "now")
         nothing = check_limit(limit) == 0 or _is_empty(workflows)
         await self._life.ready()
@@ -260,14 +262,14 @@ class StoreShell(AsyncCloseable, Generic[B]):
     async def send(
         self, id: str, name: str, payload: bytes, /, *, dedup_id: str | None = None
     ) -> Delivery:
-        """Put a message in the run's inbox; wake a suspended run that waits for it."""
+        """Put a message in the run's inbox; an unowned run that awaits it becomes due."""
         check_id(id)
         await self._life.ready()
         self._check_size(f"the event {name!r} for run {id!r}", payload)
         return await self._backend.send(id, name, payload, dedup_id)
 
     async def inbox(self, id: str, /) -> Sequence[Message]:
-        """Return the run's messages that were not consumed, in the order they were sent."""
+        """Return the run's unconsumed messages in the order they were sent."""
         check_id(id)
         await self._life.ready()
         return await self._backend.inbox(id)
@@ -275,7 +277,7 @@ class StoreShell(AsyncCloseable, Generic[B]):
     async def prune(
         self, older_than: timedelta, /, *, status: RunStatus | None = None, limit: int = 1000
     ) -> int:
-        """Delete up to `limit` runs that are over and older than that; return how many."""
+        """Delete up to `limit` runs that are over and older than `older_than`; return how many."""
         statuses = OVER if status is None else (status,) if is_over(status) else ()
         nothing = check_limit(limit) == 0 or not statuses
         await self._life.ready()
@@ -288,7 +290,7 @@ class StoreShell(AsyncCloseable, Generic[B]):
 
     @property
     def _max_value_size(self) -> int:
-        """The largest value the backend takes, known once it is set up."""
+        """The largest value that the backend accepts, known once it is set up."""
         return self.capabilities.max_value_size
 
     def _check_size(self, what: str, data: bytes) -> None:
@@ -304,7 +306,7 @@ class TransactionShell(StoreShell[TB]):
     ) -> Verdict:
         """Commit what `work` writes on the store's connection together with the entry it returns.
 
-        With an epoch that is not the run's newest and open one, `work` is not called.
+        With an epoch that is older or closed, `work` is not called.
         """
         check_id(id)
         await self._life.ready()
@@ -325,8 +327,10 @@ class NotifyShell(StoreShell[NB]):
     async def notifications(self) -> AsyncIterator[None]:
         """Yield whenever a run may have become due, in any process; end when the store closes."""
         await self._life.ready()
-        async for notification in self._backend.notifications():
-            yield notification
+        # Closed here, and not by the garbage collector: it may hold a connection.
+        async with aclosing(self._backend.notifications()) as notifications:
+            async for notification in notifications:
+                yield notification
 
 
 def _check_workflow(workflow: str | None) -> str | None:

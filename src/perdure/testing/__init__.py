@@ -1,5 +1,7 @@
-"""What the tests of a program that uses perdure need: a clock to move, a store that fails, crashes
-at every store call, and the checks of the store contract.
+"""Tools for testing programs that use perdure.
+
+These are a clock that a test advances, a store that fails on demand, crashes at every store call,
+and the checks of the store contract.
 """
 
 from typing import TYPE_CHECKING, Any

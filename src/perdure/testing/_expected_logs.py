@@ -1,4 +1,4 @@
-"""Keeps what a planned crash makes perdure log out of the log."""
+"""A filter for what perdure logs because of a planned crash."""
 
 import logging
 from collections.abc import Generator, Iterator
@@ -8,25 +8,26 @@ _LOGGERS = {"perdure", "asyncio"}
 
 
 class ExpectedLogs(logging.Filter):
-    """Drops warnings and errors that are no news.
+    """Drops expected warnings and errors.
 
-    These are what a planned crash brings about, and in later lives what the clean one said already.
+    These are the ones that a planned crash causes, and in later runs those that the run without a
+    crash has logged already.
     """
 
     def __init__(self, planned: type[BaseException]) -> None:
         super().__init__()
-        self.learns = True
+        self.is_learning = True
         self._planned = planned
         self._known: set[tuple[str, int, str]] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is news."""
+        """Return whether the record should be logged."""
         if record.levelno < logging.WARNING:
             return True
         if any(self._is_planned(error) for error in _errors_of(record)):
             return False
         template = (record.name, record.levelno, str(record.msg))
-        if self.learns:
+        if self.is_learning:
             self._known.add(template)
             return True
         return template not in self._known
@@ -37,9 +38,9 @@ class ExpectedLogs(logging.Filter):
 
 @contextmanager
 def without_expected_logs(planned: type[BaseException]) -> Generator[ExpectedLogs]:
-    """Filter what perdure logs in this block."""
+    """Filter what perdure logs inside the block."""
     expected = ExpectedLogs(planned)
-    # A filter does not hear what loggers below its own say.
+    # A logger's filter does not see records of its child loggers.
     loggers = [
         logger
         for name, logger in logging.root.manager.loggerDict.items()
@@ -62,7 +63,7 @@ def _errors_of(record: logging.LogRecord) -> Iterator[BaseException]:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Return an error, what it came from, and what it came from."""
+    """Return an error and all its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -1,4 +1,4 @@
-"""A clock that moves only when told."""
+"""A clock that tests advance."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -9,8 +9,8 @@ from itertools import count
 from perdure.clock import Duration, SystemClock, as_utc, finite_seconds, parse_duration
 from perdure.errors import InvalidDuration
 
-_MAX_TURNS = 10_000
-_BLIND_TURNS = 100
+_MAX_YIELDS = 10_000
+_YIELDS_WITHOUT_READY = 100
 
 
 @dataclass(order=True, slots=True)
@@ -21,7 +21,7 @@ class _Sleeper:
 
 
 class TestClock:
-    """A `Clock` that stands still until `advance` moves it: `await clock.advance("7 days")`."""
+    """A `Clock` whose time passes only in `advance`: `await clock.advance("7 days")`."""
 
     __test__ = False
 
@@ -30,39 +30,39 @@ class TestClock:
         self._elapsed = timedelta(0)
         self._sleepers: list[_Sleeper] = []
         self._numbers = count()
-        self._moving = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     def now(self) -> datetime:
-        """Give the moment the clock stands at, in UTC."""
+        """Return the current time of the clock, in UTC."""
         return self._start + self._elapsed
 
     def monotonic(self) -> float:
-        """Give the seconds the clock was moved since it was made."""
+        """Return by how many seconds the clock was advanced since it was created."""
         return self._elapsed.total_seconds()
 
     @property
     def sleepers(self) -> int:
-        """How many tasks sleep on this clock."""
+        """The number of tasks that are sleeping on this clock."""
         return sum(not sleeper.woken.done() for sleeper in self._sleepers)
 
     async def sleep(self, seconds: float | timedelta, /) -> None:
-        """Wait until the clock was moved so far; zero or less lets other tasks run once."""
+        """Wait until the clock has advanced this far; zero or less yields to the loop once."""
         deadline = self._elapsed + _span(seconds)
         if deadline <= self._elapsed:
-            await _one_turn()
+            await _yield_once()
             return
         woken = asyncio.get_running_loop().create_future()
         heappush(self._sleepers, _Sleeper(deadline, next(self._numbers), woken))
         await woken
 
     async def advance(self, duration: Duration) -> None:
-        """Move the clock, waking sleepers in the order of their deadlines.
+        """Advance the clock, waking sleeping tasks in the order of their deadlines.
 
-        At each deadline all tasks run until they wait for something, so one that wakes and sleeps
-        again is woken again when its time comes. Work in threads and on sockets is not waited for.
+        At each deadline all tasks run until they wait for something, so a task that sleeps again is
+        woken again if its new deadline is reached. Work in threads and on sockets is not awaited.
         """
         span = parse_duration(duration)
-        async with self._moving:
+        async with self._lock:
             await _idle()
             target = self._reachable(span)
             while self._sleepers and self._sleepers[0].deadline <= target:
@@ -89,14 +89,14 @@ def _span(seconds: float | timedelta) -> timedelta:
 
 async def _idle() -> None:
     """Let tasks run until all of them wait for something."""
-    # No public call tells whether a loop has anything left to run now; asyncio's own keeps it in
-    # `_ready`. A task that never stops yielding must not keep the clock from moving.
+    # No public function returns whether a loop has callbacks left to run; asyncio's own loops keep
+    # them in `_ready`. The limit is for tasks that yield forever.
     ready = getattr(asyncio.get_running_loop(), "_ready", None)
-    for _ in range(_BLIND_TURNS if ready is None else _MAX_TURNS):
-        await _one_turn()
+    for _ in range(_YIELDS_WITHOUT_READY if ready is None else _MAX_YIELDS):
+        await _yield_once()
         if ready is not None and not ready:
             return
 
 
-async def _one_turn() -> None:
+async def _yield_once() -> None:
     await SystemClock().sleep(0)

@@ -31,19 +31,19 @@ Compare: TypeAlias = Literal["values", "shape"] | Callable[[Run, Run], None]
 
 RUN = "explored"
 _LEASE = timedelta(seconds=30)
-_MOST_ROUNDS = 1000
-_PATIENCE = 0.005
+_MAX_ROUNDS = 1000
+_IDLE_SECONDS = 0.005
 _HOWS: tuple[How, How] = ("before", "after")
 
 
 class Exploration(msgspec.Struct, frozen=True):
     """The crashes that a workflow survived, and after which of them a step ran again.
 
-    `steps` are the ids of the steps that ran. `repeats` names for each of them the crashes after
-    which its function was called again, once per call. That is the case when the crash came between
-    a step's work and its record: a plain step is promised to run at least once. A transaction that
-    was committed never runs again; one that was not has left nothing behind and is not counted, and
-    neither is a step that a lost race cut off.
+    `steps` are the ids of the steps that ran. `repeats` contains for each of them the crashes after
+    which its function was called again, once per call. This happens if the crash was between a
+    step's work and its record: a plain step runs at least once. A transaction that was committed
+    never runs again; one that was not has had no effect and is not counted, and neither is a step
+    that was cancelled because its branch lost a race.
     """
 
     crashes: int
@@ -52,7 +52,7 @@ class Exploration(msgspec.Struct, frozen=True):
 
     @property
     def doubled(self) -> Mapping[str, int]:
-        """How often each step ran again, over all crashes; only those that did."""
+        """How often each step ran again, over all crashes; only steps that did."""
         return {step: len(crashes) for step, crashes in self.repeats.items()}
 
     def assert_once(self, step: str) -> None:
@@ -67,7 +67,7 @@ class Exploration(msgspec.Struct, frozen=True):
 
 
 class CrashFound(AssertionError):
-    """A crash that the workflow did not survive as it should."""
+    """A run whose outcome was different after a crash."""
 
 
 async def explore_crashes(
@@ -79,13 +79,13 @@ async def explore_crashes(
     always_replay: bool = False,
     compare: Compare = "values",
 ) -> Exploration:
-    """Run a workflow once without a crash and once for each crash there can be, and compare.
+    """Run a workflow once without a crash and once for each possible crash, and compare.
 
-    `events` are sent when the run waits for them. `store` makes a fresh store by a clock; the
-    default is memory. Each crash kills the process before or after one store call; another process
-    continues when the lease has expired. A run that ends otherwise than without the crash raises
-    `CrashFound`. `compare` says what must be alike: `"values"` is the end of the run and all of its
-    history, `"shape"` leaves out the values, for steps that return a time or an id of their own. A
+    `events` are sent when the run waits for them. `store` returns a new store with the given clock;
+    by default, a memory store. Each crash ends the process before or after one store call; another
+    process continues when the lease has expired. If a run ends differently than without the crash,
+    `CrashFound` is raised. `compare` defines what must be equal: `"values"` is the outcome and the
+    whole history, `"shape"` leaves out the values, for steps that return a time or a random id. A
     function is called with both runs, the one without a crash first, and raises `AssertionError`.
     """
     check = _comparison(compare)
@@ -94,14 +94,14 @@ async def explore_crashes(
     crashes = 0
     with without_expected_logs(_Crash) as logs:
         clean = await world.live(None, "before")
-        logs.learns = False
+        logs.is_learning = False
         for number, how in product(range(1, len(clean.calls) + 1), _HOWS):
             survived = await world.live(number, how)
-            where = _place(clean.calls, number, how)
+            where = _describe(clean.calls, number, how)
             check(clean.run, survived.run, where)
             for step in _repeated(clean, survived):
                 repeats[step].append(where)
-            # A store that works in threads may be called less often the second time.
+            # A store that uses threads may be called less often the second time.
             crashes += survived.crashed
     return Exploration(crashes, frozenset(step for step, _ in clean.starts), dict(repeats))
 
@@ -110,16 +110,16 @@ def _memory(clock: Clock) -> Store:
     return MemoryStore(clock=clock)
 
 
-def _place(calls: Sequence[Call], number: int, how: How) -> str:
+def _describe(calls: Sequence[Call], number: int, how: How) -> str:
     return f"a crash {how} store call {number} of {len(calls)} ({calls[number - 1].verb})"
 
 
 class _Life(NamedTuple):
     """A run from its trigger to its end, with at most one crash in between.
 
-    `calls` are the store calls of the first process, `crashed` says whether it died at one of them,
-    `recorded` are the keys of the records that it left then. `starts` counts the step functions
-    that were called, by step id and key.
+    `calls` are the store calls of the first process, `crashed` is whether it crashed at one of
+    them, `recorded` are the keys of the steps that were recorded by then. `starts` counts the calls
+    of step functions, by step id and key.
     """
 
     run: Run
@@ -133,14 +133,14 @@ def _repeated(clean: _Life, survived: _Life) -> Iterator[str]:
     """Return the id of each step call that ran again after the crash."""
     kinds = {step.key: step.kind for step in survived.run.history}
     for (step, key), times in (survived.starts - clean.starts).items():
-        # What a lost race cut off has no record.
+        # A step that was cancelled by a lost race has no record.
         kind = kinds.get(key)
         if kind == "step" or (kind == "transaction" and key in survived.recorded):
             yield from [step] * times
 
 
 class _World:
-    """The outside of one workflow: its processes, its clock and who sends it events."""
+    """The environment of one workflow: its processes, its clock and the sender of its events."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class _World:
         self._always_replay = always_replay
 
     async def live(self, fail_at: int | None, how: How) -> _Life:
-        """Return the life of a run whose first process dies at a store call."""
+        """Run the workflow in a process that crashes at a store call, then in another one."""
         clock = TestClock()
         starts: Counter[tuple[str, str]] = Counter()
         recorded: frozenset[str] = frozenset()
@@ -166,8 +166,8 @@ class _World:
         try:
             run = await self._process(first, clock, starts)
             if run is None:
-                left = await inner.load(RUN)
-                recorded = frozenset(left["steps"] if left is not None else ())
+                snapshot = await inner.load(RUN)
+                recorded = frozenset(snapshot["steps"] if snapshot is not None else ())
                 await clock.advance(_LEASE * 2)
                 run = await self._process(FaultyStore(inner), clock, starts)
         finally:
@@ -180,7 +180,7 @@ class _World:
         self, store: FaultyStore, clock: TestClock, starts: Counter[tuple[str, str]]
     ) -> Run | None:
         def count(event: object) -> None:
-            # A process that has died begins nothing more.
+            # After its crash a process starts no more steps.
             if isinstance(event, StepStart) and not store.failed:
                 starts[event.step, event.key] += 1
 
@@ -193,32 +193,32 @@ class _World:
             on_event=count,
             always_replay=self._always_replay,
         )
-        work = asyncio.ensure_future(self._live_on(runtime, clock))
-        while not (await asyncio.wait([work], timeout=_PATIENCE))[0]:
-            # It waits in memory, between two attempts of a step or beside a busy branch.
+        work = asyncio.ensure_future(self._run_to_end(runtime, clock))
+        while not (await asyncio.wait([work], timeout=_IDLE_SECONDS))[0]:
+            # The run waits in memory, between two attempts of a step or beside a busy branch.
             await clock.advance(1)
         with suppress(_Crash):
             return work.result()
         return None
 
-    async def _live_on(self, runtime: Runtime, clock: TestClock) -> Run:
+    async def _run_to_end(self, runtime: Runtime, clock: TestClock) -> Run:
         run = await runtime.trigger(self._workflow, self._payload, run_id=RUN)
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             if run.over:
                 return run
-            await self._outside(runtime, clock, run)
+            await self._wake(runtime, clock, run)
             await runtime.sweep()
-            now = await runtime.get_run(RUN)
-            assert now is not None
-            run = now
+            current = await runtime.get_run(RUN)
+            assert current is not None
+            run = current
         waits = ", ".join(repr(wait.id) for wait in run.pending) or "nothing"
         raise CrashFound(
-            f"{self._workflow!r} did not end in {_MOST_ROUNDS} rounds: it is {run.status} and "
-            f"waits for {waits}. Are all of its events given?"
+            f"{self._workflow!r} did not end in {_MAX_ROUNDS} rounds: it is {run.status} and "
+            f"waits for {waits}. Are all of its events in `events`?"
         )
 
-    async def _outside(self, runtime: Runtime, clock: TestClock, run: Run) -> None:
-        """Send what the run waits for, or let time pass until it wakes."""
+    async def _wake(self, runtime: Runtime, clock: TestClock, run: Run) -> None:
+        """Send the event that the run waits for, or advance the clock to its wake time."""
         for wait in run.pending:
             if wait.event is not None and wait.event in self._events:
                 payload = self._events[wait.event]
@@ -230,11 +230,11 @@ class _World:
 
 
 class _Crash(StoreError):
-    """The process died here."""
+    """The process crashes here."""
 
 
 def _comparison(compare: Compare) -> Callable[[Run, Run, str], None]:
-    """Return the check of a run that survived a crash at a place."""
+    """Return a function that compares a run with the one without a crash."""
     if not callable(compare) and compare not in ("values", "shape"):
         raise InvalidArgument("compare", compare, '"values", "shape" or a function of two runs')
 
@@ -244,7 +244,7 @@ def _comparison(compare: Compare) -> Callable[[Run, Run, str], None]:
                 compare(clean, survived)
             except AssertionError as error:
                 raise CrashFound(f"after {where}: {error}") from error
-        elif found := difference(clean, survived, values=compare == "values"):
-            raise CrashFound(f"after {where} the run differs:\n{found}")
+        elif diff := difference(clean, survived, values=compare == "values"):
+            raise CrashFound(f"after {where} the run differs:\n{diff}")
 
     return check

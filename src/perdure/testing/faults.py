@@ -1,4 +1,4 @@
-"""A store that fails when it is told to."""
+"""A store that fails on demand."""
 
 import asyncio
 import inspect
@@ -13,18 +13,19 @@ How = Literal["before", "after", "hang"]
 
 
 class Call(NamedTuple):
-    """One call of a store: its verb, and the ids of the runs it named."""
+    """One call of a store: its verb, and the ids of the runs in its arguments."""
 
     verb: str
     ids: tuple[str, ...]
 
 
 class FaultyStore:
-    """Passes every call on to a store, and breaks at the one it is told.
+    """Passes every call to a store, and fails at one of them.
 
-    `fail_at` counts calls from 1, only those of `verbs` when these are given. `"before"` raises
-    without doing the work, `"after"` does it and raises all the same, `"hang"` never answers. With
-    `stays_down` every later call raises too, as if the process had died. `calls` holds all calls.
+    `fail_at` counts calls from 1, and only those of `verbs` if there are any. `"before"` raises
+    without calling the store, `"after"` calls it and then raises, `"hang"` never returns. With
+    `stays_down` every later call raises too, as if the process had crashed. `calls` contains all
+    calls.
 
         FaultyStore(MemoryStore(), fail_at=3, how="after", verbs={"append"})
     """
@@ -51,16 +52,16 @@ class FaultyStore:
         self._count = 0
 
     async def save(self, id: str, snapshot: Snapshot, /) -> None:
-        """Pass `save` on, or fail."""
+        """Call `save` of the store, or fail."""
         await self._pass("save", id, snapshot)
 
     async def load(self, id: str, /) -> Snapshot | None:
-        """Pass `load` on, or fail."""
-        loaded: Snapshot | None = await self._pass("load", id)
-        return loaded
+        """Call `load` of the store, or fail."""
+        snapshot: Snapshot | None = await self._pass("load", id)
+        return snapshot
 
     async def delete(self, id: str, /) -> object:
-        """Pass `delete` on, or fail."""
+        """Call `delete` of the store, or fail."""
         return await self._pass("delete", id)
 
     async def list(
@@ -72,18 +73,18 @@ class FaultyStore:
         workflow: str | None = None,
         after: str | None = None,
     ) -> Sequence[RunSummary]:
-        """Pass `list` on, or fail."""
-        listed: Sequence[RunSummary] = await self._pass(
+        """Call `list` of the store, or fail."""
+        runs: Sequence[RunSummary] = await self._pass(
             "list", prefix=prefix, limit=limit, status=status, workflow=workflow, after=after
         )
-        return listed
+        return runs
 
     async def close(self) -> None:
-        """Close the store; this never fails, and is not counted."""
+        """Close the store; this never fails and is not counted."""
         await self._store.close()
 
     def __getattr__(self, name: str) -> Any:
-        # Only the five methods are written out: a store has its other verbs when what it wraps has.
+        # Only the five methods are defined here; other verbs exist if the wrapped store has them.
         attribute = getattr(self._store, name)
         if name.startswith("_") or not inspect.iscoroutinefunction(attribute):
             return attribute
@@ -99,11 +100,11 @@ class FaultyStore:
         if how == "hang":
             await asyncio.get_running_loop().create_future()
         if how == "before":
-            raise self._error(f"{verb} failed as it was told, before it did anything")
-        answer = await getattr(self._store, verb)(*arguments, **options)
+            raise self._error(f"planned failure before {verb}")
+        result = await getattr(self._store, verb)(*arguments, **options)
         if how == "after":
-            raise self._error(f"{verb} failed as it was told, after it had done its work")
-        return answer
+            raise self._error(f"planned failure after {verb}")
+        return result
 
     def _fault(self, verb: str) -> How | None:
         if self.failed and self._stays_down:
@@ -121,7 +122,7 @@ def _ids(verb: str, arguments: tuple[Any, ...]) -> tuple[str, ...]:
     match arguments:
         case (str(id), *_) if verb != "claim":
             return (id,)
-        case ([*named], *_):
-            return tuple(item.id for item in named)
+        case ([*items], *_):
+            return tuple(item.id for item in items)
         case _:
             return ()

@@ -17,7 +17,7 @@ _SHRINKING = 90.0
 
 
 def main() -> int:
-    """Verify as the command line says; return 1 if a law was broken."""
+    """Verify as the command line says; return 1 if a law was violated."""
     parser = argparse.ArgumentParser(prog="verify", description=__doc__)
     parser.add_argument("--seconds", type=float, default=600, help="for how long, in all")
     parser.add_argument("--stores", default=",".join((SIMULATION, *PLACES)))
@@ -58,7 +58,7 @@ def _run(store: str, seed: str, tally: Tally) -> list[Failure]:
 
 
 def _shrunk(store: str, failure: Failure, number: int) -> Failure:
-    # A run that never ends costs a minute each time, and the first of a kind tells most.
+    # A run that never ends costs a minute each time, and the first of its kind is enough.
     if store == SIMULATION or number > 1 or failure.violations[0].law == "every run ends":
         return failure
     return shrink_on(PLACES[store], failure, _SHRINKING)

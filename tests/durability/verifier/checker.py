@@ -1,4 +1,4 @@
-"""The checker: reads the log of one run and names every law that it breaks."""
+"""The checker reads the log of one run and reports every law that it violates."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -12,8 +12,9 @@ from tests.durability.verifier.model import Model
 
 
 class End(msgspec.Struct, frozen=True):
-    """A run as a reader found it; `records` are the (branch, call) of its history, `tokens` what it
-    holds."""
+    """A run as it was read; `records` are the (branch, call) of its history, `tokens` those it
+    contains.
+    """
 
     status: str
     output: str = ""
@@ -24,11 +25,11 @@ class End(msgspec.Struct, frozen=True):
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """All that is known about one run.
+    """Everything that is known about one run.
 
     `ends` are the readings of the run since it was first seen over, or the last one if it never
-    was. `rows` are the committed effects of transactions, path and token; None where the store has
-    no transactions, and they are plain steps.
+    was. `rows` are the committed effects of transactions, path and token; `None` if the store has
+    no transactions, which are then plain steps.
     """
 
     run: str
@@ -39,7 +40,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """A law that was broken: its name, what happened, and the lines that show it."""
+    """A violated law: its name, what happened, and the lines that show it."""
 
     law: str
     text: str
@@ -47,7 +48,7 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 def check(evidence: Evidence) -> list[Violation]:
-    """Return every violation, the gravest first."""
+    """Return every violation, the worst first."""
     return list(_Checker(evidence).violations())
 
 
@@ -79,16 +80,16 @@ class _Checker:
 
     @cached_property
     def begun(self) -> dict[str, int]:
-        """Where each execution began, by its token."""
+        """Return where each execution began, by its token."""
         return {self.lines[at].tokens[0]: at for at in self.at["begin"]}
 
     @cached_property
     def observations(self) -> list[int]:
-        """Where the function saw a value or a failure."""
+        """Return where the function saw a value or a failure."""
         return sorted(self.at["saw"] + self.at["failed"])
 
     def same_values(self) -> Iterator[Violation]:
-        """Every call of one identity gives the same value or the same failure."""
+        """Every call of one identity returns the same value or raises the same failure."""
         before: dict[str, int] = {}
         for at in self.observations:
             line = self.lines[at]
@@ -112,12 +113,13 @@ class _Checker:
             yield self._violation("same value", text, begun, at)
 
     def _outdated(self, at: int) -> bool:
-        """Whether a line is of an owner that was paused while another retried the run."""
+        """Return whether a line is of an owner that was paused while another retried the run."""
         asked = self.asked.get(self.lines[at].activation, at)
         return any(asked < retry < at for retry in self.at["retry"])
 
     def _run_again(self, failure: int, at: int) -> bool:
-        """Whether a retry before a line may have run a failure again that was seen in another.
+        """Return whether a retry before a line may have run a failure again that was seen in
+        another.
 
         A paused owner may see its failure only after another process has retried the run: what
         counts is when the failure was durable.
@@ -128,7 +130,7 @@ class _Checker:
         return line.kind == "failed" and retried and not self.model.handled(line.path)
 
     def executions(self) -> Iterator[Violation]:
-        """What the function has seen is not executed again, and no attempt is made twice."""
+        """A step whose value was seen is not executed again, and no attempt is made twice."""
         seen: dict[str, list[int]] = defaultdict(list)
         for at in self.observations:
             for token in self.lines[at].tokens:
@@ -150,16 +152,16 @@ class _Checker:
                 yield self._violation("executed again", text, *made[line.activation, line.path])
 
     def _knew(self, at: int, observed: int) -> bool:
-        """Whether the activation of a line must know what was seen in an earlier one."""
+        """Return whether the activation of a line must know what was seen in an earlier one."""
         activation = self.lines[at].activation
         if observed < at and self.lines[observed].activation == activation:
             return True
-        # A process that was paused with the run may not know yet that another went on with it.
+        # A process that was paused may not know yet that another one continued the run.
         return observed < self.asked.get(activation, 0)
 
     @cached_property
     def asked(self) -> dict[str, int]:
-        """Where each activation's process asked for the lease that it runs under."""
+        """Return where each activation's process requested the lease that it runs under."""
         asks = {(self.lines[at].process, self.lines[at].n): at for at in self.at["ask"]}
         granted: dict[str, int] = {}
         found: dict[str, int] = {}
@@ -181,7 +183,7 @@ class _Checker:
 
     @cached_property
     def durable(self) -> dict[str, int]:
-        """Where each token was first known to be stored."""
+        """Return where each token was first known to be stored."""
         first: dict[str, int] = {}
         for at in self.at["durable"]:
             for token in self.lines[at].tokens:
@@ -225,7 +227,7 @@ class _Checker:
                 yield self._violation("identity", text, owner, at)
 
     def events(self) -> Iterator[Violation]:
-        """An event is seen by one wait only, and by no later one than the first that wants it."""
+        """An event is seen by one wait only, and by the first that waits for it."""
         seen: dict[str, int] = {}
         for at in self.observations:
             line = self.lines[at]
@@ -255,7 +257,7 @@ class _Checker:
                 return
 
     def _taken_later(self, token: str, at: int) -> bool:
-        """Whether the wait that got this event began only after the given line."""
+        """Return whether the wait that received this event began only after the given line."""
         takers = [n for n in self.at["saw"] if token in self.lines[n].tokens]
         return any(self._first_call(self.lines[n].path) > at for n in takers[:1])
 
@@ -263,7 +265,9 @@ class _Checker:
         return next(at for at in self.at["call"] if self.lines[at].path == path)
 
     def _lost_events(self, seen: dict[str, int]) -> Iterator[Violation]:
-        """What a wait consumed that a race cancelled is there for the next wait."""
+        """An event that was consumed by a wait which a race cancelled is available to the next
+        wait.
+        """
         if self.model.interrupts or self.at["cancel"]:
             return
         for sent in self.at["sent"]:
@@ -277,7 +281,7 @@ class _Checker:
                 break
 
     def _passed_over(self, sent: int, consumed: int) -> Iterator[int]:
-        """Yield where a wait that began later got no event, or one that was sent later."""
+        """Yield where a wait that began later received no event, or one that was sent later."""
         for at in self.at["saw"]:
             wait, tokens = self.model.commands.get(self.lines[at].path), self.lines[at].tokens
             if not isinstance(wait, lang.Wait) or wait.event != self.lines[sent].path:
@@ -287,7 +291,7 @@ class _Checker:
                 yield at
 
     def broken_runs(self) -> Iterator[Violation]:
-        """Once a run is broken, every call that begins raises."""
+        """After a run was broken, every call that begins raises."""
         broken: dict[str, int] = {}
         for at in self.at["broke"]:
             broken.setdefault(self.lines[at].activation, at)
@@ -315,7 +319,7 @@ class _Checker:
             yield self._violation("steps are leaves", "a step ran inside a step", at)
 
     def end(self) -> Iterator[Violation]:
-        """The run ends, in a way that the program allows, with what the function gave."""
+        """The run ends, in a way that the program allows, with what the function returned."""
         end = self.ends[-1]
         healed = bool(self.at["retry"])
         allowed = {"completed" if ok else "failed" for ok in self.model.outcomes(healed=healed)}
@@ -339,7 +343,7 @@ class _Checker:
             yield self._violation("outcome", text, *self.at[kind])
 
     def stays_over(self) -> Iterator[Violation]:
-        """What is over does not change, and each call has one record."""
+        """A run that is over does not change, and each call has one record."""
         for before, after in zip(self.ends, self.ends[1:], strict=False):
             if before != after:
                 yield Violation("stays over", f"the run was {before}, and is {after}")
@@ -348,7 +352,7 @@ class _Checker:
             yield Violation("one record", f"two records for one call: {sorted(records)}")
 
     def errors(self) -> Iterator[Violation]:
-        """Nothing is logged at ERROR but a run that failed."""
+        """Nothing is logged at ERROR except a run that failed."""
         failed = self.ends[-1].status == "failed" or bool(self.at["retry"])
         for at in self.at["error"]:
             if not (failed and self.run in self.lines[at].text):

@@ -1,4 +1,4 @@
-"""Many programs on a real store: worker processes, and a nemesis that gives them no peace."""
+"""Many programs on a real store: worker processes, and a nemesis that disturbs them."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ DEADLINE = 60.0
 
 
 class Nemesis:
-    """Worker processes that are killed, paused, drained and cut off, and started again."""
+    """Worker processes that are killed, paused, drained, disconnected and started again."""
 
     def __init__(
         self, settings: Settings, random: Random, proxy: TcpProxy | None, tally: Tally
@@ -49,7 +49,7 @@ class Nemesis:
         return process
 
     async def trouble(self, seconds: float) -> None:
-        """Do harm for so long."""
+        """Disturb the workers for the given time."""
         until = asyncio.get_running_loop().time() + seconds
         harms = [self._kill, self._kill, self._pause, self._drain]
         harms += [self._cut, self._cut] if self._proxy is not None else []
@@ -72,7 +72,7 @@ class Nemesis:
         self._paused.add(asyncio.ensure_future(self._stop_and_continue(self._take())))
 
     async def _stop_and_continue(self, victim: BaseProcess) -> None:
-        """Stop a worker for longer than its lease, and let it continue as if nothing happened."""
+        """Stop a worker for longer than its lease, and continue it."""
         assert victim.pid is not None
         substitute = self._start()
         self._alive.append(substitute)
@@ -103,7 +103,7 @@ class Nemesis:
         self._tally.cuts += 1
 
     async def stop(self) -> None:
-        """End all workers, those in good order that can."""
+        """Stop all workers, gracefully if possible."""
         for process in self._alive:
             process.terminate()
         for process in self._alive:
@@ -115,10 +115,10 @@ class Nemesis:
 async def run_programs(
     place: Place, programs: Sequence[lang.Body], seed: str, trouble: float, tally: Tally
 ) -> list[Evidence]:
-    """Run programs at the same time in troubled processes; return what happened to each."""
+    """Run programs at the same time in disturbed processes; return what happened to each."""
     random = Random(f"cluster {seed}")
     create_table(place)
-    # Programs leave failed tasks behind on purpose, also those that a retry runs here.
+    # Programs leave failed tasks behind on purpose, including those that a retry runs here.
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory())

@@ -1,4 +1,4 @@
-"""Random programs of bounded size; a seed always gives the same one."""
+"""Random programs of limited size; a seed always generates the same one."""
 
 from collections.abc import Callable
 from random import Random
@@ -9,7 +9,7 @@ import msgspec
 from perdure import errors
 from tests.durability.verifier import language as lang
 
-# Also ids that look like the path of a branch, or like a repeated call.
+# Some ids look like the path of a branch, or like a repeated call.
 IDS = ("a", "b", "c", "a", "b", "1/a", "a#2")
 EVENTS = ("go", "stop")
 KEYS = {"k1": 4, "k2": 40}
@@ -21,7 +21,7 @@ _JOINS: tuple[lang.How, ...] = (
 
 
 class Mix(msgspec.Struct, frozen=True):
-    """Which commands programs are made of."""
+    """The commands that programs are made of."""
 
     transactions: bool = True
     threads: bool = False
@@ -95,11 +95,11 @@ class _Generator:
         step = lang.Step(self._id(), random.choice(_SHORT), declared=random.random() < 0.7)
         if random.random() < 0.2:
             retry, fails = random.choice((1, 1, 2, 3)), random.randint(1, 3)
-            # Most heal: a program that ends early shows little.
+            # Most of them heal, because a program that ends early tests little.
             heals = random.random() < 0.9
             step = msgspec.structs.replace(step, retry=retry, fails=fails, heals=heals)
         if random.random() < 0.05:
-            # Far from the time that the step takes: a busy machine must not decide.
+            # Far from the duration of the step, so that a busy machine makes no difference.
             step = msgspec.structs.replace(step, timeout=random.choice((30, 30_000)))
             if step.timeout == 30:
                 step = msgspec.structs.replace(step, ms=2000, fails=0, retry=1)
@@ -112,7 +112,7 @@ class _Generator:
         return lang.Step(id, self._random.choice(_SHORT), fails=fails, heals=bool(fails))
 
     def _keyed(self) -> lang.Step:
-        # One key is one step: it does the same whichever call is first.
+        # One key is one step, so it must do the same whichever call is first.
         key = self._random.choice([*KEYS])
         return lang.Step("keyed", KEYS[key], key=key)
 
@@ -145,14 +145,14 @@ class _Generator:
             return lang.Parallel(how, tuple((self._plain_step(id),) for id in ids))
         how = self._random.choice(_JOINS)
         if how == "beside" and self._random.random() < 0.3:
-            # Waits of a branch and of its parent at once, whose ids meet if they are not escaped.
+            # Concurrent waits of a branch and its parent: their ids collide unless escaped.
             branch, own = (
                 msgspec.structs.replace(self._random.choice((self._sleep, self._wait))(), id=id)
                 for id in ("a", "1/a")
             )
             return lang.Parallel(how, ((branch, *self._body(depth)), (own, *self._body(depth))))
         if self._random.random() < 0.3:
-            # The same calls in every branch: only their branches tell them apart.
+            # The same calls in every branch: only the branches distinguish them.
             return lang.Parallel(how, (self._body(depth),) * count)
         return lang.Parallel(how, tuple(self._body(depth) for _ in range(count)))
 
@@ -168,7 +168,7 @@ class _Generator:
         return lang.Try(body, self._body(depth))
 
     def _scope(self, _: int) -> lang.Scope:
-        # One call, or parallel ones: what is called must not depend on when the scope ends.
+        # One call, or parallel ones: which calls are made must not depend on when the scope ends.
         inner: lang.Command = self._leaf()
         if self._random.random() < 0.3:
             inner = lang.Parallel(self._random.choice(_JOINS), ((inner,), (self._leaf(),)))

@@ -1,4 +1,4 @@
-"""The interpreter: one workflow function that walks its payload and logs what it sees."""
+"""The interpreter: one workflow function that executes its payload and logs what it sees."""
 
 import asyncio
 import hashlib
@@ -24,15 +24,15 @@ Insert = Callable[[Any, str, str, str], Awaitable[None]]
 
 
 class Planned(Exception):
-    """A failure that the program asked for, of a class that the workflow declares."""
+    """A failure that the program requested, of a class that the workflow declares."""
 
 
 class Undeclared(Exception):
-    """A failure that the program asked for, of a class that the workflow does not declare."""
+    """A failure that the program requested, of a class that the workflow does not declare."""
 
 
 class World:
-    """What one process shares with the outside: its log, its tokens, the effects table."""
+    """What one process shares with the outside: its log, its tokens, and the table of effects."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class World:
         self._numbers = count(1)
 
     def token(self) -> str:
-        """Return a text that occurs once in the whole log."""
+        """Return a string that occurs once in the whole log."""
         return f"<{self.process}.{next(self._numbers)}>"
 
     def definition(self) -> Definition[Any, Any]:
@@ -76,7 +76,7 @@ class Activation:
         self._name = world.token().strip("<>")
 
     async def run(self) -> list[Any]:
-        """Walk the whole program."""
+        """Execute the whole program."""
         self._log("activation")
         try:
             values = [await self._do(str(n), each) for n, each in enumerate(self._program)]
@@ -101,13 +101,13 @@ class Activation:
             case lang.Try():
                 with suppress(Exception):
                     return await self._body(path, 0)
-                # Outside of the except clause: what fails here was not caused by what failed there.
+                # Outside of the except clause, so that a failure here has no context.
                 return await self._body(path, 1)
             case lang.Scope():
                 with suppress(Exception):
                     async with asyncio.timeout(command.ms / 1000):
                         await self._body(path, 0)
-                # What the scope gave depends on time: it is not part of what the program returns.
+                # The result of the scope depends on time, so it is not part of the output.
                 return None
             case lang.Finally():
                 try:
@@ -219,7 +219,7 @@ class Activation:
         assert isinstance(command, lang.Transaction)
         assert self._world.insert is not None
         await self._world.insert(connection, self._step.run_id, path, token)
-        # As a client's own time limit around a statement does.
+        # As a client's own timeout around a statement does.
         await asyncio.wait_for(asyncio.sleep(command.ms / 1000), 60)
         if command.fails:
             raise Planned(f"planned {token}")

@@ -1,4 +1,4 @@
-"""Ways to run branches at the same time and to wait for all of them."""
+"""Ways to run branches concurrently and to wait for all of them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,7 +16,7 @@ async def join(how: How, branches: Sequence[Branch]) -> list[Any]:
     """Run all branches and return their values in order, or raise what one of them raised."""
     if how in _BRANCHES:
         return await _BRANCHES[how](branches)
-    # Made in order, whatever the join does with them: branches are numbered by their creation.
+    # Created in order, whatever the join does: branches are numbered by creation.
     tasks = [asyncio.ensure_future(_call(branch)) for branch in branches]
     for task in tasks:
         task.add_done_callback(retrieve)
@@ -25,7 +25,7 @@ async def join(how: How, branches: Sequence[Branch]) -> list[Any]:
 
 
 def retrieve(task: "asyncio.Task[Any]") -> None:
-    """Let a task fail that nobody waits for, without a word."""
+    """Retrieve the exception of a task that is not awaited, so that it is not logged."""
     if not task.cancelled():
         task.exception()
 
@@ -107,7 +107,7 @@ async def _semaphore(branches: Sequence[Branch]) -> list[Any]:
 
 
 async def _beside(branches: Sequence[Branch]) -> list[Any]:
-    """Do the last one here, beside the others."""
+    """Run the last branch in this task, beside the others."""
     tasks = [asyncio.ensure_future(_call(branch)) for branch in branches[:-1]]
     for task in tasks:
         task.add_done_callback(retrieve)

@@ -1,7 +1,7 @@
-"""The command language: a program is a tree of commands that the interpreter walks.
+"""The command language: a program is a tree of commands that the interpreter executes.
 
-A command is known by its path in the tree, such as `"2.0.1"`: command 1 of body 0 of command 2.
-Step ids repeat on purpose; the path is what tells two calls apart outside of perdure.
+A command is identified by its path in the tree, such as `"2.0.1"`: command 1 of body 0 of command
+2. Step ids repeat on purpose; outside of perdure, calls are distinguished by their path.
 """
 
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ class Fail(Base, frozen=True):
 
 
 class LeaveTask(Base, frozen=True):
-    """A step whose function leaves a task behind, which runs on and may try to call a step."""
+    """A step whose function leaves a task running, which may try to call a step."""
 
     id: str
     after: int
@@ -112,7 +112,7 @@ class Scope(Base, frozen=True):
 
 
 class Finally(Base, frozen=True):
-    """Run the body; whatever becomes of it, call a step afterwards."""
+    """Run the body, and call a step afterwards in any case."""
 
     id: str
     body: "Body"
@@ -184,7 +184,7 @@ def ancestors(path: str) -> Iterator[tuple[str, int]]:
 
 
 def show(program: Body, indent: str = "") -> str:
-    """Return the program as text for people: one command a line, bodies indented."""
+    """Return the program in readable form: one command per line, bodies indented."""
     lines = []
     for command in program:
         fields = {name: getattr(command, name) for name in command.__struct_fields__}

@@ -1,4 +1,4 @@
-"""The log of what happened: lines in one order over all processes, which survive `kill -9`."""
+"""The log of what happened: lines of all processes in one order, which survive `kill -9`."""
 
 import logging
 import os
@@ -12,8 +12,8 @@ from perdure import codec
 from perdure.store import Entry, Grant, Store, Verdict, capabilities
 
 Kind = Literal[
-    "ask",  # a process asks the store for leases; `n` numbers its questions
-    "grant",  # it was given a run, as the answer to question `n`
+    "ask",  # a process requests leases from the store; `n` numbers the requests
+    "grant",  # it was granted a run, in response to request `n`
     "durable",  # the store accepted (or a grant showed) a record with these tokens
     "activation",  # the workflow function begins
     "call",  # it calls a step, a wait or a race
@@ -61,7 +61,7 @@ class Log(Protocol):
 
 
 class FileLog:
-    """A log in a file that many processes append to, one atomic write a line."""
+    """A log in a file that many processes append to, with one atomic write per line."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -82,12 +82,12 @@ def read_log(path: str) -> list[Line]:
 
 
 def tokens_in(data: bytes) -> tuple[str, ...]:
-    """Return the tokens of all executions and events that stand in stored data."""
+    """Return the tokens of all executions and events that occur in stored data."""
     return tuple(dict.fromkeys(token.decode() for token in _TOKEN.findall(data)))
 
 
 class Witness:
-    """A store that logs which leases were asked for and given, and which records became durable."""
+    """A store that logs requested and granted leases, and records that became durable."""
 
     def __init__(self, store: Store, log: Log, process: str) -> None:
         self.capabilities = capabilities(store)
@@ -143,7 +143,7 @@ class Witness:
 
 
 class ErrorLog(logging.Handler):
-    """Writes what perdure logs at ERROR into the log; `run` is blamed when the text names none."""
+    """Writes what perdure logs at ERROR into the log, for `run` if the message names no run."""
 
     def __init__(self, log: Log, process: str, run: str) -> None:
         super().__init__(logging.ERROR)

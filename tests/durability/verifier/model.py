@@ -21,14 +21,14 @@ class Model:
         self.commands = dict(lang.walk(program))
 
     def identity(self, path: str) -> str:
-        """Return what perdure must take for one step: a key, or a command of the program."""
+        """Return what perdure must treat as one step: a key, or a command of the program."""
         command = self.commands.get(path)
         if isinstance(command, lang.Step) and command.key:
             return f"key {command.key}"
         return path
 
     def handled(self, path: str) -> bool:
-        """Return whether the program itself deals with a failure of this command."""
+        """Return whether the program itself handles a failure of this command."""
         return any(
             isinstance(self.commands[around], lang.Scope)
             or (isinstance(self.commands[around], lang.Try) and body == 0)
@@ -42,11 +42,11 @@ class Model:
             return False
         if isinstance(command, lang.Step | lang.Transaction):
             return self._leaf(path, command, healed=False) != OK
-        # A race, step.all or step.map fails by what is inside of it.
+        # A race, step.all or step.map fails when a call inside of it fails.
         return any(False in self._of(path, command, healed=False) for _ in lang.bodies(command))
 
     def _may_be_cut(self, path: str) -> bool:
-        """Return whether the program itself may cancel this call: not the end of the run."""
+        """Return whether the program itself may cancel this call, apart from the end of the run."""
         around = [self.commands[each] for each, _ in lang.ancestors(path)]
         return any(
             isinstance(command, lang.Race | lang.Scope)
@@ -61,7 +61,7 @@ class Model:
 
     @cached_property
     def interrupts(self) -> bool:
-        """Whether a call may be cancelled by something else than a race."""
+        """Return whether a call may be cancelled by something other than a race."""
         return any(
             isinstance(command, lang.Scope | lang.Fail)
             or (isinstance(command, lang.Step | lang.Transaction) and self.may_fail(path))
@@ -120,7 +120,7 @@ class Model:
             case lang.Step() if command.fails >= command.retry:
                 if not (healed and command.heals):
                     return FAILS
-                # A failure that was handled before the run was healed stays as it is.
+                # A failure that was handled before the run was healed stays recorded.
                 return EITHER if self.handled(path) else OK
             case _:
                 return OK

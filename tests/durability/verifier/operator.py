@@ -1,4 +1,4 @@
-"""The outside of one run: triggers it, sends its events, cancels, retries and reads it."""
+"""The outside of one run: it triggers, signals, cancels, retries and reads the run."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _RETRIES = 12
 
 
 class Outside:
-    """Everything that happens to a run from outside, drawn from a seed."""
+    """Everything that happens to a run from outside, determined by a seed."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Outside:
         self._retries = 0
 
     async def see_to_the_end(self, trouble: float, deadline: float) -> None:
-        """Trigger the run, do to it what the seed says, and stop when it is over for good."""
+        """Trigger the run, do what the seed says, and stop when it is over for good."""
         await self.runtime.trigger(NAME, lang.dumps(self.program), run_id=self.run, wait=False)
         doing: list[asyncio.Task[Any]] = [
             asyncio.ensure_future(each) for each in (self._send(), self._cancel())
@@ -63,7 +63,7 @@ class Outside:
             await asyncio.wait(doing)
 
     async def _until_over(self, trouble: float) -> None:
-        """Wait for the end; what a quiet run waits for is sent, and a failed one is retried."""
+        """Wait for the end; send what an idle run waits for, and retry a failed one."""
         clock = self.runtime.clock
         quiet = clock.monotonic() + trouble
         while True:
@@ -95,10 +95,10 @@ class Outside:
     async def _signal(self, event: str, dedup_id: str | None) -> None:
         self._events += 1
         token = f"<e{self.run}.{self._events}>"
-        told = await self.runtime.signal(
+        result = await self.runtime.signal(
             self.run, event, {"x": token}, dedup_id=dedup_id, wait=False
         )
-        if told.delivery is Delivery.DELIVERED:
+        if result.delivery is Delivery.DELIVERED:
             self._log.write(Line("sent", "op", self.run, path=event, tokens=(token,)))
 
     async def _cancel(self) -> None:
@@ -108,7 +108,7 @@ class Outside:
             await self.runtime.cancel(self.run, reason="enough")
 
     def _retry(self) -> bool:
-        """Heal what can be healed and retry; return False when a retry is of no use."""
+        """Heal what can be healed and retry; return False if a retry is useless."""
         if self._retrying is not None and not self._retrying.done():
             return True
         useful = self._model.outcomes(healed=True) == OK

@@ -45,7 +45,7 @@ class Place(msgspec.Struct, frozen=True):
         if self.store == "libsql":
             return f"libsql+{url}"
         if self.store == "mongo" and url != self.url:
-            # Without this the client would go around the proxy.
+            # Without this the client would bypass the proxy.
             return urlsplit(url)._replace(query="directConnection=true").geturl()
         return url
 
@@ -84,7 +84,7 @@ def create_table(place: Place) -> None:
             database = client.get_default_database()
             if TABLE not in database.list_collection_names():
                 database.create_collection(TABLE)
-            # By itself it would keep the transaction of a client that was killed for a minute.
+            # By default it keeps the transaction of a killed client for a minute.
             client.admin.command("setParameter", 1, transactionLifetimeLimitSeconds=3)
     elif place.store in _QUERIES:
         columns = "run VARCHAR(99), path VARCHAR(99), token VARCHAR(99)"

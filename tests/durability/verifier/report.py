@@ -1,4 +1,4 @@
-"""What a person reads: the progress, a failure with the command that repeats it, the summary."""
+"""The output: progress, failures with the command that reproduces them, and the summary."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ _MOST_LINES = 60
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """A program that broke a law, as small as it could be made."""
+    """A program that violated a law, reduced as far as possible."""
 
     store: str
     seed: str
@@ -47,7 +47,7 @@ class Tally(msgspec.Struct):
 
 
 def describe(failure: Failure) -> str:
-    """Return a failure as text: the laws, the program, the log, and how to see it again."""
+    """Return a failure as text: the laws, the program, the log, and how to reproduce it."""
     first = failure.violations[0]
     law = f"{failure.store}, seed {failure.seed}: {first.law}: {first.text}"
     lines = [line for line in failure.lines if line.kind != "ask"]

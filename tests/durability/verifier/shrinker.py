@@ -1,4 +1,4 @@
-"""The shrinker: makes a failing program small while it keeps failing."""
+"""The shrinker reduces a failing program while it keeps failing."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -1,8 +1,8 @@
-"""One program in simulated time: processes on a faulty store in memory, thousands a minute.
+"""One program in simulated time: processes on a faulty store in memory, thousands per minute.
 
-The event loop's clock jumps to the next timer whenever nothing is left to do, so that seconds cost
-nothing and a seed gives the same run again. A killed process is one whose store calls never return
-and whose log is closed; a paused one waits in its next store call for longer than its lease.
+The event loop's clock jumps to the next timer whenever nothing is left to do, so that waiting takes
+no time and a seed reproduces a run. A killed process is one whose store calls never return and
+whose log is closed; a paused one waits in its next store call for longer than its lease.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         return self._simulated
 
     def _jump(self, timeout: float | None) -> Any:
-        # A turn of the loop takes time too: a task group of anyio that is cancelled spins until its
+        # An iteration of the loop takes time too: a cancelled task group of anyio spins until its
         # branches have ended.
         self._simulated += max(timeout or 0, _TURN)
         return self._poll(0)
@@ -118,7 +118,7 @@ class Conditions(msgspec.Struct, frozen=True):
 
 
 class MemoryLog:
-    """The log of one process; what a dead one writes is not there."""
+    """The log of one process; a dead process writes nothing."""
 
     def __init__(self, lines: list[Line]) -> None:
         self._lines = lines
@@ -131,7 +131,7 @@ class MemoryLog:
 
 
 class Wire(Witness):
-    """A process's way to the store: slow, sometimes failing, paused, or dead."""
+    """A process's connection to the store: slow, sometimes failing, paused, or dead."""
 
     def __init__(self, store: LedgerStore, log: MemoryLog, name: str, at: Conditions) -> None:
         super().__init__(store, log, name)
@@ -150,7 +150,7 @@ class Wire(Witness):
 
         async def verb(*arguments: Any, **options: Any) -> Any:
             await self._travel()
-            # A commit is rare among the calls, and its lost answer is what breaks a live run.
+            # Commits are rare among the calls, and a lost reply to one is what breaks a run.
             faults = min(1, self.faults * (8 if name == "transact" else 1))
             fault = self._random.random() / faults if faults else 9
             if fault < 0.5:
@@ -168,13 +168,13 @@ class Wire(Witness):
             await asyncio.sleep(self._random.random() * self._latency)
         await self.open.wait()
         if self._watched.dead:
-            # Kept here: a task that nothing refers to would be collected in the middle.
+            # Referenced here, because a task without a reference may be garbage collected.
             self._forever.append(asyncio.get_running_loop().create_future())
             await self._forever[-1]
 
 
 class Process:
-    """A process, simulated."""
+    """A simulated process."""
 
     def __init__(self, simulation: "Simulation", name: str, at: Conditions) -> None:
         self.log = MemoryLog(simulation.lines)
@@ -192,7 +192,7 @@ class Process:
         self._worker = Worker(self.runtime, poll=0.3, grace=0.3, max_crashes=10_000)
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start working."""
         self._main = asyncio.ensure_future(self._work())
 
     async def _work(self) -> None:
@@ -200,7 +200,7 @@ class Process:
             await asyncio.get_running_loop().create_future()
 
     def kill(self) -> None:
-        """End it in the middle of whatever it does."""
+        """Kill it in the middle of whatever it does."""
         self.log.dead = True
 
     async def pause(self) -> None:
@@ -210,19 +210,19 @@ class Process:
         self.wire.open.set()
 
     async def drain(self) -> None:
-        """End it in good order."""
+        """Stop it gracefully."""
         self._main.cancel()
         await asyncio.wait([self._main])
 
     async def cut_off(self) -> None:
-        """Let all its store calls fail for a while, before or after they did their work."""
+        """Let all its store calls fail for a while, before or after they took effect."""
         faults, self.wire.faults = self.wire.faults, 1
         await asyncio.sleep(0.2)
         self.wire.faults = faults
 
 
 class Simulation:
-    """A program, its processes, and its troubles."""
+    """A program, its processes, and its disturbances."""
 
     def __init__(self, program: lang.Body, at: Conditions, lines: list[Line], tally: Tally) -> None:
         self.at = at
@@ -253,7 +253,7 @@ class Simulation:
         nemesis = asyncio.ensure_future(self._trouble())
         await self._outside.see_to_the_end(TROUBLE, DEADLINE)
         await nemesis
-        # Whatever was left behind has its chance to undo the end.
+        # Leftover tasks get a chance to undo the end.
         await asyncio.sleep(1)
         await self._outside.read()
         ends = self._outside.ends
@@ -272,7 +272,7 @@ class Simulation:
             process.wire.faults = 0
 
     async def _harm(self, victim: Process) -> bool:
-        """Do something to a process; return whether another has to take its place."""
+        """Do something to a process; return whether it has to be replaced."""
         match self._random.choice(("kill", "kill", "pause", "drain", "cut")):
             case "kill":
                 self._tally.kills += 1
@@ -299,7 +299,7 @@ def simulate(
     loop.set_exception_handler(lambda *_: None)
     lines: list[Line] = []
 
-    # Kept until its tasks have ended: the loop itself holds no task that waits.
+    # Referenced until its tasks have ended: the loop holds no reference to waiting tasks.
     simulations: list[Simulation] = []
 
     async def live() -> Evidence:
@@ -315,7 +315,7 @@ def simulate(
 
 
 def _close(loop: SimulatedLoop) -> None:
-    """End every task, of the dead as well, and close the loop."""
+    """End every task, including those of dead processes, and close the loop."""
     for _ in range(20):
         tasks = asyncio.all_tasks(loop)
         if not tasks:

@@ -1,4 +1,4 @@
-"""A checker that cannot fail proves nothing: each violation is planted by hand, and found."""
+"""Each violation is planted by hand and must be found."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,20 +14,20 @@ DONE = End("completed", "['<w1.2>']", tokens=frozenset({"<w1.2>"}))
 
 
 def line(kind: Kind, path: str = "", token: str = "", process: str = "w1", **more: Any) -> Line:
-    """A line of the run "r" in the first activation of a process."""
+    """Return a line of the run "r" in the first activation of a process."""
     activation = {"activation": f"{process}.1", **more}
     run = "" if kind == "ask" else "r"
     return Line(kind, process, run, path=path, tokens=(token,) if token else (), **activation)
 
 
 def began(process: str = "w1") -> list[Line]:
-    """A process asks for the run, is granted it, and calls the function."""
+    """Return the lines of a process that acquires the run and calls the function."""
     kinds: tuple[Kind, ...] = ("ask", "grant", "activation")
     return [line(kind, process=process, n=0 if kind == "activation" else 1) for kind in kinds]
 
 
 def did(path: str, token: str, process: str = "w1", key: str = "") -> list[Line]:
-    """A step is executed, recorded and seen."""
+    """Return the lines of a step that is executed, recorded and seen."""
     return [
         line("call", path, process=process),
         line("begin", path, token, process, text=key or f"key of {path}", n=1),
@@ -43,7 +43,7 @@ def returned(text: str = "['<w1.2>']", process: str = "w1") -> Line:
 def laws(
     program: lang.Body, lines: Sequence[Line], *ends: End, rows: Any = None
 ) -> dict[str, Violation]:
-    """The laws that are found broken."""
+    """Return the laws that are found violated."""
     evidence = Evidence("r", program, lines, ends or (DONE,), rows)
     return {violation.law: violation for violation in check(evidence)}
 
@@ -68,8 +68,8 @@ def test_an_execution_after_its_value_was_seen_is_found() -> None:
     assert "executed again" in laws((STEP,), lines)
 
 
-def test_an_execution_by_an_owner_that_was_paused_is_none() -> None:
-    """It asked for the run before another had seen the value: it cannot know."""
+def test_an_execution_by_an_owner_that_was_paused_is_not_a_violation() -> None:
+    """It requested the run before another process had seen the value: it cannot know."""
     again = line("begin", "0", "<w2.2>", "w2", text="key of 0", n=1)
     lines = [*began("w2"), *began(), *did("0", "<w1.2>"), again, returned()]
     assert laws((STEP,), lines) == {}
@@ -127,7 +127,7 @@ def test_a_key_is_one_identity() -> None:
 
 
 def waited(path: str, token: str) -> list[Line]:
-    """A wait is called, and sees an event or the end of its time."""
+    """Return the lines of a wait that receives an event or times out."""
     durable = [line("durable", "", token)] if token else []
     return [line("call", path), *durable, line("saw", path, token, text=token or "None")]
 
@@ -162,7 +162,7 @@ def test_a_value_in_a_broken_run_is_found() -> None:
     assert "broken runs" in laws((STEP, STEP), lines)
 
 
-def test_a_failure_that_nobody_planned_is_found() -> None:
+def test_a_failure_that_was_not_planned_is_found() -> None:
     lines = [*began(), line("failed", "0", text="OSError: away"), line("raised", text="away")]
     assert "unplanned failure" in laws((STEP,), lines, End("failed", error="away"))
 
@@ -171,7 +171,7 @@ FAILING = lang.Step("a", fails=1, heals=True)
 
 
 def failed_and_healed(path: str) -> list[Line]:
-    """A step fails, an operator heals and retries the run, and the step runs again."""
+    """Return the lines of a step that fails, is healed and retried, and runs again."""
     call, begin, durable, _ = did(path, "<w1.1>")
     failed = line("failed", path, "<w1.1>", text="Planned: planned <w1.1>")
     before = [*began(), call, begin, durable, failed, line("raised", text="planned <w1.1>")]

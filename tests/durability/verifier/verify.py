@@ -1,4 +1,4 @@
-"""Programs by seed, in simulation or on a real store, and what they broke, made small."""
+"""Run programs by seed, in simulation or on a real store, and shrink those that violate a law."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ Opened = Callable[[], AbstractContextManager[Place]]
 
 
 def simulate_seed(seed: str, tally: Tally) -> Failure | None:
-    """Simulate the program of a seed; return its failure, shrunk, if it breaks a law."""
+    """Simulate the program of a seed; return its failure, shrunk, if it violates a law."""
     program, at = generate(seed, Mix()), Conditions.draw(seed)
     tally.programs += 1
     violations, lines = simulate(program, at, tally)
@@ -43,7 +43,7 @@ def simulate_seed(seed: str, tally: Tally) -> Failure | None:
 def run_seed(
     opened: Opened, seed: str, tally: Tally, *, size: int = BATCH, trouble: float = 4
 ) -> list[Failure]:
-    """Run a batch of programs of a seed on a fresh store; return those that break a law."""
+    """Run a batch of programs of a seed on a fresh store; return those that violate a law."""
     with opened() as place:
         mix = Mix(transactions=place.store in INSERTS, threads=True)
         programs = [generate(f"{seed}/{number}", mix) for number in range(size)]
@@ -56,7 +56,7 @@ def run_seed(
 
 
 def shrink_on(opened: Opened, failure: Failure, seconds: float) -> Failure:
-    """Return a failure of a real store with as small a program as can be found in the time."""
+    """Return a failure of a real store with the smallest program that is found in the time."""
     smallest = failure
 
     def fails(candidate: lang.Body) -> bool:
@@ -76,7 +76,7 @@ def shrink_on(opened: Opened, failure: Failure, seconds: float) -> Failure:
 
 
 def until(seconds: float, seeds: Iterator[str]) -> Iterator[str]:
-    """Yield seeds for so long, and at least one."""
+    """Yield seeds for the given time, and at least one."""
     end = time.monotonic() + seconds
     for seed in seeds:
         yield seed

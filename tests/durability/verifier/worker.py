@@ -1,4 +1,4 @@
-"""A worker process of the cluster: runs programs until it is killed or told to end."""
+"""A worker process of the cluster: it runs programs until it is killed or stopped."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.durability.verifier.places import INSERTS
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a worker process is started with."""
+    """The arguments of a worker process."""
 
     process: str
     store: str
@@ -27,11 +27,11 @@ class Settings(msgspec.Struct, frozen=True):
     always_replay: bool
 
     def healed(self, run: str) -> bool:
-        """Return whether an operator has mended what makes this run fail."""
+        """Return whether an operator has fixed what makes this run fail."""
         return (Path(self.folder) / f"{run}.healed").exists()
 
     def heal(self, run: str) -> None:
-        """Mend what makes this run fail, for all processes."""
+        """Fix what makes this run fail, for all processes."""
         (Path(self.folder) / f"{run}.healed").touch()
 
     @property
@@ -66,5 +66,5 @@ async def _main(settings: Settings) -> None:
 
 
 def work(settings: Settings) -> None:
-    """Be a worker process until it is killed or told to end."""
+    """Work until the process is killed or stopped."""
     asyncio.run(_main(settings))

@@ -1,4 +1,4 @@
-"""A four-method store, with and without its optional lease, does what its abilities allow."""
+"""A four-method store as a `Store`, with and without its optional lease."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,23 +14,23 @@ class Four:
     """Four methods over a dict."""
 
     def __init__(self) -> None:
-        self.kept: dict[str, StoredRun] = {}
+        self.runs: dict[str, StoredRun] = {}
 
     async def save(self, run: StoredRun) -> None:
-        self.kept[run["run_id"]] = run
+        self.runs[run["run_id"]] = run
 
     async def load(self, run_id: str) -> StoredRun | None:
-        return self.kept.get(run_id)
+        return self.runs.get(run_id)
 
     async def delete(self, run_id: str) -> None:
-        self.kept.pop(run_id, None)
+        self.runs.pop(run_id, None)
 
     async def due(self, now: datetime, limit: int) -> list[str]:
         return []
 
 
 class FourAndLease(Four):
-    """The optional lease too: a token that has the run."""
+    """With the optional lease: the token of the run's owner."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,32 +45,32 @@ class FourAndLease(Four):
 
 
 @pytest.mark.parametrize("kind", [Four, FourAndLease])
-async def test_a_failed_run_goes_on_where_it_failed(kind: Any) -> None:
-    """`durable.run` saves each step, and the next call answers from them."""
+async def test_a_failed_run_continues_where_it_failed(kind: Any) -> None:
+    """`durable.run` saves each step, and the next call uses the saved results."""
     store, done, broken = kind(), [], True
 
-    async def note(text: str) -> str:
+    async def record(text: str) -> str:
         done.append(text)
         if text == "b" and broken:
             raise ConnectionError("down")
         return text
 
     async def both(step: Step) -> str:
-        await step("a", note, "a")
-        return await step("b", note, "b")
+        await step("a", record, "a")
+        return await step("b", record, "b")
 
     assert not (await durable.run({}, both, id="run", store=runs(store))).ok
-    assert store.kept["run"]["status"] == "failed"
+    assert store.runs["run"]["status"] == "failed"
     broken = False
     assert await durable.run({}, both, id="run", store=runs(store)) == Ok("b")
     assert done == ["a", "b", "b"]
-    assert store.kept == {}
+    assert store.runs == {}
 
 
-async def test_a_lease_keeps_a_second_owner_away() -> None:
-    """A run that another token holds is not run."""
+async def test_a_lease_excludes_a_second_owner() -> None:
+    """A run that is leased with another token is not run."""
     store = FourAndLease()
-    store.tokens["run"] = "somebody else"
+    store.tokens["run"] = "another owner"
 
     async def never(step: Step) -> None:
         raise AssertionError("not called")
@@ -80,8 +80,8 @@ async def test_a_lease_keeps_a_second_owner_away() -> None:
     assert isinstance(result.error, AlreadyRunning)
 
 
-async def test_what_it_cannot_do_is_told_at_once() -> None:
-    """A runtime wants more than four methods."""
+async def test_missing_abilities_are_named() -> None:
+    """A runtime needs more than four methods."""
     with pytest.raises(MissingAbility, match="'journal'"):
         Runtime(runs(FourAndLease()))
     with pytest.raises(MissingAbility, match="'list'"):

@@ -13,10 +13,14 @@ import pytest
 
 from perdure.errors import InvalidArgument, StoreClosed, StoreCorrupted, StoreError
 from perdure.store import Entry, Grant, LeaseRequest, NewRun, Store
+from perdure.stores._documents.records import Wake
 from perdure.stores.file import FileStore
 from perdure.stores.file.disk import Disk
-from perdure.stores.file.layout import RunFiles
-from perdure.stores.file.wakes import Wake, Wakes
+from perdure.stores.file.folder import Folder
+from perdure.stores.file.layout import RunPaths
+from perdure.stores.file.run import FileRun
+from perdure.stores.file.storage import FileStorage
+from perdure.stores.file.wakes import FileWakes
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance import StoreConformance
 from perdure.testing.conformance.samples import as_json, snapshot
@@ -65,7 +69,9 @@ class CrashingDisk(Disk):
 
 def crashing_store(directory: Path, clock: TestClock, changes: int) -> FileStore:
     store = FileStore(directory, clock=clock, durability="normal")
-    store._files.disk = store._files.wakes._disk = CrashingDisk(changes)
+    storage = store._backend._storage
+    assert isinstance(storage, FileStorage)
+    storage.folder.disk = CrashingDisk(changes)
     return store
 
 
@@ -187,9 +193,9 @@ class TestDamage:
         await store.enqueue([NewRun("bad", "w", as_json(snapshot()), earlier)])
         await store.enqueue([NewRun("worse", "w", as_json(snapshot()), earlier)])
         await store.enqueue([NewRun("good", "w", as_json(snapshot()))])
-        head = RunFiles(tmp_path / "runs", "bad").head
+        head = RunPaths(tmp_path / "runs", "bad").head
         head.write_bytes(head.read_bytes().replace(b'"steps"', b'"stepS"'))
-        RunFiles(tmp_path / "runs", "worse").head.write_bytes(b"?")
+        RunPaths(tmp_path / "runs", "worse").head.write_bytes(b"?")
         for expected in (["good"], []):
             grants = await store.claim("ana", HOUR, 10)
             assert [grant.lease.id for grant in grants] == expected
@@ -286,52 +292,70 @@ class TestCost:
         sleeping = [NewRun(f"{n}", "w", as_json(snapshot()), clock.now() + HOUR) for n in range(99)]
         await store.enqueue([*sleeping, NewRun("due", "w", as_json(snapshot()))])
         looked: list[str] = []
-        real = RunFiles.standing
+        read_head = FileRun.read_head
 
-        def spy(files: RunFiles) -> Any:
-            looked.append(files.id)
-            return real(files)
+        def spy(run: FileRun) -> Any:
+            looked.append(run.id)
+            return read_head(run)
 
-        monkeypatch.setattr(RunFiles, "standing", spy)
+        monkeypatch.setattr(FileRun, "read_head", spy)
         assert [due.id for due in await store.due(clock.now(), 10)] == ["due"]
         assert set(looked) == {"due"}
 
 
 class TestWakes:
     @pytest.fixture
-    def wakes(self, tmp_path: Path) -> Wakes:
-        return Wakes(Disk(sync=False), tmp_path)
+    def folder(self, tmp_path: Path) -> Folder:
+        folder = Folder(tmp_path / "store", Disk(sync=False))
+        folder.create()
+        return folder
 
-    def test_many_lines_are_dealt_into_parts_in_order(self, wakes: Wakes, tmp_path: Path) -> None:
-        """Those who take a few at a time then read a few at a time; late lines find their place."""
-        wakes.add(Wake(60_000_000 + n % 7, f"{n:05}", None) for n in range(5_000))
-        scan = wakes.scan(120_000_000)
-        before = list(scan)
-        (path,) = scan.to_deal()
-        wakes.deal(path)
-        wakes.add([Wake(60_000_003, "late", "w")])
-        assert len(list(tmp_path.iterdir())) == 6
-        after = list(wakes.scan(120_000_000))
+    @pytest.fixture
+    def wakes(self, folder: Folder) -> FileWakes:
+        return FileWakes(folder)
+
+    async def lines(self, wakes: FileWakes, until: int) -> list[Wake]:
+        return await wakes.scan(until, until).next(10_000)
+
+    async def test_many_lines_are_split_into_parts_in_order(
+        self, wakes: FileWakes, folder: Folder
+    ) -> None:
+        """A claim of a few runs then reads a few lines; later lines are merged in order."""
+        await wakes.add([Wake(60_000_000 + n % 7, f"{n:05}", None) for n in range(5_000)], 0)
+        scan = wakes.scan(120_000_000, 0)
+        before = await scan.next(10_000)
+        (path,) = scan.large_files()
+        wakes.split(path)
+        await wakes.add([Wake(60_000_003, "late", "w")], 0)
+        assert len(list(folder.wakes.iterdir())) == 6
+        after = await self.lines(wakes, 120_000_000)
         assert [wake for wake in after if wake.id != "late"] == before
         assert sorted(after, key=lambda wake: (wake.at, wake.id)) == after
 
-    def test_sweeping_keeps_what_is_true(self, wakes: Wakes, tmp_path: Path) -> None:
-        """What is over goes, what has moved is filed under its new time."""
-        wakes.add(Wake(1, id, None) for id in ("over", "moved", "true"))
+    async def test_sweeping_keeps_lines_that_are_true(
+        self, wakes: FileWakes, folder: Folder
+    ) -> None:
+        """Lines of runs that are over are removed, those of postponed runs are moved."""
+        await wakes.add([Wake(1, id, None) for id in ("over", "moved", "true")], 0)
         plans = {"moved": Wake(600_000_000, "moved", "w"), "true": Wake(1, "true", None)}
-        wakes.sweep(tmp_path / "0000000000", lambda wake: plans.get(wake.id))
-        assert [wake.id for wake in wakes.scan(2)] == ["true"]
-        assert [wake.id for wake in wakes.scan(600_000_000)] == ["true", "moved"]
-        wakes.sweep(tmp_path / "0000000000", lambda wake: None)
-        assert [path.name for path in tmp_path.iterdir()] == ["0000000010"]
 
-    def test_half_a_line_harms_no_other(self, wakes: Wakes, tmp_path: Path) -> None:
-        """A line that a crash tore is passed over; the next one begins on its own."""
-        wakes.add([Wake(1, "a", None)])
-        with (tmp_path / "0000000000").open("ab") as file:
+        async def plan(wake: Wake) -> Wake | None:
+            return plans.get(wake.id)
+
+        await wakes.sweep(folder.wakes / "0000000000", plan)
+        assert [wake.id for wake in await self.lines(wakes, 2)] == ["true"]
+        assert [wake.id for wake in await self.lines(wakes, 600_000_000)] == ["true", "moved"]
+        plans.clear()
+        await wakes.sweep(folder.wakes / "0000000000", plan)
+        assert [path.name for path in folder.wakes.iterdir()] == ["0000000010"]
+
+    async def test_a_torn_line_harms_no_other(self, wakes: FileWakes, folder: Folder) -> None:
+        """It is skipped, and the next line starts on its own."""
+        await wakes.add([Wake(1, "a", None)], 0)
+        with (folder.wakes / "0000000000").open("ab") as file:
             file.write(b"\n12345678 [1,")
-        wakes.add([Wake(2, "b", None)])
-        assert [wake.id for wake in wakes.scan(2)] == ["a", "b"]
+        await wakes.add([Wake(2, "b", None)], 0)
+        assert [wake.id for wake in await self.lines(wakes, 2)] == ["a", "b"]
 
     async def test_lines_do_not_pile_up(
         self, store: FileStore, tmp_path: Path, clock: TestClock

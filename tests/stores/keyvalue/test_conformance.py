@@ -20,9 +20,10 @@ from perdure.errors import (
 )
 from perdure.keyvalue import CompareAndSet, DriverKeyValue, KeyValueStore, MemoryKeyValue
 from perdure.store import Delivery, Entry, Grant, LeaseRequest, NewRun, Rest, Store, Verdict
+from perdure.stores._documents.records import Wake
 from perdure.stores.keyvalue import KeyValueRuns, keyvalue
 from perdure.stores.keyvalue.documents import Documents
-from perdure.stores.keyvalue.wakes import Wake, Wakes
+from perdure.stores.keyvalue.wakes import KeyValueWakes
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance import StoreConformance, harness
 from perdure.testing.conformance.harness import asked, rested
@@ -397,6 +398,22 @@ class PausedKeyValue(MemoryKeyValue):
             await self.happens()
 
 
+class TestAppend:
+    async def test_a_stale_rest_does_not_lose_the_steps_before_it(
+        self, store: KeyValueRuns, clock: TestClock
+    ) -> None:
+        """An accepted step is stored, whatever the verdict on a rest in the same batch is."""
+        old = await granted(store)
+        await clock.advance(HOUR)
+        new = await granted(store, owner="bob")
+        rest = Entry("run", old.lease.epoch, 9, as_json(snapshot()), rest=Rest("suspended"))
+        verdicts = await store.append([step(new, 1, "a"), rest])
+        assert list(verdicts) == [Verdict.ACCEPTED, Verdict.FENCED]
+        loaded = await store.load("run")
+        assert loaded is not None
+        assert list(loaded["steps"]) == ["a"]
+
+
 class TestTakeOver:
     @pytest.mark.parametrize("n", range(1, 12))
     async def test_a_run_that_is_lost_while_it_is_read_is_read_again(
@@ -420,22 +437,33 @@ class TestTakeOver:
 
 class TestWakes:
     @pytest.fixture
-    def wakes(self, kv: MemoryKeyValue) -> Wakes:
-        return Wakes(Documents(kv))
+    def wakes(self, kv: MemoryKeyValue) -> KeyValueWakes:
+        return KeyValueWakes(Documents(kv))
 
-    async def test_many_lines_are_kept_in_order(self, wakes: Wakes) -> None:
-        """However many come at once, and whenever they come."""
-        lines = [Wake(60_000_000 * (n % 5), f"{n:04}", None, 0) for n in range(2_000)]
-        await wakes.add(lines)
-        found = [line.wake for line in await wakes.until(60_000_000 * 5)]
-        assert found == sorted(lines, key=lambda wake: (wake.at, wake.id))
+    async def test_lines_are_read_in_order(self, wakes: KeyValueWakes) -> None:
+        """However many are written at once."""
+        lines = [Wake(60_000_000 * (n % 5), f"{n:04}", None) for n in range(2_000)]
+        await wakes.add(lines, 0)
+        until = 60_000_000 * 5
+        assert await wakes.scan(until, until).next(2_001) == sorted(lines)
 
-    async def test_what_is_dropped_leaves_nothing(self, wakes: Wakes, kv: MemoryKeyValue) -> None:
-        """Neither lines nor lists of them."""
-        await wakes.add(Wake(n * 10_000_000, f"{n}", None, 0) for n in range(100))
+    async def test_removed_lines_leave_no_documents(
+        self, wakes: KeyValueWakes, kv: MemoryKeyValue
+    ) -> None:
+        """Neither those of the lines nor those that list them."""
+        await wakes.add([Wake(n * 10_000_000, f"{n}", None) for n in range(100)], 0)
         later = 10**15
-        await wakes.drop(await wakes.until(later), later)
+        await wakes.remove(await wakes.lines(later, later), later)
         assert await kv.keys() == []
+
+    async def test_a_run_that_became_due_in_a_later_minute_is_found(
+        self, store: KeyValueRuns, clock: TestClock
+    ) -> None:
+        """`due` of a past time finds every run whose wake time is not after it."""
+        now = clock.now()
+        await clock.advance(timedelta(minutes=2))
+        await store.enqueue([NewRun("run", "w", as_json(snapshot()), now)])
+        assert [due.id for due in await store.due(now, 10)] == ["run"]
 
     async def test_lines_do_not_pile_up(
         self, store: KeyValueRuns, kv: MemoryKeyValue, clock: TestClock

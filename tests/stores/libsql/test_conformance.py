@@ -1,4 +1,4 @@
-"""The libSQL store keeps the whole contract, on a real server and on a file."""
+"""The libSQL store passes the conformance kit, on a real server and on a file."""
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -6,24 +6,24 @@ from pathlib import Path
 import pytest
 
 from perdure.store import Store
-from perdure.stores.libsql import Transaction, libsql
-from perdure.stores.sqlite.schema_store import SqliteSchemaStore
+from perdure.stores.libsql import LibsqlStore, Transaction, libsql
+from perdure.stores.sqlite import SqliteStore
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance import StoreConformance
 from tests.servers.sqld import query
 
 
 class TestLibsqlServer(StoreConformance):
-    """On sqld, in its own time, together with other processes."""
+    """On sqld, by its clock, together with other processes."""
 
     @pytest.fixture
-    async def store(self, sqld_url: str) -> AsyncIterator[SqliteSchemaStore]:
+    async def store(self, sqld_url: str) -> AsyncIterator[LibsqlStore | SqliteStore]:
         self.server = sqld_url
         self.url = f"libsql+{sqld_url}"
         async with libsql(sqld_url) as store:
             yield store
 
-    async def reopen(self, store: Store, *, prefix: str = "") -> SqliteSchemaStore:
+    async def reopen(self, store: Store, *, prefix: str = "") -> LibsqlStore | SqliteStore:
         return libsql(self.server, prefix=prefix)
 
     async def user_write(self, connection: Transaction, note: str) -> None:
@@ -40,12 +40,12 @@ class TestLibsqlFile(StoreConformance):
     """On a local file."""
 
     @pytest.fixture
-    async def store(self, tmp_path: Path) -> AsyncIterator[SqliteSchemaStore]:
+    async def store(self, tmp_path: Path) -> AsyncIterator[LibsqlStore | SqliteStore]:
         self.clock = TestClock()
         self.path = tmp_path / "runs.db"
         async with libsql(f"file:{self.path}", clock=self.clock) as store:
             yield store
 
-    async def reopen(self, store: Store, *, prefix: str = "") -> SqliteSchemaStore:
+    async def reopen(self, store: Store, *, prefix: str = "") -> LibsqlStore | SqliteStore:
         assert self.clock is not None
         return libsql(f"file:{self.path}", clock=self.clock, prefix=prefix)

@@ -1,4 +1,4 @@
-"""A process that writes to a libSQL server, under `kill -9`."""
+"""Processes that write to a libSQL server and are killed."""
 
 from pathlib import Path
 
@@ -10,9 +10,9 @@ from tests.stores.sqlite.writers import writers_on
 
 
 async def test_every_acknowledged_entry_survives_kill_9(sqld_url: str, tmp_path: Path) -> None:
-    """What was acknowledged is there, the rest is there whole or not at all."""
+    """Acknowledged batches are stored, others completely or not at all."""
     async with writers_on(sqld_url, tmp_path) as writers, libsql(sqld_url) as store:
-        acknowledged = await writers.kill_one_after_another("append", "run", 25, moments=0.5)
+        acknowledged = await writers.kill_one_after_another("append", "run", 25, max_delay=0.5)
         loaded = await store.load("run")
         assert loaded is not None
         written = {key.rpartition(".")[0] for key in loaded["steps"]}
@@ -21,15 +21,15 @@ async def test_every_acknowledged_entry_survives_kill_9(sqld_url: str, tmp_path:
 
 
 @pytest.mark.slow
-async def test_a_ledger_balances_after_kill_9(sqld_url: str, tmp_path: Path) -> None:
-    """Every recorded step moved its coin exactly once, and no other coin moved.
+async def test_accounts_balance_after_kill_9(sqld_url: str, tmp_path: Path) -> None:
+    """Every recorded step moved its amount exactly once, and nothing else moved.
 
-    Slow, for the server holds a dead client's transaction for five seconds.
+    Slow, because the server keeps the transaction of a dead client for five seconds.
     """
     query(sqld_url, "CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER)")
     query(sqld_url, "INSERT INTO account VALUES ('ana', 0), ('bob', 0)")
     async with writers_on(sqld_url, tmp_path) as writers, libsql(sqld_url) as store:
-        acknowledged = await writers.kill_one_after_another("move", "run", 10, moments=6.0)
+        acknowledged = await writers.kill_one_after_another("move", "run", 10, max_delay=6.0)
         loaded = await store.load("run")
         assert loaded is not None
         moved = len(loaded["steps"])

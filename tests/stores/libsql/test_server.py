@@ -1,4 +1,4 @@
-"""What only a libSQL server has: requests, another clock, a network that fails."""
+"""What is special about a libSQL server: requests, its clock, a network that fails."""
 
 import asyncio
 import gc
@@ -14,7 +14,7 @@ from perdure.snapshot import Snapshot
 from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
 from perdure.stores.libsql import LibsqlStore, Transaction, libsql
 from perdure.stores.sqlite import statements as sql
-from perdure.stores.sqlite.statements import Tables
+from perdure.stores.sqlite.statements import Statements
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 from tests.servers.process import Server
@@ -37,8 +37,9 @@ def opened(url: str, **options: object) -> LibsqlStore:
 
 
 async def granted(store: LibsqlStore, *ids: str) -> list[Grant]:
-    wants = [LeaseRequest(id, "ana", HOUR, create=as_json(snapshot())) for id in ids or ("run",)]
-    return [grant for grant in await store.acquire(wants) if grant is not None]
+    create = as_json(snapshot())
+    requests = [LeaseRequest(id, "ana", HOUR, create=create) for id in ids or ("run",)]
+    return [grant for grant in await store.acquire(requests) if grant is not None]
 
 
 def entry(grant: Grant, n: int = 1) -> Entry:
@@ -62,7 +63,7 @@ class Counting:
 
 
 async def test_a_batch_is_one_request(sqld_url: str) -> None:
-    """A hundred entries, rests among them, are one round trip and one transaction."""
+    """A hundred entries, including rests, are one round trip and one transaction."""
     counting = Counting()
     async with counting.client, opened(sqld_url, client=counting.client) as store:
         grants = await granted(store, *(f"run {number}" for number in range(100)))
@@ -77,32 +78,32 @@ async def test_a_batch_is_one_request(sqld_url: str) -> None:
 
 
 async def test_a_run_that_is_lost_before_it_is_read_is_not_granted(sqld_url: str) -> None:
-    """The lease and the journal are two requests: an owner that is paused between them does not
-    get its old snapshot without the journal, which another owner has emptied in the meantime."""
-    asked = Counting()
-    async with asked.client, opened(sqld_url) as another:
+    """The lease and the journal are two requests. An owner that is paused between them must not
+    get its old snapshot without the journal, which another owner has folded in the meantime."""
+    counting = Counting()
+    async with counting.client, opened(sqld_url) as another:
         (old,) = await granted(another)
         await another.append([entry(old)])
         await another.release([old.lease])
-        store = opened(sqld_url, client=asked.client)
+        store = opened(sqld_url, client=counting.client)
         await store.load("run")
 
         async def take_over(request: httpx.Request) -> None:
             if b"_inbox" in request.content:
-                asked.client.event_hooks["request"].clear()
+                counting.client.event_hooks["request"].clear()
                 (grant,) = await another.acquire([LeaseRequest("run", "cem", HOUR)])
                 assert grant is not None
                 whole = as_json(snapshot("step 1", "b"))
                 rest = Entry("run", grant.lease.epoch, 1, whole, rest=Rest("suspended"))
                 await another.append([rest])
 
-        asked.client.event_hooks["request"] = [take_over]
+        counting.client.event_hooks["request"] = [take_over]
         assert await store.acquire([LeaseRequest("run", "bob", timedelta(0))]) == [None]
         await store.close()
 
 
 async def test_concurrent_writes_share_requests(sqld_url: str) -> None:
-    """Two hundred runs that start and step at once do not wait for each other in turn."""
+    """Two hundred concurrent runs do not need a request each."""
     counting = Counting()
     async with counting.client, opened(sqld_url, client=counting.client) as store:
         await store.load("run")
@@ -112,13 +113,12 @@ async def test_concurrent_writes_share_requests(sqld_url: str) -> None:
         assert len(counting.requests) < 20
 
 
-async def test_a_bad_write_harms_only_itself(store: LibsqlStore) -> None:
-    """Writes that share a request do not share a fate."""
+async def test_a_bad_write_fails_alone(store: LibsqlStore) -> None:
+    """Other writes in the same request succeed."""
     [good] = await granted(store, "good")
-    unspeakable = LeaseRequest("bad", "\ud800", HOUR, create=as_json(snapshot()))
     first, bad, second = await asyncio.gather(
         store.append([entry(good, 1)]),
-        store.acquire([unspeakable]),
+        store.send("good", "\ud800", b"1"),
         store.append([entry(good, 2)]),
         return_exceptions=True,
     )
@@ -127,8 +127,8 @@ async def test_a_bad_write_harms_only_itself(store: LibsqlStore) -> None:
     assert await steps(store, "good") == ["step 1", "step 2"]
 
 
-async def test_many_may_start_at_once(sqld_url: str) -> None:
-    """Twenty stores on an empty database make one schema, without an error."""
+async def test_many_stores_can_start_at_once(sqld_url: str) -> None:
+    """Twenty stores on an empty database create one schema, without an error."""
     stores = [opened(sqld_url) for _ in range(20)]
     await asyncio.gather(
         *(store.save(f"run {number}", snapshot()) for number, store in enumerate(stores))
@@ -138,8 +138,8 @@ async def test_many_may_start_at_once(sqld_url: str) -> None:
         await store.close()
 
 
-async def test_a_failed_set_up_is_tried_again(sqld_url: str) -> None:
-    """What stood in the way is removed; then the same store goes on."""
+async def test_a_failed_migration_is_retried(sqld_url: str) -> None:
+    """Once the obstacle is removed, the same store works."""
     query(sqld_url, "CREATE TABLE perdure_runs_journal (something TEXT)")
     async with opened(sqld_url) as store:
         with pytest.raises(StoreError, match="perdure_runs_journal"):
@@ -148,7 +148,7 @@ async def test_a_failed_set_up_is_tried_again(sqld_url: str) -> None:
         await store.save("run", snapshot())
 
 
-async def test_leases_go_by_the_servers_clock(sqld_url: str) -> None:
+async def test_leases_use_the_servers_clock(sqld_url: str) -> None:
     """Two processes whose clocks are an hour apart share leases correctly."""
     now = datetime.now(UTC)
     early, late = (TestClock(now - HOUR), TestClock(now + HOUR))
@@ -161,26 +161,36 @@ async def test_leases_go_by_the_servers_clock(sqld_url: str) -> None:
         [renewed] = await one.renew([grant.lease], short)
         assert renewed is not None
         await asyncio.sleep(0.1)
-        [taken] = await one.claim("bob", HOUR, 10)
-        assert taken.takeovers == 1
+        [claimed] = await one.claim("bob", HOUR, 10)
+        assert claimed.takeovers == 1
 
 
 @pytest.mark.parametrize("verb", ["LOAD", "LIST", "DUE", "CLAIM", "PRUNE"])
-async def test_a_verb_finds_by_index(store: LibsqlStore, sqld_url: str, verb: str) -> None:
-    """The server's own SQLite uses the same indexes as ours."""
+async def test_a_verb_uses_indexes(store: LibsqlStore, sqld_url: str, verb: str) -> None:
+    """The server's SQLite uses the same indexes as the standard library's."""
     await store.load("run")
-    check_plan(sqld_url, Tables("perdure_runs")[getattr(sql, verb)])
+    check_plan(sqld_url, Statements("perdure_runs").sql(getattr(sql, verb)))
 
 
 @pytest.mark.parametrize(
-    "verb", ["ACQUIRE", "APPEND", "REST", "FOLD", "FORGET_OWNED", "DELETE_OWNED", "TAKE_KNOWN"]
+    "verb",
+    [
+        "ACQUIRE",
+        "RENEW",
+        "APPEND",
+        "REST",
+        "DELETE_FOLDED",
+        "DELETE_OWNED_JOURNAL",
+        "DELETE_OWNED",
+        "CONSUME_DEDUPLICATED",
+    ],
 )
-async def test_what_is_said_of_many_runs_finds_each_by_index(
+async def test_a_statement_on_many_runs_uses_indexes(
     store: LibsqlStore, sqld_url: str, verb: str
 ) -> None:
-    """A batch costs by its own size, also on the server."""
+    """The cost of a batch depends on its size only."""
     await store.load("run")
-    [statement] = Tables("perdure_runs").over(getattr(sql, verb), [(None,) * 9] * 100)
+    [statement] = Statements("perdure_runs").many(getattr(sql, verb), [(None,) * 9] * 100)
     check_plan(sqld_url, statement.sql)
 
 
@@ -191,7 +201,7 @@ def check_plan(url: str, statement: str) -> None:
 
 
 def unbound(statement: str) -> str:
-    """A statement with NULL for each of its values."""
+    """Return a statement with NULL for each of its values."""
     words = (
         statement.replace("?", "NULL")
         .replace("(:", "( :")
@@ -202,8 +212,8 @@ def unbound(statement: str) -> str:
     return " ".join("NULL" if word.startswith(":") else word for word in words)
 
 
-async def test_awaitlys_rows_are_read_and_left_as_they_are(sqld_url: str) -> None:
-    """Pointed at awaitly's own table, the store adds its columns and changes no row."""
+async def test_awaitlys_rows_are_read_and_not_changed(sqld_url: str) -> None:
+    """On awaitly's own table, the store adds its columns and changes no row."""
     query(
         sqld_url,
         "CREATE TABLE awaitly_snapshots (id TEXT PRIMARY KEY, snapshot TEXT NOT NULL, "
@@ -216,8 +226,8 @@ async def test_awaitlys_rows_are_read_and_left_as_they_are(sqld_url: str) -> Non
     )
     async with opened(sqld_url, table="awaitly_snapshots") as store:
         assert await store.load("run") == snapshot("a")
-        [line] = await store.list()
-        assert line.updated_at == "2024-05-01T09:30:00.000Z"
+        [run] = await store.list()
+        assert run.updated_at == "2024-05-01T09:30:00.000Z"
         [grant] = await store.acquire([LeaseRequest("run", "ana", HOUR)])
         assert grant is not None
         await store.append([entry(grant)])
@@ -227,7 +237,7 @@ async def test_awaitlys_rows_are_read_and_left_as_they_are(sqld_url: str) -> Non
 
 
 async def test_a_transaction_reads_its_own_writes(store: LibsqlStore) -> None:
-    """Every kind of value goes in and comes out, bound by place or by name."""
+    """Values of every type are written and read, bound by position or by name."""
     [grant] = await granted(store)
     row = (1, 1.5, "text", b"\x00bytes", None)
 
@@ -246,7 +256,7 @@ async def test_a_transaction_reads_its_own_writes(store: LibsqlStore) -> None:
 
 
 async def test_a_cancelled_transaction_frees_the_server(store: LibsqlStore) -> None:
-    """The next write does not wait for the server to find out."""
+    """The next write does not wait for the server to notice."""
     [grant] = await granted(store)
     begun = asyncio.Event()
 
@@ -265,8 +275,8 @@ async def test_a_cancelled_transaction_frees_the_server(store: LibsqlStore) -> N
 
 
 @pytest.mark.slow
-async def test_a_transaction_that_keeps_others_waiting_is_ended(sqld_url: str) -> None:
-    """The server's own limit is 5 seconds; the error says so, and nothing is written."""
+async def test_a_transaction_that_blocks_others_is_ended(sqld_url: str) -> None:
+    """The server's limit is 5 seconds; the error says so, and nothing is written."""
     async with opened(sqld_url) as store, opened(sqld_url) as other:
         [grant] = await granted(store)
 
@@ -282,7 +292,7 @@ async def test_a_transaction_that_keeps_others_waiting_is_ended(sqld_url: str) -
 
 
 async def test_transactions_wait_for_each_other(sqld_url: str) -> None:
-    """Ten at once count up without losing one."""
+    """Ten concurrent increments are all counted."""
     query(sqld_url, "CREATE TABLE counter (value INTEGER)")
     query(sqld_url, "INSERT INTO counter VALUES (0)")
     async with opened(sqld_url) as store:
@@ -302,7 +312,7 @@ async def test_transactions_wait_for_each_other(sqld_url: str) -> None:
 
 
 async def test_the_store_cannot_be_called_inside_its_own_transaction(store: LibsqlStore) -> None:
-    """It would wait for itself: the error says what to use instead."""
+    """It would deadlock: the error says what to use instead."""
     [grant] = await granted(store)
 
     async def work(_: Transaction) -> Entry:
@@ -313,8 +323,8 @@ async def test_the_store_cannot_be_called_inside_its_own_transaction(store: Libs
         await store.transact("run", grant.lease.epoch, work)
 
 
-async def test_an_append_whose_answer_was_lost_is_neither_lost_nor_doubled(sqld_url: str) -> None:
-    """The connection is cut between commit and answer: the store asks again for its verdict."""
+async def test_an_append_whose_response_was_lost_is_written_once(sqld_url: str) -> None:
+    """The connection breaks between commit and response: the store asks for the verdict again."""
     async with TcpProxy.before(sqld_url) as proxy, opened(proxy.url) as store:
         grants = await granted(store, "a", "b")
         for n in range(1, 6):
@@ -330,18 +340,18 @@ async def test_an_append_whose_answer_was_lost_is_neither_lost_nor_doubled(sqld_
         assert await steps(store, "a") == ["end"]
 
 
-async def test_a_write_that_must_not_be_repeated_is_not(sqld_url: str) -> None:
-    """An event without a dedup id whose answer was lost is an error, and was sent at most once."""
+async def test_a_write_that_is_not_repeatable_is_not_repeated(sqld_url: str) -> None:
+    """If the response to a message without a dedup id is lost, it was sent at most once."""
     async with TcpProxy.before(sqld_url) as proxy, opened(proxy.url) as store:
         await granted(store)
         proxy.drop_next_reply(to=b"_inbox")
-        with pytest.raises(StoreUnavailable, match="may have got"):
+        with pytest.raises(StoreUnavailable, match="may have received"):
             await store.send("run", "hello", b"1")
         assert len(await store.inbox("run")) == 1
 
 
-async def test_appends_that_share_a_request_with_such_a_write_are_repeated(sqld_url: str) -> None:
-    """Each write keeps its own promise, also when they travel together."""
+async def test_appends_in_the_same_request_as_such_a_write_are_repeated(sqld_url: str) -> None:
+    """Writes that share a request are retried independently."""
     async with TcpProxy.before(sqld_url) as proxy, opened(proxy.url) as store:
         [grant] = await granted(store)
         proxy.drop_next_reply(to=b"_inbox")
@@ -353,8 +363,8 @@ async def test_appends_that_share_a_request_with_such_a_write_are_repeated(sqld_
         assert await steps(store) == ["step 1"]
 
 
-async def test_a_transaction_whose_commit_was_not_answered_can_be_sent_again(sqld_url: str) -> None:
-    """The second time its writes take no effect, and it is accepted."""
+async def test_a_transaction_whose_commit_was_not_answered_can_be_repeated(sqld_url: str) -> None:
+    """It is accepted again, and its second writes have no effect."""
     query(sqld_url, "CREATE TABLE note (text)")
     async with TcpProxy.before(sqld_url) as proxy, opened(proxy.url) as store:
         [grant] = await granted(store)
@@ -370,10 +380,10 @@ async def test_a_transaction_whose_commit_was_not_answered_can_be_sent_again(sql
     assert query(sqld_url, "SELECT text FROM note") == [["x"]]
 
 
-async def test_a_server_that_comes_back_is_found_again(sqld_server: Server, sqld_url: str) -> None:
-    """Killed in the middle of 200 running appends and started again, it has all it acknowledged."""
+async def test_a_restarted_server_is_used_again(sqld_server: Server, sqld_url: str) -> None:
+    """Killed during concurrent appends and restarted, it has everything it acknowledged."""
     if not sqld_server.ours:
-        pytest.skip("the server is not ours to kill")
+        pytest.skip("the server was not started by these tests")
     accepted: set[tuple[str, int]] = set()
     async with opened(sqld_url, connect_timeout=30) as store:
         grants = await granted(store, *(f"run {number}" for number in range(200)))
@@ -401,7 +411,7 @@ async def test_a_server_that_comes_back_is_found_again(sqld_server: Server, sqld
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 def test_a_store_serves_one_event_loop_after_another(sqld_url: str) -> None:
-    """A script may call `asyncio.run` as often as it likes; each end cuts a connection."""
+    """A script may call `asyncio.run` several times; connections end with each loop."""
     store = opened(sqld_url)
     asyncio.run(store.save("run", snapshot("a")))
     assert asyncio.run(store.load("run")) == snapshot("a")
@@ -409,8 +419,8 @@ def test_a_store_serves_one_event_loop_after_another(sqld_url: str) -> None:
     gc.collect()
 
 
-async def test_a_connection_that_the_work_lost_is_the_stores_loss(sqld_url: str) -> None:
-    """Whatever the work makes of it: the step has not failed, and may be tried again."""
+async def test_a_connection_lost_in_the_work_makes_the_store_unavailable(sqld_url: str) -> None:
+    """Whatever `work` raises instead: the step has not failed, and can be retried."""
     async with TcpProxy.before(sqld_url) as proxy, opened(proxy.url) as store:
         (grant,) = await granted(store)
 
@@ -419,7 +429,7 @@ async def test_a_connection_that_the_work_lost_is_the_stores_loss(sqld_url: str)
             try:
                 await transaction.execute("SELECT 1")
             except StoreError:
-                raise RuntimeError("no money today") from None
+                raise RuntimeError("payment failed") from None
             return entry(grant)
 
         with pytest.raises(StoreUnavailable) as caught:
@@ -429,14 +439,12 @@ async def test_a_connection_that_the_work_lost_is_the_stores_loss(sqld_url: str)
 
 
 def large(key: str, size: int) -> Snapshot:
-    """A snapshot with one step whose value has so many bytes."""
-    whole = snapshot(key)
-    whole["steps"][key]["value"] = "x" * size
-    return whole
+    """Return a snapshot with one step whose value has `size` bytes."""
+    return {**snapshot(), "steps": {key: {"ok": True, "value": "x" * size}}}
 
 
-async def test_a_run_of_more_than_one_answer_is_read_in_pages(store: LibsqlStore) -> None:
-    """The server answers 10 MB at most; a journal may hold more, when it is loaded and granted."""
+async def test_a_run_that_is_too_large_for_one_answer_is_read_in_pages(store: LibsqlStore) -> None:
+    """The server returns at most 10 MB; a journal may be larger, when loaded and when granted."""
     (grant,) = await granted(store)
     keys = [f"step {n}" for n in range(24)]
     for n, key in enumerate(keys):
@@ -448,7 +456,7 @@ async def test_a_run_of_more_than_one_answer_is_read_in_pages(store: LibsqlStore
 
 
 async def test_large_runs_are_claimed_a_few_at_a_time(store: LibsqlStore) -> None:
-    """Their snapshots do not fit in one answer: a claim takes as many as do."""
+    """Their snapshots do not fit in one answer: a claim leases as many as do."""
     runs = [NewRun(f"{n}", "w", as_json(large("a", 4_000_000))) for n in range(5)]
     for run in runs:
         await store.enqueue([run])
@@ -456,8 +464,8 @@ async def test_large_runs_are_claimed_a_few_at_a_time(store: LibsqlStore) -> Non
     assert claimed == ["0", "1", "2", "3", "4"]
 
 
-async def test_a_value_that_the_server_never_takes_is_refused(store: LibsqlStore) -> None:
-    """What is declared is taken, and what is more is refused before it is sent."""
+async def test_a_value_that_is_too_large_is_refused(store: LibsqlStore) -> None:
+    """A value of the declared size is accepted; a larger one is refused before it is sent."""
     limit = store.capabilities.max_value_size
     room = limit - len(as_json(large("a", 0)))
     await store.save("run", large("a", room))
@@ -466,8 +474,8 @@ async def test_a_value_that_the_server_never_takes_is_refused(store: LibsqlStore
         await store.save("run", large("a", room + 1))
 
 
-async def test_a_server_that_takes_less_than_was_said_is_understood(sqld_url: str) -> None:
-    """`max_value_size` is for servers that take more; where one does not, the error says so."""
+async def test_a_value_that_the_server_refuses_is_too_large(sqld_url: str) -> None:
+    """`max_value_size` can be larger than the server's limit; the error is the same."""
     async with opened(sqld_url, max_value_size=20_000_000) as store:
         with pytest.raises(ValueTooLarge, match="6,000,") as caught:
             await store.save("run", large("a", 6_000_000))

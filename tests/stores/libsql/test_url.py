@@ -1,4 +1,4 @@
-"""Where a libSQL store is, and what it says to a server it cannot agree with."""
+"""URLs of libSQL stores, and errors of servers that refuse requests."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ EMPTY: dict[str, Any] = {"rows": [], "cols": [], "affected_row_count": 0}
 def answering(
     answer: Callable[[httpx.Request], httpx.Response],
 ) -> tuple[httpx.AsyncClient, list[httpx.Request]]:
-    """A client whose server is a function, and the requests it got."""
+    """Return a client whose server is a function, and the requests it received."""
     requests: list[httpx.Request] = []
 
     def handle(request: httpx.Request) -> httpx.Response:
@@ -45,83 +45,83 @@ def answering(
         ("HTTP://Host:80", "http://Host:80", None),
     ],
 )
-def test_urls_are_those_of_libsqls_own_clients(url: str, base: str, token: str | None) -> None:
-    """Any of them leads to the server's HTTP address."""
+def test_urls_of_libsqls_own_clients_are_accepted(url: str, base: str, token: str | None) -> None:
+    """All of them lead to the server's HTTP address."""
     address = Address(url, None)
     assert (address.base, address.token) == (base, token)
 
 
 @pytest.mark.parametrize("url", ["", "db", "postgres://host/db", "libsql://", "http:///path", 5])
 def test_other_urls_are_refused(url: str) -> None:
-    """The error names what there is."""
+    """The error lists the accepted forms."""
     with pytest.raises(InvalidArgument, match=r"libsql://host.*file:path"):
         libsql(url)
 
 
-def test_a_url_never_shows_its_secrets() -> None:
-    """A password or token is in no message."""
+def test_secrets_in_a_url_are_not_shown() -> None:
+    """A password or token is not part of the address in messages."""
     address = Address("https://me:secret@host?authToken=secret", None)
     assert "secret" not in address.base
 
 
 @pytest.mark.parametrize("token", ["secret\n", "secret\r\nhost: x", "sécret"])
-def test_a_token_that_is_no_header_is_refused(token: str) -> None:
-    """A line end read along with it would end the header; the error does not show it."""
-    with pytest.raises(InvalidArgument, match="line ends") as raised:
+def test_a_token_that_is_not_a_valid_header_is_refused(token: str) -> None:
+    """A line break would end the header; the error does not show the token."""
+    with pytest.raises(InvalidArgument, match="line breaks") as raised:
         libsql("libsql://db.example", auth_token=token)
     assert "cret" not in str(raised.value)
 
 
 @pytest.mark.parametrize("url", ["file:a.db?mode=ro", "file:", "file://host/a.db", "file:a.db#x"])
-def test_file_urls_hold_a_path_and_nothing_else(url: str) -> None:
-    """What would be silently ignored is refused."""
+def test_file_urls_consist_of_a_path_only(url: str) -> None:
+    """Other parts would be ignored silently, so they are refused."""
     with pytest.raises(InvalidArgument, match="file: and a path"):
         libsql(url)
 
 
-def test_a_file_wants_no_token() -> None:
-    """A token for a file is a mistake about the URL."""
+def test_a_token_for_a_file_is_refused() -> None:
+    """The URL must be a mistake."""
     with pytest.raises(InvalidArgument, match="auth_token"):
         libsql("file:a.db", auth_token="x")
 
 
 @pytest.mark.parametrize("form", ["file:{}", "file://{}", "file://localhost{}"])
 async def test_a_file_is_shared_with_sqlite(tmp_path: Path, form: str) -> None:
-    """Both have the same schema, and see what the other wrote."""
+    """Both have the same schema and see each other's writes."""
     path = tmp_path / "the runs.db"
     url = form.format(str(path).replace(" ", "%20"))
-    async with libsql(url) as ours, sqlite(path) as theirs:
-        await ours.save("run", snapshot("a"))
-        assert await theirs.load("run") == snapshot("a")
-        await theirs.save("run", snapshot("b"))
-        assert await ours.load("run") == snapshot("b")
-    assert isinstance(ours, SqliteStore)
+    async with libsql(url) as first, sqlite(path) as second:
+        await first.save("run", snapshot("a"))
+        assert await second.load("run") == snapshot("a")
+        await second.save("run", snapshot("b"))
+        assert await first.load("run") == snapshot("b")
+    assert isinstance(first, SqliteStore)
 
 
-def test_open_store_knows_libsql() -> None:
-    """By libsql:// and, for plain HTTP, by libsql+http://."""
+def test_open_store_accepts_libsql_urls() -> None:
+    """libsql:// and, for plain HTTP, libsql+http://."""
     assert isinstance(open_store("libsql://host"), LibsqlStore)
     assert isinstance(open_store("libsql+http://host:8080"), LibsqlStore)
 
 
 def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error holds the command that installs it."""
+    """The error has the command that installs it."""
     monkeypatch.setitem(sys.modules, "httpx", None)
     with pytest.raises(MissingDependency, match=r"pip install 'perdure\[libsql\]'"):
         libsql("http://host")
 
 
-async def test_the_token_goes_with_every_request_and_the_client_stays_open() -> None:
-    """A client that was passed in is used as it is, and never closed here."""
+async def test_every_request_has_the_token_and_the_client_stays_open() -> None:
+    """A client that was passed in is used as it is and never closed."""
 
     def answer(request: httpx.Request) -> httpx.Response:
-        asked = json.loads(request.content)["requests"]
-        found = {"type": "ok", "response": {"type": "execute", "result": EMPTY}}
-        if asked[0]["type"] == "batch":
-            count = len(asked[0]["batch"]["steps"])
+        sent = json.loads(request.content)["requests"]
+        response = {"type": "ok", "response": {"type": "execute", "result": EMPTY}}
+        if sent[0]["type"] == "batch":
+            count = len(sent[0]["batch"]["steps"])
             result = {"step_results": [EMPTY] * count, "step_errors": [None] * count}
-            found = {"type": "ok", "response": {"type": "batch", "result": result}}
-        return httpx.Response(200, json={"baton": None, "results": [found, found]})
+            response = {"type": "ok", "response": {"type": "batch", "result": result}}
+        return httpx.Response(200, json={"baton": None, "results": [response, response]})
 
     client, requests = answering(answer)
     async with libsql("libsql://db.example", auth_token="secret", client=client) as store:
@@ -134,7 +134,7 @@ async def test_the_token_goes_with_every_request_and_the_client_stays_open() -> 
 
 @pytest.mark.parametrize("status", [401, 403])
 async def test_a_refused_token_is_a_clear_error(status: int) -> None:
-    """The error says what to pass, and is not tried again."""
+    """The error says what to pass; the request is not retried."""
     client, requests = answering(lambda _: httpx.Response(status, text="no entry"))
     async with client, libsql("libsql://db.example", client=client) as store:
         with pytest.raises(StoreError, match=rf"db\.example.*{status}.*auth_token"):
@@ -142,16 +142,16 @@ async def test_a_refused_token_is_a_clear_error(status: int) -> None:
     assert len(requests) == 1
 
 
-async def test_a_server_that_knows_no_such_address_is_a_clear_error() -> None:
-    """What it answered is in the error."""
+async def test_a_wrong_address_is_a_clear_error() -> None:
+    """The error has the server's answer."""
     client, _ = answering(lambda _: httpx.Response(404, text="no such database"))
     async with client, libsql("libsql://db.example", client=client) as store:
         with pytest.raises(StoreError, match="no such database"):
             await store.load("run")
 
 
-async def test_a_server_in_trouble_is_tried_again() -> None:
-    """As long as patience lasts; then the error says where and how long."""
+async def test_a_server_error_is_retried() -> None:
+    """Until `connect_timeout`; then the error says where and how long."""
     client, requests = answering(lambda _: httpx.Response(503, text="overloaded"))
     async with client, libsql("libsql://db.example", client=client, connect_timeout=0.2) as store:
         with pytest.raises(StoreUnavailable, match=r"db\.example.*503.*tried for 0\.\ds"):
@@ -159,8 +159,8 @@ async def test_a_server_in_trouble_is_tried_again() -> None:
     assert len(requests) > 2
 
 
-async def test_nobody_at_home_is_unavailable() -> None:
-    """What, where, and how long it was tried."""
+async def test_a_missing_server_is_unavailable() -> None:
+    """The error says where and how long it was tried."""
     async with libsql("http://127.0.0.1:9", connect_timeout=0.2) as store:
         with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:9.*tried for 0\.\ds"):
             await store.save("run", snapshot())

@@ -1,15 +1,14 @@
-"""MemoryStore keeps the whole contract, and a few promises of its own."""
+"""MemoryStore passes the conformance kit and has a few properties of its own."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
+from collections.abc import AsyncGenerator, AsyncIterator
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
 from perdure.errors import CodecError, InvalidArgument, StoreClosed, StoreCorrupted
 from perdure.store import Entry, LeaseRequest, NewRun, Rest, Store
 from perdure.stores.memory import MemoryStore
-from perdure.stores.memory.due_index import Agenda, Planned
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance import StoreConformance
 from perdure.testing.conformance.harness import appended, granted, rested, step
@@ -21,7 +20,7 @@ MINUTE = timedelta(minutes=1)
 
 
 class TestMemoryStore(StoreConformance):
-    """On a clock that the checks move."""
+    """With a clock that the checks advance."""
 
     @pytest.fixture
     async def store(self) -> AsyncIterator[MemoryStore]:
@@ -39,7 +38,7 @@ class TestMemoryStore(StoreConformance):
 
 
 class TestMemoryStoreInRealTime(StoreConformance):
-    """On the clock of this machine."""
+    """With the system clock."""
 
     @pytest.fixture
     async def store(self) -> AsyncIterator[MemoryStore]:
@@ -51,8 +50,8 @@ class TestMemoryStoreInRealTime(StoreConformance):
         return MemoryStore(prefix=prefix, shares=store)
 
 
-async def test_what_json_cannot_hold_is_refused() -> None:
-    """It fails where a database would, and what was there stays."""
+async def test_a_value_that_is_not_json_is_refused() -> None:
+    """It fails as with a database, and the stored run does not change."""
     store = MemoryStore()
     await store.save("run", snapshot("a"))
     with pytest.raises(CodecError):
@@ -60,8 +59,8 @@ async def test_what_json_cannot_hold_is_refused() -> None:
     assert await store.load("run") == snapshot("a")
 
 
-async def test_every_verb_says_that_the_store_is_closed() -> None:
-    """A closed store answers nothing."""
+async def test_every_method_of_a_closed_store_raises_store_closed() -> None:
+    """No method works after `close`."""
     store = MemoryStore()
     grant = await granted(store)
     await store.close()
@@ -88,8 +87,8 @@ async def test_every_verb_says_that_the_store_is_closed() -> None:
             await call
 
 
-async def test_stores_that_share_go_on_when_one_is_closed() -> None:
-    """What is shared belongs to all of them."""
+async def test_closing_a_store_keeps_the_others_that_share_its_runs() -> None:
+    """Shared runs belong to all of the stores."""
     one = MemoryStore()
     two = MemoryStore(shares=one)
     await one.save("run", snapshot("a"))
@@ -97,18 +96,18 @@ async def test_stores_that_share_go_on_when_one_is_closed() -> None:
     assert await two.load("run") == snapshot("a")
 
 
-async def test_a_run_that_cannot_be_read_says_which_it_is() -> None:
-    """And it stays as it is: nobody gets a lease for it."""
+async def test_an_unreadable_run_is_named_and_can_be_deleted() -> None:
+    """The error names the run, which cannot be leased."""
     store = MemoryStore()
     await store.enqueue([NewRun("bad", "order", b"{not json")])
     for attempt in (store.load("bad"), store.acquire([LeaseRequest("bad", "ana", MINUTE)])):
         with pytest.raises(StoreCorrupted, match="bad"):
             await attempt
-    await store.delete("bad")
+    assert await store.delete("bad")
 
 
-async def test_a_naive_time_is_refused() -> None:
-    """Times are aware: one without a zone would be another moment elsewhere."""
+async def test_a_naive_datetime_is_refused() -> None:
+    """Without a time zone it would be a different time on another machine."""
     store = MemoryStore()
     grant = await granted(store)
     naive = datetime(2030, 1, 1)
@@ -118,79 +117,96 @@ async def test_a_naive_time_is_refused() -> None:
         await store.release([grant.lease], wake_at=naive)
     with pytest.raises(InvalidArgument):
         await store.enqueue([NewRun("new", "order", as_json(snapshot()), naive)])
+    with pytest.raises(InvalidArgument):
+        await rested(store, grant, Rest("suspended", naive), "a")
     assert await store.load("new") is None
+    assert await store.load("run") == snapshot()
 
 
-async def test_a_cursor_that_is_none_is_refused() -> None:
-    """`after` is the cursor of a line, and nothing else."""
+async def test_wake_times_are_returned_in_utc() -> None:
+    """Whatever the time zone in which they were passed."""
+    store = MemoryStore(clock=(clock := TestClock()))
+    wake_at = clock.now().astimezone(timezone(timedelta(hours=2)))
+    await store.enqueue([NewRun("new", "order", as_json(snapshot()), wake_at)])
+    await rested(store, await granted(store), Rest("suspended", wake_at))
+    due = await store.due(clock.now(), 10)
+    assert [(run.wake_at, run.wake_at.tzinfo) for run in due] == [(clock.now(), UTC)] * 2
+
+
+async def test_an_invalid_cursor_is_refused() -> None:
+    """`after` must be the cursor of a listed run."""
     with pytest.raises(InvalidArgument, match="after"):
         await MemoryStore().list(after="page 2")
 
 
-async def test_a_listener_that_leaves_is_forgotten() -> None:
-    """Each `notifications()` hears of what comes while it listens, and leaves nothing behind."""
-    store = MemoryStore()
-    hints = store.notifications()
-    waiting = asyncio.ensure_future(anext(hints))
+async def next_notification(notifications: AsyncIterator[None]) -> "asyncio.Task[None]":
+    """Return a task that waits for the next notification."""
+
+    async def wait() -> None:
+        await anext(notifications)
+
+    waiting = asyncio.create_task(wait())
     await asyncio.sleep(0)
+    return waiting
+
+
+@pytest.mark.parametrize("how", ["cancelled", "closed"])
+async def test_a_listener_that_leaves_is_forgotten(how: str) -> None:
+    """Whether its task is cancelled or its iterator is closed, nothing is left in the store."""
+    store = MemoryStore()
+    notifications = store.notifications()
+    waiting = await next_notification(notifications)
     await store.enqueue([NewRun("run", "order", as_json(snapshot()))])
     await waiting
-    waiting = asyncio.ensure_future(anext(hints))
-    await asyncio.sleep(0)
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    assert not store._shelf.listeners
+    if how == "cancelled":
+        waiting = await next_notification(notifications)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    else:
+        assert isinstance(notifications, AsyncGenerator)
+        await notifications.aclose()
+    assert not store._backend.runs.listeners
 
 
-async def test_hints_come_for_what_is_due_and_not_for_what_sleeps() -> None:
-    """A release, an awaited event and a rest that is runnable are hints; a sleep is none."""
+async def test_notifications_end_when_the_store_is_closed() -> None:
+    """Those of another store with the same runs continue."""
+    one = MemoryStore()
+    two = MemoryStore(shares=one)
+    ended = await next_notification(one.notifications())
+    continued = two.notifications()
+    waiting = await next_notification(continued)
+    await one.close()
+    with pytest.raises(StopAsyncIteration):
+        await ended
+    await asyncio.wait([waiting], timeout=1)
+    waiting = await next_notification(continued)
+    await two.enqueue([NewRun("run", "order", as_json(snapshot()))])
+    await asyncio.wait_for(waiting, 1)
+
+
+async def test_notifications_are_sent_for_due_runs_and_not_for_sleeping_ones() -> None:
+    """A release and a rest with a past wake time notify; one with a later wake time does not."""
     store = MemoryStore(clock=(clock := TestClock()))
-    hints = store.notifications()
-    for wakes in (True, False, True):
-        waiting = asyncio.ensure_future(anext(hints))
-        await asyncio.sleep(0)
-        wake_at = clock.now() if wakes else clock.now() + MINUTE
+    notifications = store.notifications()
+    for is_due in (True, False, True):
+        waiting = await next_notification(notifications)
+        wake_at = clock.now() if is_due else clock.now() + MINUTE
         await rested(store, await granted(store), Rest("suspended", wake_at))
         await asyncio.sleep(0)
-        assert waiting.done() == wakes
-        if not wakes:
+        assert waiting.done() == is_due
+        if not is_due:
             await store.release([(await granted(store)).lease])
         await waiting
 
 
-def test_the_agenda_stays_as_small_as_what_is_on_it() -> None:
-    """Runs that are filed again and again leave no lines behind, though nobody asks what is due."""
-    agenda: Agenda[Planned] = Agenda()
-    runs = [Planned(id=f"{number}") for number in range(10)]
-    for turn in range(10_000):
-        run = runs[turn % 10]
-        run.wake_at = NOON + turn * MINUTE
-        agenda.put(run)
-    (lane,) = agenda._lanes.values()
-    assert len(lane._lines) <= 64
-    due = agenda.due(NOON + 20_000 * MINUTE, 100, None, "")
-    assert [run.id for run in due] == [f"{number}" for number in range(10)]
-
-
-def test_the_agenda_forgets_what_is_dropped() -> None:
-    """A run that is dropped, or that never wakes, is not due."""
-    agenda: Agenda[Planned] = Agenda()
-    dropped, patient = Planned(id="a", wake_at=NOON), Planned(id="b", wake_at=NOON)
-    agenda.put(dropped)
-    agenda.put(patient)
-    agenda.drop(dropped)
-    patient.wake_at = None
-    agenda.put(patient)
-    assert agenda.due(NOON, 10, None, "") == []
-
-
-async def test_an_append_costs_the_same_however_long_the_run_is() -> None:
-    """One entry more is one entry more: what was there is not touched."""
+async def test_an_append_does_not_touch_previous_entries() -> None:
+    """An append costs the same however long the run is."""
     store = MemoryStore()
     grant = await granted(store)
     await appended(store, *(step(grant, n, f"{n}") for n in range(5_000)))
-    journal = store._runs["run"].journal
-    before = {place: id(data) for place, data in journal.items()}
+    run = store._backend.runs.get("run")
+    assert run is not None
+    before = {position: id(data) for position, data in run.journal.items()}
     await store.append([Entry("run", grant.lease.epoch, 5_000, as_json(snapshot("last")))])
-    assert len(journal) == 5_001
-    assert all(id(journal[place]) == seen for place, seen in before.items())
+    assert len(run.journal) == 5_001
+    assert all(id(run.journal[position]) == data_id for position, data_id in before.items())

@@ -1,4 +1,4 @@
-"""The conformance kit on MySQL: one database for all checks of a class."""
+"""The conformance kit on MySQL, with one database for all checks of a class."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,22 +18,24 @@ _OTHERS = """
 
 
 class MysqlConformance(StoreConformance):
-    """What every way of opening the store shares. Making tables takes longer than most checks: they
-    are made once and emptied after each of them."""
+    """The fixtures for every way to open the store.
+
+    Creating tables takes longer than most checks: they are created once and emptied after each.
+    """
 
     direct_url: str
 
     @pytest.fixture(scope="class")
     @classmethod
     def database(cls, mysql_server: Server) -> Iterator[str]:
-        """A database that each check finds empty."""
+        """A database that is empty at the start of each check."""
         with fresh_database(mysql_server) as url:
             query(url, "CREATE TABLE notes (note VARCHAR(100))")
             yield url
 
     @pytest.fixture
     def empty_url(self, database: str) -> Iterator[str]:
-        """The database; fails the check that leaves a connection open."""
+        """The database; a check that leaves a connection open fails."""
         yield database
         connection = pymysql.connect(**connect_arguments(database), autocommit=True)
         with connection, connection.cursor() as cursor:
@@ -52,14 +54,14 @@ class MysqlConformance(StoreConformance):
 
 
 def check_alone(cursor: Any) -> None:
-    """Fail when somebody else is connected to the database."""
+    """Fail if there is another connection to the database."""
     cursor.execute(_OTHERS)
     others = cursor.fetchall()
     assert not others, f"the check left connections open: {others}"
 
 
 def query(url: str, statement: str, *values: object) -> Sequence[tuple[Any, ...]]:
-    """Give the rows of a statement, on a connection of its own."""
+    """Return the rows of a statement, on a connection of its own."""
     connection = pymysql.connect(**connect_arguments(url), autocommit=True)
     with connection, connection.cursor() as cursor:
         cursor.execute(statement, values)

@@ -1,4 +1,4 @@
-"""The MySQL store keeps the whole contract, on a real server."""
+"""The MySQL store fulfills the contract on a real server."""
 
 from collections.abc import AsyncIterator
 
@@ -10,7 +10,7 @@ from tests.stores.mysql.kit import MysqlConformance
 
 
 class TestMysqlStore(MysqlConformance):
-    """By URL."""
+    """Opened by URL."""
 
     @pytest.fixture
     async def store(self, empty_url: str) -> AsyncIterator[Store]:

@@ -1,4 +1,4 @@
-"""What the MySQL store does when the server dies, the line is cut, or rights are missing."""
+"""The MySQL store with crashed servers, lost connections and missing permissions."""
 
 import asyncio
 import gc
@@ -34,11 +34,11 @@ LONG = timedelta(minutes=5)
 MEBIBYTE = 1024 * 1024
 
 
-async def granted(store: MysqlStore, *ids: str) -> list[Grant]:
-    wants = [
+async def acquire(store: MysqlStore, *ids: str) -> list[Grant]:
+    requests = [
         LeaseRequest(id, "ana", LONG, create=as_json(snapshot()), workflow="order") for id in ids
     ]
-    return [grant for grant in await store.acquire(wants) if grant is not None]
+    return [grant for grant in await store.acquire(requests) if grant is not None]
 
 
 def entry(grant: Grant, n: int, key: str) -> Entry:
@@ -56,11 +56,14 @@ def as_user(url: str, user: str) -> str:
     return parts._replace(netloc=f"{user}@{parts.netloc.rpartition('@')[2]}").geturl()
 
 
-async def test_what_was_acknowledged_survives_kill_9(mysql_server: Server, mysql_url: str) -> None:
-    """The server is killed among 200 running appends: every acknowledged entry is there, the store
-    reconnects by itself, and callers get success or a clear error."""
+async def test_acknowledged_entries_survive_kill_9(mysql_server: Server, mysql_url: str) -> None:
+    """The server is killed during 200 concurrent appends.
+
+    Every acknowledged entry exists, the store reconnects by itself, and callers get success or a
+    clear error.
+    """
     async with mysql(mysql_url, connect_timeout=30) as store:
-        grants = await granted(store, *(f"run {number}" for number in range(200)))
+        grants = await acquire(store, *(f"run {number}" for number in range(200)))
         acknowledged: dict[str, list[str]] = {grant.lease.id: [] for grant in grants}
 
         async def work(grant: Grant) -> None:
@@ -83,8 +86,8 @@ async def test_what_was_acknowledged_survives_kill_9(mysql_server: Server, mysql
         assert sum(map(len, acknowledged.values())) > 2_000
 
 
-class TestACutLine:
-    """Between commit and answer."""
+class TestLostConnection:
+    """The connection is lost between commit and reply."""
 
     @pytest.fixture
     async def proxy(self, mysql_url: str) -> AsyncIterator[TcpProxy]:
@@ -96,11 +99,11 @@ class TestACutLine:
         async with mysql(proxy.url, connect_timeout=1) as store:
             yield store
 
-    async def test_an_entry_is_neither_doubled_nor_lost(
+    async def test_an_entry_is_neither_duplicated_nor_lost(
         self, store: MysqlStore, proxy: TcpProxy
     ) -> None:
-        """An entry, a batch, a rest: sent again by the store, and accepted."""
-        one, two = await granted(store, "run", "two")
+        """An entry, a batch and a rest are sent again by the store, and accepted."""
+        one, two = await acquire(store, "run", "two")
         batches = [
             [entry(one, 1, "a")],
             [entry(one, 2, "b"), entry(two, 1, "a")],
@@ -113,78 +116,78 @@ class TestACutLine:
             assert proxy.dropped == number
         assert await steps(store) == ["c"]
 
-    async def test_an_end_whose_answer_is_lost_is_an_end(
+    async def test_a_deletion_whose_reply_is_lost_is_done(
         self, store: MysqlStore, proxy: TcpProxy
     ) -> None:
-        """Sent again it finds no run, which says that it is gone."""
-        (grant,) = await granted(store, "run")
+        """Sent again, it finds no run: the verdict is UNKNOWN."""
+        (grant,) = await acquire(store, "run")
         delete = Entry("run", grant.lease.epoch, 1, b"", rest=Rest("completed", delete=True))
         proxy.drop_next_reply(to=b"DELETE")
         assert await store.append([delete]) == [Verdict.UNKNOWN]
         assert await store.load("run") is None
 
     async def test_an_event_is_not_sent_twice(self, store: MysqlStore, proxy: TcpProxy) -> None:
-        """Without a dedup_id the store cannot know, and says so; with one it sends it again."""
-        await granted(store, "run")
+        """Without a dedup id the store raises, because it cannot know; with one it sends again."""
+        await acquire(store, "run")
         proxy.drop_next_reply(to=b"payload 1")
-        with pytest.raises(StoreUnavailable, match="went away"):
+        with pytest.raises(StoreUnavailable, match="is unavailable"):
             await store.send("run", "paid", b"payload 1")
         proxy.drop_next_reply(to=b"payload 2")
         await store.send("run", "paid", b"payload 2", dedup_id="x")
         payloads = [message.payload for message in await store.inbox("run")]
         assert payloads == [b"payload 1", b"payload 2"]
 
-    async def test_a_question_before_the_commit_is_asked_again(
+    async def test_a_request_before_the_commit_is_sent_again(
         self, store: MysqlStore, proxy: TcpProxy
     ) -> None:
-        """What cannot have been committed is done again, whatever it is."""
-        await granted(store, "run")
+        """A transaction that cannot have been committed is always run again."""
+        await acquire(store, "run")
         proxy.drop_next_reply(to=b"FOR UPDATE")
         await store.send("run", "paid", b"1")
         assert proxy.dropped == 1
         assert len(await store.inbox("run")) == 1
 
-    async def test_a_grant_that_was_lost_is_asked_for_again(
+    async def test_a_lost_grant_is_requested_again(
         self, store: MysqlStore, proxy: TcpProxy
     ) -> None:
-        """A lease that the same owner holds already is given again."""
-        await granted(store, "other")
+        """A lease that the same owner holds is granted again."""
+        await acquire(store, "other")
         proxy.drop_next_reply(to=b"'run'")
-        (grant,) = await granted(store, "run")
+        (grant,) = await acquire(store, "run")
         assert await store.append([entry(grant, 1, "a")]) == [Verdict.ACCEPTED]
 
-    async def test_what_must_be_new_is_not_asked_for_twice(
+    async def test_a_request_for_a_new_run_is_not_repeated(
         self, store: MysqlStore, proxy: TcpProxy
     ) -> None:
-        """Asked again it would not be new: the caller is told that nobody knows."""
-        await granted(store, "other")
-        want = LeaseRequest("run", "ana", LONG, create=as_json(snapshot()), existing=False)
+        """Sent again, it would find the run that it created itself: the caller gets an error."""
+        await acquire(store, "other")
+        request = LeaseRequest("run", "ana", LONG, create=as_json(snapshot()), existing=False)
         proxy.drop_next_reply(to=b"'run'")
-        with pytest.raises(StoreUnavailable, match="went away"):
-            await store.acquire([want])
+        with pytest.raises(StoreUnavailable, match="is unavailable"):
+            await store.acquire([request])
         proxy.drop_next_reply(to=b"'queued'")
-        with pytest.raises(StoreUnavailable, match="went away"):
+        with pytest.raises(StoreUnavailable, match="is unavailable"):
             await store.enqueue([NewRun("queued", "order", as_json(snapshot()))])
         assert len(await store.list()) == 3
 
-    async def test_a_connection_that_was_closed_meanwhile_is_replaced(
+    async def test_a_connection_closed_while_idle_is_replaced(
         self, store: MysqlStore, proxy: TcpProxy
     ) -> None:
-        """Also for what cannot be done twice: nothing was sent yet."""
-        await granted(store, "run")
+        """Even for a request that is not repeatable, because nothing was sent yet."""
+        await acquire(store, "run")
         proxy.cut()
         await asyncio.sleep(0.05)
         await store.send("run", "paid", b"1")
         assert len(await store.inbox("run")) == 1
 
-    async def test_a_line_that_comes_back_is_used_again(
+    async def test_the_store_works_again_once_the_server_is_reachable(
         self, store: MysqlStore, proxy: TcpProxy
     ) -> None:
-        """Nothing needs to be restarted."""
-        await granted(store, "run")
+        """No restart is needed."""
+        await acquire(store, "run")
         proxy.refuse()
         with pytest.raises(
-            StoreUnavailable, match=r"127\.0\.0\.1:\d+/\w+ cannot be reached, tried"
+            StoreUnavailable, match=r"127\.0\.0\.1:\d+/\w+ is unavailable: .* \(tried for"
         ):
             await store.load("run")
         proxy.accept()
@@ -193,8 +196,8 @@ class TestACutLine:
     async def test_a_transaction_whose_commit_is_lost_is_not_repeated(
         self, store: MysqlStore, proxy: TcpProxy
     ) -> None:
-        """The user's writes cannot be done twice: the caller is told, and can look."""
-        (grant,) = await granted(store, "run")
+        """The user's writes cannot be repeated: the caller gets an error and can check."""
+        (grant,) = await acquire(store, "run")
 
         async def work(_: object) -> Entry:
             proxy.drop_next_reply(to=b"COMMIT")
@@ -205,18 +208,18 @@ class TestACutLine:
         assert await steps(store) == ["a"]
 
 
-async def test_an_idle_connection_is_asked_whether_it_lives(mysql_url: str) -> None:
-    """One that something on the way has cut without a word does not cost a call."""
+async def test_a_long_idle_connection_is_pinged(mysql_url: str) -> None:
+    """A connection that was silently dropped does not make a call fail."""
     clock = TestClock()
     async with mysql(mysql_url, clock=clock) as store:
-        await granted(store, "run")
-        query(mysql_url, f"KILL {perdures(mysql_url)[0][0]}")
+        await acquire(store, "run")
+        query(mysql_url, f"KILL {store_connections(mysql_url)[0][0]}")
         await clock.advance(timedelta(minutes=5))
         await store.send("run", "paid", b"1")
-        assert len(perdures(mysql_url)) == 1
+        assert len(store_connections(mysql_url)) == 1
 
 
-def perdures(url: str) -> Any:
+def store_connections(url: str) -> Any:
     return query(
         url,
         "SELECT id FROM information_schema.processlist "
@@ -224,16 +227,16 @@ def perdures(url: str) -> Any:
     )
 
 
-async def test_a_silent_server_is_not_waited_for_for_ever(mysql_url: str) -> None:
-    """An answer may take as long as `timeout` says."""
+async def test_a_server_that_does_not_reply_times_out(mysql_url: str) -> None:
+    """A reply may take as long as `timeout`."""
     async with mysql(mysql_url, timeout=0.3) as store:
-        (grant,) = await granted(store, "run")
+        (grant,) = await acquire(store, "run")
 
         async def work(_: object) -> Entry:
             connection = await asyncmy.connect(**connect_arguments(mysql_url))
             async with connection, connection.cursor() as cursor:
                 await cursor.execute("SELECT * FROM perdure_runs FOR UPDATE")
-                with pytest.raises(StoreUnavailable, match="went away"):
+                with pytest.raises(StoreUnavailable, match="is unavailable"):
                     await store.append([entry(grant, 1, "a")])
                 await connection.rollback()
             return entry(grant, 2, "b")
@@ -242,10 +245,10 @@ async def test_a_silent_server_is_not_waited_for_for_ever(mysql_url: str) -> Non
         assert "b" in await steps(store)
 
 
-async def test_a_cancelled_call_harms_no_other(mysql_url: str) -> None:
+async def test_a_cancelled_call_does_not_affect_others(mysql_url: str) -> None:
     """A connection whose statement was cancelled is not used again, and not leaked."""
     async with mysql(mysql_url, max_connections=1) as store:
-        (grant,) = await granted(store, "run")
+        (grant,) = await acquire(store, "run")
         cancelled = 0
         for n in range(20):
             task = asyncio.ensure_future(store.append([entry(grant, n, f"{n}")]))
@@ -257,20 +260,21 @@ async def test_a_cancelled_call_harms_no_other(mysql_url: str) -> None:
         assert await store.append([entry(grant, 20, "last")]) == [Verdict.ACCEPTED]
 
 
-async def test_a_server_that_is_away_is_named() -> None:
-    """What, where, and how long it was tried; no password."""
+async def test_an_unavailable_server_is_named() -> None:
+    """The error says what, where, and how long it was tried, without the password."""
     port = free_port()
     async with mysql(f"mysql://ana:secret@127.0.0.1:{port}/db", connect_timeout=0.2) as store:
         with pytest.raises(StoreUnavailable) as caught:
             await store.load("run")
     text = str(caught.value)
-    assert f"MySQL at 127.0.0.1:{port}/db cannot be reached, tried for 0." in text
+    assert f"MySQL at 127.0.0.1:{port}/db is unavailable: " in text
+    assert "(tried for 0." in text
     assert "secret" not in text
     assert caught.value.__cause__ is not None
 
 
-async def test_a_server_that_says_nothing_is_away() -> None:
-    """It takes the connection and stays silent."""
+async def test_a_server_that_sends_no_greeting_is_unavailable() -> None:
+    """It accepts the connection and sends nothing."""
 
     async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -279,40 +283,40 @@ async def test_a_server_that_says_nothing_is_away() -> None:
     server = await asyncio.start_server(wait, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with server, mysql(f"mysql://ana@127.0.0.1:{port}/db", connect_timeout=0.2) as store:
-        with pytest.raises(StoreUnavailable, match="cannot be reached"):
+        with pytest.raises(StoreUnavailable, match="is unavailable"):
             await store.load("run")
 
 
 async def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message holds the command that installs it."""
+    """The message contains the command that installs it."""
     monkeypatch.setitem(sys.modules, "asyncmy", None)
     with pytest.raises(MissingDependency, match=r"pip install 'perdure\[mysql\]'"):
         mysql("mysql://localhost/db")
 
 
-async def test_missing_rights_say_what_to_run(mysql_url: str) -> None:
-    """Which statement an administrator should run."""
+async def test_missing_permissions_are_reported_with_the_remedy(mysql_url: str) -> None:
+    """The error contains the statement for an administrator."""
     database = urlsplit(mysql_url).path[1:]
-    query(mysql_url, "DROP USER IF EXISTS stranger")
-    query(mysql_url, "CREATE USER stranger")
-    query(mysql_url, f"GRANT SELECT ON {database}.* TO stranger")
+    query(mysql_url, "DROP USER IF EXISTS limited")
+    query(mysql_url, "CREATE USER limited")
+    query(mysql_url, f"GRANT SELECT ON {database}.* TO limited")
     try:
-        async with mysql(as_user(mysql_url, "stranger")) as store:
+        async with mysql(as_user(mysql_url, "limited")) as store:
             with pytest.raises(StoreError, match=r"administrator .* GRANT SELECT, INSERT, UPDATE"):
                 await store.load("run")
         async with mysql(mysql_url) as store:
             await store.save("run", snapshot("a"))
-        # With the tables there, the rights to read and write are enough.
-        query(mysql_url, f"GRANT INSERT, UPDATE, DELETE ON {database}.* TO stranger")
-        async with mysql(as_user(mysql_url, "stranger")) as store:
-            (grant,) = await granted(store, "run")
+        # Once the tables exist, the permissions to read and write are enough.
+        query(mysql_url, f"GRANT INSERT, UPDATE, DELETE ON {database}.* TO limited")
+        async with mysql(as_user(mysql_url, "limited")) as store:
+            (grant,) = await acquire(store, "run")
             assert await store.append([entry(grant, 1, "b")]) == [Verdict.ACCEPTED]
     finally:
-        query(mysql_url, "DROP USER stranger")
+        query(mysql_url, "DROP USER limited")
 
 
-async def test_a_stranger_and_a_missing_database_are_named(mysql_url: str) -> None:
-    """What to look at, and what to run."""
+async def test_a_refused_login_and_a_missing_database_are_reported(mysql_url: str) -> None:
+    """The errors say what to check, and what to run."""
     async with mysql(as_user(mysql_url, "nobody:x")) as store:
         with pytest.raises(StoreError, match="user and password in the URL"):
             await store.load("run")
@@ -321,8 +325,8 @@ async def test_a_stranger_and_a_missing_database_are_named(mysql_url: str) -> No
             await store.load("run")
 
 
-async def test_a_closed_store_says_so(mysql_url: str) -> None:
-    """And its connections are closed, which the fixture checks."""
+async def test_a_closed_store_raises(mysql_url: str) -> None:
+    """Its connections are closed, which the fixture checks."""
     store = mysql(mysql_url)
     await store.load("run")
     await store.close()
@@ -332,21 +336,21 @@ async def test_a_closed_store_says_so(mysql_url: str) -> None:
 
 
 async def test_a_pool_that_was_passed_in_stays_open(mysql_url: str) -> None:
-    """Whoever opens, closes."""
+    """The store closes only what it opened."""
     pool = await asyncmy.create_pool(minsize=1, maxsize=2, **connect_arguments(mysql_url))
     async with pool:
         async with mysql(pool=pool) as store:
-            await asyncio.gather(*(granted(store, f"run {number}") for number in range(10)))
+            await asyncio.gather(*(acquire(store, f"run {number}") for number in range(10)))
         async with pool.acquire() as connection:
             await connection.ping(reconnect=False)
         assert pool.size <= 2
 
 
-async def test_connections_keep_to_their_limit(mysql_url: str) -> None:
-    """At most `max_connections`, however many calls are under way."""
+async def test_the_number_of_connections_is_limited(mysql_url: str) -> None:
+    """At most `max_connections` are open, however many calls run concurrently."""
     async with mysql(mysql_url, max_connections=3) as store:
         await asyncio.gather(*(store.load(f"run {number}") for number in range(50)))
-        assert len(perdures(mysql_url)) == 3
+        assert len(store_connections(mysql_url)) == 3
 
 
 async def test_local_clocks_do_not_matter(mysql_url: str) -> None:
@@ -354,39 +358,37 @@ async def test_local_clocks_do_not_matter(mysql_url: str) -> None:
     early, late = TestClock(), TestClock()
     await late.advance(timedelta(hours=1))
     async with mysql(mysql_url, clock=early) as one, mysql(mysql_url, clock=late) as two:
-        (grant,) = await granted(one, "run")
+        (grant,) = await acquire(one, "run")
         assert list(await two.acquire([LeaseRequest("run", "bob", LONG)])) == [None]
         assert await two.claim("bob", LONG, 10) == []
         await one.renew([grant.lease], timedelta(milliseconds=50))
         await asyncio.sleep(0.1)
-        (taken,) = await two.claim("bob", LONG, 10)
-        assert taken.lease.epoch > grant.lease.epoch
-        assert abs(taken.now - grant.now) < timedelta(minutes=1)
+        (claimed,) = await two.claim("bob", LONG, 10)
+        assert claimed.lease.epoch > grant.lease.epoch
+        assert abs(claimed.now - grant.now) < timedelta(minutes=1)
 
 
 class TestLargeValues:
-    """max_allowed_packet is what a server takes at once."""
+    """`max_allowed_packet` limits what the server accepts at once."""
 
-    async def test_a_value_that_the_server_does_not_take_is_refused(self, mysql_url: str) -> None:
-        """With the step's name, before anything is sent."""
+    async def test_a_value_too_large_for_the_server_is_refused(self, mysql_url: str) -> None:
+        """The error names the step, and nothing is sent."""
         async with mysql(mysql_url, max_value_size=64 * MEBIBYTE) as store:
-            (grant,) = await granted(store, "run")
+            (grant,) = await acquire(store, "run")
             big = Entry("run", grant.lease.epoch, 1, delta(big="x" * 17 * MEBIBYTE), step="big")
             with pytest.raises(ValueTooLarge, match="'big'"):
                 await store.append([big])
             with pytest.raises(ValueTooLarge):
                 await store.save("run", snapshot(big="x" * 17 * MEBIBYTE))
-            # Under the limit as it is, over it once its quotes are escaped.
+            # Below the limit, but above it once its quotes are escaped.
             with pytest.raises(ValueTooLarge, match="max_allowed_packet"):
                 await store.save("run", snapshot(big="'" * 9 * MEBIBYTE))
             assert await steps(store) == []
 
-    async def test_a_batch_that_the_server_does_not_take_at_once_is_one_transaction(
-        self, mysql_url: str
-    ) -> None:
-        """It goes in several packets."""
+    async def test_a_batch_larger_than_a_packet_is_one_transaction(self, mysql_url: str) -> None:
+        """It is sent in several packets."""
         async with mysql(mysql_url) as store:
-            grants = await granted(store, "a", "b", "c")
+            grants = await acquire(store, "a", "b", "c")
             part = "x" * 7 * MEBIBYTE
             batch = [
                 Entry(grant.lease.id, grant.lease.epoch, 1, delta(big=part)) for grant in grants
@@ -395,18 +397,20 @@ class TestLargeValues:
             assert await steps(store, "c") == ["big"]
             runs = [NewRun(f"new {n}", "order", as_json(snapshot(big=part))) for n in range(3)]
             assert await store.enqueue(runs) == [True] * 3
-            wants = [LeaseRequest(f"w {n}", "ana", LONG, create=runs[0].snapshot) for n in range(3)]
-            assert all(await store.acquire(wants))
+            requests = [
+                LeaseRequest(f"w {n}", "ana", LONG, create=runs[0].snapshot) for n in range(3)
+            ]
+            assert all(await store.acquire(requests))
 
-    async def test_a_limit_that_was_lowered_meanwhile_is_named(self, mysql_url: str) -> None:
-        """The server then hangs up; the next call has another connection."""
+    async def test_a_limit_lowered_after_set_up_is_reported(self, mysql_url: str) -> None:
+        """The server then closes the connection; the next call uses another one."""
         [(before,)] = query(mysql_url, "SELECT @@global.max_allowed_packet")
         try:
             async with mysql(mysql_url) as store, mysql(mysql_url) as other:
-                await granted(store, "run")
+                await acquire(store, "run")
                 query(mysql_url, f"SET GLOBAL max_allowed_packet = {MEBIBYTE}")
                 await other.load("run")
-                other._database.largest_packet = before
+                other._backend._database.max_packet_size = before
                 with pytest.raises((ValueTooLarge, StoreUnavailable)):
                     await other.save("run", snapshot(big="x" * 2 * MEBIBYTE))
                 assert await steps(other) == []
@@ -414,10 +418,10 @@ class TestLargeValues:
             query(mysql_url, f"SET GLOBAL max_allowed_packet = {before}")
 
 
-async def test_a_run_that_cannot_be_read_harms_itself_alone(
+async def test_an_unreadable_run_does_not_affect_others(
     mysql_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A claim leaves it out and says so; whoever asks for it by name is told."""
+    """A claim skips and logs it; loading it raises."""
     async with mysql(mysql_url) as store:
         await store.enqueue([NewRun(id, "order", as_json(snapshot("a"))) for id in ("bad", "good")])
         query(mysql_url, "UPDATE perdure_runs SET snapshot = '{' WHERE id = 'bad'")
@@ -428,10 +432,10 @@ async def test_a_run_that_cannot_be_read_harms_itself_alone(
         assert "cannot be read" in caplog.text
 
 
-async def test_a_server_that_does_not_flush_is_warned_of(
+async def test_a_server_that_does_not_flush_causes_a_warning(
     mysql_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An answer is then not as durable as the store declares."""
+    """Its commits are not as durable as the store declares."""
     query(mysql_url, "SET GLOBAL innodb_flush_log_at_trx_commit = 2")
     try:
         with caplog.at_level(logging.WARNING):
@@ -442,7 +446,7 @@ async def test_a_server_that_does_not_flush_is_warned_of(
         query(mysql_url, "SET GLOBAL innodb_flush_log_at_trx_commit = 1")
 
 
-# The connections of a loop that has ended can only be left to the collector, which complains.
+# Connections of a loop that has ended are left to the garbage collector, which emits a warning.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_store_moves_to_the_next_event_loop(mysql_url: str) -> None:
     """After its loop has ended, as with one `asyncio.run` after another."""
@@ -452,9 +456,9 @@ def test_a_store_moves_to_the_next_event_loop(mysql_url: str) -> None:
         await store.save(id, snapshot("a"))
 
     async def last() -> list[str]:
-        found = await steps(store, "1")
+        keys = await steps(store, "1")
         await store.close()
-        return found
+        return keys
 
     asyncio.run(use("1"))
     asyncio.run(use("2"))
@@ -462,8 +466,8 @@ def test_a_store_moves_to_the_next_event_loop(mysql_url: str) -> None:
     gc.collect()
 
 
-async def test_a_store_of_another_living_loop_is_refused(mysql_url: str) -> None:
-    """Its connections cannot be waited for here."""
+async def test_a_store_in_use_by_another_loop_is_refused(mysql_url: str) -> None:
+    """Its connections cannot be awaited in this one."""
     async with mysql(mysql_url) as store:
         await store.load("run")
         with pytest.raises(StoreError, match="another event loop"):

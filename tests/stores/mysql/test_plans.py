@@ -1,7 +1,7 @@
-"""How MySQL finds the rows of a statement: by their keys, however small the table is.
+"""Access paths of MySQL: statements find their rows by key, however small the table is.
 
-A scan locks rows of other runs, out of the order of the ids: beside a transaction that locks them
-in order, that is a deadlock.
+A scan would lock rows of other runs, not in the order of their ids: a deadlock with a transaction
+that locks them in order.
 """
 
 import asyncio
@@ -34,14 +34,16 @@ async def store(mysql_url: str) -> AsyncIterator[MysqlStore]:
 
 @pytest.fixture
 async def grants(store: MysqlStore, mysql_url: str) -> Sequence[Grant]:
-    """Leases of many runs with an entry and two messages each; beside them lies one more run."""
-    wants = [LeaseRequest(id, "ana", LONG, create=as_json(snapshot())) for id in ("another", *IDS)]
-    _, *grants = [grant for grant in await store.acquire(wants) if grant is not None]
+    """Leases of many runs with an entry and two messages each; one more run exists."""
+    requests = [
+        LeaseRequest(id, "ana", LONG, create=as_json(snapshot())) for id in ("another", *IDS)
+    ]
+    _, *grants = [grant for grant in await store.acquire(requests) if grant is not None]
     await store.append([Entry(g.lease.id, g.lease.epoch, 1, delta("a")) for g in grants])
     for id in IDS:
         await store.send(id, "paid", b"1", dedup_id="x")
         await store.send(id, "paid", b"1")
-    # From now on the server knows how small the tables are, as it finds out by itself in time.
+    # Now the server knows how small the tables are, as it would find out by itself later.
     for table in ("perdure_runs", "perdure_runs_journal", "perdure_runs_inbox"):
         query(mysql_url, f"ANALYZE TABLE {table}")
     return grants
@@ -51,27 +53,27 @@ MESSAGES = [*range(1, 2 * MANY)]
 STATEMENTS: dict[str, tuple[str, Sequence[Value]]] = {
     "lock": (sql.LOCK, [IDS]),
     "lock leased": (sql.LOCK_LEASED, [IDS]),
-    "lock wanted": (sql.LOCK_WANTED, [["ana"], IDS]),
-    "queue made": (sql.QUEUE_MADE, [IDS]),
+    "lock requested": (sql.LOCK_REQUESTED, [["ana"], IDS]),
+    "queue inserted": (sql.QUEUE_INSERTED, [IDS]),
     "lease": (sql.LEASE, [AT, 1, "ana", AT, IDS]),
     "renew": (sql.RENEW, [AT, IDS]),
     "release": (sql.RELEASE, [AT, IDS]),
-    "forget runs": (sql.FORGET_RUNS, [IDS]),
-    "forget journals": (sql.FORGET_JOURNALS, [IDS]),
-    "forget inboxes": (sql.FORGET_INBOXES, [IDS]),
-    "take": (sql.TAKE, [MESSAGES]),
-    "take known": (sql.TAKE_KNOWN, [MESSAGES]),
+    "delete runs": (sql.DELETE_RUNS, [IDS]),
+    "delete journals": (sql.DELETE_JOURNALS, [IDS]),
+    "delete inboxes": (sql.DELETE_INBOXES, [IDS]),
+    "consume": (sql.CONSUME, [MESSAGES]),
+    "mark consumed": (sql.MARK_CONSUMED, [MESSAGES]),
 }
 
 
 @pytest.mark.usefixtures("grants")
 @pytest.mark.parametrize("name", STATEMENTS)
-async def test_a_statement_that_locks_rows_scans_no_table(
+async def test_a_statement_that_locks_rows_does_not_scan(
     store: MysqlStore, mysql_url: str, name: str
 ) -> None:
-    """Also when it names nearly all rows, and reading the whole table would be cheaper."""
+    """Even for nearly all rows, where reading the whole table would be cheaper."""
     statement, values = STATEMENTS[name]
-    text = store._on(statement, *values).text(backslashes=True).decode()
+    text = store._backend._bind(statement, *values).encode(backslashes=True).decode()
     locking, *looked_up = [access for _, _, _, access, *_ in query(mysql_url, f"EXPLAIN {text}")]
     assert locking == "range"
     assert set(looked_up) <= {"ref", "eq_ref"}
@@ -101,13 +103,13 @@ async def take(store: MysqlStore, grants: Sequence[Grant]) -> Sequence[Verdict]:
 
 
 @pytest.mark.parametrize("write", [rest, end, take])
-async def test_a_batch_waits_for_no_row_of_another_run(
+async def test_a_batch_does_not_wait_for_rows_of_other_runs(
     store: MysqlStore,
     mysql_url: str,
     grants: Sequence[Grant],
     write: Callable[[MysqlStore, Sequence[Grant]], Awaitable[Sequence[Verdict]]],
 ) -> None:
-    """While another transaction holds a run with an entry and a message, other runs go on."""
+    """Another transaction that locks a run, an entry and a message blocks no other run."""
     async with asyncmy.connect(**connect_arguments(mysql_url)) as other, other.cursor() as cursor:
         await cursor.execute("SELECT * FROM perdure_runs WHERE id = 'another' FOR UPDATE")
         await cursor.execute("INSERT INTO perdure_runs_journal VALUES ('another', 1, 1, '{}')")

@@ -1,4 +1,4 @@
-"""Races on MySQL, made to happen: what waited for a row sees what it waited for."""
+"""Forced races on MySQL: a transaction that waited for a row sees what it waited for."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
@@ -35,32 +35,32 @@ class Other:
             await cursor.execute(statement, values or None)
 
     @asynccontextmanager
-    async def holding_the_row(self) -> AsyncGenerator[None]:
-        """Hold the run's row as a statement that is not committed yet does, and then commit."""
+    async def locked_row(self) -> AsyncGenerator[None]:
+        """Lock the run's row like a statement that is not committed yet, then commit."""
         await self.run("SELECT * FROM perdure_runs WHERE id = 'run' FOR UPDATE")
         yield
         await self.commit()
 
     async def commit(self) -> None:
-        """Let go of what is held."""
+        """Commit, which releases the locks."""
         await self._connection.commit()
 
-    async def journal(self, grant: Grant, key: str) -> None:
-        """Write an entry as `append` does."""
+    async def write_entry(self, grant: Grant, key: str) -> None:
+        """Write an entry like `append`."""
         values = ("run", grant.lease.epoch, 7, delta(key).decode())
         await self.run("INSERT INTO perdure_runs_journal VALUES (%s, %s, %s, %s)", *values)
 
-    async def mail(self, name: str, dedup: str | None = None) -> None:
-        """Send an event as `send` does."""
+    async def send(self, name: str, dedup: str | None = None) -> None:
+        """Send a message like `send`."""
         into = "INSERT INTO perdure_runs_inbox (run, name, payload, sent_at, dedup)"
         await self.run(f"{into} VALUES ('run', %s, '1', UTC_TIMESTAMP(6), %s)", name, dedup)
 
-    async def is_awaited(self, work: Awaitable[T]) -> "asyncio.Future[T]":
-        """Begin some work and give it when it waits for the row."""
+    async def blocked(self, work: Awaitable[T]) -> "asyncio.Future[T]":
+        """Start the work and return its task once it waits for the row."""
         task = asyncio.ensure_future(work)
         await asyncio.sleep(0.01)
         while not task.done() and query(self._url, WAITING) == ((0,),):
-            # MariaDB looks anew only when nobody has asked for a tenth of a second.
+            # MariaDB refreshes this table only if it was not read for a tenth of a second.
             await asyncio.sleep(0.11)
         assert not task.done(), "the work did not wait for the row"
         return task
@@ -78,20 +78,20 @@ async def other(mysql_url: str) -> AsyncIterator[Other]:
         yield Other(connection, mysql_url)
 
 
-async def granted(store: MysqlStore, ttl: timedelta = LONG, owner: str = "ana") -> Grant:
-    want = LeaseRequest("run", owner, ttl, create=as_json(snapshot()), workflow="order")
-    (grant,) = await store.acquire([want])
+async def acquire(store: MysqlStore, ttl: timedelta = LONG, owner: str = "ana") -> Grant:
+    request = LeaseRequest("run", owner, ttl, create=as_json(snapshot()), workflow="order")
+    (grant,) = await store.acquire([request])
     assert grant is not None
     return grant
 
 
-async def test_a_taker_sees_the_entry_it_waited_for(store: MysqlStore, other: Other) -> None:
-    """What was accepted before the grant is in the grant."""
-    old = await granted(store, SHORT)
+async def test_an_acquisition_sees_the_entry_it_waited_for(store: MysqlStore, other: Other) -> None:
+    """An entry accepted before the grant is in the grant."""
+    old = await acquire(store, SHORT)
     await asyncio.sleep(0.01)
-    async with other.holding_the_row():
-        await other.journal(old, "late")
-        task = await other.is_awaited(store.acquire([LeaseRequest("run", "bob", LONG)]))
+    async with other.locked_row():
+        await other.write_entry(old, "late")
+        task = await other.blocked(store.acquire([LeaseRequest("run", "bob", LONG)]))
     (grant,) = await task
     assert grant is not None
     assert list(grant.snapshot["steps"]) == ["late"]
@@ -99,33 +99,33 @@ async def test_a_taker_sees_the_entry_it_waited_for(store: MysqlStore, other: Ot
     assert await store.append([late]) == [Verdict.FENCED]
 
 
-async def test_a_claimant_passes_by_a_run_that_is_being_written(
-    store: MysqlStore, other: Other
-) -> None:
-    """A claim waits for nobody, and sees the whole journal when it gets the run."""
-    old = await granted(store, SHORT)
+async def test_a_claim_skips_a_run_that_is_being_written(store: MysqlStore, other: Other) -> None:
+    """A claim does not wait, and sees the whole journal when it gets the run."""
+    old = await acquire(store, SHORT)
     await asyncio.sleep(0.01)
-    async with other.holding_the_row():
-        await other.journal(old, "late")
+    async with other.locked_row():
+        await other.write_entry(old, "late")
         assert await store.claim("bob", LONG, 10) == []
     (grant,) = await store.claim("bob", LONG, 10)
     assert list(grant.snapshot["steps"]) == ["late"]
 
 
-async def test_an_entry_that_waited_for_a_taker_is_fenced(store: MysqlStore, other: Other) -> None:
-    """A concurrent acquisition cannot slip past the fence: one entry, a batch, a rest, an end."""
-    grant = await granted(store)
+async def test_an_entry_that_waited_for_an_acquisition_is_fenced(
+    store: MysqlStore, other: Other
+) -> None:
+    """No entry, batch, rest or deletion gets past the fence of a concurrent acquisition."""
+    grant = await acquire(store)
     epoch = grant.lease.epoch
     entry, next_entry = (Entry("run", epoch, n, delta("late")) for n in (1, 2))
     rest = Entry("run", epoch, 3, as_json(snapshot("late")), rest=Rest("completed"))
     delete = Entry("run", epoch, 4, b"", rest=Rest("completed", delete=True))
     await store.append([Entry("run", epoch, 0, delta("kept"))])
     for batch in ([entry], [entry, next_entry], [rest], [delete], [entry, rest], [delete, rest]):
-        async with other.holding_the_row():
-            task = await other.is_awaited(store.append(batch))
+        async with other.locked_row():
+            task = await other.blocked(store.append(batch))
             await other.run("UPDATE perdure_runs SET epoch = epoch + 1")
         assert set(await task) == {Verdict.FENCED}
-        async with other.holding_the_row():
+        async with other.locked_row():
             await other.run("UPDATE perdure_runs SET epoch = epoch - 1")
     loaded = await store.load("run")
     assert loaded is not None
@@ -135,13 +135,13 @@ async def test_an_entry_that_waited_for_a_taker_is_fenced(store: MysqlStore, oth
 async def test_one_refusal_in_a_batch_is_decided_under_locks(
     store: MysqlStore, other: Other
 ) -> None:
-    """The verdicts on the others are not those of a later moment."""
-    grant = await granted(store)
+    """The verdicts on the other entries are decided at the same time."""
+    grant = await acquire(store)
     (kept,) = await store.acquire([LeaseRequest("kept", "ana", LONG, create=as_json(snapshot()))])
     assert kept is not None
     batch = [Entry(g.lease.id, g.lease.epoch, 1, delta("a")) for g in (kept, grant)]
-    async with other.holding_the_row():
-        task = await other.is_awaited(store.append(batch))
+    async with other.locked_row():
+        task = await other.blocked(store.append(batch))
         await other.run("UPDATE perdure_runs SET epoch = epoch + 1 WHERE id = 'run'")
     assert await task == [Verdict.ACCEPTED, Verdict.FENCED]
     loaded = await store.load("kept")
@@ -149,9 +149,9 @@ async def test_one_refusal_in_a_batch_is_decided_under_locks(
     assert list(loaded["steps"]) == ["a"]
 
 
-async def test_a_run_that_rests_is_not_deleted_later_in_the_batch(store: MysqlStore) -> None:
-    """In the order of the batch: the rest has closed the epoch."""
-    grant = await granted(store)
+async def test_a_run_with_a_rest_is_not_deleted_later_in_the_batch(store: MysqlStore) -> None:
+    """Entries are judged in order: the rest has closed the epoch."""
+    grant = await acquire(store)
     epoch = grant.lease.epoch
     batch = [
         Entry("run", epoch, 1, delta("a")),
@@ -160,62 +160,64 @@ async def test_a_run_that_rests_is_not_deleted_later_in_the_batch(store: MysqlSt
         Entry("run", epoch, 4, delta("b")),
     ]
     assert await store.append(batch) == [Verdict.ACCEPTED] * 2 + [Verdict.FENCED] * 2
-    assert list((await granted(store)).snapshot["steps"]) == ["a"]
+    assert list((await acquire(store)).snapshot["steps"]) == ["a"]
 
 
-async def test_a_rest_sent_again_leaves_what_a_later_owner_wrote(
+async def test_a_rest_sent_again_keeps_entries_of_a_later_owner(
     store: MysqlStore, mysql_url: str
 ) -> None:
-    """It finds the run as it left it, or not at all."""
-    old = await granted(store)
+    """It affects the run only as the first attempt left it."""
+    old = await acquire(store)
     rest = Entry("run", old.lease.epoch, 9, as_json(snapshot("a")), rest=Rest("suspended"))
     assert await store.append([rest]) == [Verdict.ACCEPTED]
-    new = await granted(store, owner="bob")
+    new = await acquire(store, owner="bob")
     await store.append([Entry("run", new.lease.epoch, 1, delta("b"))])
     assert await store.append([rest]) == [Verdict.FENCED]
-    # As if it had looked at the run just before it was taken.
+    # As if it had read the run just before the new owner leased it.
     values = (old.lease.epoch, 9)
     query(mysql_url, "UPDATE perdure_runs SET epoch = %s, folded = %s", *values)
     assert await store.append([rest]) == [Verdict.ACCEPTED]
     assert query(mysql_url, "SELECT n FROM perdure_runs_journal") == ((1,),)
 
 
-async def test_a_rest_sees_the_event_it_waited_for(store: MysqlStore, other: Other) -> None:
-    """A run that goes to rest awaiting a name that lies untaken in its inbox is due at once, also
-    when the event came in the very moment; alone, and in a batch."""
+async def test_a_rest_sees_the_message_it_waited_for(store: MysqlStore, other: Other) -> None:
+    """A run that is suspended awaiting a message in its inbox is due at once.
+
+    This includes a message that is sent at the same time, for a single entry and a batch.
+    """
     for more in ([], [Entry("other", 1, 1, b"{}")]):
-        grant = await granted(store)
+        grant = await acquire(store)
         awaiting = Rest("waiting", None, ("paid",))
         rest = Entry("run", grant.lease.epoch, 1, as_json(snapshot()), rest=awaiting)
-        async with other.holding_the_row():
-            await other.mail("paid")
-            task = await other.is_awaited(store.append([rest, *more]))
+        async with other.locked_row():
+            await other.send("paid")
+            task = await other.blocked(store.append([rest, *more]))
         assert (await task)[0] is Verdict.ACCEPTED
         (claimed,) = await store.claim("bob", LONG, 10)
         assert [message.name for message in claimed.inbox] == ["paid"]
         await store.delete("run")
 
 
-async def test_an_end_takes_the_event_it_waited_for_along(
+async def test_a_deletion_includes_the_message_it_waited_for(
     store: MysqlStore, other: Other, mysql_url: str
 ) -> None:
-    """With `delete` nothing is left of the run, also of an event that came in the very moment."""
-    grant = await granted(store)
+    """With `delete`, nothing is left of the run, including a message sent at the same time."""
+    grant = await acquire(store)
     delete = Entry("run", grant.lease.epoch, 1, b"", rest=Rest("completed", delete=True))
-    async with other.holding_the_row():
-        await other.mail("paid")
-        task = await other.is_awaited(store.append([delete]))
+    async with other.locked_row():
+        await other.send("paid")
+        task = await other.blocked(store.append([delete]))
     assert await task == [Verdict.ACCEPTED]
     assert query(mysql_url, "SELECT COUNT(*) FROM perdure_runs_inbox") == ((0,),)
 
 
-async def test_an_event_that_waited_for_a_rest_wakes_the_run(
+async def test_a_message_that_waited_for_a_rest_wakes_the_run(
     store: MysqlStore, other: Other
 ) -> None:
-    """An event that comes while its run goes to rest is not missed."""
-    await granted(store)
-    async with other.holding_the_row():
-        task = await other.is_awaited(store.send("run", "paid", b"1"))
+    """A message sent while its run is being suspended is not missed."""
+    await acquire(store)
+    async with other.locked_row():
+        task = await other.blocked(store.send("run", "paid", b"1"))
         await other.run(
             """UPDATE perdure_runs SET owner = NULL, wake_at = NULL, awaits = '["paid"]'"""
         )
@@ -223,32 +225,36 @@ async def test_an_event_that_waited_for_a_rest_wakes_the_run(
     assert len(await store.claim("bob", LONG, 10)) == 1
 
 
-async def test_nothing_of_a_deleted_run_comes_back(store: MysqlStore, other: Other) -> None:
-    """What was written while the run was being deleted belongs to no later run of its id."""
-    old = await granted(store)
-    async with other.holding_the_row():
-        await other.journal(old, "late")
-        await other.mail("late", "x")
-        task = await other.is_awaited(store.delete("run"))
+async def test_a_new_run_gets_nothing_of_a_deleted_one(store: MysqlStore, other: Other) -> None:
+    """Entries and messages written during the deletion do not belong to a later run."""
+    old = await acquire(store)
+    async with other.locked_row():
+        await other.write_entry(old, "late")
+        await other.send("late", "x")
+        task = await other.blocked(store.delete("run"))
     assert await task
-    new = await granted(store)
+    new = await acquire(store)
     assert (new.created, new.inbox) == (True, ())
-    again = await granted(store)
+    again = await acquire(store)
     assert (again.created, again.snapshot["steps"], again.inbox) == (False, {}, ())
 
 
-async def test_what_is_made_while_it_is_asked_for_is_found(store: MysqlStore, other: Other) -> None:
-    """A run that was not there, and then was made by somebody else, is granted or refused as any
-    other; beside it another one is new."""
+async def test_a_run_created_during_an_acquisition_is_found(
+    store: MysqlStore, other: Other
+) -> None:
+    """A run that another process creates in the meantime is granted or refused like any other.
+
+    A new run in the same call is created.
+    """
     await store.load("run")
     await other.run(
         "INSERT INTO perdure_runs (id, snapshot, epoch) VALUES ('run', %s, 5)",
         as_json(snapshot("theirs")).decode(),
     )
-    wants = [
+    requests = [
         LeaseRequest(id, "ana", LONG, create=as_json(snapshot("ours"))) for id in ("run", "new")
     ]
-    task = await other.is_awaited(store.acquire(wants))
+    task = await other.blocked(store.acquire(requests))
     await other.commit()
     run, new = await task
     assert run is not None
@@ -258,20 +264,20 @@ async def test_what_is_made_while_it_is_asked_for_is_found(store: MysqlStore, ot
 
 
 async def test_batches_in_any_order_never_deadlock(store: MysqlStore, mysql_url: str) -> None:
-    """Rows are locked in the order of the ids, whatever the order of the batch."""
+    """Rows are locked in the order of their ids, whatever the order of the batch."""
     ids = [f"run {number}" for number in range(30)]
-    wants = [LeaseRequest(id, "ana", LONG, create=as_json(snapshot())) for id in ids]
-    grants = [grant for grant in await store.acquire(wants) if grant is not None]
+    requests = [LeaseRequest(id, "ana", LONG, create=as_json(snapshot())) for id in ids]
+    grants = [grant for grant in await store.acquire(requests) if grant is not None]
     before = deadlocks(mysql_url)
 
-    async def write(turn: int) -> None:
-        order = grants if turn % 2 else grants[::-1]
-        batch = [Entry(g.lease.id, g.lease.epoch, turn, delta(f"{turn}")) for g in order]
+    async def write(number: int) -> None:
+        order = grants if number % 2 else grants[::-1]
+        batch = [Entry(g.lease.id, g.lease.epoch, number, delta(f"{number}")) for g in order]
         await store.append(batch)
-        await store.renew([grant.lease for grant in order[turn:]], LONG)
+        await store.renew([grant.lease for grant in order[number:]], LONG)
         await store.append([*batch, Entry("none", 1, 1, b"{}")])
 
-    await asyncio.gather(*(write(turn) for turn in range(20)))
+    await asyncio.gather(*(write(number) for number in range(20)))
     loaded = await store.load("run 7")
     assert loaded is not None
     assert len(loaded["steps"]) == 20
@@ -282,25 +288,27 @@ def deadlocks(url: str) -> object:
     return query(url, "SHOW GLOBAL STATUS LIKE 'Innodb_deadlocks'")
 
 
-async def test_a_deadlock_is_tried_again(store: MysqlStore, other: Other) -> None:
-    """When another program locks the rows in another order."""
-    wants = [LeaseRequest(id, "ana", LONG, create=as_json(snapshot())) for id in ("a", "b")]
-    grants = [grant for grant in await store.acquire(wants) if grant is not None]
-    # The transaction that has written less is the one that is given up: the store's.
-    await other.run("INSERT INTO perdure_runs_inbox (run, name, payload, sent_at) VALUES " + MAIL)
+async def test_a_deadlock_is_retried(store: MysqlStore, other: Other) -> None:
+    """Another program locks the rows in another order."""
+    requests = [LeaseRequest(id, "ana", LONG, create=as_json(snapshot())) for id in ("a", "b")]
+    grants = [grant for grant in await store.acquire(requests) if grant is not None]
+    # The server rolls back the transaction that has written less: the store's.
+    await other.run(
+        "INSERT INTO perdure_runs_inbox (run, name, payload, sent_at) VALUES " + MESSAGES
+    )
     await other.run("SELECT * FROM perdure_runs WHERE id = 'b' FOR UPDATE")
     batch = [Entry(g.lease.id, g.lease.epoch, 1, delta("x")) for g in grants]
-    task = await other.is_awaited(store.append(batch))
+    task = await other.blocked(store.append(batch))
     await other.run("SELECT * FROM perdure_runs WHERE id = 'a' FOR UPDATE")
     await other.commit()
     assert await task == [Verdict.ACCEPTED] * 2
 
 
-MAIL = ", ".join(["('none', 'x', '1', UTC_TIMESTAMP(6))"] * 50)
+MESSAGES = ", ".join(["('none', 'x', '1', UTC_TIMESTAMP(6))"] * 50)
 
 
-async def test_claims_and_everything_else_go_together(store: MysqlStore) -> None:
-    """Many workers claim, write, wake and rest the same runs at once; each run is done once."""
+async def test_concurrent_workers_complete_each_run_once(store: MysqlStore) -> None:
+    """Many workers claim, write, wake and settle the same runs at once."""
     await store.enqueue([NewRun(f"{n:03}", "order", as_json(snapshot())) for n in range(60)])
     done: list[str] = []
 

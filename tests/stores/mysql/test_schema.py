@@ -1,4 +1,4 @@
-"""The tables of the MySQL store: how they come to be, and which index answers what."""
+"""The tables of the MySQL store: migrations, names and the rows that statements read."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,8 +12,9 @@ import pytest
 from perdure.errors import InvalidArgument, StoreError, StoreUnavailable
 from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest
 from perdure.stores import mysql
+from perdure.stores._migrations import read_migrations
 from perdure.stores.mysql import MysqlStore
-from perdure.stores.mysql.schema import Dialect, Names, dialect_of, read_migrations
+from perdure.stores.mysql.schema import Dialect, Tables, dialect_of
 from perdure.stores.mysql.statements import REST
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 from tests.servers.proxy import TcpProxy
@@ -27,51 +28,51 @@ def schema_at(url: str) -> list[str]:
     return [query(url, f"SHOW CREATE TABLE {table}")[0][1] for table in TABLES]
 
 
-async def test_the_schema_is_what_the_migrations_make(mysql_url: str) -> None:
-    """The files are the whole truth: run by hand, they give the tables that the store makes."""
+async def test_the_migrations_create_the_whole_schema(mysql_url: str) -> None:
+    """Run by hand, the scripts create the same tables as the store."""
     async with mysql(mysql_url) as store:
         await store.load("run")
-    made = schema_at(mysql_url)
+    schema = schema_at(mysql_url)
     for table in TABLES:
         query(mysql_url, f"DROP TABLE {table}")
     [(version,)] = query(mysql_url, "SELECT VERSION()")
-    for migration in read_migrations():
-        script = Names("perdure_runs").fill(migration.script, dialect_of(version))
+    for migration in read_migrations("perdure.stores.mysql"):
+        script = Tables("perdure_runs").sql(migration.script, dialect_of(version))
         query(mysql_url, script.decode())
-    assert schema_at(mysql_url) == made
+    assert schema_at(mysql_url) == schema
 
 
 def test_migrations_are_numbered_without_a_gap() -> None:
-    """And each says in its name what it is for."""
-    migrations = read_migrations()
+    """Each has a name after its number."""
+    migrations = read_migrations("perdure.stores.mysql")
     assert [migration.version for migration in migrations] == list(range(1, len(migrations) + 1))
     assert all(Path(migration.name).stem[4] == "_" for migration in migrations)
 
 
-async def test_a_migration_that_was_interrupted_is_run_again(mysql_url: str) -> None:
-    """A table cannot be rolled back: a crash may come between making it and counting it."""
+async def test_an_interrupted_migration_is_applied_again(mysql_url: str) -> None:
+    """Creating a table cannot be rolled back: a crash may prevent that it is recorded."""
     async with mysql(mysql_url) as store:
         await store.save("run", snapshot("a"))
-    made = schema_at(mysql_url)
+    schema = schema_at(mysql_url)
     query(mysql_url, "DELETE FROM perdure_runs_migrations WHERE version > 1")
     async with mysql(mysql_url) as store:
         assert await store.load("run") == snapshot("a")
-    assert schema_at(mysql_url) == made
+    assert schema_at(mysql_url) == schema
     assert query(mysql_url, "SELECT COUNT(*) FROM perdure_runs_migrations") == ((3,),)
 
 
-async def test_fifty_first_uses_at_once_make_the_schema_once(mysql_url: str) -> None:
-    """Safe when many processes start together."""
+async def test_fifty_concurrent_first_uses_create_the_schema_once(mysql_url: str) -> None:
+    """Many processes may start together."""
     stores = [mysql(mysql_url, max_connections=1) for _ in range(50)]
     await asyncio.gather(*(store.save(f"{n}", snapshot()) for n, store in enumerate(stores)))
     assert len(await stores[0].list()) == 50
     [(applied,)] = query(mysql_url, "SELECT COUNT(*) FROM perdure_runs_migrations")
-    assert applied == len(read_migrations())
+    assert applied == len(read_migrations("perdure.stores.mysql"))
     await asyncio.gather(*(store.close() for store in stores))
 
 
-async def test_a_set_up_that_failed_is_tried_again(mysql_url: str) -> None:
-    """A failed first try is not remembered, nor is a lock left behind."""
+async def test_a_failed_set_up_is_retried(mysql_url: str) -> None:
+    """A failed first attempt is not remembered, and leaves no lock behind."""
     async with TcpProxy.before(mysql_url) as proxy, mysql(proxy.url, connect_timeout=0.2) as store:
         proxy.refuse()
         with pytest.raises(StoreUnavailable):
@@ -83,17 +84,17 @@ async def test_a_set_up_that_failed_is_tried_again(mysql_url: str) -> None:
 
 
 async def test_tables_of_a_newer_version_are_refused(mysql_url: str) -> None:
-    """Rather than written in a way that the newer version would not understand."""
+    """Writing to them could break the newer version."""
     async with mysql(mysql_url) as store:
         await store.load("run")
     query(mysql_url, "INSERT INTO perdure_runs_migrations VALUES (9999, '9999_future', NOW())")
     async with mysql(mysql_url) as store:
-        with pytest.raises(StoreError, match="newer perdure"):
+        with pytest.raises(StoreError, match="newer version of perdure"):
             await store.load("run")
 
 
-async def test_a_table_may_name_its_database(mysql_url: str) -> None:
-    """All that belongs to the table lies beside it."""
+async def test_the_table_may_include_a_database(mysql_url: str) -> None:
+    """All tables of the store are created beside it."""
     database = urlsplit(mysql_url).path[1:]
     elsewhere = urlsplit(mysql_url)._replace(path="/mysql").geturl()
     async with mysql(elsewhere, table=f"{database}.runs") as store:
@@ -102,13 +103,13 @@ async def test_a_table_may_name_its_database(mysql_url: str) -> None:
         assert grant is not None
         entries = [Entry("run", grant.lease.epoch, n, delta(f"{n}")) for n in range(3)]
         await store.append(entries)
-        await store.append([resting(grant, 4)])
+        await store.append([rest_entry(grant, 4)])
     names = {name for (name,) in query(mysql_url, "SHOW TABLES")}
     assert names == {"runs", "runs_journal", "runs_inbox", "runs_migrations"}
 
 
-async def test_people_can_read_the_tables(mysql_url: str) -> None:
-    """Texts are texts, times are times, and a snapshot is JSON."""
+async def test_the_tables_are_readable_with_plain_sql(mysql_url: str) -> None:
+    """Strings, times and JSON are stored as such."""
     async with mysql(mysql_url, prefix="büro:") as store:
         await store.save("run", snapshot("a", workflow="order", status="completed"))
     [row] = query(
@@ -126,36 +127,36 @@ async def test_people_can_read_the_tables(mysql_url: str) -> None:
         ("10.6.0-MariaDB", Dialect("utf8mb4_nopad_bin")),
         ("10.5.9-MariaDB-log", Dialect("utf8mb4_nopad_bin", skip_locked="")),
         ("11.4.2-MariaDB", Dialect("utf8mb4_nopad_bin")),
-        ("8.0.36", Dialect("utf8mb4_0900_bin", given="given.{}", as_given="AS given")),
-        ("8.4.0-commercial", Dialect("utf8mb4_0900_bin", given="given.{}", as_given="AS given")),
-        ("9.1.0", Dialect("utf8mb4_0900_bin", given="given.{}", as_given="AS given")),
+        ("8.0.36", Dialect("utf8mb4_0900_bin", new_value="new.{}", new_row="AS new")),
+        ("8.4.0-commercial", Dialect("utf8mb4_0900_bin", new_value="new.{}", new_row="AS new")),
+        ("9.1.0", Dialect("utf8mb4_0900_bin", new_value="new.{}", new_row="AS new")),
     ],
 )
-def test_each_server_is_spoken_to_in_its_dialect(version: str, dialect: Dialect) -> None:
-    """By the version it gives."""
+def test_the_dialect_depends_on_the_version(version: str, dialect: Dialect) -> None:
+    """The version is the one that the server reports."""
     assert dialect_of(version) == dialect
 
 
 @pytest.mark.parametrize("version", ["5.7.44", "8.0.18", "10.2.44-MariaDB", "5.5.5"])
 def test_a_server_that_is_too_old_is_refused(version: str) -> None:
-    """With the versions that would do."""
+    """The error names the versions that are supported."""
     with pytest.raises(StoreError, match=r"MySQL 8\.0\.19 or MariaDB 10\.3"):
         dialect_of(version)
 
 
-def test_an_upsert_names_what_it_was_given() -> None:
-    """MariaDB does not know MySQL's way, and MySQL is about to forget MariaDB's."""
-    names = Names("t")
-    maria, my = (names.fill(REST, dialect_of(version)) for version in ("11.4.2-MariaDB", "8.4.0"))
+def test_an_upsert_refers_to_the_new_row() -> None:
+    """MariaDB lacks MySQL's syntax, and MySQL deprecates MariaDB's."""
+    tables = Tables("t")
+    maria, my = (tables.sql(REST, dialect_of(version)) for version in ("11.4.2-MariaDB", "8.4.0"))
     assert b"status = VALUES(status)" in maria
-    assert b"AS given\n    ON DUPLICATE KEY UPDATE folded = given.folded" in my
+    assert b"AS new\n    ON DUPLICATE KEY UPDATE folded = new.folded" in my
 
 
 @pytest.mark.parametrize(
     "table", ["", "1runs", "runs;", "ru`ns", "a.b.c", ".runs", "runs.", "rüns", "r" * 54, 7, None]
 )
-def test_a_name_that_is_no_name_is_refused(table: Any) -> None:
-    """Names are the only thing that ever gets into a statement's text."""
+def test_invalid_table_names_are_refused(table: Any) -> None:
+    """Table names are the only values that are interpolated into statements."""
     with pytest.raises(InvalidArgument, match="table"):
         mysql("mysql://localhost/db", table=table)
 
@@ -174,17 +175,17 @@ def test_a_name_that_is_no_name_is_refused(table: Any) -> None:
         {"url": "mysql://h/d", "max_value_size": 0},
     ],
 )
-def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
-    """At once, and by name."""
+def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
+    """At once, with the name of the parameter."""
     with pytest.raises(InvalidArgument):
         mysql(**options)
 
 
-async def test_an_id_that_no_index_takes_is_refused(mysql_url: str) -> None:
-    """Prefix and id together have at most 760 characters, of whatever kind."""
+async def test_an_id_too_long_for_an_index_is_refused(mysql_url: str) -> None:
+    """Prefix and id together have at most 760 characters of any kind."""
     fox = "🦊"
     async with mysql(mysql_url, prefix=fox * 300) as store:
-        with pytest.raises(InvalidArgument, match="760 characters, the prefix included"):
+        with pytest.raises(InvalidArgument, match="760 characters including the prefix"):
             await store.save(fox * 461, snapshot())
         longest = fox * 460
         (grant,) = await store.acquire(
@@ -198,13 +199,13 @@ async def test_an_id_that_no_index_takes_is_refused(mysql_url: str) -> None:
         assert list(loaded["steps"]) == ["1", "2"]
 
 
-def resting(grant: Grant, n: int, *, delete: bool = False) -> Entry:
+def rest_entry(grant: Grant, n: int, *, delete: bool = False) -> Entry:
     data = as_json(snapshot("a", status="completed"))
     return Entry(grant.lease.id, grant.lease.epoch, n, data, rest=Rest("completed", delete=delete))
 
 
 class TestPlans:
-    """With 100,000 runs every question is answered by an index."""
+    """With 100,000 runs, every query uses an index."""
 
     @pytest.fixture
     async def store(self, mysql_url: str) -> AsyncIterator[MysqlStore]:
@@ -215,23 +216,24 @@ class TestPlans:
             yield store
 
     async def test_no_verb_reads_more_than_it_needs(self, store: MysqlStore) -> None:
-        """As the server itself counts the rows it reads."""
-        for verb in (self.listing, self.scheduling, self.writing, self.keeping):
-            await self.counted(store, "FLUSH STATUS")
+        """The server counts the rows it reads."""
+        for verb in (self.list_runs, self.schedule, self.write, self.maintain):
+            await self.run_statement(store, "FLUSH STATUS")
             await verb(store)
-            rows = await self.counted(store, READ)
+            rows = await self.run_statement(store, READ)
             assert sum(int(count) for _, count in rows) < 5_000, (verb.__name__, rows)
 
-    async def counted(self, store: MysqlStore, statement: str) -> Any:
-        """Ask the store's own connection, which counts for itself."""
-        connection = await store._database.connections.take()
+    async def run_statement(self, store: MysqlStore, statement: str) -> Any:
+        """Run a statement on the store's own connection, which counts for itself."""
+        pool = store._backend._database.pool
+        connection = await pool.acquire()
         async with connection.cursor() as cursor:
             await cursor.execute(statement)
             rows = await cursor.fetchall()
-        await store._database.connections.give_back(connection, sound=True)
+        await pool.release(connection, reusable=True)
         return rows
 
-    async def listing(self, store: MysqlStore) -> None:
+    async def list_runs(self, store: MysqlStore) -> None:
         page = await store.list(limit=20)
         assert len(page) == 20
         await store.list(limit=20, after=page[-1].cursor)
@@ -239,7 +241,7 @@ class TestPlans:
         await store.list(limit=20, prefix="run ", workflow="order", after=page[-1].cursor)
         assert await store.load("run 77") is not None
 
-    async def scheduling(self, store: MysqlStore) -> None:
+    async def schedule(self, store: MysqlStore) -> None:
         now = datetime.now(UTC)
         assert len(await store.due(now, 100)) == 100
         await store.due(now, 100, workflows=["order", "other"])
@@ -249,20 +251,20 @@ class TestPlans:
         await store.renew([grant.lease for grant in grants], LONG)
         await store.release([grant.lease for grant in grants])
 
-    async def writing(self, store: MysqlStore) -> None:
-        wants = [
+    async def write(self, store: MysqlStore) -> None:
+        requests = [
             LeaseRequest(f"new {n}", "ana", LONG, create=as_json(snapshot())) for n in range(40)
         ]
-        await store.acquire(wants)
-        one, *many = [grant for grant in await store.acquire(wants) if grant is not None]
+        await store.acquire(requests)
+        one, *many = [grant for grant in await store.acquire(requests) if grant is not None]
         entries = [Entry(g.lease.id, g.lease.epoch, 1, delta("a")) for g in many]
         await store.append([Entry(one.lease.id, one.lease.epoch, 1, delta("a"))])
         await store.append(entries)
-        await store.append([*entries, resting(many[0], 2), resting(many[1], 2, delete=True)])
-        await store.append([resting(one, 2)])
-        await store.append([resting(many[2], 2, delete=True)])
+        await store.append([*entries, rest_entry(many[0], 2), rest_entry(many[1], 2, delete=True)])
+        await store.append([rest_entry(one, 2)])
+        await store.append([rest_entry(many[2], 2, delete=True)])
 
-    async def keeping(self, store: MysqlStore) -> None:
+    async def maintain(self, store: MysqlStore) -> None:
         await store.send("run 5", "paid", b"1", dedup_id="x")
         assert await store.inbox("run 5")
         await store.save("saved", snapshot())

@@ -1,4 +1,4 @@
-"""A step whose writes and record commit together, on MySQL."""
+"""Transactional steps on MySQL: writes and record are committed together."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,8 +27,8 @@ async def store(mysql_url: str) -> AsyncIterator[MysqlStore]:
 
 @pytest.fixture
 async def grant(store: MysqlStore) -> Grant:
-    want = LeaseRequest("run", "ana", LONG, create=as_json(snapshot()))
-    (grant,) = await store.acquire([want])
+    request = LeaseRequest("run", "ana", LONG, create=as_json(snapshot()))
+    (grant,) = await store.acquire([request])
     assert grant is not None
     return grant
 
@@ -46,7 +46,7 @@ async def debit(connection: Any, amount: int = 5) -> None:
         await cursor.execute("INSERT INTO ledger VALUES (%s)", (amount,))
 
 
-async def recorded(store: MysqlStore) -> list[str]:
+async def recorded_steps(store: MysqlStore) -> list[str]:
     loaded = await store.load("run")
     assert loaded is not None
     return list(loaded["steps"])
@@ -55,7 +55,7 @@ async def recorded(store: MysqlStore) -> list[str]:
 async def test_a_lease_is_renewed_while_the_work_runs(
     store: MysqlStore, mysql_url: str, grant: Grant
 ) -> None:
-    """Long work in a transaction does not keep the leases of the process from being renewed."""
+    """Long work in a transaction does not block the renewal of leases."""
 
     async def work(connection: Any) -> Entry:
         await debit(connection)
@@ -64,13 +64,13 @@ async def test_a_lease_is_renewed_while_the_work_runs(
         return entry(grant)
 
     assert await store.transact("run", grant.lease.epoch, work) is Verdict.ACCEPTED
-    assert (balance(mysql_url), await recorded(store)) == (5, ["debit"])
+    assert (balance(mysql_url), await recorded_steps(store)) == (5, ["debit"])
 
 
-async def test_who_lost_the_run_while_working_writes_nothing(
+async def test_losing_the_run_during_work_writes_nothing(
     store: MysqlStore, mysql_url: str, grant: Grant
 ) -> None:
-    """The fence is asked at the end again."""
+    """The fence is checked again at the end."""
 
     async def work(connection: Any) -> Entry:
         await debit(connection)
@@ -79,13 +79,13 @@ async def test_who_lost_the_run_while_working_writes_nothing(
         return entry(grant)
 
     assert await store.transact("run", grant.lease.epoch, work) is Verdict.FENCED
-    assert (balance(mysql_url), await recorded(store)) == (0, [])
+    assert (balance(mysql_url), await recorded_steps(store)) == (0, [])
 
 
-async def test_the_users_errors_come_out_as_they_are(
+async def test_errors_of_the_user_are_raised_unchanged(
     store: MysqlStore, mysql_url: str, grant: Grant
 ) -> None:
-    """An exception from `work` rolls back and comes out as it is, the driver's included."""
+    """An exception from `work`, including the driver's, rolls back and is raised unchanged."""
 
     async def work(connection: Any) -> Entry:
         await debit(connection)
@@ -94,13 +94,13 @@ async def test_the_users_errors_come_out_as_they_are(
 
     with pytest.raises(asyncmy.Error, match=r"(?i)constraint"):
         await store.transact("run", grant.lease.epoch, work)
-    assert (balance(mysql_url), await recorded(store)) == (0, [])
+    assert (balance(mysql_url), await recorded_steps(store)) == (0, [])
 
 
-async def test_a_connection_that_the_work_lost_is_the_stores_loss(
+async def test_a_connection_lost_during_work_makes_the_store_unavailable(
     store: MysqlStore, grant: Grant
 ) -> None:
-    """Whatever the work makes of it: the step has not failed, and may be tried again."""
+    """Whatever `work` raises then, the step has not failed and may be retried."""
 
     async def work(connection: Any) -> Entry:
         try:
@@ -114,13 +114,13 @@ async def test_a_connection_that_the_work_lost_is_the_stores_loss(
     with pytest.raises(StoreUnavailable, match="no money today") as caught:
         await store.transact("run", grant.lease.epoch, work)
     assert isinstance(caught.value.__cause__, RuntimeError)
-    assert await recorded(store) == []
+    assert await recorded_steps(store) == []
 
 
-async def test_an_entry_that_is_there_already_changes_nothing(
+async def test_an_existing_entry_is_not_written_twice(
     store: MysqlStore, mysql_url: str, grant: Grant
 ) -> None:
-    """Done again after a lost answer, the user's writes are not done twice."""
+    """Repeated after a lost reply, the user's writes are rolled back."""
 
     async def work(connection: Any) -> Entry:
         await debit(connection)
@@ -128,14 +128,14 @@ async def test_an_entry_that_is_there_already_changes_nothing(
 
     for _ in range(2):
         assert await store.transact("run", grant.lease.epoch, work) is Verdict.ACCEPTED
-    assert (balance(mysql_url), await recorded(store)) == (5, ["debit"])
+    assert (balance(mysql_url), await recorded_steps(store)) == (5, ["debit"])
 
 
 @pytest.mark.parametrize("n", [1, 3])
-async def test_a_rest_in_the_meantime_rolls_back(
+async def test_a_rest_during_work_rolls_back(
     store: MysqlStore, mysql_url: str, grant: Grant, n: int
 ) -> None:
-    """It closes the epoch for the user's writes too, whatever number their entry has."""
+    """The rest closes the epoch for the user's writes too, whatever their entry's number."""
 
     async def work(connection: Any) -> Entry:
         await debit(connection)
@@ -144,14 +144,14 @@ async def test_a_rest_in_the_meantime_rolls_back(
         return entry(grant, n)
 
     assert await store.transact("run", grant.lease.epoch, work) is Verdict.FENCED
-    assert (balance(mysql_url), await recorded(store)) == (0, [])
+    assert (balance(mysql_url), await recorded_steps(store)) == (0, [])
 
 
 @pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK", "CREATE TABLE other (a INT)"])
-async def test_a_transaction_that_the_work_ended_is_an_error(
+async def test_ending_the_transaction_inside_work_is_an_error(
     store: MysqlStore, grant: Grant, statement: str
 ) -> None:
-    """In MySQL a statement that makes a table commits, too: the record would be alone."""
+    """In MySQL a statement that creates a table commits too: the record would be alone."""
 
     async def work(connection: Any) -> Entry:
         await debit(connection)
@@ -161,10 +161,10 @@ async def test_a_transaction_that_the_work_ended_is_an_error(
 
     with pytest.raises(StoreError, match="only the store may end it"):
         await store.transact("run", grant.lease.epoch, work)
-    assert await recorded(store) == []
+    assert await recorded_steps(store) == []
 
 
-async def test_the_entry_may_put_the_run_to_rest(store: MysqlStore, grant: Grant) -> None:
+async def test_the_entry_may_end_the_run(store: MysqlStore, grant: Grant) -> None:
     """The last step of a run is a step like any other."""
 
     async def work(_: Any) -> Entry:
@@ -172,11 +172,11 @@ async def test_the_entry_may_put_the_run_to_rest(store: MysqlStore, grant: Grant
         return Entry("run", grant.lease.epoch, 1, whole, rest=Rest("completed"))
 
     assert await store.transact("run", grant.lease.epoch, work) is Verdict.ACCEPTED
-    assert [line.status for line in await store.list()] == ["completed"]
+    assert [summary.status for summary in await store.list()] == ["completed"]
 
 
 async def test_an_entry_of_another_run_is_refused(store: MysqlStore, grant: Grant) -> None:
-    """It would be fenced by the wrong run."""
+    """The fence of the wrong run would apply."""
 
     async def work(_: Any) -> Entry:
         return Entry("other", grant.lease.epoch, 1, b"{}")
@@ -203,4 +203,4 @@ async def test_a_cancelled_transaction_is_rolled_back(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (balance(mysql_url), await recorded(store)) == (0, [])
+    assert (balance(mysql_url), await recorded_steps(store)) == (0, [])

@@ -1,4 +1,4 @@
-"""The MySQL store keeps the whole contract on sessions that are not its own."""
+"""The MySQL store with sessions and URLs of the user's choice."""
 
 import ssl
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ import pytest
 from perdure.errors import InvalidArgument, StoreUnavailable
 from perdure.store import Entry, LeaseRequest, Rest, Store, Verdict
 from perdure.stores import mysql, open_store
-from perdure.stores.mysql.url import connect_options, place
+from perdure.stores.mysql.url import connect_options, host_and_database
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.mysql import connect_arguments
 from tests.stores.mysql.kit import MysqlConformance, query
@@ -20,7 +20,7 @@ from tests.stores.mysql.kit import MysqlConformance, query
 LONG = timedelta(minutes=5)
 ACCEPTED, FENCED, UNKNOWN = Verdict.ACCEPTED, Verdict.FENCED, Verdict.UNKNOWN
 
-# In these modes quotes, backslashes and NULLs are not what they are by default.
+# In these modes quotes and backslashes have another meaning than by default.
 STRANGE = (
     "SET SESSION sql_mode = 'ANSI_QUOTES,NO_BACKSLASH_ESCAPES,PIPES_AS_CONCAT,IGNORE_SPACE', "
     "SESSION time_zone = '-07:00', SESSION autocommit = 0"
@@ -29,7 +29,7 @@ STRANGE = (
 
 @pytest.mark.slow
 class TestWithAPool(MysqlConformance):
-    """With a pool of the user's own, whose sessions are in modes that break careless statements."""
+    """With a pool of the user, whose sessions have modes that break careless statements."""
 
     examples = 5
 
@@ -50,7 +50,7 @@ class TestWithAPool(MysqlConformance):
 async def test_verdicts_do_not_depend_on_how_rows_are_counted(
     mysql_url: str, client_flag: int, autocommit: bool
 ) -> None:
-    """CLIENT.FOUND_ROWS, which an UPDATE counts by, is the pool's owner's business alone."""
+    """The user may set CLIENT.FOUND_ROWS, which changes the row count of an UPDATE."""
     options: dict[str, Any] = {"client_flag": client_flag, "autocommit": autocommit}
     pool = await asyncmy.create_pool(minsize=0, **connect_arguments(mysql_url), **options)
     async with pool, mysql(pool=pool) as store:
@@ -69,9 +69,9 @@ async def test_verdicts_do_not_depend_on_how_rows_are_counted(
         assert (await store.delete("run"), await store.delete("run")) == (True, False)
 
 
-async def test_a_session_that_does_not_commit_by_itself_is_committed(mysql_url: str) -> None:
-    """Also when the driver does not know of it."""
-    hidden = {"init_command": "SET autocommit = 0", "autocommit": None}
+async def test_a_session_without_autocommit_is_committed(mysql_url: str) -> None:
+    """Even if the driver does not know of it."""
+    hidden: dict[str, Any] = {"init_command": "SET autocommit = 0", "autocommit": None}
     pool = await asyncmy.create_pool(minsize=0, maxsize=1, **connect_arguments(mysql_url), **hidden)
     async with pool, mysql(pool=pool) as store:
         (grant,) = await store.acquire(
@@ -85,15 +85,15 @@ async def test_a_session_that_does_not_commit_by_itself_is_committed(mysql_url: 
         assert query(mysql_url, "SELECT COUNT(*) FROM perdure_runs_journal") == ((3,),)
 
 
-async def test_the_pools_sessions_stay_as_they_are(mysql_url: str) -> None:
-    """Neither their isolation, nor their mode, nor an open transaction is left behind."""
+async def test_the_pools_sessions_are_not_changed(mysql_url: str) -> None:
+    """Isolation level and mode are unchanged, and no transaction is left open."""
     settings = (
         "SHOW SESSION VARIABLES WHERE Variable_name LIKE '%isolation' OR Variable_name IN "
         "('sql_mode', 'autocommit', 'innodb_lock_wait_timeout', 'time_zone')"
     )
     pool = await asyncmy.create_pool(minsize=1, maxsize=1, **connect_arguments(mysql_url))
     async with pool:
-        before = await asked(pool, settings)
+        before = await fetch(pool, settings)
         async with mysql(pool=pool) as store:
             await store.save("run", snapshot("a"))
             await store.acquire([LeaseRequest("run", "ana", LONG)])
@@ -101,11 +101,11 @@ async def test_the_pools_sessions_stay_as_they_are(mysql_url: str) -> None:
         connection = await pool.acquire()
         assert connection.get_transaction_status() is False
         await pool.release(connection)
-        assert await asked(pool, settings) == before
-        assert await asked(pool, "SELECT COUNT(*) FROM perdure_runs") == ((1,),)
+        assert await fetch(pool, settings) == before
+        assert await fetch(pool, "SELECT COUNT(*) FROM perdure_runs") == ((1,),)
 
 
-async def asked(pool: Any, statement: str) -> Any:
+async def fetch(pool: Any, statement: str) -> Any:
     async with pool.acquire() as connection, connection.cursor() as cursor:
         await cursor.execute(statement)
         rows = await cursor.fetchall()
@@ -113,8 +113,8 @@ async def asked(pool: Any, statement: str) -> Any:
         return rows
 
 
-async def test_a_pool_of_another_character_set_is_refused(mysql_url: str) -> None:
-    """It would turn what it does not know into question marks."""
+async def test_a_pool_with_another_character_set_is_refused(mysql_url: str) -> None:
+    """It would replace unknown characters by question marks."""
     options = connect_arguments(mysql_url) | {"charset": "latin1"}
     pool = await asyncmy.create_pool(minsize=0, **options)
     async with pool, mysql(pool=pool) as store:
@@ -122,8 +122,8 @@ async def test_a_pool_of_another_character_set_is_refused(mysql_url: str) -> Non
             await store.load("run")
 
 
-async def test_a_closed_pool_is_named(mysql_url: str) -> None:
-    """Rather than the driver's own error."""
+async def test_a_closed_pool_makes_the_store_unavailable(mysql_url: str) -> None:
+    """The driver's own error is translated."""
     pool = await asyncmy.create_pool(minsize=0, **connect_arguments(mysql_url))
     store = mysql(pool=pool)
     async with pool:
@@ -132,18 +132,18 @@ async def test_a_closed_pool_is_named(mysql_url: str) -> None:
         await store.load("run")
 
 
-async def test_a_mariadb_url_opens_it(mysql_url: str) -> None:
-    """By both names."""
-    async with open_store(mysql_url.replace("mysql://", "mariadb://", 1)) as store:  # type: ignore[attr-defined]  # the stores in the box have it
+async def test_a_mariadb_url_opens_the_store(mysql_url: str) -> None:
+    """`mariadb://` is the same as `mysql://`."""
+    async with open_store(mysql_url.replace("mysql://", "mariadb://", 1)) as store:  # type: ignore[attr-defined]  # all built-in stores have it
         await store.save("run", snapshot("a"))
     assert query(mysql_url, "SELECT id, status FROM perdure_runs") == (("run", "running"),)
 
 
 class TestUrls:
-    """What a URL says."""
+    """Connection options in a URL."""
 
-    def test_a_url_names_everything(self) -> None:
-        """User, password, host, port, database and how to encrypt."""
+    def test_a_url_contains_all_options(self) -> None:
+        """User, password, host, port, database and encryption."""
         options = connect_options("mysql://ana%40x:p%C3%A4ss%2F@db.example:3307/my%20db?ssl=true")
         assert options == {
             "host": "db.example",
@@ -153,22 +153,22 @@ class TestUrls:
             "database": "my db",
             "ssl": True,
         }
-        assert place(options) == "db.example:3307/my db"
+        assert host_and_database(options) == "db.example:3307/my db"
 
-    def test_what_is_not_said_is_usual(self) -> None:
+    def test_missing_parts_have_defaults(self) -> None:
         """localhost, 3306, root."""
         options = connect_options("mariadb:///db")
         assert (options["host"], options["port"], options["user"]) == ("localhost", 3306, "root")
         assert "ssl" not in options
 
-    def test_certificates_and_sockets_are_files(self) -> None:
-        """An authority to trust, and a socket in place of a host."""
+    def test_certificates_and_sockets_are_file_names(self) -> None:
+        """A certificate authority, and a socket instead of a host."""
         options = connect_options("mysql://h/db?ssl_ca=/ca.pem&ssl=true&unix_socket=/run/my.sock")
         assert (options["ssl"], options["unix_socket"]) == ({"ca": "/ca.pem"}, "/run/my.sock")
-        assert place(options) == "/run/my.sock/db"
+        assert host_and_database(options) == "/run/my.sock/db"
 
-    def test_an_option_outweighs_the_url(self) -> None:
-        """A context says more than a text can."""
+    def test_the_option_overrides_the_url(self) -> None:
+        """An `SSLContext` has more options than a URL."""
         context = ssl.create_default_context()
         assert connect_options("mysql://h/db?ssl=true", context)["ssl"] is context
         assert connect_options("mysql://h/db?ssl=false")["ssl"] is None
@@ -189,20 +189,20 @@ class TestUrls:
             "mysql://h/db?ssl_ca=",
         ],
     )
-    def test_a_url_that_says_nothing_is_refused(self, url: Any) -> None:
-        """At once, and by name."""
+    def test_an_invalid_url_is_refused(self, url: Any) -> None:
+        """At once, with the name of the parameter."""
         with pytest.raises(InvalidArgument, match="url"):
             mysql(url)
 
     def test_a_password_is_not_shown(self) -> None:
-        """Not even when the URL is wrong."""
+        """Not even if the URL is invalid."""
         with pytest.raises(InvalidArgument) as caught:
             mysql("mysql://ana:secret@h")
         assert "secret" not in str(caught.value)
 
 
-async def test_a_password_of_any_letters_works(mysql_url: str) -> None:
-    """The driver would take it to be Latin-1."""
+async def test_a_password_may_contain_any_characters(mysql_url: str) -> None:
+    """The driver would encode a string as Latin-1."""
     query(mysql_url, "DROP USER IF EXISTS ana")
     query(mysql_url, "CREATE USER ana IDENTIFIED BY 'жπ'")
     query(mysql_url, "GRANT ALL ON *.* TO ana")

@@ -1,4 +1,4 @@
-"""The conformance kit on PostgreSQL: one database for all checks of a class."""
+"""The conformance kit on PostgreSQL, with one database for all checks of a class."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,15 +16,17 @@ _TABLES = ("perdure_runs", "perdure_runs_journal", "perdure_runs_inbox", "notes"
 
 
 class PostgresConformance(StoreConformance):
-    """What every way of opening the store shares. Making a database takes longer than most checks:
-    it is made once and emptied after each of them."""
+    """The fixtures for every way to open the store.
+
+    Creating a database takes longer than most checks: it is created once and emptied after each.
+    """
 
     direct_url: str
 
     @pytest.fixture(scope="class")
     @classmethod
     def database(cls, postgres_server: Server) -> Iterator[str]:
-        """A database that each check finds empty."""
+        """A database that is empty at the start of each check."""
         with fresh_database(postgres_server, pooled=True) as url:
             with psycopg.connect(url) as connection:
                 connection.execute("CREATE TABLE notes (note text)")
@@ -32,7 +34,7 @@ class PostgresConformance(StoreConformance):
 
     @pytest.fixture
     def empty_url(self, database: str, postgres_server: Server) -> Iterator[str]:
-        """The database; fails the check that leaves a connection open."""
+        """The database; a check that leaves a connection open fails."""
         yield database
         await_no_connections(postgres_server, urlsplit(database).path[1:])
         empty(database)
@@ -46,7 +48,7 @@ class PostgresConformance(StoreConformance):
 
 
 def empty(url: str) -> None:
-    """Remove the rows of all tables."""
+    """Delete the rows of all tables."""
     with psycopg.connect(url, autocommit=True) as connection:
         for table in _TABLES:
             if connection.execute("SELECT to_regclass(%s)", [table]).fetchone() != (None,):

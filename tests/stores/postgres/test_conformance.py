@@ -1,4 +1,4 @@
-"""The PostgreSQL store keeps the whole contract, on a real server."""
+"""The PostgreSQL store fulfills the contract on a real server."""
 
 from collections.abc import AsyncIterator
 
@@ -10,7 +10,7 @@ from tests.stores.postgres.kit import PostgresConformance
 
 
 class TestPostgresStore(PostgresConformance):
-    """By URL."""
+    """Opened by URL."""
 
     @pytest.fixture
     async def store(self, empty_url: str) -> AsyncIterator[Store]:

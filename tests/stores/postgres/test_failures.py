@@ -1,4 +1,4 @@
-"""What the PostgreSQL store does when the server dies, the line is cut, or rights are missing."""
+"""The PostgreSQL store with crashed servers, lost connections and missing permissions."""
 
 import asyncio
 import gc
@@ -23,11 +23,11 @@ from tests.servers.proxy import TcpProxy
 LONG = timedelta(minutes=5)
 
 
-async def granted(store: PostgresStore, *ids: str) -> list[Grant]:
-    wants = [
+async def acquire(store: PostgresStore, *ids: str) -> list[Grant]:
+    requests = [
         LeaseRequest(id, "ana", LONG, create=as_json(snapshot()), workflow="order") for id in ids
     ]
-    return [grant for grant in await store.acquire(wants) if grant is not None]
+    return [grant for grant in await store.acquire(requests) if grant is not None]
 
 
 def entry(grant: Grant, n: int, key: str) -> Entry:
@@ -40,13 +40,16 @@ async def steps(store: PostgresStore, id: str = "run") -> list[str]:
     return list(loaded["steps"])
 
 
-async def test_what_was_acknowledged_survives_kill_9(
+async def test_acknowledged_entries_survive_kill_9(
     postgres_server: Server, postgres_url: str
 ) -> None:
-    """The server is killed among 200 running appends: every acknowledged entry is there, the store
-    reconnects by itself, and callers get success or a clear error."""
+    """The server is killed during 200 concurrent appends.
+
+    Every acknowledged entry exists, the store reconnects by itself, and callers get success or a
+    clear error.
+    """
     async with postgres(postgres_url, connect_timeout=30) as store:
-        grants = await granted(store, *(f"run {number}" for number in range(200)))
+        grants = await acquire(store, *(f"run {number}" for number in range(200)))
         acknowledged: dict[str, list[str]] = {grant.lease.id: [] for grant in grants}
 
         async def work(grant: Grant) -> None:
@@ -69,8 +72,8 @@ async def test_what_was_acknowledged_survives_kill_9(
         assert sum(map(len, acknowledged.values())) > 2_000
 
 
-class TestACutLine:
-    """Between commit and answer."""
+class TestLostConnection:
+    """The connection is lost between commit and reply."""
 
     @pytest.fixture
     async def proxy(self, postgres_url: str) -> AsyncIterator[TcpProxy]:
@@ -82,11 +85,11 @@ class TestACutLine:
         async with postgres(proxy.url, connect_timeout=1) as store:
             yield store
 
-    async def test_an_entry_is_neither_doubled_nor_lost(
+    async def test_an_entry_is_neither_duplicated_nor_lost(
         self, store: PostgresStore, proxy: TcpProxy
     ) -> None:
-        """An entry, a batch, a rest: sent again by the store, and accepted."""
-        one, two = await granted(store, "run", "two")
+        """An entry, a batch and a rest are sent again by the store, and accepted."""
+        one, two = await acquire(store, "run", "two")
         batches = [
             [entry(one, 1, "a")],
             [entry(one, 2, "b"), entry(two, 1, "a")],
@@ -94,7 +97,7 @@ class TestACutLine:
             [entry(two, 2, "b"), Entry("two", two.lease.epoch, 3, b"{}", rest=Rest("failed"))],
         ]
         for number, batch in enumerate(batches, 1):
-            # Prepared beforehand, so that the trap meets the values and not the statement.
+            # Prepared first, so that the dropped reply is to the values and not to the statement.
             await store.append([Entry("missing", 1, 1, b"{}")])
             proxy.drop_next_reply(to=batch[-1].data)
             assert set(await store.append(batch)) == {Verdict.ACCEPTED}
@@ -102,34 +105,34 @@ class TestACutLine:
         assert await steps(store) == ["c"]
 
     async def test_an_event_is_not_sent_twice(self, store: PostgresStore, proxy: TcpProxy) -> None:
-        """Without a dedup_id the store cannot know, and says so; with one it sends it again."""
-        await granted(store, "run")
+        """Without a dedup id the store raises, because it cannot know; with one it sends again."""
+        await acquire(store, "run")
         await store.send("run", "warm", b"1")
         proxy.drop_next_reply(to=b"payload 1")
-        with pytest.raises(StoreUnavailable, match="went away"):
+        with pytest.raises(StoreUnavailable, match="is unavailable"):
             await store.send("run", "paid", b"payload 1")
         proxy.drop_next_reply(to=b"payload 2")
         await store.send("run", "paid", b"payload 2", dedup_id="x")
         names = [message.payload for message in await store.inbox("run")]
         assert names == [b"1", b"payload 1", b"payload 2"]
 
-    async def test_a_grant_that_was_lost_is_asked_for_again(
+    async def test_a_lost_grant_is_requested_again(
         self, store: PostgresStore, proxy: TcpProxy
     ) -> None:
-        """A lease that the same owner holds already is given again."""
-        await granted(store, "other")
+        """A lease that the same owner holds is granted again."""
+        await acquire(store, "other")
         proxy.drop_next_reply(to=b"run")
-        (grant,) = await granted(store, "run")
+        (grant,) = await acquire(store, "run")
         assert await store.append([entry(grant, 1, "a")]) == [Verdict.ACCEPTED]
 
-    async def test_a_line_that_comes_back_is_used_again(
+    async def test_the_store_works_again_once_the_server_is_reachable(
         self, store: PostgresStore, proxy: TcpProxy
     ) -> None:
-        """Nothing needs to be restarted."""
-        await granted(store, "run")
+        """No restart is needed."""
+        await acquire(store, "run")
         proxy.refuse()
         with pytest.raises(
-            StoreUnavailable, match=r"127\.0\.0\.1:\d+/\w+ cannot be reached, tried"
+            StoreUnavailable, match=r"127\.0\.0\.1:\d+/\w+ is unavailable: .* \(tried for"
         ):
             await store.load("run")
         proxy.accept()
@@ -138,8 +141,8 @@ class TestACutLine:
     async def test_a_transaction_whose_commit_is_lost_is_not_repeated(
         self, store: PostgresStore, proxy: TcpProxy
     ) -> None:
-        """The user's writes cannot be done twice: the caller is told, and can look."""
-        (grant,) = await granted(store, "run")
+        """The user's writes cannot be repeated: the caller gets an error and can check."""
+        (grant,) = await acquire(store, "run")
 
         async def work(_: object) -> Entry:
             proxy.drop_next_reply(to=b"COMMIT")
@@ -150,10 +153,10 @@ class TestACutLine:
         assert await steps(store) == ["a"]
 
 
-async def test_a_cancelled_call_harms_no_other(postgres_url: str) -> None:
+async def test_a_cancelled_call_does_not_affect_others(postgres_url: str) -> None:
     """A connection whose statement was cancelled is not used again, and not leaked."""
     async with postgres(postgres_url, max_connections=1) as store:
-        (grant,) = await granted(store, "run")
+        (grant,) = await acquire(store, "run")
         cancelled = 0
         for n in range(20):
             task = asyncio.ensure_future(store.append([entry(grant, n, f"{n}")]))
@@ -165,8 +168,8 @@ async def test_a_cancelled_call_harms_no_other(postgres_url: str) -> None:
         assert await store.append([entry(grant, 20, "last")]) == [Verdict.ACCEPTED]
 
 
-async def test_a_server_that_is_away_is_named() -> None:
-    """What, where, and how long it was tried; no password."""
+async def test_an_unavailable_server_is_named() -> None:
+    """The error says what, where, and how long it was tried, without the password."""
     port = free_port()
     async with postgres(
         f"postgresql://ana:secret@127.0.0.1:{port}/db", connect_timeout=0.2
@@ -174,37 +177,38 @@ async def test_a_server_that_is_away_is_named() -> None:
         with pytest.raises(StoreUnavailable) as caught:
             await store.load("run")
     text = str(caught.value)
-    assert f"PostgreSQL at 127.0.0.1:{port}/db cannot be reached, tried for 0." in text
+    assert f"PostgreSQL at 127.0.0.1:{port}/db is unavailable: " in text
+    assert "(tried for 0." in text
     assert "secret" not in text
     assert caught.value.__cause__ is not None
 
 
 async def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message holds the command that installs it."""
+    """The message contains the command that installs it."""
     monkeypatch.setitem(sys.modules, "asyncpg", None)
     with pytest.raises(MissingDependency, match=r"pip install 'perdure\[postgres\]'"):
         postgres("postgresql://localhost/db")
 
 
-async def test_missing_rights_say_what_to_run(postgres_url: str) -> None:
-    """Which statement an administrator should run; and run, it helps."""
+async def test_missing_permissions_are_reported_with_the_remedy(postgres_url: str) -> None:
+    """The error contains the statement for an administrator, which helps when it is run."""
     parts = urlsplit(postgres_url)
-    stranger = parts._replace(netloc=f"stranger@{parts.netloc.rpartition('@')[2]}").geturl()
+    limited = parts._replace(netloc=f"limited@{parts.netloc.rpartition('@')[2]}").geturl()
     with psycopg.connect(postgres_url, autocommit=True) as administrator:
-        administrator.execute("CREATE ROLE stranger LOGIN")
+        administrator.execute("CREATE ROLE limited LOGIN")
         try:
-            async with postgres(stranger) as store:
+            async with postgres(limited) as store:
                 with pytest.raises(StoreError, match="As an administrator run: ") as caught:
                     await store.load("run")
                 administrator.execute(str(caught.value).partition("run: ")[2].encode())
                 assert await store.load("run") is None
         finally:
-            administrator.execute("DROP OWNED BY stranger")
-            administrator.execute("DROP ROLE stranger")
+            administrator.execute("DROP OWNED BY limited")
+            administrator.execute("DROP ROLE limited")
 
 
-async def test_a_closed_store_says_so(postgres_url: str) -> None:
-    """And its connections are closed, which the fixture checks."""
+async def test_a_closed_store_raises(postgres_url: str) -> None:
+    """Its connections are closed, which the fixture checks."""
     store = postgres(postgres_url)
     await store.load("run")
     await store.close()
@@ -214,16 +218,16 @@ async def test_a_closed_store_says_so(postgres_url: str) -> None:
 
 
 async def test_a_pool_that_was_passed_in_stays_open(postgres_url: str) -> None:
-    """Whoever opens, closes."""
+    """The store closes only what it opened."""
     async with asyncpg.create_pool(postgres_url, min_size=1, max_size=2) as pool:
         async with postgres(pool=pool) as store:
-            await granted(store, "run")
+            await acquire(store, "run")
         assert await pool.fetchval("SELECT count(*) FROM perdure_runs") == 1
         assert pool.get_size() <= 2
 
 
-async def test_connections_keep_to_their_limit(postgres_url: str) -> None:
-    """At most `max_connections`, however many calls are under way."""
+async def test_the_number_of_connections_is_limited(postgres_url: str) -> None:
+    """At most `max_connections` are open, however many calls run concurrently."""
     async with postgres(postgres_url, max_connections=3) as store:
         await asyncio.gather(*(store.load(f"run {number}") for number in range(50)))
         with psycopg.connect(postgres_url) as connection:
@@ -239,18 +243,18 @@ async def test_local_clocks_do_not_matter(postgres_url: str) -> None:
         postgres(postgres_url, clock=early) as one,
         postgres(postgres_url, clock=late) as two,
     ):
-        (grant,) = await granted(one, "run")
+        (grant,) = await acquire(one, "run")
         assert list(await two.acquire([LeaseRequest("run", "bob", LONG)])) == [None]
         assert await two.claim("bob", LONG, 10) == []
         await one.renew([grant.lease], timedelta(milliseconds=50))
         await asyncio.sleep(0.1)
-        (taken,) = await two.claim("bob", LONG, 10)
-        assert taken.lease.epoch > grant.lease.epoch
-        assert abs(taken.now - grant.now) < timedelta(minutes=1)
+        (claimed,) = await two.claim("bob", LONG, 10)
+        assert claimed.lease.epoch > grant.lease.epoch
+        assert abs(claimed.now - grant.now) < timedelta(minutes=1)
 
 
-async def test_hints_come_again_after_the_connection_was_lost(postgres_url: str) -> None:
-    """Whoever listens need not know that the server hung up."""
+async def test_notifications_continue_after_a_lost_connection(postgres_url: str) -> None:
+    """The listener does not notice that the server closed the connection."""
     async with postgres(postgres_url) as store:
         await store.load("run")
         heard = asyncio.Semaphore(0)
@@ -272,7 +276,7 @@ async def test_hints_come_again_after_the_connection_was_lost(postgres_url: str)
     await asyncio.wait_for(listening, 5)
 
 
-# The connections of a loop that has ended can only be left to the collector, which complains.
+# Connections of a loop that has ended are left to the garbage collector, which emits a warning.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_store_moves_to_the_next_event_loop(postgres_url: str) -> None:
     """After its loop has ended, as with one `asyncio.run` after another."""
@@ -282,9 +286,9 @@ def test_a_store_moves_to_the_next_event_loop(postgres_url: str) -> None:
         await store.save(id, snapshot("a"))
 
     async def last() -> list[str]:
-        found = await steps(store, "1")
+        keys = await steps(store, "1")
         await store.close()
-        return found
+        return keys
 
     asyncio.run(use("1"))
     asyncio.run(use("2"))
@@ -292,8 +296,8 @@ def test_a_store_moves_to_the_next_event_loop(postgres_url: str) -> None:
     gc.collect()
 
 
-async def test_a_store_of_another_living_loop_is_refused(postgres_url: str) -> None:
-    """Its connections cannot be waited for here."""
+async def test_a_store_in_use_by_another_loop_is_refused(postgres_url: str) -> None:
+    """Its connections cannot be awaited in this one."""
     async with postgres(postgres_url) as store:
         await store.load("run")
         with pytest.raises(StoreError, match="another event loop"):

@@ -1,4 +1,4 @@
-"""Texts under keys in PostgreSQL."""
+"""The key-value store in PostgreSQL."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,14 +23,14 @@ async def kv(postgres_url: str) -> AsyncIterator[PostgresKeyValue]:
 
 
 async def test_it_is_a_key_value_store(kv: PostgresKeyValue) -> None:
-    """With what makes a store on it quick and safe."""
+    """With the optional methods that make it fast and safe."""
     assert isinstance(kv, KeyValueStore)
     assert isinstance(kv, CompareAndSet)
     assert isinstance(kv, GetMany)
 
 
-async def test_a_text_is_kept_until_it_is_deleted(kv: PostgresKeyValue) -> None:
-    """Whatever it is, under whatever key."""
+async def test_a_value_is_stored_until_it_is_deleted(kv: PostgresKeyValue) -> None:
+    """Any string is a key and a value."""
     for key, value in (
         ("", ""),
         ("ключ 🔑", "текст 📄"),
@@ -46,15 +46,15 @@ async def test_a_text_is_kept_until_it_is_deleted(kv: PostgresKeyValue) -> None:
         assert not await kv.exists(key)
 
 
-async def test_a_text_is_replaced_with_its_time_to_live(kv: PostgresKeyValue) -> None:
-    """Without `ttl` an earlier one is forgotten."""
+async def test_set_replaces_the_value_and_its_time_to_live(kv: PostgresKeyValue) -> None:
+    """Without `ttl`, a previous one is removed."""
     await kv.set("a", "1", ttl=BLINK)
     await kv.set("a", "2")
     await asyncio.sleep(0.1)
     assert await kv.get("a") == "2"
 
 
-async def test_a_time_to_live_ends(kv: PostgresKeyValue) -> None:
+async def test_values_expire(kv: PostgresKeyValue) -> None:
     """By the database's clock, for every method."""
     await kv.set("short", "1", ttl=BLINK)
     await kv.set("long", "2", ttl="1h")
@@ -67,8 +67,8 @@ async def test_a_time_to_live_ends(kv: PostgresKeyValue) -> None:
     assert await kv.delete("short") is False
 
 
-async def test_what_has_expired_is_purged(kv: PostgresKeyValue, postgres_url: str) -> None:
-    """By later writes: nothing is left of it."""
+async def test_expired_values_are_purged(kv: PostgresKeyValue, postgres_url: str) -> None:
+    """Later writes delete them."""
     for number in range(30):
         await kv.set(f"{number}", "x", ttl=BLINK)
     await asyncio.sleep(0.1)
@@ -78,7 +78,7 @@ async def test_what_has_expired_is_purged(kv: PostgresKeyValue, postgres_url: st
 
 
 async def test_only_the_star_is_special_in_a_pattern(kv: PostgresKeyValue) -> None:
-    """`%`, `_`, `.`, `[`, `?` and `\\` stand for themselves."""
+    """`%`, `_`, `.`, `[`, `?` and `\\` match themselves."""
     keys = ["a%b", "a_b", "a.b", "a[b]", "a\\b", "a?b", "axb", "ab", "A%B", "a\nb"]
     for key in keys:
         await kv.set(key, "1")
@@ -92,7 +92,7 @@ async def test_only_the_star_is_special_in_a_pattern(kv: PostgresKeyValue) -> No
 
 
 async def test_compare_and_set(kv: PostgresKeyValue) -> None:
-    """Put `new` where `old` is, in one atomic act; None stands for nothing."""
+    """`replace` compares and sets atomically; `None` stands for a missing key."""
     assert await kv.replace("a", None, None) is True
     assert await kv.replace("a", "x", "1") is False
     assert await kv.replace("a", None, "1") is True
@@ -108,8 +108,8 @@ async def test_compare_and_set(kv: PostgresKeyValue) -> None:
     assert await kv.get("a") == "new"
 
 
-async def test_one_of_many_wins(kv: PostgresKeyValue) -> None:
-    """However many try to replace the same text at once."""
+async def test_one_of_many_concurrent_replacements_succeeds(kv: PostgresKeyValue) -> None:
+    """However many processes replace the same value at once."""
     await kv.set("a", "0")
     won = await asyncio.gather(*(kv.replace("a", "0", f"{n}") for n in range(1, 20)))
     assert sum(won) == 1
@@ -118,16 +118,16 @@ async def test_one_of_many_wins(kv: PostgresKeyValue) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 7, b"x", "a\0b"])
-async def test_what_is_no_text_is_refused(kv: PostgresKeyValue, value: object) -> None:
-    """As a key and as a value, by name."""
+async def test_values_other_than_strings_are_refused(kv: PostgresKeyValue, value: object) -> None:
+    """As a key and as a value; the error names the parameter."""
     with pytest.raises(InvalidArgument, match="value"):
         await kv.set("a", value)  # type: ignore[arg-type]  # on purpose
     with pytest.raises(InvalidArgument, match="key"):
         await kv.get(value)  # type: ignore[arg-type]  # on purpose
 
 
-async def test_many_first_uses_at_once(postgres_url: str) -> None:
-    """Set-up is lazy, and safe when many start together."""
+async def test_concurrent_first_uses_are_safe(postgres_url: str) -> None:
+    """Set-up is lazy, and safe if many stores start together."""
     kvs = [PostgresKeyValue(postgres_url, max_connections=1) for _ in range(20)]
     await asyncio.gather(*(kv.set(f"{number}", "x") for number, kv in enumerate(kvs)))
     assert len(await kvs[0].keys()) == 20
@@ -136,7 +136,7 @@ async def test_many_first_uses_at_once(postgres_url: str) -> None:
         await kvs[0].get("0")
 
 
-async def test_behind_a_pooler(pgbouncer_server: PgBouncer, pgbouncer_url: str) -> None:
+async def test_it_works_behind_a_pooler(pgbouncer_server: PgBouncer, pgbouncer_url: str) -> None:
     """Without prepared statements."""
     async with PostgresKeyValue(pgbouncer_url, prepared_statements=False) as kv:
         await asyncio.gather(*(kv.set(f"{number}", "x") for number in range(30)))
@@ -144,7 +144,7 @@ async def test_behind_a_pooler(pgbouncer_server: PgBouncer, pgbouncer_url: str) 
 
 
 async def test_awaitlys_own_table_is_used_as_it_is(postgres_url: str) -> None:
-    """What its first generation saved is read, and what is saved it can read."""
+    """Each reads what the other stored."""
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(AWAITLY)
     async with PostgresKeyValue(postgres_url, table="awaitly_workflow_state") as kv:

@@ -1,4 +1,4 @@
-"""The tables of the PostgreSQL store: how they come to be, and which index answers what."""
+"""The tables of the PostgreSQL store: migrations, names and query plans."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,8 +13,9 @@ import pytest
 from perdure.errors import InvalidArgument, StoreError, StoreUnavailable
 from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
 from perdure.stores import postgres
+from perdure.stores._migrations import read_migrations
 from perdure.stores.postgres import PostgresStore
-from perdure.stores.postgres.schema import Names, read_migrations
+from perdure.stores.postgres.schema import Tables
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 from tests.servers.proxy import TcpProxy
 
@@ -31,39 +32,39 @@ def schema_at(url: str) -> list[tuple[Any, ...]]:
         return [row for query in (COLUMNS, INDEXES) for row in connection.execute(query.encode())]
 
 
-async def test_the_schema_is_what_the_migrations_make(postgres_url: str) -> None:
-    """The files are the whole truth: run by hand, they give the tables that the store makes."""
+async def test_the_migrations_create_the_whole_schema(postgres_url: str) -> None:
+    """Run by hand, the scripts create the same tables as the store."""
     async with postgres(postgres_url) as store:
         await store.load("run")
-    made = schema_at(postgres_url)
+    schema = schema_at(postgres_url)
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         for table in ("perdure_runs", "perdure_runs_journal", "perdure_runs_inbox"):
             connection.execute(f"DROP TABLE {table}".encode())
-        for migration in read_migrations("migrations"):
-            connection.execute(Names("perdure_runs").fill(migration.script).encode())
-    assert schema_at(postgres_url) == made
+        for migration in read_migrations("perdure.stores.postgres"):
+            connection.execute(Tables("perdure_runs").sql(migration.script).encode())
+    assert schema_at(postgres_url) == schema
 
 
 def test_migrations_are_numbered_without_a_gap() -> None:
-    """And each says in its name what it is for."""
-    migrations = read_migrations("migrations")
+    """Each has a name after its number."""
+    migrations = read_migrations("perdure.stores.postgres")
     assert [migration.version for migration in migrations] == list(range(1, len(migrations) + 1))
     assert all(Path(migration.name).stem[4] == "_" for migration in migrations)
 
 
-async def test_fifty_first_uses_at_once_make_the_schema_once(postgres_url: str) -> None:
-    """Safe when many processes start together."""
+async def test_fifty_concurrent_first_uses_create_the_schema_once(postgres_url: str) -> None:
+    """Many processes may start together."""
     stores = [postgres(postgres_url, max_connections=1) for _ in range(50)]
     await asyncio.gather(*(store.save(f"{n}", snapshot()) for n, store in enumerate(stores)))
     assert len(await stores[0].list()) == 50
     with psycopg.connect(postgres_url) as connection:
         applied = connection.execute("SELECT count(*) FROM perdure_runs_migrations").fetchone()
-    assert applied == (len(read_migrations("migrations")),)
+    assert applied == (len(read_migrations("perdure.stores.postgres")),)
     await asyncio.gather(*(store.close() for store in stores))
 
 
-async def test_a_set_up_that_failed_is_tried_again(postgres_url: str) -> None:
-    """A failed first try is not remembered."""
+async def test_a_failed_set_up_is_retried(postgres_url: str) -> None:
+    """A failed first attempt is not remembered."""
     async with (
         TcpProxy.before(postgres_url) as proxy,
         postgres(proxy.url, connect_timeout=0.2) as store,
@@ -76,18 +77,18 @@ async def test_a_set_up_that_failed_is_tried_again(postgres_url: str) -> None:
 
 
 async def test_tables_of_a_newer_version_are_refused(postgres_url: str) -> None:
-    """Rather than written in a way that the newer version would not understand."""
+    """Writing to them could break the newer version."""
     async with postgres(postgres_url) as store:
         await store.load("run")
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("INSERT INTO perdure_runs_migrations VALUES (9999, '9999_future')")
     async with postgres(postgres_url) as store:
-        with pytest.raises(StoreError, match="newer perdure"):
+        with pytest.raises(StoreError, match="newer version of perdure"):
             await store.load("run")
 
 
-async def test_a_table_may_name_its_schema(postgres_url: str) -> None:
-    """All that belongs to the table lies beside it."""
+async def test_the_table_may_include_a_schema(postgres_url: str) -> None:
+    """All tables of the store are created beside it."""
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("CREATE SCHEMA billing")
     async with postgres(postgres_url, table="billing.runs") as store:
@@ -101,8 +102,8 @@ async def test_a_table_may_name_its_schema(postgres_url: str) -> None:
 @pytest.mark.parametrize(
     "table", ["", "1runs", "runs;", 'ru"ns', "a.b.c", ".runs", "runs.", "rüns", "r" * 49, 7, None]
 )
-def test_a_name_that_is_no_name_is_refused(table: Any) -> None:
-    """Names are the only thing that ever gets into a statement's text."""
+def test_invalid_table_names_are_refused(table: Any) -> None:
+    """Table names are the only values that are interpolated into statements."""
     with pytest.raises(InvalidArgument, match="table"):
         postgres("postgresql://localhost/db", table=table)
 
@@ -121,14 +122,14 @@ def test_a_name_that_is_no_name_is_refused(table: Any) -> None:
         {"url": "postgresql://h/d", "prefix": "\0"},
     ],
 )
-def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
-    """At once, and by name."""
+def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
+    """At once, with the name of the parameter."""
     with pytest.raises(InvalidArgument):
         postgres(**options)
 
 
 class TestPlans:
-    """With 100,000 runs every question is answered by an index."""
+    """With 100,000 runs, every query uses an index."""
 
     @pytest.fixture(params=["our own", "awaitly's"])
     async def store(
@@ -145,25 +146,25 @@ class TestPlans:
 
     @pytest.fixture
     async def plans(self, store: PostgresStore) -> list[str]:
-        """The plans of all statements that the store has run, as the server really ran them."""
-        (connection,) = store._database.connections._idle  # type: ignore[attr-defined]  # our own
+        """The plans of all statements of the store, as the server executed them."""
+        ((connection, _),) = store._backend._database.pool._idle  # type: ignore[attr-defined]  # of ConnectionPool
         await connection.execute(EXPLAIN_ALL)
         plans: list[str] = []
         connection.add_log_listener(lambda _, message: plans.append(message.message))
         return plans
 
     async def test_no_verb_scans(self, store: PostgresStore, plans: list[str]) -> None:
-        """Neither the first time, nor when the server keeps a plan for any values."""
-        for verb in (self.listing, self.scheduling, self.writing, self.keeping):
-            for turn in range(7):
-                await verb(store, turn)
+        """Neither at first, nor once the server uses a generic plan."""
+        for verb in (self.list_runs, self.schedule, self.write, self.maintain):
+            for number in range(7):
+                await verb(store, number)
         assert len(plans) > 100
         for plan in plans:
-            # To count runs by status, those that awaitly wrote have to be looked into.
+            # To count runs by status, the snapshots that awaitly wrote have to be read.
             looks_into = "#>> '{execution,status}'" in plan and "GROUP BY" in plan
             assert looks_into or "Seq Scan on perdure_runs" not in plan, plan
 
-    async def listing(self, store: PostgresStore, turn: int) -> None:
+    async def list_runs(self, store: PostgresStore, number: int) -> None:
         page = await store.list(limit=20)
         assert len(page) == 20
         await store.list(limit=20, after=page[-1].cursor)
@@ -171,7 +172,7 @@ class TestPlans:
         await store.list(limit=20, prefix="run 9", workflow="order", after=page[-1].cursor)
         assert await store.load("run 77") is not None
 
-    async def scheduling(self, store: PostgresStore, turn: int) -> None:
+    async def schedule(self, store: PostgresStore, number: int) -> None:
         now = datetime.now(UTC)
         assert len(await store.due(now, 100)) == 100
         await store.due(now, 100, workflows=["order", "other"])
@@ -181,45 +182,47 @@ class TestPlans:
         await store.renew([grant.lease for grant in grants], LONG)
         await store.release([grant.lease for grant in grants])
 
-    async def writing(self, store: PostgresStore, turn: int) -> None:
-        ids = [f"new {turn} {number}" for number in range(40)]
-        wants = [LeaseRequest(id, "ana", LONG, create=as_json(snapshot())) for id in ids]
-        one, *many = [grant for grant in await store.acquire(wants) if grant is not None]
-        await store.acquire(wants)
-        await store.acquire([LeaseRequest(f"lone {turn}", "ana", LONG, create=as_json(snapshot()))])
+    async def write(self, store: PostgresStore, number: int) -> None:
+        ids = [f"new {number} {number}" for number in range(40)]
+        requests = [LeaseRequest(id, "ana", LONG, create=as_json(snapshot())) for id in ids]
+        one, *many = [grant for grant in await store.acquire(requests) if grant is not None]
+        await store.acquire(requests)
+        await store.acquire(
+            [LeaseRequest(f"lone {number}", "ana", LONG, create=as_json(snapshot()))]
+        )
         entries = [Entry(g.lease.id, g.lease.epoch, 1, delta("a")) for g in many]
         await store.append([Entry(one.lease.id, one.lease.epoch, 1, delta("a"))])
         await store.append(entries)
-        await store.append([*entries, resting(many[0], 2), resting(many[1], 2, delete=True)])
-        await store.append([resting(one, 2)])
-        await store.append([resting(many[2], 2, delete=True)])
+        await store.append([*entries, rest_entry(many[0], 2), rest_entry(many[1], 2, delete=True)])
+        await store.append([rest_entry(one, 2)])
+        await store.append([rest_entry(many[2], 2, delete=True)])
 
-    async def keeping(self, store: PostgresStore, turn: int) -> None:
-        await store.send("run 5", "paid", b"1", dedup_id=f"{turn}")
+    async def maintain(self, store: PostgresStore, number: int) -> None:
+        await store.send("run 5", "paid", b"1", dedup_id=f"{number}")
         await store.send("run 5", "paid", b"1")
         messages = [message.id for message in await store.inbox("run 5")]
         [grant] = await store.acquire([LeaseRequest("run 5", "ana", LONG)])
         assert grant is not None
-        entry = Entry("run 5", grant.lease.epoch, turn, b"{}", consumes=tuple(messages))
+        entry = Entry("run 5", grant.lease.epoch, number, b"{}", consumes=tuple(messages))
         assert await store.append([entry]) == [Verdict.ACCEPTED]
         assert await store.inbox("run 5") == []
-        await store.save(f"saved {turn}", snapshot())
-        await store.enqueue([NewRun(f"queued {turn} {n}", "order", b"{}") for n in range(20)])
-        await store.delete(f"saved {turn}")
+        await store.save(f"saved {number}", snapshot())
+        await store.enqueue([NewRun(f"queued {number} {n}", "order", b"{}") for n in range(20)])
+        await store.delete(f"saved {number}")
         assert await store.prune(timedelta(0), status="failed", limit=10) == 10
         assert (await store.stats()).by_status["suspended"] > 0
 
-    async def test_nothing_is_sorted_but_equals(
+    async def test_results_come_in_the_order_of_the_index(
         self, store: PostgresStore, plans: list[str]
     ) -> None:
-        """In the order of the index, and no further than asked."""
+        """No sort is needed, and reading stops at the limit."""
         await store.due(datetime.now(UTC), 10)
         assert "Index Scan using perdure_runs_wake_at_idx" in plans[0]
         await store.list(limit=10)
         assert "Index Scan using perdure_runs_updated_at_idx" in plans[1]
 
 
-def resting(grant: Grant, n: int, *, delete: bool = False) -> Entry:
+def rest_entry(grant: Grant, n: int, *, delete: bool = False) -> Entry:
     data = as_json(snapshot("a", status="completed"))
     return Entry(grant.lease.id, grant.lease.epoch, n, data, rest=Rest("completed", delete=delete))
 
@@ -241,7 +244,7 @@ EXPLAIN_ALL = """
 
 
 class TestAwaitlysTable:
-    """A table that awaitly made and filled."""
+    """A table that awaitly created and filled."""
 
     @pytest.fixture
     async def awaitly(self, postgres_url: str) -> AsyncIterator[asyncpg.Connection]:
@@ -258,39 +261,43 @@ class TestAwaitlysTable:
             yield store
 
     async def test_what_awaitly_wrote_is_read(self, store: PostgresStore) -> None:
-        """A snapshot as it is, and its line in the list."""
+        """A snapshot is loaded unchanged, and listed."""
         loaded = await store.load("wf1")
         assert loaded is not None
         assert loaded["steps"]["getUser"] == {"ok": True, "value": {"id": "a"}}
-        lines = {line.id: (line.status, line.workflow) for line in await store.list()}
-        assert lines == {"wf1": ("running", "wf1"), "state": ("running", None)}
-        assert [line.id for line in await store.list(workflow="wf1", status="running")] == ["wf1"]
+        summaries = {
+            summary.id: (summary.status, summary.workflow) for summary in await store.list()
+        }
+        assert summaries == {"wf1": ("running", "wf1"), "state": ("running", None)}
+        assert [summary.id for summary in await store.list(workflow="wf1", status="running")] == [
+            "wf1"
+        ]
 
     async def test_a_resume_state_is_read_as_a_snapshot(self, store: PostgresStore) -> None:
-        """The newer way in which awaitly saves what a run did."""
+        """The newer format in which awaitly stores a run."""
         loaded = await store.load("state")
         assert loaded is not None
         assert list(loaded["steps"]) == ["user:1", "b"]
         assert loaded["steps"]["user:1"] == {"ok": True, "value": {"x": 1}}
         assert loaded["steps"]["b"]["ok"] is False
 
-    async def test_its_rows_are_not_touched(
+    async def test_its_rows_are_not_rewritten(
         self, store: PostgresStore, awaitly: asyncpg.Connection
     ) -> None:
-        """Missing columns are added; the rows stay the very rows they were."""
+        """Missing columns are added without rewriting the rows."""
         versions = "SELECT id, xmin::text, ctid::text FROM awaitly_snapshots ORDER BY id"
         before = await awaitly.fetch(versions)
         await store.list()
         assert await awaitly.fetch(versions) == before
 
-    async def test_nobody_claims_its_rows(self, store: PostgresStore) -> None:
-        """A worker takes only what was given to perdure to do."""
+    async def test_its_rows_are_not_claimed(self, store: PostgresStore) -> None:
+        """A worker claims only runs that were created by perdure."""
         assert await store.claim("ana", LONG, 10) == []
 
-    async def test_a_run_is_taken_over_and_left_as_awaitly_reads_it(
+    async def test_a_run_is_continued_and_stored_as_awaitly_reads_it(
         self, store: PostgresStore, awaitly: asyncpg.Connection
     ) -> None:
-        """What awaitly began is finished here, and lies where awaitly looks."""
+        """A run that awaitly began is finished here, and stored where awaitly reads it."""
         (grant,) = await store.acquire([LeaseRequest("wf1", "ana", LONG)])
         assert grant is not None
         assert list(grant.snapshot["steps"]) == ["getUser"]
@@ -302,10 +309,10 @@ class TestAwaitlysTable:
         )
         assert steps == '{"ok": true}'
 
-    async def test_what_awaitly_wrote_later_counts(
+    async def test_a_later_write_by_awaitly_is_used(
         self, store: PostgresStore, awaitly: asyncpg.Connection
     ) -> None:
-        """Where both wrote, the last one is right."""
+        """If both wrote, the last write is used."""
         await store.save("wf1", snapshot("ours"))
         await awaitly.execute(
             "UPDATE awaitly_snapshots SET updated_at = now(), "
@@ -315,22 +322,22 @@ class TestAwaitlysTable:
         assert loaded is not None
         assert set(loaded["steps"]) == {"ours", "theirs"}
 
-    async def test_what_jsonb_forgets_is_kept(
+    async def test_what_jsonb_does_not_preserve_is_kept(
         self, store: PostgresStore, awaitly: asyncpg.Connection
     ) -> None:
-        """The order of keys, the spelling of numbers, and characters that jsonb cannot hold."""
+        """The order of keys, the format of numbers, and characters that jsonb cannot contain."""
         value = {"zz": 1e100, "b": -0.0, "a": "x\0y", "text": "\\u0000", "both": "\\\0"}
         await store.save("run", snapshot("z", "a", odd=value))
         loaded = await store.load("run")
         assert loaded is not None
         assert list(loaded["steps"]) == ["z", "a", "odd"]
-        found = loaded["steps"]["odd"]["value"]
-        assert (list(found), repr(found)) == (list(value), repr(value))
-        seen = await awaitly.fetchval(
+        record: Any = loaded["steps"]["odd"]
+        assert repr(record["value"]) == repr(value)
+        stored = await awaitly.fetchval(
             "SELECT snapshot #> '{steps,odd,value}' FROM awaitly_snapshots WHERE id = 'run'"
         )
-        assert '"a": "x\ufffdy"' in seen
-        assert '"text": "\\\\u0000"' in seen
+        assert '"a": "x\ufffdy"' in stored
+        assert '"text": "\\\\u0000"' in stored
 
 
 AWAITLY = r"""

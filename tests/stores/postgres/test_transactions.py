@@ -1,4 +1,4 @@
-"""A step whose writes and record commit together, on PostgreSQL."""
+"""Transactional steps on PostgreSQL: writes and record are committed together."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ LONG = timedelta(minutes=5)
 
 @pytest.fixture
 async def user(postgres_url: str) -> AsyncIterator[asyncpg.Connection]:
-    """The user's own connection to the database, with a table of theirs."""
+    """The user's own connection to the database, which has a table of the user."""
     connection = await asyncpg.connect(postgres_url)
     await connection.execute("CREATE TABLE ledger (amount integer NOT NULL CHECK (amount <> 13))")
     yield connection
@@ -34,8 +34,8 @@ async def store(postgres_url: str, user: asyncpg.Connection) -> AsyncIterator[Po
 
 @pytest.fixture
 async def grant(store: PostgresStore) -> Grant:
-    want = LeaseRequest("run", "ana", LONG, create=as_json(snapshot()))
-    (grant,) = await store.acquire([want])
+    request = LeaseRequest("run", "ana", LONG, create=as_json(snapshot()))
+    (grant,) = await store.acquire([request])
     assert grant is not None
     return grant
 
@@ -48,7 +48,7 @@ async def balance(user: asyncpg.Connection) -> int:
     return int(await user.fetchval("SELECT coalesce(sum(amount), 0) FROM ledger"))
 
 
-async def recorded(store: PostgresStore) -> list[str]:
+async def recorded_steps(store: PostgresStore) -> list[str]:
     loaded = await store.load("run")
     assert loaded is not None
     return list(loaded["steps"])
@@ -57,7 +57,7 @@ async def recorded(store: PostgresStore) -> list[str]:
 async def test_a_lease_is_renewed_while_the_work_runs(
     store: PostgresStore, user: asyncpg.Connection, grant: Grant
 ) -> None:
-    """Long work in a transaction does not keep the leases of the process from being renewed."""
+    """Long work in a transaction does not block the renewal of leases."""
 
     async def work(connection: Any) -> Entry:
         await connection.execute("INSERT INTO ledger VALUES (5)")
@@ -66,13 +66,13 @@ async def test_a_lease_is_renewed_while_the_work_runs(
         return entry(grant)
 
     assert await store.transact("run", grant.lease.epoch, work) is Verdict.ACCEPTED
-    assert (await balance(user), await recorded(store)) == (5, ["debit"])
+    assert (await balance(user), await recorded_steps(store)) == (5, ["debit"])
 
 
-async def test_who_lost_the_run_while_working_writes_nothing(
+async def test_losing_the_run_during_work_writes_nothing(
     store: PostgresStore, user: asyncpg.Connection, grant: Grant
 ) -> None:
-    """The fence is asked at the end again."""
+    """The fence is checked again at the end."""
 
     async def work(connection: Any) -> Entry:
         await connection.execute("INSERT INTO ledger VALUES (5)")
@@ -81,13 +81,13 @@ async def test_who_lost_the_run_while_working_writes_nothing(
         return entry(grant)
 
     assert await store.transact("run", grant.lease.epoch, work) is Verdict.FENCED
-    assert (await balance(user), await recorded(store)) == (0, [])
+    assert (await balance(user), await recorded_steps(store)) == (0, [])
 
 
-async def test_the_users_errors_come_out_as_they_are(
+async def test_errors_of_the_user_are_raised_unchanged(
     store: PostgresStore, user: asyncpg.Connection, grant: Grant
 ) -> None:
-    """An exception from `work` rolls back and comes out as it is, the driver's included."""
+    """An exception from `work`, including the driver's, rolls back and is raised unchanged."""
 
     async def work(connection: Any) -> Entry:
         await connection.execute("INSERT INTO ledger VALUES (5)")
@@ -96,14 +96,14 @@ async def test_the_users_errors_come_out_as_they_are(
 
     with pytest.raises(asyncpg.CheckViolationError):
         await store.transact("run", grant.lease.epoch, work)
-    assert (await balance(user), await recorded(store)) == (0, [])
+    assert (await balance(user), await recorded_steps(store)) == (0, [])
 
 
 @pytest.mark.parametrize("by", ["client", "server"])
-async def test_a_connection_that_the_work_lost_is_the_stores_loss(
+async def test_a_connection_lost_during_work_makes_the_store_unavailable(
     store: PostgresStore, user: asyncpg.Connection, grant: Grant, by: str
 ) -> None:
-    """Whatever the work makes of it: the step has not failed, and may be tried again."""
+    """Whatever `work` raises then, the step has not failed and may be retried."""
 
     async def work(connection: Any) -> Entry:
         try:
@@ -117,30 +117,30 @@ async def test_a_connection_that_the_work_lost_is_the_stores_loss(
     with pytest.raises(StoreUnavailable, match="no money today") as caught:
         await store.transact("run", grant.lease.epoch, work)
     assert isinstance(caught.value.__cause__, RuntimeError)
-    assert await recorded(store) == []
+    assert await recorded_steps(store) == []
 
 
 @pytest.mark.parametrize("ending", ["COMMIT", "ROLLBACK", "COMMIT; BEGIN", "ROLLBACK; BEGIN"])
-async def test_a_transaction_that_the_work_ended_is_an_error(
+async def test_ending_the_transaction_inside_work_is_an_error(
     store: PostgresStore, grant: Grant, ending: str
 ) -> None:
-    """The record would not be committed together with what `work` wrote: it is not written."""
+    """The record is not written: it would not be committed together with the user's writes."""
 
     async def work(connection: Any) -> Entry:
         await connection.execute("INSERT INTO ledger VALUES (5)")
         await connection.execute(ending)
         return entry(grant)
 
-    with pytest.raises(StoreError, match="ended inside it"):
+    with pytest.raises(StoreError, match="ended inside"):
         await store.transact("run", grant.lease.epoch, work)
-    assert await recorded(store) == []
+    assert await recorded_steps(store) == []
     assert await store.append([entry(grant)]) == [Verdict.ACCEPTED]
 
 
 async def test_the_user_may_nest_transactions(
     store: PostgresStore, user: asyncpg.Connection, grant: Grant
 ) -> None:
-    """What fails in an inner one can be caught, and the rest goes on."""
+    """A failure in an inner transaction can be caught, and the work continues."""
 
     async def work(connection: Any) -> Entry:
         async with connection.transaction():
@@ -151,13 +151,13 @@ async def test_the_user_may_nest_transactions(
         return entry(grant)
 
     assert await store.transact("run", grant.lease.epoch, work) is Verdict.ACCEPTED
-    assert (await balance(user), await recorded(store)) == (5, ["debit"])
+    assert (await balance(user), await recorded_steps(store)) == (5, ["debit"])
 
 
-async def test_an_entry_that_is_there_already_changes_nothing(
+async def test_an_existing_entry_is_not_written_twice(
     store: PostgresStore, user: asyncpg.Connection, grant: Grant
 ) -> None:
-    """Done again after a lost answer, the user's writes are not done twice."""
+    """Repeated after a lost reply, the user's writes are rolled back."""
 
     async def work(connection: Any) -> Entry:
         await connection.execute("INSERT INTO ledger VALUES (5)")
@@ -165,14 +165,14 @@ async def test_an_entry_that_is_there_already_changes_nothing(
 
     for _ in range(2):
         assert await store.transact("run", grant.lease.epoch, work) is Verdict.ACCEPTED
-    assert (await balance(user), await recorded(store)) == (5, ["debit"])
+    assert (await balance(user), await recorded_steps(store)) == (5, ["debit"])
 
 
 @pytest.mark.parametrize("n", [1, 3])
-async def test_a_rest_in_the_meantime_rolls_back(
+async def test_a_rest_during_work_rolls_back(
     store: PostgresStore, user: asyncpg.Connection, grant: Grant, n: int
 ) -> None:
-    """It closes the epoch for the user's writes too, whatever number their entry has."""
+    """The rest closes the epoch for the user's writes too, whatever their entry's number."""
 
     async def work(connection: Any) -> Entry:
         await connection.execute("INSERT INTO ledger VALUES (5)")
@@ -181,13 +181,13 @@ async def test_a_rest_in_the_meantime_rolls_back(
         return entry(grant, n)
 
     assert await store.transact("run", grant.lease.epoch, work) is Verdict.FENCED
-    assert (await balance(user), await recorded(store)) == (0, [])
+    assert (await balance(user), await recorded_steps(store)) == (0, [])
 
 
-async def test_the_users_statements_are_planned_as_usual(
+async def test_the_users_statements_are_planned_with_default_settings(
     store: PostgresStore, grant: Grant
 ) -> None:
-    """The store keeps its own from scanning; that is not the user's business."""
+    """The store's own settings, which prevent scans, do not apply to them."""
 
     async def work(connection: Any) -> Entry:
         assert await connection.fetchval("SHOW enable_seqscan") == "on"
@@ -197,7 +197,7 @@ async def test_the_users_statements_are_planned_as_usual(
     assert await store.transact("run", grant.lease.epoch, work) is Verdict.ACCEPTED
 
 
-async def test_the_entry_may_put_the_run_to_rest(store: PostgresStore, grant: Grant) -> None:
+async def test_the_entry_may_end_the_run(store: PostgresStore, grant: Grant) -> None:
     """The last step of a run is a step like any other."""
 
     async def work(_: Any) -> Entry:
@@ -205,11 +205,11 @@ async def test_the_entry_may_put_the_run_to_rest(store: PostgresStore, grant: Gr
         return Entry("run", grant.lease.epoch, 1, whole, rest=Rest("completed"))
 
     assert await store.transact("run", grant.lease.epoch, work) is Verdict.ACCEPTED
-    assert [line.status for line in await store.list()] == ["completed"]
+    assert [summary.status for summary in await store.list()] == ["completed"]
 
 
 async def test_an_entry_of_another_run_is_refused(store: PostgresStore, grant: Grant) -> None:
-    """It would be fenced by the wrong run."""
+    """The fence of the wrong run would apply."""
 
     async def work(_: Any) -> Entry:
         return Entry("other", grant.lease.epoch, 1, b"{}")
@@ -235,4 +235,4 @@ async def test_a_cancelled_transaction_is_rolled_back(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (await balance(user), await recorded(store)) == (0, [])
+    assert (await balance(user), await recorded_steps(store)) == (0, [])

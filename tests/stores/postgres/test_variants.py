@@ -1,4 +1,4 @@
-"""The PostgreSQL store keeps the whole contract, however it is opened."""
+"""The PostgreSQL store fulfills the contract, however it is opened."""
 
 from collections.abc import AsyncIterator
 
@@ -20,7 +20,7 @@ AWAITLY = """
 
 
 class TestOnAwaitlysTable(PostgresConformance):
-    """A table that awaitly made, whose snapshots are jsonb, is as good as one of our own."""
+    """In a table that awaitly created, whose snapshots are jsonb."""
 
     examples = 5
 
@@ -38,7 +38,7 @@ class TestOnAwaitlysTable(PostgresConformance):
 
 @pytest.mark.slow
 class TestWithAPool(PostgresConformance):
-    """With a pool of the user's own."""
+    """With a pool of the user."""
 
     examples = 5
 
@@ -55,14 +55,14 @@ class TestWithAPool(PostgresConformance):
 
 @pytest.mark.slow
 class TestBehindPgBouncer(PostgresConformance):
-    """Behind a pooler in transaction mode: no session is ours for longer than a transaction."""
+    """Behind a pooler in transaction mode: each transaction may use another session."""
 
     examples = 5
 
     @pytest.fixture
     async def store(self, database: str, pgbouncer_server: PgBouncer) -> AsyncIterator[Store]:
         pgbouncer_server.ensure()
-        # Not `url`: other processes would open it as if no pooler were there.
+        # Not `url`: other processes would open it with prepared statements.
         self.pooled_url = pgbouncer_server.before(database)
         self.direct_url = database
         async with postgres(self.pooled_url, prepared_statements=False) as store:

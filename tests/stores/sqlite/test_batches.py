@@ -1,4 +1,4 @@
-"""What is said of many runs in one statement means what it would mean one after another."""
+"""A statement on many runs has the same effect as one statement per run."""
 
 import sqlite3
 from collections.abc import AsyncIterator
@@ -11,8 +11,9 @@ import pytest
 
 from perdure.errors import StoreError
 from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
+from perdure.stores._migrations import read_migrations
 from perdure.stores.sqlite import SqliteStore, sqlite
-from perdure.stores.sqlite.schema import read_migrations
+from perdure.stores.sqlite.schema import split_script
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 
 HOUR = timedelta(hours=1)
@@ -32,8 +33,8 @@ async def store(path: Path) -> AsyncIterator[SqliteStore]:
 
 
 async def granted(store: SqliteStore, *ids: str) -> list[Grant]:
-    wants = [LeaseRequest(id, "ana", HOUR, create=FIRST) for id in ids]
-    return [grant for grant in await store.acquire(wants) if grant is not None]
+    requests = [LeaseRequest(id, "ana", HOUR, create=FIRST) for id in ids]
+    return [grant for grant in await store.acquire(requests) if grant is not None]
 
 
 def rest(grant: Grant, n: int, *names: str, delete: bool = False) -> Entry:
@@ -42,8 +43,8 @@ def rest(grant: Grant, n: int, *names: str, delete: bool = False) -> Entry:
 
 
 @pytest.mark.parametrize("many", [1, 3, 255, 257, 700])
-async def test_a_batch_of_any_size_is_all_done(store: SqliteStore, many: int) -> None:
-    """However the runs are shared out among statements, each has its own answer."""
+async def test_a_batch_may_have_any_size(store: SqliteStore, many: int) -> None:
+    """However the runs are divided among statements, each has its own result."""
     ids = [f"run {number}" for number in range(many)]
     grants = await granted(store, *ids)
     assert [grant.lease.id for grant in grants] == ids
@@ -59,10 +60,10 @@ async def test_a_batch_of_any_size_is_all_done(store: SqliteStore, many: int) ->
     assert await store.list() == []
 
 
-async def test_a_run_wanted_twice_is_given_one_after_the_other(store: SqliteStore) -> None:
-    """The second owner finds it taken; the same owner is given it again, with a newer epoch."""
-    wants = [LeaseRequest("run", owner, HOUR, create=FIRST) for owner in ("ana", "bob", "ana")]
-    first, other, again = await store.acquire(wants)
+async def test_requests_for_the_same_run_are_handled_in_order(store: SqliteStore) -> None:
+    """The second owner is refused; the same owner gets a newer lease."""
+    requests = [LeaseRequest("run", owner, HOUR, create=FIRST) for owner in ("ana", "bob", "ana")]
+    first, other, again = await store.acquire(requests)
     assert first is not None
     assert first.created
     assert other is None
@@ -71,8 +72,8 @@ async def test_a_run_wanted_twice_is_given_one_after_the_other(store: SqliteStor
     assert again.lease.epoch > first.lease.epoch
 
 
-async def test_wants_of_every_kind_go_together(store: SqliteStore) -> None:
-    """Each is answered by what it asks for, whatever the others do."""
+async def test_requests_of_all_kinds_can_be_combined(store: SqliteStore) -> None:
+    """Each has its own answer, independent of the others."""
     await granted(store, "mine")
     await store.acquire([LeaseRequest("theirs", "bob", HOUR, create=FIRST)])
     answers = await store.acquire(
@@ -84,21 +85,21 @@ async def test_wants_of_every_kind_go_together(store: SqliteStore) -> None:
             LeaseRequest("mine", "ana", 2 * HOUR),
         ]
     )
-    found = [None if one is None else (one.lease.id, one.created) for one in answers]
-    assert found == [None, None, None, ("new", True), ("mine", False)]
+    leases = [None if one is None else (one.lease.id, one.created) for one in answers]
+    assert leases == [None, None, None, ("new", True), ("mine", False)]
 
 
-async def test_a_run_enqueued_twice_at_once_is_the_first(store: SqliteStore) -> None:
-    """The first is created and the second finds it there."""
+async def test_a_run_enqueued_twice_in_one_call_is_created_once(store: SqliteStore) -> None:
+    """The first creates it, the second finds that it exists."""
     runs = [NewRun("run", "a", FIRST, LATER), NewRun("run", "b", FIRST), NewRun("x", "c", FIRST)]
     assert await store.enqueue(runs) == [True, False, True]
-    assert {line.id: line.workflow for line in await store.list()} == {"run": "a", "x": "c"}
+    assert {run.id: run.workflow for run in await store.list()} == {"run": "a", "x": "c"}
 
 
 @pytest.mark.parametrize(
     ("second", "verdict"), [(3, Verdict.FENCED), (2, Verdict.ACCEPTED), (1, Verdict.ACCEPTED)]
 )
-async def test_of_two_rests_in_one_call_the_first_counts(
+async def test_the_first_of_two_rests_in_one_call_counts(
     store: SqliteStore, second: int, verdict: Verdict
 ) -> None:
     """It closes the epoch; the second is refused, or changes nothing if the first includes it."""
@@ -108,32 +109,30 @@ async def test_of_two_rests_in_one_call_the_first_counts(
     assert await store.load("run") == snapshot("a", status="completed")
 
 
-async def test_a_run_that_goes_away_leaves_nothing_of_its_batch(
-    store: SqliteStore, path: Path
-) -> None:
-    """What was written of it in the same batch goes with it, and nothing of another's."""
-    delete, stays = await granted(store, "gone", "stays")
-    entries = [Entry(one.lease.id, one.lease.epoch, 1, delta("a")) for one in (delete, stays)]
+async def test_a_deleted_run_leaves_nothing_of_its_batch(store: SqliteStore, path: Path) -> None:
+    """Its entries in the same batch are deleted with it, and those of other runs are not."""
+    deleted, stays = await granted(store, "deleted", "stays")
+    entries = [Entry(one.lease.id, one.lease.epoch, 1, delta("a")) for one in (deleted, stays)]
     stale = Entry("stays", stays.lease.epoch - 1, 3, b"", rest=Rest("completed", delete=True))
-    verdicts = await store.append([*entries, rest(delete, 2, delete=True), stale])
+    verdicts = await store.append([*entries, rest(deleted, 2, delete=True), stale])
     assert verdicts == [*[Verdict.ACCEPTED] * 3, Verdict.FENCED]
     with closing(sqlite3.connect(path)) as database:
         assert database.execute("SELECT run FROM perdure_runs_journal").fetchall() == [("stays",)]
 
 
-async def test_a_record_that_is_no_text_is_a_store_error(store: SqliteStore) -> None:
-    """It would lie in the database and be read by nobody."""
+async def test_a_record_that_is_not_utf8_is_a_store_error(store: SqliteStore) -> None:
+    """It could not be read again."""
     [grant] = await granted(store, "run")
     with pytest.raises(StoreError, match="cannot be stored"):
         await store.append([Entry("run", grant.lease.epoch, 1, b'"\xff"')])
 
 
-async def test_a_file_of_before_deletes_by_the_new_rule(path: Path) -> None:
-    """A schema with the first trigger is given the second, and its runs go with all they have."""
+async def test_an_older_file_is_migrated(path: Path) -> None:
+    """The trigger of an older schema is replaced; a deleted run leaves nothing behind."""
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.execute("CREATE TABLE perdure_runs_migrations (version INTEGER, name TEXT)")
-        for migration in read_migrations("migrations")[:4]:
-            for statement in migration.statements:
+        for migration in read_migrations("perdure.stores.sqlite")[:4]:
+            for statement in split_script(migration.script):
                 database.execute(Template(statement).substitute(table="perdure_runs"))
             database.execute("INSERT INTO perdure_runs_migrations VALUES (?, ?)", migration[:2])
         async with sqlite(path) as store:
@@ -141,8 +140,8 @@ async def test_a_file_of_before_deletes_by_the_new_rule(path: Path) -> None:
             await store.send("run", "a", b"1")
             await store.send("run", "b", b"1", dedup_id="x")
             await store.send("run", "c", b"1", dedup_id="y")
-            taken = (await store.inbox("run"))[2].id
-            entry = Entry("run", grant.lease.epoch, 1, delta("a"), consumes=(taken,))
+            message = (await store.inbox("run"))[2].id
+            entry = Entry("run", grant.lease.epoch, 1, delta("a"), consumes=(message,))
             await store.append([entry])
             assert await store.delete("run")
         for table in ("perdure_runs_journal", "perdure_runs_inbox"):

@@ -1,4 +1,4 @@
-"""The SQLite store keeps the whole contract, on a file and in memory."""
+"""The SQLite store passes the conformance kit, on a file and in memory."""
 
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
@@ -14,7 +14,7 @@ from perdure.testing.conformance import StoreConformance
 
 
 class TestSqliteFile(StoreConformance):
-    """On a file, and a clock that the checks move."""
+    """On a file, with a clock that the checks control."""
 
     @pytest.fixture
     async def store(self, tmp_path: Path) -> AsyncIterator[SqliteStore]:

@@ -1,4 +1,4 @@
-"""SQLite under `kill -9`, and under many processes at once."""
+"""SQLite with writers that are killed, and with many processes at once."""
 
 import asyncio
 import sqlite3
@@ -19,7 +19,7 @@ async def writers(tmp_path: Path) -> AsyncIterator[Writers]:
 
 
 async def test_every_acknowledged_entry_survives_kill_9(writers: Writers) -> None:
-    """A hundred kills: what was acknowledged is there, the rest is there whole or not at all."""
+    """A hundred kills: acknowledged batches are stored, others completely or not at all."""
     runs = [f"run {number}" for number in range(4)]
     acknowledged = await asyncio.gather(
         *(writers.kill_one_after_another("append", run, 25) for run in runs)
@@ -36,8 +36,8 @@ async def test_every_acknowledged_entry_survives_kill_9(writers: Writers) -> Non
             assert all(step == {"ok": True, "value": "x" * 99} for step in steps.values())
 
 
-async def test_a_ledger_balances_after_kill_9(writers: Writers) -> None:
-    """Fifty kills: every recorded step moved its coin exactly once, and no other coin moved."""
+async def test_accounts_balance_after_kill_9(writers: Writers) -> None:
+    """Fifty kills: every recorded step moved its amount exactly once, and nothing else moved."""
     with closing(sqlite3.connect(writers.place)) as bank:
         bank.execute("CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER)")
         bank.execute("INSERT INTO account VALUES ('ana', 0), ('bob', 0)")
@@ -58,7 +58,7 @@ async def test_a_ledger_balances_after_kill_9(writers: Writers) -> None:
 
 
 async def test_four_processes_share_a_file_without_an_error(writers: Writers) -> None:
-    """Four processes, each with fifty runs of ten steps at once, all finish."""
+    """Four processes, each with fifty concurrent runs of ten steps, all finish."""
     names = [f"process {number}" for number in range(4)]
     processes = [await writers.start("fifty", name) for name in names]
     await asyncio.gather(*map(writers.ended, processes))

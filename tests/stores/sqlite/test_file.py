@@ -1,4 +1,4 @@
-"""What only a SQLite file has: locks of other processes, threads, shared commits, a disk."""
+"""What is special about a SQLite file: locks, threads, shared commits, a disk."""
 
 import asyncio
 import gc
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -22,8 +22,9 @@ from perdure.errors import (
 )
 from perdure.store import Capabilities, Entry, Grant, LeaseRequest, Rest, Verdict
 from perdure.stores.sqlite import SqliteStore, sqlite
-from perdure.stores.sqlite import threads as _sqlite_threads
-from perdure.stores.sqlite import watch as _sqlite_watch
+from perdure.stores.sqlite import connection as connection_module
+from perdure.stores.sqlite import threads as threads_module
+from perdure.stores.sqlite import watch as watch_module
 from perdure.stores.sqlite.connection import Durability
 from perdure.stores.sqlite.runs import Verb
 from perdure.stores.sqlite.statements import Statement
@@ -44,23 +45,22 @@ async def store(path: Path) -> AsyncIterator[SqliteStore]:
 
 
 @pytest.fixture
-def spoken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every statement that a connection opened from now on is given."""
+def executed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every statement that is executed on connections opened from now on."""
     statements: list[str] = []
-    open_connection = _sqlite_threads.open_connection
 
-    def open_and_listen(*args: object) -> sqlite3.Connection:
-        connection: sqlite3.Connection = open_connection(*args)  # type: ignore[arg-type]
+    def open_and_trace(*args: Any) -> sqlite3.Connection:
+        connection = connection_module.open_connection(*args)
         connection.set_trace_callback(statements.append)
         return connection
 
-    monkeypatch.setattr(_sqlite_threads, "open_connection", open_and_listen)
+    monkeypatch.setattr(threads_module, "open_connection", open_and_trace)
     return statements
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Another program's transaction on the file."""
+    """Hold another program's transaction on the file."""
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield
@@ -68,8 +68,8 @@ def locked(path: Path) -> Iterator[None]:
 
 
 async def granted(store: SqliteStore, *ids: str) -> list[Grant]:
-    wants = [LeaseRequest(id, "ana", HOUR, create=as_json(snapshot())) for id in ids]
-    return [grant for grant in await store.acquire(wants) if grant is not None]
+    requests = [LeaseRequest(id, "ana", HOUR, create=as_json(snapshot())) for id in ids]
+    return [grant for grant in await store.acquire(requests) if grant is not None]
 
 
 def entry(grant: Grant, n: int = 1) -> Entry:
@@ -87,22 +87,22 @@ def perdure_threads() -> list[threading.Thread]:
 async def test_durability_is_what_the_file_is_opened_with(
     path: Path, durability: Durability, survives: str, synchronous: int
 ) -> None:
-    """`full` answers after the disk has it; `normal` is the user's explicit choice."""
+    """`full` returns after the disk has the data; `normal` must be chosen explicitly."""
 
     def setting() -> Verb[int]:
-        [found] = yield [Statement("PRAGMA synchronous", ())]
-        return cast(int, found.rows[0][0])
+        [outcome] = yield [Statement("PRAGMA synchronous", ())]
+        return cast(int, outcome.rows[0][0])
 
     async with sqlite(path, durability=durability) as store:
         assert store.capabilities.survives == survives
-        assert await store._write(setting) == synchronous
+        assert await store._backend._write(setting) == synchronous
 
 
 def test_a_store_in_memory_promises_nothing() -> None:
-    """It is for tests, and says so."""
-    declared = sqlite(":memory:").capabilities
-    assert (declared.shared, declared.survives) == ("process", "nothing")
-    assert isinstance(declared, Capabilities)
+    """It is for tests, and declares so."""
+    capabilities = sqlite(":memory:").capabilities
+    assert (capabilities.shared, capabilities.survives) == ("process", "nothing")
+    assert isinstance(capabilities, Capabilities)
 
 
 @pytest.mark.parametrize(
@@ -111,79 +111,79 @@ def test_a_store_in_memory_promises_nothing() -> None:
         {"table": "runs; DROP TABLE runs"},
         {"table": "1runs"},
         {"table": ""},
+        {"table": "main.runs"},
         {"durability": "off"},
         {"busy_timeout": -1},
         {"prefix": "a\0b"},
     ],
 )
-def test_options_that_cannot_be_are_refused(path: Path, options: dict[str, object]) -> None:
-    """A wrong option is a clear error before anything is opened."""
+def test_invalid_options_are_refused(path: Path, options: dict[str, object]) -> None:
+    """The error names the option, and nothing is opened."""
     with pytest.raises(InvalidArgument) as refused:
         sqlite(path, **options)  # type: ignore[arg-type]
     assert refused.value.parameter in options
 
 
 async def test_a_table_may_have_any_plain_name(path: Path) -> None:
-    """A name that SQL itself uses is as good as another."""
+    """Even one that is an SQL keyword."""
     async with sqlite(path, table="order") as store:
         await store.save("run", snapshot("a"))
         assert await store.delete("run")
 
 
-async def test_a_lone_append_is_one_small_transaction(path: Path, spoken: list[str]) -> None:
-    """One round trip, one commit, one statement besides."""
+async def test_a_single_append_is_one_small_transaction(path: Path, executed: list[str]) -> None:
+    """One statement and one commit."""
     async with sqlite(path) as store:
         [grant] = await granted(store, "run")
         await store.append([entry(grant)])
-        del spoken[:]
+        del executed[:]
         assert await store.append([entry(grant, 2)]) == [Verdict.ACCEPTED]
-        assert [statement.split()[0] for statement in spoken] == ["BEGIN", "INSERT", "COMMIT"]
+        assert [statement.split()[0] for statement in executed] == ["BEGIN", "INSERT", "COMMIT"]
 
 
-async def test_what_queues_up_shares_a_commit(path: Path, spoken: list[str]) -> None:
-    """A hundred concurrent appends do not pay for a hundred commits."""
+async def test_queued_writes_share_a_commit(path: Path, executed: list[str]) -> None:
+    """A hundred concurrent appends do not need a hundred commits."""
     async with sqlite(path) as store:
         grants = await granted(store, *(f"run {number}" for number in range(100)))
-        del spoken[:]
+        del executed[:]
         with locked(path):
             appends = [asyncio.ensure_future(store.append([entry(grant)])) for grant in grants]
             await asyncio.sleep(0.05)
         assert await asyncio.gather(*appends) == [[Verdict.ACCEPTED]] * 100
-        assert spoken.count("COMMIT") <= 2
+        assert executed.count("COMMIT") <= 2
 
 
-async def test_a_bad_write_harms_only_itself(store: SqliteStore, path: Path) -> None:
-    """Writes that share a commit do not share a fate."""
+async def test_a_bad_write_fails_alone(store: SqliteStore, path: Path) -> None:
+    """Other writes in the same commit succeed."""
     grants = await granted(store, "a", "b")
-    unspeakable = LeaseRequest("c", "\ud800", HOUR, create=as_json(snapshot()))
     with locked(path):
         writes = [
             asyncio.ensure_future(store.append([entry(grants[0])])),
-            asyncio.ensure_future(store.acquire([unspeakable])),
+            asyncio.ensure_future(store.send("a", "\ud800", b"1")),
             asyncio.ensure_future(store.append([entry(grants[1])])),
         ]
         await asyncio.sleep(0.05)
     first, bad, second = await asyncio.gather(*writes, return_exceptions=True)
     assert first == second == [Verdict.ACCEPTED]
     assert isinstance(bad, StoreError)
-    assert await store.load("c") is None
+    assert await store.inbox("a") == []
 
 
-async def test_a_run_that_leaves_does_so_whatever_else_is_refused(store: SqliteStore) -> None:
-    """The verdict on the end of one run does not depend on another's; sent again, it stands."""
-    leaving, stale = await granted(store, "leaving", "stale")
+async def test_a_run_is_deleted_even_if_another_entry_is_refused(store: SqliteStore) -> None:
+    """Its verdict does not depend on other runs, and is the same when the entry is repeated."""
+    deleted, stale = await granted(store, "deleted", "stale")
     await store.save("stale", snapshot())
-    end = Entry("leaving", leaving.lease.epoch, 2, b"", rest=Rest("completed", delete=True))
-    entries = [entry(leaving), end, entry(stale)]
+    end = Entry("deleted", deleted.lease.epoch, 2, b"", rest=Rest("completed", delete=True))
+    entries = [entry(deleted), end, entry(stale)]
     for _ in range(2):
         verdicts = await store.append(entries)
         assert verdicts == [Verdict.ACCEPTED, Verdict.ACCEPTED, Verdict.FENCED]
-    assert await store.load("leaving") is None
-    assert await store.append([entry(leaving, 3)]) == [Verdict.UNKNOWN]
+    assert await store.load("deleted") is None
+    assert await store.append([entry(deleted, 3)]) == [Verdict.UNKNOWN]
 
 
-async def test_a_cancelled_wait_leaves_no_lease(store: SqliteStore, path: Path) -> None:
-    """Who stopped waiting before its turn came gets nothing, and blocks nobody."""
+async def test_a_cancelled_call_leaves_no_lease(store: SqliteStore, path: Path) -> None:
+    """A caller that was cancelled while it was queued gets no lease and blocks no other."""
     await granted(store, "warm")
     with locked(path):
         first = asyncio.ensure_future(granted(store, "first"))
@@ -196,8 +196,8 @@ async def test_a_cancelled_wait_leaves_no_lease(store: SqliteStore, path: Path) 
     assert await store.load("second") is None
 
 
-async def test_another_process_is_waited_for(store: SqliteStore, path: Path) -> None:
-    """ "database is locked" never reaches the user while the other one goes on."""
+async def test_a_write_waits_for_another_process(store: SqliteStore, path: Path) -> None:
+    """The user never sees "database is locked" within `busy_timeout`."""
     await store.save("run", snapshot("a"))
     with locked(path):
         saving = asyncio.ensure_future(store.save("run", snapshot("b")))
@@ -207,16 +207,16 @@ async def test_another_process_is_waited_for(store: SqliteStore, path: Path) -> 
 
 
 async def test_readers_do_not_wait_for_writers(store: SqliteStore, path: Path) -> None:
-    """A reader sees the last commit, also while somebody else writes."""
+    """A reader sees the last commit, even while another process writes."""
     await store.save("run", snapshot("a"))
     with locked(path):
         loaded = await asyncio.wait_for(store.load("run"), 5)
         assert loaded == snapshot("a")
-        assert [line.id for line in await store.list()] == ["run"]
+        assert [run.id for run in await store.list()] == ["run"]
 
 
-async def test_a_reader_opens_a_file_that_another_writes_to(store: SqliteStore, path: Path) -> None:
-    """Where the tables are there, nothing must be written to read them."""
+async def test_a_reader_opens_a_file_that_is_locked(store: SqliteStore, path: Path) -> None:
+    """If the tables exist, opening the file does not write."""
     await store.save("run", snapshot("a"))
     async with sqlite(path) as another:
         with locked(path):
@@ -224,7 +224,7 @@ async def test_a_reader_opens_a_file_that_another_writes_to(store: SqliteStore, 
 
 
 async def test_a_file_locked_for_too_long_is_unavailable(path: Path) -> None:
-    """The error says what and how long; afterwards the store works as if nothing had been."""
+    """The error has the path and the time waited; afterwards the store works again."""
     async with sqlite(path, busy_timeout=0.1) as store:
         await store.save("run", snapshot("a"))
         with locked(path), pytest.raises(StoreUnavailable, match=r"runs\.db.*locked for 0\.\ds"):
@@ -233,8 +233,8 @@ async def test_a_file_locked_for_too_long_is_unavailable(path: Path) -> None:
         assert await store.load("run") == snapshot("c")
 
 
-async def test_a_missing_folder_is_unavailable_until_it_is_made(tmp_path: Path) -> None:
-    """Opening is retried: the first failure is not remembered."""
+async def test_a_file_is_unavailable_until_its_folder_exists(tmp_path: Path) -> None:
+    """The next call tries to open it again."""
     async with sqlite(tmp_path / "folder" / "runs.db") as store:
         with pytest.raises(StoreUnavailable, match="folder must exist"):
             await store.save("run", snapshot())
@@ -243,27 +243,27 @@ async def test_a_missing_folder_is_unavailable_until_it_is_made(tmp_path: Path) 
         assert await store.load("run") == snapshot()
 
 
-async def test_a_file_of_something_else_is_corrupted(path: Path) -> None:
-    """A file that is no database is neither used nor overwritten."""
-    path.write_bytes(b"This is a letter, and no database at all." * 100)
+async def test_a_file_that_is_not_a_database_is_corrupted(path: Path) -> None:
+    """It is neither used nor overwritten."""
+    path.write_bytes(b"This is a note, not a database." * 100)
     async with sqlite(path) as store:
         with pytest.raises(StoreCorrupted, match=r"runs\.db"):
             await store.load("run")
-    assert path.read_bytes().startswith(b"This is a letter")
+    assert path.read_bytes().startswith(b"This is a note")
 
 
-async def test_a_row_of_something_else_is_corrupted(store: SqliteStore, path: Path) -> None:
-    """What cannot be read is named, and left out of a claim."""
+async def test_a_row_that_cannot_be_read_is_corrupted(store: SqliteStore, path: Path) -> None:
+    """The error names the run, and a claim skips it."""
     await store.save("run", snapshot())
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("UPDATE perdure_runs SET snapshot = 'no JSON', wake_at = 0")
+        other.execute("UPDATE perdure_runs SET snapshot = 'not JSON', wake_at = 0")
     with pytest.raises(StoreCorrupted, match="'run'"):
         await store.load("run")
     assert await store.claim("ana", HOUR, 10) == []
 
 
-async def test_a_closed_store_refuses(path: Path) -> None:
-    """After `close` nothing is opened again behind the user's back."""
+async def test_a_closed_store_refuses_calls(path: Path) -> None:
+    """Nothing is opened again after `close`."""
     store = sqlite(path)
     await store.save("run", snapshot())
     await store.close()
@@ -272,8 +272,8 @@ async def test_a_closed_store_refuses(path: Path) -> None:
         await store.load("run")
 
 
-async def test_closing_finishes_what_was_asked(path: Path) -> None:
-    """A write that was asked for before the end is written."""
+async def test_close_finishes_calls_in_progress(path: Path) -> None:
+    """Writes that were queued before are committed."""
     store = sqlite(path)
     saving = [asyncio.ensure_future(store.save(f"run {number}", snapshot())) for number in range(9)]
     await asyncio.sleep(0)
@@ -284,7 +284,7 @@ async def test_closing_finishes_what_was_asked(path: Path) -> None:
 
 
 async def test_a_store_leaves_no_thread_and_no_side_file(path: Path) -> None:
-    """Closing gives back everything: threads, connections and SQLite's own side files."""
+    """`close` ends the threads and connections, and SQLite deletes its side files."""
     async with sqlite(path) as store:
         await store.save("run", snapshot())
         await store.load("run")
@@ -293,8 +293,8 @@ async def test_a_store_leaves_no_thread_and_no_side_file(path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["runs.db"]
 
 
-async def test_a_forgotten_store_lets_its_threads_go(path: Path) -> None:
-    """A store that nobody closed does not keep threads for ever."""
+async def test_the_threads_of_a_deleted_store_end(path: Path) -> None:
+    """A store that was never closed does not keep its threads."""
     store = sqlite(path)
     await store.save("run", snapshot())
     threads = perdure_threads()
@@ -306,7 +306,7 @@ async def test_a_forgotten_store_lets_its_threads_go(path: Path) -> None:
 
 
 def test_a_store_serves_one_event_loop_after_another(path: Path) -> None:
-    """A script may call `asyncio.run` as often as it likes."""
+    """A script may call `asyncio.run` several times."""
     store = sqlite(path)
     asyncio.run(store.save("run", snapshot("a")))
     assert asyncio.run(store.load("run")) == snapshot("a")
@@ -314,7 +314,7 @@ def test_a_store_serves_one_event_loop_after_another(path: Path) -> None:
 
 
 def test_a_store_serves_event_loops_of_several_threads(path: Path) -> None:
-    """Each loop gets its own answers."""
+    """Each loop gets its own results."""
     store = sqlite(path)
 
     async def save_and_load(id: str) -> None:
@@ -334,17 +334,17 @@ def test_a_store_serves_event_loops_of_several_threads(path: Path) -> None:
     asyncio.run(store.close())
 
 
-async def test_a_value_that_sqlite_cannot_hold_is_a_store_error(store: SqliteStore) -> None:
+async def test_a_value_that_sqlite_cannot_store_is_a_store_error(store: SqliteStore) -> None:
     """The driver's own exception is the cause."""
     with pytest.raises(StoreError, match="cannot be stored") as refused:
         await store.append([Entry("run", 2**70, 1, b"{}")])
     assert isinstance(refused.value.__cause__, OverflowError)
 
 
-async def test_a_store_refuses_to_work_in_a_forked_process(
+async def test_a_store_is_refused_in_a_forked_process(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite's connections do not survive a fork: the error says so."""
+    """SQLite's connections do not survive a fork."""
     store = sqlite(path)
     await store.save("run", snapshot())
     with monkeypatch.context() as child:
@@ -354,19 +354,19 @@ async def test_a_store_refuses_to_work_in_a_forked_process(
     await store.close()
 
 
-@pytest.mark.parametrize("then", ["deleted", "replaced"])
+@pytest.mark.parametrize("change", ["deleted", "replaced"])
 async def test_a_file_that_was_deleted_or_replaced_is_not_written_to(
-    path: Path, then: str, monkeypatch: pytest.MonkeyPatch
+    path: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite would go on with a file that nobody else can find: the next look says so."""
-    monkeypatch.setattr(_sqlite_watch, "_SECONDS", 0.0)
+    """SQLite would continue with a file that its path no longer leads to; the next check raises."""
+    monkeypatch.setattr(watch_module, "_INTERVAL_SECONDS", 0.0)
     async with sqlite(path) as store:
         (grant,) = await store.acquire(
             [LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))]
         )
         assert grant is not None
         path.rename(path.with_suffix(".old"))
-        if then == "replaced":
+        if change == "replaced":
             path.write_bytes(b"")
         for _ in range(2):
             with pytest.raises(StoreError, match="deleted or replaced while it was open"):

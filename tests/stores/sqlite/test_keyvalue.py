@@ -1,4 +1,4 @@
-"""Texts under keys in SQLite: they really expire, and only `*` is special."""
+"""Strings under keys in SQLite: they expire, and only `*` is special in a pattern."""
 
 import asyncio
 import sqlite3
@@ -33,16 +33,16 @@ async def kv(path: Path, clock: TestClock) -> AsyncIterator[SqliteKeyValue]:
         yield kv
 
 
-def test_it_is_what_it_says(path: Path) -> None:
-    """The five methods, compare-and-set, and many keys in one round trip."""
+def test_it_implements_the_protocols(path: Path) -> None:
+    """The key-value methods, compare-and-set, and reading many keys at once."""
     kv = SqliteKeyValue(path)
     assert isinstance(kv, KeyValueStore)
     assert isinstance(kv, CompareAndSet)
     assert isinstance(kv, GetMany)
 
 
-async def test_a_text_is_kept_until_it_is_deleted(kv: SqliteKeyValue) -> None:
-    """`set` replaces, `delete` tells whether there was one."""
+async def test_a_value_stays_until_it_is_deleted(kv: SqliteKeyValue) -> None:
+    """`set` replaces it, `delete` returns whether it existed."""
     assert await kv.get("a") is None
     await kv.set("a", "one")
     await kv.set("a", "two")
@@ -53,15 +53,15 @@ async def test_a_text_is_kept_until_it_is_deleted(kv: SqliteKeyValue) -> None:
     assert not await kv.exists("a")
 
 
-async def test_many_keys_come_in_the_order_asked(kv: SqliteKeyValue) -> None:
-    """A key that is not there gives None in its place."""
+async def test_values_are_returned_in_the_order_of_their_keys(kv: SqliteKeyValue) -> None:
+    """`None` stands for a key that does not exist."""
     await kv.set("a", "1")
     await kv.set("b", "2")
     assert await kv.get_many(["b", "missing", "a", "b"]) == ["2", None, "1", "2"]
 
 
-async def test_a_text_ends_with_its_time(kv: SqliteKeyValue, clock: TestClock) -> None:
-    """After `ttl` the key is gone from every method, and a `set` without one is for ever."""
+async def test_a_value_expires(kv: SqliteKeyValue, clock: TestClock) -> None:
+    """After `ttl` no method sees the key; a `set` without `ttl` never expires."""
     await kv.set("a", "1", ttl=timedelta(seconds=10))
     await kv.set("b", "2", ttl="10s")
     await kv.set("b", "2")
@@ -74,20 +74,20 @@ async def test_a_text_ends_with_its_time(kv: SqliteKeyValue, clock: TestClock) -
     assert not await kv.delete("a")
 
 
-async def test_expired_texts_are_purged(kv: SqliteKeyValue, clock: TestClock, path: Path) -> None:
-    """What has expired leaves the file with later writes."""
+async def test_expired_keys_are_deleted(kv: SqliteKeyValue, clock: TestClock, path: Path) -> None:
+    """Later writes remove them from the file."""
     for number in range(50):
         await kv.set(f"key {number}", "x", ttl=1)
     await clock.advance(2)
     await kv.set("last", "x")
     with closing(sqlite3.connect(path)) as connection:
-        found = connection.execute("SELECT key FROM perdure_keyvalue").fetchall()
-    assert found == [("last",)]
+        keys = connection.execute("SELECT key FROM perdure_keyvalue").fetchall()
+    assert keys == [("last",)]
 
 
 @pytest.mark.parametrize("key", HOSTILE)
 async def test_only_the_star_is_special(kv: SqliteKeyValue, key: str) -> None:
-    """Every other character of a pattern stands for itself, and case matters."""
+    """Every other character of a pattern is literal, and case matters."""
     for name in HOSTILE:
         await kv.set(name, name)
     assert await kv.get(key) == key
@@ -95,8 +95,8 @@ async def test_only_the_star_is_special(kv: SqliteKeyValue, key: str) -> None:
     assert await kv.keys(f"{key[:-1]}*") == [key]
 
 
-async def test_a_star_stands_for_any_text(kv: SqliteKeyValue) -> None:
-    """Also for none, and anywhere."""
+async def test_a_star_matches_any_string(kv: SqliteKeyValue) -> None:
+    """Also an empty one, and at any place."""
     for name in ("ab", "axb", "ax/yb", "b"):
         await kv.set(name, name)
     assert await kv.keys("a*b") == ["ab", "ax/yb", "axb"]
@@ -105,7 +105,7 @@ async def test_a_star_stands_for_any_text(kv: SqliteKeyValue) -> None:
 
 
 async def test_replace_is_atomic(kv: SqliteKeyValue) -> None:
-    """Of twenty that count up at once, none is lost."""
+    """Twenty concurrent increments are all counted."""
 
     async def count_up() -> None:
         while True:
@@ -117,8 +117,8 @@ async def test_replace_is_atomic(kv: SqliteKeyValue) -> None:
     assert await kv.get("count") == "20"
 
 
-async def test_replace_takes_none_for_nothing(kv: SqliteKeyValue, clock: TestClock) -> None:
-    """None as the old text is a key that is not there or over, as the new one its removal."""
+async def test_replace_accepts_none_for_no_value(kv: SqliteKeyValue, clock: TestClock) -> None:
+    """As the old value it means missing or expired; as the new one it deletes the key."""
     assert await kv.replace("a", None, None)
     assert not await kv.replace("a", "1", "2")
     assert await kv.replace("a", None, "1")
@@ -132,8 +132,8 @@ async def test_replace_takes_none_for_nothing(kv: SqliteKeyValue, clock: TestClo
     assert await kv.get("a") == "2"
 
 
-async def test_what_is_no_text_is_refused(kv: SqliteKeyValue) -> None:
-    """A wrong value or duration is a clear error."""
+async def test_invalid_arguments_are_refused(kv: SqliteKeyValue) -> None:
+    """The error names the parameter."""
     with pytest.raises(InvalidArgument, match="value"):
         await kv.set("a", 1)  # type: ignore[arg-type]
     with pytest.raises(InvalidDuration, match="ttl"):

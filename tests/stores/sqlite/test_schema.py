@@ -1,4 +1,4 @@
-"""The SQLite schema: made by numbered migrations, also in the table that awaitly made."""
+"""The SQLite schema: created by numbered migrations, also in a table that awaitly created."""
 
 import asyncio
 import json
@@ -13,8 +13,9 @@ import pytest
 
 from perdure.errors import StoreError
 from perdure.store import Entry, LeaseRequest, Rest, Verdict
+from perdure.stores._migrations import read_migrations
 from perdure.stores.sqlite import sqlite
-from perdure.stores.sqlite.schema import read_migrations
+from perdure.stores.sqlite.schema import split_script
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 
 AWAITLY = """
@@ -40,7 +41,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def awaitly(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection of awaitly's to its table."""
+    """Awaitly's connection to its table."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.executescript(AWAITLY)
         yield connection
@@ -51,29 +52,29 @@ def schema_of(connection: sqlite3.Connection) -> list[tuple[str, str, str]]:
     return [row for row in rows if not row[1].startswith("sqlite_")]
 
 
-async def test_the_schema_is_what_the_migrations_make(path: Path) -> None:
-    """Running the numbered files in order gives the store's schema, and nothing else does."""
+async def test_the_schema_is_what_the_migrations_create(path: Path) -> None:
+    """Running the numbered files in order results in exactly the store's schema."""
     async with sqlite(path, table="runs") as store:
         await store.load("run")
-    with closing(sqlite3.connect(":memory:")) as by_hand, closing(sqlite3.connect(path)) as made:
-        for migration in read_migrations("migrations"):
-            for statement in migration.statements:
+    with closing(sqlite3.connect(":memory:")) as by_hand, closing(sqlite3.connect(path)) as file:
+        for migration in read_migrations("perdure.stores.sqlite"):
+            for statement in split_script(migration.script):
                 by_hand.execute(Template(statement).substitute(table="runs"))
-        count = [row for row in schema_of(made) if row[1] == "runs_migrations"]
-        assert len(count) == 1
-        assert sorted([*schema_of(by_hand), *count]) == sorted(schema_of(made))
+        versions = [row for row in schema_of(file) if row[1] == "runs_migrations"]
+        assert len(versions) == 1
+        assert sorted([*schema_of(by_hand), *versions]) == sorted(schema_of(file))
 
 
 def test_migrations_are_numbered_without_a_gap() -> None:
-    """Files are added at the end and never changed: their numbers tell."""
+    """Files are added at the end and never changed."""
     for folder in ("migrations", "migrations_keyvalue"):
-        migrations = read_migrations(folder)
+        migrations = read_migrations("perdure.stores.sqlite", folder)
         assert [one.version for one in migrations] == [*range(1, len(migrations) + 1)]
-        assert all(one.name[4] == "_" and one.statements for one in migrations)
+        assert all(one.name[4] == "_" and [*split_script(one.script)] for one in migrations)
 
 
-async def test_many_may_start_at_once(path: Path) -> None:
-    """Twenty stores on a file that is not there yet make one schema, without an error."""
+async def test_many_stores_can_start_at_once(path: Path) -> None:
+    """Twenty stores on a file that does not exist create one schema, without an error."""
     stores = [sqlite(path) for _ in range(20)]
     await asyncio.gather(
         *(store.save(f"run {number}", snapshot()) for number, store in enumerate(stores))
@@ -83,8 +84,8 @@ async def test_many_may_start_at_once(path: Path) -> None:
         await store.close()
 
 
-async def test_a_failed_migration_is_tried_again(path: Path) -> None:
-    """What stood in the way is removed; then the same store goes on."""
+async def test_a_failed_migration_is_retried(path: Path) -> None:
+    """Once the obstacle is removed, the same store works."""
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("CREATE TABLE perdure_runs_journal (something TEXT)")
         async with sqlite(path) as store:
@@ -95,18 +96,18 @@ async def test_a_failed_migration_is_tried_again(path: Path) -> None:
             await store.save("run", snapshot())
 
 
-async def test_a_schema_of_a_newer_version_is_refused(path: Path) -> None:
-    """An older program does not write into tables whose rules it does not know."""
+async def test_the_schema_of_a_newer_version_is_refused(path: Path) -> None:
+    """An older program does not write to tables whose rules it does not know."""
     async with sqlite(path) as store:
         await store.save("run", snapshot())
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("INSERT INTO perdure_runs_migrations (version, name) VALUES (99, 'x')")
     async with sqlite(path) as store:
-        with pytest.raises(StoreError, match="newer perdure"):
+        with pytest.raises(StoreError, match="newer version of perdure"):
             await store.load("run")
 
 
-async def test_stores_of_two_tables_share_a_file(path: Path) -> None:
+async def test_stores_on_two_tables_share_a_file(path: Path) -> None:
     """Each table has its own journal, inbox and migrations."""
     async with sqlite(path) as one, sqlite(path, table="others") as other:
         await one.save("run", snapshot("a"))
@@ -115,21 +116,21 @@ async def test_stores_of_two_tables_share_a_file(path: Path) -> None:
         assert await one.load("run") == snapshot("a")
 
 
-async def test_awaitlys_rows_stay_as_they_are(path: Path, awaitly: sqlite3.Connection) -> None:
-    """The missing columns are added to awaitly's table, and its own are left alone."""
+async def test_awaitlys_rows_are_not_changed(path: Path, awaitly: sqlite3.Connection) -> None:
+    """The missing columns are added to awaitly's table; its own stay unchanged."""
     rows = [("a", json.dumps(snapshot("x")), "2024-05-01 09:30:00"), ("b", "{}", None)]
     awaitly.executemany("INSERT INTO awaitly_snapshots VALUES (?, ?, ?)", rows)
     async with sqlite(path, table="awaitly_snapshots") as store:
         assert await store.load("a") == snapshot("x")
         assert len(await store.list()) == 2
-        found = awaitly.execute("SELECT id, snapshot, updated_at FROM awaitly_snapshots")
-        assert found.fetchall() == rows
+        stored = awaitly.execute("SELECT id, snapshot, updated_at FROM awaitly_snapshots")
+        assert stored.fetchall() == rows
 
 
-async def test_a_resume_state_of_awaitlys_comes_as_a_snapshot(
+async def test_awaitlys_resume_state_is_loaded_as_a_snapshot(
     path: Path, awaitly: sqlite3.Connection
 ) -> None:
-    """Its steps are there by their keys, its time is the row's, and it can be gone on with."""
+    """It has the steps by their keys and the row's time, and the run can be continued."""
     row = ("run", json.dumps(RESUME_STATE), "2024-05-01 09:30:00")
     awaitly.execute("INSERT INTO awaitly_snapshots VALUES (?, ?, ?)", row)
     async with sqlite(path, table="awaitly_snapshots") as store:
@@ -148,7 +149,7 @@ async def test_a_resume_state_of_awaitlys_comes_as_a_snapshot(
 async def test_awaitlys_times_are_listed_in_order_with_ours(
     path: Path, awaitly: sqlite3.Connection
 ) -> None:
-    """Its times have a space and whole seconds, ours a T and fractions; newest is newest."""
+    """Its times have a space and whole seconds, ours a T and fractions."""
     at = ["2024-05-01 09:30:00", "2024-05-01T09:30:00.500000Z", "2024-05-01 09:30:01"]
     for time in at:
         awaitly.execute("INSERT INTO awaitly_snapshots VALUES (?, '{}', ?)", (time, time))
@@ -163,8 +164,29 @@ async def test_awaitlys_times_are_listed_in_order_with_ours(
         assert [line.id for line in await store.list(after=lines[0].cursor)] == at[1::-1]
 
 
-async def test_awaitly_reads_what_we_write(path: Path, awaitly: sqlite3.Connection) -> None:
-    """At rest a row holds the whole snapshot as text."""
+async def test_a_list_continues_after_any_time_that_another_program_wrote(
+    path: Path, awaitly: sqlite3.Connection
+) -> None:
+    """One run at a time lists each run once, also those of the same second and without a time."""
+    at = ["2024-05-01T09:30:00.000000Z", "2024-05-01 09:30:00", "2024-05-01", None, "yesterday"]
+    for n, time in enumerate(at):
+        awaitly.execute("INSERT INTO awaitly_snapshots VALUES (?, '{}', ?)", (f"{n}", time))
+    async with sqlite(path, table="awaitly_snapshots") as store:
+        pages, cursor = [], None
+        while page := await store.list(limit=1, after=cursor):
+            pages.append((page[0].id, page[0].updated_at))
+            cursor = page[0].cursor
+    assert pages == [
+        ("1", "2024-05-01T09:30:00.000Z"),
+        ("0", "2024-05-01T09:30:00.000Z"),
+        ("2", "2024-05-01T00:00:00.000Z"),
+        ("4", "1970-01-01T00:00:00.000Z"),
+        ("3", "1970-01-01T00:00:00.000Z"),
+    ]
+
+
+async def test_awaitly_reads_what_perdure_writes(path: Path, awaitly: sqlite3.Connection) -> None:
+    """At rest, a row contains the complete snapshot as text."""
     async with sqlite(path, table="awaitly_snapshots") as store:
         [grant] = await store.acquire(
             [LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))]
@@ -174,14 +196,14 @@ async def test_awaitly_reads_what_we_write(path: Path, awaitly: sqlite3.Connecti
         await store.append([Entry("run", epoch, 1, delta("a"))])
         whole = as_json(snapshot("a", status="completed"))
         await store.append([Entry("run", epoch, 2, whole, rest=Rest("completed"))])
-    found = awaitly.execute("SELECT snapshot, typeof(snapshot) FROM awaitly_snapshots")
-    assert found.fetchall() == [(whole.decode(), "text")]
+    stored = awaitly.execute("SELECT snapshot, typeof(snapshot) FROM awaitly_snapshots")
+    assert stored.fetchall() == [(whole.decode(), "text")]
 
 
-async def test_a_run_that_awaitly_began_is_gone_on_with(
+async def test_a_run_that_awaitly_started_is_continued(
     path: Path, awaitly: sqlite3.Connection
 ) -> None:
-    """Its row can be leased and journalled like our own, and awaitly may overwrite it again."""
+    """Its row can be leased and journaled like any other."""
     awaitly.execute(UPSERT_OF_AWAITLY, ("run", json.dumps(snapshot("a"))))
     async with sqlite(path, table="awaitly_snapshots") as store:
         [grant] = await store.acquire([LeaseRequest("run", "ana", HOUR)])
@@ -194,10 +216,10 @@ async def test_a_run_that_awaitly_began_is_gone_on_with(
         assert list(loaded["steps"]) == ["a", "b"]
 
 
-async def test_nothing_is_left_of_a_row_that_awaitly_deletes(
+async def test_nothing_remains_of_a_row_that_awaitly_deletes(
     path: Path, awaitly: sqlite3.Connection
 ) -> None:
-    """The journal goes with the row, and the epoch stays stale when the id comes back."""
+    """The journal is deleted with the row, and the epoch stays stale when the id is reused."""
     async with sqlite(path, table="awaitly_snapshots") as store:
         [grant] = await store.acquire(
             [LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))]

@@ -1,7 +1,7 @@
-"""SQLite does no more work than the question needs, however much there is in the file."""
+"""SQLite does no more work than a call needs, however large the file is."""
 
 import sqlite3
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -11,9 +11,10 @@ from time import perf_counter
 
 import pytest
 
+from perdure.store import Due
 from perdure.stores.sqlite import SqliteStore, sqlite
 from perdure.stores.sqlite import statements as sql
-from perdure.stores.sqlite.statements import Statement, Tables
+from perdure.stores.sqlite.statements import Statement, Statements
 from tests.stores.append_speed import cost_of_length
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -43,20 +44,20 @@ async def store(path: Path) -> AsyncIterator[SqliteStore]:
 
 @pytest.fixture
 def database(path: Path, store: SqliteStore) -> Iterator[sqlite3.Connection]:
-    """The store's file, opened beside it."""
+    """Another connection to the store's file."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         yield connection
 
 
-def fall_asleep(database: sqlite3.Connection, sleepers: int) -> None:
+def add_sleepers(database: sqlite3.Connection, sleepers: int) -> None:
     now = int(NOW.timestamp() * 1_000_000)
     database.execute("PRAGMA synchronous = OFF")
     database.execute(SLEEPERS, {"count": sleepers, "now": now})
 
 
-def values(**given: object) -> dict[str, object]:
-    names = ["until", "now", "id", "prefix", "workflows", "status", "workflow", "mark", "mark_id"]
-    return {**dict.fromkeys(names), "limit": 100, "owner": "ana", "ttl": 1, **given}
+def values(**special: object) -> dict[str, object]:
+    names = ["until", "now", "id", "prefix", "workflows", "status", "workflow", "after", "after_id"]
+    return {**dict.fromkeys(names), "limit": 100, "owner": "ana", "ttl": 1, **special}
 
 
 PLANS = {
@@ -74,19 +75,21 @@ PLANS = {
 
 PLANS_OF_MANY = {
     "acquire": (sql.ACQUIRE, {"sqlite_autoindex_perdure_runs_1"}),
+    "renew": (sql.RENEW, {"sqlite_autoindex_perdure_runs_1", "perdure_runs_inbox_waiting"}),
+    "release": (sql.RELEASE, {"sqlite_autoindex_perdure_runs_1"}),
     "append": (sql.APPEND, {"sqlite_autoindex_perdure_runs_1"}),
     "rest": (sql.REST, {"sqlite_autoindex_perdure_runs_1", "perdure_runs_inbox_waiting"}),
     "fold": (
-        sql.FOLD,
+        sql.DELETE_FOLDED,
         {"sqlite_autoindex_perdure_runs_1", "sqlite_autoindex_perdure_runs_journal_1"},
     ),
     "forget": (
-        sql.FORGET_OWNED,
+        sql.DELETE_OWNED_JOURNAL,
         {"sqlite_autoindex_perdure_runs_1", "sqlite_autoindex_perdure_runs_journal_1"},
     ),
     "delete": (sql.DELETE_OWNED, {"sqlite_autoindex_perdure_runs_1"}),
     "take": (
-        sql.TAKE_UNKNOWN,
+        sql.CONSUME,
         {"sqlite_autoindex_perdure_runs_1", "perdure_runs_inbox_waiting"},
     ),
 }
@@ -94,71 +97,71 @@ PLANS_OF_MANY = {
 
 @pytest.mark.parametrize("analyzed", [False, True])
 @pytest.mark.parametrize("verb", PLANS)
-def test_a_verb_finds_by_index(database: sqlite3.Connection, verb: str, analyzed: bool) -> None:
-    """`load`, `list`, `due`, `claim` and the rest search an index; none scans or sorts a table."""
+def test_a_verb_uses_indexes(database: sqlite3.Connection, verb: str, analyzed: bool) -> None:
+    """No verb scans or sorts a table."""
     statement, indexes = PLANS[verb]
-    fall_asleep(database, 1_000)
+    add_sleepers(database, 1_000)
     if analyzed:
         database.execute("ANALYZE")
-    plan = Statement(Tables("perdure_runs")[statement], values(older_than=1))
+    plan = Statement(Statements("perdure_runs").sql(statement), values(older_than=1, statuses="[]"))
     assert used(database, plan, indexes) == indexes
 
 
 @pytest.mark.parametrize("analyzed", [False, True])
 @pytest.mark.parametrize("rows", [1, 100])
 @pytest.mark.parametrize("verb", PLANS_OF_MANY)
-def test_what_is_said_of_many_runs_finds_each_by_index(
+def test_a_statement_on_many_runs_uses_indexes(
     database: sqlite3.Connection, verb: str, rows: int, analyzed: bool
 ) -> None:
-    """A batch costs by its own size, and not by what else there is."""
+    """The cost of a batch depends on its size only."""
     statement, indexes = PLANS_OF_MANY[verb]
-    fall_asleep(database, 1_000)
+    add_sleepers(database, 1_000)
     if analyzed:
         database.execute("ANALYZE")
-    [plan] = Tables("perdure_runs").over(statement, [(None,) * 9] * rows)
+    [plan] = Statements("perdure_runs").many(statement, [(None,) * 9] * rows)
     assert used(database, plan, indexes) == indexes
 
 
 def used(database: sqlite3.Connection, plan: Statement, indexes: set[str]) -> set[str]:
-    """Give which of the indexes are used; nothing is scanned or sorted."""
+    """Return which of the indexes are used, and check that no table is scanned or sorted."""
     explained = database.execute(f"EXPLAIN QUERY PLAN {plan.sql}", plan.values)
     lines = [row[3] for row in explained]
     assert not [line for line in lines if line.startswith("SCAN perdure") or "B-TREE" in line]
     return {index for index in indexes if any(f"INDEX {index} (" in line for line in lines)}
 
 
-def test_deleting_a_run_reads_nobody_elses_mail(database: sqlite3.Connection) -> None:
-    """The work for a deleted run does not grow with the inboxes of others."""
-    fall_asleep(database, 2)
-    mail = "INSERT INTO perdure_runs_inbox (run, name, payload, sent_at, dedup_id) VALUES "
+def test_deleting_a_run_does_not_read_other_inboxes(database: sqlite3.Connection) -> None:
+    """The work does not grow with the messages of other runs."""
+    add_sleepers(database, 2)
+    insert = "INSERT INTO perdure_runs_inbox (run, name, payload, sent_at, dedup_id) VALUES "
     few = steps_of(database, "DELETE FROM perdure_runs WHERE id = 'run 00000000'")
     for number in range(1_000):
-        database.execute(f"{mail} ('other', 'hello', '1', 0, {number})")
+        database.execute(f"{insert} ('other', 'hello', '1', 0, {number})")
     many = steps_of(database, "DELETE FROM perdure_runs WHERE id = 'run 00000001'")
     assert many <= few * 1.5
 
 
-def test_due_reads_no_more_than_it_gives(database: sqlite3.Connection) -> None:
-    """The work for a hundred due runs does not grow with those that sleep."""
-    fall_asleep(database, 20_000)
+def test_due_reads_no_more_than_it_returns(database: sqlite3.Connection) -> None:
+    """The work for a hundred due runs does not grow with the number of sleeping runs."""
+    add_sleepers(database, 20_000)
     before = steps_of_due(database)
     database.execute(
         "UPDATE perdure_runs SET id = 'late ' || id, wake_at = wake_at + 1000000000000"
     )
-    fall_asleep(database, 20_000)
+    add_sleepers(database, 20_000)
     assert steps_of_due(database) <= before * 1.05
 
 
 def steps_of_due(database: sqlite3.Connection) -> int:
     until = int(NOW.timestamp() * 1_000_000)
-    due = Tables("perdure_runs")[sql.DUE]
+    due = Statements("perdure_runs").sql(sql.DUE)
     return steps_of(database, due, values(until=until, prefix=""), rows=100)
 
 
 def steps_of(
     database: sqlite3.Connection, statement: str, values: Mapping[str, object] = {}, rows: int = 0
 ) -> int:
-    """Give how many tens of steps SQLite's machine takes for a statement."""
+    """Return how many tens of virtual machine instructions a statement takes."""
     steps = count()
     database.set_progress_handler(lambda: next(steps) < 0, 10)
     assert len(database.execute(statement, values).fetchall()) == rows
@@ -168,23 +171,24 @@ def steps_of(
 
 @pytest.mark.alone
 @pytest.mark.parametrize("sleepers", [200_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
-async def test_due_among_very_many_sleepers_is_quick(
+async def test_due_is_fast_among_many_sleepers(
     store: SqliteStore, database: sqlite3.Connection, sleepers: int
 ) -> None:
     """`due(limit=100)` among a million sleeping runs takes less than 5 ms."""
-    fall_asleep(database, sleepers)
-    times = []
+    add_sleepers(database, sleepers)
+    times: list[float] = []
+    due: Sequence[Due] = ()
     for _ in range(11):
-        began = perf_counter()
+        start = perf_counter()
         due = await store.due(NOW, 100)
-        times.append(perf_counter() - began)
+        times.append(perf_counter() - start)
         assert len(due) == 100
     assert [one.wake_at for one in due] == sorted(one.wake_at for one in due)
     assert median(times) < 0.005
 
 
 @pytest.mark.alone
-async def test_the_5000th_entry_costs_what_the_10th_did(path: Path) -> None:
-    """Appending takes no longer because a run is long."""
+async def test_the_5000th_entry_costs_as_much_as_the_10th(path: Path) -> None:
+    """The cost of an append does not grow with the run."""
     async with sqlite(path) as store:
         assert await cost_of_length(store) < 1.3

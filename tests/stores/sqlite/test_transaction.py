@@ -63,7 +63,7 @@ async def steps(store: SqliteStore) -> list[str]:
 async def test_writes_and_record_commit_together(
     store: SqliteStore, epoch: int, path: Path
 ) -> None:
-    """What `work` wrote is there with the entry."""
+    """The writes of `work` are stored with the entry."""
 
     async def work(transaction: Transaction) -> Entry:
         await move(transaction, 3)
@@ -76,7 +76,7 @@ async def test_writes_and_record_commit_together(
 
 
 async def test_a_transaction_reads_its_own_writes(store: SqliteStore, epoch: int) -> None:
-    """Rows come as tuples; a statement's values are bound by place or by name."""
+    """Rows are tuples; values are bound by position or by name."""
 
     async def work(transaction: Transaction) -> Entry:
         await move(transaction, 3)
@@ -93,10 +93,10 @@ async def test_a_transaction_reads_its_own_writes(store: SqliteStore, epoch: int
     assert await store.transact("run", epoch, work) is Verdict.ACCEPTED
 
 
-async def test_an_entry_that_is_there_already_takes_no_second_effect(
+async def test_an_entry_that_exists_has_no_second_effect(
     store: SqliteStore, epoch: int, path: Path
 ) -> None:
-    """The same entry sent again is accepted, and what `work` wrote the second time is not."""
+    """The same entry is accepted again, and the second writes of `work` are rolled back."""
 
     async def work(transaction: Transaction) -> Entry:
         await move(transaction, 3)
@@ -107,10 +107,10 @@ async def test_an_entry_that_is_there_already_takes_no_second_effect(
     assert balances(path) == {"ana": 7, "bob": 3}
 
 
-async def test_an_error_in_a_statement_comes_as_sqlite_raises_it(
+async def test_an_error_of_a_statement_is_raised_unchanged(
     store: SqliteStore, epoch: int, path: Path
 ) -> None:
-    """`work` may catch it and go on; the statement alone had no effect."""
+    """`work` may catch it and continue; only the statement had no effect."""
 
     async def work(transaction: Transaction) -> Entry:
         with pytest.raises(sqlite3.IntegrityError):
@@ -142,7 +142,7 @@ async def test_work_cannot_end_the_transaction(
 
 
 async def test_a_savepoint_is_the_users_own(store: SqliteStore, epoch: int, path: Path) -> None:
-    """Part of the work can be taken back without the rest."""
+    """Part of the work can be rolled back."""
 
     async def work(transaction: Transaction) -> Entry:
         await move(transaction, 1)
@@ -159,7 +159,7 @@ async def test_a_savepoint_is_the_users_own(store: SqliteStore, epoch: int, path
 async def test_a_transaction_that_sqlite_ended_is_not_recorded(
     store: SqliteStore, epoch: int, path: Path
 ) -> None:
-    """A clause that rolls back takes the record with it, also when `work` ignores the error."""
+    """A clause that rolls back also prevents the record, even if `work` ignores the error."""
 
     async def work(transaction: Transaction) -> Entry:
         await move(transaction, 3)
@@ -173,17 +173,17 @@ async def test_a_transaction_that_sqlite_ended_is_not_recorded(
     assert await steps(store) == []
 
 
-async def test_a_disk_that_failed_the_work_is_the_stores_loss(
+async def test_a_disk_failure_in_the_work_makes_the_store_unavailable(
     store: SqliteStore, epoch: int
 ) -> None:
-    """Whatever the work makes of it: the step has not failed, and may be tried again."""
+    """Whatever `work` raises instead: the step has not failed, and can be retried."""
 
     async def work(transaction: Transaction) -> Entry:
         await transaction.fetchall("PRAGMA max_page_count = 1")
         try:
             await transaction.execute("CREATE TABLE large AS SELECT zeroblob(1000000)")
         except sqlite3.OperationalError:
-            raise RuntimeError("no money today") from None
+            raise RuntimeError("payment failed") from None
         return entry(epoch)
 
     with pytest.raises(StoreUnavailable, match="disk") as caught:
@@ -195,7 +195,7 @@ async def test_a_disk_that_failed_the_work_is_the_stores_loss(
 async def test_the_store_cannot_be_called_inside_its_own_transaction(
     store: SqliteStore, epoch: int
 ) -> None:
-    """It would wait for itself: the error says what to use instead."""
+    """It would deadlock: the error says what to use instead."""
 
     async def work(_: Transaction) -> Entry:
         await store.append([entry(epoch, 2)])
@@ -206,13 +206,13 @@ async def test_the_store_cannot_be_called_inside_its_own_transaction(
     assert await store.append([entry(epoch, 2)]) == [Verdict.ACCEPTED]
 
 
-async def test_others_wait_until_it_is_done(store: SqliteStore, epoch: int) -> None:
-    """Writes of other tasks come after, reads go on."""
-    begun, continue_run = asyncio.Event(), asyncio.Event()
+async def test_other_writes_wait_until_it_is_done(store: SqliteStore, epoch: int) -> None:
+    """Reads do not wait."""
+    begun, may_finish = asyncio.Event(), asyncio.Event()
 
     async def work(_: Transaction) -> Entry:
         begun.set()
-        await continue_run.wait()
+        await may_finish.wait()
         return entry(epoch)
 
     transacting = asyncio.ensure_future(store.transact("run", epoch, work))
@@ -220,7 +220,7 @@ async def test_others_wait_until_it_is_done(store: SqliteStore, epoch: int) -> N
     appending = asyncio.ensure_future(store.append([entry(epoch, 2)]))
     assert await steps(store) == []
     assert not appending.done()
-    continue_run.set()
+    may_finish.set()
     assert await transacting is Verdict.ACCEPTED
     assert await appending == [Verdict.ACCEPTED]
     assert await steps(store) == ["step 1", "step 2"]
@@ -229,7 +229,7 @@ async def test_others_wait_until_it_is_done(store: SqliteStore, epoch: int) -> N
 async def test_a_cancelled_transaction_is_rolled_back(
     store: SqliteStore, epoch: int, path: Path
 ) -> None:
-    """And the next one can begin."""
+    """Other writes can continue."""
     begun = asyncio.Event()
 
     async def work(transaction: Transaction) -> Entry:
@@ -247,21 +247,21 @@ async def test_a_cancelled_transaction_is_rolled_back(
     assert balances(path) == {"ana": 10, "bob": 0}
 
 
-async def test_a_connection_is_of_no_use_afterwards(store: SqliteStore, epoch: int) -> None:
-    """A task that outlives its transaction gets an error, and does not wait for ever."""
-    kept: list[Transaction] = []
+async def test_a_connection_cannot_be_used_afterwards(store: SqliteStore, epoch: int) -> None:
+    """A task that outlives its transaction gets an error and does not hang."""
+    transactions: list[Transaction] = []
 
     async def work(transaction: Transaction) -> Entry:
-        kept.append(transaction)
+        transactions.append(transaction)
         return entry(epoch)
 
     await store.transact("run", epoch, work)
     with pytest.raises(StoreError, match="over"):
-        await kept[0].execute("SELECT 1")
+        await transactions[0].execute("SELECT 1")
 
 
 async def test_an_entry_of_another_run_is_refused(store: SqliteStore, epoch: int) -> None:
-    """The fence that was checked is the one the entry is written under."""
+    """The entry must belong to the run and epoch that were checked."""
 
     async def work(_: Transaction) -> Entry:
         return Entry("another", epoch, 1, b"{}")
@@ -271,7 +271,7 @@ async def test_an_entry_of_another_run_is_refused(store: SqliteStore, epoch: int
 
 
 async def test_an_entry_that_is_too_large_rolls_back(path: Path) -> None:
-    """The limit holds inside a transaction too."""
+    """The limit also applies in a transaction."""
     async with sqlite(path, max_value_size=200) as store:
         [grant] = await store.acquire(
             [LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))]
@@ -290,7 +290,7 @@ async def test_an_entry_that_is_too_large_rolls_back(path: Path) -> None:
 
 
 async def test_a_transaction_on_a_locked_file_is_unavailable(path: Path) -> None:
-    """`work` is not even called."""
+    """`work` is not called."""
     async with sqlite(path, busy_timeout=0.1) as store:
         [grant] = await store.acquire(
             [LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))]
@@ -306,8 +306,8 @@ async def test_a_transaction_on_a_locked_file_is_unavailable(path: Path) -> None
                 await store.transact("run", grant.lease.epoch, work)
 
 
-async def test_a_transaction_where_no_file_can_be_is_unavailable(tmp_path: Path) -> None:
-    """The same words as for any other verb."""
+async def test_a_transaction_without_a_file_is_unavailable(tmp_path: Path) -> None:
+    """The same error as for any other call."""
     async with sqlite(tmp_path / "missing" / "runs.db") as store:
 
         async def work(_: Transaction) -> Entry:

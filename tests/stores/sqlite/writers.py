@@ -1,8 +1,8 @@
-"""Processes that write to a store with the SQLite schema until they are done or killed.
+"""Processes that write to a store with the SQLite schema until they finish or are killed.
 
-Run as a program, this reads one order per line and forks a process for each: what Python must
-import is imported once. A write that the store acknowledged is a line in the file that the order
-names.
+Run as a program, this module reads one task per line and forks a process for each, so that modules
+are imported once. For each write that the store acknowledged, the process writes a line to the log
+file of the task.
 """
 
 import asyncio
@@ -17,43 +17,44 @@ from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from random import Random
+from typing import TypeAlias
 
-import httpx  # noqa: F401  # before the forks, for libsql() loads it late
+import httpx  # noqa: F401  # imported before forking: libsql() loads it lazily
 
 from perdure.store import Entry, Grant, LeaseRequest, Rest, Verdict
-from perdure.stores.libsql import libsql
-from perdure.stores.sqlite import Transaction, sqlite
-from perdure.stores.sqlite.schema_store import SqliteSchemaStore
+from perdure.stores.libsql import LibsqlStore, libsql
+from perdure.stores.sqlite import SqliteStore, Transaction, sqlite
 
 HOUR = timedelta(hours=1)
+AnyStore: TypeAlias = LibsqlStore | SqliteStore
 MOVE = "UPDATE account SET balance = balance + ? WHERE id = ?"
 
 
 class Writers:
-    """Processes that write to one database, and what they said was acknowledged."""
+    """Processes that write to one database, and what was acknowledged to them."""
 
     def __init__(self, place: str, folder: Path, parent: Process) -> None:
         self.place = place
         self._folder = folder
         self._parent = parent
-        self._ordering = asyncio.Lock()
+        self._starting = asyncio.Lock()
         self._alive: set[int] = set()
 
     async def start(self, task: str, run: str, turn: int = 0) -> int:
-        """Start a writer and give its process id."""
+        """Start a writer and return its process id."""
         assert self._parent.stdin is not None
         assert self._parent.stdout is not None
-        order = [self.place, task, run, turn, str(self._log(run))]
-        async with self._ordering:
-            self._parent.stdin.write(json.dumps(order).encode() + b"\n")
+        message = [self.place, task, run, turn, str(self._log(run))]
+        async with self._starting:
+            self._parent.stdin.write(json.dumps(message).encode() + b"\n")
             process = int(await self._parent.stdout.readline())
         self._alive.add(process)
         return process
 
     async def kill_one_after_another(
-        self, task: str, run: str, turns: int, moments: float = 0.2
+        self, task: str, run: str, turns: int, max_delay: float = 0.2
     ) -> list[str]:
-        """Start writers, kill each at a random time, and return what was acknowledged.
+        """Start writers, kill each after a random time, and return what was acknowledged.
 
         Every other one is killed after its first acknowledgement, however slow the machine is.
         """
@@ -63,13 +64,13 @@ class Writers:
             process = await self.start(task, run, turn)
             while turn % 2 and len(self.acknowledged(run)) == known:
                 await asyncio.sleep(0.005)
-            await asyncio.sleep(random.uniform(0, moments))
+            await asyncio.sleep(random.uniform(0, max_delay))
             os.kill(process, signal.SIGKILL)
             await self.ended(process)
         return self.acknowledged(run)
 
     async def ended(self, process: int) -> None:
-        """Wait for the end of a writer."""
+        """Wait until a writer has ended."""
         with suppress(ProcessLookupError):
             while True:
                 os.kill(process, 0)
@@ -77,12 +78,12 @@ class Writers:
         self._alive.discard(process)
 
     def kill_all(self) -> None:
-        """Leave no writer behind."""
+        """Kill the writers that still run."""
         for process in self._alive:
             os.kill(process, signal.SIGKILL)
 
     def acknowledged(self, run: str) -> list[str]:
-        """Give what the writers of a run were told is written."""
+        """Return what was acknowledged to the writers of a run."""
         log = self._log(run)
         return log.read_text().split("\n")[:-1] if log.exists() else []
 
@@ -92,7 +93,7 @@ class Writers:
 
 @asynccontextmanager
 async def writers_on(place: str, folder: Path) -> AsyncIterator[Writers]:
-    """Give writers on a file or a server; none of them is left at the end."""
+    """Yield writers on a file or a server, and kill the remaining ones at the end."""
     parent = await asyncio.create_subprocess_exec(
         sys.executable, __file__, stdin=PIPE, stdout=PIPE, stderr=PIPE
     )
@@ -111,7 +112,7 @@ def snapshot(*keys: str, status: str = "running") -> bytes:
     return json.dumps({"formatVersion": 1, "steps": steps, "execution": execution}).encode()
 
 
-async def granted(store: SqliteSchemaStore, run: str) -> Grant:
+async def granted(store: AnyStore, run: str) -> Grant:
     [grant] = await store.acquire([LeaseRequest(run, "the writer", HOUR, create=snapshot())])
     assert grant is not None
     return grant
@@ -126,7 +127,7 @@ def triple(grant: Grant, turn: int, number: int) -> list[Entry]:
     ]
 
 
-async def append_for_ever(store: SqliteSchemaStore, run: str, turn: int, log: int) -> None:
+async def append_forever(store: AnyStore, run: str, turn: int, log: int) -> None:
     grant = await granted(store, run)
     for number in count():
         verdicts = await store.append(triple(grant, turn, number))
@@ -134,7 +135,7 @@ async def append_for_ever(store: SqliteSchemaStore, run: str, turn: int, log: in
         os.write(log, f"{turn}.{number}\n".encode())
 
 
-async def move_for_ever(store: SqliteSchemaStore, run: str, turn: int, log: int) -> None:
+async def move_forever(store: AnyStore, run: str, turn: int, log: int) -> None:
     lease = (await granted(store, run)).lease
 
     for number in count():
@@ -148,7 +149,7 @@ async def move_for_ever(store: SqliteSchemaStore, run: str, turn: int, log: int)
         os.write(log, f"{turn}.{number}\n".encode())
 
 
-async def ten_steps(store: SqliteSchemaStore, run: str) -> None:
+async def ten_steps(store: AnyStore, run: str) -> None:
     lease = (await granted(store, run)).lease
     keys = [f"step {number}" for number in range(10)]
     for number, key in enumerate(keys):
@@ -163,9 +164,9 @@ async def main(place: str, task: str, run: str, turn: int, log: int) -> None:
     async with libsql(place) if "://" in place else sqlite(place) as store:
         match task:
             case "append":
-                await append_for_ever(store, run, turn, log)
+                await append_forever(store, run, turn, log)
             case "move":
-                await move_for_ever(store, run, turn, log)
+                await move_forever(store, run, turn, log)
             case "fifty":
                 await asyncio.gather(*(ten_steps(store, f"{run} {number}") for number in range(50)))
                 os.write(log, b"done\n")
@@ -173,8 +174,8 @@ async def main(place: str, task: str, run: str, turn: int, log: int) -> None:
 
 def serve() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    for order in sys.stdin:
-        place, task, run, turn, log = json.loads(order)
+    for line in sys.stdin:
+        place, task, run, turn, log = json.loads(line)
         child = os.fork()
         if not child:
             with Path(log).open("ab", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""Misuse of results that an editor must underline."""
+"""Misuse of results."""
 
 from typing import assert_never
 
@@ -9,25 +9,25 @@ def half(number: int) -> Result[int, str]:
     return Ok(number // 2) if number % 2 == 0 else Err("odd")
 
 
-def use() -> str:
+def return_the_wrong_type() -> str:
     result = half(4)
     if isinstance(result, Ok):
         return result.value  # refused
     return result.error
 
 
-def ask() -> int:
+def read_the_wrong_attribute() -> int:
     result = half(4)
     if result:
         return result.error  # refused
     return result.value  # refused
 
 
-def give() -> Result[int, str]:
+def wrap_the_wrong_type() -> Result[int, str]:
     return Ok("text")  # refused
 
 
-def forget_an_arm() -> int:
+def forget_a_case() -> int:
     result = half(4)
     match result:
         case Ok(value):

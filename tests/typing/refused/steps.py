@@ -1,4 +1,4 @@
-"""Misuse of steps that an editor must underline."""
+"""Misuse of steps and workflows."""
 
 from perdure import Step, Workflow
 

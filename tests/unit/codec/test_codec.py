@@ -1,4 +1,4 @@
-"""What a step returned is stored as JSON with tags, and comes back as it was."""
+"""The values of steps are stored as JSON with tags, and restored exactly."""
 
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -8,6 +8,7 @@ from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -29,13 +30,14 @@ from perdure.errors import CodecError
 from perdure.result import Err, Ok
 
 BERLIN = ZoneInfo("Europe/Berlin")
+TINY_OFFSET = timezone(timedelta(microseconds=1))
 
 
-def settled(value: object) -> Prepared:
+def prepared(value: object) -> Prepared:
     return prepare(value, lambda: None)
 
 
-def returned(value: object) -> object:
+def round_trip(value: object) -> Any:
     return decode(loads(dumps(encode(value))))
 
 
@@ -58,8 +60,8 @@ PLAIN: list[JSONValue] = [
 
 @pytest.mark.parametrize("value", PLAIN, ids=repr)
 def test_plain_json_is_stored_without_a_copy(value: JSONValue) -> None:
-    """A value that is already JSON is itself what is stored and what the function sees."""
-    result = settled(value)
+    """A value that is JSON is stored as it is, and the function sees the same object."""
+    result = prepared(value)
     assert result.data is value
     assert result.value is value
     assert not result.typed
@@ -114,66 +116,93 @@ TAGGED = [
 
 
 @pytest.mark.parametrize("value", TAGGED, ids=lambda value: type(value).__name__)
-def test_what_json_lacks_comes_back_as_it_was(value: object) -> None:
-    """Value, type, order of keys and text form are the same after the way through JSON."""
-    back = returned(value)
-    assert type(back) is type(value)
-    assert back == value
+def test_types_that_json_lacks_are_restored(value: object) -> None:
+    """Value, type, order of keys and repr are the same after a round trip through JSON."""
+    restored = round_trip(value)
+    assert type(restored) is type(value)
+    assert restored == value
     if not isinstance(value, (set, frozenset, int)):
-        assert repr(back) == repr(value)
+        assert repr(restored) == repr(value)
 
 
 @pytest.mark.parametrize("value", TAGGED, ids=lambda value: type(value).__name__)
-def test_the_function_sees_now_what_it_sees_later(value: object) -> None:
-    """`Prepared.value` equals what decoding gives after a crash, and nothing was lost."""
-    result = settled(value)
+def test_the_function_sees_what_a_replay_returns(value: object) -> None:
+    """`Prepared.value` equals the decoded data, and nothing was lost."""
+    result = prepared(value)
     assert result.losses == ()
     assert result.value == decode(result.data)
 
 
-def test_nan_and_signed_zero_survive() -> None:
-    """Numbers that `==` cannot tell are told apart."""
-    assert math.isnan(returned(float("nan")))
-    assert repr(returned([-0.0, Decimal("sNaN123"), complex("nan")])) == (
+def test_nan_and_signed_zero_are_restored() -> None:
+    """Also numbers that `==` does not distinguish."""
+    assert math.isnan(round_trip(float("nan")))
+    assert repr(round_trip([-0.0, Decimal("sNaN123"), complex("nan")])) == (
         "[-0.0, Decimal('sNaN123'), (nan+0j)]"
     )
 
 
-def test_true_is_not_one() -> None:
-    """Keys and members that are equal in Python keep their own types."""
-    assert list(returned({True: 1, "x": 2.0}).items()) == [(True, 1), ("x", 2.0)]
-    assert repr(returned((True, 1, 1.0))) == "(True, 1, 1.0)"
+def test_equal_keys_and_members_keep_their_types() -> None:
+    """`True` does not become 1."""
+    assert list(round_trip({True: 1, "x": 2.0}).items()) == [(True, 1), ("x", 2.0)]
+    assert repr(round_trip((True, 1, 1.0))) == "(True, 1, 1.0)"
 
 
 def test_tags_are_readable() -> None:
-    """A stored value can be read by people and by other tools."""
+    """By people and by other tools."""
     assert encode({"at": datetime(2024, 5, 1), "to": {Decimal("1.50")}}) == {
         "at": {"~datetime": "2024-05-01T00:00:00"},
         "to": {"~set": [{"~decimal": "1.50"}]},
     }
 
 
-def test_a_fixed_offset_of_any_class_is_kept() -> None:
-    """A zone class of another library that only holds an offset is as good as `timezone`."""
+SECOND = 1_000_000
 
-    class Plus2(tzinfo):
+
+@pytest.mark.parametrize(
+    "microseconds", [1, -1, SECOND - 1, 1 - SECOND, SECOND, SECOND + 1, -SECOND - 1, 0]
+)
+@pytest.mark.parametrize("value", [time(9, 30), datetime(2024, 5, 1, 9, 30)])
+def test_utc_offsets_of_less_than_a_second_are_restored(
+    value: time | datetime, microseconds: int
+) -> None:
+    """`fromisoformat` of CPython reads such offsets as UTC."""
+    aware = value.replace(tzinfo=timezone(timedelta(microseconds=microseconds)))
+    restored = round_trip(aware)
+    assert repr(restored) == repr(aware)
+    assert restored.utcoffset() == timedelta(microseconds=microseconds)
+
+
+class Zone(tzinfo):
+    """A time zone of another library."""
+
+    def tzname(self, _: datetime | None) -> str:
+        return "somewhere"
+
+    def dst(self, _: datetime | None) -> timedelta | None:
+        return None
+
+
+def test_a_fixed_offset_of_any_class_is_kept() -> None:
+    """A fixed offset of another library's class is restored as `timezone`."""
+
+    class Plus2(Zone):
         def utcoffset(self, _: datetime | None) -> timedelta:
             return timedelta(hours=2)
 
-    result = settled(datetime(2024, 1, 1, tzinfo=Plus2()))
+    result = prepared(datetime(2024, 1, 1, tzinfo=Plus2()))
     assert result.value == datetime(2024, 1, 1, tzinfo=timezone(timedelta(hours=2)))
     assert result.losses == ()
 
 
-def test_a_foreign_zone_becomes_its_offset_and_a_loss() -> None:
-    """A zone with seasons that is no `ZoneInfo` has no name to store: only the moment stays."""
+def test_an_unknown_time_zone_becomes_its_offset_and_a_loss() -> None:
+    """A zone with changing offsets that is not a `ZoneInfo` has no name that could be stored."""
 
-    class Seasonal(tzinfo):
+    class Seasonal(Zone):
         def utcoffset(self, when: datetime | None) -> timedelta | None:
             return None if when is None else timedelta(hours=2)
 
     value = datetime(2024, 1, 1, tzinfo=Seasonal())
-    result = settled([value])
+    result = prepared([value])
     assert result.value == [value]
     assert result.losses == (Loss("value[0]", "non-json"),)
 
@@ -186,7 +215,11 @@ class Count(int):
     pass
 
 
-class Moment(datetime):
+class LogTime(datetime):
+    pass
+
+
+class WallTime(time):
     pass
 
 
@@ -199,39 +232,41 @@ SUBCLASSES = [
     (deque([1, 2]), [1, 2]),
     (MappingProxyType({"a": 1}), {"a": 1}),
     (memoryview(b"ab"), b"ab"),
-    (Moment(2024, 1, 1), datetime(2024, 1, 1)),
+    (LogTime(2024, 1, 1), datetime(2024, 1, 1)),
+    (WallTime(9, tzinfo=BERLIN, fold=1), time(9, tzinfo=BERLIN, fold=1)),
+    (WallTime(9, tzinfo=TINY_OFFSET), time(9, tzinfo=TINY_OFFSET)),
 ]
 
 
 @pytest.mark.parametrize(("value", "base"), SUBCLASSES, ids=lambda value: type(value).__name__)
 def test_a_subclass_becomes_its_base_and_a_loss(value: object, base: object) -> None:
-    """What a class adds to a built-in type cannot come back: the value does, and it is said."""
-    result = settled({"it": value})
+    """What a subclass adds to a built-in type cannot be restored; its value can."""
+    result = prepared({"it": value})
     assert result.value == {"it": base}
     assert type(result.value["it"]) is type(base)
     assert result.losses == (Loss("value.it", "non-json"),)
 
 
-def test_an_ordered_dict_keeps_the_order_it_shows() -> None:
-    """The order is the one `items()` gives, also after `move_to_end`."""
+def test_an_ordered_dict_keeps_its_order() -> None:
+    """The order of `items()`, also after `move_to_end`."""
     value = OrderedDict(a=1, b=2)
     value.move_to_end("a")
-    assert list(settled(value).value) == ["b", "a"]
+    assert list(prepared(value).value) == ["b", "a"]
 
 
 def test_a_cycle_is_cut_where_it_closes() -> None:
-    """A value that holds itself is stored without the way back."""
+    """The reference restored to an enclosing container is lost."""
     value: dict[str, object] = {"a": [1]}
     value["a"] = [1, value]
-    result = settled(value)
+    result = prepared(value)
     assert result.data == {"a": [1, None]}
     assert result.losses == (Loss("value.a[1]", "circular"),)
 
 
-def test_the_same_object_twice_is_no_cycle() -> None:
-    """Only a way back to an open container is one."""
+def test_an_object_that_occurs_twice_is_not_a_cycle() -> None:
+    """Only a reference to an enclosing container is one."""
     shared = (1,)
-    assert returned([shared, shared]) == [(1,), (1,)]
+    assert round_trip([shared, shared]) == [(1,), (1,)]
 
 
 class Plain:
@@ -240,15 +275,15 @@ class Plain:
         self.call = print
 
 
-def test_an_object_becomes_what_it_holds() -> None:
-    """An instance of a plain class is its attributes; each thing that is no data is named."""
-    result = settled([Plain()])
+def test_an_undeclared_object_becomes_its_attributes() -> None:
+    """Each attribute that is not data is reported."""
+    result = prepared([Plain()])
     assert result.value == [{"name": "x", "call": None}]
     assert result.losses == (Loss("value[0]", "non-json"), Loss("value[0].call", "non-json"))
 
 
-def test_paths_name_the_place() -> None:
-    """A path reads like the expression that gets there, from the root that was given."""
+def test_paths_look_like_python_expressions() -> None:
+    """They start at the root that was passed."""
     value = {"user": {"tags": [0, print]}, "a key": [print], 3: print}
     result = prepare(value, lambda: None, root="error")
     assert [loss.path for loss in result.losses] == [
@@ -258,13 +293,13 @@ def test_paths_name_the_place() -> None:
     ]
 
 
-def test_losses_are_few() -> None:
-    """A thousand things of a kind give some warnings, not a thousand."""
-    assert len(settled([print] * 1000).losses) == 20
+def test_the_number_of_losses_is_limited() -> None:
+    """A thousand similar objects cause a few warnings, not a thousand."""
+    assert len(prepared([print] * 1000).losses) == 20
 
 
-def test_encode_refuses_what_would_not_come_back() -> None:
-    """`encode` raises where `prepare` warns, with the path."""
+def test_encode_refuses_values_that_cannot_be_restored() -> None:
+    """`encode` raises with the path where `prepare` reports a loss."""
     with pytest.raises(CodecError, match=r"value\.f") as caught:
         encode({"f": print})
     assert caught.value.path == "value.f"
@@ -277,21 +312,21 @@ def nested(levels: int) -> JSONValue:
     return value
 
 
-def test_nesting_has_one_limit_for_writing_and_reading() -> None:
-    """What can be written can be read, and one level more can be neither."""
-    assert returned(nested(MAX_DEPTH)) == nested(MAX_DEPTH)
+def test_writing_and_reading_have_the_same_depth_limit() -> None:
+    """One level more can be neither written nor read."""
+    assert round_trip(nested(MAX_DEPTH)) == nested(MAX_DEPTH)
     with pytest.raises(CodecError, match="levels"):
-        settled(nested(MAX_DEPTH + 1))
+        prepared(nested(MAX_DEPTH + 1))
     with pytest.raises(CodecError, match="levels"):
         decode([{"~tuple": []}, nested(MAX_DEPTH)])
 
 
-def test_tags_count_as_levels() -> None:
-    """A value is refused when it is written if it could not be read again."""
+def test_tags_count_towards_the_depth_limit() -> None:
+    """A value that could not be read again is refused when it is written."""
     value: object = ()
     for _ in range(MAX_DEPTH // 2 - 1):
         value = (value,)
-    assert returned(value) == value
+    assert round_trip(value) == value
     with pytest.raises(CodecError, match="levels"):
         encode((value,))
 
@@ -301,10 +336,10 @@ def at_stack_depth(frames: int, call: Callable[[], object]) -> object:
 
 
 @pytest.mark.parametrize("frames", [0, 450, 800, 900])
-def test_deep_data_never_overflow_the_stack(frames: int) -> None:
-    """Too deep is an error of ours, wherever it is met."""
+def test_deep_data_raise_codec_error_not_recursion_error(frames: int) -> None:
+    """From any depth of the caller's stack."""
     too_deep: list[Callable[[], object]] = [
-        lambda: settled(nested(1000)),
+        lambda: prepared(nested(1000)),
         lambda: decode([nested(1000), {"~tuple": []}]),
         lambda: loads(b"[" * 100_000),
     ]
@@ -313,10 +348,10 @@ def test_deep_data_never_overflow_the_stack(frames: int) -> None:
             at_stack_depth(frames, call)
 
 
-def test_the_limit_does_not_depend_on_the_stack() -> None:
-    """What is as deep as allowed is written and read from a deep stack too."""
+def test_the_depth_limit_does_not_depend_on_the_stack() -> None:
+    """A value at the limit is written and read from a deep stack too."""
     value = (nested(MAX_DEPTH - 2),)
-    assert at_stack_depth(450, lambda: returned(value)) == value
+    assert at_stack_depth(450, lambda: round_trip(value)) == value
 
 
 MALFORMED: list[JSONValue] = [
@@ -377,42 +412,42 @@ MALFORMED: list[JSONValue] = [
 
 
 @pytest.mark.parametrize("data", MALFORMED, ids=lambda data: repr(data)[:60])
-def test_malformed_data_are_our_error(data: JSONValue) -> None:
-    """Whatever stands under a tag, reading it gives a value or a `CodecError` with the path."""
+def test_malformed_data_raise_codec_error(data: JSONValue) -> None:
+    """Reading any payload of any tag returns a value or raises `CodecError` with the path."""
     with pytest.raises(CodecError, match=r"value|cause") as caught:
         decode({"a": [data]})
     assert caught.value.path
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"nan", b"\xff", b"1e999", b'"\\ud800"', "{'a': 1}"])
-def test_bad_json_is_our_error(text: bytes | str) -> None:
-    """`loads` raises nothing but `CodecError`."""
+def test_invalid_json_raises_codec_error(text: bytes | str) -> None:
+    """`loads` raises nothing else."""
     with pytest.raises(CodecError, match="JSON"):
         loads(text)
 
 
-def test_data_that_are_no_json_are_our_error() -> None:
-    """`dumps` raises nothing but `CodecError`."""
+def test_data_that_json_cannot_represent_raise_codec_error() -> None:
+    """`dumps` raises nothing else."""
     for data in ("\ud800", object(), nested(5000)):
         with pytest.raises(CodecError, match="JSON"):
             dumps(data)
 
 
 def test_fingerprints_are_short_and_stable() -> None:
-    """They are the same in each process and version: what is written here must never change."""
+    """They are the same in every process and version: the expected values must never change."""
     assert fingerprint(()) == "0d4cbb29"
     assert fingerprint(("123", {"b": 1, "a": (2,)})) == "d625a636"
 
 
 def test_equal_arguments_have_equal_fingerprints() -> None:
-    """The order of sets and keys does not count."""
+    """The order of sets and keys does not matter."""
     first = ({"a": 1, "b": 2}, {3: 1, 4: 2}, {"x", "y", "z"}, frozenset({(1, 2), (0, 1)}))
     other = ({"b": 2, "a": 1}, {4: 2, 3: 1}, {"z", "y", "x"}, frozenset({(0, 1), (1, 2)}))
     assert fingerprint(first) == fingerprint(other)
 
 
 def test_different_arguments_have_different_fingerprints() -> None:
-    """Types count, and so does what an argument is nested in."""
+    """Types and nesting matter."""
     sets: list[tuple[object, ...]] = [
         (),
         (1,),
@@ -431,8 +466,8 @@ def test_different_arguments_have_different_fingerprints() -> None:
     assert len({fingerprint(args) for args in sets}) == len(sets)
 
 
-def test_what_is_no_data_counts_by_its_class() -> None:
-    """A client or a lock is the same argument in the next process, wherever it lies in memory."""
+def test_arguments_that_are_not_data_count_by_their_class() -> None:
+    """A client or a lock is the same argument in the next process."""
     assert fingerprint((Plain(), [print])) == fingerprint((Plain(), [print]))
     cycle: list[object] = []
     cycle.append(cycle)

@@ -1,4 +1,4 @@
-"""JSON from elsewhere becomes a type, or an error that names the field."""
+"""JSON of other origin is converted to a type, or the error names the field."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -103,10 +103,12 @@ FITTING: list[tuple[JSONValue, Any, object]] = [
 ]
 
 
-@pytest.mark.parametrize(("data", "wanted", "value"), FITTING, ids=lambda each: str(each)[:40])
-def test_fitting_data_become_the_type(data: JSONValue, wanted: Any, value: object) -> None:
-    """Dataclasses, pydantic, attrs, msgspec, TypedDict and built-in types are all the same."""
-    got = convert(data, wanted)
+@pytest.mark.parametrize(("data", "annotation", "value"), FITTING, ids=lambda each: str(each)[:40])
+def test_valid_data_are_converted_to_the_type(
+    data: JSONValue, annotation: Any, value: object
+) -> None:
+    """To dataclasses, pydantic, attrs and msgspec classes, TypedDicts and built-in types."""
+    got = convert(data, annotation)
     assert got == value
     assert type(got) is type(value)
 
@@ -137,16 +139,16 @@ MISFITS: list[tuple[JSONValue, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("data", "wanted", "path"), MISFITS, ids=lambda each: str(each)[:40])
-def test_misfits_name_the_field(data: JSONValue, wanted: Any, path: str) -> None:
-    """Nothing but `CodecError`, with the path of the field."""
+@pytest.mark.parametrize(("data", "annotation", "path"), MISFITS, ids=lambda each: str(each)[:40])
+def test_the_error_names_the_invalid_field(data: JSONValue, annotation: Any, path: str) -> None:
+    """It is always a `CodecError` with the path of the field."""
     with pytest.raises(CodecError) as caught:
-        convert(data, wanted)
+        convert(data, annotation)
     assert caught.value.path == path
 
 
-def test_a_class_that_refuses_is_our_error() -> None:
-    """What a class's own checks raise is the cause of a `CodecError`."""
+def test_an_error_raised_by_the_class_becomes_codec_error() -> None:
+    """The exception of the class is its cause."""
 
     @dataclass
     class Positive:
@@ -172,8 +174,8 @@ class Mul:
     right: int
 
 
-def test_guessing_ends() -> None:
-    """A payload that fits no alternative at any level is refused soon, not after every one."""
+def test_the_alternatives_of_unions_are_limited() -> None:
+    """Data that fit no alternative at any level are refused before every combination was tried."""
     data: JSONValue = {"left": None, "right": "no number"}
     for _ in range(80):
         data = {"left": data, "right": 1}

@@ -1,4 +1,4 @@
-"""Exceptions are stored as data and come back as the class they were, where that is safe."""
+"""Exceptions are stored as data and restored with their class, where that is safe."""
 
 import asyncio
 import json
@@ -11,6 +11,7 @@ import attrs
 import pytest
 
 from perdure.codec import (
+    ErrorCause,
     JSONValue,
     SerializedCause,
     decode,
@@ -25,7 +26,7 @@ from perdure.errors import CodecError, StepError, StepFailed, StepTimeout
 
 
 class PaymentDeclined(Exception):
-    """Wants other arguments than it hands to its base, as many do."""
+    """Takes other arguments than it passes to its base class, as many do."""
 
     def __init__(self, order: str, *, amount: int) -> None:
         super().__init__(f"order {order}: {amount} declined")
@@ -39,7 +40,7 @@ class Unreachable(OSError):
         self.host = host
 
 
-class SlottedFault(Exception):
+class SlottedError(Exception):
     __slots__ = ("code",)
 
     def __init__(self, code: int) -> None:
@@ -47,12 +48,12 @@ class SlottedFault(Exception):
 
 
 @attrs.define
-class AttrsFault(Exception):
+class AttrsError(Exception):
     code: int
 
 
 @dataclass
-class DataFault(Exception):
+class DataError(Exception):
     code: int
     when: date
 
@@ -61,7 +62,7 @@ def stored(error: object) -> SerializedCause:
     return cast("SerializedCause", loads(dumps(encode_cause(error))))
 
 
-def returned(error: object, *declared: type[BaseException]) -> Any:
+def round_trip(error: object, *declared: type[BaseException]) -> Any:
     return decode_cause(stored(error), declared)
 
 
@@ -85,58 +86,57 @@ BUILT_IN = [
 
 
 @pytest.mark.parametrize("error", BUILT_IN, ids=repr)
-def test_built_in_exceptions_come_back_as_they_were(error: Exception) -> None:
-    """Class, arguments and text are the same."""
-    back = returned(error)
-    assert type(back) is type(error)
-    assert back.args == error.args
-    assert str(back) == str(error)
+def test_built_in_exceptions_are_restored(error: Exception) -> None:
+    """With the same class, arguments and message."""
+    restored = round_trip(error)
+    assert type(restored) is type(error)
+    assert restored.args == error.args
+    assert str(restored) == str(error)
 
 
-def test_attributes_of_built_in_exceptions_come_back() -> None:
-    """What the class keeps beside its arguments, and what a caller has set, is there again."""
+def test_attributes_of_built_in_exceptions_are_restored() -> None:
+    """Those of the class, and those that the caller has set."""
     error = FileNotFoundError(2, "No such file", "a.txt")
-    error.attempt = 3
-    back = returned(error)
-    assert (back.errno, back.filename, back.attempt) == (2, "a.txt", 3)
-    assert returned(ImportError("no", name="x")).name == "x"
+    error.attempt = 3  # type: ignore[attr-defined] # callers set what they like
+    restored = round_trip(error)
+    assert (restored.errno, restored.filename, restored.attempt) == (2, "a.txt", 3)
+    assert round_trip(ImportError("no", name="x")).name == "x"
 
 
-def test_groups_come_back_with_their_members() -> None:
-    """An exception group is rebuilt from the inside."""
+def test_exception_groups_are_restored_with_their_members() -> None:
     group = ExceptionGroup("two", [ValueError("a"), ExceptionGroup("in", [KeyError("b")])])
-    back = returned(group)
-    assert type(back) is ExceptionGroup
-    assert repr(back) == repr(group)
+    restored = round_trip(group)
+    assert type(restored) is ExceptionGroup
+    assert repr(restored) == repr(group)
 
 
 DECLARED: list[Exception] = [
     PaymentDeclined("7", amount=5),
     Unreachable("db"),
-    SlottedFault(3),
-    AttrsFault(4),
-    DataFault(5, date(2024, 1, 1)),
+    SlottedError(3),
+    AttrsError(4),
+    DataError(5, date(2024, 1, 1)),
 ]
 
 
 @pytest.mark.parametrize("error", DECLARED, ids=repr)
-def test_declared_exceptions_come_back_without_their_init(error: Exception) -> None:
-    """A user's class comes back with its attributes, whatever its `__init__` wants."""
-    back = returned(error, KeyError, type(error))
-    assert type(back) is type(error)
-    assert str(back) == str(error)
+def test_declared_exceptions_are_restored_without_init(error: Exception) -> None:
+    """A user's class is restored with its attributes, whatever arguments `__init__` takes."""
+    restored = round_trip(error, KeyError, type(error))
+    assert type(restored) is type(error)
+    assert str(restored) == str(error)
     for name in ("order", "amount", "host", "errno", "filename", "code", "when"):
-        assert getattr(back, name, None) == getattr(error, name, None)
+        assert getattr(restored, name, None) == getattr(error, name, None)
 
 
 @pytest.mark.parametrize("error", DECLARED, ids=repr)
-def test_undeclared_exceptions_come_back_as_step_error(error: Exception) -> None:
-    """Name, message and traceback are kept; the class is not looked for."""
-    back = returned(error)
-    assert type(back) is StepError
-    assert back.name == type(error).__name__
-    assert back.message == str(error)
-    assert type(error).__name__ in back.traceback
+def test_undeclared_exceptions_become_step_error(error: Exception) -> None:
+    """With name, message and traceback; the class is not looked up."""
+    restored = round_trip(error)
+    assert type(restored) is StepError
+    assert restored.name == type(error).__name__
+    assert restored.message == str(error)
+    assert type(error).__name__ in restored.traceback
 
 
 @pytest.mark.parametrize(
@@ -144,31 +144,31 @@ def test_undeclared_exceptions_come_back_as_step_error(error: Exception) -> None
     [StopIteration(1), StopAsyncIteration(), KeyboardInterrupt(), SystemExit(1), GeneratorExit()],
     ids=repr,
 )
-def test_exceptions_that_steer_python_come_back_as_step_error(error: BaseException) -> None:
-    """To raise these again would stop something else than the step."""
-    assert type(returned(error)) is StepError
+def test_control_flow_exceptions_become_step_error(error: BaseException) -> None:
+    """Raising them again would stop something other than the step."""
+    assert type(round_trip(error)) is StepError
 
 
-def test_our_own_errors_come_back() -> None:
-    """perdure's errors need not be declared."""
-    late = returned(StepTimeout("fetch", 1.5))
+def test_perdures_errors_are_restored() -> None:
+    """They need not be declared."""
+    late = round_trip(StepTimeout("fetch", 1.5))
     assert (type(late), late.step, late.seconds) == (StepTimeout, "fetch", 1.5)
-    failed = returned(StepFailed("pay", {"code": 3}))
+    failed = round_trip(StepFailed("pay", {"code": 3}))
     assert (type(failed), failed.error) == (StepFailed, {"code": 3})
-    again = returned(returned(PaymentDeclined("7", amount=5)))
+    again = round_trip(round_trip(PaymentDeclined("7", amount=5)))
     assert (type(again), again.name) == (StepError, "PaymentDeclined")
 
 
-def test_a_class_named_like_a_built_in_one_is_not_taken_for_it() -> None:
-    """A user's `ValueError` neither becomes Python's nor is hidden by it when it is declared."""
+def test_a_class_named_like_a_built_in_one_is_not_confused_with_it() -> None:
+    """A user's `ValueError` does not become Python's, and is restored if it is declared."""
     impostor = type("ValueError", (Exception,), {})
-    assert type(returned(impostor("x"))) is StepError
-    assert type(returned(impostor("x"), impostor)) is impostor
-    assert type(returned(ValueError("x"), impostor)) is ValueError
+    assert type(round_trip(impostor("x"))) is StepError
+    assert type(round_trip(impostor("x"), impostor)) is impostor
+    assert type(round_trip(ValueError("x"), impostor)) is ValueError
 
 
-def test_causes_and_notes_come_back() -> None:
-    """The chain is as long as it was, each link with its notes."""
+def test_causes_and_notes_are_restored() -> None:
+    """The whole chain, each exception with its notes."""
     inner = KeyError("k")
     inner.add_note("while looking")
     try:
@@ -176,50 +176,50 @@ def test_causes_and_notes_come_back() -> None:
     except PaymentDeclined as error:
         error.add_note("first")
         error.add_note("second")
-        back = returned(error, PaymentDeclined)
-    assert back.__notes__ == ["first", "second"]
-    assert type(back.__cause__) is KeyError
-    assert back.__cause__.__notes__ == ["while looking"]
+        restored = round_trip(error, PaymentDeclined)
+    assert restored.__notes__ == ["first", "second"]
+    assert type(restored.__cause__) is KeyError
+    assert restored.__cause__.__notes__ == ["while looking"]
 
 
-def test_the_traceback_is_text() -> None:
-    """The stack names file and function, and the exception that was being handled."""
+def test_the_traceback_is_stored_as_a_string() -> None:
+    """It contains the function and the exception that was being handled."""
     try:
         try:
             raise KeyError("first")
         except KeyError:
-            raise ValueError("second")  # noqa: B904 - on purpose
+            raise ValueError("second")  # noqa: B904 - the context is tested
     except ValueError as error:
-        stack = stored(error).get("stack", "")
-    assert "test_the_traceback_is_text" in stack
+        stack = cast(ErrorCause, stored(error)).get("stack") or ""
+    assert "test_the_traceback_is_stored_as_a_string" in stack
     assert "KeyError: 'first'" in stack
 
 
-def test_endless_chains_end() -> None:
-    """A chain that closes on itself, and one that is very long, are cut."""
+def test_long_and_circular_chains_are_cut() -> None:
+    """Of causes."""
     first, second = ValueError("1"), ValueError("2")
     first.__cause__, second.__cause__ = second, first
-    assert returned(first).__cause__.__cause__ is None
+    assert round_trip(first).__cause__.__cause__ is None
     last = ValueError("end")
     for _ in range(500):
         link = ValueError("link")
         link.__cause__ = last
         last = link
-    assert type(returned(last)) is ValueError
+    assert type(round_trip(last)) is ValueError
 
 
-def test_an_exception_that_holds_itself() -> None:
-    """A cycle through the arguments is cut as any other."""
+def test_an_exception_in_its_own_arguments_is_cut() -> None:
+    """Like any other cycle."""
     error = ValueError("x")
     error.args = (error,)
-    assert type(returned(error)) is ValueError
+    assert type(round_trip(error)) is ValueError
 
 
-def test_arguments_that_are_no_data_leave_the_message() -> None:
-    """The class comes back, with its text for the only argument."""
-    back = returned(RuntimeError("no", print))
-    assert type(back) is RuntimeError
-    assert "built-in function print" in str(back)
+def test_arguments_that_are_not_data_become_the_message() -> None:
+    """The class is restored with its message as the only argument."""
+    restored = round_trip(RuntimeError("no", print))
+    assert type(restored) is RuntimeError
+    assert "built-in function print" in str(restored)
 
 
 THROWN: list[tuple[object, dict[str, JSONValue]]] = [
@@ -240,23 +240,25 @@ THROWN: list[tuple[object, dict[str, JSONValue]]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "wanted"), THROWN, ids=repr)
-def test_other_failures_are_thrown_values(value: object, wanted: dict[str, JSONValue]) -> None:
-    """The shape is the snapshot format's own, and the value comes back."""
-    assert stored(value) == {"type": "thrown", **wanted}
-    assert returned(value) == value
+@pytest.mark.parametrize(("value", "expected"), THROWN, ids=repr)
+def test_values_that_mean_failure_are_restored(
+    value: object, expected: dict[str, JSONValue]
+) -> None:
+    """They are stored in the shape of the snapshot format."""
+    assert stored(value) == {"type": "thrown", **expected}
+    assert round_trip(value) == value
 
 
-def test_functions_have_no_value() -> None:
-    """What is no data is told by its text."""
-    cause = stored(returned)
+def test_a_function_is_described_by_its_string() -> None:
+    """Like everything else that is not data."""
+    cause = stored(round_trip)
     assert cause.get("originalType") == "function"
     assert "value" not in cause
-    assert returned(returned) == cause.get("stringRepresentation")
+    assert round_trip(round_trip) == cause.get("stringRepresentation")
 
 
-def test_long_texts_are_cut_and_values_are_not() -> None:
-    """The text for people has a limit; the value has none."""
+def test_long_strings_are_truncated_and_values_are_not() -> None:
+    """Only the readable form has a limit."""
     cause: Any = stored("x" * 1500)
     assert len(cause["stringRepresentation"]) == 1000
     assert cause["truncated"] is True
@@ -264,7 +266,7 @@ def test_long_texts_are_cut_and_values_are_not() -> None:
 
 
 def test_causes_of_other_systems_are_read() -> None:
-    """JavaScript's errors come back by name; its `undefined` is no text."""
+    """JavaScript errors keep their name, and `undefined` becomes `None`."""
     error: Any = decode_cause({"type": "error", "name": "RangeError", "message": "m", "stack": "s"})
     assert (type(error), error.name, error.message, error.traceback) == (
         StepError,
@@ -314,15 +316,15 @@ HOSTILE: list[Any] = [
 
 
 @pytest.mark.parametrize("cause", HOSTILE, ids=repr)
-def test_malformed_causes_are_our_error(cause: Any) -> None:
-    """Reading a cause raises nothing but `CodecError`."""
+def test_malformed_causes_raise_codec_error(cause: Any) -> None:
+    """Reading a cause raises nothing else."""
     with pytest.raises(CodecError):
         decode_cause(cause)
 
 
-def test_stored_attributes_cannot_touch_the_machinery() -> None:
-    """Names with two underscores are not set, whatever the data say."""
-    back: Any = decode_cause(
+def test_stored_attributes_cannot_set_special_names() -> None:
+    """Names that begin with two underscores are ignored."""
+    restored: Any = decode_cause(
         {
             "type": "error",
             "name": "ValueError",
@@ -331,41 +333,41 @@ def test_stored_attributes_cannot_touch_the_machinery() -> None:
             "attrs": {"__class__": "x", "__cause__": 1, "__dict__": {}, "a b": 1, "fine": 2},
         }
     )
-    assert vars(back) == {"fine": 2}
+    assert vars(restored) == {"fine": 2}
 
 
-def test_arguments_that_do_not_fit_the_class_give_a_step_error() -> None:
-    """A stored exception that cannot be one of its class is told by name."""
+def test_arguments_that_do_not_fit_the_class_cause_a_step_error() -> None:
+    """With the name of the class."""
     cause: Any = {"type": "error", "name": "UnicodeDecodeError", "message": "m", "args": [1]}
     assert type(decode_cause(cause)) is StepError
 
 
-def test_the_function_sees_the_class_that_will_come_back() -> None:
-    """The same object if its class returns; else the `StepError` that does, raised from it."""
-    known, declared, unknown = ValueError("a"), SlottedFault(1), PaymentDeclined("7", amount=5)
+def test_the_function_sees_the_exception_that_a_replay_raises() -> None:
+    """The same object if its class can be restored, else a `StepError` raised from it."""
+    known, declared, unknown = ValueError("a"), SlottedError(1), PaymentDeclined("7", amount=5)
     assert prepare_error(known, [])[1] is known
-    assert prepare_error(declared, [SlottedFault])[1] is declared
-    cause, seen = prepare_error(unknown, [])
-    assert type(seen) is StepError
-    assert seen.__cause__ is unknown
+    assert prepare_error(declared, [SlottedError])[1] is declared
+    cause, visible = prepare_error(unknown, [])
+    assert type(visible) is StepError
+    assert visible.__cause__ is unknown
     assert type(decode_cause(cause)) is StepError
     assert type(prepare_error(asyncio.CancelledError(), [])[1]) is StepError
 
 
 def test_causes_are_plain_json() -> None:
-    """Any JSON library writes them."""
+    """`json.dumps` accepts them."""
     for error in (*BUILT_IN, *DECLARED, ExceptionGroup("g", [KeyError(Path("x"))])):
         json.dumps(encode_cause(error))
 
 
-def test_exceptions_are_values_too() -> None:
-    """A step may return an exception; the type says of which class."""
+def test_exceptions_can_be_values() -> None:
+    """A step may return an exception; the return type names its class."""
     errors = [ValueError("a"), PaymentDeclined("7", amount=5)]
     result = prepare(errors, lambda: list[ValueError | PaymentDeclined])
     assert result.losses == ()
-    back: Any = decode(result.data, list[ValueError | PaymentDeclined], result.typed)
-    assert [type(each) for each in back] == [ValueError, PaymentDeclined]
-    assert back[1].order == "7"
+    restored: Any = decode(result.data, list[ValueError | PaymentDeclined], result.typed)
+    assert [type(error) for error in restored] == [ValueError, PaymentDeclined]
+    assert restored[1].order == "7"
     untyped = prepare(errors, lambda: None)
     assert [loss.path for loss in untyped.losses] == ["value[1]"]
     assert type(untyped.value[1]) is StepError

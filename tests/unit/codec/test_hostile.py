@@ -1,11 +1,11 @@
-"""Objects that misbehave when they are looked at cost a loss, never an exception of theirs."""
+"""Objects that raise when they are inspected cause a loss, and their exceptions do not escape."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta, tzinfo
 from enum import Enum
-from typing import Annotated, Any, ForwardRef, NoReturn, Protocol
+from typing import Annotated, Any, ForwardRef, NoReturn, Protocol, cast
 
 import pytest
 
@@ -92,7 +92,10 @@ class RaisingZone(tzinfo):
 
 class LyingZone(tzinfo):
     def utcoffset(self, _when: datetime | None) -> timedelta:
-        return "soon"
+        return cast(timedelta, "soon")
+
+    tzname = boom
+    dst = boom
 
 
 class RaisingMeta(type):
@@ -104,7 +107,7 @@ class RaisingMeta(type):
 
 
 def of_raising_class(*bases: type) -> Any:
-    """Made when it is wanted, for a test collector would look at it."""
+    """Create it on demand, because the test collector would inspect it."""
     return type.__call__(RaisingMeta("RaisingClass", bases, {}))
 
 
@@ -123,7 +126,7 @@ class LyingSlots:
     __slots__ = ("a",)
 
 
-LyingSlots.__slots__ = 5
+LyingSlots.__slots__ = 5  # type: ignore[assignment] # not what Python wrote there
 
 
 class RaisingEnumValue(Enum):
@@ -131,7 +134,7 @@ class RaisingEnumValue(Enum):
 
 
 class Endless:
-    """Holds a new object of its kind whenever it is asked."""
+    """Returns a new object of its class for every attribute."""
 
     def __getattribute__(self, name: str) -> Any:
         return {"next": Endless(), "more": [Endless(), Endless()]} if name == "__dict__" else object
@@ -191,10 +194,10 @@ MAKERS: list[Callable[[], object]] = [
     ],
 )
 @pytest.mark.parametrize("annotation", [None, RaisingField, UnequalToItself, RaisingEnumValue, Any])
-def test_settling_never_raises(
+def test_preparing_never_raises(
     make: Callable[[], object], place: Callable[[object], object], annotation: object
 ) -> None:
-    """There is always something to store, it is JSON, and it can be read."""
+    """There is always something to store; it is JSON and can be read."""
     result = prepare(place(make()), lambda: annotation)
     data = loads(dumps(result.data))
     decode(data, annotation, result.typed)
@@ -202,19 +205,19 @@ def test_settling_never_raises(
 
 @pytest.mark.parametrize("make", MAKERS)
 def test_fingerprints_never_raise(make: Callable[[], object]) -> None:
-    """They are the same for two objects of a kind."""
+    """They are the same for two objects of a class."""
     assert fingerprint((make(), [make()])) == fingerprint((make(), [make()]))
 
 
 @pytest.mark.parametrize("make", MAKERS)
 def test_causes_never_raise(make: Callable[[], object]) -> None:
-    """Any value can stand for a failure, and be inside one."""
+    """Any value can be a failure, or part of one."""
     for error in (make(), RuntimeError("m", make())):
         cause = encode_cause(error)
         decode_cause(loads(dumps(cause)))
 
 
-class Protocolic(Protocol):
+class Named(Protocol):
     def method(self) -> int: ...
 
 
@@ -223,8 +226,8 @@ class Protocolic(Protocol):
     [
         lambda: type(of_raising_class()),
         lambda: Annotated[int, {"not": "hashable"}],
-        lambda: Protocolic | UnequalToItself,
-        lambda: Protocolic,
+        lambda: Named | UnequalToItself,
+        lambda: Named,
         lambda: [1, 2],
         lambda: "no ( type",
         lambda: ForwardRef("Nowhere"),
@@ -232,8 +235,8 @@ class Protocolic(Protocol):
         lambda: 5,
     ],
 )
-def test_hostile_types_are_as_good_as_none(make_type: Callable[[], Any]) -> None:
-    """An annotation that means nothing costs a loss at most."""
+def test_unusable_types_are_ignored(make_type: Callable[[], Any]) -> None:
+    """An annotation without a meaning causes a loss at most."""
     annotation = make_type()
     result = prepare([UnequalToItself(), RaisingEnumValue.A], lambda: annotation)
     dumps(result.data)
@@ -245,8 +248,8 @@ def test_hostile_types_are_as_good_as_none(make_type: Callable[[], Any]) -> None
 
 @pytest.mark.parametrize("make", MAKERS)
 def test_return_types_never_raise(make: Callable[[], object]) -> None:
-    """What is no function has no return type."""
-    return_type(make())
+    """An object that is not a function has no return type."""
+    return_type(cast(Callable[..., object], make()))
 
 
 class RaisingError(Exception):
@@ -263,15 +266,15 @@ class RaisingState(Exception):
 
 @pytest.mark.parametrize("cls", [RaisingError, RaisingState])
 @pytest.mark.parametrize("declared", [True, False])
-def test_hostile_exceptions_are_told_all_the_same(cls: type[Exception], declared: bool) -> None:
-    """Name and some text are always there."""
+def test_hostile_exceptions_are_encoded(cls: type[Exception], declared: bool) -> None:
+    """Always with a name and a message."""
     cause, _seen = prepare_error(cls("x"), [cls] if declared else [])
     assert cause["type"] == "error"
     assert cause["name"] == cls.__name__
 
 
-def test_an_exception_of_a_hostile_class_is_told_all_the_same() -> None:
-    """Even a class that cannot be asked for its name has one."""
+def test_an_exception_of_a_hostile_class_is_encoded() -> None:
+    """With its name, although the metaclass raises."""
     error = of_raising_class(Exception)
     assert prepare([error], lambda: None).losses
     assert encode_cause(error)["type"] == "error"

@@ -1,4 +1,4 @@
-"""Laws of the codec, for whatever values there are."""
+"""Properties of the codec that hold for all values."""
 
 import math
 from collections.abc import Hashable
@@ -168,15 +168,15 @@ MANY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCh
 
 @MANY
 @given(VALUES)
-def test_values_come_back_as_they_were(value: Any) -> None:
-    """Through JSON text and back: the same values of the same types in the same order."""
+def test_values_are_restored(value: Any) -> None:
+    """Through JSON and back: the same values of the same types in the same order."""
     assert same(decode(loads(dumps(encode(value)))), value)
 
 
 @MANY
 @given(VALUES)
 def test_the_function_sees_the_same_before_and_after(value: Any) -> None:
-    """What `prepare` hands out is what decoding gives, and nothing is lost."""
+    """The value of `prepare` is the decoded value, and nothing is lost."""
     result = prepare(value, lambda: None)
     assert result.losses == ()
     assert same(result.value, value)
@@ -185,24 +185,24 @@ def test_the_function_sees_the_same_before_and_after(value: Any) -> None:
 
 @MANY
 @given(VALUES)
-def test_data_are_the_same_after_json(value: Any) -> None:
-    """What is stored is JSON that a text keeps exactly."""
+def test_encoded_data_are_json(value: Any) -> None:
+    """They are the same after a round trip through bytes."""
     data = encode(value)
     assert same(loads(dumps(data)), data)
 
 
 @MANY
 @given(VALUES)
-def test_encoding_what_came_back_changes_nothing(value: Any) -> None:
-    """A second life writes the same bytes as the first."""
+def test_encoding_a_restored_value_gives_the_same_bytes(value: Any) -> None:
+    """A resumed run stores what the first one stored."""
     data = encode(value)
     assert dumps(encode(decode(data))) == dumps(data)
 
 
 @MANY
 @given(JSON)
-def test_plain_json_is_not_touched(value: JSONValue) -> None:
-    """JSON that reads back as itself is neither copied nor changed."""
+def test_plain_json_is_not_copied(value: JSONValue) -> None:
+    """JSON that reads back as itself is stored as the same object."""
     data = encode(value)
     if same(data, value):
         assert data is value
@@ -211,18 +211,18 @@ def test_plain_json_is_not_touched(value: JSONValue) -> None:
 
 @MANY
 @given(TAGGED_JSON)
-def test_reading_strange_data_never_raises_but_our_error(data: JSONValue) -> None:
-    """Data of any shape, with tags anywhere, give a value or a `CodecError`."""
+def test_decoding_any_data_raises_only_codec_error(data: JSONValue) -> None:
+    """Data of any shape, with tags anywhere."""
     with suppress(CodecError):
         prepare(decode(data), lambda: None)
 
 
 @MANY
 @given(TAGGED_JSON, st.sampled_from([list[int], dict[str, Any], Ok[int] | Err[str], ValueError]))
-def test_reading_strange_data_as_a_type_never_raises_but_our_error(
+def test_decoding_any_data_as_a_type_raises_only_codec_error(
     data: JSONValue, annotation: Any
 ) -> None:
-    """So does reading by a type, of data that are ours or others'."""
+    """The same for `decode` with a type and for `convert`."""
     with suppress(CodecError):
         decode(data, annotation, typed=True)
     with suppress(CodecError):
@@ -231,8 +231,8 @@ def test_reading_strange_data_as_a_type_never_raises_but_our_error(
 
 @MANY
 @given(TAGGED_JSON)
-def test_reading_strange_causes_never_raises_but_our_error(data: JSONValue) -> None:
-    """So does reading a cause."""
+def test_decoding_any_cause_raises_only_codec_error(data: JSONValue) -> None:
+    """The same for causes."""
     cause = data["~error"] if type(data) is dict and "~error" in data else data
     with suppress(CodecError):
         decode_cause(cause)
@@ -240,13 +240,13 @@ def test_reading_strange_causes_never_raises_but_our_error(data: JSONValue) -> N
 
 @MANY
 @given(VALUES)
-def test_fingerprints_of_what_came_back_are_the_same(value: Any) -> None:
-    """Arguments that went through a store are the same arguments."""
+def test_restored_arguments_have_the_same_fingerprint(value: Any) -> None:
+    """A replayed call is not mistaken for another one."""
     assert fingerprint((value,)) == fingerprint((decode(loads(dumps(encode(value)))),))
 
 
-def test_nan_is_the_same_as_nan() -> None:
-    """The comparison of this file tells what `==` does not."""
+def test_the_comparison_distinguishes_more_than_equality() -> None:
+    """`same` finds NaN the same as NaN, and distinguishes signed zeros and types."""
     assert same([math.nan], [math.nan])
     assert not same([0.0], [-0.0])
     assert not same([1], [True])

@@ -1,4 +1,4 @@
-"""The group committer: gathered, ordered, isolated, bounded, drained."""
+"""The group committer: writes are batched, ordered, isolated, bounded and drained."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from perdure.errors import StoreClosed, StoreError, StoreUnavailable, ValueTooLa
 from perdure.store import Entry, LeaseRequest, Verdict
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
-from perdure.testing.faults import FaultyStore
+from perdure.testing.faults import FaultyStore, How
 
 NOW = b'"2030-01-01T00:00:00.000Z"'
 RUNNING = b'{"status":"running","lastUpdated":%b}' % NOW
@@ -25,7 +25,7 @@ def delta(key: str) -> bytes:
 
 
 class Gate:
-    """A sender that notes its batches and answers when let."""
+    """A sender that records its batches and answers while it is open."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -38,38 +38,38 @@ class Gate:
         return [request * 10 for request in requests]
 
 
-async def test_what_comes_while_a_write_is_in_flight_goes_out_together_in_order() -> None:
-    """One write is in flight at a time; the next takes all that gathered, in order."""
+async def test_requests_that_arrive_during_a_write_are_written_together_in_order() -> None:
+    """One write is in flight at a time; the next one takes all queued requests, in order."""
     gate = Gate()
     gate.open.clear()
-    lane: BatchQueue[int, int] = BatchQueue(gate.send, clock=TestClock())
-    waiting = [asyncio.ensure_future(lane.submit(n)) for n in range(6)]
+    queue: BatchQueue[int, int] = BatchQueue(gate.send, clock=TestClock())
+    waiting = [asyncio.ensure_future(queue.submit(n)) for n in range(6)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    late = [asyncio.ensure_future(lane.submit(n)) for n in range(6, 9)]
+    late = [asyncio.ensure_future(queue.submit(n)) for n in range(6, 9)]
     gate.open.set()
     assert await asyncio.gather(*waiting, *late) == [n * 10 for n in range(9)]
     assert [n for batch in gate.batches for n in batch] == list(range(9))
     assert len(gate.batches) <= 3
-    await lane.close()
+    await queue.close()
 
 
-async def test_a_cancelled_waiter_leaves_no_hole() -> None:
-    """Who gave up waiting has written all the same, in its place."""
+async def test_the_request_of_a_cancelled_caller_is_written_in_its_place() -> None:
+    """Cancelling the caller does not withdraw the request."""
     gate = Gate()
     gate.open.clear()
-    lane: BatchQueue[int, int] = BatchQueue(gate.send, clock=TestClock())
-    first, second, third = (asyncio.ensure_future(lane.submit(n)) for n in (1, 2, 3))
+    queue: BatchQueue[int, int] = BatchQueue(gate.send, clock=TestClock())
+    first, second, third = (asyncio.ensure_future(queue.submit(n)) for n in (1, 2, 3))
     await asyncio.sleep(0)
     second.cancel()
     gate.open.set()
     assert (await first, await third) == (10, 30)
-    await lane.close()
+    await queue.close()
     assert [n for batch in gate.batches for n in batch] == [1, 2, 3]
 
 
-async def test_one_poisonous_entry_harms_only_itself() -> None:
-    """A batch that fails is tried one by one."""
+async def test_an_entry_that_cannot_be_written_does_not_fail_its_batch() -> None:
+    """A batch that fails is written again one by one."""
     store = MemoryStore(max_value_size=400)
     committer = Committer(store, store)
     grants = await asyncio.gather(
@@ -90,8 +90,8 @@ async def test_one_poisonous_entry_harms_only_itself() -> None:
     await committer.close()
 
 
-async def test_each_waiter_gets_its_own_verdict() -> None:
-    """A stale epoch in a batch is fenced; its neighbours are accepted."""
+async def test_each_caller_gets_the_verdict_of_its_own_entry() -> None:
+    """A stale epoch in a batch is fenced; the other entries are accepted."""
     store = MemoryStore()
     committer = Committer(store, store)
     grant = await committer.acquire(LeaseRequest("run", "me", MINUTE, create=FIRST))
@@ -100,18 +100,18 @@ async def test_each_waiter_gets_its_own_verdict() -> None:
     verdicts = await asyncio.gather(
         committer.append(Entry("run", epoch, 1, delta("a"))),
         committer.append(Entry("run", epoch - 1, 1, delta("b"))),
-        committer.append(Entry("nobody", epoch, 1, delta("c"))),
+        committer.append(Entry("unknown", epoch, 1, delta("c"))),
     )
-    assert verdicts == [Verdict.ACCEPTED, Verdict.FENCED, Verdict.UNKNOWN]
+    assert [*verdicts] == [Verdict.ACCEPTED, Verdict.FENCED, Verdict.UNKNOWN]
     await committer.close()
 
 
 @pytest.mark.parametrize("how", ["before", "after"])
-async def test_a_lost_answer_neither_loses_nor_doubles(how: str) -> None:
-    """An answer that was lost is asked for again, and the store tells what it had written."""
+async def test_a_write_whose_answer_was_lost_is_written_once(how: How) -> None:
+    """It is sent again, and the store knows whether it had been written."""
     inner = MemoryStore()
-    store = FaultyStore(inner, fail_at=1, how=how, verbs={"append"})  # type: ignore[arg-type]
-    committer = Committer(store, inner)  # type: ignore[arg-type]
+    store = FaultyStore(inner, fail_at=1, how=how, verbs={"append"})
+    committer = Committer(store, inner)
     grant = await committer.acquire(LeaseRequest("run", "me", MINUTE, create=FIRST))
     assert grant is not None
     for n, key in enumerate("ab", 1):
@@ -123,61 +123,63 @@ async def test_a_lost_answer_neither_loses_nor_doubles(how: str) -> None:
     await committer.close()
 
 
-async def test_a_store_that_stays_away_is_told_after_a_while() -> None:
-    """Patience ends, with the store's own error."""
+async def test_a_store_that_stays_unavailable_is_an_error() -> None:
+    """After `max_outage` the caller gets the store's own error."""
     clock = TestClock()
 
-    async def away(requests: Sequence[int]) -> list[int]:
-        raise StoreUnavailable("nobody at home")
+    async def unavailable(requests: Sequence[int]) -> list[int]:
+        raise StoreUnavailable("no connection")
 
-    lane: BatchQueue[int, int] = BatchQueue(away, clock=clock, max_outage=timedelta(seconds=5))
-    waiting = asyncio.ensure_future(lane.submit(1))
+    queue: BatchQueue[int, int] = BatchQueue(
+        unavailable, clock=clock, max_outage=timedelta(seconds=5)
+    )
+    waiting = asyncio.ensure_future(queue.submit(1))
     await clock.advance(20)
-    with pytest.raises(StoreUnavailable, match="nobody at home"):
+    with pytest.raises(StoreUnavailable, match="no connection"):
         await waiting
-    await lane.close()
+    await queue.close()
 
 
-async def test_waiting_requests_are_bounded() -> None:
-    """A slow store slows its writers down instead of filling the memory."""
+async def test_the_number_of_queued_requests_is_bounded() -> None:
+    """A slow store slows its callers down instead of filling the memory."""
     gate = Gate()
     gate.open.clear()
-    lane: BatchQueue[int, int] = BatchQueue(gate.send, clock=TestClock(), max_waiting=10)
-    waiting = [asyncio.ensure_future(lane.submit(n)) for n in range(100)]
+    queue: BatchQueue[int, int] = BatchQueue(gate.send, clock=TestClock(), max_waiting=10)
+    waiting = [asyncio.ensure_future(queue.submit(n)) for n in range(100)]
     for _ in range(20):
         await asyncio.sleep(0)
-    assert len(lane) <= 10
+    assert len(queue) <= 10
     gate.open.set()
     assert await asyncio.gather(*waiting) == [n * 10 for n in range(100)]
-    await lane.close()
+    await queue.close()
 
 
-async def test_close_drains_and_then_refuses() -> None:
-    """What waits is written; what comes later is refused."""
+async def test_close_writes_queued_requests_and_refuses_later_ones() -> None:
+    """Nothing that was submitted before is lost."""
     gate = Gate()
-    lane: BatchQueue[int, int] = BatchQueue(gate.send, clock=TestClock())
-    waiting = [asyncio.ensure_future(lane.submit(n)) for n in range(5)]
+    queue: BatchQueue[int, int] = BatchQueue(gate.send, clock=TestClock())
+    waiting = [asyncio.ensure_future(queue.submit(n)) for n in range(5)]
     await asyncio.sleep(0)
-    await lane.close()
+    await queue.close()
     assert await asyncio.gather(*waiting) == [0, 10, 20, 30, 40]
     with pytest.raises(StoreClosed):
-        await lane.submit(6)
+        await queue.submit(6)
 
 
-async def test_an_error_reaches_the_one_who_asked() -> None:
-    """A lone failure is not retried unless the store was away."""
+async def test_an_error_is_raised_to_its_caller() -> None:
+    """A write that failed alone is not retried unless the store was unavailable."""
 
     async def broken(requests: Sequence[int]) -> list[int]:
         raise StoreError("no")
 
-    lane: BatchQueue[int, int] = BatchQueue(broken, clock=TestClock())
+    queue: BatchQueue[int, int] = BatchQueue(broken, clock=TestClock())
     with pytest.raises(StoreError, match="no"):
-        await lane.submit(1)
-    await lane.close()
+        await queue.submit(1)
+    await queue.close()
 
 
-async def test_nobody_waits_for_a_lane_that_was_cancelled() -> None:
-    """An event loop that ends cancels every task: those who wait for a batch end with it."""
+async def test_callers_of_a_cancelled_batch_are_cancelled() -> None:
+    """An event loop that ends cancels every task; no caller waits for one of them forever."""
     first = True
 
     async def hang_after_the_first(requests: Sequence[int]) -> list[int]:
@@ -188,12 +190,12 @@ async def test_nobody_waits_for_a_lane_that_was_cancelled() -> None:
         first = False
         return list(requests)
 
-    lane: BatchQueue[int, int] = BatchQueue(hang_after_the_first, clock=TestClock())
-    led, gathered = (asyncio.ensure_future(lane.submit(n)) for n in (1, 2))
-    assert await led == 1
+    queue: BatchQueue[int, int] = BatchQueue(hang_after_the_first, clock=TestClock())
+    writer, batched = (asyncio.ensure_future(queue.submit(n)) for n in (1, 2))
+    assert await writer == 1
     await asyncio.sleep(0)
-    assert lane._task is not None
-    lane._task.cancel()
-    await asyncio.wait([gathered], timeout=5)
-    assert gathered.cancelled()
-    await lane.close()
+    assert queue._task is not None
+    queue._task.cancel()
+    await asyncio.wait([batched], timeout=5)
+    assert batched.cancelled()
+    await queue.close()

@@ -21,11 +21,11 @@ def inbox_of(*stored: Message) -> Inbox:
 
 
 def ids(inbox: Inbox) -> list[str]:
-    return [each.id for each in inbox]
+    return [message.id for message in inbox]
 
 
 async def test_a_message_that_was_handed_out_is_not_read_again() -> None:
-    """Until its record is accepted the store still has it."""
+    """The store still has it until the record that consumes it is accepted."""
     inbox = inbox_of(message(1), message(2))
     inbox.hand_out(message(1))
     await inbox.refresh()
@@ -33,7 +33,7 @@ async def test_a_message_that_was_handed_out_is_not_read_again() -> None:
 
 
 async def test_messages_that_are_put_back_keep_their_order() -> None:
-    """Whichever wait was given up first."""
+    """The order in which their waits were cancelled does not matter."""
     inbox = inbox_of(message(1), message(2), message(3))
     inbox.hand_out(message(1))
     inbox.hand_out(message(2))
@@ -43,7 +43,7 @@ async def test_messages_that_are_put_back_keep_their_order() -> None:
 
 
 async def test_local_messages_come_first_and_survive_a_read() -> None:
-    """They were received before all that the store still has."""
+    """They were received before every message that the store still has."""
     inbox = inbox_of(message(1))
     inbox.add_local(message(5, "record:a"))
     inbox.add_local(message(6, "record:b"))

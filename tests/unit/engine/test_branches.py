@@ -1,14 +1,15 @@
-"""Identity: a step is known by its name and its branch, whatever the order in which things happen.
+"""A step is identified by its name and its branch, whatever the order of execution.
 
-Each shape below is a workflow whose parallel branches call the same step ids. The weather (how
-often everything yields before, between and inside steps) is drawn from a seed: a run in one weather
-is cut off at some step, and another one, in another weather, goes on from its snapshot.
+Each shape below is a workflow whose parallel branches call the same step ids. How often a branch
+yields before, between and inside steps is drawn from a seed: a run is stopped after some step, and
+another run, with other delays, resumes from its snapshot.
 """
 
 import asyncio
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -21,28 +22,30 @@ SEEDS = 300
 
 
 class World:
-    """What steps do, and how long everything takes."""
+    """What the steps do, and how often each branch yields."""
 
     def __init__(self, seed: int) -> None:
-        self._weather = Random(seed)
+        self._random = Random(seed)
         self.ran: Counter[str] = Counter()
 
     async def delay(self) -> None:
-        for _ in range(self._weather.randrange(4)):
+        for _ in range(self._random.randrange(4)):
             await asyncio.sleep(0)
 
-    async def work(self, thing: str) -> str:
+    async def work(self, name: str) -> str:
         await self.delay()
-        self.ran[thing] += 1
-        return thing
+        self.ran[name] += 1
+        return name
 
     async def line(self, step: Step, name: str) -> list[str]:
-        """Three steps under two ids; only the thunk knows which line they belong to."""
-        done = []
+        """Run three steps under two ids. The name is not an argument of the steps, so a record of
+        another line would not be refused.
+        """
+        values: list[str] = []
         for n, id in enumerate(("load", "load", "save")):
             await self.delay()
-            done.append(await step(id, lambda n=n: self.work(f"{name}{n}")))
-        return done
+            values.append(await step(id, partial(self.work, f"{name}{n}")))
+        return values
 
 
 def steps_of(name: str) -> list[str]:
@@ -81,28 +84,28 @@ async def nested(step: Step, world: World) -> Any:
 
 
 async def named(step: Step, world: World) -> Any:
-    found = await step.all({name: lambda name=name: world.work(name) for name in "abc"})
-    return [found[name] for name in "abc"]
+    values = await step.all({name: partial(world.work, name) for name in "abc"})
+    return [values[name] for name in "abc"]
 
 
 async def mapped(step: Step, world: World) -> Any:
     return await step.map("each", "abcde", world.work, concurrency=2)
 
 
-async def called_at_once(step: Step, world: World) -> Any:
-    calls = [step("work", lambda name=name: world.work(name)) for name in "abcd"]
+async def called_concurrently(step: Step, world: World) -> Any:
+    calls = [step("work", partial(world.work, name)) for name in "abcd"]
     return await asyncio.gather(*calls)
 
 
-async def waited_for(step: Step, world: World) -> Any:
-    async def patient(name: str) -> list[str]:
+async def timed(step: Step, world: World) -> Any:
+    async def with_timeout(name: str) -> list[str]:
         return await asyncio.wait_for(world.line(step, name), timeout=60)
 
-    return [await patient("a"), *await asyncio.gather(patient("b"), patient("c"))]
+    return [await with_timeout("a"), *await asyncio.gather(with_timeout("b"), with_timeout("c"))]
 
 
 async def keyed(step: Step, world: World) -> Any:
-    """Whichever branch comes first runs the keyed step, and the other gets its value."""
+    """The first branch to call the keyed step runs it, and the other gets its value."""
 
     async def shared(name: str) -> Any:
         await world.delay()
@@ -118,75 +121,79 @@ SHAPES: list[tuple[Shape, Any]] = [
     (nested, [[steps_of(f"{name}{n}") for n in ("", ".1-", ".2-")] for name in "ab"]),
     (named, list("abc")),
     (mapped, list("abcde")),
-    (called_at_once, list("abcd")),
-    (waited_for, [steps_of(name) for name in "abc"]),
+    (called_concurrently, list("abcd")),
+    (timed, [steps_of(name) for name in "abc"]),
     (keyed, ["s", "s"]),
 ]
 
 
-async def cut_off(shape: Shape, world: World, after: int) -> Snapshot:
-    """Run a shape until so many steps are done, or to its end; give the snapshot of that moment."""
+async def interrupt(shape: Shape, world: World, after: int) -> Snapshot:
+    """Run a shape until `after` steps are recorded, or to its end; return the snapshot then."""
     workflow = Workflow("shape")
-    taken = [workflow.snapshot()]
+    snapshots = [workflow.snapshot()]
     enough = asyncio.get_running_loop().create_future()
 
-    def take(event: Any) -> None:
-        if len(taken) <= after:
-            taken.append(event.snapshot)
-        if len(taken) > after and not enough.done():
+    def keep(event: Any) -> None:
+        if len(snapshots) <= after:
+            snapshots.append(event.snapshot)
+        if len(snapshots) > after and not enough.done():
             enough.set_result(None)
 
-    workflow.subscribe(take)
-    running = asyncio.create_task(workflow.run(lambda_of(shape, world)))
+    workflow.subscribe(keep)
+    running = asyncio.create_task(workflow.run(body_of(shape, world)))
     await asyncio.wait([running, enough], return_when=asyncio.FIRST_COMPLETED)
     running.cancel()
     await asyncio.wait([running])
     enough.cancel()
-    restored: Snapshot = json.loads(json.dumps(taken[-1]))
+    restored: Snapshot = json.loads(json.dumps(snapshots[-1]))
     return restored
 
 
-def lambda_of(shape: Shape, world: World) -> Callable[[Step], Awaitable[Any]]:
+def body_of(shape: Shape, world: World) -> Callable[[Step], Awaitable[Any]]:
     async def run(step: Step) -> Any:
         return await shape(step, world)
 
     return run
 
 
-def recorded_by(snapshot: Snapshot) -> set[str]:
-    return {
-        record["value"] for record in snapshot["steps"].values() if type(record["value"]) is str
-    }
+def recorded_values(snapshot: Snapshot) -> set[str]:
+    """Return the strings that steps recorded; no step of a shape fails."""
+    records: list[Any] = list(snapshot["steps"].values())
+    return {record["value"] for record in records if type(record["value"]) is str}
 
 
 @pytest.mark.parametrize(("shape", "expected"), SHAPES, ids=lambda it: getattr(it, "__name__", ""))
-async def test_branches_replay_right_in_any_order(shape: Shape, expected: Any) -> None:
-    """Every call gets its own record back, in whatever order branches come, and no recorded step
-    runs again.
-    """
+async def test_each_call_gets_its_own_record_in_any_order_of_execution(
+    shape: Shape, expected: Any
+) -> None:
+    """No recorded step runs again."""
     for seed in range(SEEDS):
-        snapshot = await cut_off(shape, World(seed), after=Random(seed).randrange(12))
+        snapshot = await interrupt(shape, World(seed), after=Random(seed).randrange(12))
         world = World(seed + SEEDS)
         resumed = Workflow("shape", snapshot=snapshot, on_unknown_steps="error")
-        assert await resumed.run(lambda_of(shape, world)) == Ok(expected), f"seed {seed}"
-        again = recorded_by(snapshot) & world.ran.keys()
+        assert await resumed.run(body_of(shape, world)) == Ok(expected), f"seed {seed}"
+        again = recorded_values(snapshot) & world.ran.keys()
         assert not again, f"seed {seed}: {again} ran again"
         assert set(world.ran.values()) <= {1}
 
 
-async def test_an_id_that_looks_like_a_repeat_is_none() -> None:
-    """`x#2` by name and the second `x` are two steps."""
+async def test_an_id_with_a_number_sign_is_not_a_repeated_id() -> None:
+    """The step `x#2` and the second call of `x` are two steps."""
+
+    async def same(n: int) -> int:
+        return n
 
     async def body(step: Step) -> list[int]:
-        return [await step(id, lambda n=n: n) for n, id in enumerate(("x", "x#2", "x", "x#2"))]
+        ids = ("x", "x#2", "x", "x#2")
+        return [await step(id, partial(same, n)) for n, id in enumerate(ids)]
 
     first = Workflow("w")
     assert await first.run(body) == Ok([0, 1, 2, 3])
     assert await Workflow("w", snapshot=first.snapshot()).run(body) == Ok([0, 1, 2, 3])
 
 
-async def test_ids_with_slashes_stay_in_their_branch() -> None:
-    """An id is a name and not a path, whatever is in it."""
+async def test_an_id_with_a_slash_is_not_a_path() -> None:
+    """It belongs to the branch that called it."""
 
     async def body(step: Step) -> list[Any]:
         async def line() -> str:
@@ -200,8 +207,8 @@ async def test_ids_with_slashes_stay_in_their_branch() -> None:
     assert await again.run(body) == Ok(["y of branch 1", "1/y of the root"])
 
 
-async def test_wait_for_is_no_branch() -> None:
-    """It starts a task in Python 3.11 and none in later ones: a run must not know which."""
+async def test_wait_for_is_not_a_branch() -> None:
+    """It creates a task in Python 3.11 but not in later versions; keys must not depend on that."""
 
     async def body(step: Step) -> list[int]:
         async def line() -> int:
@@ -215,16 +222,20 @@ async def test_wait_for_is_no_branch() -> None:
     assert not any("branch" in record for record in workflow.snapshot()["steps"].values())
 
 
-async def test_listeners_are_no_branches() -> None:
-    """What listeners start beside a run does not move the numbers of its branches."""
+async def test_tasks_of_listeners_are_not_branches() -> None:
+    """They do not change the numbers of the run's branches."""
     ran: list[str] = []
+
+    async def work(name: str) -> str:
+        ran.append(name)
+        return name
 
     async def body(step: Step) -> list[str]:
         async def line(name: str) -> str:
-            return await step("x", lambda: ran.append(name) or name)
+            return await step("x", partial(work, name))
 
         await step("first", lambda: None)
-        return await asyncio.gather(line("a"), line("b"))
+        return list(await asyncio.gather(line("a"), line("b")))
 
     async def save(event: object) -> None:
         await asyncio.sleep(0)
@@ -239,8 +250,8 @@ async def test_listeners_are_no_branches() -> None:
     assert ran == []
 
 
-async def test_caches_are_no_branches() -> None:
-    """A cache that works with tasks of its own is no part of the function."""
+async def test_tasks_of_a_cache_are_not_branches() -> None:
+    """They do not change the numbers of the run's branches."""
     ran: list[str] = []
 
     class TaskCache:
@@ -251,12 +262,16 @@ async def test_caches_are_no_branches() -> None:
 
         async def delete(self, key: str) -> None: ...
 
+    async def work(name: str) -> str:
+        ran.append(name)
+        return name
+
     async def body(step: Step) -> list[str]:
         async def line(name: str) -> str:
-            return await step("x", lambda: ran.append(name) or name)
+            return await step("x", partial(work, name))
 
         await step("first", lambda: None, key="first")
-        return await asyncio.gather(line("a"), line("b"))
+        return list(await asyncio.gather(line("a"), line("b")))
 
     first = Workflow("w", cache=TaskCache())
     await first.run(body)
@@ -265,48 +280,48 @@ async def test_caches_are_no_branches() -> None:
     assert ran == []
 
 
-async def test_a_run_inside_a_step_has_branches_of_its_own() -> None:
-    """The same ids inside and outside do not meet."""
+async def test_a_run_inside_a_step_has_its_own_branches() -> None:
+    """The same ids can be used inside and outside."""
 
     async def inner(step: Step) -> list[str]:
         async def line(name: str) -> str:
             return await step("x", lambda: name)
 
-        return await asyncio.gather(line("inner a"), line("inner b"))
+        return list(await asyncio.gather(line("inner a"), line("inner b")))
 
     async def outer(step: Step) -> list[Any]:
-        found = await step("x", lambda: Workflow("inner").run(inner))
-        return [found, await step("x", lambda: "outer")]
+        values = await step("x", lambda: Workflow("inner").run(inner))
+        return [values, await step("x", lambda: "outer")]
 
     assert await Workflow("outer").run(outer) == Ok([["inner a", "inner b"], "outer"])
 
 
-async def test_the_loops_own_task_factory_is_kept() -> None:
-    """It makes the tasks during a run, and stands alone again afterwards."""
-    made: list[str] = []
+async def test_the_task_factory_of_the_loop_is_kept() -> None:
+    """It creates the tasks of a run, and is installed again afterwards."""
+    created_tasks: list[str] = []
 
     def factory(loop: Any, coro: Any, **options: Any) -> Any:
-        made.append(coro.__name__)
+        created_tasks.append(coro.__name__)
         return asyncio.Task(coro, loop=loop, **options)
 
     async def line(step: Step) -> int:
         return await step("x", lambda: 1)
 
     async def body(step: Step) -> list[int]:
-        return await asyncio.gather(line(step), line(step))
+        return list(await asyncio.gather(line(step), line(step)))
 
     loop = asyncio.get_running_loop()
     loop.set_task_factory(factory)
     try:
         assert await Workflow("w").run(body) == Ok([1, 1])
-        assert made == ["line", "line"]
+        assert created_tasks == ["line", "line"]
         assert loop.get_task_factory() is factory
     finally:
         loop.set_task_factory(None)
 
 
-async def test_a_branch_that_nobody_awaited_ends_with_the_run() -> None:
-    """It is cancelled, and the steps it calls while it unwinds are refused."""
+async def test_a_branch_that_is_not_awaited_ends_with_the_run() -> None:
+    """It is cancelled, and steps that it calls after that are refused."""
     refused: list[BaseException] = []
 
     async def body(step: Step) -> None:
@@ -318,16 +333,16 @@ async def test_a_branch_that_nobody_awaited_ends_with_the_run() -> None:
                     await step("late", lambda: None)
                 refused.append(caught.value)
 
-        left = asyncio.create_task(forgotten())
+        task = asyncio.create_task(forgotten())
         await asyncio.sleep(0)
-        assert not left.done()
+        assert not task.done()
 
     assert await Workflow("w").run(body) == Ok(None)
     assert len(refused) == 1
 
 
 async def test_a_step_cannot_contain_a_step() -> None:
-    """Not in its function, nor in a task that it starts; the error shows what to do instead."""
+    """Neither its function nor a task of it may call one; the error shows the alternatives."""
 
     async def body(step: Step) -> list[str]:
         async def direct() -> object:
@@ -350,11 +365,11 @@ async def test_a_step_cannot_contain_a_step() -> None:
 
 
 async def test_a_handle_belongs_to_its_run() -> None:
-    """Another run's function cannot record its steps in this one."""
+    """The function of another run cannot record steps in this one."""
 
     async def outer(step: Step) -> object:
         async def inner(_: Step) -> object:
-            return await step("theirs", lambda: 1)
+            return await step("other", lambda: 1)
 
         return await step("run", lambda: Workflow("inner").run(inner))
 

@@ -1,6 +1,6 @@
-"""What a step costs, counted and not timed: store calls, encodings, tasks.
+"""The cost of a step, counted and not timed: store calls, encodings, tasks.
 
-A number that grows here is a step that got slower everywhere.
+If a number grows here, every step became slower.
 """
 
 import asyncio
@@ -30,20 +30,20 @@ async def hundred(step: Step) -> None:
         await step("fetch", fetch, "1")
 
 
-class Waiting(MemoryStore):
-    """A store that lets others go on while it writes, as one on a disk or a wire does."""
+class YieldingStore(MemoryStore):
+    """A store that yields to the event loop while it writes, like one on a disk or a server."""
 
     async def append(self, entries: Sequence[Entry], /) -> Sequence[Verdict]:
         await asyncio.sleep(0)
         return await super().append(entries)
 
-    async def acquire(self, wants: Sequence[LeaseRequest], /) -> Sequence[Grant | None]:
+    async def acquire(self, requests: Sequence[LeaseRequest], /) -> Sequence[Grant | None]:
         await asyncio.sleep(0)
-        return await super().acquire(wants)
+        return await super().acquire(requests)
 
 
-class Encodings:
-    """Counts how often something is turned into JSON."""
+class EncodingCounter:
+    """Counts how often a value is encoded as JSON."""
 
     def __init__(self, encode: Any) -> None:
         self._encode = encode
@@ -56,22 +56,22 @@ class Encodings:
 
 
 @pytest.fixture
-def encodings(monkeypatch: pytest.MonkeyPatch) -> Encodings:
-    counter = Encodings(codec._to_json)  # type: ignore[attr-defined]
+def encodings(monkeypatch: pytest.MonkeyPatch) -> EncodingCounter:
+    counter = EncodingCounter(codec._to_json)
     monkeypatch.setattr(codec, "_to_json", counter)
     return counter
 
 
 def tasks_so_far() -> int:
-    """How many tasks this process has made, by the number in a new one's name."""
+    """Return how many tasks this process has created: the number in the name of a new one."""
     task = asyncio.Task(asyncio.sleep(0), loop=asyncio.get_running_loop())
     number = int(task.get_name().removeprefix("Task-"))
     task.cancel()
     return number
 
 
-async def test_a_lone_run_pays_one_append_a_step() -> None:
-    """Workload A: one store call for each step, and two for the run's begin and end."""
+async def test_a_single_run_makes_one_append_per_step() -> None:
+    """One more store call starts the run, and one ends it."""
     store: Any = FaultyStore(MemoryStore())
     (await durable.run({}, hundred, id="a", store=store)).unwrap()
     calls = Counter(call.verb for call in store.calls)
@@ -79,8 +79,8 @@ async def test_a_lone_run_pays_one_append_a_step() -> None:
 
 
 async def test_many_runs_share_their_appends() -> None:
-    """Workload B: two hundred runs of ten steps go out in far fewer writes than steps."""
-    store: Any = FaultyStore(Waiting())
+    """Two hundred runs of ten steps make far fewer writes than steps."""
+    store: Any = FaultyStore(YieldingStore())
     runs = (durable.run({}, ten, id=f"b-{n}", store=store) for n in range(200))
     await asyncio.gather(*runs)
     calls = Counter(call.verb for call in store.calls)
@@ -89,24 +89,26 @@ async def test_many_runs_share_their_appends() -> None:
     assert calls["acquire"] <= 5
 
 
-async def test_a_value_is_encoded_once(encodings: Encodings) -> None:
-    """A step encodes its record once; its key and the entry's frame are the rest."""
+async def test_a_value_is_encoded_once(encodings: EncodingCounter) -> None:
+    """A step encodes its record and its key, once each."""
     (await durable.run({}, ten, id="warm")).unwrap()
     encodings.count = 0
     (await durable.run({}, hundred, id="c")).unwrap()
     assert encodings.count <= 100 * 2 + 20
 
 
-async def test_a_step_makes_no_task() -> None:
-    """A run has a few tasks of its own; its steps have none."""
+async def test_a_step_creates_no_task() -> None:
+    """A run has a few tasks; its steps have none."""
     (await durable.run({}, ten, id="warm")).unwrap()
     before = tasks_so_far()
     (await durable.run({}, hundred, id="d")).unwrap()
     assert tasks_so_far() - before <= 8
 
 
-async def test_a_plain_step_makes_no_task_and_one_encoding(encodings: Encodings) -> None:
-    """Without a store, a step costs its record."""
+async def test_a_step_without_a_store_creates_no_task_and_encodes_once(
+    encodings: EncodingCounter,
+) -> None:
+    """Only its record is encoded."""
     wf = Workflow("plain")
     before = tasks_so_far()
     (await wf.run(hundred)).unwrap()

@@ -1,4 +1,4 @@
-"""Resume states: gathering them, their texts, and where they are kept."""
+"""Resume states: their collection, their serialized forms and their persistence."""
 
 import json
 from dataclasses import dataclass
@@ -101,8 +101,8 @@ def results(state: ResumeState) -> dict[str, Result[Any, Any]]:
 
 
 class TestCollector:
-    def test_gathers_finished_steps_in_order(self) -> None:
-        """Success and failure are gathered; other events are not."""
+    def test_collects_finished_steps_in_order(self) -> None:
+        """Successes and failures; other events are ignored."""
         collector = ResumeStateCollector()
         collector.handle_event(WorkflowStart(workflow="w", run_id="r", at=NOW))
         collector.handle_event(StepStart(workflow="w", run_id="r", at=NOW, step="z", key="z"))
@@ -111,22 +111,22 @@ class TestCollector:
         assert list(collector.resume_state().steps) == ["b", "a"]
         assert collector.resume_state().steps["a"].origin == "result"
 
-    def test_a_resumed_runs_state_holds_the_earlier_steps_too(self) -> None:
-        """A step that answers from its record is gathered like one that ran."""
+    def test_the_state_of_a_resumed_run_contains_the_earlier_steps(self) -> None:
+        """A replayed step is collected like one that ran."""
         collector = ResumeStateCollector()
         collector.handle_event(hit("first", Ok(1)))
         collector.handle_event(complete("second", Ok(2)))
         assert results(collector.resume_state()) == {"first": Ok(1), "second": Ok(2)}
 
-    def test_a_step_that_comes_again_keeps_its_place(self) -> None:
-        """The last outcome counts, at the first one's place."""
+    def test_a_repeated_step_keeps_its_position(self) -> None:
+        """The last result counts, in the position of the first."""
         collector = ResumeStateCollector()
         for key, value in (("a", 1), ("b", 2), ("a", 3)):
             collector.handle_event(complete(key, Ok(value)))
         assert list(results(collector.resume_state()).items()) == [("a", Ok(3)), ("b", Ok(2))]
 
-    def test_a_state_given_out_does_not_change(self) -> None:
-        """What comes later, and `clear`, leave it as it is."""
+    def test_a_returned_state_does_not_change(self) -> None:
+        """By later events or by `clear`."""
         collector = ResumeStateCollector()
         collector.handle_event(complete("a", Ok(1)))
         before = collector.resume_state()
@@ -138,12 +138,12 @@ class TestCollector:
 
 class TestText:
     def test_reads_and_writes_version_1(self) -> None:
-        """The text format `{version, entries, metadata}` comes out as it went in."""
+        """The format `{version, entries, metadata}` is unchanged by a round trip."""
         read = parse_state(json.dumps(VERSION_1))
         assert json.loads(stringify_state(read, **VERSION_1["metadata"])) == VERSION_1
 
-    def test_what_version_1_says(self) -> None:
-        """A returned failure has its error and its cause, a raised one the exception."""
+    def test_failures_of_version_1(self) -> None:
+        """A returned failure has an error and a cause, a raised one the exception."""
         read = parse_state(json.dumps(VERSION_1))
         assert read.steps["user:1"].result == Ok({"id": "1"})
         posts = read.steps["posts:1"]
@@ -155,22 +155,22 @@ class TestText:
         assert read.steps["causeless"].result == Err({"type": "X"}, None)
 
     def test_a_missing_value_is_none(self) -> None:
-        """Other writers leave out a value that is undefined."""
+        """Other writers omit a value that is undefined."""
         text = '{"version":1,"entries":{"a":{"result":{"ok":true}}}}'
         assert parse_state(text).steps["a"].result == Ok(None)
 
     def test_reads_and_writes_the_newer_form(self) -> None:
-        """`{kind, steps}` comes out as it went in."""
+        """The format `{kind, steps}` is unchanged by a round trip."""
         assert serialize_state(deserialize_state(KIND_RESUME_STATE)) == KIND_RESUME_STATE
 
-    def test_parse_takes_both_forms(self) -> None:
-        """The text says itself which it is."""
+    def test_parse_accepts_both_forms(self) -> None:
+        """They are distinguished by their fields."""
         read = parse_state(json.dumps(KIND_RESUME_STATE))
         assert results(read)["user:1"] == Ok({"x": 1})
         assert list(read.steps) == ["user:1", "b"]
 
-    def test_no_cause_is_omitted(self) -> None:
-        """A failure without a cause has none afterwards either, and not the text "undefined"."""
+    def test_a_missing_cause_stays_missing(self) -> None:
+        """It does not become the string "undefined"."""
         failed = state(a=Err("E"))
         (_, record) = serialize_state(failed)["steps"][0]
         assert "cause" not in record
@@ -181,31 +181,31 @@ class TestText:
         "value",
         [NOW, Decimal("1.10"), {1, 2}, (1, "a"), b"\xff", {"~datetime": "x"}, {1: 2}, None, 2**70],
     )
-    def test_values_that_json_lacks_come_back(self, value: object) -> None:
-        """A value is tagged where JSON has no form for it."""
-        gathered = state(a=Ok(value), b=Err(value))
+    def test_types_that_json_lacks_are_restored(self, value: object) -> None:
+        """Their values are tagged."""
+        original = state(a=Ok(value), b=Err(value))
         for copy in (
-            parse_state(stringify_state(gathered)),
-            deserialize_state(json.loads(json.dumps(serialize_state(gathered)))),
+            parse_state(stringify_state(original)),
+            deserialize_state(json.loads(json.dumps(serialize_state(original)))),
         ):
             assert results(copy) == {"a": Ok(value), "b": Err(value)}
 
-    def test_a_typed_value_comes_back_by_its_type(self) -> None:
-        """An object with fields is kept so that the step's return type rebuilds it."""
+    def test_a_typed_value_is_restored_by_its_type(self) -> None:
+        """An object with fields is stored so that the step's return type can rebuild it."""
         user = User("Ana", NOW)
         for copy in (state(a=Ok(user)), parse_state(stringify_state(state(a=Ok(user))))):
             record = records_of(copy)["a"]
             assert record.get("typed")
             assert codec.decode(record.get("value"), User, typed=True) == user
 
-    def test_a_raised_exception_comes_back(self) -> None:
-        """With its class, its arguments and its causes."""
+    def test_a_raised_exception_is_restored(self) -> None:
+        """With its class, arguments and causes."""
         error = KeyError("x")
         error.__cause__ = ValueError("below")
-        gathered = ResumeState({"a": ResumeEntry(Err(error, error.__cause__), "throw")})
+        original = ResumeState({"a": ResumeEntry(Err(error, error.__cause__), "throw")})
         for copy in (
-            parse_state(stringify_state(gathered)),
-            deserialize_state(serialize_state(gathered)),
+            parse_state(stringify_state(original)),
+            deserialize_state(serialize_state(original)),
         ):
             result = copy.steps["a"].result
             assert isinstance(result, Err)
@@ -215,24 +215,24 @@ class TestText:
             assert copy.steps["a"].origin == "throw"
 
     def test_an_exception_of_an_unknown_class_keeps_its_name(self) -> None:
-        """Where its class is declared, it comes back as that, also through a second text."""
+        """It is restored where its class is declared, even after two round trips."""
 
         class PaymentDeclined(Exception):
             pass
 
-        _, seen = codec.prepare_error(PaymentDeclined("no funds"), ())
-        gathered = ResumeState({"a": ResumeEntry(Err(seen, seen.__cause__), "throw")})
+        _, visible = codec.prepare_error(PaymentDeclined("no funds"), ())
+        original = ResumeState({"a": ResumeEntry(Err(visible, visible.__cause__), "throw")})
         for _ in range(2):
-            gathered = parse_state(stringify_state(gathered))
-        record = records_of(gathered)["a"]
+            original = parse_state(stringify_state(original))
+        record = records_of(original)["a"]
         assert not record["ok"]
         assert record["cause"] is not None
-        back = codec.decode_cause(record["cause"], [PaymentDeclined])
-        assert isinstance(back, PaymentDeclined)
-        assert back.args == ("no funds",)
+        restored = codec.decode_cause(record["cause"], [PaymentDeclined])
+        assert isinstance(restored, PaymentDeclined)
+        assert restored.args == ("no funds",)
 
-    def test_metadata_are_kept(self) -> None:
-        """Whatever is passed by name stands in the text."""
+    def test_metadata_are_stored(self) -> None:
+        """Keyword arguments become the document's metadata."""
         text = stringify_state(state(), workflow_id="wf-123", tries=[1])
         assert json.loads(text)["metadata"] == {"workflow_id": "wf-123", "tries": [1]}
         assert "metadata" not in json.loads(stringify_state(state()))
@@ -252,28 +252,28 @@ class TestText:
             '{"kind":"ResumeState","steps":[["a",{"ok":false,"error":1,"meta":3}]]}',
         ],
     )  # fmt: skip
-    def test_what_is_no_state_is_an_error(self, text: str) -> None:
-        """Nothing but `StateFormatError` comes of a text that holds no state."""
+    def test_an_invalid_string_is_an_error(self, text: str) -> None:
+        """Always a `StateFormatError`."""
         with pytest.raises(StateFormatError):
             parse_state(text)
 
-    def test_a_snapshots_text_is_told_apart(self) -> None:
-        """The error says which option takes a snapshot."""
+    def test_a_snapshot_is_recognized(self) -> None:
+        """The error names the option that accepts a snapshot."""
         with pytest.raises(StateFormatError, match="snapshot="):
             parse_state(json.dumps(new_snapshot(now=NOW)))
 
 
 class TestSnapshots:
-    def test_records_are_those_of_a_snapshot(self) -> None:
-        """Each record is valid in a snapshot, a failure without a cause too."""
-        gathered = state(a=Ok(1), b=Err("E"), c=Err("E", ValueError("x")))
+    def test_records_are_valid_in_a_snapshot(self) -> None:
+        """Also that of a failure without a cause."""
+        original = state(a=Ok(1), b=Err("E"), c=Err("E", ValueError("x")))
         snapshot = new_snapshot(now=NOW)
-        snapshot["steps"] = records_of(gathered)
+        snapshot["steps"] = records_of(original)
         assert validate_snapshot(snapshot).errors == ()
         assert results(state_of(snapshot))["b"] == Err("E", None)
 
-    def test_a_snapshot_becomes_a_state_and_back(self) -> None:
-        """Everything that is recorded of a step comes along."""
+    def test_the_steps_of_a_snapshot_are_restored_from_a_state(self) -> None:
+        """With all fields of their records."""
         snapshot = new_snapshot(now=NOW)
         snapshot["steps"] = {
             "a": {"ok": True, "value": {"x": 1}, "typed": True, "at": "2030-01-01T00:00:00.000Z"},
@@ -285,22 +285,22 @@ class TestSnapshots:
 
 
 class TestGuards:
-    def test_is_step_complete_asks_a_state(self) -> None:
-        """Success and failure both are complete; no state holds no step."""
-        gathered = state(a=Ok(1), b=Err("E"))
-        answers = [is_step_complete(gathered, key) for key in "abc"]
+    def test_is_step_complete_with_a_state_and_a_key(self) -> None:
+        """Successes and failures are complete; `None` contains no step."""
+        original = state(a=Ok(1), b=Err("E"))
+        answers = [is_step_complete(original, key) for key in "abc"]
         assert answers == [True, True, False]
         assert not is_step_complete(None, "a")
 
-    def test_is_step_complete_guards_an_event(self) -> None:
-        """With one argument it tells whether an event is the end of a step."""
+    def test_is_step_complete_with_an_event(self) -> None:
+        """With one argument, it returns whether an event is the end of a step."""
         assert is_step_complete(complete("a", Ok(1)))
         assert not is_step_complete(WorkflowStart(workflow="w", run_id="r", at=NOW))
 
-    def test_a_state_and_none_pass(self) -> None:
-        """`as_resume_state` gives back what is one, or nothing."""
-        gathered = state(a=Ok(1))
-        assert as_resume_state(gathered) is gathered
+    def test_a_state_and_none_are_accepted(self) -> None:
+        """`as_resume_state` returns them unchanged."""
+        original = state(a=Ok(1))
+        assert as_resume_state(original) is original
         assert as_resume_state(None) is None
 
     @pytest.mark.parametrize(
@@ -312,13 +312,13 @@ class TestGuards:
             (5, "ResumeStateCollector"),
         ],
     )
-    def test_anything_else_says_what_to_do(self, value: object, hint: str) -> None:
-        """The error names the option or the function that takes such a thing."""
+    def test_other_objects_are_refused_with_a_hint(self, value: object, hint: str) -> None:
+        """The error names the option or function that accepts such an object."""
         with pytest.raises(StateFormatError, match=hint):
             as_resume_state(value)
 
-    def test_a_state_of_other_things_is_refused(self) -> None:
-        """The steps of a state are entries by key."""
+    def test_a_state_contains_only_entries(self) -> None:
+        """Under string keys."""
         with pytest.raises(InvalidArgument, match="steps"):
             ResumeState(5)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument, match="'a'"):
@@ -326,7 +326,7 @@ class TestGuards:
 
 
 class TestPersistence:
-    async def test_keeps_states_by_run(self) -> None:
+    async def test_stores_states_by_run_id(self) -> None:
         """Save, load, list and delete, under the prefix."""
         kv = MemoryKeyValue()
         persistence = StatePersistence(kv)
@@ -343,27 +343,30 @@ class TestPersistence:
         assert [await persistence.delete("wf-1"), await persistence.delete("wf-1")] == [True, False]
 
     async def test_a_missing_state_is_none(self) -> None:
-        """No state is no error."""
+        """It is not an error."""
         persistence = StatePersistence(MemoryKeyValue())
         assert await persistence.load("wf-1") is None
         assert await persistence.load_raw("wf-1") is None
 
-    async def test_a_damaged_state_is_no_missing_state(self) -> None:
-        """What cannot be read is an error: a run must not begin anew without a word."""
+    @pytest.mark.parametrize("text", ["{", "", "null"])
+    async def test_a_damaged_state_is_not_missing(self, text: str) -> None:
+        """It is an error: otherwise the run would silently start over."""
         kv = MemoryKeyValue()
-        await kv.set("workflow:state:wf-1", "{")
+        await kv.set("workflow:state:wf-1", text)
         with pytest.raises(StateFormatError):
             await StatePersistence(kv).load("wf-1")
+        with pytest.raises(StateFormatError):
+            await StatePersistence(kv).load_raw("wf-1")
 
-    async def test_a_star_in_the_prefix_is_a_star(self) -> None:
-        """The prefix stands for itself."""
+    async def test_a_star_in_the_prefix_is_not_a_wildcard(self) -> None:
+        """Only keys with exactly this prefix are listed."""
         kv = MemoryKeyValue()
         await StatePersistence(kv, "a*").save("1", state())
         await StatePersistence(kv, "ab").save("2", state())
         assert await StatePersistence(kv, "a*").list() == ["1"]
 
-    async def test_refuses_what_it_cannot_use(self) -> None:
-        """Each parameter is named in its error."""
+    async def test_invalid_arguments_are_refused(self) -> None:
+        """The error names the parameter."""
         with pytest.raises(InvalidArgument, match="kv"):
             StatePersistence(5)  # type: ignore[arg-type]
         persistence = StatePersistence(MemoryKeyValue())

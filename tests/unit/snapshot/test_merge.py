@@ -1,4 +1,4 @@
-"""What is made of snapshots: a new one, one out of many, and how a run lies."""
+"""Merging snapshots with deltas, and the deltas of a journal."""
 
 import copy
 from datetime import UTC, datetime
@@ -8,20 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure import codec
 from perdure.errors import SnapshotFormatError
 from perdure.snapshot import (
-    RunStatus,
-    Snapshot,
-    awaits_of,
-    is_over,
     merge_snapshots,
     new_snapshot,
-    rest_status,
+    open_waits,
+    step_delta,
     validate_snapshot,
-    wake_at_of,
-    workflow_of,
+    waits_delta,
 )
-from perdure.store import Rest, rest_of
 
 AT = "2030-01-01T00:00:00.000Z"
 LATER = "2030-01-02T00:00:00.000Z"
@@ -36,27 +32,12 @@ def execution(**fields: object) -> dict[str, object]:
     return {"status": "running", "lastUpdated": AT, **fields}
 
 
-def with_execution(**fields: object) -> Any:
-    return snapshot(execution=execution(**fields))
-
-
 def warning(step: str, path: str = "value") -> Any:
     return {"type": "lossy_value", "stepId": step, "path": path, "reason": "non-json"}
 
 
-def test_new_snapshot() -> None:
-    """A run that has just begun has no steps; name and metadata are there when given."""
-    now = datetime(2030, 1, 1, tzinfo=UTC)
-    assert new_snapshot(now=now) == snapshot()
-    metadata = {"user": "ana"}
-    named = new_snapshot("checkout", now=now, metadata=metadata)
-    assert named == snapshot(workflowName="checkout", metadata=metadata)
-    assert named.get("metadata") is not metadata
-    assert validate_snapshot(named).valid
-
-
-def test_merge() -> None:
-    """Steps are replaced in place or come after; execution is the delta's; metadata is merged."""
+def test_a_delta_is_applied_to_its_base() -> None:
+    """Steps are replaced or appended, `execution` is replaced, `metadata` is merged by name."""
     base = snapshot(
         workflowName="checkout",
         steps={"a": {"ok": True, "value": 1}, "b": FAILURE},
@@ -82,18 +63,18 @@ def test_merge() -> None:
     assert list(merged["steps"]) == ["a", "b", "c"]
 
 
-def test_merge_keeps_warnings_until_their_step_is_recorded_again() -> None:
-    """A later clean record of a step clears what was said of the earlier one."""
-    base = snapshot(warnings=[warning("a"), warning("b"), warning("gone")])
+def test_warnings_are_kept_until_their_step_is_recorded_again() -> None:
+    """A later record of a step drops the warnings about the earlier one."""
+    base = snapshot(warnings=[warning("a"), warning("b"), warning("unrecorded")])
     delta = snapshot(steps={"a": {"ok": True}, "c": {"ok": True}}, warnings=[warning("c")])
     merged = merge_snapshots(base, delta)
-    assert merged.get("warnings") == [warning("b"), warning("gone"), warning("c")]
+    assert merged.get("warnings") == [warning("b"), warning("unrecorded"), warning("c")]
     cleared = merge_snapshots(snapshot(warnings=[warning("a")]), {"steps": {"a": {"ok": True}}})
     assert "warnings" not in cleared
 
 
-def test_merge_of_a_delta_that_says_little() -> None:
-    """What a delta does not speak of stays as it was."""
+def test_fields_that_a_delta_lacks_are_kept() -> None:
+    """Absent and null mean the same."""
     base = snapshot(workflowName="checkout", metadata={"a": 1}, warnings=[warning("z")])
     merged = merge_snapshots(base, {"steps": {"a": {"ok": True}}}, {"metadata": None}, {})
     assert merged == {**base, "steps": {"a": {"ok": True}}}
@@ -115,8 +96,8 @@ def test_merge_of_a_delta_that_says_little() -> None:
         {1: 2},
     ],
 )
-def test_merge_refuses_what_is_no_delta(delta: Any) -> None:
-    """A part of the wrong shape is our own error, not a broken snapshot."""
+def test_a_malformed_delta_is_refused(delta: Any) -> None:
+    """The error is `SnapshotFormatError`, and no broken snapshot is returned."""
     with pytest.raises(SnapshotFormatError):
         merge_snapshots(snapshot(), delta)
 
@@ -142,7 +123,7 @@ bases = deltas.map(lambda delta: snapshot(**delta))
 
 @given(bases, deltas, deltas)
 def test_merging_is_associative(base: Any, first: Any, second: Any) -> None:
-    """A journal may be merged in any grouping: the result is the same, and so is its order."""
+    """A journal may be merged in any grouping, with the same steps in the same order."""
     step_by_step = merge_snapshots(merge_snapshots(base, first), second)
     grouped = merge_snapshots(base, merge_snapshots(first, second))
     at_once = merge_snapshots(base, first, second)
@@ -151,8 +132,8 @@ def test_merging_is_associative(base: Any, first: Any, second: Any) -> None:
 
 
 @given(bases, st.lists(deltas))
-def test_merging_leaves_its_inputs_alone(base: Any, journal: list[Any]) -> None:
-    """Neither the merge nor a change of its result at the top shows in what was merged."""
+def test_merging_does_not_change_its_arguments(base: Any, journal: list[Any]) -> None:
+    """Neither the merge nor a change of its result is visible in the base and the deltas."""
     before = copy.deepcopy((base, journal))
     merged = merge_snapshots(base, *journal)
     assert validate_snapshot(merged).valid
@@ -165,13 +146,13 @@ def test_merging_leaves_its_inputs_alone(base: Any, journal: list[Any]) -> None:
 
 @given(bases, st.lists(deltas))
 def test_merging_keeps_the_order_of_steps(base: Any, journal: list[Any]) -> None:
-    """Steps stand in the order in which each was first recorded."""
+    """Steps are in the order in which each was first recorded."""
     recorded = [key for part in (base, *journal) for key in part.get("steps", {})]
     assert list(merge_snapshots(base, *journal)["steps"]) == list(dict.fromkeys(recorded))
 
 
-def test_a_long_journal_with_warnings() -> None:
-    """Five thousand entries that each clear the warning before them are merged at once."""
+def test_a_long_journal_with_warnings_is_merged_in_linear_time() -> None:
+    """Of five thousand entries, the second half replaces the warnings of the first."""
     journal = [
         {"steps": {f"s{n % 2500}": {"ok": True}}, "warnings": [warning(f"s{n % 2500}")]}
         for n in range(5000)
@@ -180,60 +161,60 @@ def test_a_long_journal_with_warnings() -> None:
     assert len(merged["steps"]) == len(merged.get("warnings", [])) == 2500
 
 
-PENDING = [
-    {"id": "nap", "kind": "sleep", "wakeAt": "2030-01-03T00:00:00.000Z"},
-    {"id": "ok", "kind": "event", "event": "approved", "wakeAt": LATER},
-    {"id": "no", "kind": "event", "event": "refused"},
-    {"id": "ok#2", "kind": "event", "event": "approved"},
-]
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+WAIT: Any = {"id": "nap", "kind": "sleep", "wakeAt": LATER}
 
 
-@pytest.mark.parametrize(
-    ("run", "rest"),
-    [
-        (snapshot(), Rest("running")),
-        (with_execution(status="completed"), Rest("completed")),
-        (with_execution(status="failed"), Rest("failed")),
-        (with_execution(status="failed", state="cancelled", pending=PENDING), Rest("cancelled")),
-        (with_execution(pending=PENDING), Rest("running")),
-        (with_execution(state="suspended"), Rest("suspended")),
-        (
-            with_execution(state="suspended", pending=PENDING),
-            Rest("suspended", datetime(2030, 1, 2, tzinfo=UTC), ("approved", "refused")),
-        ),
-        (
-            with_execution(state="waiting", pending=PENDING[2:]),
-            Rest("waiting", None, ("refused", "approved")),
-        ),
-    ],
-)
-def test_how_a_run_lies(run: Snapshot, rest: Rest) -> None:
-    """A resting run wakes at the earliest time it waits for, or by any of its events."""
-    assert rest_of(run) == rest
-    assert (rest_status(run), wake_at_of(run), awaits_of(run)) == (
-        rest.status,
-        rest.wake_at,
-        rest.awaits,
-    )
+def loaded(*journal: bytes) -> Any:
+    """Return what a store loads for a new run with this journal."""
+    merged = merge_snapshots(new_snapshot("w", now=NOW), *map(codec.loads, journal))
+    assert validate_snapshot(merged).valid
+    return merged
 
 
-def test_workflow_of() -> None:
-    """A snapshot may know the name of its workflow."""
-    assert workflow_of(snapshot(workflowName="checkout")) == "checkout"
-    assert workflow_of(snapshot()) is None
+def test_the_delta_of_a_step_adds_its_record() -> None:
+    """The step becomes the current one, and the run was last updated when the step ended."""
+    merged = loaded(step_delta("a", b'{"ok":true,"value":1}', LATER))
+    assert merged == {
+        "formatVersion": 1,
+        "workflowName": "w",
+        "steps": {"a": {"ok": True, "value": 1}},
+        "execution": {"status": "running", "lastUpdated": LATER, "currentStepId": "a"},
+    }
 
 
-@pytest.mark.parametrize(
-    ("status", "over"),
-    [
-        ("running", False),
-        ("suspended", False),
-        ("waiting", False),
-        ("completed", True),
-        ("failed", True),
-        ("cancelled", True),
-    ],
-)
-def test_is_over(status: RunStatus, over: bool) -> None:
-    """A run that completed, failed or was cancelled does not go on by itself."""
-    assert is_over(status) is over
+@given(st.text(st.characters(codec="utf-8")))
+def test_the_delta_of_a_step_with_any_key_is_json(key: str) -> None:
+    """Quotes, control characters and characters beyond ASCII are escaped."""
+    merged = loaded(step_delta(key, b'{"ok":true}', AT))
+    assert merged["steps"] == {key: {"ok": True}}
+    assert merged["execution"]["currentStepId"] == key
+
+
+def test_the_delta_of_a_step_replaces_earlier_records() -> None:
+    """The replaced records keep their places."""
+    first = step_delta("a", b'{"ok":true,"value":1}', AT)
+    second = step_delta("b", b'{"ok":true}', LATER, replaces={"a": b'{"ok":true,"unclaimed":"e"}'})
+    steps = loaded(first, second)["steps"]
+    assert list(steps.items()) == [("a", {"ok": True, "unclaimed": "e"}), ("b", {"ok": True})]
+
+
+def test_the_delta_of_a_step_carries_warnings_about_it() -> None:
+    merged = loaded(step_delta("a", b'{"ok":true}', AT, warnings=[warning("a")]))
+    assert merged["warnings"] == [warning("a")]
+
+
+def test_the_delta_of_a_step_opens_and_closes_waits() -> None:
+    """A wait is open from the delta that begins it to the delta that ends it with null."""
+    opened = step_delta("a", b'{"ok":true}', AT, waits={"nap": WAIT})
+    closed = step_delta("nap", b'{"ok":true}', LATER, waits={"nap": None})
+    assert open_waits(loaded(opened)) == [WAIT]
+    assert open_waits(loaded(opened, closed)) == []
+
+
+def test_the_delta_of_waits_changes_no_step() -> None:
+    step = step_delta("a", b'{"ok":true}', AT)
+    waits = waits_delta({"status": "running", "lastUpdated": LATER}, {"nap": WAIT})
+    merged = loaded(step, waits)
+    assert (list(merged["steps"]), open_waits(merged)) == (["a"], [WAIT])
+    assert merged["execution"] == {"status": "running", "lastUpdated": LATER}

@@ -1,7 +1,7 @@
-"""A store of four methods (`save`, `load`, `delete`, `due`) and an optional lease, as a `Store`.
+"""A store with four methods (`save`, `load`, `delete`, `due`) and an optional lease, as a `Store`.
 
-The shape is that of visulima's `WorkflowStore`: `save` takes the whole run, and `acquire` takes a
-free or expired lease, or renews the caller's own.
+This is the interface of visulima's `WorkflowStore`: `save` takes the whole run, and `acquire` takes
+a free or expired lease, or renews the caller's own.
 
     store = runs(my_run_store)
     await durable.run(deps, checkout, id="checkout-1", store=store)
@@ -23,14 +23,12 @@ from perdure.store import (
     LeaseRequest,
     RunSummary,
 )
+from perdure.stores._timestamps import to_microseconds
 from perdure.validation import check_id
-
-_MICROSECOND = timedelta(microseconds=1)
-_EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 
 
 class StoredRun(TypedDict):
-    """What such a store keeps of a run."""
+    """A run as such a store keeps it."""
 
     run_id: str
     definition_id: str | None
@@ -42,27 +40,27 @@ class StoredRun(TypedDict):
 
 
 class RunStore(Protocol):
-    """The four methods. `acquire(run_id, token, ttl)` and `release(run_id, token)` may come too."""
+    """The four methods; `acquire(run_id, token, ttl)` and `release(run_id, token)` are optional."""
 
     async def save(self, run: StoredRun, /) -> object:
-        """Keep the run, in place of one of the same id."""
+        """Store the run, replacing one with the same id."""
         ...
 
     async def load(self, run_id: str, /) -> StoredRun | None:
-        """Give the run, or None."""
+        """Return the run, or `None`."""
         ...
 
     async def delete(self, run_id: str, /) -> object:
-        """Forget the run."""
+        """Delete the run."""
         ...
 
     async def due(self, now: datetime, limit: int, /) -> Sequence[str]:
-        """Give the ids of runs whose wake time has come, earliest first."""
+        """Return the ids of runs whose wake time has passed, earliest first."""
         ...
 
 
 def runs(store: RunStore, *, clock: Clock = SystemClock()) -> "RunsStore":
-    """Give a four-method store as a `Store`; its lease is used when it has one."""
+    """Return a four-method store as a `Store`; its lease is used if it has one."""
     for verb in ("save", "load", "delete", "due"):
         if not callable(getattr(store, verb, None)):
             raise InvalidArgument("store", store, f"a store with the method {verb}")
@@ -74,7 +72,7 @@ def runs(store: RunStore, *, clock: Clock = SystemClock()) -> "RunsStore":
 
 
 class RunsStore(AsyncCloseable):
-    """Runs in a four-method store. For one process: it has no lease."""
+    """Runs in a four-method store without a lease, for one process."""
 
     capabilities = Capabilities()
 
@@ -98,26 +96,26 @@ class RunsStore(AsyncCloseable):
         await self._store.save(run)
 
     async def load(self, id: str, /) -> Snapshot | None:
-        """Give the run's snapshot, or None."""
+        """Return the run's snapshot, or `None`."""
         run = await self._store.load(check_id(id))
         return None if run is None else run["snapshot"]
 
     async def delete(self, id: str, /) -> bool:
-        """Remove the run; tell whether there was one."""
-        there = await self.load(id) is not None
+        """Delete the run; return whether it existed."""
+        existed = await self.load(id) is not None
         await self._store.delete(id)
-        return there
+        return existed
 
     async def list(self, **_: Any) -> Sequence[RunSummary]:
-        """Refuse: four methods do not list."""
+        """Raise `MissingAbility`: none of the four methods lists runs."""
         raise MissingAbility(self._store, "list", "listing runs")
 
     async def close(self) -> None:
-        """Leave the store open: whoever made it closes it."""
+        """Do nothing: the caller that opened the store closes it."""
 
 
 class LeasedRunsStore(RunsStore):
-    """Runs in a four-method store with a lease, which fences nothing: best effort."""
+    """Runs in a four-method store with a lease. It fences no writes, so it is best effort."""
 
     capabilities = Capabilities(lease="best_effort")
 
@@ -133,17 +131,17 @@ class LeasedRunsStore(RunsStore):
         self._release = release
 
     async def acquire(self, requests: Sequence[LeaseRequest], /) -> Sequence[Grant | None]:
-        """Give each want its lease and the run, or None."""
+        """Return for each request its lease and the run, or `None`."""
         return [await self._grant(request) for request in requests]
 
     async def _grant(self, request: LeaseRequest) -> Grant | None:
-        before = await self.load(request.id)
-        if (before is None and request.create is None) or (
-            before is not None and not request.existing
-        ):
+        existing = await self.load(request.id)
+        if existing is not None and not request.existing:
             return None
-        if before is None and request.create is not None:
-            # Some such stores lease only a run that is there.
+        if existing is None:
+            if request.create is None:
+                return None
+            # Some of these stores lease only an existing run.
             await self.save(request.id, codec.loads(request.create))
         if not await self._acquire(request.id, request.owner, request.ttl):
             return None
@@ -151,19 +149,19 @@ class LeasedRunsStore(RunsStore):
         snapshot = await self.load(request.id)
         if snapshot is None:
             return None
-        lease = Lease(request.id, request.owner, (now - _EPOCH) // _MICROSECOND, now + request.ttl)
-        return Grant(lease, snapshot, now, created=before is None)
+        lease = Lease(request.id, request.owner, to_microseconds(now), now + request.ttl)
+        return Grant(lease, snapshot, now, created=existing is None)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
-        """Move the expiry of leases; None for each that was lost."""
-        return [await self._renewed(lease, ttl) for lease in leases]
+        """Move the expiry of leases; return `None` for each that was lost."""
+        return [await self._renew(lease, ttl) for lease in leases]
 
-    async def _renewed(self, lease: Lease, ttl: timedelta) -> Lease | None:
+    async def _renew(self, lease: Lease, ttl: timedelta) -> Lease | None:
         if not await self._acquire(lease.id, lease.owner, ttl):
             return None
         return Lease(lease.id, lease.owner, lease.epoch, self._clock.now() + ttl)
 
     async def release(self, leases: Sequence[Lease], /, *, wake_at: datetime | None = None) -> None:
-        """Give the leases up."""
+        """Give up the leases; `wake_at` is ignored, since nothing is scheduled."""
         for lease in leases:
             await self._release(lease.id, lease.owner)

@@ -1,4 +1,4 @@
-"""Runs that are whole in the store at every moment, for readers that know no journal."""
+"""A store without a journal, for readers that need a complete snapshot at any time."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ from perdure.store import AsyncCloseable, Capabilities, RunSummary, Store, capab
 
 
 class SnapshotOnlyStore(AsyncCloseable):
-    """A store seen by its five methods alone: `durable.run` saves the whole snapshot at each step.
+    """Only the five methods of a store: `durable.run` saves the whole snapshot after each step.
 
-    Meant for a table or collection that another program, such as awaitly, works on in turn: it may
-    go on with a run wherever this one crashed. That program knows no leases either, so it is on you
-    that they do not work on one run at the same time.
+    Use it for a table or collection that is shared with another program, such as awaitly, which can
+    then continue a run wherever this one crashed. Neither program has leases, so you must ensure
+    that they do not work on the same run at the same time.
 
         store = SnapshotOnlyStore(postgres("postgresql://localhost/mydb", table="snapshots"))
     """
@@ -28,11 +28,11 @@ class SnapshotOnlyStore(AsyncCloseable):
         await self._store.save(id, snapshot)
 
     async def load(self, id: str, /) -> Snapshot | None:
-        """Give the snapshot, or None."""
+        """Return the snapshot, or `None`."""
         return await self._store.load(id)
 
     async def delete(self, id: str, /) -> object:
-        """Remove the run; a missing one is no error."""
+        """Delete the run; a missing run is not an error."""
         return await self._store.delete(id)
 
     async def list(
@@ -44,11 +44,11 @@ class SnapshotOnlyStore(AsyncCloseable):
         workflow: str | None = None,
         after: str | None = None,
     ) -> Sequence[RunSummary]:
-        """Give runs newest first, at most `limit`."""
+        """Return up to `limit` runs, the most recently updated first."""
         return await self._store.list(
             prefix=prefix, limit=limit, status=status, workflow=workflow, after=after
         )
 
     async def close(self) -> None:
-        """Close the store within."""
+        """Close the wrapped store."""
         await self._store.close()

@@ -1,4 +1,4 @@
-"""Runs that other systems stored, as snapshots that a `Runtime` goes on with."""
+"""Import of runs that visulima stored, as snapshots that a `Runtime` can continue."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -10,16 +10,16 @@ from perdure import codec
 from perdure.clock import isoformat
 from perdure.errors import StateFormatError
 from perdure.snapshot import (
-    Execution,
+    ExecutionBlock,
+    FailureRecord,
     PendingWait,
     Snapshot,
-    StepFailure,
     StepRecord,
-    StepSuccess,
+    SuccessRecord,
     new_snapshot,
 )
 
-_BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class _Record(msgspec.Struct, rename="camel"):
@@ -63,11 +63,11 @@ class _StoredRun(msgspec.Struct, rename="camel"):
 
 
 def snapshot_of_stored_run(stored_run: Mapping[str, Any]) -> Snapshot:
-    """Give a `StoredRun` of visulima's workflow runtime as a snapshot, or raise `StateFormatError`.
+    """Convert a `StoredRun` of visulima's workflow runtime, or raise `StateFormatError`.
 
     Its definition id becomes the workflow's name, its history the steps, sleeps and events, its
-    payload the input; a run that sleeps or waits does so here until the same moment. What is over
-    stays over, but a failed run may be retried here.
+    payload the input; a run that sleeps or waits does so until the same time. A run that is over
+    stays over, but a failed one can be retried.
 
         await store.save(stored_run["runId"], snapshot_of_stored_run(stored_run))
         await Runtime(store, workflows=[order]).resume(stored_run["runId"])
@@ -75,47 +75,49 @@ def snapshot_of_stored_run(stored_run: Mapping[str, Any]) -> Snapshot:
     try:
         run = msgspec.convert(stored_run, _StoredRun)
     except msgspec.ValidationError as error:
-        raise StateFormatError(f"this is no StoredRun: {error}") from error
+        raise StateFormatError(f"not a StoredRun: {error}") from error
     context = run.snapshot.context
     metadata: dict[str, Any] = {"version": 1}
     if context.payload is not None:
         metadata["input"] = codec.encode(context.payload)
-    snapshot = new_snapshot(run.definition_id, now=_moment(run.updated_at), metadata=metadata)
+    snapshot = new_snapshot(run.definition_id, now=_time(run.updated_at), metadata=metadata)
     snapshot["steps"] = {record.id: _step(record) for record in context.history}
     snapshot["execution"] = _execution(run, context)
     return snapshot
 
 
 def _step(record: _Record) -> StepRecord:
-    step = StepSuccess(ok=True, value=codec.encode(record.output))
+    step = SuccessRecord(ok=True, value=codec.encode(record.output))
     if record.type != "step":
         step["kind"] = record.type
     return step
 
 
-def _execution(run: _StoredRun, context: _Context) -> Execution:
-    now = isoformat(_moment(run.updated_at))
+def _execution(run: _StoredRun, context: _Context) -> ExecutionBlock:
+    now = isoformat(_time(run.updated_at))
     match run.status:
         case "completed":
             output = codec.encode(context.output)
-            return Execution(status="completed", lastUpdated=now, completedAt=now, output=output)
+            return ExecutionBlock(
+                status="completed", lastUpdated=now, completedAt=now, output=output
+            )
         case "failed":
             error = _failure(context.error or _Error("unknown"))
-            return Execution(status="failed", lastUpdated=now, completedAt=now, error=error)
+            return ExecutionBlock(status="failed", lastUpdated=now, completedAt=now, error=error)
         case "running":
-            return Execution(status="running", lastUpdated=now)
+            return ExecutionBlock(status="running", lastUpdated=now)
         case state:
-            block = Execution(status="running", lastUpdated=now, state=state)
+            execution = ExecutionBlock(status="running", lastUpdated=now, state=state)
             if context.pending is not None:
-                block["pending"] = [_wait(context.pending)]
-            return block
+                execution["pending"] = [_wait(context.pending)]
+            return execution
 
 
-def _failure(error: _Error) -> StepFailure:
+def _failure(error: _Error) -> FailureRecord:
     cause: dict[str, Any] = {"type": "error", "name": error.name, "message": error.message}
     if error.stack is not None:
         cause["stack"] = error.stack
-    return StepFailure(
+    return FailureRecord(
         ok=False,
         error={"type": error.name, "message": error.message},
         cause=cast(codec.SerializedCause, cause),
@@ -127,14 +129,14 @@ def _wait(pending: _Pending) -> PendingWait:
     wait = PendingWait(id=pending.id, kind=pending.kind)
     until = pending.wake_at if pending.kind == "sleep" else pending.timeout_at
     if until is not None:
-        wait["wakeAt"] = isoformat(_moment(until))
+        wait["wakeAt"] = isoformat(_time(until))
     if pending.event_name is not None:
         wait["event"] = pending.event_name
     return wait
 
 
-def _moment(milliseconds: float) -> datetime:
+def _time(milliseconds: float) -> datetime:
     try:
-        return _BEGINNING + timedelta(milliseconds=milliseconds)
+        return _EPOCH + timedelta(milliseconds=milliseconds)
     except (OverflowError, ValueError) as error:
-        raise StateFormatError(f"{milliseconds!r} is no time in milliseconds") from error
+        raise StateFormatError(f"{milliseconds!r} is not a time in milliseconds") from error

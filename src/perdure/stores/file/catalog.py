@@ -1,5 +1,6 @@
-"""Every run of a directory, for lists and counts: the one place where all headers are read."""
+"""The heads of all runs, for `list`, `prune` and `stats`."""
 
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -7,56 +8,70 @@ from pathlib import Path
 from typing import TypeAlias
 
 from perdure.clock import SystemClock
-from perdure.stores._scan import Line
-from perdure.stores.file.layout import Header, RunFiles, read_header
+from perdure.errors import StoreCorrupted
+from perdure.stores.file.folder import Folder
+from perdure.stores.file.layout import FileHead, read_head
+from perdure.stores.file.run import FileRun
 
-Headers: TypeAlias = dict[str, tuple[tuple[int, int], Header]]
+logger = logging.getLogger(__name__)
 
+Version: TypeAlias = tuple[int, int]
+
+# Files written within one tick of the file system's clock can have the same time.
 _TICK = 2.0
 
 
 class Catalog:
-    """Reads the headers of all runs, each again only when its file has changed."""
+    """Reads the heads of all runs, each again only if its file has changed."""
 
-    def __init__(self, runs: Path) -> None:
-        self._runs = runs
-        self._read: Headers = {}
-        self._reading = threading.Lock()
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._known: dict[str, tuple[Version, FileHead]] = {}
+        self._lock = threading.Lock()
 
-    def lines(self, prefix: str) -> list[Line]:
-        """Give the runs whose ids begin with `prefix`, in no order."""
-        with self._reading:
-            before, self._read = self._read, {}
-            found = [line for shard in self._runs.iterdir() for line in self._shard(shard, before)]
-        return [line for line in found if line.id.startswith(prefix)]
+    def heads(self) -> list[FileHead]:
+        """Return the heads of all runs that can be read, in no order."""
+        with self._lock:
+            previous, self._known = self._known, {}
+            return [
+                head
+                for shard in self._folder.runs.iterdir()
+                for head in self._shard(shard, previous)
+            ]
 
-    def _shard(self, shard: Path, before: Headers) -> Iterator[Line]:
+    def _shard(
+        self, shard: Path, previous: dict[str, tuple[Version, FileHead]]
+    ) -> Iterator[FileHead]:
         with os.scandir(shard) as entries:
             names = {entry.name: entry for entry in entries}
         for name, entry in names.items():
             stem, _, kind = name.partition(".")
-            if kind != "json" or (header := self._header(entry, before)) is None:
+            if kind != "json":
                 continue
-            status = header.status
-            # Only a run that was given to somebody since has one of these.
-            if f"{stem}.lease" in names or f"{stem}.journal" in names:
-                standing = RunFiles(self._runs, header.id).standing()
-                status = status if standing is None else standing.status
-            yield Line(header.updated_at, header.id, status, header.workflow)
+            try:
+                head = self._head(entry, previous.get(name))
+                # Only a run that was leased since its head was written has one of these.
+                if head and (f"{stem}.lease" in names or f"{stem}.journal" in names):
+                    head = FileRun(self._folder, head.id).read_head()
+            except StoreCorrupted:
+                logger.exception("the run in %s is not listed", entry.path)
+            else:
+                if head is not None:
+                    yield head
 
-    def _header(self, entry: "os.DirEntry[str]", before: Headers) -> Header | None:
+    def _head(
+        self, entry: "os.DirEntry[str]", known: tuple[Version, FileHead] | None
+    ) -> FileHead | None:
         try:
             status = entry.stat()
         except FileNotFoundError:
             return None
         version = (status.st_ino, status.st_mtime_ns)
-        known = before.get(entry.name)
         if known is not None and known[0] == version:
-            self._read[entry.name] = known
+            self._known[entry.name] = known
             return known[1]
-        header = read_header(Path(entry.path))
-        # Files written in one tick of the machine's clock can look the same: old ones cannot.
+        head = read_head(Path(entry.path))
         age = SystemClock().now().timestamp() - status.st_mtime
-        if header is not None and age > _TICK:
-            self._read[entry.name] = (version, header)
-        return header
+        if head is not None and age > _TICK:
+            self._known[entry.name] = (version, head)
+        return head

@@ -1,7 +1,7 @@
-"""The file system as the file store needs it: whole writes, checksummed lines, locks.
+"""The file system as the file store needs it: atomic replacement, checksummed lines, locks.
 
-Each method of `Disk` that changes something is one change that a crash leaves done or not done,
-but for `append`, whose last line may be torn and is then known by its checksum.
+Each method of `Disk` that changes something is one change that a crash leaves done or not done.
+The exception is `append`, which may leave a torn last line; its checksum shows that.
 """
 
 import fcntl
@@ -16,13 +16,13 @@ from perdure.errors import StoreCorrupted
 
 
 class Disk:
-    """Changes files; with `sync` they outlast a loss of power when they were synced."""
+    """Changes files. With `sync`, changes survive a power loss once they are synced."""
 
     def __init__(self, *, sync: bool) -> None:
         self._sync = sync
 
     def replace(self, path: Path, content: bytes) -> None:
-        """Put a whole new file in place of whatever was there."""
+        """Replace a file by a new one, durably."""
         self.make_directory(path.parent)
         temporary = path.with_suffix(".tmp")
         self.write(temporary, content)
@@ -30,18 +30,18 @@ class Disk:
         self.sync_directory(path.parent)
 
     def write(self, path: Path, content: bytes) -> None:
-        """Write a whole file that nobody reads yet."""
+        """Write a file that no other process reads yet."""
         with path.open("wb") as file:
             file.write(content)
             file.flush()
             self.sync(file.fileno())
 
     def rename(self, path: Path, target: Path) -> None:
-        """Put a file in place of another."""
+        """Rename a file, replacing the target."""
         path.replace(target)
 
     def overwrite(self, path: Path, content: bytes) -> None:
-        """Write a small file in place, at once but not for a loss of power."""
+        """Write a small file in place, without syncing it."""
         # One call, so that a process that is killed has written all of it or nothing.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
@@ -51,7 +51,7 @@ class Disk:
             os.close(descriptor)
 
     def append(self, descriptor: int, content: bytes) -> None:
-        """Add to the end of a file, all or nothing unless the process dies meanwhile."""
+        """Append to a file: all or nothing, unless the process dies in between."""
         size = os.fstat(descriptor).st_size
         written = 0
         try:
@@ -63,11 +63,11 @@ class Disk:
             raise
 
     def truncate(self, descriptor: int, size: int) -> None:
-        """Cut a file after so many bytes."""
+        """Truncate a file to `size` bytes."""
         os.ftruncate(descriptor, size)
 
     def remove(self, path: Path) -> bool:
-        """Remove a file; tell whether it was there."""
+        """Remove a file; return whether it existed."""
         try:
             path.unlink()
         except FileNotFoundError:
@@ -75,7 +75,7 @@ class Disk:
         return True
 
     def make_directory(self, directory: Path) -> None:
-        """See to it that a directory is there, for good."""
+        """Create a directory and its parents durably, if they do not exist."""
         if directory.is_dir():
             return
         self.make_directory(directory.parent)
@@ -83,12 +83,12 @@ class Disk:
         self.sync_directory(directory.parent)
 
     def sync(self, descriptor: int) -> None:
-        """Return when what was written to a file outlasts a loss of power."""
+        """Return when what was written to a file survives a power loss."""
         if self._sync:
             os.fsync(descriptor)
 
     def sync_directory(self, directory: Path) -> None:
-        """Return when the names in a directory outlast a loss of power."""
+        """Return when the names in a directory survive a power loss."""
         if self._sync:
             with opened(directory, os.O_RDONLY) as descriptor:
                 os.fsync(descriptor)
@@ -96,7 +96,7 @@ class Disk:
 
 @contextmanager
 def opened(path: Path, flags: int) -> Generator[int, None, None]:
-    """Open a file for a while."""
+    """Open a file, and close it on exit."""
     descriptor = os.open(path, flags, 0o644)
     try:
         yield descriptor
@@ -106,15 +106,18 @@ def opened(path: Path, flags: int) -> Generator[int, None, None]:
 
 @contextmanager
 def locked(path: Path, *, shared: bool = False) -> Generator[None, None, None]:
-    """Hold the lock of this name against all other processes and threads."""
-    with opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
+    """Hold a file's lock against all other processes and threads."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
         fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
-def locked_now(path: Path) -> Generator[bool, None, None]:
-    """Hold the lock of this name alone, or give False at once when somebody holds it."""
+def try_locked(path: Path) -> Generator[bool, None, None]:
+    """Hold a file's lock exclusively; yield `False` without waiting if it is held already."""
     with opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -125,22 +128,22 @@ def locked_now(path: Path) -> Generator[bool, None, None]:
 
 
 class Lines(NamedTuple):
-    """The whole lines of a file and how many bytes they take; what comes after them is torn."""
+    """The complete lines of a file and their size in bytes; anything after them is torn."""
 
-    whole: list[bytes]
+    complete: list[bytes]
     size: int
-    torn: bool
+    is_torn: bool
 
 
-def line_of(content: bytes) -> bytes:
-    """Give JSON as a line with its checksum."""
-    # A line break can only stand between the tokens of JSON, where a space says the same.
+def checked_line(content: bytes) -> bytes:
+    """Return JSON as a line with its checksum."""
+    # In JSON, a line break can only be between tokens, where a space means the same.
     content = content.replace(b"\n", b" ")
     return b"%08x %b\n" % (crc32(content), content)
 
 
-def content_of(line: bytes) -> bytes | None:
-    """Give what a line holds, or None when the line is torn."""
+def line_content(line: bytes) -> bytes | None:
+    """Return the content of a line, or `None` if the line is damaged."""
     if len(line) < 9 or line[8:9] != b" ":
         return None
     content = line[9:]
@@ -153,27 +156,27 @@ def content_of(line: bytes) -> bytes | None:
 def read_lines(path: Path) -> Lines:
     """Read the lines of a file that is appended to; a missing file has none.
 
-    Only the last line can be torn by a crash: a damaged one before others is `StoreCorrupted`.
+    A crash can only tear the last line: a damaged line before others is `StoreCorrupted`.
     """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        return Lines([], 0, torn=False)
+        return Lines([], 0, is_torn=False)
     *lines, rest = data.split(b"\n")
-    whole = [content for content in map(content_of, lines) if content is not None]
-    if len(whole) == len(lines):
-        return Lines(whole, len(data) - len(rest), torn=bool(rest))
-    if len(whole) < len(lines) - 1 or content_of(lines[-1]) is not None or rest:
+    complete = [content for content in map(line_content, lines) if content is not None]
+    if len(complete) == len(lines):
+        return Lines(complete, len(data) - len(rest), is_torn=bool(rest))
+    if len(complete) < len(lines) - 1 or line_content(lines[-1]) is not None or rest:
         raise StoreCorrupted(f"{path} is damaged in the middle; restore it, or delete the run")
-    return Lines(whole, len(data) - len(lines[-1]) - 1, torn=True)
+    return Lines(complete, len(data) - len(lines[-1]) - 1, is_torn=True)
 
 
-def loose_lines(path: Path) -> Iterator[bytes]:
-    """Read the lines of a file whose damaged lines do no harm."""
+def read_intact_lines(path: Path) -> Iterator[bytes]:
+    """Read the lines of a file, skipping damaged ones wherever they are."""
     data = path.read_bytes() if path.exists() else b""
-    return (content for line in data.split(b"\n") if (content := content_of(line)) is not None)
+    return (content for line in data.split(b"\n") if (content := line_content(line)) is not None)
 
 
-def write_lines(lines: Iterable[bytes]) -> bytes:
-    """Give lines for a file in which an earlier writer may have left half a line."""
-    return b"".join(b"\n" + line_of(line) for line in lines)
+def separate_lines(lines: Iterable[bytes]) -> bytes:
+    """Return lines for a file that may currently end in a torn line."""
+    return b"".join(b"\n" + checked_line(line) for line in lines)

@@ -1,4 +1,4 @@
-"""Journals as append-only files: which entries they hold, and adding to many with one sync each."""
+"""Journals as append-only files: which entries they hold, and appending to them."""
 
 import logging
 import os
@@ -8,114 +8,119 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from perdure.store import Entry
+from perdure.stores._documents.records import Place
 from perdure.stores.file.disk import Disk, read_lines
-from perdure.stores.file.layout import Place, RunFiles, journal_line, read_journal
+from perdure.stores.file.layout import RunPaths, encode_entries, read_journal
 
 logger = logging.getLogger(__name__)
 
-_REMEMBERED = 4096
+_MAX_KNOWN = 4096
 
 
-class _Known(NamedTuple):
+class _Journal(NamedTuple):
     inode: int
     size: int
     places: set[Place]
 
 
-class Journals:
-    """What is known of journals that this process wrote to, so that adding always costs the same.
+class KnownJournals:
+    """What this process knows of the journals it wrote to, so that they are not read every time.
 
-    It is trusted only while a file has the size and the inode that it had then.
+    It is trusted only while the file has the inode and the size that it had then.
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
-        self._changing = threading.Lock()
+        self._journals: dict[str, _Journal] = {}
+        self._lock = threading.Lock()
 
-    def recall(self, name: str, status: os.stat_result) -> set[Place] | None:
-        """Give the places of a journal's entries if nobody else has written to it."""
-        known = self._known.get(name)
-        if known is None or (known.inode, known.size) != (status.st_ino, status.st_size):
+    def places(self, name: str, status: os.stat_result) -> set[Place] | None:
+        """Return the places of a journal's entries, or `None` if another process wrote to it."""
+        journal = self._journals.get(name)
+        if journal is None or (journal.inode, journal.size) != (status.st_ino, status.st_size):
             return None
-        return known.places
+        return journal.places
 
     def remember(self, name: str, status: os.stat_result, places: set[Place]) -> None:
-        """Keep what a journal holds now; the longest unused is forgotten."""
-        with self._changing:
-            self._known.pop(name, None)
-            self._known[name] = _Known(status.st_ino, status.st_size, places)
-            if len(self._known) > _REMEMBERED:
-                del self._known[next(iter(self._known))]
+        """Remember what a journal contains; the least recently written one is forgotten."""
+        with self._lock:
+            self._journals.pop(name, None)
+            self._journals[name] = _Journal(status.st_ino, status.st_size, places)
+            if len(self._journals) > _MAX_KNOWN:
+                del self._journals[next(iter(self._journals))]
 
     def forget(self, name: str) -> None:
-        """Forget a journal that is gone."""
-        with self._changing:
-            self._known.pop(name, None)
+        """Forget a journal that was removed."""
+        with self._lock:
+            self._journals.pop(name, None)
 
 
 class JournalWriter:
-    """Adds entries to journals whose locks are held, and syncs all of them at the end."""
+    """The journal of a run that is locked; opened when it is first needed."""
 
-    def __init__(self, disk: Disk, journals: Journals) -> None:
+    def __init__(self, disk: Disk, known: KnownJournals, paths: RunPaths) -> None:
         self._disk = disk
-        self._journals = journals
-        self._opened: dict[str, int] = {}
-        self._created: set[Path] = set()
+        self._known = known
+        self._paths = paths
+        self._descriptor: int | None = None
+        self._new_in: Path | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for descriptor in self._opened.values():
-            os.close(descriptor)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
 
-    def places(self, files: RunFiles) -> Collection[Place]:
-        """Give the places of the entries that a journal holds; a torn last line is cut off."""
+    def places(self) -> Collection[Place]:
+        """Return the places of the journal's entries; a torn last line is cut off."""
         try:
-            descriptor = self._open(files, os.O_RDWR | os.O_APPEND)
+            return self._read_places(self._open(os.O_RDWR | os.O_APPEND))
         except FileNotFoundError:
             return ()
-        return self._places(files, descriptor)
 
-    def add(self, files: RunFiles, entries: Iterable[Entry]) -> None:
-        """Add entries that the journal does not hold, as one line."""
-        if not files.journal.exists():
-            self._created.add(files.journal.parent)
-        descriptor = self._open(files, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-        places = self._places(files, descriptor)
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Append entries that the journal does not have, as one line."""
+        if not self._paths.journal.exists():
+            self._new_in = self._paths.journal.parent
+        descriptor = self._open(os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        places = self._read_places(descriptor)
         entries = list(entries)
-        self._disk.append(descriptor, journal_line(entries))
+        self._disk.append(descriptor, encode_entries(entries))
         places.update((entry.epoch, entry.n) for entry in entries)
-        self._journals.remember(files.name, os.fstat(descriptor), places)
+        self._known.remember(self._paths.name, os.fstat(descriptor), places)
 
-    def drop(self, files: RunFiles) -> None:
-        """Remove a journal whose entries the snapshot holds."""
-        descriptor = self._opened.pop(files.name, None)
-        if descriptor is not None:
-            os.close(descriptor)
-        self._journals.forget(files.name)
-        self._disk.remove(files.journal)
+    def remove(self) -> None:
+        """Remove the journal."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+        self._known.forget(self._paths.name)
+        self._disk.remove(self._paths.journal)
 
     def sync(self) -> None:
-        """Return when everything that was added is durable."""
-        for descriptor in self._opened.values():
-            self._disk.sync(descriptor)
-        for directory in self._created:
-            self._disk.sync_directory(directory)
+        """Return when the journal is durable, if it was used.
 
-    def _open(self, files: RunFiles, flags: int) -> int:
-        descriptor = self._opened.get(files.name)
-        if descriptor is None:
-            descriptor = self._opened[files.name] = os.open(files.journal, flags, 0o644)
-        return descriptor
+        That includes entries which were only read: another process may have written them and may
+        not have synced them yet, or may have died before it did.
+        """
+        if self._descriptor is not None:
+            self._disk.sync(self._descriptor)
+        if self._new_in is not None:
+            self._disk.sync_directory(self._new_in)
 
-    def _places(self, files: RunFiles, descriptor: int) -> set[Place]:
-        places = self._journals.recall(files.name, os.fstat(descriptor))
+    def _open(self, flags: int) -> int:
+        if self._descriptor is None:
+            self._descriptor = os.open(self._paths.journal, flags, 0o644)
+        return self._descriptor
+
+    def _read_places(self, descriptor: int) -> set[Place]:
+        name, path = self._paths.name, self._paths.journal
+        places = self._known.places(name, os.fstat(descriptor))
         if places is None:
-            lines = read_lines(files.journal)
-            if lines.torn:
-                logger.warning("%s ends in a line that a crash tore; it is cut off", files.journal)
+            lines = read_lines(path)
+            if lines.is_torn:
+                logger.warning("%s ends in a line torn by a crash; it is cut off", path)
                 self._disk.truncate(descriptor, lines.size)
-            places = {(entry.epoch, entry.n) for entry in read_journal(files.journal)}
-            self._journals.remember(files.name, os.fstat(descriptor), places)
+            places = {(entry.epoch, entry.n) for entry in read_journal(path)}
+            self._known.remember(name, os.fstat(descriptor), places)
         return places

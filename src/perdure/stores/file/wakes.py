@@ -1,136 +1,170 @@
-"""When runs want a worker: lines in files of one minute each, so that nobody scans the runs.
+"""Wake lines in files of one minute each.
 
-A line is written before the run it tells of, and says only where to look: a line whose run has
-other plans by now is harmless and is swept out. What sweeps must hold the store's gate alone, so
-that no run is between its line and its own write.
+Lines are only ever appended. What removes lines holds the gate exclusively, so that no run is
+between the writing of its line and its own write.
 """
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import asynccontextmanager
 from heapq import merge
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
-from perdure.stores.file.disk import Disk, loose_lines, opened, write_lines
+from perdure.stores._documents.records import Wake
+from perdure.stores._documents.storage import Plan
+from perdure.stores.file.disk import (
+    locked,
+    opened,
+    read_intact_lines,
+    separate_lines,
+    try_locked,
+)
+from perdure.stores.file.folder import Folder
 
 _MINUTE = 60_000_000
 _PART = 1_000
 
-
-class Wake(NamedTuple):
-    """A run that may want a worker at a time, in microseconds since 1970."""
-
-    at: int
-    id: str
-    workflow: str | None
+_decode = msgspec.json.Decoder(Wake).decode
 
 
-_read = msgspec.json.Decoder(Wake).decode
+class FileWakes:
+    """The wake lines of a directory."""
 
-
-class Wakes:
-    """The lines, in a folder of their own."""
-
-    def __init__(self, disk: Disk, folder: Path) -> None:
-        self._disk = disk
+    def __init__(self, folder: Folder) -> None:
+        self.directory = folder.wakes
         self._folder = folder
 
-    def add(self, wakes: Iterable[Wake]) -> None:
+    @asynccontextmanager
+    async def gate(self) -> AsyncGenerator[None, None]:
+        """Keep lines from being removed until the runs that they announce are written."""
+        with locked(self._folder.gate, shared=True):
+            yield
+
+    async def add(self, wakes: Iterable[Wake], now: int) -> None:
         """Write lines; they are durable when this returns."""
-        created = False
+        self._add(wakes)
+
+    def _add(self, wakes: Iterable[Wake]) -> None:
+        is_new = False
         for minute, group in groupby(sorted(wakes, key=_order), key=_minute):
-            path = self._folder / f"{minute:010}"
-            created |= not path.exists()
+            path = self.directory / f"{minute:010}"
+            is_new |= not path.exists()
             with opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as descriptor:
-                self._disk.append(descriptor, write_lines(map(msgspec.json.encode, group)))
-                self._disk.sync(descriptor)
-        if created:
-            self._disk.sync_directory(self._folder)
+                self._folder.disk.append(
+                    descriptor, separate_lines(map(msgspec.json.encode, group))
+                )
+                self._folder.disk.sync(descriptor)
+        if is_new:
+            self._folder.disk.sync_directory(self.directory)
 
-    def scan(self, now: int) -> "Scan":
-        """Give the lines up to a time, earliest first."""
-        return Scan(self._folder, now)
+    def scan(self, until: int, now: int) -> "FileScan":
+        """Return the lines up to a time."""
+        return FileScan(self, until)
 
-    def deal(self, path: Path) -> None:
-        """Split a file of very many lines into parts in order, so that each is read by itself."""
+    async def tidy(self, to_sweep: Iterable[Path], to_split: Iterable[Path], plan: Plan) -> None:
+        """Sweep and split files, unless a run is being written."""
+        with try_locked(self._folder.gate) as is_alone:
+            if is_alone:
+                for path in to_sweep:
+                    await self.sweep(path, plan)
+                for path in to_split:
+                    if path.exists():
+                        self.split(path)
+
+    def split(self, path: Path) -> None:
+        """Split a file of many lines into parts in order, so that each is read by itself."""
         lines = sorted(set(_lines(path)), key=_order)
-        taken = sum(1 for _ in self._folder.glob(f"{path.name}.*"))
-        for number, start in enumerate(range(0, len(lines), _PART), start=taken):
+        first = sum(1 for _ in self.directory.glob(f"{path.name}.*"))
+        for number, start in enumerate(range(0, len(lines), _PART), start=first):
             part = path.with_name(f"{path.name}.{number:06}")
             self._write(part, lines[start : start + _PART])
-        # A crash before this leaves lines doubled, which is harmless.
-        self._disk.remove(path)
+        # A crash before this leaves lines twice, which is harmless.
+        self._folder.disk.remove(path)
 
-    def sweep(self, path: Path, plan: Callable[[Wake], Wake | None]) -> None:
-        """Keep the lines that are still true, and file under its new time what has moved."""
-        kept: list[Wake] = []
+    async def sweep(self, path: Path, plan: Plan) -> None:
+        """Keep the lines that are still true, and move those whose time has changed."""
+        current: list[Wake] = []
         moved: list[Wake] = []
-        for wake in {wake.id: wake for wake in _lines(path)}.values():
-            true = plan(wake)
-            if true is not None:
-                later = _minute(true) > int(path.name[:10])
-                (moved if later else kept).append(true)
-        # Filed anew before it is taken out here: a crash between leaves it in both places.
-        self.add(moved)
-        if kept:
-            self._write(path, sorted(kept, key=_order))
+        for line in {line.id: line for line in _lines(path)}.values():
+            wake = await plan(line)
+            if wake is not None:
+                is_later = _minute(wake) > int(path.name[:10])
+                (moved if is_later else current).append(wake)
+        # Added before they are removed here: a crash in between leaves them in both places.
+        self._add(moved)
+        if current:
+            self._write(path, sorted(current, key=_order))
         else:
-            self._disk.remove(path)
+            self._folder.disk.remove(path)
 
     def _write(self, path: Path, wakes: Iterable[Wake]) -> None:
-        self._disk.replace(path, write_lines(map(msgspec.json.encode, wakes)))
+        self._folder.disk.replace(path, separate_lines(map(msgspec.json.encode, wakes)))
 
 
-class Scan:
-    """Lines up to a time, earliest first; counts which files hold how many, and how many untrue."""
+class FileScan:
+    """Lines up to a time, earliest first; counts how many lines of each file are out of date."""
 
-    def __init__(self, folder: Path, now: int) -> None:
-        self._folder = folder
-        self._now = now
-        self._held: Counter[Path] = Counter()
-        self._untrue: Counter[Path] = Counter()
-        self._homes: dict[str, set[Path]] = {}
+    def __init__(self, wakes: FileWakes, until: int) -> None:
+        self._wakes = wakes
+        self._until = until
+        self._sizes: Counter[Path] = Counter()
+        self._outdated: Counter[Path] = Counter()
+        self._files: dict[str, set[Path]] = {}
+        self._lines = self._read()
 
-    def __iter__(self) -> Iterator[Wake]:
-        names = sorted(path.name for path in self._folder.iterdir() if path.suffix != ".tmp")
-        last = f"{self._now // _MINUTE:010}"
-        seen: set[tuple[str, str | None]] = set()
+    async def next(self, count: int) -> list[Wake]:
+        """Return up to `count` further lines; none at the end."""
+        return list(islice(self._lines, count))
+
+    def claimed(self, id: str) -> None:
+        """Note that the lines of a run, as far as they were read, are out of date."""
+        self._outdated.update(self._files[id])
+
+    def postponed(self, id: str, wake: Wake | None) -> None:
+        """Note that the lines of a run, as far as they were read, are out of date."""
+        self._outdated.update(self._files[id])
+
+    async def tidy(self, plan: Plan, now: int) -> None:
+        """Sweep files whose lines are mostly out of date, and split those with very many."""
+        to_sweep = [path for path, n in self._outdated.items() if 2 * n >= self._sizes[path]]
+        to_split = self.large_files()
+        if to_sweep or to_split:
+            await self._wakes.tidy(to_sweep, to_split, plan)
+
+    def large_files(self) -> list[Path]:
+        """Return the files that hold so many lines that they should be split."""
+        return [path for path, n in self._sizes.items() if n > 2 * _PART and not path.suffix]
+
+    def _read(self) -> Iterator[Wake]:
+        directory = self._wakes.directory
+        names = sorted(path.name for path in directory.iterdir() if path.suffix != ".tmp")
+        last = f"{self._until // _MINUTE:010}"
+        read: set[tuple[str, str | None]] = set()
         for minute, group in groupby(names, key=lambda name: name[:10]):
             if minute > last:
                 return
             for wake in self._minute(list(group)):
-                if wake.at <= self._now and wake[1:] not in seen:
-                    seen.add(wake[1:])
+                if wake.at <= self._until and wake[1:] not in read:
+                    read.add(wake[1:])
                     yield wake
 
-    def untrue(self, wake: Wake) -> None:
-        """Note that the lines of a run, as far as they were read, are not true any more."""
-        self._untrue.update(self._homes[wake.id])
-
-    def to_deal(self) -> list[Path]:
-        """Give the files that hold so many lines that they should be split."""
-        return [path for path, held in self._held.items() if held > 2 * _PART and not path.suffix]
-
-    def to_sweep(self) -> list[Path]:
-        """Give the files of which half or more was found untrue."""
-        return [path for path, untrue in self._untrue.items() if untrue * 2 >= self._held[path]]
-
     def _minute(self, names: list[str]) -> Iterator[Wake]:
-        # The parts are in order among themselves; what came after they were dealt is not.
-        dealt = [name for name in names if "." in name]
-        fresh = [name for name in names if "." not in name]
-        parts = (wake for name in dealt for wake in self._file(self._folder / name))
-        return merge(*(self._file(self._folder / name) for name in fresh), parts, key=_order)
+        # The parts are in order among themselves; lines that were added later are not.
+        directory = self._wakes.directory
+        parts = [directory / name for name in names if "." in name]
+        others = [directory / name for name in names if "." not in name]
+        lines = (wake for path in parts for wake in self._file(path))
+        return merge(*map(self._file, others), lines, key=_order)
 
     def _file(self, path: Path) -> list[Wake]:
         lines = sorted(_lines(path), key=_order)
-        self._held[path] = len({wake.id for wake in lines})
+        self._sizes[path] = len({wake.id for wake in lines})
         for wake in lines:
-            self._homes.setdefault(wake.id, set()).add(path)
+            self._files.setdefault(wake.id, set()).add(path)
         return lines
 
 
@@ -143,4 +177,4 @@ def _minute(wake: Wake) -> int:
 
 
 def _lines(path: Path) -> list[Wake]:
-    return [_read(line) for line in loose_lines(path) if line]
+    return [_decode(line) for line in read_intact_lines(path) if line]

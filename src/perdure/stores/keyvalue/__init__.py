@@ -1,30 +1,27 @@
 """Any key-value store as a store of runs."""
 
-from collections.abc import Awaitable, Callable
-from typing import Literal, ParamSpec, TypeAlias, TypeVar, cast, get_args
-
-import msgspec
+from typing import Literal, TypeAlias, get_args
 
 from perdure.clock import Clock, SystemClock
-from perdure.errors import InvalidArgument, StoreCorrupted
+from perdure.errors import InvalidArgument
 from perdure.keyvalue import AsyncKeyValue, KeyValueStore, MemoryKeyValue, as_keyvalue
 from perdure.store import MAX_VALUE_SIZE, Capabilities
-from perdure.stores._scan import Answer, EmbeddedStore
+from perdure.stores._documents.backend import DocumentBackend
+from perdure.stores._shell import StoreShell
 from perdure.stores.keyvalue.documents import Documents
-from perdure.stores.keyvalue.leases import KeyValueDesk
+from perdure.stores.keyvalue.layout import KeyValueHead
+from perdure.stores.keyvalue.storage import KeyValueStorage
 from perdure.validation import check_prefix
 
-P = ParamSpec("P")
-T = TypeVar("T")
 Survives: TypeAlias = Literal["nothing", "process_crash", "power_loss"]
 
 
-class KeyValueRuns(EmbeddedStore):
+class KeyValueRuns(StoreShell[DocumentBackend[KeyValueHead]]):
     """Keeps runs as documents in a key-value store, which it never closes.
 
-    Where the key-value store compares and sets (`perdure.keyvalue.CompareAndSet`), leases are
-    atomic and processes may share the runs. Elsewhere the store is exact among the tasks of one
-    process, and declares so: `lease="best_effort"`, `shared="process"`.
+    If the key-value store has compare-and-set (`perdure.keyvalue.CompareAndSet`), leases are atomic
+    and processes may share the runs. Otherwise the guarantees hold between the tasks of one
+    process, which the store declares: `lease="best_effort"`, `shared="process"`.
     """
 
     def __init__(
@@ -41,17 +38,8 @@ class KeyValueRuns(EmbeddedStore):
             survives=survives,
             max_value_size=max_value_size,
         )
-        super().__init__(KeyValueDesk(documents, prefix), clock, capabilities)
-
-    async def close(self) -> None:
-        """Refuse further calls; the key-value store stays open, it is the caller's."""
-        self._closed = True
-
-    async def _call(self, verb: Callable[P, Answer[T]], /, *args: P.args, **options: P.kwargs) -> T:
-        try:
-            return await cast("Awaitable[T]", verb(*args, **options))
-        except msgspec.MsgspecError as error:
-            raise StoreCorrupted(f"a document of the store cannot be read: {error}") from error
+        backend = DocumentBackend(KeyValueStorage(documents), prefix, clock)
+        super().__init__(backend, "key-value", capabilities, any_loop=True)
 
 
 def keyvalue(
@@ -62,10 +50,10 @@ def keyvalue(
     max_value_size: int = MAX_VALUE_SIZE,
     survives: Survives | None = None,
 ) -> KeyValueRuns:
-    """Give a store of runs on a `KeyValueStore` or on a driver of `py-key-value-aio`.
+    """Return a store of runs on a `KeyValueStore` or on a driver of `py-key-value-aio`.
 
-    `survives` is what the key-value store itself promises of an answered write; unless it is said,
-    the end of the process is taken for granted, and nothing for one in memory.
+    `survives` is what an acknowledged write survives in the key-value store itself. The default is
+    `"process_crash"`, or `"nothing"` for one in memory.
 
         store = keyvalue(MemoryKeyValue())
     """

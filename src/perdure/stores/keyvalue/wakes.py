@@ -1,182 +1,233 @@
-"""When runs want a worker: documents of one minute each, so that nobody reads the runs to know.
+"""Wake lines in documents of one minute each.
 
-A line is written before the run it tells of, and says only where to look: one whose run has other
-plans by now is harmless. One document lists the days that have lines, and a day lists its minutes
-with how many documents each has.
+One document lists the days that have lines, and a document for each day lists its minutes with
+their numbers of documents.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from datetime import timedelta
 from itertools import groupby
 from typing import NamedTuple
 
 import msgspec
 
-from perdure.stores.keyvalue.documents import Documents
+from perdure.stores._documents.records import Wake
+from perdure.stores._documents.storage import Plan
+from perdure.stores.keyvalue.documents import Documents, Edit
+from perdure.stores.keyvalue.layout import encode
 
 _MINUTE = 60_000_000
 _MINUTES_OF_DAY = 1_440
 _LINES = 250
 _DAYS = "perdure:wakes"
+# A line is written before its run: one that is not true yet is not removed for so long.
+_GRACE = timedelta(minutes=1) // timedelta(microseconds=1)
 
 
-class Wake(NamedTuple):
-    """A run that may want a worker at a time, and when that was written down; in microseconds."""
+class Line(NamedTuple):
+    """A wake line, and when it was written."""
 
     at: int
     id: str
     workflow: str | None
-    filed: int
+    written_at: int
 
 
-class Found(NamedTuple):
-    """A line, and where it stands."""
+class FoundLine(NamedTuple):
+    """A wake line, and the document that it is in."""
 
-    wake: Wake
+    line: Line
     minute: int
     part: int
 
 
-_read_wakes = msgspec.json.Decoder(list[Wake]).decode
-_read_days = msgspec.json.Decoder(list[int]).decode
-_read_minutes = msgspec.json.Decoder(dict[int, int]).decode
+_decode_lines = msgspec.json.Decoder(list[Line]).decode
+_decode_days = msgspec.json.Decoder(list[int]).decode
+_decode_minutes = msgspec.json.Decoder(dict[int, int]).decode
 
 
-class Wakes:
-    """The lines."""
+class KeyValueWakes:
+    """The wake lines of a key-value store."""
 
     def __init__(self, documents: Documents) -> None:
         self._documents = documents
 
-    async def add(self, wakes: Iterable[Wake]) -> None:
-        """Write lines down."""
-        for minute, group in groupby(sorted(wakes, key=_home), key=_home):
+    def gate(self) -> AbstractAsyncContextManager[None]:
+        """Do nothing: lines are not removed within a minute of being written."""
+        return nullcontext()
+
+    async def add(self, wakes: Iterable[Wake], now: int) -> None:
+        """Write lines; they are durable when this returns."""
+        lines = sorted((Line(*wake, now) for wake in wakes), key=_minute)
+        for minute, group in groupby(lines, key=_minute):
             await self._add(minute, list(group))
 
-    async def until(self, now: int) -> list[Found]:
-        """Give the lines up to a time, earliest first."""
-        last = now // _MINUTE
+    def scan(self, until: int, now: int) -> "KeyValueScan":
+        """Return the lines up to a time."""
+        return KeyValueScan(self, until, now)
+
+    async def lines(self, until: int, now: int) -> list[FoundLine]:
+        """Read the lines up to a time, earliest first."""
+        # A line with a time in the past is in the minute in which it was written.
+        last = max(until, now) // _MINUTE
         days = [day for day in await self._days() if day <= last // _MINUTES_OF_DAY]
         places: list[tuple[int, int]] = []
         for text in await self._documents.read_many([_day_key(day) for day in days]):
-            listed = _minutes(text)
-            minutes = [minute for minute in sorted(listed) if minute <= last]
-            places += [(minute, part) for minute in minutes for part in range(listed[minute])]
+            counts = _minutes(text)
+            minutes = [minute for minute in sorted(counts) if minute <= last]
+            places += [(minute, part) for minute in minutes for part in range(counts[minute])]
         texts = await self._documents.read_many([_part_key(*place) for place in places])
-        found = [
-            Found(wake, *place)
+        lines = [
+            FoundLine(line, *place)
             for place, text in zip(places, texts, strict=True)
-            for wake in _wakes(text)
-            if wake.at <= now
+            for line in _lines(text)
+            if line.at <= until
         ]
-        return sorted(found, key=lambda line: (line.wake.at, line.wake.id))
+        return sorted(lines, key=lambda each: (each.line.at, each.line.id))
 
-    async def drop(self, lines: Iterable[Found], now: int) -> None:
-        """Take exactly these lines out; a past minute without any is forgotten."""
-        delete: dict[tuple[int, int], set[Wake]] = {}
-        for line in lines:
-            delete.setdefault((line.minute, line.part), set()).add(line.wake)
-        for place, wakes in delete.items():
-            await self._documents.change(_part_key(*place), _without(wakes))
-        for minute in {minute for minute, _ in delete}:
-            # Lines are filed under the present or the future: nobody adds to a minute of long ago.
+    async def remove(self, lines: Iterable[FoundLine], now: int) -> None:
+        """Remove exactly these lines; a past minute without lines is removed from its day."""
+        by_document: dict[tuple[int, int], set[Line]] = {}
+        for line, minute, part in lines:
+            by_document.setdefault((minute, part), set()).add(line)
+        for place, outdated in by_document.items():
+            await self._documents.change(_part_key(*place), _without_lines(outdated))
+        for minute in {minute for minute, _ in by_document}:
+            # Lines are written to the present minute or a future one, never to one in the past.
             if minute < now // _MINUTE - 1:
-                await self._forget(minute, now)
+                await self._remove_minute(minute, now)
 
-    async def _add(self, minute: int, wakes: list[Wake]) -> None:
+    async def _add(self, minute: int, lines: list[Line]) -> None:
         day = minute // _MINUTES_OF_DAY
         parts = _minutes(await self._documents.read(_day_key(day))).get(minute, 1)
-        left = wakes
         while True:
-            more = _More(left)
-            await self._documents.change(_part_key(minute, parts - 1), more)
-            if not more.over:
+            fill = _Fill(lines)
+            await self._documents.change(_part_key(minute, parts - 1), fill)
+            if not fill.excess:
                 break
-            left, parts = more.over, parts + 1
-        # Only now, so that a minute that was forgotten meanwhile is listed again.
+            lines, parts = fill.excess, parts + 1
+        # After the lines, so that a minute that was removed in the meantime is listed again.
         await self._documents.change(_day_key(day), _with_minute(minute, parts))
         await self._documents.change(_DAYS, _with_day(day))
 
-    async def _forget(self, minute: int, now: int) -> None:
+    async def _remove_minute(self, minute: int, now: int) -> None:
         day = minute // _MINUTES_OF_DAY
-        text = await self._documents.read(_day_key(day))
-        parts = _minutes(text).get(minute, 0)
-        if await self._holds(minute, parts):
+        parts = _minutes(await self._documents.read(_day_key(day))).get(minute, 0)
+        if await self._has_lines(minute, parts):
             return
         await self._documents.change(_day_key(day), _without_minute(minute))
-        if await self._holds(minute, parts + 1):
+        if await self._has_lines(minute, parts + 1):
             await self._documents.change(_day_key(day), _with_minute(minute, parts + 1))
         elif day < now // _MINUTE // _MINUTES_OF_DAY and not await self._documents.read(
             _day_key(day)
         ):
             await self._documents.change(_DAYS, _without_day(day))
 
-    async def _holds(self, minute: int, parts: int) -> bool:
+    async def _has_lines(self, minute: int, parts: int) -> bool:
         keys = [_part_key(minute, part) for part in range(parts)]
         return any(text is not None for text in await self._documents.read_many(keys))
 
     async def _days(self) -> list[int]:
-        return _days_in(await self._documents.read(_DAYS))
+        return _day_list(await self._documents.read(_DAYS))
 
 
-class _More:
-    """Adds lines to a document as far as there is room; `over` are those that are left."""
+class KeyValueScan:
+    """Lines up to a time, earliest first, and which of them are out of date."""
 
-    def __init__(self, wakes: list[Wake]) -> None:
+    def __init__(self, wakes: KeyValueWakes, until: int, now: int) -> None:
         self._wakes = wakes
-        self.over: list[Wake] = []
+        self._until = until
+        self._now = now
+        self._unread: list[Wake] | None = None
+        self._lines: dict[str, list[FoundLine]] = {}
+        self._claimed: list[FoundLine] = []
+        self._postponed: dict[str, Wake | None] = {}
+
+    async def next(self, count: int) -> list[Wake]:
+        """Return up to `count` further lines; none at the end."""
+        if self._unread is None:
+            self._unread = []
+            for found in await self._wakes.lines(self._until, self._now):
+                self._unread.append(Wake(*found.line[:3]))
+                self._lines.setdefault(found.line.id, []).append(found)
+        lines, self._unread = self._unread[:count], self._unread[count:]
+        return lines
+
+    def claimed(self, id: str) -> None:
+        """Note that the lines of a run have served their purpose."""
+        self._claimed += self._lines[id]
+
+    def postponed(self, id: str, wake: Wake | None) -> None:
+        """Note that a run is not due but at the time of `wake`, or never."""
+        if all(found.line.written_at + _GRACE < self._now for found in self._lines[id]):
+            self._postponed[id] = wake
+
+    async def tidy(self, plan: Plan, now: int) -> None:
+        """Remove the lines that are out of date; what is postponed gets new ones before that."""
+        await self._wakes.add([wake for wake in self._postponed.values() if wake], now)
+        postponed = [found for id in self._postponed for found in self._lines[id]]
+        await self._wakes.remove([*self._claimed, *postponed], now)
+
+
+class _Fill:
+    """Adds lines to a document while there is room; `excess` are the others."""
+
+    def __init__(self, lines: list[Line]) -> None:
+        self._new = lines
+        self.excess: list[Line] = []
 
     def __call__(self, text: str | None) -> str:
-        lines = _wakes(text)
+        lines = _lines(text)
         room = max(_LINES - len(lines), 0)
-        self.over = self._wakes[room:]
-        return _text(lines + self._wakes[:room])
+        self.excess = self._new[room:]
+        return encode(lines + self._new[:room])
 
 
-def _without(wakes: set[Wake]) -> Callable[[str | None], str | None]:
+def _without_lines(outdated: set[Line]) -> Edit:
     def edit(text: str | None) -> str | None:
-        left = [wake for wake in _wakes(text) if wake not in wakes]
-        return _text(left) if left else None
+        lines = [line for line in _lines(text) if line not in outdated]
+        return encode(lines) if lines else None
 
     return edit
 
 
-def _with_minute(minute: int, parts: int) -> Callable[[str | None], str | None]:
+def _with_minute(minute: int, parts: int) -> Edit:
     def edit(text: str | None) -> str | None:
         minutes = _minutes(text)
-        known = minutes.get(minute, 0)
-        return text if known >= parts else _text({**minutes, minute: parts})
+        return text if minutes.get(minute, 0) >= parts else encode({**minutes, minute: parts})
 
     return edit
 
 
-def _without_minute(minute: int) -> Callable[[str | None], str | None]:
+def _without_minute(minute: int) -> Edit:
     def edit(text: str | None) -> str | None:
         minutes = _minutes(text)
         minutes.pop(minute, None)
-        return _text(minutes) if minutes else None
+        return encode(minutes) if minutes else None
 
     return edit
 
 
-def _with_day(day: int) -> Callable[[str | None], str | None]:
+def _with_day(day: int) -> Edit:
     def edit(text: str | None) -> str | None:
-        days = _days_in(text)
-        return text if day in days else _text(sorted([*days, day]))
+        days = _day_list(text)
+        return text if day in days else encode(sorted([*days, day]))
 
     return edit
 
 
-def _without_day(day: int) -> Callable[[str | None], str | None]:
+def _without_day(day: int) -> Edit:
     def edit(text: str | None) -> str | None:
-        days = [each for each in _days_in(text) if each != day]
-        return _text(days) if days else None
+        days = [each for each in _day_list(text) if each != day]
+        return encode(days) if days else None
 
     return edit
 
 
-def _home(wake: Wake) -> int:
-    # Never in the past, which others may be clearing away.
-    return max(wake.at, wake.filed, 0) // _MINUTE
+def _minute(line: Line) -> int:
+    # Never in the past, where other processes may be removing lines.
+    return max(line.at, line.written_at, 0) // _MINUTE
 
 
 def _day_key(day: int) -> str:
@@ -187,17 +238,13 @@ def _part_key(minute: int, part: int) -> str:
     return f"{_DAYS}:{minute // _MINUTES_OF_DAY}:{minute}:{part}"
 
 
-def _wakes(text: str | None) -> list[Wake]:
-    return [] if text is None else _read_wakes(text)
+def _lines(text: str | None) -> list[Line]:
+    return [] if text is None else _decode_lines(text)
 
 
 def _minutes(text: str | None) -> dict[int, int]:
-    return {} if text is None else _read_minutes(text)
+    return {} if text is None else _decode_minutes(text)
 
 
-def _days_in(text: str | None) -> list[int]:
-    return [] if text is None else _read_days(text)
-
-
-def _text(value: object) -> str:
-    return msgspec.json.encode(value).decode()
+def _day_list(text: str | None) -> list[int]:
+    return [] if text is None else _decode_days(text)

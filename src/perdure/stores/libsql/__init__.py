@@ -8,19 +8,19 @@ from urllib.parse import unquote, urlsplit
 from perdure.clock import Clock, Duration, SystemClock, check_clock, parse_duration
 from perdure.errors import InvalidArgument
 from perdure.store import MAX_VALUE_SIZE, Capabilities
-from perdure.stores._lifecycle import Lifecycle
 from perdure.stores._reading import Granted
-from perdure.stores.libsql.hrana import Refused
+from perdure.stores._shell import TransactionShell
+from perdure.stores.libsql.hrana import StatementError
 from perdure.stores.libsql.pages import is_too_large
-from perdure.stores.libsql.server import VALUE_SIZE, WANTED_URL, Address, Server
+from perdure.stores.libsql.server import EXPECTED_URL, VALUE_SIZE, Address, Server
 from perdure.stores.libsql.session import StreamSession
+from perdure.stores.sqlite.backend import SqliteSchemaBackend
 from perdure.stores.sqlite.runs import Verb
 from perdure.stores.sqlite.schema import Schema
-from perdure.stores.sqlite.schema_store import SqliteSchemaStore
-from perdure.stores.sqlite.statements import Tables
+from perdure.stores.sqlite.statements import Statements
 from perdure.stores.sqlite.store import SqliteStore
 from perdure.stores.sqlite.threads import MEMORY
-from perdure.stores.sqlite.transaction import Session, Transaction, check_outside
+from perdure.stores.sqlite.transaction import Session, Transaction, check_not_inside
 
 __all__ = ["LibsqlStore", "Transaction", "libsql"]
 
@@ -38,31 +38,31 @@ def libsql(
     timeout: Duration = 60,
     clock: Clock = SystemClock(),
     max_value_size: int | None = None,
-) -> SqliteSchemaStore:
-    """Give the store on a libSQL server, or on a local file that `sqlite` may share.
+) -> "LibsqlStore | SqliteStore":
+    """Return a store on a libSQL server, or on a local file that `sqlite` may share.
 
-    `client` is an `httpx.AsyncClient` of yours, which is never closed here. `connect_timeout` is
-    how long a server that is away or locked is tried for, `timeout` how long it may take to answer.
-    `max_value_size` is 16 MiB on a file and 4.5 MiB on a server, which takes no more by itself.
+    `client` is your own `httpx.AsyncClient`, which the store never closes. `connect_timeout` is how
+    long to retry a server that is unavailable or locked, `timeout` how long it may take to answer.
+    `max_value_size` is 16 MiB on a file and 4.5 MiB on a server, which accepts no more by default.
 
         store = libsql("libsql://mydb-me.turso.io", auth_token=token)
         store = libsql("http://127.0.0.1:8080")
         store = libsql("file:./workflow.db")
     """
     check_clock(clock)
-    tries = parse_duration(connect_timeout, "connect_timeout")
+    retry_for = parse_duration(connect_timeout, "connect_timeout")
     if not isinstance(url, str):
-        raise InvalidArgument("url", url, WANTED_URL)
+        raise InvalidArgument("url", url, EXPECTED_URL)
     if url.startswith("file:") or url == MEMORY:
         if auth_token is not None or client is not None:
             raise InvalidArgument("url", url, "the URL of a server with auth_token or client")
-        # Not through the libsql package: it brings a SQLite of its own, and two in one process
-        # do not see each other's locks on a file.
+        # Not through the libsql package: it includes its own SQLite, and two SQLite libraries in
+        # one process do not see each other's locks on a file.
         return SqliteStore(
             _path(url),
             prefix=prefix,
             table=table,
-            busy_timeout=tries,
+            busy_timeout=retry_for,
             clock=clock,
             max_value_size=MAX_VALUE_SIZE if max_value_size is None else max_value_size,
         )
@@ -70,18 +70,67 @@ def libsql(
         Address(url, auth_token),
         client=client,
         timeout=parse_duration(timeout, "timeout"),
-        connect_timeout=tries,
+        connect_timeout=retry_for,
         clock=clock,
     )
     size = VALUE_SIZE if max_value_size is None else max_value_size
     return LibsqlStore(server, table=table, prefix=prefix, max_value_size=size)
 
 
-class LibsqlStore(SqliteSchemaStore):
-    """Keeps runs on a libSQL server, whose clock is the store's; see `libsql`.
+class ServerBackend(SqliteSchemaBackend):
+    """Runs verbs on a libSQL server, whose clock is the store's."""
 
-    The server answers before its disk does: a power cut there may cost the last moments. It ends a
-    transaction that others have waited 5 seconds for.
+    def __init__(self, server: Server, statements: Statements, prefix: str) -> None:
+        super().__init__(statements, prefix, lambda: None)
+        self._server = server
+        self._schema = Schema("migrations", statements.table)
+
+    async def open(self) -> None:
+        try:
+            await self._server.drive(self._schema.migrate, writes=True)
+        except StatementError:
+            # Another process may have migrated at the same time.
+            if await self._server.drive(self._schema.missing, writes=False):
+                raise
+
+    def forget_loop(self) -> None:
+        self._server.forget_loop()
+
+    async def close(self) -> None:
+        await self._server.close()
+
+    async def claim(
+        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
+    ) -> Sequence[Granted]:
+        while True:
+            try:
+                return await super().claim(owner, ttl, limit, workflows)
+            except StatementError as error:
+                if not is_too_large(error) or limit == 1:
+                    raise
+            # The snapshots are too large for one answer; a single one always fits.
+            limit //= 2
+
+    async def _write(
+        self, verb: Callable[[], Verb[T]], *, repeatable: bool = False, inline: bool = False
+    ) -> T:
+        check_not_inside(self._server)
+        return await self._server.drive(verb, writes=True, repeatable=repeatable)
+
+    async def _read(self, verb: Callable[[], Verb[T]]) -> T:
+        check_not_inside(self._server)
+        return await self._server.drive(verb, writes=False)
+
+    async def _session(self) -> Session:
+        check_not_inside(self._server)
+        return StreamSession(self._server)
+
+
+class LibsqlStore(TransactionShell[ServerBackend]):
+    """Stores runs on a libSQL server; see `libsql`.
+
+    The server answers before its disk has the data: a power cut there may lose the most recent
+    writes. It ends a transaction that others have waited 5 seconds for.
     """
 
     def __init__(
@@ -98,57 +147,11 @@ class LibsqlStore(SqliteSchemaStore):
             survives="process_crash",
             max_value_size=max_value_size,
         )
-        tables = Tables(table)
-        super().__init__(tables, prefix, capabilities, lambda: None)
-        self._server = server
-        self._schema = Schema("migrations", tables.name)
-        self._life = Lifecycle("libSQL", self._migrate)
-
-    async def close(self) -> None:
-        """Close the connections to the server; a client that was passed in stays open."""
-        if self._life.close():
-            await self._server.close()
-
-    async def _write(
-        self, verb: Callable[[], Verb[T]], *, repeatable: bool = False, lone: bool = False
-    ) -> T:
-        check_outside(self._server)
-        await self._life.ready()
-        return await self._server.drive(verb, writes=True, repeatable=repeatable)
-
-    async def _read(self, verb: Callable[[], Verb[T]]) -> T:
-        check_outside(self._server)
-        await self._life.ready()
-        return await self._server.drive(verb, writes=False)
-
-    async def _claim(
-        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
-    ) -> Sequence[Granted]:
-        while True:
-            try:
-                return await super()._claim(owner, ttl, limit, workflows)
-            except Refused as error:
-                if not is_too_large(error) or limit == 1:
-                    raise
-            # Their snapshots are too much for one answer; one alone always fits.
-            limit //= 2
-
-    async def _session(self) -> Session:
-        check_outside(self._server)
-        await self._life.ready()
-        return StreamSession(self._server)
-
-    async def _migrate(self) -> None:
-        try:
-            await self._server.drive(self._schema.migrate, writes=True)
-        except Refused:
-            # Of many that start at once, one is the first.
-            if await self._server.drive(self._schema.missing, writes=False):
-                raise
+        super().__init__(ServerBackend(server, Statements(table), prefix), "libSQL", capabilities)
 
 
 def _path(url: str) -> str:
-    """Give the path in a URL: `file:x.db`, `file:./x.db`, `file:///folder/x.db`."""
+    """Return the path in a URL: `file:x.db`, `file:./x.db`, `file:///folder/x.db`."""
     if url == MEMORY:
         return url
     parts = urlsplit(url)

@@ -1,4 +1,4 @@
-"""Rounds of statements that many tasks ask for at the same time, sent as one transaction."""
+"""Rounds of statements from many tasks, sent together as one transaction."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -6,97 +6,96 @@ from itertools import islice
 from typing import TypeAlias
 
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.stores.libsql.http import Unanswered
+from perdure.stores.libsql.http import NoResponse
 from perdure.stores.sqlite.statements import Outcome, Statement
 
 Send: TypeAlias = Callable[[Sequence[Statement], bool], Awaitable[Sequence[Outcome]]]
 
-_MOST_TOGETHER = 500
+_MAX_BATCH = 500
 
 
 class _Round:
-    """Statements that belong together, and who waits for what they give."""
+    """Statements that belong together, and the future of their outcomes."""
 
-    __slots__ = ("outcomes", "repeatable", "statements")
+    __slots__ = ("future", "repeatable", "statements")
 
     def __init__(self, statements: Sequence[Statement], repeatable: bool) -> None:
         self.statements = statements
         self.repeatable = repeatable
-        self.outcomes: asyncio.Future[Sequence[Outcome]] = (
-            asyncio.get_running_loop().create_future()
-        )
+        self.future: asyncio.Future[Sequence[Outcome]] = asyncio.get_running_loop().create_future()
 
-    def settle(self, outcomes: Sequence[Outcome]) -> None:
-        if not self.outcomes.done():
-            self.outcomes.set_result(outcomes)
+    def resolve(self, outcomes: Sequence[Outcome]) -> None:
+        if not self.future.done():
+            self.future.set_result(outcomes)
 
     def fail(self, error: Exception) -> None:
-        if not self.outcomes.done():
-            self.outcomes.set_exception(error)
+        if not self.future.done():
+            self.future.set_exception(error)
 
 
-class Rounds:
-    """While one request is on its way, rounds gather; the next request takes them all.
+class RoundQueue:
+    """Queues rounds while a request is in flight; the next request takes them all.
 
-    `send` sends statements as one transaction, and tries again by itself what may be done twice.
+    `send` sends statements as one transaction, and retries what is safe to repeat.
     """
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._waiting: list[_Round] = []
-        self._sending: asyncio.Task[None] | None = None
-        self._home: asyncio.AbstractEventLoop | None = None
+        self._queue: list[_Round] = []
+        self._sender: asyncio.Task[None] | None = None
 
     async def put(self, statements: Sequence[Statement], repeatable: bool) -> Sequence[Outcome]:
-        """Give what the statements give, once they are committed."""
-        turn = _Round(statements, repeatable)
-        if self._home is not asyncio.get_running_loop():
-            # What waited in a loop that has ended waits no more.
-            self._home, self._waiting, self._sending = asyncio.get_running_loop(), [], None
-        self._waiting.append(turn)
-        if self._sending is None or self._sending.done():
-            self._sending = asyncio.create_task(self._send_all())
-        return await turn.outcomes
+        """Return the outcomes of the statements, once they are committed."""
+        round = _Round(statements, repeatable)
+        self._queue.append(round)
+        if self._sender is None or self._sender.done():
+            self._sender = asyncio.create_task(self._send_all())
+        return await round.future
 
-    async def drained(self) -> None:
-        """Wait until nothing is on its way."""
-        if self._home is asyncio.get_running_loop() and self._sending is not None:
-            await self._sending
+    async def drain(self) -> None:
+        """Wait until no request is in flight."""
+        if self._sender is not None:
+            await self._sender
+
+    def forget_loop(self) -> None:
+        """Drop the rounds of an event loop that has ended."""
+        self._queue, self._sender = [], None
 
     async def _send_all(self) -> None:
-        while self._waiting:
-            rounds = self._waiting[:_MOST_TOGETHER]
-            del self._waiting[:_MOST_TOGETHER]
+        while self._queue:
+            rounds = self._queue[:_MAX_BATCH]
+            del self._queue[:_MAX_BATCH]
             await self._send_together(rounds)
 
     async def _send_together(self, rounds: Sequence[_Round]) -> None:
-        statements = [statement for turn in rounds for statement in turn.statements]
-        repeatable = all(turn.repeatable for turn in rounds)
+        statements = [statement for round in rounds for statement in round.statements]
+        repeatable = all(round.repeatable for round in rounds)
         try:
             outcomes = iter(await self._send(statements, repeatable))
         except StoreUnavailable as error:
-            await self._after_silence(rounds, error)
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits
-            await self._after_refusal(rounds, error)
+            await self._handle_unavailable(rounds, error)
+        except Exception as error:  # noqa: BLE001 - raised where the rounds are awaited
+            await self._handle_refusal(rounds, error)
         else:
-            for turn in rounds:
-                turn.settle([*islice(outcomes, len(turn.statements))])
+            for round in rounds:
+                round.resolve([*islice(outcomes, len(round.statements))])
 
-    async def _after_silence(self, rounds: Sequence[_Round], error: StoreError) -> None:
-        doubtful = isinstance(error, Unanswered) and error.sent
-        again = [turn for turn in rounds if turn.repeatable]
-        if not doubtful or len(again) == len(rounds):
+    async def _handle_unavailable(self, rounds: Sequence[_Round], error: StoreError) -> None:
+        # The request may have been executed: only rounds that are safe to repeat are sent again,
+        # unless all were, for then `send` has already retried.
+        again = [round for round in rounds if round.repeatable]
+        if not (isinstance(error, NoResponse) and error.sent) or len(again) == len(rounds):
             again = []
-        for turn in rounds:
-            if turn not in again:
-                turn.fail(error)
+        for round in rounds:
+            if round not in again:
+                round.fail(error)
         if again:
             await self._send_together(again)
 
-    async def _after_refusal(self, rounds: Sequence[_Round], error: Exception) -> None:
+    async def _handle_refusal(self, rounds: Sequence[_Round], error: Exception) -> None:
         if len(rounds) == 1:
             rounds[0].fail(error)
             return
-        # Nothing was committed. One by one, the bad one harms only itself.
-        for turn in rounds:
-            await self._send_together([turn])
+        # Nothing was committed. One at a time, only the bad round fails.
+        for round in rounds:
+            await self._send_together([round])

@@ -1,7 +1,7 @@
 """Hrana over HTTP, the protocol of libSQL servers: statements in, outcomes out.
 
-A request is a pipeline on a stream. A stream with something left open answers with a baton, which
-the next request on it must show.
+A request is a pipeline on a stream. A stream that stays open answers with a baton, which the next
+request on it must include.
 """
 
 from base64 import b64decode, b64encode
@@ -18,8 +18,8 @@ _COMMIT = Statement("COMMIT", ())
 _ROLLBACK = Statement("ROLLBACK", ())
 
 
-class Refused(StoreError):
-    """The server refused a statement; `code` is SQLite's or the server's word for why."""
+class StatementError(StoreError):
+    """The server refused a statement; `code` is SQLite's or the server's error code."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -27,41 +27,41 @@ class Refused(StoreError):
 
 
 class Answer(NamedTuple):
-    """What a pipeline gave: the result of each request, and how to go on with the stream."""
+    """The result of each request of a pipeline, and how to continue the stream."""
 
     results: Sequence[Mapping[str, Any]]
     baton: str | None
     base_url: str | None
 
 
-def executing(statement: Statement) -> dict[str, Any]:
-    """Give the request that executes one statement."""
+def execute_request(statement: Statement) -> dict[str, Any]:
+    """Return the request that executes one statement."""
     return {"type": "execute", "stmt": _stmt(statement)}
 
 
-def batching(statements: Sequence[Statement], *, atomic: bool) -> dict[str, Any]:
-    """Give the request that executes statements until one fails, in a transaction if `atomic`."""
+def batch_request(statements: Sequence[Statement], *, atomic: bool) -> dict[str, Any]:
+    """Return the request that executes statements until one fails, `atomic` or not."""
     if not atomic:
         return _batch([_step(statement, after) for after, statement in enumerate(statements, -1)])
     steps = [_step(one, after) for after, one in enumerate([_BEGIN, *statements, _COMMIT], -1)]
     failed = {"type": "not", "cond": {"type": "ok", "step": len(steps) - 1}}
-    # Where BEGIN itself failed, a rollback would fail too and hide why.
+    # If BEGIN itself failed, a rollback would fail too and hide the reason.
     begun = {"type": "ok", "step": 0}
     condition = {"type": "and", "conds": [begun, failed]}
     return _batch([*steps, {"stmt": _stmt(_ROLLBACK), "condition": condition}])
 
 
-def outcome_of(result: Mapping[str, Any]) -> Outcome:
-    """Give what an executed statement gave, or raise `Refused`."""
+def read_outcome(result: Mapping[str, Any]) -> Outcome:
+    """Return the outcome of an executed statement, or raise `StatementError`."""
     return _outcome(_response(result)["result"])
 
 
-def outcomes_of(result: Mapping[str, Any], count: int, *, atomic: bool) -> Sequence[Outcome]:
-    """Give what each of a batch's statements gave, or raise `Refused` for the first that failed."""
+def read_outcomes(result: Mapping[str, Any], count: int, *, atomic: bool) -> Sequence[Outcome]:
+    """Return the outcomes of a batch, or raise `StatementError` for the first that failed."""
     batch = _response(result)["result"]
     for error in batch["step_errors"]:
         if error is not None:
-            raise _refused(error)
+            raise _statement_error(error)
     first = 1 if atomic else 0
     return [_outcome(step) for step in batch["step_results"][first : first + count]]
 
@@ -102,13 +102,13 @@ def _cell(value: object) -> dict[str, Any]:
 
 def _response(result: Mapping[str, Any]) -> Mapping[str, Any]:
     if result["type"] == "error":
-        raise _refused(result["error"])
+        raise _statement_error(result["error"])
     response: Mapping[str, Any] = result["response"]
     return response
 
 
-def _refused(error: Mapping[str, Any]) -> Refused:
-    return Refused(error["message"], error.get("code") or "")
+def _statement_error(error: Mapping[str, Any]) -> StatementError:
+    return StatementError(error["message"], error.get("code") or "")
 
 
 def _outcome(result: Mapping[str, Any]) -> Outcome:
@@ -123,7 +123,7 @@ def _value(cell: Mapping[str, Any]) -> Any:
         case "integer":
             return int(cell["value"])
         case "blob":
-            # The padding is left out.
+            # The server leaves the padding out.
             return b64decode(cell["base64"] + "==")
         case _:
             return cell["value"]

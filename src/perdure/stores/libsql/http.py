@@ -1,6 +1,7 @@
-"""Posts to a libSQL server, over connections of our own or through an httpx client.
+"""Requests to a libSQL server, over connections of our own or through an httpx client.
 
-A post is small and there are many: httpx takes longer over one than the server takes to answer.
+Requests are small and many: httpx takes longer for one than the server takes to answer it
+(docs/decisions/0016).
 """
 
 import asyncio
@@ -15,86 +16,87 @@ from urllib.parse import quote, urlsplit
 
 from perdure.errors import StoreUnavailable
 
-_MOST_LINKS = 100
-_IDLE_SECONDS = 5
+_MAX_CONNECTIONS = 100
+_MAX_IDLE_SECONDS = 5
 
 
-class Unanswered(StoreUnavailable):
-    """The server gave no answer; `sent` tells whether it may have got the request all the same."""
+class NoResponse(StoreUnavailable):
+    """The server did not answer; `sent` is whether it may have received the request."""
 
     def __init__(self, message: str, *, sent: bool) -> None:
         super().__init__(message)
         self.sent = sent
 
 
-class Reply(NamedTuple):
-    """What the server answered."""
+class Response(NamedTuple):
+    """A server's response."""
 
     status: int
     body: bytes
 
 
-class Http(ABC):
-    """A way to post. `timeout` is how many seconds each part of a post may take."""
+class Transport(ABC):
+    """Sends requests to the server at `url`, each of which may take `timeout` seconds."""
 
-    def __init__(self, where: str, timeout: float) -> None:
-        self._where = where
+    def __init__(self, url: str, timeout: float) -> None:
+        self._url = url
         self._timeout = timeout
 
     @abstractmethod
-    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Reply:
-        """Give the server's reply, or raise `Unanswered`."""
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Response:
+        """Return the server's response, or raise `NoResponse`."""
+
+    @abstractmethod
+    def forget_loop(self) -> None:
+        """Drop the connections of an event loop that has ended."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of what was opened here."""
+        """Close what was opened here."""
 
-    def _unanswered(self, error: Exception, *, sent: bool) -> Unanswered:
-        said = f"libSQL at {self._where} does not answer: {str(error) or type(error).__name__}"
-        return Unanswered(f"{said}; it may have got the request" if sent else said, sent=sent)
+    def _no_response(self, error: Exception, *, sent: bool) -> NoResponse:
+        message = f"libSQL at {self._url} does not answer: {str(error) or type(error).__name__}"
+        if sent:
+            message += "; it may have received the request"
+        return NoResponse(message, sent=sent)
 
 
-class ClientHttp(Http):
-    """Posts through an httpx client: one that was lent, or one of our own for each loop."""
+class HttpxTransport(Transport):
+    """Sends requests through an httpx client: one that was passed in, or its own."""
 
-    def __init__(self, httpx: Any, client: Any, where: str, timeout: float) -> None:
-        super().__init__(where, timeout)
+    def __init__(self, httpx: Any, client: Any, url: str, timeout: float) -> None:
+        super().__init__(url, timeout)
         self._httpx = httpx
         self._unsent = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-        self._lent = client
-        self._own: Any = None
-        self._home: asyncio.AbstractEventLoop | None = None
+        self._client = client
+        self._own_client: Any = None
 
-    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Reply:
-        """Give the server's reply, or raise `Unanswered`."""
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Response:
+        """Return the server's response, or raise `NoResponse`."""
+        client = self._own_client if self._client is None else self._client
+        if client is None:
+            client = self._own_client = self._httpx.AsyncClient()
         try:
-            response = await self._client().post(
-                url, content=body, headers=headers, timeout=self._timeout
-            )
+            response = await client.post(url, content=body, headers=headers, timeout=self._timeout)
         except self._unsent as error:
-            raise self._unanswered(error, sent=False) from error
+            raise self._no_response(error, sent=False) from error
         except self._httpx.HTTPError as error:
-            raise self._unanswered(error, sent=True) from error
-        return Reply(response.status_code, response.content)
+            raise self._no_response(error, sent=True) from error
+        return Response(response.status_code, response.content)
+
+    def forget_loop(self) -> None:
+        """Drop the transport's own client, whose connections ended with their loop."""
+        self._own_client = None
 
     async def close(self) -> None:
-        """Close our own client; one that was lent stays open."""
-        client, self._own = self._own, None
-        if client is not None and self._home is asyncio.get_running_loop():
+        """Close the transport's own client; one that was passed in stays open."""
+        client, self._own_client = self._own_client, None
+        if client is not None:
             await client.aclose()
-
-    def _client(self) -> Any:
-        if self._lent is not None:
-            return self._lent
-        loop = asyncio.get_running_loop()
-        if self._own is None or self._home is not loop:
-            # Connections of a loop that has ended are lost with it.
-            self._own, self._home = self._httpx.AsyncClient(), loop
-        return self._own
 
 
 class _Target(NamedTuple):
-    """Where a URL leads: the server, and what to say there."""
+    """Where a URL leads: the server, and the beginning of a request to it."""
 
     host: str
     port: int
@@ -112,68 +114,69 @@ def _target(url: str) -> _Target:
     return _Target(host, parts.port or (443 if secure else 80), secure, head)
 
 
-def _has_news(socket: Any) -> bool:
+def _is_readable(socket: Any) -> bool:
     if hasattr(select, "poll"):
-        # `select` itself knows no more than 1,024 files.
+        # `select` itself fails for file descriptors above 1,023.
         poll = select.poll()
         poll.register(socket, select.POLLIN)
         return bool(poll.poll(0))
     return bool(select.select([socket], [], [], 0)[0])
 
 
-class _Link:
-    """One connection, in the hands of one post at a time."""
+class _Connection:
+    """A connection that serves one request at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, transport: asyncio.Transport) -> None:
         self._reader = reader
         self._transport = transport
         self._used_at = 0.0
-        self._lasts = True
+        self._keep_alive = True
 
     @property
-    def is_fresh(self) -> bool:
-        """Tell whether the server surely has not hung up."""
+    def is_reusable(self) -> bool:
+        """Whether the server has certainly not closed the connection."""
         idle = asyncio.get_running_loop().time() - self._used_at
-        if not self._lasts or self._reader.at_eof() or idle >= _IDLE_SECONDS:
+        if not self._keep_alive or self._reader.at_eof() or idle >= _MAX_IDLE_SECONDS:
             return False
-        # The event loop may not have come to see it yet: between posts, anything to read is an end.
-        return not _has_news(self._transport.get_extra_info("socket"))
+        # The event loop may not have noticed yet: between requests, anything to read is an end.
+        return not _is_readable(self._transport.get_extra_info("socket"))
 
-    async def post(self, request: bytes) -> Reply:
+    async def post(self, request: bytes) -> Response:
         self._transport.write(request)
-        status, headers = await self._head()
-        body = await self._body(headers)
+        status, headers = await self._read_head()
+        body = await self._read_body(headers)
         self._used_at = asyncio.get_running_loop().time()
-        self._lasts = self._lasts and headers.get("connection", "").lower() != "close"
-        return Reply(status, body)
+        if headers.get("connection", "").lower() == "close":
+            self._keep_alive = False
+        return Response(status, body)
 
-    def drop(self) -> None:
+    def abort(self) -> None:
         self._transport.abort()
 
     async def close(self) -> None:
-        self.drop()
+        self.abort()
         with suppress(OSError):
             await self._reader.read()
 
-    async def _head(self) -> tuple[int, dict[str, str]]:
+    async def _read_head(self) -> tuple[int, dict[str, str]]:
         while True:
             head = await self._reader.readuntil(b"\r\n\r\n")
             first, *lines = head.decode("latin-1").rstrip("\r\n").split("\r\n")
             status = int(first.split(" ", 2)[1])
-            # What begins with 1 only says that the answer is on its way.
+            # A 1xx status only announces the response.
             if status >= 200:
                 fields = (line.partition(":") for line in lines)
                 return status, {name.lower(): value.strip() for name, _, value in fields}
 
-    async def _body(self, headers: Mapping[str, str]) -> bytes:
+    async def _read_body(self, headers: Mapping[str, str]) -> bytes:
         if "chunked" in headers.get("transfer-encoding", "").lower():
-            return b"".join([chunk async for chunk in self._chunks()])
+            return b"".join([chunk async for chunk in self._read_chunks()])
         if "content-length" in headers:
             return await self._reader.readexactly(int(headers["content-length"]))
-        self._lasts = False
+        self._keep_alive = False
         return await self._reader.read()
 
-    async def _chunks(self) -> AsyncIterator[bytes]:
+    async def _read_chunks(self) -> AsyncIterator[bytes]:
         while size := int((await self._reader.readline()).partition(b";")[0], 16):
             yield await self._reader.readexactly(size)
             await self._reader.readline()
@@ -181,62 +184,56 @@ class _Link:
             pass
 
 
-class LinkHttp(Http):
-    """Posts over connections that stay open for the next post."""
+class StreamTransport(Transport):
+    """Sends requests over its own connections, which stay open for the next request."""
 
-    def __init__(self, certificates: Callable[[], SSLContext], where: str, timeout: float) -> None:
-        super().__init__(where, timeout)
+    def __init__(self, certificates: Callable[[], SSLContext], url: str, timeout: float) -> None:
+        super().__init__(url, timeout)
         self._certificates = certificates
-        self._trusted: SSLContext | None = None
-        self._home: asyncio.AbstractEventLoop | None = None
-        self._room = asyncio.Semaphore(_MOST_LINKS)
-        self._idle: dict[tuple[str, int], list[_Link]] = {}
+        self._ssl_context: SSLContext | None = None
+        self.forget_loop()
 
-    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Reply:
-        """Give the server's reply, or raise `Unanswered`."""
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Response:
+        """Return the server's response, or raise `NoResponse`."""
         target = _target(url)
         fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         head = f"{target.head}{fields}content-length: {len(body)}\r\n\r\n"
-        idle = self._idle_links(target)
-        async with self._room:
-            link = await self._link(target, idle)
+        idle = self._idle.setdefault((target.host, target.port), [])
+        async with self._limit:
+            connection = await self._connection(target, idle)
             try:
                 async with asyncio.timeout(self._timeout):  # noqa: TID251 - real time
-                    reply = await link.post(head.encode("latin-1") + body)
+                    response = await connection.post(head.encode("latin-1") + body)
             except (OSError, EOFError, ValueError, IndexError, asyncio.LimitOverrunError) as error:
-                link.drop()
-                raise self._unanswered(error, sent=True) from error
+                connection.abort()
+                raise self._no_response(error, sent=True) from error
             except BaseException:
-                link.drop()
+                connection.abort()
                 raise
-        idle.append(link)
-        return reply
+        idle.append(connection)
+        return response
+
+    def forget_loop(self) -> None:
+        """Drop all connections, which ended with their loop."""
+        self._limit = asyncio.Semaphore(_MAX_CONNECTIONS)
+        self._idle: dict[tuple[str, int], list[_Connection]] = {}
 
     async def close(self) -> None:
         """Close the connections."""
         idle, self._idle = self._idle, {}
-        if self._home is asyncio.get_running_loop():
-            for links in idle.values():
-                for link in links:
-                    await link.close()
+        for connections in idle.values():
+            for connection in connections:
+                await connection.close()
 
-    def _idle_links(self, target: _Target) -> list[_Link]:
-        loop = asyncio.get_running_loop()
-        if self._home is not loop:
-            # Connections of a loop that has ended are lost with it.
-            self._home, self._idle, self._room = loop, {}, asyncio.Semaphore(_MOST_LINKS)
-        return self._idle.setdefault((target.host, target.port), [])
-
-    async def _link(self, target: _Target, idle: list[_Link]) -> _Link:
+    async def _connection(self, target: _Target, idle: list[_Connection]) -> _Connection:
         while idle:
-            # The last one, so that those nobody needs grow old and are dropped.
-            link = idle.pop()
-            if link.is_fresh:
-                return link
-            link.drop()
-        if target.secure and self._trusted is None:
-            self._trusted = self._certificates()
-        trusted = self._trusted if target.secure else None
+            # The one used last, so that connections which are not needed grow old and are closed.
+            connection = idle.pop()
+            if connection.is_reusable:
+                return connection
+            connection.abort()
+        if target.secure and self._ssl_context is None:
+            self._ssl_context = self._certificates()
         reader = asyncio.StreamReader()
         try:
             async with asyncio.timeout(self._timeout):  # noqa: TID251 - real time
@@ -244,8 +241,8 @@ class LinkHttp(Http):
                     lambda: asyncio.StreamReaderProtocol(reader),
                     target.host,
                     target.port,
-                    ssl=trusted,
+                    ssl=self._ssl_context if target.secure else None,
                 )
         except OSError as error:
-            raise self._unanswered(error, sent=False) from error
-        return _Link(reader, transport)
+            raise self._no_response(error, sent=False) from error
+        return _Connection(reader, transport)

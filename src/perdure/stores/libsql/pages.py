@@ -1,4 +1,4 @@
-"""Reads whose answer is larger than a libSQL server gives at once: 10 MB, if not told otherwise."""
+"""Reads whose answer is larger than a libSQL server returns at once: 10 MB by default."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -6,7 +6,7 @@ from string import Template
 from typing import Any, TypeAlias
 
 from perdure.errors import StoreError
-from perdure.stores.libsql.hrana import CLOSE, Answer, Refused, executing, outcome_of
+from perdure.stores.libsql.hrana import CLOSE, Answer, StatementError, execute_request, read_outcome
 from perdure.stores.sqlite.statements import Outcome, Statement
 
 Pipeline: TypeAlias = Callable[
@@ -18,13 +18,13 @@ _PAGE = Template("SELECT * FROM ($read) LIMIT $rows OFFSET $after")
 _ROWS = 64
 
 
-def is_too_large(error: Refused) -> bool:
-    """Return whether the server could not give all rows in one answer."""
+def is_too_large(error: StatementError) -> bool:
+    """Return whether the rows did not fit in one answer of the server."""
     return error.code == "RESPONSE_TOO_LARGE"
 
 
 class PagedRead:
-    """Reads a page at a time, in one transaction, so that all pages are of one moment."""
+    """Reads a page at a time, in one transaction, so that all pages show the same state."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -32,12 +32,12 @@ class PagedRead:
         self._base_url: str | None = None
 
     async def read(self, statements: Sequence[Statement]) -> list[Outcome]:
-        """Return what each of the statements gives, which only read."""
+        """Return the outcomes of statements that only read."""
         try:
             await self._execute(_BEGIN)
             return [await self._read(statement) for statement in statements]
         finally:
-            # Where the server cannot be told, it ends the transaction by itself.
+            # If this fails, the server ends the transaction by itself.
             with suppress(StoreError):
                 await self._send(CLOSE)
 
@@ -45,10 +45,10 @@ class PagedRead:
         rows: list[tuple[Any, ...]] = []
         size = _ROWS
         while True:
-            words = _PAGE.substitute(read=statement.sql, rows=size, after=len(rows))
+            sql = _PAGE.substitute(read=statement.sql, rows=size, after=len(rows))
             try:
-                page = await self._execute(Statement(words, statement.values))
-            except Refused as error:
+                page = await self._execute(Statement(sql, statement.values))
+            except StatementError as error:
                 if not is_too_large(error) or size == 1:
                     raise
                 size //= 4
@@ -58,7 +58,7 @@ class PagedRead:
                 return Outcome(rows, 0)
 
     async def _execute(self, statement: Statement) -> Outcome:
-        return outcome_of(await self._send(executing(statement)))
+        return read_outcome(await self._send(execute_request(statement)))
 
     async def _send(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         baton, self._baton = self._baton, None

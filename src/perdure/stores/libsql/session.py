@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.stores.libsql.hrana import CLOSE, Refused, executing, outcome_of
+from perdure.stores.libsql.hrana import CLOSE, StatementError, execute_request, read_outcome
 from perdure.stores.libsql.server import BUSY, Server
 from perdure.stores.sqlite.runs import Verb
 from perdure.stores.sqlite.statements import Outcome, Statement
@@ -18,7 +18,7 @@ _COMMIT = Statement("COMMIT", ())
 
 
 class StreamSession(Session):
-    """One stream of the server's with a transaction on it. The baton names it, and changes."""
+    """A stream of the server with a transaction on it. The baton identifies it, and changes."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)
@@ -27,15 +27,15 @@ class StreamSession(Session):
         self._base_url: str | None = None
 
     async def begin(self, verb: Callable[[], Verb[T]]) -> T:
-        """Open the transaction with the right to write, and give what the verb gives in it."""
-        await self._server.patiently(self._begin, repeatable=True)
+        """Begin a transaction that may write, and return the result of the verb in it."""
+        await self._server.retry(self._begin, repeatable=True)
         self.open = True
         return await self._drive(verb())
 
     async def execute(self, sql: str, values: Values) -> Outcome:
-        """Give what one statement of the user's gives; `StoreError` holds what the server says."""
+        """Run one statement of the user; `StoreError` has the server's message."""
         if not self.open:
-            raise StoreError("the transaction is over; its connection cannot be used any more")
+            raise StoreError("the transaction is over; its connection can no longer be used")
         try:
             [outcome] = await self._round([Statement(sql, values)])
         except StoreUnavailable as error:
@@ -44,17 +44,17 @@ class StreamSession(Session):
         return outcome
 
     async def finish(self, verb: Callable[[], Verb[bool]]) -> bool:
-        """Drive the verb and commit if it says so; roll back if not, or if it fails."""
-        written = await self._drive(verb())
-        if written:
+        """Run the verb and commit if it returns `True`; otherwise roll back."""
+        is_written = await self._drive(verb())
+        if is_written:
             await self._round([_COMMIT])
-        return written
+        return is_written
 
     async def end(self) -> None:
         """Close the stream, which rolls back what was not committed."""
         self.open = False
         if self._baton is not None:
-            # Where the server cannot be told, it finds out by itself after some seconds.
+            # If this fails, the server ends the transaction by itself after some seconds.
             with suppress(StoreError):
                 await self._send([CLOSE])
 
@@ -71,18 +71,18 @@ class StreamSession(Session):
             while True:
                 statements = verb.send(await self._round(statements))
         except StopIteration as done:
-            answer: T = done.value
-            return answer
+            result: T = done.value
+            return result
 
     async def _round(self, statements: Sequence[Statement]) -> Sequence[Outcome]:
-        results = await self._send([executing(statement) for statement in statements])
+        results = await self._send([execute_request(statement) for statement in statements])
         try:
-            return [outcome_of(result) for result in results]
-        except Refused as error:
+            return [read_outcome(result) for result in results]
+        except StatementError as error:
             if self.open and error.code in BUSY:
                 raise StoreUnavailable(
-                    f"libSQL at {self._server.where} ended the transaction: {error}; it does so "
-                    "when others have waited for 5 seconds: do what takes long outside of it"
+                    f"libSQL at {self._server.url} ended the transaction: {error}; it does so "
+                    "after others have waited for 5 seconds: do slow work outside the transaction"
                 ) from error
             raise
 

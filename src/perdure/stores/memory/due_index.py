@@ -1,4 +1,4 @@
-"""Which runs want a worker, earliest first: the due index of stores that keep it in memory."""
+"""The due index of a memory store: runs by wake time, earliest first."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,85 +9,88 @@ from typing import Generic, TypeVar
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Planned:
-    """What an agenda must know of a run; `line` is the agenda's own mark."""
+class Indexed:
+    """The fields of a run that a `DueIndex` uses.
+
+    `version` is the number of the run's current index entry; entries with another one are stale.
+    """
 
     id: str
     workflow: str | None = None
     wake_at: datetime | None = None
-    line: int = 0
+    version: int = 0
 
 
-R = TypeVar("R", bound=Planned)
+R = TypeVar("R", bound=Indexed)
 
 
-class Agenda(Generic[R]):
-    """Runs by wake time, apart for each workflow, so that asking for one skips none of another."""
+class DueIndex(Generic[R]):
+    """Runs by wake time, in one heap per workflow, so that a query skips no run of another."""
 
     def __init__(self) -> None:
-        self._lanes: dict[str | None, _Lane[R]] = {}
-        self._lines = count(1)
+        self._heaps: dict[str | None, _WakeHeap[R]] = {}
+        self._versions = count(1)
 
     def put(self, run: R) -> None:
-        """File a run under its wake time; where it was filed before no longer counts."""
-        run.line = next(self._lines)
+        """Index a run under its wake time; its previous entry becomes stale."""
+        run.version = next(self._versions)
         if run.wake_at is None:
             return
-        lane = self._lanes.get(run.workflow)
-        if lane is None:
-            lane = self._lanes[run.workflow] = _Lane()
-        lane.push(run.wake_at, run)
+        heap = self._heaps.get(run.workflow)
+        if heap is None:
+            heap = self._heaps[run.workflow] = _WakeHeap()
+        heap.push(run.wake_at, run)
 
-    def drop(self, run: R) -> None:
-        """Forget where a run was filed."""
-        run.line = 0
+    def remove(self, run: R) -> None:
+        """Make the run's entry stale."""
+        run.version = 0
 
     def due(
         self, now: datetime, limit: int, workflows: Sequence[str] | None, prefix: str
     ) -> list[R]:
-        """Give the runs that are due and have the prefix, earliest first."""
-        names: Iterable[str | None] = self._lanes if workflows is None else dict.fromkeys(workflows)
-        lanes = [self._lanes[name] for name in names if name in self._lanes]
-        seen: list[R] = []
+        """Return up to `limit` due runs whose ids have the prefix, earliest first."""
+        names: Iterable[str | None] = self._heaps if workflows is None else dict.fromkeys(workflows)
+        heaps = [self._heaps[name] for name in names if name in self._heaps]
+        popped: list[R] = []
         due: list[R] = []
-        while len(due) < limit and (lane := _earliest(lanes, now)) is not None:
-            run = lane.pop()
-            seen.append(run)
+        while len(due) < limit and (heap := _earliest(heaps, now)) is not None:
+            run = heap.pop()
+            popped.append(run)
             if run.id.startswith(prefix):
                 due.append(run)
-        for run in seen:
+        for run in popped:
             self.put(run)
         return due
 
 
-class _Lane(Generic[R]):
-    """A heap of wake times whose outdated lines are dropped when they surface."""
+class _WakeHeap(Generic[R]):
+    """A heap of wake times whose stale entries are dropped when they reach the top."""
 
     def __init__(self) -> None:
-        self._lines: list[tuple[datetime, int, R]] = []
-        self._roof = 64
+        self._entries: list[tuple[datetime, int, R]] = []
+        self._compact_at = 64
 
     def push(self, wake_at: datetime, run: R) -> None:
-        if len(self._lines) >= self._roof:
-            self._sweep()
-        heappush(self._lines, (wake_at, run.line, run))
+        if len(self._entries) >= self._compact_at:
+            self._compact()
+        heappush(self._entries, (wake_at, run.version, run))
 
     def first(self) -> datetime | None:
-        lines = self._lines
-        while lines and lines[0][1] != lines[0][2].line:
-            heappop(lines)
-        return lines[0][0] if lines else None
+        entries = self._entries
+        while entries and entries[0][1] != entries[0][2].version:
+            heappop(entries)
+        return entries[0][0] if entries else None
 
     def pop(self) -> R:
-        return heappop(self._lines)[2]
+        return heappop(self._entries)[2]
 
-    def _sweep(self) -> None:
-        # Where nobody asks what is due, outdated lines never surface.
-        self._lines = [line for line in self._lines if line[1] == line[2].line]
-        heapify(self._lines)
-        self._roof = max(64, 2 * len(self._lines))
+    def _compact(self) -> None:
+        # Without queries no stale entry ever reaches the top, and the heap would grow forever.
+        self._entries = [entry for entry in self._entries if entry[1] == entry[2].version]
+        heapify(self._entries)
+        self._compact_at = max(64, 2 * len(self._entries))
 
 
-def _earliest(lanes: Iterable[_Lane[R]], now: datetime) -> _Lane[R] | None:
-    due = [(time, lane) for lane in lanes if (time := lane.first()) is not None and time <= now]
+def _earliest(heaps: Iterable[_WakeHeap[R]], now: datetime) -> _WakeHeap[R] | None:
+    due = [(time, heap) for heap in heaps if (time := heap.first()) is not None and time <= now]
     return min(due, key=lambda timed: timed[0])[1] if due else None

@@ -1,6 +1,7 @@
-"""What a memory store keeps: runs as a database's rows would hold them."""
+"""The runs of a memory store, held as the rows of a database would hold them."""
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import count
@@ -9,15 +10,15 @@ from perdure import codec
 from perdure.snapshot import RunStatus, Snapshot
 from perdure.store import Message
 from perdure.stores._reading import merged, reading
-from perdure.stores.memory.due_index import Agenda, Planned
+from perdure.stores.memory.due_index import DueIndex, Indexed
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Run(Planned):
+class Run(Indexed):
     """One run, encoded, so that it holds nothing a database would refuse.
 
-    While it has an owner, `wake_at` is the end of the lease. `folded` is the place of the last
-    entry that the snapshot holds. `known_mail` are the dedup ids that were used.
+    While the run has an owner, `wake_at` is when the lease expires. `folded` is the position (epoch
+    and number) of the last entry that the snapshot includes. `dedup_ids` are all that were used.
     """
 
     snapshot: bytes
@@ -29,31 +30,50 @@ class Run(Planned):
     takeovers: int = 0
     folded: tuple[int, int] = (0, 0)
     journal: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    mail: dict[str, Message] = field(default_factory=dict)
-    known_mail: set[str] = field(default_factory=set)
+    inbox: dict[str, Message] = field(default_factory=dict)
+    dedup_ids: set[str] = field(default_factory=set)
 
     def merged(self) -> Snapshot:
-        """Give the snapshot with the journal applied, in the order of epoch and number."""
-        journal = (self.journal[place] for place in sorted(self.journal))
+        """Return the snapshot with the journal applied, in the order of epoch and number."""
+        journal = (self.journal[position] for position in sorted(self.journal))
         with reading(self.id):
             return merged(*(codec.loads(data) for data in (self.snapshot, *journal)))
 
-    def orphaned(self, now: datetime) -> bool:
-        """Tell whether the run has an owner whose lease has expired."""
+    def is_orphaned(self, now: datetime) -> bool:
+        """Return whether the run has an owner whose lease has expired."""
         return self.owner is not None and self.wake_at is not None and self.wake_at <= now
 
-    def place(self) -> tuple[datetime, str]:
-        """Give what runs are listed by; the id keeps those of one moment apart."""
+    def sort_key(self) -> tuple[datetime, str]:
+        """Return what runs are listed by; the id orders runs that were updated at the same time."""
         return self.updated_at, self.id
 
 
-class Shelf:
-    """What memory stores that share their runs share."""
+class Runs:
+    """The runs of all memory stores that share them, by prefixed id, with their due index."""
 
     def __init__(self) -> None:
-        self.runs: dict[str, Run] = {}
-        self.agenda: Agenda[Run] = Agenda()
-        # One count for all runs: a deleted run's epochs need no memory to stay stale for ever.
+        self.index: DueIndex[Run] = DueIndex()
+        # One counter for all runs: the epochs of a deleted run stay stale without a record of them.
         self.epochs = count(1)
         self.message_ids = count(1)
         self.listeners: set[asyncio.Event] = set()
+        self._by_id: dict[str, Run] = {}
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._by_id.values())
+
+    def get(self, id: str) -> Run | None:
+        """Return the run, or `None`."""
+        return self._by_id.get(id)
+
+    def add(self, run: Run) -> None:
+        """Add a run; it is not in the due index until it is given a wake time."""
+        self._by_id[run.id] = run
+
+    def remove(self, id: str) -> bool:
+        """Remove a run; return whether it existed."""
+        run = self._by_id.pop(id, None)
+        if run is None:
+            return False
+        self.index.remove(run)
+        return True

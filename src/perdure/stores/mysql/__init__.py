@@ -6,9 +6,9 @@ from typing import Any
 from perdure.clock import Clock, Duration, SystemClock, parse_duration
 from perdure.store import MAX_VALUE_SIZE, Capabilities
 from perdure.stores.mysql.database import Database
-from perdure.stores.mysql.pool import open_connections
-from perdure.stores.mysql.schema import Names
-from perdure.stores.mysql.store import MysqlStore
+from perdure.stores.mysql.pool import open_pool
+from perdure.stores.mysql.schema import Tables
+from perdure.stores.mysql.store import MysqlBackend, MysqlStore
 
 __all__ = ["MysqlStore", "mysql"]
 
@@ -26,15 +26,15 @@ def mysql(
     clock: Clock = SystemClock(),
     max_value_size: int = MAX_VALUE_SIZE,
 ) -> MysqlStore:
-    """Give the store on a MySQL or MariaDB database, whose tables are made at first use.
+    """Return a store in a MySQL or MariaDB database; its tables are created when it is first used.
 
-    `pool` is an asyncmy pool of yours, which is never closed here and whose sessions stay as they
-    are. `ssl` is an `SSLContext`, or True to encrypt without looking at the certificate; the URL
-    may say it, too: `?ssl=true` or `?ssl_ca=file`. `connect_timeout` is how long a server that is
-    away is tried for, `timeout` how long it may take to answer.
+    `pool` is an asyncmy pool, which the store uses and never closes, and whose sessions it leaves
+    as they are. `ssl` is an `SSLContext`, or True to encrypt without checking the certificate; the
+    URL may contain it instead: `?ssl=true` or `?ssl_ca=file`. `connect_timeout` is how long to
+    retry while the server is unavailable, `timeout` how long a statement may take.
 
-    An answer survives a power cut when the server flushes at each commit, as it does by default
-    (`innodb_flush_log_at_trx_commit=1`); one that does not is warned of.
+    Committed records survive a power failure if the server flushes at each commit, as it does by
+    default (`innodb_flush_log_at_trx_commit=1`); otherwise a warning is logged.
 
         store = mysql("mysql://user:password@localhost/mydb", prefix="orders:")
     """
@@ -49,9 +49,10 @@ def mysql(
         survives="power_loss",
         max_value_size=max_value_size,
     )
-    names = Names(table)
+    tables = Tables(table)
     database = Database(
-        open_connections(url, pool, max_connections, ssl, connect_timeout, clock),
+        open_pool(url, pool, max_connections, ssl, connect_timeout, clock),
         timeout=parse_duration(timeout, "timeout").total_seconds(),
     )
-    return MysqlStore(database, names, prefix=prefix, capabilities=capabilities)
+    backend = MysqlBackend(database, tables, prefix=prefix)
+    return MysqlStore(backend, "MySQL", capabilities)

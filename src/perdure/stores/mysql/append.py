@@ -1,4 +1,4 @@
-"""Writing journal entries and rests: in one statement when it can be, else under locks."""
+"""Writes of journal entries and rests: in one statement if possible, otherwise under locks."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -8,33 +8,34 @@ from typing import NamedTuple
 from perdure.store import Entry, Rest, Verdict
 from perdure.stores.mysql import statements as sql
 from perdure.stores.mysql.database import Database, Result, Transaction
-from perdure.stores.mysql.errors import Refused
-from perdure.stores.mysql.literals import Rows, Statement, Value, read_moment
-from perdure.stores.mysql.rows import LARGEST_STATEMENT, chunks, names_as_json, row_size
+from perdure.stores.mysql.errors import ConstraintViolation
+from perdure.stores.mysql.literals import Rows, Statement, Value, read_datetime
+from perdure.stores.mysql.rows import MAX_STATEMENT_SIZE, chunks, names_as_json, row_size
 from perdure.stores.mysql.statements import Statements
 
 
-class Letter(NamedTuple):
-    """A message that lies in an inbox: its number, and whether its dedup id must be kept."""
+class StoredMessage(NamedTuple):
+    """A message in an inbox; one with a dedup id is marked when it is consumed, not deleted."""
 
     seq: int
     name: str
-    is_known: bool
+    has_dedup_id: bool
 
 
 class Writer:
-    """Writes entries, all of a call in one transaction."""
+    """Writes entries, those of one call in one transaction."""
 
     def __init__(
         self, database: Database, statements: Statements, key: Callable[[str], str]
     ) -> None:
         self._database = database
-        self._on = statements
+        self._statements = statements
+        self._bind = statements.bind
         self._key = key
 
     async def write(self, entries: Sequence[Entry]) -> Sequence[Verdict]:
-        """Give a verdict for each entry, in order."""
-        if not entries or await self._write_at_once(entries):
+        """Return a verdict on each entry, in order."""
+        if await self._write_at_once(entries):
             return [Verdict.ACCEPTED] * len(entries)
         return await self._database.transact(
             lambda transaction: self.write_in(transaction, entries)
@@ -43,37 +44,36 @@ class Writer:
     async def write_in(
         self, transaction: Transaction, entries: Sequence[Entry]
     ) -> Sequence[Verdict]:
-        """Give a verdict for each entry, decided and written while the runs are locked."""
-        batch = Batch(self._on, self._key)
-        batch.learn(await transaction.run(*batch.questions(entries)))
-        if closed := batch.closed(entries):
-            batch.learn_written(await transaction.run(*closed))
+        """Return a verdict on each entry, decided and written while the runs are locked."""
+        batch = Batch(self._statements, self._key)
+        batch.add_locked(await transaction.run(*batch.lock(entries)))
+        if statements := batch.find_written(entries):
+            batch.add_written(await transaction.run(*statements))
         verdicts = [batch.judge(entry) for entry in entries]
-        written = batch.written()
-        if written:
-            await transaction.finish(*written)
+        if statements := batch.writes():
+            await transaction.finish(*statements)
         return verdicts
 
     async def fence(self, transaction: Transaction, id: str, epoch: int) -> Verdict:
         """Return the verdict on a new entry of the epoch."""
-        [found] = await transaction.run(self._on(sql.FENCE, epoch, self._key(id)))
-        return _verdict(found)
+        [fence] = await transaction.run(self._bind(sql.FENCE, epoch, self._key(id)))
+        return _verdict(fence)
 
     async def finish(self, transaction: Transaction, entry: Entry) -> Verdict:
         """Return the verdict on the entry that ends a user's transaction."""
         key = self._key(entry.id)
-        held, written = await transaction.run(
-            self._on(sql.FENCE_LOCKED, entry.epoch, key),
-            self._on(sql.ENTRY, key, entry.epoch, entry.n),
+        fence, existing = await transaction.run(
+            self._bind(sql.FENCE_LOCKED, entry.epoch, key),
+            self._bind(sql.FIND_ENTRY, key, entry.epoch, entry.n),
         )
-        verdict = _verdict(held)
-        # An entry that is there already means that what the user wrote is, too.
-        if verdict is not Verdict.ACCEPTED or written.rows:
+        verdict = _verdict(fence)
+        # If the entry exists, what the user wrote was committed with it.
+        if verdict is not Verdict.ACCEPTED or existing.rows:
             return verdict
         return (await self.write_in(transaction, [entry]))[0]
 
     async def _write_at_once(self, entries: Sequence[Entry]) -> bool:
-        """Write without looking first; False when it must be looked at, and nothing was written."""
+        """Write without locking first; return `False` if that is impossible: nothing is written."""
         if any(entry.consumes for entry in entries):
             return False
         if len(entries) == 1:
@@ -81,99 +81,104 @@ class Writer:
         if any(entry.rest is not None for entry in entries):
             return False
         rows = [(self._key(entry.id), entry.epoch, entry.n, entry.data) for entry in entries]
-        if sum(map(row_size, rows)) > LARGEST_STATEMENT:
+        if sum(map(row_size, rows)) > MAX_STATEMENT_SIZE:
             return False
         try:
             await self._database.run_alone(self._append(sorted(rows)))
-        except Refused:
+        except ConstraintViolation:
             return False
         return True
 
     async def _write_one(self, entry: Entry) -> bool:
         if entry.rest is not None and entry.rest.delete:
-            forgotten = self._on(sql.FORGET_ONE, self._key(entry.id), entry.epoch)
-            return (await self._database.run_alone(forgotten)).count > 0
+            delete = self._bind(sql.DELETE_ONE, self._key(entry.id), entry.epoch)
+            return (await self._database.run_alone(delete)).count > 0
         if entry.rest is not None:
             [first, *_] = await self._database.run(*self._rest(entry, entry.rest))
             return first.count == 1
         values = (entry.n, entry.data, self._key(entry.id), entry.epoch)
         try:
-            result = await self._database.run_alone(self._on(sql.APPEND_ONE, *values))
-        except Refused:
+            result = await self._database.run_alone(self._bind(sql.APPEND_ONE, *values))
+        except ConstraintViolation:
             return False
         return result.count == 1
 
     def _rest(self, entry: Entry, rest: Rest) -> Iterator[Statement]:
         key = self._key(entry.id)
         place = (key, entry.epoch, entry.n)
-        lying = (rest.status, rest.wake_at, names_as_json(rest.awaits))
-        yield self._on(sql.REST_ONE, entry.data, *lying, entry.n, key, entry.epoch)
-        yield self._on(sql.FOLD_ONE, key, entry.epoch, *place[1:], *place)
+        columns = (rest.status, rest.wake_at, names_as_json(rest.awaits))
+        yield self._bind(sql.REST_ONE, entry.data, *columns, entry.n, key, entry.epoch)
+        yield self._bind(sql.DELETE_FOLDED, key, entry.epoch, *place[1:], *place)
         if rest.awaits:
-            yield self._on(sql.EXPECT_ONE, *place, key, [*rest.awaits])
+            yield self._bind(sql.WAKE_IF_MESSAGE, *place, key, [*rest.awaits])
 
     def _append(self, rows: Sequence[tuple[str, int, int, bytes]]) -> Statement:
         first, *others = rows
-        return self._on(sql.APPEND, *first, Rows(sql.NEXT_ENTRY, others, b" UNION ALL "))
+        return self._bind(sql.APPEND, *first, Rows(sql.APPEND_ROW, others, b" UNION ALL "))
 
 
 class Batch:
-    """The entries of one call: what is asked first, the verdicts, and what is written then."""
+    """The entries of one call: the statements that lock, the verdicts, the statements that write.
+
+    `lock` and `add_locked` come first, then `find_written` and `add_written`, then `judge` for each
+    entry in order, then `writes`.
+    """
 
     def __init__(self, statements: Statements, key: Callable[[str], str]) -> None:
-        self._on = statements
+        self._bind = statements.bind
         self._key = key
         self._now: datetime | None = None
         self._epochs: dict[str, int] = {}
         self._folded: dict[str, int] = {}
         self._open: set[str] = set()
         self._written: set[tuple[str, int, int]] = set()
-        self._mail: dict[str, dict[str, Letter]] = defaultdict(dict)
-        self._rows: dict[str, dict[tuple[int, int], bytes]] = defaultdict(dict)
-        self._taken: list[Letter] = []
+        self._messages: dict[str, dict[str, StoredMessage]] = defaultdict(dict)
+        self._entries: dict[str, dict[tuple[int, int], bytes]] = defaultdict(dict)
+        self._consumed: list[StoredMessage] = []
         self._rests: dict[str, tuple[Entry, Rest]] = {}
-        self._gone: list[str] = []
+        self._deleted: list[str] = []
 
-    def questions(self, entries: Sequence[Entry]) -> Sequence[Statement]:
-        """Give the statements that lock the runs and read what the verdicts depend on."""
+    def lock(self, entries: Sequence[Entry]) -> Sequence[Statement]:
+        """Return the statements that lock the runs and read what the verdicts depend on."""
         keys = sorted({self._key(entry.id) for entry in entries})
-        mailed = [
+        keys_of_inboxes = {
             self._key(entry.id)
             for entry in entries
             if entry.consumes or (entry.rest is not None and entry.rest.awaits)
-        ]
-        asked = [self._on(sql.LOCK, keys)]
-        if mailed:
-            asked.append(self._on(sql.MAIL, sorted(set(mailed))))
-        return asked
+        }
+        statements = [self._bind(sql.LOCK, keys)]
+        if keys_of_inboxes:
+            statements.append(self._bind(sql.MESSAGES, sorted(keys_of_inboxes)))
+        return statements
 
-    def learn(self, results: Sequence[Result]) -> None:
-        """Take in what the questions were answered with."""
-        held, *mail = results
-        for key, epoch, folded, is_open, now in held.rows:
+    def add_locked(self, results: Sequence[Result]) -> None:
+        """Add the results of `lock`."""
+        locked, *inboxes = results
+        for key, epoch, folded, is_open, now in locked.rows:
             self._epochs[key], self._folded[key] = epoch, folded
             if is_open:
                 self._open.add(key)
-            self._now = self._now or read_moment(now)
-        for result in mail:
-            for key, seq, name, is_known in result.rows:
-                self._mail[key][str(seq)] = Letter(seq, name, bool(is_known))
+            self._now = self._now or read_datetime(now)
+        for inbox in inboxes:
+            for key, seq, name, has_dedup_id in inbox.rows:
+                self._messages[key][str(seq)] = StoredMessage(seq, name, bool(has_dedup_id))
 
-    def closed(self, entries: Sequence[Entry]) -> Sequence[Statement]:
+    def find_written(self, entries: Sequence[Entry]) -> Sequence[Statement]:
         """Return the statements that look for entries of closed epochs in the journal."""
         places = ((self._key(entry.id), entry.epoch, entry.n) for entry in entries)
         return [
-            self._on(sql.ENTRY, *place)
+            self._bind(sql.FIND_ENTRY, *place)
             for place in places
             if self._epochs.get(place[0]) == place[1] and place[0] not in self._open
         ]
 
-    def learn_written(self, results: Sequence[Result]) -> None:
-        """Take in which entries of closed epochs were found."""
-        self._written.update((run, epoch, n) for found in results for run, epoch, n in found.rows)
+    def add_written(self, results: Sequence[Result]) -> None:
+        """Add the results of `find_written`."""
+        rows = (row for result in results for row in result.rows)
+        self._written.update((key, epoch, n) for key, epoch, n in rows)
 
     def judge(self, entry: Entry) -> Verdict:
-        """Give the verdict on the next entry, and remember what it changes."""
+        """Return the verdict on the next entry, and note what it changes."""
         key = self._key(entry.id)
         if key not in self._epochs:
             return Verdict.UNKNOWN
@@ -182,54 +187,55 @@ class Batch:
         if key in self._open:
             self._accept(key, entry)
             return Verdict.ACCEPTED
-        is_there = entry.n <= self._folded[key] or (key, entry.epoch, entry.n) in self._written
-        return Verdict.ACCEPTED if is_there else Verdict.FENCED
+        exists = entry.n <= self._folded[key] or (key, entry.epoch, entry.n) in self._written
+        return Verdict.ACCEPTED if exists else Verdict.FENCED
 
     def _accept(self, key: str, entry: Entry) -> None:
         if entry.consumes:
-            letters = self._mail[key]
-            self._taken += [letters.pop(id) for id in entry.consumes if id in letters]
+            messages = self._messages[key]
+            self._consumed += [messages.pop(id) for id in entry.consumes if id in messages]
         if entry.rest is None:
-            self._rows[key].setdefault((entry.epoch, entry.n), entry.data)
+            self._entries[key].setdefault((entry.epoch, entry.n), entry.data)
             return
-        # The rest holds what the entries before it hold, and closes the epoch.
-        self._rows.pop(key, None)
+        # The rest contains the entries before it, and closes the epoch.
+        self._entries.pop(key, None)
         self._open.discard(key)
         if entry.rest.delete:
             del self._epochs[key]
-            self._gone.append(key)
+            self._deleted.append(key)
         else:
             self._folded[key] = entry.n
             self._rests[key] = entry, entry.rest
 
-    def written(self) -> Sequence[Statement]:
-        """Give what is to be written."""
-        on = self._on
-        written = self._takes()
-        emptied = sorted({*self._rests, *self._gone})
-        if emptied:
-            written.append(on(sql.FORGET_JOURNALS, emptied))
-        if self._gone:
-            written.append(on(sql.FORGET_INBOXES, self._gone))
-            written.append(on(sql.FORGET_RUNS, self._gone))
-        rests = [self._rest(key, *rest) for key, rest in self._rests.items()]
-        written += [on(sql.REST, rows) for rows in chunks(rests)]
+    def writes(self) -> Sequence[Statement]:
+        """Return the statements that write what was accepted."""
+        bind = self._bind
+        statements = [*self._consume()]
+        if keys := sorted({*self._rests, *self._deleted}):
+            statements.append(bind(sql.DELETE_JOURNALS, keys))
+        if self._deleted:
+            statements.append(bind(sql.DELETE_INBOXES, self._deleted))
+            statements.append(bind(sql.DELETE_RUNS, self._deleted))
+        rests = [self._rest_row(key, *rest) for key, rest in self._rests.items()]
+        statements += [bind(sql.REST, rows) for rows in chunks(rests)]
         entries = [
-            (key, *place, data) for key, rows in self._rows.items() for place, data in rows.items()
+            (key, *place, data)
+            for key, journal in self._entries.items()
+            for place, data in journal.items()
         ]
-        return [*written, *(on(sql.ADD, rows) for rows in chunks(entries))]
+        return [*statements, *(bind(sql.INSERT_ENTRIES, rows) for rows in chunks(entries))]
 
-    def _takes(self) -> list[Statement]:
-        simple = [letter.seq for letter in self._taken if not letter.is_known]
-        known = [letter.seq for letter in self._taken if letter.is_known]
-        consumes = [self._on(sql.TAKE, simple)] if simple else []
-        return [*consumes, self._on(sql.TAKE_KNOWN, known)] if known else consumes
+    def _consume(self) -> Iterator[Statement]:
+        for template, has_dedup_id in ((sql.CONSUME, False), (sql.MARK_CONSUMED, True)):
+            seqs = [each.seq for each in self._consumed if each.has_dedup_id is has_dedup_id]
+            if seqs:
+                yield self._bind(template, seqs)
 
-    def _rest(self, key: str, entry: Entry, rest: Rest) -> Sequence[Value]:
-        awaited = any(letter.name in rest.awaits for letter in self._mail[key].values())
-        wake_at = self._now if awaited else rest.wake_at
-        lying = (rest.status, wake_at, names_as_json(rest.awaits))
-        return (key, entry.epoch, entry.n, entry.data, *lying, self._now)
+    def _rest_row(self, key: str, entry: Entry, rest: Rest) -> Sequence[Value]:
+        has_message = any(each.name in rest.awaits for each in self._messages[key].values())
+        wake_at = self._now if has_message else rest.wake_at
+        columns = (rest.status, wake_at, names_as_json(rest.awaits))
+        return (key, entry.epoch, entry.n, entry.data, *columns, self._now)
 
 
 def _verdict(fence: Result) -> Verdict:

@@ -17,32 +17,32 @@ from typing import Any, TypeVar
 
 from perdure.errors import StoreError, StoreUnavailable, ValueTooLarge
 from perdure.stores.mysql.errors import (
-    TOO_LARGE,
+    PACKET_TOO_LARGE,
     Failure,
     code_of,
-    errors_of,
+    driver_errors,
     failure_of,
-    is_sound,
+    is_reusable_after,
     load_driver,
-    translated,
+    translate,
     was_not_sent,
 )
 from perdure.stores.mysql.literals import NO_BACKSLASH_ESCAPES, Statement
-from perdure.stores.mysql.pool import Connections
+from perdure.stores.mysql.pool import MysqlPool
 
 T = TypeVar("T")
 
 # How often a transaction is run again after each kind of failure.
-_TRIES: dict[Failure, int] = {"deadlock": 10, "held": 2, "away": 2, "error": 0}
-# What every server takes; the real limit is asked for when the store is set up.
-_SMALLEST_PACKET = 1024 * 1024
+_RETRIES: dict[Failure, int] = {"deadlock": 10, "lock timeout": 2, "unavailable": 2, "error": 0}
+# Every server accepts this; the real limit is read when the store is set up.
+_MIN_PACKET_SIZE = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one statement gave: its rows, how many it gave or wrote, and its LAST_INSERT_ID.
+    """The rows of one statement, how many it returned or wrote, and its LAST_INSERT_ID.
 
-    An UPDATE counts rows that it left as they were or not, as a flag of the connection says.
+    Whether an UPDATE counts rows that it did not change depends on a flag of the connection.
     """
 
     rows: Sequence[Any] = ()
@@ -53,24 +53,25 @@ class Result:
 class Database:
     """Runs transactions, each on a connection of its own.
 
-    One that met another (a deadlock) is run again. One whose connection was lost is run again on a
-    new connection when it cannot have been committed, or when it is `repeatable`: when doing it
-    twice is as good as once.
+    A transaction that conflicts with another one (a deadlock) is run again. One whose connection
+    was lost is run again on a new connection if it cannot have been committed, or if it is
+    `repeatable`, which means that doing it twice has the same effect as doing it once.
     """
 
-    def __init__(self, connections: Connections, *, timeout: float) -> None:
-        driver = load_driver()
-        self.connections = connections
-        self.largest_packet = _SMALLEST_PACKET
-        self.errors = errors_of(driver)
+    def __init__(self, pool: MysqlPool, *, timeout: float) -> None:
+        self.pool = pool
+        self.max_packet_size = _MIN_PACKET_SIZE
+        self.errors = driver_errors()
         self._timeout = timeout
-        self._cursor = driver.cursors.Cursor
+        self._cursor_class = load_driver().cursors.Cursor
 
     async def transact(
         self, work: Callable[["Transaction"], Awaitable[T]], *, repeatable: bool = True
     ) -> T:
-        """Give what `work` gives. It may be called several times; what it did not `finish` is
-        rolled back."""
+        """Return what `work` returns.
+
+        It may be called several times. What it wrote without calling `finish` is rolled back.
+        """
         failures: Counter[Failure] = Counter()
         while True:
             transaction = await self.open()
@@ -80,117 +81,124 @@ class Database:
                 failure = failure_of(error)
                 failures[failure] += 1
                 is_safe = repeatable or was_not_sent(error) or not transaction.is_committing
-                if failures[failure] > _TRIES[failure] or (failure == "away" and not is_safe):
-                    raise translated(error, self.connections.where) from error
+                if failures[failure] > _RETRIES[failure] or (
+                    failure == "unavailable" and not is_safe
+                ):
+                    raise translate(error, self.pool.where) from error
             finally:
                 await transaction.end()
 
     async def run(self, *statements: Statement, repeatable: bool = True) -> Sequence[Result]:
-        """Give what the statements give, which are committed together."""
+        """Commit the statements together and return their results."""
         return await self.transact(
             lambda transaction: transaction.finish(*statements), repeatable=repeatable
         )
 
     async def run_alone(self, statement: Statement, *, repeatable: bool = True) -> Result:
-        """Give what one statement gives, which is committed, without a word more than it needs."""
+        """Commit one statement, without a transaction if possible, and return its result."""
         return await self.transact(
             lambda transaction: transaction.alone(statement), repeatable=repeatable
         )
 
     async def open(self) -> "Transaction":
-        """Give a transaction that has yet to begin; at last, `end` is to be called."""
-        connection = await self.connections.take()
-        return Transaction(self, connection, self._cursor, self._timeout)
+        """Return a transaction that has not begun; the caller must call its `end`."""
+        connection = await self.pool.acquire()
+        return Transaction(self, connection, self._cursor_class, self._timeout)
 
     @contextmanager
-    def speaking(self) -> Generator[None]:
+    def translate_errors(self) -> Generator[None]:
         """Translate the driver's errors in this block."""
         try:
             yield
         except self.errors as error:
-            raise translated(error, self.connections.where) from error
+            raise translate(error, self.pool.where) from error
 
 
 class Transaction:
     """Statements of one connection that are committed together.
 
-    Those of one call go out together and cost one round trip.
+    The statements of one call are sent together and cost one round trip.
     """
 
-    def __init__(self, database: Database, connection: Any, cursor: Any, timeout: float) -> None:
+    def __init__(
+        self, database: Database, connection: Any, cursor_class: Any, timeout: float
+    ) -> None:
         self.connection = connection
         self.errors = database.errors
         self.is_committing = False
         self._database = database
-        self._cursor = cursor
+        self._cursor_class = cursor_class
         self._timeout = timeout
         self._is_open = False
-        self._is_sound = True
+        self._is_reusable = True
 
     async def run(self, *statements: Statement) -> Sequence[Result]:
-        """Give what the statements give; the first call begins the transaction."""
+        """Return the results of the statements; the first call begins the transaction."""
         return await self._run(statements, ends=False)
 
     async def finish(self, *statements: Statement) -> Sequence[Result]:
-        """Give what the statements give, and commit."""
+        """Commit after the statements and return their results."""
         return await self._run(statements, ends=True)
 
     async def alone(self, statement: Statement) -> Result:
-        """Give what one statement gives, committed by itself; only outside a transaction."""
-        self._is_open = not self._database.connections.autocommit
+        """Return the result of one statement, committed by itself; only outside a transaction."""
+        self._is_open = not self._database.pool.autocommit
         self.is_committing = True
-        [result, *_] = await self._send([self._text(statement)])
+        [result, *_] = await self._send([self._encode(statement)])
         if self.connection.get_transaction_status():
             await self._commit()
         self._is_open = False
         return result
 
     async def end(self) -> None:
-        """Roll back what was not finished, and give the connection back."""
+        """Roll back what was not finished, and release the connection."""
         try:
-            if self._is_open and self._is_sound:
-                await self._ask(self.connection.rollback())
+            if self._is_open and self._is_reusable:
+                await self._request(self.connection.rollback())
         except self.errors:
-            pass  # the server rolls back when it finds the connection closed
+            pass  # the server rolls back when the connection is closed
         finally:
-            await self._database.connections.give_back(self.connection, sound=self._is_sound)
+            await self._database.pool.release(self.connection, reusable=self._is_reusable)
 
     @asynccontextmanager
-    async def lent(self) -> AsyncGenerator[Any]:
-        """Lend the connection to the user's code; its exceptions come out as they are, or as
-        `StoreUnavailable` when the connection was lost."""
+    async def lend(self) -> AsyncGenerator[Any]:
+        """Lend the connection to the user's code.
+
+        Its exceptions are raised unchanged, or as `StoreUnavailable` if the connection was lost.
+        """
         try:
             yield self.connection
         except Exception as error:
             self._is_open = False
             try:
-                await self._ask(self.connection.rollback())
+                await self._request(self.connection.rollback())
             except self.errors as lost:
-                words = f"{translated(lost, self._database.connections.where)}"
-                raise StoreUnavailable(f"{words}, in a transaction: {error}") from error
+                reason = translate(lost, self._database.pool.where)
+                raise StoreUnavailable(f"{reason}, in a transaction: {error}") from error
             raise
 
     def check_open(self) -> None:
-        """Raise when something ended the transaction in between."""
+        """Raise if the user's code ended the transaction."""
         if not self.connection.get_transaction_status():
             self._is_open = False
             raise StoreError(
-                "the transaction was ended inside it: by commit() or rollback(), or by a statement "
-                "that commits, as CREATE TABLE does; only the store may end it"
+                "the transaction was ended inside `work`: by commit() or rollback(), or by a "
+                "statement that commits, such as CREATE TABLE; only the store may end it"
             )
 
     async def _run(self, statements: Sequence[Statement], *, ends: bool) -> Sequence[Result]:
-        texts = [self._text(statement) for statement in statements]
-        # The opening may be two statements, and their results are nobody's business.
-        before = 0 if self._is_open else 1 + self._database.connections.begin.count(b";")
+        encoded = [self._encode(statement) for statement in statements]
+        skipped = 0
         if not self._is_open:
-            texts.insert(0, self._database.connections.begin)
+            begin = self._database.pool.begin
+            encoded.insert(0, begin)
+            skipped = 1 + begin.count(b";")  # the results of BEGIN, which may be two statements
             self._is_open = True
         commits = ends and self.connection.get_autocommit()
         if commits:
-            texts.append(b"COMMIT")
+            encoded.append(b"COMMIT")
         results: list[Result] = []
-        packets = list(_packets(texts, self._database.largest_packet))
+        packets = list(_packets(encoded, self._database.max_packet_size))
         for number, packet in enumerate(packets, 1):
             self.is_committing = commits and number == len(packets)
             results += await self._send(packet)
@@ -198,66 +206,66 @@ class Transaction:
             self._is_open = False
         elif ends:
             await self._commit()
-        return results[before : before + len(statements)]
+        return results[skipped : skipped + len(statements)]
 
     async def _commit(self) -> None:
-        # In a session that does not commit by itself, the driver learns only from its own commit
-        # that the transaction is over; else its pool would throw the connection away.
+        # In a session without autocommit, the driver learns only from its own commit() that the
+        # transaction is over; otherwise its pool would discard the connection.
         self.is_committing = True
-        await self._ask(self.connection.commit())
+        await self._request(self.connection.commit())
         self._is_open = False
 
-    def _text(self, statement: Statement) -> bytes:
+    def _encode(self, statement: Statement) -> bytes:
         mode = self.connection.server_status
-        return statement.text(backslashes=not mode & NO_BACKSLASH_ESCAPES)
+        return statement.encode(backslashes=not mode & NO_BACKSLASH_ESCAPES)
 
-    async def _send(self, texts: Sequence[bytes]) -> list[Result]:
-        packet, largest = b";".join(texts), self._database.largest_packet
+    async def _send(self, encoded: Sequence[bytes]) -> list[Result]:
+        packet, limit = b";".join(encoded), self._database.max_packet_size
         try:
-            if len(packet) < largest:
-                return await self._ask(self._exchange(packet))
+            if len(packet) < limit:
+                return await self._request(self._exchange(packet))
         except self.errors as error:
-            if code_of(error) != TOO_LARGE:
+            if code_of(error) != PACKET_TOO_LARGE:
                 raise
-        what = "a statement for MySQL (max_allowed_packet is its limit)"
-        raise ValueTooLarge(what, len(packet), largest)
+        what = "a statement for MySQL (limited by max_allowed_packet)"
+        raise ValueTooLarge(what, len(packet), limit)
 
     async def _exchange(self, packet: bytes) -> list[Result]:
-        # Closing the cursor would only read what is read to its end here.
-        cursor = self.connection.cursor(self._cursor)
+        # The cursor need not be closed: that would only read the remaining results.
+        cursor = self.connection.cursor(self._cursor_class)
         await cursor.execute(packet)
         results = [await _result(cursor)]
         while await cursor.nextset():
             results.append(await _result(cursor))
         return results
 
-    async def _ask(self, question: Awaitable[T]) -> T:
-        """Give the server's answer, and remember whether the connection is still good."""
-        # When this is cancelled, an answer is on its way to nobody.
-        self._is_sound = False
+    async def _request(self, request: Awaitable[T]) -> T:
+        """Return the server's reply, and note whether the connection can still be used."""
+        # If this is cancelled, the reply is still on its way.
+        self._is_reusable = False
         try:
-            # The driver's own time-out makes a task for every read.
+            # The driver's own timeout creates a task for every read.
             async with asyncio.timeout(self._timeout):  # noqa: TID251 - real time
-                answer = await question
+                reply = await request
         except self.errors as error:
-            self._is_sound = is_sound(error)
+            self._is_reusable = is_reusable_after(error)
             raise
-        self._is_sound = True
-        return answer
+        self._is_reusable = True
+        return reply
 
 
 async def _result(cursor: Any) -> Result:
     return Result(await cursor.fetchall(), cursor.rowcount, cursor.lastrowid)
 
 
-def _packets(texts: Iterable[bytes], largest: int) -> Iterator[Sequence[bytes]]:
-    """Give the statements in as few packets as the server takes them in."""
+def _packets(encoded: Iterable[bytes], limit: int) -> Iterator[Sequence[bytes]]:
+    """Yield the statements in as few packets as the limit allows."""
     packet: list[bytes] = []
     size = 0
-    for text in texts:
-        if packet and size + len(text) + 1 >= largest:
+    for statement in encoded:
+        if packet and size + len(statement) + 1 >= limit:
             yield packet
             packet, size = [], 0
-        packet.append(text)
-        size += len(text) + 1
+        packet.append(statement)
+        size += len(statement) + 1
     yield packet

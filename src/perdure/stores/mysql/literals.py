@@ -1,7 +1,8 @@
-"""Values as they are written in a statement.
+"""Literals: values as they are written in a statement.
 
-The driver writes bytes with backslashes also where the session's mode takes a backslash for a
-character like any other, and a quote in them would end the text. Here that mode is minded.
+The driver escapes bytes with backslashes even if the session's mode treats a backslash as an
+ordinary character, where a quote in them would end the literal. The functions here respect the
+mode.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,34 +13,36 @@ from perdure.clock import as_utc
 
 Value: TypeAlias = "str | bytes | int | datetime | Rows | Sequence[Value] | None"
 
-# The server tells with every answer in which mode the session is.
+# A flag of the status that the server sends with every reply.
 NO_BACKSLASH_ESCAPES = 512
 
 
 class Rows:
-    """Rows that are each written as `each`, with a word between them."""
+    """Rows that are each written by the template `row`, joined by a separator."""
 
-    def __init__(self, each: bytes, rows: Iterable[Sequence[Value]], between: bytes = b",") -> None:
-        self._each = each
+    def __init__(
+        self, row: bytes, rows: Iterable[Sequence[Value]], separator: bytes = b","
+    ) -> None:
+        self._row = row
         self._rows = rows
-        self._between = between
+        self._separator = separator
 
-    def text(self, *, backslashes: bool) -> bytes:
-        """Give what is sent; `backslashes` tells whether they escape in this session."""
-        return self._between.join([self._each % _literals(row, backslashes) for row in self._rows])
+    def encode(self, *, backslashes: bool) -> bytes:
+        """Return the bytes to send; `backslashes` is whether they escape in this session."""
+        return self._separator.join([self._row % _literals(row, backslashes) for row in self._rows])
 
 
 class Statement(NamedTuple):
-    """One statement, and what belongs in the place of each `%s`.
+    """One statement, and a value for each `%s` in it.
 
-    A list is written as its items with commas between them, and a tuple in brackets besides.
+    A list is written as its items joined by commas, a tuple in parentheses as well.
     """
 
     sql: bytes
     values: Sequence[Value] = ()
 
-    def text(self, *, backslashes: bool) -> bytes:
-        """Give what is sent; `backslashes` tells whether they escape in this session."""
+    def encode(self, *, backslashes: bool) -> bytes:
+        """Return the bytes to send; `backslashes` is whether they escape in this session."""
         return self.sql % _literals(self.values, backslashes)
 
 
@@ -48,7 +51,7 @@ def _literals(values: Sequence[Value], backslashes: bool) -> tuple[bytes, ...]:
 
 
 def _literal(value: Value, backslashes: bool) -> bytes:
-    # Not by `match`, which takes twice as long, and batches have many values.
+    # Not `match`, which takes twice as long: batches have many values.
     if isinstance(value, str):
         return _quoted(value.encode(), backslashes)
     if isinstance(value, bytes):
@@ -58,9 +61,9 @@ def _literal(value: Value, backslashes: bool) -> bytes:
     if value is None:
         return b"NULL"
     if isinstance(value, datetime):
-        return b"'%s'" % _moment(value)
+        return b"'%s'" % _datetime(value)
     if isinstance(value, Rows):
-        return value.text(backslashes=backslashes)
+        return value.encode(backslashes=backslashes)
     joined = b",".join(_literals(value, backslashes))
     return b"(%s)" % joined if isinstance(value, tuple) else joined
 
@@ -71,11 +74,11 @@ def _quoted(value: bytes, backslashes: bool) -> bytes:
     return b"'%s'" % value.replace(b"'", b"''")
 
 
-def _moment(moment: datetime) -> bytes:
-    naive = as_utc(moment).replace(tzinfo=None)
+def _datetime(value: datetime) -> bytes:
+    naive = as_utc(value).replace(tzinfo=None)
     return naive.isoformat(" ", "microseconds").encode()
 
 
-def read_moment(stored: datetime) -> datetime:
-    """Give a stored time, which has no zone and is UTC, as the aware one it means."""
+def read_datetime(stored: datetime) -> datetime:
+    """Return a stored time, which is naive and in UTC, as an aware datetime."""
     return stored.replace(tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""Rows of MySQL as what they mean, and rows to be written in lists that fit in a statement."""
+"""Conversions of MySQL's rows to the records of the contract, and chunks of rows to write."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -8,25 +8,25 @@ from perdure import codec
 from perdure.snapshot import Snapshot
 from perdure.store import Message
 from perdure.stores._reading import merged, reading
-from perdure.stores.mysql.literals import read_moment
+from perdure.stores.mysql.literals import read_datetime
 
-Row = TypeVar("Row", bound=Sequence[Any])
+R = TypeVar("R", bound=Sequence[Any])
 
-# A statement of more is not worth its memory, on either side.
-LARGEST_STATEMENT = 1024 * 1024
+# Larger statements gain no speed and cost memory on both sides.
+MAX_STATEMENT_SIZE = 1024 * 1024
 _ROW_OVERHEAD = 1024
 _SIZED = (str, bytes)
 
 
 def read_run(id: str, snapshot: bytes | None, journal: Sequence[bytes] = ()) -> Snapshot:
-    """Give a run's snapshot merged with its journal."""
+    """Return a run's snapshot merged with its journal."""
     with reading(id):
         deltas: Any = codec.loads(b"[%s]" % b",".join(journal))
         return merged(codec.loads(snapshot or b""), *deltas)
 
 
 def read_journals(rows: Iterable[Sequence[Any]]) -> dict[str, list[bytes]]:
-    """Give the entries of each run, in order."""
+    """Return the entries of each run, in order."""
     entries: dict[str, list[bytes]] = defaultdict(list)
     for key, _, data in rows:
         entries[key].append(data)
@@ -34,32 +34,32 @@ def read_journals(rows: Iterable[Sequence[Any]]) -> dict[str, list[bytes]]:
 
 
 def read_inboxes(rows: Iterable[Sequence[Any]]) -> dict[str, list[Message]]:
-    """Give the messages of each run, in order."""
+    """Return the messages of each run, in order."""
     messages: dict[str, list[Message]] = defaultdict(list)
     for key, seq, name, payload, sent_at in rows:
-        messages[key].append(Message(str(seq), name, payload, read_moment(sent_at)))
+        messages[key].append(Message(str(seq), name, payload, read_datetime(sent_at)))
     return messages
 
 
 def names_as_json(names: Sequence[str]) -> bytes | None:
-    """Give the names of events as a JSON array, and no names as None."""
+    """Return names of events as a JSON array, or `None` if there are none."""
     return codec.dumps(list(names)) if names else None
 
 
-def chunks(rows: Iterable[Row]) -> list[list[Row]]:
-    """Give rows in lists, each short enough for one statement unless it is a single row."""
-    found: list[list[Row]] = []
+def chunks(rows: Iterable[R]) -> list[list[R]]:
+    """Return the rows in lists that each fit in one statement, unless a single row is larger."""
+    lists: list[list[R]] = []
     room = 0
     for row in rows:
         size = row_size(row)
         if size > room:
-            found.append([])
-            room = LARGEST_STATEMENT
-        found[-1].append(row)
+            lists.append([])
+            room = MAX_STATEMENT_SIZE
+        lists[-1].append(row)
         room -= size
-    return found
+    return lists
 
 
 def row_size(row: Sequence[Any]) -> int:
-    """Give about how many bytes a row takes in a statement."""
+    """Return the approximate size of a row in a statement, in bytes."""
     return _ROW_OVERHEAD + sum([len(value) for value in row if isinstance(value, _SIZED)])

@@ -2,14 +2,12 @@
 
 from typing import Any
 
-from perdure.clock import Clock, Duration, SystemClock, parse_duration
+from perdure.clock import Clock, Duration, SystemClock
 from perdure.store import MAX_VALUE_SIZE, Capabilities
-from perdure.stores.postgres.database import Database
+from perdure.stores.postgres.database import open_database
 from perdure.stores.postgres.keyvalue import PostgresKeyValue
-from perdure.stores.postgres.notify import HintingPostgresStore
-from perdure.stores.postgres.pool import open_connections
-from perdure.stores.postgres.schema import Names
-from perdure.stores.postgres.store import PostgresStore
+from perdure.stores.postgres.schema import Tables
+from perdure.stores.postgres.store import NotifyingPostgresStore, PostgresBackend, PostgresStore
 
 __all__ = ["PostgresKeyValue", "PostgresStore", "postgres"]
 
@@ -27,12 +25,13 @@ def postgres(
     clock: Clock = SystemClock(),
     max_value_size: int = MAX_VALUE_SIZE,
 ) -> PostgresStore:
-    """Give the store on a PostgreSQL database, whose tables are made at first use.
+    """Return a store in a PostgreSQL database; its tables are created when it is first used.
 
-    `table` may name a schema (`"billing.runs"`) and may be awaitly's own. `pool` is an asyncpg pool
-    of yours, which is never closed here. Behind a pooler in transaction mode, such as PgBouncer,
-    pass `prepared_statements=False`; there are no hints then. `connect_timeout` is how long a
-    server that is away is tried for, `timeout` how long it may take to answer.
+    `table` may include a schema (`"billing.runs"`) and may be awaitly's own table. `pool` is an
+    asyncpg pool, which the store uses and never closes. Behind a pooler in transaction mode, such
+    as PgBouncer, pass `prepared_statements=False`; the store then sends no notifications.
+    `connect_timeout` is how long to retry while the server is unavailable, `timeout` how long a
+    statement may take.
 
         store = postgres("postgresql://localhost/mydb", prefix="orders:")
     """
@@ -48,15 +47,17 @@ def postgres(
         survives="power_loss",
         max_value_size=max_value_size,
     )
-    names = Names(table)
-    database = Database(
-        open_connections(url, pool, max_connections, prepared_statements, connect_timeout, clock),
-        table=names.table,
-        prepared=prepared_statements,
-        timeout=parse_duration(timeout, "timeout").total_seconds(),
+    tables = Tables(table)
+    database = open_database(
+        url,
+        tables.table,
+        pool=pool,
+        prepared_statements=prepared_statements,
+        max_connections=max_connections,
+        connect_timeout=connect_timeout,
+        timeout=timeout,
+        clock=clock,
     )
-    if prepared_statements:
-        return HintingPostgresStore(
-            database, names, prefix=prefix, capabilities=capabilities, clock=clock
-        )
-    return PostgresStore(database, names, prefix=prefix, capabilities=capabilities)
+    backend = PostgresBackend(database, tables, prefix=prefix, clock=clock)
+    store = NotifyingPostgresStore if prepared_statements else PostgresStore
+    return store(backend, "PostgreSQL", capabilities)

@@ -1,34 +1,34 @@
-"""Statements, one at a time or several in a transaction, with the driver's errors translated."""
+"""Statements, alone or several in a transaction, with the driver's errors translated."""
 
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Any, cast
 
+from perdure.clock import Clock, Duration, parse_duration
 from perdure.errors import StoreUnavailable
 from perdure.stores.postgres.errors import (
+    describe,
     driver_errors,
-    in_words,
-    is_away,
     is_conflict,
-    translated,
+    is_unavailable,
+    translate,
 )
-from perdure.stores.postgres.pool import Connections
+from perdure.stores.postgres.pool import PostgresPool, open_pool
 
-_CONFLICTS = 10
-_LOSSES = 2
+_MAX_CONFLICTS = 10
+_MAX_LOSSES = 2
 
 
 class Database:
     """Runs statements, each in a transaction of its own.
 
-    One that met another (a deadlock) is sent again. One whose connection was lost is sent again on
-    a new connection when it is `repeatable`: when doing it twice is as good as once.
+    A statement that conflicts with another one (a deadlock) is sent again. One whose connection was
+    lost is sent again on a new connection if it is `repeatable`, which means that doing it twice
+    has the same effect as doing it once.
     """
 
-    def __init__(
-        self, connections: Connections, *, table: str, prepared: bool, timeout: float
-    ) -> None:
-        self.connections = connections
+    def __init__(self, pool: PostgresPool, *, table: str, prepared: bool, timeout: float) -> None:
+        self.pool = pool
         self._table = table
         self._timeout = timeout
         self._errors = driver_errors()
@@ -37,29 +37,29 @@ class Database:
     async def fetch(
         self, statement: str, *values: object, repeatable: bool = True
     ) -> Sequence[Any]:
-        """Give the rows of one statement, which is committed."""
+        """Commit one statement and return its rows."""
         conflicts = losses = 0
         while True:
             try:
                 return await self._attempt(statement, values)
             except self._errors as error:
                 conflicts += is_conflict(error)
-                losses += is_away(error)
-                hopeless = not (is_conflict(error) or (is_away(error) and repeatable))
-                if hopeless or conflicts > _CONFLICTS or losses >= _LOSSES:
-                    raise self._translated(error) from error
+                losses += is_unavailable(error)
+                can_retry = is_conflict(error) or (is_unavailable(error) and repeatable)
+                if not can_retry or conflicts > _MAX_CONFLICTS or losses >= _MAX_LOSSES:
+                    raise self._translate(error) from error
 
     async def _attempt(self, statement: str, values: Sequence[object]) -> Sequence[Any]:
-        connection = await self.connections.take()
-        sound = False
+        connection = await self.pool.acquire()
+        reusable = False
         try:
             rows = await self._run(connection, statement, values)
-            sound = True
+            reusable = True
         except self._errors as error:
-            sound = not is_away(error)
+            reusable = not is_unavailable(error)
             raise
         finally:
-            await self.connections.give_back(connection, sound=sound)
+            await self.pool.release(connection, reusable=reusable)
         return rows
 
     async def _run_prepared(
@@ -71,16 +71,16 @@ class Database:
     async def _run_in_transaction(
         self, connection: Any, statement: str, values: Sequence[object]
     ) -> Sequence[Any]:
-        # asyncpg sends a statement and its values apart. A pooler may send them to two servers,
-        # unless a transaction holds them together.
+        # asyncpg sends a statement and its values separately. A pooler may send them to two
+        # different servers unless a transaction holds them together.
         async with connection.transaction():
             return await self._run_prepared(connection, statement, values)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator["Transaction"]:
-        """Give a transaction: committed at the end of the block, rolled back by an exception."""
-        connection = await self.connections.take()
-        transaction = Transaction(connection, self.speaking, self._timeout)
+        """Open a transaction: committed at the end of the block, rolled back by an exception."""
+        connection = await self.pool.acquire()
+        transaction = Transaction(connection, self.translate_errors, self._timeout)
         try:
             await transaction.begin()
             yield transaction
@@ -89,72 +89,94 @@ class Database:
             with suppress(*self._errors):
                 await transaction.roll_back()
             if _is_loss(connection, error):
-                words = f"went away in a transaction: {in_words(error)}"
-                where = f"PostgreSQL at {self.connections.where}"
-                raise StoreUnavailable(f"{where} {words}") from error
+                message = f"is unavailable, lost in a transaction: {describe(error)}"
+                raise StoreUnavailable(f"PostgreSQL at {self.pool.where} {message}") from error
             raise
         finally:
-            await self.connections.give_back(connection, sound=not transaction.is_open)
+            await self.pool.release(connection, reusable=not transaction.is_open)
 
     @contextmanager
-    def speaking(self) -> Generator[None]:
+    def translate_errors(self) -> Generator[None]:
         """Translate the driver's errors in this block."""
         try:
             yield
         except self._errors as error:
-            raise self._translated(error) from error
+            raise self._translate(error) from error
 
-    def _translated(self, error: BaseException) -> Exception:
-        return translated(error, self.connections.where, self._table, self.connections.role)
+    def _translate(self, error: BaseException) -> Exception:
+        return translate(error, self.pool.where, self._table, self.pool.role)
 
 
 def _is_loss(connection: Any, error: BaseException) -> bool:
-    # The user's code may have raised, and it may raise anything over a lost connection.
-    is_news = isinstance(error, Exception) and not isinstance(error, StoreUnavailable)
-    return is_news and bool(connection.is_closed())
+    # Over a lost connection, the user's code may raise anything.
+    is_new = isinstance(error, Exception) and not isinstance(error, StoreUnavailable)
+    return is_new and bool(connection.is_closed())
 
 
 class Transaction:
-    """Several statements of one connection that are committed together.
+    """Several statements on one connection that are committed together.
 
-    The block that holds it may run the user's code: only what is done here is translated.
+    The user's code may run between them: only the errors of the methods here are translated.
     """
 
     def __init__(
-        self, connection: Any, speaking: Callable[[], AbstractContextManager[None]], timeout: float
+        self,
+        connection: Any,
+        translate_errors: Callable[[], AbstractContextManager[None]],
+        timeout: float,
     ) -> None:
         self.connection = connection
         self.is_open = False
         self._transaction = connection.transaction()
-        self._speaking = speaking
+        self._translate_errors = translate_errors
         self._timeout = timeout
 
     async def begin(self) -> None:
-        """Open it."""
-        with self._speaking():
+        """Begin the transaction."""
+        with self._translate_errors():
             self.is_open = True
             await self._transaction.start()
 
     async def fetch(self, statement: str, *values: object) -> Sequence[Any]:
-        """Give the rows of one statement."""
-        with self._speaking():
+        """Return the rows of one statement."""
+        with self._translate_errors():
             rows = await self.connection.fetch(statement, *values, timeout=self._timeout)
         return cast("Sequence[Any]", rows)
 
     async def execute(self, script: str) -> None:
-        """Run statements that take no values."""
-        with self._speaking():
+        """Execute statements without parameters."""
+        with self._translate_errors():
             await self.connection.execute(script)
 
     async def commit(self) -> None:
-        """Make it last, if it was not rolled back."""
+        """Commit the transaction unless it was rolled back."""
         if self.is_open:
-            with self._speaking():
+            with self._translate_errors():
                 await self._transaction.commit()
             self.is_open = False
 
     async def roll_back(self) -> None:
-        """Undo it, if it is open."""
+        """Roll the transaction back if it is open."""
         if self.is_open and not self.connection.is_closed():
             await self._transaction.rollback()
             self.is_open = False
+
+
+def open_database(
+    url: str | None,
+    table: str,
+    *,
+    pool: Any,
+    prepared_statements: bool,
+    max_connections: int,
+    connect_timeout: Duration,
+    timeout: Duration,
+    clock: Clock,
+) -> Database:
+    """Return the database that the options of a store describe; nothing is connected yet."""
+    return Database(
+        open_pool(url, pool, max_connections, prepared_statements, connect_timeout, clock),
+        table=table,
+        prepared=prepared_statements,
+        timeout=parse_duration(timeout, "timeout").total_seconds(),
+    )

@@ -1,10 +1,10 @@
-"""What PostgreSQL and its driver say, in perdure's words."""
+"""The errors of PostgreSQL, PgBouncer and asyncpg, translated to perdure's."""
 
 from typing import Any
 
 from perdure.errors import MissingDependency, StoreError, StoreUnavailable
 
-_AWAY = {
+_UNAVAILABLE = {
     "25006",  # read-only: this server is a standby now
     "53300",  # too many connections
     "57P01",  # shut down by an administrator
@@ -14,28 +14,28 @@ _AWAY = {
 _CONFLICT = {
     "40001",  # could not serialize
     "40P01",  # deadlock
-    "XX000",  # a catalogue row changed while it was read, as while tables are being created
+    "XX000",  # a catalog row changed while it was read, as when tables are being created
 }
-_UNPREPARED = {
-    "26000",  # no such prepared statement
-    "42P05",  # a prepared statement of this name is there
-    "08P01",  # PgBouncer: a startup parameter it does not know
+_NO_PREPARED_STATEMENTS = {
+    "26000",  # the prepared statement does not exist
+    "42P05",  # the prepared statement exists already
+    "08P01",  # PgBouncer: unsupported startup parameter
 }
 _UNSTORABLE = {
-    "22021",  # text holds a NUL
-    "22P02",  # jsonb: not JSON as it wants it
-    "22P05",  # jsonb: a NUL or a lone surrogate
+    "22021",  # text contains NUL
+    "22P02",  # jsonb: not JSON as it expects it
+    "22P05",  # jsonb: contains NUL or a lone surrogate
 }
 _DENIED = "42501"
-_DOUBLE = "23505"
+_DUPLICATE = "23505"
 
 
-class Doubled(StoreError):
-    """A row of this key is there already."""
+class DuplicateRow(StoreError):
+    """A row with this key exists already."""
 
 
 def load_driver() -> Any:
-    """Give the module asyncpg, or raise `MissingDependency`."""
+    """Return the module asyncpg, or raise `MissingDependency`."""
     try:
         import asyncpg
     except ImportError:
@@ -44,7 +44,7 @@ def load_driver() -> Any:
 
 
 def driver_errors() -> tuple[type[BaseException], ...]:
-    """Give the classes of all that may go wrong on the way to the server and back."""
+    """Return the classes of all errors that the driver and the network raise."""
     driver = load_driver()
     return (
         driver.PostgresError,
@@ -55,41 +55,40 @@ def driver_errors() -> tuple[type[BaseException], ...]:
     )
 
 
-def is_away(error: BaseException) -> bool:
-    """Tell whether the server cannot be reached just now, rather than refuses what was asked."""
+def is_unavailable(error: BaseException) -> bool:
+    """Return whether the server currently cannot be reached, rather than refuses the request."""
     code = _code(error)
     if not code:
         return isinstance(error, OSError | TimeoutError) or _is_closed_connection(error)
-    return code in _AWAY or (code.startswith("08") and code not in _UNPREPARED)
+    return code in _UNAVAILABLE or (code.startswith("08") and code not in _NO_PREPARED_STATEMENTS)
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Tell whether the statement met another one, and would do well when sent again."""
+    """Return whether the statement conflicted with another one, and can be sent again."""
     return _code(error) in _CONFLICT
 
 
-def translated(error: BaseException, where: str, table: str, role: str) -> StoreError:
-    """Give the driver's exception as one of ours, saying what to do next."""
-    at = f"PostgreSQL at {where}"
-    code = _code(error)
-    if is_away(error):
-        return StoreUnavailable(f"{at} went away: {in_words(error)}")
-    if code == _DOUBLE:
-        return Doubled(f"{at}: {in_words(error)}")
-    if code in _UNPREPARED:
-        hint = "a pooler stands in between: pass prepared_statements=False"
-        return StoreError(f"{at} forgot a prepared statement, {hint} ({in_words(error)})")
+def translate(error: BaseException, where: str, table: str, role: str) -> StoreError:
+    """Return the driver's exception as a `StoreError` that says what to do next."""
+    at, message, code = f"PostgreSQL at {where}", describe(error), _code(error)
+    if is_unavailable(error):
+        return StoreUnavailable(f"{at} is unavailable: {message}")
+    if code == _DUPLICATE:
+        return DuplicateRow(f"{at}: {message}")
+    if code in _NO_PREPARED_STATEMENTS:
+        hint = "if it is behind a pooler, pass prepared_statements=False"
+        return StoreError(f"{at} lost a prepared statement: {message}; {hint}")
     if code == _DENIED:
         schema = table.rpartition(".")[0] or "public"
         return StoreError(
-            f"{at} refuses: {in_words(error)}. As an administrator run: "
+            f"{at} denied permission: {message}. As an administrator run: "
             f"GRANT USAGE, CREATE ON SCHEMA {schema} TO {role}; GRANT SELECT, INSERT, UPDATE, "
             f"DELETE ON ALL TABLES IN SCHEMA {schema} TO {role};"
         )
     if code in _UNSTORABLE:
-        hint = "jsonb and text hold no NUL and no lone surrogate; perdure's own tables take both"
-        return StoreError(f"{at} cannot keep this value: {in_words(error)}; {hint}")
-    return StoreError(f"{at} did not do what it was asked: {in_words(error)}")
+        hint = "jsonb and text cannot contain NUL or lone surrogates; perdure's own tables can"
+        return StoreError(f"{at} cannot store this value: {message}; {hint}")
+    return StoreError(f"{at} failed: {message}")
 
 
 def _code(error: BaseException) -> str:
@@ -98,12 +97,13 @@ def _code(error: BaseException) -> str:
 
 
 def _is_closed_connection(error: BaseException) -> bool:
-    # A client's own error has no code: only its name and words tell a lost connection from a
-    # wrong call. The internal one comes when a server that dies has just said so.
+    # The client's own errors have no code: only their class and message distinguish a lost
+    # connection from a wrong call. InternalClientError is raised when a dying server has just
+    # said so.
     name = type(error).__name__
     return name == "InternalClientError" or (name == "InterfaceError" and "closed" in str(error))
 
 
-def in_words(error: BaseException) -> str:
-    """Give the first line of what an exception says, or else its name."""
+def describe(error: BaseException) -> str:
+    """Return the first line of an exception's message, or the name of its class."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,7 +1,7 @@
-"""Giving runs to owners: leased in one statement, and read under the lease."""
+"""Leases: granted by one statement, with the runs read under them."""
 
 from collections.abc import Collection, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,8 @@ from perdure.stores.postgres.statements import (
     CREATE_ONE,
     LEASE,
     READ_LEASED,
+    RELEASE,
+    RENEW,
     Statements,
 )
 
@@ -30,30 +32,47 @@ class Leases:
         self._prefix = prefix
 
     async def acquire(self, requests: Sequence[LeaseRequest]) -> list[Granted | None]:
-        """Give each want its grant or None, in order."""
+        """Return for each request its grant or `None`, in order."""
         if len(requests) == 1:
             return [await self._acquire_one(requests[0])]
         grants: list[Granted | None] = [None] * len(requests)
-        places = list(range(len(requests)))
-        while places:
-            # Of two wants for one run the first is served first, by a statement of its own.
-            turn = {requests[place].id: place for place in reversed(places)}
-            granted = await self._acquire_distinct([requests[place] for place in turn.values()])
-            for id, place in turn.items():
-                grants[place] = granted.get(id)
-            places = [place for place in places if turn[requests[place].id] != place]
+        left = list(range(len(requests)))
+        while left:
+            # Of two requests for one run, the first is served first, by a statement of its own.
+            first = {requests[index].id: index for index in reversed(left)}
+            granted = await self._acquire_distinct([requests[index] for index in first.values()])
+            for id, index in first.items():
+                grants[index] = granted.get(id)
+            left = [index for index in left if first[requests[index].id] != index]
         return grants
 
     async def claim(
         self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
     ) -> list[Granted]:
-        """Give up to `limit` grants of runs that are due, earliest first."""
+        """Return up to `limit` grants of runs that are due, earliest first."""
         values: list[object] = [owner, ttl, limit, self._prefix]
-        statement = self._statements[CLAIM]
+        statement = self._statements.sql(CLAIM)
         if workflows is not None:
-            statement = self._statements.extended(CLAIM, "AND run.workflow = ANY ($5::text[])")
+            statement = self._statements.sql(CLAIM, "AND run.workflow = ANY ($5::text[])")
             values.append(list(workflows))
         return list((await self._read(await self._fetch(statement, *values))).values())
+
+    async def renew(self, leases: Sequence[Lease], ttl: timedelta) -> list[Lease | None]:
+        """Extend the leases to `ttl` from now; return `None` for each that was lost."""
+        rows = await self._fetch(self._statements.sql(RENEW), *self._columns(leases), ttl)
+        renewed = {(row["id"].removeprefix(self._prefix), row["epoch"]): row for row in rows}
+        return [_renewed(lease, renewed.get((lease.id, lease.epoch))) for lease in leases]
+
+    async def release(self, leases: Sequence[Lease], wake_at: datetime | None) -> None:
+        """Release the leases; the runs can be claimed from `wake_at` on, or at once."""
+        await self._fetch(self._statements.sql(RELEASE), *self._columns(leases), wake_at)
+
+    def _columns(
+        self, leases: Sequence[Lease]
+    ) -> tuple[Sequence[str], Sequence[str], Sequence[int]]:
+        ordered = sorted(leases, key=lambda lease: lease.id)
+        ids = [self._prefix + lease.id for lease in ordered]
+        return ids, [lease.owner for lease in ordered], [lease.epoch for lease in ordered]
 
     async def _acquire_one(self, request: LeaseRequest) -> Granted | None:
         granted: dict[str, Granted] = {}
@@ -66,13 +85,13 @@ class Leases:
                     request.create,
                     request.workflow,
                 )
-                for _, epoch in await self._fetch(self._statements[CREATE_ONE], *values):
+                for _, epoch in await self._fetch(self._statements.sql(CREATE_ONE), *values):
                     return _created(request, epoch)
             if not request.existing:
                 return None
-            found = await self._lease([request], granted)
-            # One that was neither created nor found was deleted in between.
-            if found or request.create is None:
+            existing = await self._lease([request], granted)
+            # A run that was neither created nor found was deleted in between.
+            if existing or request.create is None:
                 break
         return granted.get(request.id)
 
@@ -83,66 +102,65 @@ class Leases:
             granted |= await self._create(
                 [request for request in requests if request.create is not None]
             )
-            known = [
+            left = [
                 request for request in requests if request.existing and request.id not in granted
             ]
-            found = await self._lease(known, granted)
-            # One that was neither created nor found was deleted in between.
+            existing = await self._lease(left, granted)
+            # A run that was neither created nor found was deleted in between.
             requests = [
                 request
-                for request in known
-                if request.create is not None and request.id not in found
+                for request in left
+                if request.create is not None and request.id not in existing
             ]
         return granted
 
     async def _create(self, requests: Sequence[LeaseRequest]) -> dict[str, Granted]:
         if not requests:
             return {}
-        values: list[list[Any]] = [
+        columns: list[list[Any]] = [
             [self._prefix + request.id for request in requests],
             [request.owner for request in requests],
             [request.ttl for request in requests],
             [request.create for request in requests],
             [request.workflow for request in requests],
         ]
-        created = dict(await self._fetch(self._statements[CREATE], *values))
-        keyed = zip(values[0], requests, strict=True)
+        epochs = dict(await self._fetch(self._statements.sql(CREATE), *columns))
+        keyed = zip(columns[0], requests, strict=True)
         return {
-            request.id: _created(request, created[key]) for key, request in keyed if key in created
+            request.id: _created(request, epochs[key]) for key, request in keyed if key in epochs
         }
 
     async def _lease(
         self, requests: Sequence[LeaseRequest], granted: dict[str, Granted]
     ) -> Collection[str]:
-        """Add the grants of the runs that are free; give the ids of all that are there."""
+        """Add the grants of the runs that are free; return the ids of all runs that exist."""
         if not requests:
             return ()
         rows = await self._fetch(
-            self._statements[LEASE],
+            self._statements.sql(LEASE),
             [self._prefix + request.id for request in requests],
             [request.owner for request in requests],
             [request.ttl for request in requests],
         )
         granted |= await self._read([row for row in rows if row["epoch"] is not None])
-        return {row["held"].removeprefix(self._prefix) for row in rows}
+        return {row["existing"].removeprefix(self._prefix) for row in rows}
 
     async def _read(self, rows: Sequence[Any]) -> dict[str, Granted]:
-        """Give the grants of leased rows, in order, by the runs' ids.
+        """Return the grants of leased rows by the runs' ids, in order.
 
-        The statement that leased them could not see what was committed while it waited. Where
-        something may lie in the journal, or the inbox may have changed, both are read now. A run
-        that was lost or put to rest in between is left out: its snapshot is not the one that came
-        with the lease any more.
+        The statement that leased them could not see what was committed while it waited. If there
+        may be journal entries, or the inbox may have changed, both are read now. A run that was
+        lost or suspended in between is left out: the snapshot that came with the lease is outdated.
         """
         latest = {row["id"]: row for row in rows if row["clean"] and not row["stale"]}
-        if unread := [row["id"] for row in rows if row["id"] not in latest]:
-            found = await self._fetch(self._statements[READ_LEASED], unread)
-            latest |= {row["id"]: row for row in found}
-        kept = [row for row in rows if row["id"] in latest and _is_held(row, latest[row["id"]])]
-        grants = (self._granted(row, latest[row["id"]]) for row in kept)
+        if outdated := [row["id"] for row in rows if row["id"] not in latest]:
+            reread = await self._fetch(self._statements.sql(READ_LEASED), outdated)
+            latest |= {row["id"]: row for row in reread}
+        current = [row for row in rows if row["id"] in latest and _is_owned(row, latest[row["id"]])]
+        grants = (self._grant(row, latest[row["id"]]) for row in current)
         return {grant.lease.id: grant for grant in grants}
 
-    def _granted(self, row: Any, latest: Any) -> Granted:
+    def _grant(self, row: Any, latest: Any) -> Granted:
         id = row["id"].removeprefix(self._prefix)
         inbox = tuple(read_message(*message) for message in latest["inbox"] or ())
         lease = Lease(id, row["owner"], row["epoch"], row["wake_at"], bool(inbox))
@@ -150,16 +168,23 @@ class Leases:
         return read_grant(lease, read, row["now"], inbox, row["takeovers"])
 
 
-def _is_held(leased: Any, latest: Any) -> bool:
-    # By the owner and not by the epoch: one that asks twice at once would overtake itself.
+def _is_owned(leased: Any, latest: Any) -> bool:
+    # Compares the owner and not the epoch: of two concurrent requests of one owner, the second
+    # would make the first lose its grant.
     return bool(latest["owner"] == leased["owner"] and latest["folded_epoch"] < leased["epoch"])
 
 
 def _created(request: LeaseRequest, epoch: int) -> Grant:
     assert request.create is not None
-    # The first epoch of a run is the moment of its creation.
+    # The first epoch of a run is the time of its creation.
     now = from_microseconds(epoch)
     snapshot: Any = codec.loads(request.create)
     return Grant(
         Lease(request.id, request.owner, epoch, now + request.ttl), snapshot, now, created=True
     )
+
+
+def _renewed(lease: Lease, row: Any) -> Lease | None:
+    if row is None:
+        return None
+    return Lease(lease.id, lease.owner, lease.epoch, row["wake_at"], row["has_messages"])

@@ -1,106 +1,103 @@
-"""Hints that a run became due, by LISTEN and NOTIFY."""
+"""Notifications of runs that became due, by LISTEN and NOTIFY."""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from perdure.clock import Clock
 from perdure.errors import StoreUnavailable
-from perdure.store import Capabilities
 from perdure.stores.postgres.database import Database
-from perdure.stores.postgres.schema import Names
-from perdure.stores.postgres.store import PostgresStore
 
 logger = logging.getLogger(__name__)
 
+_RECONNECT_SECONDS = 1
 
-class HintingPostgresStore(PostgresStore):
-    """A store whose sessions are its own, so that they can listen."""
 
-    def __init__(
-        self,
-        database: Database,
-        names: Names,
-        *,
-        prefix: str,
-        capabilities: Capabilities,
-        clock: Clock,
-    ) -> None:
-        super().__init__(database, names, prefix=prefix, capabilities=capabilities)
+class Notifications:
+    """Listens on a channel, with a connection of its own for each listener."""
+
+    def __init__(self, database: Database, channel: str, clock: Clock) -> None:
+        self._database = database
+        self._channel = channel
         self._clock = clock
-        self._ears: dict[_Ear, Any] = {}
+        self._listeners: dict[_Listener, Any] = {}
+        self._is_closed = False
 
-    async def notifications(self) -> AsyncIterator[None]:
-        """Yield whenever a run may have become due, in any process; ends when the store is closed.
+    async def listen(self) -> AsyncGenerator[None]:
+        """Yield once at first, then for each notification; end when `close` is called.
 
-        A connection of its own listens. When that is lost, a new one is made, and a hint comes for
-        what may have happened meanwhile.
+        A lost connection is replaced, and yields once for what may have been missed.
         """
-        await self._life.ready()
-        while not self._life.is_closed:
+        while not self._is_closed:
             try:
-                async with self._listening() as ear:
+                async with self._listening() as listener:
                     yield
-                    while await ear.hears():
+                    while await listener.next():
                         yield
             except StoreUnavailable as error:
-                logger.warning("no hints for now: %s", error)
-                await self._clock.sleep(1)
+                logger.warning("notifications interrupted: %s", error)
+                await self._clock.sleep(_RECONNECT_SECONDS)
+
+    def forget_loop(self) -> None:
+        """Drop the listeners of an event loop that has ended."""
+        self._listeners.clear()
 
     async def close(self) -> None:
-        """Close the connections that were opened here, and end the hints."""
-        await super().close()
-        for ear in list(self._ears):
-            ear.deafen()
-            await self._hang_up(ear)
+        """End all listeners and close their connections."""
+        self._is_closed = True
+        for listener in list(self._listeners):
+            listener.stop()
+            await self._disconnect(listener)
 
     @asynccontextmanager
-    async def _listening(self) -> AsyncGenerator["_Ear"]:
-        connection = await self._database.connections.dedicate()
-        ear = _Ear()
-        self._ears[ear] = connection
+    async def _listening(self) -> AsyncGenerator["_Listener"]:
+        connection = await self._database.pool.connect()
+        listener = _Listener()
+        self._listeners[listener] = connection
+        if self._is_closed:
+            listener.stop()  # closed while it was connecting
         try:
-            connection.add_termination_listener(ear.deafen)
-            with self._database.speaking():
-                await connection.add_listener(self._names.channel, ear.wake)
-            yield ear
+            connection.add_termination_listener(listener.stop)
+            with self._database.translate_errors():
+                await connection.add_listener(self._channel, listener.wake)
+            yield listener
         finally:
-            await self._hang_up(ear)
+            await self._disconnect(listener)
 
-    async def _hang_up(self, ear: "_Ear") -> None:
-        # Whoever comes second, be it the store that closes, waits until the first is done.
-        async with ear.hanging_up:
-            connection = self._ears.get(ear)
+    async def _disconnect(self, listener: "_Listener") -> None:
+        # Both the listener's own task and `close` get here: the second one waits for the first.
+        async with listener.disconnecting:
+            connection = self._listeners.get(listener)
             if connection is None:
                 return
-            connection.remove_termination_listener(ear.deafen)
+            connection.remove_termination_listener(listener.stop)
             try:
-                with self._database.speaking():
-                    await connection.remove_listener(self._names.channel, ear.wake)
+                with self._database.translate_errors():
+                    await connection.remove_listener(self._channel, listener.wake)
             finally:
-                await self._database.connections.dismiss(connection)
-                del self._ears[ear]
+                await self._database.pool.disconnect(connection)
+                del self._listeners[listener]
 
 
-class _Ear:
-    """What a connection that listens has heard since it was last asked."""
+class _Listener:
+    """Whether a connection has received a notification since the last call of `next`."""
 
     def __init__(self) -> None:
-        self.hanging_up = asyncio.Lock()
-        self._news = asyncio.Event()
-        self._is_deaf = False
+        self.disconnecting = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._is_stopped = False
 
     def wake(self, *_: Any) -> None:
-        self._news.set()
+        self._changed.set()
 
-    def deafen(self, *_: Any) -> None:
-        self._is_deaf = True
-        self._news.set()
+    def stop(self, *_: Any) -> None:
+        self._is_stopped = True
+        self._changed.set()
 
-    async def hears(self) -> bool:
-        """Wait for news; False when there can be none any more."""
-        await self._news.wait()
-        self._news.clear()
-        return not self._is_deaf
+    async def next(self) -> bool:
+        """Wait for a notification; return `False` once there can be no more."""
+        await self._changed.wait()
+        self._changed.clear()
+        return not self._is_stopped

@@ -1,4 +1,4 @@
-"""Rows of PostgreSQL as what they mean."""
+"""Conversions of PostgreSQL's rows to the records of the contract."""
 
 from datetime import datetime
 from typing import Any
@@ -11,12 +11,12 @@ from perdure.stores._reading import merged, reading
 
 
 def read_run(id: str, snapshot: str, updated_at: datetime, journal: bytes | None) -> Snapshot:
-    """Give a run's snapshot merged with its journal, whose entries are joined by commas."""
+    """Return a run's snapshot merged with its journal, whose entries are joined by commas."""
     with reading(id):
         deltas: Any = codec.loads(b"[%b]" % (journal or b""))
         return merged(as_snapshot(codec.loads(snapshot), updated_at), *deltas)
 
 
 def read_message(seq: int, name: str, payload: bytes, sent_at: datetime) -> Message:
-    """Give a row of the inbox as the message it is."""
+    """Return the message in a row of the inbox."""
     return Message(str(seq), name, payload, sent_at)

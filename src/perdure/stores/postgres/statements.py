@@ -1,17 +1,20 @@
 """The statements of the PostgreSQL store, each one round trip and one commit.
 
-Every statement that writes runs locks their rows first, in the order of the ids, and decides by
-what it reads from the locked rows. What it reads from other tables is as old as its snapshot and
-may lack what was committed while it waited for a lock: where that would matter, a column of the
-locked row (`clean`, `mail`, `xmin`) tells.
+A statement that writes runs first locks their rows, in the order of their ids, and decides by what
+it reads from the locked rows. Other tables it reads as of its own start, without what was committed
+while it waited for a lock. Where that would matter, a column of the locked row (`clean`,
+`messages`, `xmin`) shows it.
 
-Arrays are passed as `(SELECT $1::text[])`, which hides their length from the planner: it would make
-a new plan for every length, and planning takes longer than writing. `LATERAL` with a lock of its
-own keeps it to one index lookup per run; a join that was planned for a small table would go on
-scanning it when it has grown.
+Arrays are passed as `(SELECT $1::text[])` to hide their length from the planner, which would make a
+new plan for every length: planning takes longer than writing. `LATERAL` with a lock of its own
+costs one index lookup per run; a join planned for a small table would still scan it after it has
+grown.
+
+Columns: `messages` counts the messages in the run's inbox that are not consumed, and `clean` means
+that no journal entry is older than the current lease.
 """
 
-from perdure.stores.postgres.schema import Names
+from perdure.stores.postgres.schema import Tables
 
 LOAD = """
     SELECT {snapshot} AS snapshot, run.updated_at, (
@@ -22,36 +25,37 @@ LOAD = """
 """
 
 SAVE = """
-    WITH emptied AS (
+    WITH deleted_entries AS (
         DELETE FROM {journal} WHERE run = $1
     )
     INSERT INTO {runs} AS run (
         id, snapshot, exact, workflow, status, wake_at, awaits,
-        epoch, born, folded_epoch, updated_at
+        epoch, first_epoch, folded_epoch, updated_at
     )
     SELECT $1, {json_of_data}, {exact_of_data}, $3, $4, $5, $6::text::jsonb,
         {clock}, {clock}, {clock}, statement_timestamp()
-    FROM (SELECT $2::bytea AS data) AS given
+    FROM (SELECT $2::bytea AS data) AS input
     ON CONFLICT (id) DO UPDATE SET
         snapshot = excluded.snapshot, exact = excluded.exact, workflow = excluded.workflow,
         status = excluded.status, awaits = excluded.awaits, updated_at = excluded.updated_at,
-        wake_at = CASE WHEN run.mail > 0 AND (
-            SELECT count(*) <> run.mail OR bool_or(excluded.awaits ? message.name)
+        wake_at = CASE WHEN run.messages > 0 AND (
+            SELECT count(*) <> run.messages OR bool_or(excluded.awaits ? message.name)
             FROM {inbox} AS message
-            WHERE message.run = run.id AND message.born = run.born AND NOT message.taken
+            WHERE message.run = run.id AND message.first_epoch = run.first_epoch
+                AND NOT message.consumed
         ) THEN statement_timestamp() ELSE excluded.wake_at END,
         epoch = greatest(run.epoch + 1, excluded.epoch),
         folded_epoch = greatest(run.epoch + 1, excluded.epoch), folded_n = -1,
         owner = NULL, takeovers = 0, clean = true
-    RETURNING {hint_if_due}
+    RETURNING {notify_if_due}
 """
 
 DELETE = """
     WITH run AS (
         DELETE FROM {runs} WHERE id = $1 RETURNING id
-    ), emptied AS (
+    ), deleted_entries AS (
         DELETE FROM {journal} WHERE run = $1
-    ), unread AS (
+    ), deleted_messages AS (
         DELETE FROM {inbox} WHERE run = $1
     )
     SELECT count(*) FROM run
@@ -60,30 +64,30 @@ DELETE = """
 LIST = """
     SELECT run.id, run.updated_at, {status} AS status, {workflow} AS workflow
     FROM {runs} AS run
-    WHERE starts_with(run.id, $1) {more}
+    WHERE starts_with(run.id, $1) {extra}
     ORDER BY run.updated_at DESC, run.id DESC
     LIMIT $2
 """
 
-# A transaction is told from the next one by when it began.
+# The time of its start distinguishes a transaction from one that the user's code began instead.
 FENCE = """
     SELECT epoch = $2 AND owner IS NOT NULL, transaction_timestamp() FROM {runs} WHERE id = $1
 """
 
-# Locks the row in one statement, so that the next one sees all that was written before.
-HOLD = FENCE + " FOR NO KEY UPDATE"
+# Locks the row in a statement of its own: the next one sees everything written before the lock.
+FENCE_LOCKED = FENCE + " FOR NO KEY UPDATE"
 
-IS_KNOWN = "SELECT EXISTS (SELECT FROM {journal} WHERE run = $1 AND epoch = $2 AND n = $3)"
+HAS_ENTRY = "SELECT EXISTS (SELECT FROM {journal} WHERE run = $1 AND epoch = $2 AND n = $3)"
 
 CREATE_ONE = """
     INSERT INTO {runs} (
         id, snapshot, exact, workflow, status, owner, wake_at,
-        epoch, born, folded_epoch, clean, updated_at
+        epoch, first_epoch, folded_epoch, clean, updated_at
     )
     SELECT $1, {json_of_data}, {exact_of_data}, $5, 'running', $2,
         statement_timestamp() + $3::interval, {clock}, {clock}, {clock}, false,
         statement_timestamp()
-    FROM (SELECT $4::bytea AS data) AS want
+    FROM (SELECT $4::bytea AS data) AS request
     ON CONFLICT (id) DO NOTHING
     RETURNING id, epoch
 """
@@ -91,22 +95,22 @@ CREATE_ONE = """
 CREATE = """
     INSERT INTO {runs} (
         id, snapshot, exact, workflow, status, owner, wake_at,
-        epoch, born, folded_epoch, clean, updated_at
+        epoch, first_epoch, folded_epoch, clean, updated_at
     )
-    SELECT want.id, {json_of_data}, {exact_of_data}, want.workflow, 'running', want.owner,
-        statement_timestamp() + want.ttl, {clock}, {clock}, {clock}, false, statement_timestamp()
+    SELECT request.id, {json_of_data}, {exact_of_data}, request.workflow, 'running', request.owner,
+        statement_timestamp() + request.ttl, {clock}, {clock}, {clock}, false, statement_timestamp()
     FROM unnest(
         (SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::interval[]), (SELECT $4::bytea[]),
         (SELECT $5::text[])
-    ) AS want (id, owner, ttl, data, workflow)
+    ) AS request (id, owner, ttl, data, workflow)
     ON CONFLICT (id) DO NOTHING
     RETURNING id, epoch
 """
 
-# `clean` stays when the run was at rest: nobody has written to its journal since. An entry that was
-# committed while this waited for the row is missed: `takeovers` is then too high until another one.
-# Not EXISTS, for which the planner may read the whole journal.
-_LEASED = """
+# `clean` stays if the run was unowned: its journal has not been written to since. An entry that was
+# committed while this statement waited for the row is missed: `takeovers` is then too high until
+# the next entry. EXISTS is avoided because the planner may read the whole journal for it.
+_SET_LEASED = """
     status = 'running', awaits = '[]', clean = run.clean AND run.owner IS NULL,
     takeovers = CASE
         WHEN run.clean AND run.owner IS NULL THEN 0
@@ -119,94 +123,97 @@ _LEASED = """
     END,
     epoch = greatest(run.epoch + 1, {clock})
 """
-_GRANTED = """
+_GRANT_COLUMNS = """
     run.id, run.owner, run.epoch, run.folded_epoch, run.wake_at, run.takeovers, run.clean,
-    run.mail, run.updated_at, {snapshot} AS snapshot, {unread} AS inbox, NULL::bytea AS journal,
-    statement_timestamp() AS now
+    run.messages, run.updated_at, {snapshot} AS snapshot, {inbox_rows} AS inbox,
+    NULL::bytea AS journal, statement_timestamp() AS now
 """
-# Whether the row was written after the statement began: the inbox it read is then an older one.
+# Whether the row was written after the statement began, so that the inbox it read is outdated.
 _IS_STALE = """
-    leased.mail > 0 AND held.version <> (SELECT xmin FROM {runs} AS seen WHERE seen.id = held.id)
+    leased.messages > 0
+        AND locked.version <> (SELECT xmin FROM {runs} AS latest WHERE latest.id = locked.id)
 """
-_UNREAD = """
-    CASE WHEN run.mail > 0 THEN (
+_INBOX_ROWS = """
+    CASE WHEN run.messages > 0 THEN (
         SELECT array_agg(ROW(seq, name, payload, sent_at) ORDER BY seq) FROM {inbox} AS message
-        WHERE message.run = run.id AND message.born = run.born AND NOT message.taken
+        WHERE message.run = run.id AND message.first_epoch = run.first_epoch
+            AND NOT message.consumed
     ) END
 """
 
 LEASE = """
-    WITH held AS MATERIALIZED (
-        SELECT want.owner, want.ttl, run.id, run.version,
-            run.owner IS NULL OR run.owner = want.owner
+    WITH locked AS MATERIALIZED (
+        SELECT request.owner, request.ttl, run.id, run.version,
+            run.owner IS NULL OR run.owner = request.owner
                 OR run.wake_at <= statement_timestamp() AS free
         FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::interval[]))
-            AS want (id, owner, ttl)
+            AS request (id, owner, ttl)
         CROSS JOIN LATERAL (
             SELECT id, owner, wake_at, xmin AS version FROM {runs} AS run
-            WHERE run.id = want.id FOR NO KEY UPDATE
+            WHERE run.id = request.id FOR NO KEY UPDATE
         ) AS run
     ), leased AS (
         UPDATE {runs} AS run SET
-            {leased}, owner = held.owner, wake_at = statement_timestamp() + held.ttl
-        FROM held
-        WHERE run.id = held.id AND held.free
-        RETURNING {granted}
+            {set_leased}, owner = locked.owner, wake_at = statement_timestamp() + locked.ttl
+        FROM locked
+        WHERE run.id = locked.id AND locked.free
+        RETURNING {grant_columns}
     )
-    SELECT held.id AS held, leased.*, {is_stale} AS stale FROM held LEFT JOIN leased USING (id)
+    SELECT locked.id AS existing, leased.*, {is_stale} AS stale
+    FROM locked LEFT JOIN leased USING (id)
 """
 
 CLAIM = """
-    WITH held AS MATERIALIZED (
+    WITH locked AS MATERIALIZED (
         SELECT id, wake_at AS since, xmin AS version FROM {runs} AS run
-        WHERE wake_at <= statement_timestamp() AND starts_with(id, $4) {more}
+        WHERE wake_at <= statement_timestamp() AND starts_with(id, $4) {extra}
         ORDER BY wake_at
         LIMIT $3
         FOR NO KEY UPDATE SKIP LOCKED
     ), leased AS (
         UPDATE {runs} AS run SET
-            {leased}, owner = $1, wake_at = statement_timestamp() + $2::interval
-        WHERE run.id = ANY (ARRAY(SELECT id FROM held))
-        RETURNING {granted}
+            {set_leased}, owner = $1, wake_at = statement_timestamp() + $2::interval
+        WHERE run.id = ANY (ARRAY(SELECT id FROM locked))
+        RETURNING {grant_columns}
     )
     SELECT leased.*, {is_stale} AS stale
-    FROM held JOIN leased USING (id) ORDER BY held.since, held.id
+    FROM locked JOIN leased USING (id) ORDER BY locked.since, locked.id
 """
 
 READ_LEASED = """
     SELECT run.id, run.owner, run.folded_epoch, (
         SELECT string_agg(entry.data, ',' ORDER BY entry.epoch, entry.n) FROM {journal} AS entry
         WHERE entry.run = run.id AND (entry.epoch, entry.n) > (run.folded_epoch, run.folded_n)
-    ) AS journal, {unread} AS inbox
+    ) AS journal, {inbox_rows} AS inbox
     FROM {runs} AS run WHERE run.id = ANY ($1::text[])
 """
 
-INBOXES = """
-    SELECT message.run, message.seq, message.name, message.payload, message.sent_at
+INBOX = """
+    SELECT message.seq, message.name, message.payload, message.sent_at
     FROM {runs} AS run
-    JOIN {inbox} AS message ON message.run = run.id AND message.born = run.born
-    WHERE run.id = ANY ($1::text[]) AND NOT message.taken
+    JOIN {inbox} AS message ON message.run = run.id AND message.first_epoch = run.first_epoch
+    WHERE run.id = $1 AND NOT message.consumed
     ORDER BY message.seq
 """
 
 RENEW = """
-    {held}
+    {locked_leases}
     UPDATE {runs} AS run SET wake_at = statement_timestamp() + $4::interval
-    WHERE run.id = ANY (ARRAY(SELECT id FROM held))
-    RETURNING run.id, run.epoch, run.wake_at, run.mail > 0 AS mail
+    WHERE run.id = ANY (ARRAY(SELECT id FROM locked))
+    RETURNING run.id, run.epoch, run.wake_at, run.messages > 0 AS has_messages
 """
 
 RELEASE = """
-    {held}
+    {locked_leases}
     UPDATE {runs} AS run SET
         owner = NULL, clean = false, wake_at = coalesce($4, statement_timestamp())
-    WHERE run.id = ANY (ARRAY(SELECT id FROM held))
-    RETURNING {hint_if_due}
+    WHERE run.id = ANY (ARRAY(SELECT id FROM locked))
+    RETURNING {notify_if_due}
 """
 
 ENQUEUE = """
     INSERT INTO {runs} AS run (
-        id, workflow, snapshot, exact, status, wake_at, epoch, born, folded_epoch, updated_at
+        id, workflow, snapshot, exact, status, wake_at, epoch, first_epoch, folded_epoch, updated_at
     )
     SELECT new.id, new.workflow, {json_of_data}, {exact_of_data}, 'running',
         coalesce(new.wake_at, statement_timestamp()), {clock}, {clock}, {clock},
@@ -215,39 +222,39 @@ ENQUEUE = """
         (SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::bytea[]), (SELECT $4::timestamptz[])
     ) AS new (id, workflow, data, wake_at)
     ON CONFLICT (id) DO NOTHING
-    RETURNING run.id, {hint_if_due}
+    RETURNING run.id, {notify_if_due}
 """
 
 DUE = """
     SELECT run.id, run.wake_at FROM {runs} AS run
     WHERE run.wake_at <= $1 AND starts_with(run.id, $3)
-        AND (run.owner IS NULL OR run.wake_at <= statement_timestamp()) {more}
+        AND (run.owner IS NULL OR run.wake_at <= statement_timestamp()) {extra}
     ORDER BY run.wake_at, run.id
     LIMIT $2
 """
 
 SEND = """
     WITH run AS MATERIALIZED (
-        SELECT id, born, owner IS NULL AND awaits ? $2 AS awaited,
+        SELECT id, first_epoch, owner IS NULL AND awaits ? $2 AS awaited,
             coalesce(status, 'running') IN ('completed', 'failed', 'cancelled') AS over
         FROM {runs} WHERE id = $1 FOR NO KEY UPDATE
     ), sent AS (
-        INSERT INTO {inbox} (run, born, name, payload, dedup, sent_at)
-        SELECT id, born, $2, $3, $4, statement_timestamp() FROM run WHERE NOT over
+        INSERT INTO {inbox} (run, first_epoch, name, payload, dedup, sent_at)
+        SELECT id, first_epoch, $2, $3, $4, statement_timestamp() FROM run WHERE NOT over
         ON CONFLICT DO NOTHING
         RETURNING seq
-    ), told AS (
+    ), updated AS (
         UPDATE {runs} AS run SET
-            mail = run.mail + 1,
+            messages = run.messages + 1,
             wake_at = CASE WHEN owner IS NULL AND awaits ? $2
                 THEN statement_timestamp() ELSE run.wake_at END
         WHERE run.id = $1 AND EXISTS (SELECT FROM sent)
-        RETURNING {hint_if_due}
+        RETURNING {notify_if_due}
     )
     SELECT run.over, EXISTS (SELECT FROM sent) AS sent, EXISTS (
         SELECT FROM {inbox} AS message
-        WHERE message.run = run.id AND message.born = run.born AND message.dedup = $4
-    ) AS known
+        WHERE message.run = run.id AND message.first_epoch = run.first_epoch AND message.dedup = $4
+    ) AS is_duplicate
     FROM run
 """
 
@@ -258,9 +265,9 @@ PRUNE = """
             AND starts_with(id, $3)
         LIMIT $4
         FOR UPDATE SKIP LOCKED
-    ), emptied AS (
+    ), deleted_entries AS (
         DELETE FROM {journal} WHERE run = ANY (ARRAY(SELECT id FROM old))
-    ), unread AS (
+    ), deleted_messages AS (
         DELETE FROM {inbox} WHERE run = ANY (ARRAY(SELECT id FROM old))
     ), pruned AS (
         DELETE FROM {runs} WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING id
@@ -269,7 +276,7 @@ PRUNE = """
 """
 
 COUNT = """
-    SELECT {status} AS status, count(*) FROM {runs} AS run {more} GROUP BY 1
+    SELECT {status} AS status, count(*) FROM {runs} AS run {extra} GROUP BY 1
 """
 
 OLDEST_DUE = """
@@ -279,8 +286,8 @@ OLDEST_DUE = """
     LIMIT 1
 """
 
-_HELD = """
-    WITH held AS MATERIALIZED (
+_LOCKED_LEASES = """
+    WITH locked AS MATERIALIZED (
         SELECT run.id
         FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::bigint[]))
             AS lease (id, owner, epoch)
@@ -290,12 +297,12 @@ _HELD = """
         WHERE run.owner = lease.owner AND run.epoch = lease.epoch
     )
 """
-_HINT_IF_DUE = """
+_NOTIFY_IF_DUE = """
     CASE WHEN run.owner IS NULL AND run.wake_at <= statement_timestamp()
         THEN pg_notify('{channel}', '') END
 """
 
-# jsonb holds no NUL character. Another reader finds a replacement character in its place.
+# jsonb cannot contain NUL: other readers see a replacement character in its place.
 _WITHOUT_NUL = r"""
     CASE WHEN position('\\u0000'::bytea IN {bytes}) > 0
         THEN regexp_replace(
@@ -305,8 +312,8 @@ _WITHOUT_NUL = r"""
     END
 """
 
-# Where the snapshot is json, it is what was written, to the letter. jsonb sorts keys and spells
-# numbers anew: there what was written lies beside it, and counts as long as both say the same.
+# A json snapshot is stored exactly as it was written. jsonb reorders keys and reformats numbers:
+# there the exact bytes are stored in a column beside it, and are used while both are equal.
 _PARTS = {
     "json": {
         "snapshot": "run.snapshot::text",
@@ -329,30 +336,26 @@ _PARTS = {
 
 
 class Statements:
-    """The statements for one table: `statements[LOAD]`."""
+    """The statements for the tables of one store, with their names filled in."""
 
-    def __init__(self, names: Names, snapshot_type: str) -> None:
-        self._names = names
+    def __init__(self, tables: Tables, snapshot_type: str) -> None:
+        self._tables = tables
         self._parts = {
             **_PARTS[snapshot_type],
             "clock": "(date_part('epoch', statement_timestamp()) * 1000000)::bigint",
-            "held": names.fill(_HELD),
-            "hint_if_due": _HINT_IF_DUE.format(channel=names.channel),
+            "locked_leases": tables.sql(_LOCKED_LEASES),
+            "notify_if_due": _NOTIFY_IF_DUE.format(channel=tables.channel),
+            "inbox_rows": tables.sql(_INBOX_ROWS),
+            "is_stale": tables.sql(_IS_STALE),
         }
-        self._parts["unread"] = names.fill(_UNREAD)
-        self._parts["is_stale"] = names.fill(_IS_STALE)
-        self._parts["leased"] = names.fill(_LEASED, **self._parts)
-        self._parts["granted"] = names.fill(_GRANTED, **self._parts)
-        self._filled: dict[tuple[str, str], str] = {}
+        self._parts["set_leased"] = tables.sql(_SET_LEASED, **self._parts)
+        self._parts["grant_columns"] = tables.sql(_GRANT_COLUMNS, **self._parts)
+        self._cache: dict[tuple[str, str], str] = {}
 
-    def __getitem__(self, statement: str) -> str:
-        return self.extended(statement, "")
-
-    def extended(self, statement: str, more: str) -> str:
-        """Give a statement with more words where it has room for them."""
-        filled = self._filled.get((statement, more))
-        if filled is None:
-            more_filled = more.format(**self._parts)
-            filled = self._names.fill(statement, more=more_filled, **self._parts)
-            self._filled[statement, more] = filled
-        return filled
+    def sql(self, template: str, extra: str = "") -> str:
+        """Return a statement; `extra` replaces its `{extra}`."""
+        statement = self._cache.get((template, extra))
+        if statement is None:
+            statement = self._tables.sql(template, extra=extra.format(**self._parts), **self._parts)
+            self._cache[template, extra] = statement
+        return statement

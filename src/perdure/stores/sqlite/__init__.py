@@ -1,4 +1,4 @@
-"""Runs in a SQLite file: no server, safe for many processes of one machine."""
+"""Runs in a SQLite file: without a server, safe for many processes of one machine."""
 
 import os
 import weakref
@@ -31,11 +31,11 @@ def sqlite(
     clock: Clock = SystemClock(),
     max_value_size: int = MAX_VALUE_SIZE,
 ) -> SqliteStore:
-    """Give the store on a SQLite file, which is made at first use; `":memory:"` is for tests.
+    """Return a store on a SQLite file, created on first use; `":memory:"` is for tests.
 
-    With `durability="full"` an answer survives a power cut; `"normal"` answers before the disk
-    does, and a power cut may cost the last moments. `busy_timeout` is how long another process's
-    transaction is waited for.
+    With `durability="full"` a write that returned survives a power cut; with `"normal"` a power
+    cut may lose the most recent writes. `busy_timeout` is how long to wait for another process's
+    transaction.
 
         store = sqlite("workflow.db", prefix="orders:")
     """
@@ -51,7 +51,7 @@ def sqlite(
 
 
 class SqliteKeyValue(SqliteSchemaKeyValue):
-    """Keeps texts under keys in a SQLite file, for state, caches and `keyvalue`.
+    """Stores strings under keys in a SQLite file, for state, caches and `keyvalue`.
 
     persistence = StatePersistence(SqliteKeyValue("state.db"))
     """
@@ -71,12 +71,12 @@ class SqliteKeyValue(SqliteSchemaKeyValue):
             os.fspath(path),
             Schema("migrations_keyvalue", table),
             durability=durability,
-            connect_timeout=parse_duration(busy_timeout, "busy_timeout"),
+            busy_timeout=parse_duration(busy_timeout, "busy_timeout"),
         )
         weakref.finalize(self, self._database.stop)
 
     async def close(self) -> None:
-        """Finish what was asked, and close the file."""
+        """Finish the calls in progress and close the file."""
         await self._database.close()
 
     async def _write(self, verb: Callable[[], Verb[T]]) -> T:

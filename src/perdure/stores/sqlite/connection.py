@@ -1,8 +1,9 @@
-"""Connections to a SQLite file: opened, driven, waited for, and their errors in our words."""
+"""Connections to a SQLite file: opening them, running verbs, waiting for locks, errors."""
 
 import sqlite3
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from threading import Event
 from typing import Literal, TypeAlias, TypeVar
 
@@ -15,40 +16,39 @@ Durability: TypeAlias = Literal["full", "normal"]
 
 T = TypeVar("T")
 
-MINIMUM = (3, 35, 0)
+MINIMUM_VERSION = (3, 35, 0)
 
 _PAUSE_SECONDS = 0.01
 _CODE_MASK = 0xFF
 
 
 def check_durability(durability: object) -> None:
-    """Raise unless this is a durability."""
+    """Raise unless the value is a durability."""
     if durability not in ("full", "normal"):
         raise InvalidArgument("durability", durability, '"full" or "normal"')
 
 
 def open_connection(
-    path: str, durability: Durability, connect_timeout: timedelta
+    path: str, durability: Durability, busy_timeout: timedelta
 ) -> sqlite3.Connection:
-    """Give a connection in WAL mode that waits as long as `connect_timeout` for others' locks."""
-    if sqlite3.sqlite_version_info < MINIMUM:
-        expected = ".".join(map(str, MINIMUM))
-        raise StoreError(
-            f"SQLite {sqlite3.sqlite_version} is too old: {expected} or newer is needed"
-        )
+    """Return a connection in WAL mode that waits up to `busy_timeout` for locks."""
+    if sqlite3.sqlite_version_info < MINIMUM_VERSION:
+        required = ".".join(map(str, MINIMUM_VERSION))
+        raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old; {required} is required")
     connection = sqlite3.connect(
         path,
-        timeout=connect_timeout.total_seconds(),
+        timeout=busy_timeout.total_seconds(),
         isolation_level=None,
         cached_statements=256,
         check_same_thread=False,
     )
     try:
-        # The switch to WAL wants the file for itself and does not wait for it by itself.
-        patiently(lambda: connection.execute("PRAGMA journal_mode = WAL"), path, connect_timeout)
+        # The switch to WAL needs an exclusive lock, for which SQLite does not wait by itself.
+        switch = partial(connection.execute, "PRAGMA journal_mode = WAL")
+        retry_while_busy(switch, path, busy_timeout)
         connection.execute(f"PRAGMA synchronous = {durability}")
-        # Rows to update, and pages before a trigger: laid aside in a file, they cost more than the
-        # statement itself.
+        # SQLite sets aside rows to update and pages before a trigger; doing so in a file costs more
+        # than the statement itself.
         connection.execute("PRAGMA temp_store = MEMORY")
     except BaseException:
         connection.close()
@@ -56,69 +56,69 @@ def open_connection(
     return connection
 
 
-def patiently(act: Callable[[], T], path: str, connect_timeout: timedelta) -> T:
-    """Give what `act` gives, trying again while another process has the file locked."""
+def retry_while_busy(call: Callable[[], T], path: str, busy_timeout: timedelta) -> T:
+    """Return what `call` returns, retrying while another process has locked the file."""
     clock = SystemClock()
-    began = clock.monotonic()
+    start = clock.monotonic()
     while True:
         try:
-            return act()
+            return call()
         except sqlite3.OperationalError as error:
             if not _is_busy(error):
                 raise
-            waited = clock.monotonic() - began
-            if waited >= connect_timeout.total_seconds():
+            waited = clock.monotonic() - start
+            if waited >= busy_timeout.total_seconds():
                 raise StoreUnavailable(
-                    f"{path}: another process held the database locked for {waited:.1f}s; "
-                    "look for a long transaction there, or raise busy_timeout"
+                    f"{path}: another process kept the database locked for {waited:.1f}s; "
+                    "look for a long transaction there, or increase busy_timeout"
                 ) from error
-        # Not every lock is waited for inside SQLite.
+        # SQLite waits by itself for some locks only.
         Event().wait(_PAUSE_SECONDS)
 
 
 def execute(connection: sqlite3.Connection, statement: Statement) -> Outcome:
-    """Give what one statement gives."""
+    """Run one statement and return its outcome."""
     cursor = connection.execute(statement.sql, statement.values)
     rows = cursor.fetchall() if cursor.description else ()
     return Outcome(rows, cursor.rowcount)
 
 
 def drive(connection: sqlite3.Connection, verb: Verb[T]) -> T:
-    """Give what a verb gives; all of its rounds go to this connection."""
+    """Run all rounds of a verb on this connection and return its result."""
     try:
         statements = next(verb)
         while True:
             statements = verb.send([execute(connection, one) for one in statements])
     except StopIteration as done:
-        answer: T = done.value
-        return answer
+        result: T = done.value
+        return result
 
 
-def begin(connection: sqlite3.Connection, path: str, connect_timeout: timedelta) -> None:
-    """Begin a transaction at once with the right to write."""
-    # One that begins by reading could not wait for the right to write later.
-    patiently(lambda: connection.execute("BEGIN IMMEDIATE"), path, connect_timeout)
+def begin(connection: sqlite3.Connection, path: str, busy_timeout: timedelta) -> None:
+    """Begin a transaction that may write."""
+    # IMMEDIATE: a transaction that starts by reading cannot wait for the write lock later.
+    retry_while_busy(partial(connection.execute, "BEGIN IMMEDIATE"), path, busy_timeout)
 
 
 def rollback(connection: sqlite3.Connection) -> None:
-    """End the transaction, if one is open, as if it had not been."""
+    """Roll the transaction back, if one is open."""
     if connection.in_transaction:
         connection.execute("ROLLBACK")
 
 
-def translated(error: BaseException, path: str) -> BaseException:
-    """Give a driver's error in our words, and any other as it is."""
+def translate_error(error: BaseException, path: str) -> BaseException:
+    """Return a driver's error as a `StoreError` with that cause, and any other unchanged."""
     if isinstance(error, UnicodeEncodeError | OverflowError):
-        ours = StoreError(f"{path}: a value cannot be stored: {error}")
+        translated = StoreError(f"{path}: a value cannot be stored: {error}")
     elif isinstance(error, sqlite3.Error):
-        ours = _in_our_words(error, path)
+        translated = _as_store_error(error, path)
     else:
         return error
-    ours.__cause__ = error
-    return ours
+    translated.__cause__ = error
+    return translated
 
 
-def _in_our_words(error: sqlite3.Error, path: str) -> StoreError:
+def _as_store_error(error: sqlite3.Error, path: str) -> StoreError:
     match _code(error):
         case sqlite3.SQLITE_CANTOPEN:
             return StoreUnavailable(
@@ -129,11 +129,13 @@ def _in_our_words(error: sqlite3.Error, path: str) -> StoreError:
                 f"{path}: cannot be written ({error}); the file and its folder must be writable"
             )
         case sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR:
-            return StoreUnavailable(f"{path}: the disk failed ({error}); look for space and errors")
+            return StoreUnavailable(
+                f"{path}: the disk failed ({error}); check its space and errors"
+            )
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return StoreUnavailable(f"{path}: locked by another process ({error}); try again")
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
-            return StoreCorrupted(f"{path}: is no sound SQLite database ({error})")
+            return StoreCorrupted(f"{path}: not a valid SQLite database ({error})")
         case _:
             return StoreError(f"{path}: {error}")
 
@@ -143,6 +145,6 @@ def _is_busy(error: sqlite3.Error) -> bool:
 
 
 def _code(error: sqlite3.Error) -> int:
-    # The upper bits hold a finer code. Errors of the module itself have none at all.
+    # The upper bits are the extended code. Errors of the sqlite3 module itself have no code.
     code: int = getattr(error, "sqlite_errorcode", 0)
     return code & _CODE_MASK

@@ -1,7 +1,7 @@
-"""Commits in place, for a lone write on a quick disk while nobody else wants the event loop.
+"""Commits on the event loop, for a single small write on a fast disk while nothing else is ready.
 
-To hand a write to another thread and its answer back takes about as long as the commit itself: both
-threads sleep and have to be woken. Many writes share that, a lone one need not pay it.
+Handing a write to another thread and its result back takes about as long as the commit itself, as
+both threads sleep and must be woken. Many writes share that cost; a single one need not pay it.
 """
 
 import asyncio
@@ -17,48 +17,52 @@ from perdure.stores.sqlite.runs import Verb
 
 T = TypeVar("T")
 
-# Longer than that the event loop should not stand still.
-_QUICK_SECONDS = 0.001
+# The event loop must not be blocked for longer than this.
+_FAST_SECONDS = 0.001
 _WEIGHT = 1 / 16
-_COMMITS_TO_TIDY = 250
+_COMMITS_PER_CHECKPOINT = 250
 
 
-class Lone:
-    """A connection for lone writes, which waits for nothing.
+class InlineCommit:
+    """A connection for single writes, which never waits for a lock.
 
-    `tidy` is called when somebody should move the log into the file: that takes long, and is not
-    for the event loop to wait for.
+    `checkpoint` is called when another thread should move the log into the file: that takes too
+    long for the event loop.
     """
 
-    def __init__(self, connect: Callable[[], sqlite3.Connection], tidy: Callable[[], None]) -> None:
+    def __init__(
+        self, connect: Callable[[], sqlite3.Connection], checkpoint: Callable[[], None]
+    ) -> None:
         self._connect = connect
-        self._tidy = tidy
+        self._checkpoint = checkpoint
         self._clock = SystemClock()
-        self._turn = Lock()
+        self._lock = Lock()
         self._connection: sqlite3.Connection | None = None
         self._commits = 0
-        self._usual = 0.0
+        self._average_seconds = 0.0
 
-    def took(self, seconds: float) -> None:
-        """Learn how long a commit took, here or in the writer's thread."""
-        self._usual += (seconds - self._usual) * _WEIGHT
+    def record_duration(self, seconds: float) -> None:
+        """Take the duration of a commit, here or in the writer thread, into the average."""
+        self._average_seconds += (seconds - self._average_seconds) * _WEIGHT
 
     def commit(self, verb: Callable[[], Verb[T]]) -> tuple[T] | None:
-        """Give what the verb gives, committed; None when it is one for the writer's thread."""
-        if self._usual > _QUICK_SECONDS or _others_wait() or not self._turn.acquire(blocking=False):
+        """Commit a verb and return its result; `None` if the writer thread should run it."""
+        if self._average_seconds > _FAST_SECONDS or _is_loop_busy():
             return None
-        began = self._clock.monotonic()
+        if not self._lock.acquire(blocking=False):
+            return None
+        start = self._clock.monotonic()
         try:
-            answer = self._commit(verb)
-        except Exception:  # noqa: BLE001  # nothing was written: the writer waits, or says why not
+            result = self._commit(verb)
+        except Exception:  # noqa: BLE001  # nothing was written: the thread retries, or reports it
             return None
         finally:
-            self.took(self._clock.monotonic() - began)
-            self._turn.release()
+            self.record_duration(self._clock.monotonic() - start)
+            self._lock.release()
         self._commits += 1
-        if self._commits % _COMMITS_TO_TIDY == 0:
-            self._tidy()
-        return (answer,)
+        if self._commits % _COMMITS_PER_CHECKPOINT == 0:
+            self._checkpoint()
+        return (result,)
 
     def _commit(self, verb: Callable[[], Verb[T]]) -> T:
         if self._connection is None:
@@ -67,30 +71,30 @@ class Lone:
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         try:
-            answer = drive(connection, verb())
+            result = drive(connection, verb())
             connection.execute("COMMIT")
         except BaseException:
             self._roll_back(connection)
             raise
-        return answer
+        return result
 
     def _roll_back(self, connection: sqlite3.Connection) -> None:
         try:
             rollback(connection)
         except sqlite3.Error:
-            # After some failures of the disk only closing ends a transaction.
+            # After some disk failures, only closing the connection ends a transaction.
             connection.close()
             self._connection = None
 
     def close(self) -> None:
-        """Let go of the file."""
-        with self._turn, suppress(sqlite3.Error):
+        """Close the connection."""
+        with self._lock, suppress(sqlite3.Error):
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
 
 
-def _others_wait() -> bool:
-    # asyncio does not tell how many callbacks are ready. A loop that keeps it elsewhere, as uvloop
-    # does, is taken to be busy.
+def _is_loop_busy() -> bool:
+    # asyncio has no public count of ready callbacks. A loop without this attribute, such as
+    # uvloop's, counts as busy.
     return bool(getattr(asyncio.get_running_loop(), "_ready", True))

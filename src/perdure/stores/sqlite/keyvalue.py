@@ -1,4 +1,4 @@
-"""Texts under keys in a database with a SQLite schema, however it is reached."""
+"""Strings under keys in a database with the SQLite schema, for any transport."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from perdure.clock import Duration, parse_duration
 from perdure.errors import InvalidArgument
 from perdure.store import AsyncCloseable
 from perdure.stores.sqlite.runs import MICROSECOND, Verb, json_text
-from perdure.stores.sqlite.statements import NOW, Statement, Value, check_table
+from perdure.stores.sqlite.statements import NOW, Statement, Value, check_name
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ _KEYS = """
     ORDER BY key
 """
 
-# Rides with every write, and so a little at a time.
+# Sent with every write, so it deletes only a few rows at a time.
 _PURGE = """
     DELETE FROM $table
     WHERE key IN (SELECT key FROM $table WHERE expires_at <= $now ORDER BY expires_at LIMIT 100)
@@ -59,99 +59,96 @@ _PURGE = """
 
 
 class KeyValueVerbs:
-    """What each method says to the table of one name; see `perdure.stores.sqlite.runs`."""
+    """The statements of each method on one table; see `perdure.stores.sqlite.runs`."""
 
     def __init__(self, table: str, now: Callable[[], int | None]) -> None:
-        names = {"table": f'"{check_table(table)}"', "now": NOW}
-        self._names = names
+        self._names = {"table": f'"{check_name(table)}"', "now": NOW}
         self._now = now
 
     def get(self, keys: Sequence[str]) -> Verb[Sequence[str | None]]:
-        """Give the text of each key, in order."""
-        [found] = yield [self._on(_GET, keys=json_text(keys))]
-        texts = dict(cast("Sequence[tuple[str, str]]", found.rows))
-        return [texts.get(key) for key in keys]
+        """Return the value of each key, in order."""
+        [rows] = yield [self._statement(_GET, keys=json_text(keys))]
+        values = dict(cast("Sequence[tuple[str, str]]", rows.rows))
+        return [values.get(key) for key in keys]
 
     def set(self, key: str, value: str, ttl: int | None) -> Verb[None]:
-        """Keep a text."""
-        yield [self._on(_SET, key=key, value=value, ttl=ttl), self._on(_PURGE)]
+        """Store a value."""
+        yield [self._statement(_SET, key=key, value=value, ttl=ttl), self._statement(_PURGE)]
 
     def delete(self, key: str) -> Verb[bool]:
-        """Remove a key; tell whether it was there and its time not over."""
-        deleted, _ = yield [self._on(_DELETE, key=key), self._on(_PURGE)]
+        """Delete a key; return whether it existed and had not expired."""
+        deleted, _ = yield [self._statement(_DELETE, key=key), self._statement(_PURGE)]
         return deleted.changed > 0
 
     def replace(self, key: str, old: str | None, new: str | None) -> Verb[bool]:
-        """Put `new` where `old` is."""
+        """Replace `old` by `new`; return whether `old` was the value."""
         if old is None and new is None:
             return (yield from self.get([key])) == [None]
         if old is None:
-            statement = self._on(_ADD, key=key, new=new)
+            statement = self._statement(_ADD, key=key, new=new)
         elif new is None:
-            statement = self._on(_REMOVE, key=key, old=old)
+            statement = self._statement(_REMOVE, key=key, old=old)
         else:
-            statement = self._on(_REPLACE, key=key, old=old, new=new)
-        replaced, _ = yield [statement, self._on(_PURGE)]
+            statement = self._statement(_REPLACE, key=key, old=old, new=new)
+        replaced, _ = yield [statement, self._statement(_PURGE)]
         return replaced.changed > 0
 
     def keys(self, pattern: str) -> Verb[Sequence[str]]:
-        """Give the keys that match."""
-        [found] = yield [self._on(_KEYS, pattern=_glob(pattern))]
-        return [key for (key,) in found.rows]
+        """Return the keys that match."""
+        [matching] = yield [self._statement(_KEYS, pattern=_glob(pattern))]
+        return [key for (key,) in matching.rows]
 
-    def _on(self, statement: str, **values: Value) -> Statement:
-        return Statement(
-            Template(statement).substitute(self._names), {**values, "now": self._now()}
-        )
+    def _statement(self, template: str, **values: Value) -> Statement:
+        return Statement(Template(template).substitute(self._names), {**values, "now": self._now()})
 
 
 class SqliteSchemaKeyValue(AsyncCloseable):
-    """A `KeyValueStore` with compare-and-set; what has expired is purged by later writes."""
+    """A `KeyValueStore` with compare-and-set; later writes delete expired keys."""
 
     def __init__(self, table: str, now: Callable[[], int | None]) -> None:
         self._verbs = KeyValueVerbs(table, now)
 
     @abstractmethod
     async def _write(self, verb: Callable[[], Verb[T]]) -> T:
-        """Give what the verb gives once it is committed."""
+        """Run a verb and return its result once it is committed."""
 
     @abstractmethod
     async def _read(self, verb: Callable[[], Verb[T]]) -> T:
-        """Give what the verb gives of all that is committed."""
+        """Run a verb that only reads, and return its result."""
 
     async def get(self, key: str, /) -> str | None:
-        """Give the text, or None when there is none or its time is over."""
+        """Return the value, or `None` if the key does not exist or has expired."""
         [value] = await self.get_many([key])
         return value
 
     async def get_many(self, keys: Sequence[str], /) -> Sequence[str | None]:
-        """Give the text of each key, in order."""
+        """Return the value of each key, in order."""
         return await self._read(partial(self._verbs.get, keys))
 
     async def set(self, key: str, value: str, /, *, ttl: Duration | None = None) -> None:
-        """Keep the text, for `ttl` when that is given and else until it is deleted."""
+        """Store a string; with `ttl` it expires, otherwise it stays until it is deleted."""
         if not isinstance(value, str):
-            raise InvalidArgument("value", value, "text")
-        span = None if ttl is None else parse_duration(ttl, "ttl") // MICROSECOND
-        await self._write(partial(self._verbs.set, key, value, span))
+            raise InvalidArgument("value", value, "a string")
+        micros = None if ttl is None else parse_duration(ttl, "ttl") // MICROSECOND
+        await self._write(partial(self._verbs.set, key, value, micros))
 
     async def replace(self, key: str, old: str | None, new: str | None, /) -> bool:
-        """Put `new` where `old` is, in one atomic act; None stands for nothing."""
+        """Atomically replace `old` by `new`, where `None` means no value; return whether it was."""
         return await self._write(partial(self._verbs.replace, key, old, new))
 
     async def delete(self, key: str, /) -> bool:
-        """Remove the key; tell whether it was there."""
+        """Delete the key; return whether it existed."""
         return await self._write(partial(self._verbs.delete, key))
 
     async def exists(self, key: str, /) -> bool:
-        """Tell whether the key is there and its time is not over."""
+        """Return whether the key exists and has not expired."""
         return await self.get(key) is not None
 
     async def keys(self, pattern: str = "*", /) -> list[str]:
-        """Give the keys that match; `*` stands for any text, everything else for itself."""
+        """Return the keys that match; `*` matches any string, all else is literal."""
         return [*await self._read(partial(self._verbs.keys, pattern))]
 
 
 def _glob(pattern: str) -> str:
-    """Give the pattern in SQLite's manner, where `?` and `[` are special as well."""
+    """Return the pattern for GLOB, where `?` and `[` are special too."""
     return pattern.replace("[", "[[]").replace("?", "[?]")

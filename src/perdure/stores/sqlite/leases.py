@@ -1,4 +1,4 @@
-"""What the verbs of leases and schedule say to a database with the SQLite schema."""
+"""The verbs on leases and the schedule: which statements they send, see `runs`."""
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
@@ -11,19 +11,19 @@ from perdure.stores.sqlite.runs import (
     MICROSECOND,
     Verb,
     Verbs,
+    decode_text,
     json_text,
-    message_of,
     micros_or_none,
-    text_of,
+    read_message,
 )
 from perdure.stores.sqlite.statements import Row, Value
 
-# How many values tell of a run that was created: the others are those it was created with.
-_CREATED = 2
+# CREATE returns two columns after the id: the others are those the run was created with.
+_CREATED_COLUMNS = 2
 
 
 class Leased(NamedTuple):
-    """A lease as the database gave it, with the run's parts in the order they are merged."""
+    """A lease that was granted, with the run's snapshot and entries in order."""
 
     lease: Lease
     parts: Sequence[bytes]
@@ -35,75 +35,75 @@ class Leased(NamedTuple):
 
 
 class LeaseVerbs(Verbs):
-    """The verbs that give leases, move them and take them back."""
+    """The verbs that grant, renew and end leases."""
 
     def acquire(self, requests: Sequence[LeaseRequest]) -> Verb[Sequence[Leased | None]]:
-        """Give each want its lease, or None."""
+        """Return for each request its lease, or `None`."""
         leased: list[Leased | None] = []
-        for part in _apart(requests):
-            leased += yield from self._acquire(part)
+        for distinct in _split_by_run(requests):
+            leased += yield from self._acquire(distinct)
         return (yield from self._with_journals(leased))
 
     def renew(self, leases: Sequence[Lease], ttl: timedelta) -> Verb[Sequence[Lease | None]]:
-        """Move the expiry of all leases; None for each that was lost."""
-        keys = self._keys(leases)
-        [renewed] = yield [
-            self._on(sql.RENEW, leases=keys, ttl=ttl // MICROSECOND, now=self._now())
-        ]
-        kept = {
-            (key, epoch): (from_microseconds(wake_at), bool(mail))
-            for key, epoch, wake_at, mail in renewed.rows
+        """Extend all leases; return `None` for each that was lost."""
+        outcomes = yield self._statements.many(
+            sql.RENEW, self._lease_rows(leases, ttl // MICROSECOND)
+        )
+        renewed = {
+            (key, epoch): (from_microseconds(wake_at), bool(has_messages))
+            for outcome in outcomes
+            for key, epoch, wake_at, has_messages in outcome.rows
         }
-        found = [kept.get((self._prefix + lease.id, lease.epoch)) for lease in leases]
+        changes = [renewed.get((self._prefix + lease.id, lease.epoch)) for lease in leases]
         return [
             None if change is None else Lease(lease.id, lease.owner, lease.epoch, *change)
-            for lease, change in zip(leases, found, strict=True)
+            for lease, change in zip(leases, changes, strict=True)
         ]
 
     def release(self, leases: Sequence[Lease], wake_at: datetime | None) -> Verb[None]:
-        """Give the leases up."""
-        keys, at = self._keys(leases), micros_or_none(wake_at)
-        yield [self._on(sql.RELEASE, leases=keys, wake_at=at, now=self._now())]
+        """Give up the leases."""
+        yield self._statements.many(sql.RELEASE, self._lease_rows(leases, micros_or_none(wake_at)))
 
     def enqueue(self, runs: Sequence[NewRun]) -> Verb[Sequence[bool]]:
-        """Create runs that wait for a claim; False for each id that was there."""
-        moment = self._moment()
+        """Create runs that wait for a claim; return `False` for each id that existed."""
+        time = self._now_and_stamp()
         rows: list[Row] = []
         for run in runs:
             key, wake_at = self._prefix + run.id, micros_or_none(run.wake_at)
-            rows.append((key, text_of(run.snapshot), run.workflow, wake_at, None, 0, *moment))
-        outcomes = yield [*self._tables.over(sql.CREATE, rows)]
-        # An id that comes twice was created once, by the first.
+            rows.append((key, decode_text(run.snapshot), run.workflow, wake_at, None, 0, *time))
+        outcomes = yield self._statements.many(sql.CREATE, rows)
+        # Of two requests with the same id, the first created the run.
         created = {row[0]: True for outcome in outcomes for row in outcome.rows}
         return [created.pop(row[0], False) for row in rows]
 
     def due(
         self, until: datetime, limit: int, workflows: Sequence[str] | None
     ) -> Verb[Sequence[Due]]:
-        """Give the runs whose time has come by `until`, earliest first."""
-        values = self._due(limit, workflows)
-        [found] = yield [self._on(sql.DUE, until=to_microseconds(until, "now"), **values)]
-        return [Due(self._id(key), from_microseconds(wake_at)) for key, wake_at in found.rows]
+        """Return the unowned runs whose wake time is at or before `until`, earliest first."""
+        values = self._due_values(limit, workflows)
+        [runs] = yield [self._statement(sql.DUE, until=to_microseconds(until, "now"), **values)]
+        return [Due(self._id(key), from_microseconds(wake_at)) for key, wake_at in runs.rows]
 
     def claim(
         self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
     ) -> Verb[Sequence[Leased]]:
         """Lease the runs that are due, earliest first."""
-        values = self._due(limit, workflows)
-        # An update gives neither an order nor old values: the order is asked for beforehand.
+        values = self._due_values(limit, workflows)
+        # RETURNING gives neither an order nor old values, so the order is read first.
         order, claimed = yield [
-            self._on(sql.CLAIMABLE, **values),
-            self._on(sql.CLAIM, owner=owner, ttl=ttl // MICROSECOND, **values),
+            self._statement(sql.CLAIMABLE, **values),
+            self._statement(sql.CLAIM, owner=owner, ttl=ttl // MICROSECOND, **values),
         ]
         rows = {row[0]: row[1:] for row in claimed.rows}
         keys = dict.fromkeys([*(row[0] for row in order.rows if row[0] in rows), *rows])
         leased = [_leased(self._id(key), owner, ttl, *rows[key]) for key in keys]
         return [one for one in (yield from self._with_journals(leased)) if one is not None]
 
-    def _keys(self, leases: Iterable[Lease]) -> str | None:
-        return json_text([(self._prefix + lease.id, lease.owner, lease.epoch) for lease in leases])
+    def _lease_rows(self, leases: Iterable[Lease], value: int | None) -> list[Row]:
+        now = self._now()
+        return [(self._prefix + one.id, one.owner, one.epoch, value, now) for one in leases]
 
-    def _due(self, limit: int, workflows: Sequence[str] | None) -> dict[str, Value]:
+    def _due_values(self, limit: int, workflows: Sequence[str] | None) -> dict[str, Value]:
         return {
             "limit": limit,
             "workflows": json_text(workflows),
@@ -112,67 +112,67 @@ class LeaseVerbs(Verbs):
         }
 
     def _acquire(self, requests: Sequence[LeaseRequest]) -> Verb[Sequence[Leased | None]]:
-        """Give each want its lease, or None; no two want the same run."""
+        """Return for each request its lease, or `None`; no two are for the same run."""
         existing: list[Row] = []
         new: list[Row] = []
-        moment = self._moment()
+        time = self._now_and_stamp()
         for request in requests:
             key, ttl = self._prefix + request.id, request.ttl // MICROSECOND
             if request.existing:
-                existing.append((key, request.owner, ttl, moment[0]))
+                existing.append((key, request.owner, ttl, time[0]))
             if request.create is not None:
-                snapshot = text_of(request.create)
-                new.append((key, snapshot, request.workflow, None, request.owner, ttl, *moment))
-        over = self._tables.over
-        outcomes = yield [*over(sql.ACQUIRE, existing), *over(sql.CREATE, new)]
+                snapshot = decode_text(request.create)
+                new.append((key, snapshot, request.workflow, None, request.owner, ttl, *time))
+        many = self._statements.many
+        outcomes = yield [*many(sql.ACQUIRE, existing), *many(sql.CREATE, new)]
         rows = {key: row for outcome in outcomes for key, *row in outcome.rows}
         return [_granted(request, rows.get(self._prefix + request.id)) for request in requests]
 
     def _with_journals(self, leased: Sequence[Leased | None]) -> Verb[Sequence[Leased | None]]:
-        """Add what was recorded since the snapshot, and the mail.
+        """Add the entries since the snapshot, and the messages.
 
-        This may be a transaction of its own. A run that was lost in between, or saved again, is
-        left out: its snapshot is not the one that came with the lease any more.
+        This may be a transaction of its own. A run that was lost or saved in the meantime is left
+        out: its snapshot is no longer the one that came with the lease.
         """
         keys = [self._prefix + one.lease.id for one in leased if one and not one.created]
         if not keys:
             return leased
         ids = json_text(keys)
-        held, journals, inboxes = yield [
-            self._on(sql.HELD, ids=ids),
-            self._on(sql.JOURNALS, ids=ids),
-            self._on(sql.INBOXES, ids=ids),
+        owners, journals, inboxes = yield [
+            self._statement(sql.OWNERS, ids=ids),
+            self._statement(sql.JOURNALS, ids=ids),
+            self._statement(sql.INBOXES, ids=ids),
         ]
-        kept = {*held.rows}
-        parts: dict[str, list[bytes]] = {key: [] for key in keys}
-        mail: dict[str, list[Message]] = {key: [] for key in keys}
+        current = {*owners.rows}
+        entries: dict[str, list[bytes]] = {key: [] for key in keys}
+        messages: dict[str, list[Message]] = {key: [] for key in keys}
         for key, data in journals.rows:
-            parts[key].append(data)
-        for key, *message in inboxes.rows:
-            mail[key].append(message_of(*message))
-        return [one and self._completed(one, kept, parts, mail) for one in leased]
+            entries[key].append(data)
+        for key, *columns in inboxes.rows:
+            messages[key].append(read_message(*columns))
+        return [one and self._with_journal(one, current, entries, messages) for one in leased]
 
-    def _completed(
+    def _with_journal(
         self,
         leased: Leased,
-        kept: Container[Row],
-        parts: dict[str, list[bytes]],
-        mail: dict[str, list[Message]],
+        current: Container[Row],
+        entries: dict[str, list[bytes]],
+        messages: dict[str, list[Message]],
     ) -> Leased | None:
         if leased.created:
             return leased
         lease, key = leased.lease, self._prefix + leased.lease.id
-        if (key, lease.owner, leased.listed_at) not in kept:
+        if (key, lease.owner, leased.listed_at) not in current:
             return None
         return leased._replace(
-            lease=Lease(lease.id, lease.owner, lease.epoch, lease.expires_at, bool(mail[key])),
-            parts=[*leased.parts, *parts[key]],
-            inbox=tuple(mail[key]),
+            lease=Lease(lease.id, lease.owner, lease.epoch, lease.expires_at, bool(messages[key])),
+            parts=[*leased.parts, *entries[key]],
+            inbox=tuple(messages[key]),
         )
 
 
-def _apart(requests: Sequence[LeaseRequest]) -> Iterator[Sequence[LeaseRequest]]:
-    """Give the wants in parts, in order: a statement leases a run once, to the first who asks."""
+def _split_by_run(requests: Sequence[LeaseRequest]) -> Iterator[Sequence[LeaseRequest]]:
+    """Yield the requests in order, in parts: a statement leases each run once."""
     start, ids = 0, set[str]()
     for at, request in enumerate(requests):
         if request.id in ids:
@@ -185,7 +185,7 @@ def _apart(requests: Sequence[LeaseRequest]) -> Iterator[Sequence[LeaseRequest]]
 def _granted(request: LeaseRequest, row: Sequence[Any] | None) -> Leased | None:
     if row is None:
         return None
-    if request.create is None or len(row) > _CREATED:
+    if request.create is None or len(row) > _CREATED_COLUMNS:
         return _leased(request.id, request.owner, request.ttl, *row)
     epoch, wake_at = row
     return _leased(

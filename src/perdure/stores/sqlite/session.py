@@ -1,4 +1,4 @@
-"""A transaction on a SQLite file: the writer's thread serves one coroutine until it is done."""
+"""A transaction on a SQLite file: the writer thread serves one coroutine until it is done."""
 
 import asyncio
 import sqlite3
@@ -9,45 +9,45 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.stores.sqlite.connection import begin, drive, execute, translated
+from perdure.stores.sqlite.connection import begin, drive, execute, translate_error
 from perdure.stores.sqlite.runs import Verb
 from perdure.stores.sqlite.statements import Outcome, Statement
-from perdure.stores.sqlite.threads import Database, Solo
+from perdure.stores.sqlite.threads import Database, ExclusiveJob
 from perdure.stores.sqlite.transaction import Session, Values
 
 T = TypeVar("T")
 
 
 class _Request(Generic[T]):
-    """Something to be done with the connection, and who waits for it."""
+    """A call with the writer's connection, and the future of its result."""
 
-    def __init__(self, act: Callable[[sqlite3.Connection], T]) -> None:
-        self._act = act
-        self.answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    def __init__(self, call: Callable[[sqlite3.Connection], T]) -> None:
+        self._call = call
+        self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
     def serve(self, connection: sqlite3.Connection) -> None:
         try:
-            answer = self._act(connection)
-        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
+            result = self._call(connection)
+        except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
             self.fail(error)
         else:
-            self._settle(self.answer.set_result, answer)
+            self._resolve(self.future.set_result, result)
 
     def fail(self, error: BaseException) -> None:
-        self._settle(self.answer.set_exception, error)
+        self._resolve(self.future.set_exception, error)
 
-    def _settle(self, settle: Callable[[Any], None], outcome: object) -> None:
+    def _resolve(self, resolve: Callable[[Any], None], outcome: object) -> None:
         def unless_cancelled() -> None:
-            if not self.answer.done():
-                settle(outcome)
+            if not self.future.done():
+                resolve(outcome)
 
-        # A loop that was closed in the meantime has nobody left who waits.
+        # In a loop that was closed in the meantime, nothing awaits the future.
         with suppress(RuntimeError):
-            self.answer.get_loop().call_soon_threadsafe(unless_cancelled)
+            self.future.get_loop().call_soon_threadsafe(unless_cancelled)
 
 
-class FileSession(Session, Solo):
-    """The writer's connection in the hands of one coroutine."""
+class FileSession(Session, ExclusiveJob):
+    """A transaction on the writer's connection, controlled by one coroutine."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
@@ -55,66 +55,66 @@ class FileSession(Session, Solo):
         self._requests: SimpleQueue[_Request[Any] | None] = SimpleQueue()
 
     async def begin(self, verb: Callable[[], Verb[T]]) -> T:
-        """Open the transaction with the right to write, and give what the verb gives in it."""
-        answer = self._ask(partial(self._begin, verb))
+        """Begin a transaction that may write, and return the result of the verb in it."""
+        begun = self._request(partial(self._begin, verb))
         self._database.put(self)
         self.open = True
-        return await answer
+        return await begun
 
     async def execute(self, sql: str, values: Values) -> Outcome:
-        """Give what one statement of the user's gives; their errors come as SQLite raises them."""
+        """Run one statement of the user; SQLite's own errors are raised unchanged."""
         if not self.open:
-            raise StoreError("the transaction is over; its connection cannot be used any more")
+            raise StoreError("the transaction is over; its connection can no longer be used")
         try:
-            return await self._ask(partial(_execute, Statement(sql, values)))
+            return await self._request(partial(_execute, Statement(sql, values)))
         except sqlite3.Error as error:
-            ours = translated(error, self._database.path)
-            if isinstance(ours, StoreUnavailable):
-                self.lost = ours
+            translated = translate_error(error, self._database.path)
+            if isinstance(translated, StoreUnavailable):
+                self.lost = translated
             raise
 
     async def finish(self, verb: Callable[[], Verb[bool]]) -> bool:
-        """Drive the verb and commit if it says so; roll back if not, or if it fails."""
-        return await self._ask(partial(self._finish, verb))
+        """Run the verb and commit if it returns `True`; otherwise roll back."""
+        return await self._request(partial(self._finish, verb))
 
     async def end(self) -> None:
-        """Roll back what was not committed; whoever writes next comes after that."""
+        """Roll back what was not committed; the next write comes after that."""
         self.open = False
         self._requests.put(None)
 
     def serve(self, connection: sqlite3.Connection) -> None:
-        """Serve the coroutine, in the writer's thread, until it ends the session.
+        """Serve the coroutine, in the writer thread, until it ends the session.
 
-        A transaction that is still open then is rolled back by the thread.
+        The thread then rolls back a transaction that is still open.
         """
         while (request := self._requests.get()) is not None:
             request.serve(connection)
 
     def refuse(self, error: BaseException) -> None:
-        """Learn that there is no connection, in the writer's thread."""
+        """Fail all requests: the writer thread has no connection."""
         while (request := self._requests.get()) is not None:
             request.fail(error)
 
-    def _ask(self, act: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
-        request = _Request(act)
+    def _request(self, call: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
+        request = _Request(call)
         self._requests.put(request)
-        return request.answer
+        return request.future
 
     def _begin(self, verb: Callable[[], Verb[T]], connection: sqlite3.Connection) -> T:
         try:
-            begin(connection, self._database.path, self._database.connect_timeout)
+            begin(connection, self._database.path, self._database.busy_timeout)
             return drive(connection, verb())
         except sqlite3.Error as error:
-            raise translated(error, self._database.path) from error
+            raise translate_error(error, self._database.path) from error
 
     def _finish(self, verb: Callable[[], Verb[bool]], connection: sqlite3.Connection) -> bool:
         try:
             _check_open(connection)
-            written = drive(connection, verb())
-            connection.execute("COMMIT" if written else "ROLLBACK")
+            is_written = drive(connection, verb())
+            connection.execute("COMMIT" if is_written else "ROLLBACK")
         except sqlite3.Error as error:
-            raise translated(error, self._database.path) from error
-        return written
+            raise translate_error(error, self._database.path) from error
+        return is_written
 
 
 def _execute(statement: Statement, connection: sqlite3.Connection) -> Outcome:

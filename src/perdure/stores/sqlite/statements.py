@@ -1,25 +1,27 @@
-"""The statements of the SQLite schema, for every way of reaching one: a file, or a server.
+"""The statements of the SQLite schema, for a file and for a libSQL server.
 
-Moments are microseconds since 1970. `:now` is the moment of a store that brings its own clock;
-where it is NULL, the database's clock counts. JSON comes out as bytes and lies there as text, which
-stays readable for any other program.
+Times are microseconds since 1970. `:now` is the time of a store with its own clock; where it is
+NULL, the database's clock is used. JSON is stored as text, which other programs can read, and
+selected as bytes.
 
-A statement with `$rows` is said once of many: Python's lock changes hands between any two, and each
-has its own price in SQLite. Its values go by place, and nulls fill it up to one of a few sizes.
+A statement with `$rows` handles many rows at once: each statement has a fixed cost in SQLite, and
+Python's lock may change hands between any two. Its values are positional, and rows of NULL pad it
+to one of a few sizes.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 from string import Template
 from typing import Any, NamedTuple, TypeAlias
 
 from perdure.errors import InvalidArgument
+from perdure.stores._migrations import check_table
 
 Value: TypeAlias = str | bytes | int | None
 Row: TypeAlias = tuple[Value, ...]
 
-_MOST_ROWS = 256
+_MAX_ROWS = 256
+_MAX_TABLE_LENGTH = 100
 
 _CLOCK = "CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000"
 NOW = f"coalesce(:now, {_CLOCK})"
@@ -37,7 +39,7 @@ LOAD = """
 SAVE = """
     INSERT INTO $runs (id, snapshot, updated_at, workflow, status, awaits, wake_at, epoch)
     SELECT :id, CAST(:snapshot AS TEXT), $stamp, :workflow, :status, :awaits,
-        CASE WHEN $expected THEN t.now ELSE :wake_at END,
+        CASE WHEN $has_message THEN t.now ELSE :wake_at END,
         max(t.now, (SELECT epoch FROM $floor) + 1)
     FROM (SELECT $now AS now) AS t
     WHERE true
@@ -48,7 +50,7 @@ SAVE = """
         owner = NULL, takeovers = 0, folded = -1
 """
 
-FORGET_JOURNAL = "DELETE FROM $journal WHERE run = :id"
+DELETE_JOURNAL = "DELETE FROM $journal WHERE run = :id"
 
 DELETE = "DELETE FROM $runs WHERE id = :id"
 
@@ -59,8 +61,8 @@ DELETE_OWNED = """
     )
 """
 
-# The trigger would do it too, but slower: SQLite lays a copy aside of every page it writes to.
-FORGET_OWNED = """
+# The trigger would do it too, but slower: SQLite copies every page before a trigger changes it.
+DELETE_OWNED_JOURNAL = """
     DELETE FROM $journal WHERE run IN (
         SELECT r.id FROM ($rows) AS e CROSS JOIN $runs AS r
         WHERE r.id = e.column1 AND r.epoch = e.column2 AND r.owner IS NOT NULL
@@ -69,7 +71,7 @@ FORGET_OWNED = """
 
 LIST = """
     SELECT id, listed_at, status, workflow FROM $runs
-    WHERE (listed_at, id) < (:mark, :mark_id)
+    WHERE (listed_at, id) < (:after, :after_id)
         AND substr(id, 1, length(:prefix)) = :prefix
         AND (:status IS NULL OR status = :status)
         AND (:workflow IS NULL OR workflow = :workflow)
@@ -78,7 +80,7 @@ LIST = """
 """
 
 # An epoch is open while its run has an owner: a rest and a release end both.
-# CROSS JOIN, for SQLite then reads the entries in the outer loop and finds each run by its key.
+# CROSS JOIN fixes the order of the loops: for each entry, SQLite looks its run up by key.
 APPEND = """
     INSERT INTO $journal (run, epoch, n, data)
     SELECT e.column1, e.column2, e.column3, e.column4
@@ -103,7 +105,7 @@ REST = """
     WHERE id = e.column1 AND epoch = e.column2 AND owner IS NOT NULL
 """
 
-FOLD = """
+DELETE_FOLDED = """
     DELETE FROM $journal WHERE rowid IN (
         SELECT j.rowid FROM ($rows) AS e CROSS JOIN $runs AS r CROSS JOIN $journal AS j
         WHERE r.id = e.column1 AND r.epoch = e.column2 AND r.folded >= e.column3
@@ -111,13 +113,14 @@ FOLD = """
     )
 """
 
-TAKE_KNOWN = """
-    UPDATE $inbox SET taken = 1, payload = '' WHERE dedup_id IS NOT NULL AND seq IN ($taken)
+# A message with a dedup_id stays, without its payload: it may be sent again.
+CONSUME_DEDUPLICATED = """
+    UPDATE $inbox SET taken = 1, payload = '' WHERE dedup_id IS NOT NULL AND seq IN ($consumed)
 """
 
-TAKE_UNKNOWN = "DELETE FROM $inbox WHERE dedup_id IS NULL AND seq IN ($taken)"
+CONSUME = "DELETE FROM $inbox WHERE dedup_id IS NULL AND seq IN ($consumed)"
 
-# Whether an entry of the newest epoch is in the journal or the snapshot.
+# Whether each entry is of the newest epoch, and in the journal or in the snapshot.
 WRITTEN = """
     SELECT e.column1, e.column2, e.column3, r.epoch = e.column2 AND (
         r.folded >= e.column3 OR EXISTS (
@@ -144,12 +147,13 @@ CREATE = """
 """
 
 ACQUIRE = """
-    UPDATE $runs SET $leased
+    UPDATE $runs SET $lease
     FROM (
-        SELECT column1 AS key, column2 AS taker, column3 AS ttl, coalesce(column4, $clock) AS now
+        SELECT column1 AS key, column2 AS new_owner, column3 AS ttl,
+            coalesce(column4, $clock) AS now
         FROM ($rows)
     ) AS w
-    WHERE id = w.key AND (owner IS NULL OR owner = w.taker OR wake_at <= w.now)
+    WHERE id = w.key AND (owner IS NULL OR owner = w.new_owner OR wake_at <= w.now)
     RETURNING id, epoch, wake_at, takeovers, CAST(snapshot AS BLOB), listed_at
 """
 
@@ -163,13 +167,13 @@ CLAIMABLE = """
 """
 
 CLAIM = """
-    UPDATE $runs SET $leased
-    FROM (SELECT $now AS now, :owner AS taker, :ttl AS ttl) AS w
+    UPDATE $runs SET $lease
+    FROM (SELECT $now AS now, :owner AS new_owner, :ttl AS ttl) AS w
     WHERE id IN ($claimable) AND wake_at <= w.now
     RETURNING id, epoch, wake_at, takeovers, CAST(snapshot AS BLOB), listed_at
 """
 
-HELD = "SELECT id, owner, listed_at FROM $runs WHERE id IN (SELECT value FROM json_each(:ids))"
+OWNERS = "SELECT id, owner, listed_at FROM $runs WHERE id IN (SELECT value FROM json_each(:ids))"
 
 JOURNALS = """
     SELECT run, CAST(data AS BLOB) FROM $journal
@@ -184,27 +188,17 @@ INBOXES = """
 """
 
 RENEW = """
-    UPDATE $runs SET wake_at = t.now + :ttl
-    FROM (SELECT $now AS now) AS t
-    WHERE id IN (SELECT json_extract(value, '$$[0]') FROM json_each(:leases))
-        AND (id, owner, epoch) IN (
-            SELECT json_extract(value, '$$[0]'), json_extract(value, '$$[1]'),
-                json_extract(value, '$$[2]')
-            FROM json_each(:leases)
-        )
+    UPDATE $runs SET wake_at = coalesce(e.column5, $clock) + e.column4
+    FROM ($rows) AS e
+    WHERE id = e.column1 AND owner = e.column2 AND epoch = e.column3
     RETURNING id, epoch, wake_at,
         EXISTS (SELECT 1 FROM $inbox WHERE run = $runs.id AND taken = 0)
 """
 
 RELEASE = """
-    UPDATE $runs SET owner = NULL, wake_at = coalesce(:wake_at, t.now)
-    FROM (SELECT $now AS now) AS t
-    WHERE id IN (SELECT json_extract(value, '$$[0]') FROM json_each(:leases))
-        AND (id, owner, epoch) IN (
-            SELECT json_extract(value, '$$[0]'), json_extract(value, '$$[1]'),
-                json_extract(value, '$$[2]')
-            FROM json_each(:leases)
-        )
+    UPDATE $runs SET owner = NULL, wake_at = coalesce(e.column4, e.column5, $clock)
+    FROM ($rows) AS e
+    WHERE id = e.column1 AND owner = e.column2 AND epoch = e.column3
 """
 
 DUE = """
@@ -224,8 +218,8 @@ SEND = """
     ON CONFLICT DO NOTHING
 """
 
-# Asks the inbox and not the statement before: so it may be sent again without harm.
-WAKE = """
+# Reads the inbox instead of relying on the statement before, so it can be repeated safely.
+WAKE_IF_MESSAGE = """
     UPDATE $runs SET wake_at = t.now
     FROM (SELECT $now AS now) AS t
     WHERE id = :id AND owner IS NULL AND (wake_at IS NULL OR wake_at > t.now)
@@ -233,7 +227,7 @@ WAKE = """
         AND EXISTS (SELECT 1 FROM $inbox WHERE run = :id AND taken = 0 AND name = :name)
 """
 
-WHY_NOT_SENT = """
+EXPLAIN_SEND = """
     SELECT EXISTS (SELECT 1 FROM $inbox WHERE run = :id AND dedup_id = :dedup_id)
     FROM $runs WHERE id = :id
 """
@@ -248,8 +242,7 @@ PRUNE = """
     DELETE FROM $runs WHERE id IN (
         SELECT id FROM $runs
         WHERE listed_at < (SELECT $stamp FROM (SELECT $now - :older_than AS now) AS t)
-            AND status IN ('completed', 'failed', 'cancelled')
-            AND (:status IS NULL OR status = :status)
+            AND status IN (SELECT value FROM json_each(:statuses))
             AND substr(id, 1, length(:prefix)) = :prefix
         ORDER BY listed_at
         LIMIT :limit
@@ -269,14 +262,14 @@ OLDEST_DUE = """
     LIMIT 1
 """
 
-_EXPECTED = """
+_HAS_MESSAGE = """
     EXISTS (
         SELECT 1 FROM $inbox
         WHERE run = :id AND taken = 0 AND name IN (SELECT value FROM json_each(:awaits))
     )
 """
-_LEASED = """
-    owner = w.taker, status = 'running', awaits = NULL, folded = -1,
+_LEASE = """
+    owner = w.new_owner, status = 'running', awaits = NULL, folded = -1,
     takeovers = CASE
         WHEN EXISTS (SELECT 1 FROM $journal AS j WHERE j.run = $runs.id AND j.epoch = $runs.epoch)
         THEN 0 ELSE takeovers + (owner IS NOT NULL AND wake_at <= w.now)
@@ -284,7 +277,7 @@ _LEASED = """
     epoch = max(epoch + 1, w.now),
     wake_at = w.now + w.ttl
 """
-_TAKEN = """
+_CONSUMED = """
     SELECT i.seq FROM ($rows) AS e CROSS JOIN $runs AS r CROSS JOIN $inbox AS i
     WHERE r.id = e.column1 AND r.epoch = e.column2 AND r.owner IS NOT NULL
         AND i.run = e.column1 AND i.taken = 0 AND CAST(i.seq AS TEXT) = e.column3
@@ -299,17 +292,17 @@ class Statement(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What one statement gave: rows, and how many it changed."""
+    """The rows that one statement returned, and how many rows it changed."""
 
     rows: Sequence[tuple[Any, ...]]
     changed: int
 
 
-class Tables:
-    """The statements for the tables of one name: `tables[LOAD]`."""
+class Statements:
+    """The statements above, with the names of one store's tables."""
 
     def __init__(self, table: str) -> None:
-        self.name = check_table(table)
+        self.table = check_name(table)
         names = {
             "runs": f'"{table}"',
             "journal": f'"{table}_journal"',
@@ -320,39 +313,40 @@ class Tables:
             "clock_stamp": "strftime('%Y-%m-%dT%H:%M:%f000Z', 'now')",
             "stamp": _STAMP,
         }
-        names["leased"] = Template(_LEASED).substitute(names)
-        names["expected"] = Template(_EXPECTED).substitute(names)
+        names["lease"] = Template(_LEASE).substitute(names)
+        names["has_message"] = Template(_HAS_MESSAGE).substitute(names)
         names["claimable"] = Template(CLAIMABLE).substitute(names)
         self._names = names
         self._filled: dict[tuple[str, int], str] = {}
 
-    def __getitem__(self, statement: str) -> str:
-        return self._filled.get((statement, 0)) or self._fill(statement, 0, 0)
+    def sql(self, template: str) -> str:
+        """Return a statement with its names filled in."""
+        return self._filled.get((template, 0)) or self._fill(template, 0, 0)
 
-    def over(self, statement: str, rows: Sequence[Row]) -> list[Statement]:
-        """Give the statement for these rows: one for many."""
-        if len(rows) > _MOST_ROWS:
-            starts = range(0, len(rows), _MOST_ROWS)
-            parts = [self.over(statement, rows[at : at + _MOST_ROWS]) for at in starts]
+    def many(self, template: str, rows: Sequence[Row]) -> list[Statement]:
+        """Return the statements that handle these rows, up to 256 rows each."""
+        if len(rows) > _MAX_ROWS:
+            starts = range(0, len(rows), _MAX_ROWS)
+            parts = [self.many(template, rows[at : at + _MAX_ROWS]) for at in starts]
             return [*chain.from_iterable(parts)]
         if not rows:
             return []
-        # Of few sizes, for SQLite to know the statement already; no run has the id NULL.
+        # Few sizes, so that SQLite's cache has the statement; a row of NULL matches no run.
         size, width = 1 << (len(rows) - 1).bit_length(), len(rows[0])
         values = [*chain.from_iterable(rows), *repeat(None, (size - len(rows)) * width)]
-        filled = self._filled.get((statement, size)) or self._fill(statement, size, width)
+        filled = self._filled.get((template, size)) or self._fill(template, size, width)
         return [Statement(filled, values)]
 
-    def _fill(self, statement: str, size: int, width: int) -> str:
+    def _fill(self, template: str, size: int, width: int) -> str:
         row = f"({', '.join('?' * width)})"
         names = {**self._names, "rows": f"VALUES {', '.join([row] * size)}"}
-        names["taken"] = Template(_TAKEN).substitute(names)
-        filled = self._filled[statement, size] = Template(statement).substitute(names)
+        names["consumed"] = Template(_CONSUMED).substitute(names)
+        filled = self._filled[template, size] = Template(template).substitute(names)
         return filled
 
 
-def check_table(table: object, parameter: str = "table") -> str:
-    """Give the table's name back, or raise: ASCII letters, digits and `_`, not a digit first."""
-    if isinstance(table, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,99}", table):
-        return table
-    raise InvalidArgument(parameter, table, "a name of ASCII letters, digits and _, no digit first")
+def check_name(table: str) -> str:
+    """Return a valid table name; SQLite's has no schema before it."""
+    if "." in check_table(table, _MAX_TABLE_LENGTH):
+        raise InvalidArgument("table", table, "a table name without a schema")
+    return table

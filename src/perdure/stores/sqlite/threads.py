@@ -1,7 +1,7 @@
 """The threads that own a SQLite file's connections: one writes, two read.
 
-The writer takes everything that queued up while it was busy and commits it as one transaction, so
-that many share the price of one commit. In WAL mode readers wait for nobody.
+The writer takes all jobs that were queued while it was busy and commits them as one transaction, so
+that many writes share the cost of one commit. In WAL mode readers never wait.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -22,11 +23,11 @@ from perdure.stores.sqlite.connection import (
     begin,
     drive,
     open_connection,
-    patiently,
+    retry_while_busy,
     rollback,
-    translated,
+    translate_error,
 )
-from perdure.stores.sqlite.inline import Lone
+from perdure.stores.sqlite.inline import InlineCommit
 from perdure.stores.sqlite.runs import Verb
 from perdure.stores.sqlite.schema import Schema
 from perdure.stores.sqlite.watch import FileWatch
@@ -37,56 +38,56 @@ Connect: TypeAlias = Callable[[], sqlite3.Connection]
 MEMORY = ":memory:"
 
 _READERS = 2
-_MOST_TOGETHER = 1000
+_MAX_BATCH = 1000
 
 
 class Job(Generic[T]):
-    """A verb that somebody waits for. It is made anew each time it is tried."""
+    """A verb, and the future of its result. Each attempt calls `verb` again."""
 
-    __slots__ = ("_answer", "_error", "_verb", "future")
+    __slots__ = ("_error", "_result", "_verb", "future")
 
     def __init__(self, verb: Callable[[], Verb[T]]) -> None:
         self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._verb = verb
-        self._answer: T
+        self._result: T
         self._error: BaseException | None = None
 
     def run(self, connection: sqlite3.Connection) -> None:
-        """Do it, in a thread that owns a connection; nothing when nobody waits any more."""
+        """Run the verb in a thread that owns a connection, unless the caller was cancelled."""
         if not self.future.cancelled():
-            self._answer = drive(connection, self._verb())
+            self._result = drive(connection, self._verb())
 
     def fail(self, error: BaseException) -> None:
-        """Keep what went wrong."""
+        """Let `resolve` raise this error."""
         self._error = error
 
-    def settle(self) -> None:
-        """Tell whoever waits, in their loop."""
+    def resolve(self) -> None:
+        """Resolve the future, in its event loop."""
         if self.future.done():
             return
         if self._error is None:
-            self.future.set_result(self._answer)
+            self.future.set_result(self._result)
         else:
             self.future.set_exception(self._error)
 
 
-class Solo(ABC):
-    """What has the writer's connection to itself, outside of any transaction, until it is done."""
+class ExclusiveJob(ABC):
+    """A job that has the writer's connection to itself, outside of any transaction."""
 
     @abstractmethod
     def serve(self, connection: sqlite3.Connection) -> None:
-        """Do it, in the writer's thread."""
+        """Do the job, in the writer thread."""
 
     @abstractmethod
     def refuse(self, error: BaseException) -> None:
-        """Learn that there is no connection, in the writer's thread."""
+        """Learn, in the writer thread, that the connection could not be opened."""
 
 
-class _Opening(Solo):
-    """Somebody who only wants the file to be there, with its tables."""
+class OpenFile(ExclusiveJob):
+    """Opens and migrates the file, which the writer does before any job."""
 
     def __init__(self) -> None:
-        self.job: Job[None] = Job(_nothing)
+        self.job: Job[None] = Job(_no_statements)
 
     def serve(self, connection: sqlite3.Connection) -> None:
         self.job.run(connection)
@@ -97,45 +98,45 @@ class _Opening(Solo):
         _deliver([self.job])
 
 
-class _Tidying(Solo):
-    """The log moved into the file, for those who only add to it."""
+class Checkpoint(ExclusiveJob):
+    """Moves the log into the file, for inline commits, which only append to the log."""
 
     def serve(self, connection: sqlite3.Connection) -> None:
         with suppress(sqlite3.Error):
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def refuse(self, error: BaseException) -> None:
-        """Nothing is lost: the log only stays long."""
+        """Do nothing: the log only stays long."""
 
 
 class _Reader:
-    """A thread that answers one question after another."""
+    """A thread that runs reading jobs one after another."""
 
     def __init__(
         self,
         path: str,
-        connect_timeout: timedelta,
+        busy_timeout: timedelta,
         connect: Connect,
         jobs: SimpleQueue[Job[Any] | None],
     ) -> None:
         self._path = path
-        self._connect_timeout = connect_timeout
+        self._busy_timeout = busy_timeout
         self._connect = connect
         self._jobs = jobs
         self._connection: sqlite3.Connection | None = None
 
     def run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            self._answer(job)
+            self._serve(job)
         if self._connection is not None:
             self._connection.close()
 
-    def _answer(self, job: Job[Any]) -> None:
+    def _serve(self, job: Job[Any]) -> None:
         try:
             connection = self._connection = self._connection or self._connect()
-            patiently(lambda: job.run(connection), self._path, self._connect_timeout)
-        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
-            job.fail(translated(error, self._path))
+            retry_while_busy(partial(job.run, connection), self._path, self._busy_timeout)
+        except BaseException as error:  # noqa: BLE001 - raised where the job is awaited
+            job.fail(translate_error(error, self._path))
         _deliver([job])
 
 
@@ -145,94 +146,94 @@ class _Writer:
     def __init__(
         self,
         path: str,
-        connect_timeout: timedelta,
+        busy_timeout: timedelta,
         connect: Connect,
-        turns: SimpleQueue[Job[Any] | Solo | None],
-        took: Callable[[float], None],
+        jobs: SimpleQueue[Job[Any] | ExclusiveJob | None],
+        record_duration: Callable[[float], None],
     ) -> None:
         self._path = path
-        self._connect_timeout = connect_timeout
+        self._busy_timeout = busy_timeout
         self._connect = connect
-        self._turns = turns
-        self._took = took
+        self._jobs = jobs
+        self._record_duration = record_duration
         self._clock = SystemClock()
-        self._held: list[Solo | None] = []
+        self._next: list[ExclusiveJob | None] = []
         self._connection: sqlite3.Connection | None = None
 
     def run(self) -> None:
-        while (turn := self._held.pop() if self._held else self._turns.get()) is not None:
-            if isinstance(turn, Solo):
-                self._serve_alone(turn)
+        while (job := self._next.pop() if self._next else self._jobs.get()) is not None:
+            if isinstance(job, ExclusiveJob):
+                self._serve_exclusive(job)
             else:
-                jobs = self._joining(turn)
+                jobs = self._batch(job)
                 self._serve(jobs)
                 _deliver(jobs)
         if self._connection is not None:
             self._connection.close()
 
-    def _joining(self, first: Job[Any]) -> list[Job[Any]]:
-        """Give the job with all those that queued up behind it."""
+    def _batch(self, first: Job[Any]) -> list[Job[Any]]:
+        """Return the job with all those queued behind it, up to the next exclusive one."""
         jobs = [first]
-        while len(jobs) < _MOST_TOGETHER and not self._turns.empty():
-            turn = self._turns.get()
-            if not isinstance(turn, Job):
-                self._held.append(turn)
+        while len(jobs) < _MAX_BATCH and not self._jobs.empty():
+            job = self._jobs.get()
+            if not isinstance(job, Job):
+                self._next.append(job)
                 break
-            jobs.append(turn)
+            jobs.append(job)
         return jobs
 
     def _serve(self, jobs: Sequence[Job[Any]]) -> None:
         try:
             connection = self._connection = self._connection or self._connect()
-            begin(connection, self._path, self._connect_timeout)
-        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
+            begin(connection, self._path, self._busy_timeout)
+        except BaseException as error:  # noqa: BLE001 - raised where the jobs are awaited
             for job in jobs:
-                job.fail(translated(error, self._path))
+                job.fail(translate_error(error, self._path))
             return
         try:
             for job in jobs:
                 job.run(connection)
-            began = self._clock.monotonic()
+            start = self._clock.monotonic()
             connection.execute("COMMIT")
-            self._took(self._clock.monotonic() - began)
-        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
+            self._record_duration(self._clock.monotonic() - start)
+        except BaseException as error:  # noqa: BLE001 - raised where the jobs are awaited
             self._roll_back(connection)
             if len(jobs) == 1:
-                jobs[0].fail(translated(error, self._path))
+                jobs[0].fail(translate_error(error, self._path))
                 return
-            # Nothing was committed. One by one, the bad job harms only itself.
+            # Nothing was committed. One at a time, only the bad job fails.
             for job in jobs:
                 self._serve([job])
 
-    def _serve_alone(self, solo: Solo) -> None:
+    def _serve_exclusive(self, job: ExclusiveJob) -> None:
         try:
             connection = self._connection = self._connection or self._connect()
-        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
-            solo.refuse(translated(error, self._path))
+        except BaseException as error:  # noqa: BLE001 - raised where the job is awaited
+            job.refuse(translate_error(error, self._path))
         else:
-            solo.serve(connection)
+            job.serve(connection)
             self._roll_back(connection)
 
     def _roll_back(self, connection: sqlite3.Connection) -> None:
         try:
             rollback(connection)
         except sqlite3.Error:
-            # After some failures of the disk only closing ends a transaction.
+            # After some disk failures, only closing the connection ends a transaction.
             connection.close()
             self._connection = None
 
 
 class Database:
-    """One SQLite file, open to every event loop of the process that first uses this."""
+    """One SQLite file, for all event loops of the process that first used it."""
 
     def __init__(
-        self, path: str, schema: Schema, *, durability: Durability, connect_timeout: timedelta
+        self, path: str, schema: Schema, *, durability: Durability, busy_timeout: timedelta
     ) -> None:
         self.path = path
-        self.connect_timeout = connect_timeout
+        self.busy_timeout = busy_timeout
         self._schema = schema
         self._durability: Durability = durability
-        self._writes: SimpleQueue[Job[Any] | Solo | None] = SimpleQueue()
+        self._writes: SimpleQueue[Job[Any] | ExclusiveJob | None] = SimpleQueue()
         self._reads: SimpleQueue[Job[Any] | None] = SimpleQueue()
         self._threads: list[Thread] = []
         self._starting = Lock()
@@ -240,28 +241,28 @@ class Database:
         self._migrated = False
         self._closed = False
         self._watch = FileWatch(path)
-        self._lone = Lone(
+        self._inline = InlineCommit(
             lambda: open_connection(path, durability, timedelta(0)),
-            lambda: self._writes.put(_Tidying()),
+            lambda: self._writes.put(Checkpoint()),
         )
 
-    async def write(self, verb: Callable[[], Verb[T]], *, lone: bool = False) -> T:
-        """Give what the verb gives once it is committed; a small `lone` one perhaps in place."""
+    async def write(self, verb: Callable[[], Verb[T]], *, inline: bool = False) -> T:
+        """Run a verb and return its result once committed; an `inline` one may commit here."""
         self._check_open()
-        if lone and self._migrated and self.path != MEMORY and self._writes.empty():
-            done = self._lone.commit(verb)
-            if done is not None:
-                return done[0]
+        if inline and self._migrated and self.path != MEMORY and self._writes.empty():
+            committed = self._inline.commit(verb)
+            if committed is not None:
+                return committed[0]
         job = Job(verb)
         self._writes.put(job)
         return await job.future
 
     async def read(self, verb: Callable[[], Verb[T]]) -> T:
-        """Give what the verb gives of all that is committed."""
+        """Run a verb that only reads what is committed, and return its result."""
         if self.path == MEMORY:
             return await self.write(verb)
         if not self._migrated:
-            opening = _Opening()
+            opening = OpenFile()
             self.put(opening)
             await opening.job.future
         self._check_open()
@@ -269,36 +270,36 @@ class Database:
         self._reads.put(job)
         return await job.future
 
-    def put(self, solo: Solo) -> None:
-        """Give the writer's connection to `solo` alone, when its turn comes."""
+    def put(self, job: ExclusiveJob) -> None:
+        """Queue a job that needs the writer's connection to itself."""
         self._check_open()
-        self._writes.put(solo)
+        self._writes.put(job)
 
     async def close(self) -> None:
-        """End the threads, after all that was asked before."""
+        """End the threads once they have finished all queued jobs."""
         with self._starting:
             self._closed = True
             threads, self._threads = self._threads, []
-        self._lone.close()
+        self._inline.close()
         if threads and self._process == os.getpid():
             self.stop()
             await asyncio.get_running_loop().run_in_executor(None, _join, threads)
 
     def stop(self) -> None:
-        """Let the threads end, and do not wait for it."""
+        """Tell the threads to end, without waiting for them."""
         self._writes.put(None)
         for _ in range(_READERS):
             self._reads.put(None)
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreClosed(f"the store on {self.path} was closed; open a new one")
+            raise StoreClosed(f"the store on {self.path} is closed; open a new one")
         if not self._threads:
             self._start()
         if self._process != os.getpid():
             raise StoreError(
                 f"the store on {self.path} was used before this process was forked, and SQLite's "
-                "connections do not survive that; open a store in each process"
+                "connections do not survive a fork; open a store in each process"
             )
         self._watch.check()
 
@@ -308,13 +309,13 @@ class Database:
                 return
             writer = _Writer(
                 self.path,
-                self.connect_timeout,
+                self.busy_timeout,
                 self._open_and_migrate,
                 self._writes,
-                self._lone.took,
+                self._inline.record_duration,
             )
             readers = [
-                _Reader(self.path, self.connect_timeout, self._open, self._reads)
+                _Reader(self.path, self.busy_timeout, self._open, self._reads)
                 for _ in range(_READERS)
             ]
             self._threads = [
@@ -326,13 +327,13 @@ class Database:
                 thread.start()
 
     def _open(self) -> sqlite3.Connection:
-        return open_connection(self.path, self._durability, self.connect_timeout)
+        return open_connection(self.path, self._durability, self.busy_timeout)
 
     def _open_and_migrate(self) -> sqlite3.Connection:
         connection = self._open()
         try:
             if drive(connection, self._schema.missing()):
-                begin(connection, self.path, self.connect_timeout)
+                begin(connection, self.path, self.busy_timeout)
                 drive(connection, self._schema.migrate())
                 connection.execute("COMMIT")
         except BaseException:
@@ -344,7 +345,7 @@ class Database:
         return connection
 
 
-def _nothing() -> Verb[None]:
+def _no_statements() -> Verb[None]:
     yield ()
 
 
@@ -357,12 +358,12 @@ def _deliver(jobs: Sequence[Job[Any]]) -> None:
     by_loop: dict[asyncio.AbstractEventLoop, list[Job[Any]]] = {}
     for job in jobs:
         by_loop.setdefault(job.future.get_loop(), []).append(job)
-    for loop, settled in by_loop.items():
-        # A loop that was closed in the meantime has nobody left who waits.
+    for loop, finished in by_loop.items():
+        # In a loop that was closed in the meantime, nothing awaits the jobs.
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(_settle, settled)
+            loop.call_soon_threadsafe(_resolve, finished)
 
 
-def _settle(jobs: Sequence[Job[Any]]) -> None:
+def _resolve(jobs: Sequence[Job[Any]]) -> None:
     for job in jobs:
-        job.settle()
+        job.resolve()

@@ -1,4 +1,4 @@
-"""A transaction that stays open while a coroutine works in it, and the coroutine's view of it."""
+"""A transaction that stays open while user code runs, and the user's view of it."""
 
 import re
 from abc import ABC, abstractmethod
@@ -18,29 +18,32 @@ _ENDS_TRANSACTION = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 
-_inside: ContextVar["Session | None"] = ContextVar("perdure_sqlite_session", default=None)
+_current: ContextVar["Session | None"] = ContextVar("perdure_sqlite_session", default=None)
 
 
 class Session(ABC):
-    """One transaction, of the store or database it is made for. At last, `end` is always called."""
+    """One transaction of a database. `end` is always called last.
 
-    def __init__(self, home: object) -> None:
-        self.home = home
+    `target` is the database or server: the store on it cannot be called in the meantime.
+    """
+
+    def __init__(self, target: object) -> None:
+        self.target = target
         self.open = False
         self.lost: StoreUnavailable | None = None
-        """Why the transaction cannot go on, when the database failed while it was used."""
+        """The error after which the transaction cannot continue, if the database failed in it."""
 
     @abstractmethod
     async def begin(self, verb: Callable[[], Verb[T]]) -> T:
-        """Open the transaction with the right to write, and give what the verb gives in it."""
+        """Begin a transaction that may write, and return the result of the verb in it."""
 
     @abstractmethod
     async def execute(self, sql: str, values: Values) -> Outcome:
-        """Give what one statement of the user's gives."""
+        """Run one statement of the user and return its outcome."""
 
     @abstractmethod
     async def finish(self, verb: Callable[[], Verb[bool]]) -> bool:
-        """Drive the verb and commit if it says so; roll back if not, or if it fails."""
+        """Run the verb and commit if it returns `True`; otherwise roll back."""
 
     @abstractmethod
     async def end(self) -> None:
@@ -49,8 +52,8 @@ class Session(ABC):
     async def enter(
         self, work: Callable[["Transaction"], Awaitable[T]], transaction: "Transaction"
     ) -> T:
-        """Give what `work` gives; while it runs it cannot call the store whose writer it holds."""
-        token = _inside.set(self)
+        """Return what `work` returns; while it runs, calls of its own store are refused."""
+        token = _current.set(self)
         try:
             return await work(transaction)
         except Exception as error:
@@ -58,21 +61,21 @@ class Session(ABC):
                 raise StoreUnavailable(f"{self.lost}") from error
             raise
         finally:
-            _inside.reset(token)
+            _current.reset(token)
 
 
-def check_outside(home: object) -> None:
-    """Raise inside an open transaction of the same home: a write there would wait for itself."""
-    session = _inside.get()
-    if session is not None and session.open and session.home is home:
+def check_not_inside(target: object) -> None:
+    """Raise inside an open transaction on the same target: a write there would deadlock."""
+    session = _current.get()
+    if session is not None and session.open and session.target is target:
         raise StoreError(
-            "the store was called inside its own transaction, which would wait for itself; "
-            "use the connection that the transaction gave"
+            "the store was called inside its own transaction, which would deadlock; "
+            "use the connection that the transaction provides"
         )
 
 
 class Transaction:
-    """The store's connection in a transactional step: what is written here commits with the step.
+    """The store's connection in a transactional step: its writes commit with the step's record.
 
     async def debit(transaction: Transaction) -> None:
         await transaction.execute("UPDATE account SET balance = balance - ? WHERE id = ?", (5, "a"))
@@ -82,15 +85,15 @@ class Transaction:
         self._session = session
 
     async def execute(self, sql: str, values: Values = (), /) -> int:
-        """Run one statement and give how many rows it changed."""
+        """Run one statement and return how many rows it changed."""
         return (await self._run(sql, values)).changed
 
     async def fetchall(self, sql: str, values: Values = (), /) -> Sequence[tuple[Any, ...]]:
-        """Give all rows of one statement."""
+        """Run one statement and return all of its rows."""
         return (await self._run(sql, values)).rows
 
     async def fetchone(self, sql: str, values: Values = (), /) -> tuple[Any, ...] | None:
-        """Give the first row of one statement, or None."""
+        """Run one statement and return its first row, or `None`."""
         rows = (await self._run(sql, values)).rows
         return rows[0] if rows else None
 

@@ -1,15 +1,15 @@
-"""The store contract as checks: run them on a store of your own with a few lines of pytest.
+"""The store contract as pytest checks, to run on any store.
 
     from perdure.testing.conformance import StoreConformance
 
     class TestMyStore(StoreConformance):
         @pytest_asyncio.fixture
         async def store(self):
-            async with MyStore() as store:  # fresh and empty
+            async with MyStore() as store:  # new and empty
                 yield store
 
-The checks keep to what the store declares; one that does not apply is skipped and says why. What
-else a test class can give (a clock to move, a second instance, a URL for other processes) are the
+Checks of abilities that the store does not declare are skipped with the reason. What else a test
+class can provide (a clock to advance, a second instance, a URL for other processes) are the
 attributes and methods of `Harness`.
 """
 
@@ -19,7 +19,7 @@ import pytest
 
 pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in iter_modules(__path__)))
 
-# Only modules that are imported after this explain their failures.
+# Assertions are rewritten only in modules that are imported after this.
 from perdure.testing.conformance.harness import Harness  # noqa: E402
 from perdure.testing.conformance.suite import StoreConformance  # noqa: E402
 

@@ -28,20 +28,20 @@ ISO_UTC_MILLISECONDS = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 class SaveChecks(Harness):
     """`save` and `load`."""
 
-    async def test_load_gives_what_was_saved(self, store: Store) -> None:
-        """What was saved is what is loaded, fields that the store does not know included."""
+    async def test_load_returns_what_was_saved(self, store: Store) -> None:
+        """A loaded snapshot is what was saved, including fields that the store does not know."""
         whole = snapshot("a", "b", workflow="order", metadata={"input": {"n": [1, None]}})
         warning = SnapshotWarning(type="lossy_value", stepId="a", path="value", reason="non-json")
         whole["warnings"] = [warning]
         await store.save("run", whole)
         assert await store.load("run") == whole
 
-    async def test_load_gives_none_for_a_run_that_is_not_there(self, store: Store) -> None:
-        """Give the merged snapshot, or None."""
+    async def test_load_returns_none_for_a_missing_run(self, store: Store) -> None:
+        """Return the merged snapshot, or `None`."""
         assert await store.load("run") is None
 
-    async def test_load_gives_a_snapshot_of_its_own(self, store: Store) -> None:
-        """What a caller does to a loaded snapshot, or to the one it saved, is not in the store."""
+    async def test_load_returns_an_independent_copy(self, store: Store) -> None:
+        """Changes to a loaded snapshot, or to one that was saved, do not reach the store."""
         whole = snapshot("a")
         await store.save("run", whole)
         whole["steps"]["b"] = {"ok": True, "value": "b"}
@@ -50,28 +50,28 @@ class SaveChecks(Harness):
         loaded["steps"].clear()
         assert await steps_of(store) == ["a"]
 
-    async def test_load_gives_steps_in_the_order_they_were_recorded(self, store: Store) -> None:
-        """Give its steps in the order they were recorded, also when keys look like numbers."""
+    async def test_load_returns_steps_in_the_order_they_were_recorded(self, store: Store) -> None:
+        """Return its steps in the order they were recorded, even when keys look like numbers."""
         keys = ["b", "10", "a", "9", "B", "1", "", "0", "-1", "é", "a b"]
         await store.save("run", snapshot(*keys))
         assert await steps_of(store) == keys
 
     async def test_save_replaces_the_whole_run(self, store: Store) -> None:
-        """Replace the whole run by `snapshot`: what was there before is gone."""
+        """Replace the whole run by `snapshot`: its previous state is gone."""
         await store.save("run", snapshot("a", "b", workflow="order", metadata={"x": 1}))
         await store.save("run", snapshot("c"))
         assert await store.load("run") == snapshot("c")
 
     async def test_save_replaces_the_journal(self, store: Store) -> None:
-        """What was there before, journal and all, is gone."""
+        """The previous state, journal included, is gone."""
         journal = need_journal(store)
         grant = await granted(journal)
         await appended(journal, step(grant, 1, "a"))
         await journal.save("run", snapshot("b"))
         assert await steps_of(journal) == ["b"]
 
-    async def test_save_lets_the_epoch_grow(self, store: Store) -> None:
-        """The run's epoch grows, so that an owner of before is fenced out."""
+    async def test_save_increases_the_epoch(self, store: Store) -> None:
+        """The run's epoch increases, so that the previous owner is fenced out."""
         leases = need_lease(store)
         before = await granted(leases)
         await leases.save("run", snapshot("b"))
@@ -80,8 +80,8 @@ class SaveChecks(Harness):
         assert after is not None
         assert after.lease.epoch > before.lease.epoch
 
-    async def test_runs_do_not_touch_each_other(self, store: Store) -> None:
-        """A run is its own: another id is another run."""
+    async def test_runs_are_independent(self, store: Store) -> None:
+        """Another id is another run."""
         await store.save("run", snapshot("a"))
         await store.save("run2", snapshot("b"))
         await store.delete("run2")
@@ -92,24 +92,24 @@ class DeleteChecks(Harness):
     """`delete` and `close`."""
 
     async def test_delete_removes_the_run(self, store: Store) -> None:
-        """Remove the run: it is neither loaded nor listed."""
+        """Delete the run: it is neither loaded nor listed."""
         await store.save("run", snapshot("a"))
         await store.delete("run")
         assert await store.load("run") is None
         assert list(await store.list()) == []
 
-    async def test_a_missing_run_is_no_error(self, store: Store) -> None:
-        """A missing run is no error."""
+    async def test_deleting_a_missing_run_is_not_an_error(self, store: Store) -> None:
+        """A missing run is not an error."""
         assert not await store.delete("run")
 
-    async def test_delete_may_answer_whether_there_was_one(self, store: Store) -> None:
-        """The stores in the box answer whether there was one; any other answers None."""
+    async def test_delete_may_return_whether_the_run_existed(self, store: Store) -> None:
+        """The stores of this package return whether the run existed; others may return `None`."""
         await store.save("run", snapshot())
         assert await store.delete("run") in {True, None}
         assert await store.delete("run") in {False, None}
 
     async def test_delete_removes_journal_and_lease(self, store: Store) -> None:
-        """Remove the run with its journal and lease: a new run of the id is new."""
+        """Delete the run with its journal and lease: a new run with the id is new."""
         journal = need_journal(store)
         old = await granted(journal, owner="ana")
         await appended(journal, step(old, 1, "a"))
@@ -118,8 +118,8 @@ class DeleteChecks(Harness):
         assert new.created
         assert list(new.snapshot["steps"]) == []
 
-    async def test_an_epoch_of_the_deleted_run_stays_stale(self, store: Store) -> None:
-        """An epoch of the deleted run stays stale for ever, also when the id is used again."""
+    async def test_an_epoch_of_a_deleted_run_stays_stale(self, store: Store) -> None:
+        """An epoch of a deleted run stays stale forever, even when the id is used again."""
         leases = need_lease(store)
         epochs = []
         for _ in range(5):
@@ -137,8 +137,8 @@ class DeleteChecks(Harness):
         await store.close()
         await store.close()
 
-    async def test_a_closed_store_says_so(self, store: Store) -> None:
-        """A call after `close` works again, or raises `StoreClosed`: never a driver's own error."""
+    async def test_a_closed_store_works_again_or_raises_store_closed(self, store: Store) -> None:
+        """A call after `close` works, or raises `StoreClosed`: never an error of the driver."""
         await store.save("run", snapshot("a"))
         await store.close()
         try:
@@ -146,9 +146,9 @@ class DeleteChecks(Harness):
         except StoreClosed:
             return
 
-    async def test_close_leaves_the_runs_to_another_instance(self, store: Store) -> None:
-        """Let go of what the store opened itself: the runs stay."""
-        another = await self.opened_again(store)
+    async def test_close_keeps_the_runs_for_other_instances(self, store: Store) -> None:
+        """Close what the store opened itself: the runs stay."""
+        another = await self.open_another(store)
         await store.save("run", snapshot("a"))
         await store.close()
         assert await steps_of(another) == ["a"]
@@ -158,27 +158,27 @@ class DeleteChecks(Harness):
 class ListChecks(Harness):
     """`list`."""
 
-    async def test_list_gives_newest_first(self, store: Store) -> None:
-        """Give runs newest first: a run that is saved again is new again."""
+    async def test_list_returns_the_newest_first(self, store: Store) -> None:
+        """Return the most recently updated runs first: saving a run again updates it."""
         for id in ("a", "b", "c", "a"):
             await store.save(id, snapshot())
-            await self.let_pass(TICK)
-        assert [line.id for line in await store.list()] == ["a", "c", "b"]
+            await self.pass_time(TICK)
+        assert [run.id for run in await store.list()] == ["a", "c", "b"]
 
-    async def test_list_takes_the_newest_before_it_cuts(self, store: Store) -> None:
-        """At most `limit`, and these are the newest."""
+    async def test_list_sorts_before_it_applies_the_limit(self, store: Store) -> None:
+        """Return up to `limit` runs, and these are the most recently updated."""
         for id in ("a", "b", "c", "d", "a"):
             await store.save(id, snapshot())
-            await self.let_pass(TICK)
-        assert [line.id for line in await store.list(limit=2)] == ["a", "d"]
+            await self.pass_time(TICK)
+        assert [run.id for run in await store.list(limit=2)] == ["a", "d"]
 
-    async def test_limit_zero_gives_nothing(self, store: Store) -> None:
-        """0 gives nothing."""
+    async def test_a_limit_of_zero_returns_nothing(self, store: Store) -> None:
+        """0 returns nothing."""
         await store.save("run", snapshot())
         assert list(await store.list(limit=0)) == []
 
-    async def test_a_hundred_is_the_default_limit(self, store: Store) -> None:
-        """At most `limit`, which is 100 when it is not given."""
+    async def test_the_default_limit_is_100(self, store: Store) -> None:
+        """Return up to `limit` runs, which is 100 by default."""
         for number in range(101):
             await store.save(f"run-{number}", snapshot())
         assert len(await store.list()) == 100
@@ -193,52 +193,51 @@ class ListChecks(Harness):
         ids = ["a_b:1", "axb:1", "A_b:1", "a_b", "a_b:2", "b:a_b:1", "a%:1", "a_B:1"]
         for id in ids:
             await store.save(id, snapshot())
-        assert sorted(line.id for line in await store.list(prefix="a_b:")) == ["a_b:1", "a_b:2"]
-        assert [line.id for line in await store.list(prefix="a%")] == ["a%:1"]
+        assert sorted(run.id for run in await store.list(prefix="a_b:")) == ["a_b:1", "a_b:2"]
+        assert [run.id for run in await store.list(prefix="a%")] == ["a%:1"]
 
     async def test_list_filters_by_status(self, store: Store) -> None:
-        """`status` keeps to runs of this status."""
+        """`status` restricts the list to runs with this status."""
         statuses: list[RunStatus] = ["running", "suspended", "waiting", "paused"]
         over: list[RunStatus] = ["completed", "failed", "cancelled"]
         for status in statuses + over:
             await store.save(f"run {status}", snapshot(status=status))
         for status in statuses + over:
-            lines = await store.list(status=status)
-            assert [(line.id, line.status) for line in lines] == [(f"run {status}", status)]
+            runs = await store.list(status=status)
+            assert [(run.id, run.status) for run in runs] == [(f"run {status}", status)]
 
     async def test_list_filters_by_workflow(self, store: Store) -> None:
-        """`workflow` keeps to runs of this name, exactly."""
+        """`workflow` restricts the list to runs with exactly this name."""
         for name in ("order", "Order", "order2", "ord_r"):
             await store.save(name, snapshot(workflow=name))
         await store.save("nameless", snapshot())
         for name in ("order", "Order", "ord_r"):
-            lines = await store.list(workflow=name)
-            assert [(line.id, line.workflow) for line in lines] == [(name, name)]
+            runs = await store.list(workflow=name)
+            assert [(run.id, run.workflow) for run in runs] == [(name, name)]
         assert (await listed(store, "nameless")).workflow is None
 
-    async def test_paging_skips_nothing_and_shows_nothing_twice(self, store: Store) -> None:
-        """`after` is the `cursor` of the last line of the page before: no run is skipped or shown
-        twice, also when many were updated at the same moment."""
+    async def test_paging_skips_and_repeats_nothing(self, store: Store) -> None:
+        """No run is skipped or repeated, even when many were updated at the same time."""
         for number in range(23):
             await store.save(f"run-{number}", snapshot())
         pages = await pages_of(store, limit=5)
         assert [len(page) for page in pages] == [5, 5, 5, 5, 3]
         assert sorted(chain(*pages)) == sorted(f"run-{number}" for number in range(23))
 
-    async def test_paging_goes_on_when_other_runs_change(self, store: Store) -> None:
-        """No run that stays as it is is skipped or shown twice."""
+    async def test_paging_continues_while_other_runs_change(self, store: Store) -> None:
+        """No run that stays unchanged is skipped or repeated."""
         for number in range(9):
             await store.save(f"run-{number}", snapshot())
-            await self.let_pass(TICK)
+            await self.pass_time(TICK)
         page = await store.list(limit=3)
         await store.delete(page[-1].id)
         await store.save("run-0", snapshot())
         await store.save("new", snapshot())
-        rest = await store.list(after=page[-1].cursor)
-        assert [line.id for line in rest] == [f"run-{number}" for number in (5, 4, 3, 2, 1)]
+        next_page = await store.list(after=page[-1].cursor)
+        assert [run.id for run in next_page] == [f"run-{number}" for number in (5, 4, 3, 2, 1)]
 
-    async def test_paging_keeps_to_its_filters(self, store: Store) -> None:
-        """`after` goes with `prefix`, `status` and `workflow`."""
+    async def test_paging_respects_the_filters(self, store: Store) -> None:
+        """`after` can be combined with `prefix`, `status` and `workflow`."""
         for number in range(12):
             name = "order" if number % 2 else "other"
             await store.save(f"a-{number}", snapshot(workflow=name))
@@ -255,7 +254,7 @@ async def pages_of(
     status: RunStatus | None = None,
     workflow: str | None = None,
 ) -> list[list[str]]:
-    """Return the ids on each page of a list, or fail when there is no last page."""
+    """Return the ids on each page of a list, or fail if there is no last page."""
     pages: list[list[str]] = []
     after: str | None = None
     for _ in range(100):
@@ -264,10 +263,10 @@ async def pages_of(
         )
         if not page:
             return pages
-        pages.append([line.id for line in page])
+        pages.append([run.id for run in page])
         after = page[-1].cursor
-    pytest.fail("the list has no last page: what comes `after` the last line must be nothing")
+    pytest.fail("the list has no last page: nothing may follow `after` the last run")
 
 
 class BaseChecks(SaveChecks, DeleteChecks, ListChecks):
-    """What every store does."""
+    """The methods of every store."""

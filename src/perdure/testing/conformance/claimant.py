@@ -1,7 +1,7 @@
-"""A process that claims whatever is due until nothing is: `python -m … <store> <owner>`.
+"""A process that claims due runs until there are none: `python -m … <store> <owner>`.
 
-It says `ready` when the store is open, begins when a line comes in, and ends by printing the ids of
-the runs it had as JSON. The store is a URL, or `module:function` that makes one.
+It prints `ready` when the store is open, starts when it reads a line, and finally prints the ids of
+the runs it claimed as JSON. The store is a URL, or a `module:function` that returns one.
 """
 
 import asyncio
@@ -16,19 +16,19 @@ from perdure.stores import open_store
 from perdure.testing.conformance.harness import need_schedule, rested
 
 
-def opened(where: str) -> Store:
-    """Give the store of a URL or a `module:function`."""
+def open_by_name(where: str) -> Store:
+    """Open the store of a URL or a `module:function`."""
     if "://" in where:
         return open_store(where)
     module, _, function = where.partition(":")
     return cast(Store, getattr(import_module(module), function)())
 
 
-async def contend(where: str, owner: str) -> list[str]:
-    """Give the ids of all runs that this process claimed and ended."""
-    store = need_schedule(opened(where))
+async def claim_all(where: str, owner: str) -> list[str]:
+    """Return the ids of all runs that this process claimed and completed."""
+    store = need_schedule(open_by_name(where))
     await store.load("run")
-    say("ready")
+    write_line("ready")
     await asyncio.to_thread(sys.stdin.readline)
     ids: list[str] = []
     while grants := await store.claim(owner, timedelta(minutes=1), 5):
@@ -39,11 +39,11 @@ async def contend(where: str, owner: str) -> list[str]:
     return ids
 
 
-def say(line: str) -> None:
-    """Tell the process that waits for this one."""
+def write_line(line: str) -> None:
+    """Print a line for the process that waits for this one."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    say(json.dumps(asyncio.run(contend(*sys.argv[1:]))))
+    write_line(json.dumps(asyncio.run(claim_all(*sys.argv[1:]))))

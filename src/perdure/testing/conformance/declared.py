@@ -1,4 +1,4 @@
-"""Checks of the declaration: what is declared is there, and what is there is declared."""
+"""Checks of the declaration: a store declares exactly the abilities that it has."""
 
 import inspect
 from collections.abc import Iterator
@@ -7,8 +7,8 @@ from typing import Any
 from perdure.store import Capabilities, Store, capabilities
 from perdure.testing.conformance.harness import Harness
 
-BASE_VERBS = ("save", "load", "delete", "list", "close")
-VERBS = {
+BASE_METHODS = ("save", "load", "delete", "list", "close")
+METHODS = {
     "journal": ("append",),
     "lease": ("acquire", "renew", "release"),
     "schedule": ("enqueue", "due", "claim"),
@@ -17,7 +17,7 @@ VERBS = {
     "notify": ("notifications",),
     "maintenance": ("prune", "stats"),
 }
-STANDS_ON = {
+REQUIRES = {
     "journal": "lease",
     "schedule": "lease",
     "inbox": "lease",
@@ -27,51 +27,53 @@ STANDS_ON = {
 
 
 def has(declared: Capabilities, ability: str) -> bool:
-    """Tell whether an ability is declared."""
+    """Return whether an ability is declared."""
     return getattr(declared, ability) not in {False, "none"}
 
 
-def missing_verbs(store: Store, verbs: tuple[str, ...]) -> Iterator[str]:
-    """Give those of the verbs that the store does not have."""
+def missing_methods(store: Store, verbs: tuple[str, ...]) -> Iterator[str]:
+    """Return the methods that the store does not have."""
     for verb in verbs:
         if not callable(getattr(store, verb, None)):
             yield verb
 
 
 class DeclaredChecks(Harness):
-    """What a store says of itself."""
+    """The capabilities that a store declares."""
 
-    async def test_the_five_methods_are_there(self, store: Store) -> None:
+    async def test_the_five_methods_exist(self, store: Store) -> None:
         """Five methods make a store, and they are coroutine functions."""
-        assert list(missing_verbs(store, BASE_VERBS)) == []
-        for verb in BASE_VERBS:
+        assert list(missing_methods(store, BASE_METHODS)) == []
+        for verb in BASE_METHODS:
             method: Any = getattr(store, verb)
-            assert inspect.iscoroutinefunction(method), f"{verb} is no coroutine function"
+            assert inspect.iscoroutinefunction(method), f"{verb} is not a coroutine function"
 
-    async def test_what_is_declared_is_there(self, store: Store) -> None:
-        """A store declares which abilities it has: each declared one has its verbs."""
+    async def test_a_declared_ability_has_its_methods(self, store: Store) -> None:
+        """A store declares which abilities it has: each declared one has its methods."""
         declared = capabilities(store)
-        for ability, verbs in VERBS.items():
+        for ability, verbs in METHODS.items():
             if has(declared, ability):
-                assert list(missing_verbs(store, verbs)) == [], f"declares {ability!r} without them"
+                assert list(missing_methods(store, verbs)) == [], (
+                    f"declares {ability!r} without them"
+                )
 
-    async def test_what_is_there_is_declared(self, store: Store) -> None:
-        """The engine asks the declaration and never guesses: what is not declared is never used."""
+    async def test_an_undeclared_ability_has_no_methods(self, store: Store) -> None:
+        """The engine reads the declaration and never guesses: undeclared methods are never used."""
         declared = capabilities(store)
-        for ability, verbs in VERBS.items():
+        for ability, verbs in METHODS.items():
             if not has(declared, ability):
-                there = set(verbs) - set(missing_verbs(store, verbs))
-                assert not there, f"has these without declaring {ability!r}"
+                existing = set(verbs) - set(missing_methods(store, verbs))
+                assert not existing, f"has these without declaring {ability!r}"
 
-    async def test_an_ability_stands_on_others(self, store: Store) -> None:
-        """Only a lease gives the epoch that fences an entry; hints are of what is due."""
+    async def test_an_ability_is_declared_with_those_it_requires(self, store: Store) -> None:
+        """An entry is fenced by the epoch of a lease; notifications are about due runs."""
         declared = capabilities(store)
-        for ability, ground in STANDS_ON.items():
+        for ability, required in REQUIRES.items():
             if has(declared, ability):
-                assert has(declared, ground), f"declares {ability!r} without {ground!r}"
+                assert has(declared, required), f"declares {ability!r} without {required!r}"
 
-    async def test_the_declaration_stays(self, store: Store) -> None:
-        """Declared once: the same value whenever it is asked."""
+    async def test_the_declaration_does_not_change(self, store: Store) -> None:
+        """Declared once: always the same value."""
         before = capabilities(store)
         await store.load("run")
         assert capabilities(store) == before

@@ -112,46 +112,46 @@ NAMES = [
     "🦊" * MAX_ID_LENGTH,
     "'" * MAX_ID_LENGTH,
 ]
-IMPOSSIBLE_IDS: list[Any] = ["", "a\0b", "x" * (MAX_ID_LENGTH + 1), "\ud800", None, 7, b"run"]
+INVALID_IDS: list[Any] = ["", "a\0b", "x" * (MAX_ID_LENGTH + 1), "\ud800", None, 7, b"run"]
 
 
 class HostileIdChecks(Harness):
-    """Ids are any non-empty text up to 512 characters without NUL."""
+    """Ids are non-empty strings of up to 512 characters without NUL."""
 
-    async def test_every_id_is_its_own_run(self, store: Store) -> None:
-        """Ids are any non-empty text up to 512 characters without NUL, and no two are the same."""
+    async def test_every_id_is_a_separate_run(self, store: Store) -> None:
+        """Ids are non-empty strings of up to 512 characters without NUL, and no two are equal."""
         for number, id in enumerate(NAMES):
             await store.save(id, snapshot(f"step {number}"))
         for number, id in enumerate(NAMES):
             assert await steps_of(store, id) == [f"step {number}"], ascii(id)
-        assert {line.id for line in await store.list(limit=1_000)} == set(NAMES)
+        assert {run.id for run in await store.list(limit=1_000)} == set(NAMES)
 
-    async def test_deleting_one_id_leaves_the_others(self, store: Store) -> None:
-        """Remove the run, and no other."""
+    async def test_deleting_one_run_keeps_the_others(self, store: Store) -> None:
+        """Delete the run, and no other."""
         for id in NAMES:
             await store.save(id, snapshot())
         for number, id in enumerate(NAMES):
             await store.delete(id)
             left = await store.list(limit=1_000)
-            assert {line.id for line in left} == set(NAMES[number + 1 :]), ascii(id)
+            assert {run.id for run in left} == set(NAMES[number + 1 :]), ascii(id)
 
     async def test_every_prefix_is_exact(self, store: Store) -> None:
-        """`prefix` is exact and case-sensitive, whatever characters it has."""
+        """`prefix` is exact and case-sensitive, whatever its characters."""
         for id in NAMES:
             await store.save(id, snapshot())
         for prefix in NAMES:
-            found = {line.id for line in await store.list(prefix=prefix, limit=1_000)}
+            found = {run.id for run in await store.list(prefix=prefix, limit=1_000)}
             assert found == {id for id in NAMES if id.startswith(prefix)}, ascii(prefix)
 
-    async def test_paging_goes_through_every_id(self, store: Store) -> None:
-        """`after` is the `cursor` of the last line, whatever its id is."""
+    async def test_paging_returns_every_id(self, store: Store) -> None:
+        """`after` is the `cursor` of the last run, whatever its id."""
         for id in NAMES:
             await store.save(id, snapshot())
         assert sorted(chain(*await pages_of(store, limit=3))) == sorted(NAMES)
 
-    async def test_an_impossible_id_is_refused(self, store: Store) -> None:
-        """Ids are any non-empty text up to 512 characters without NUL: anything else is refused."""
-        for id in IMPOSSIBLE_IDS:
+    async def test_an_invalid_id_is_refused(self, store: Store) -> None:
+        """Any other id is refused."""
+        for id in INVALID_IDS:
             with pytest.raises(InvalidArgument):
                 await store.save(id, snapshot())
             with pytest.raises(InvalidArgument):
@@ -160,25 +160,25 @@ class HostileIdChecks(Harness):
                 await store.delete(id)
         assert list(await store.list()) == []
 
-    async def test_an_impossible_id_gets_no_lease(self, store: Store) -> None:
-        """Anything else is refused, whatever verb it comes with."""
+    async def test_an_invalid_id_cannot_be_acquired(self, store: Store) -> None:
+        """Any other id is refused, whatever the method."""
         leases = need_lease(store)
-        for id in IMPOSSIBLE_IDS:
+        for id in INVALID_IDS:
             with pytest.raises(InvalidArgument):
                 await leases.acquire([LeaseRequest(id, "ana", LONG, create=as_json(snapshot()))])
         assert list(await leases.list()) == []
 
-    async def test_an_impossible_id_is_not_enqueued(self, store: Store) -> None:
-        """Anything else is refused, and the whole batch with it: it is one write."""
+    async def test_an_invalid_id_cannot_be_enqueued(self, store: Store) -> None:
+        """Any other id is refused, and with it the whole batch: it is one write."""
         schedule = need_schedule(store)
-        for id in IMPOSSIBLE_IDS:
+        for id in INVALID_IDS:
             with pytest.raises(InvalidArgument):
                 await schedule.enqueue(
                     [NewRun(each, "order", as_json(snapshot())) for each in ("good", id)]
                 )
         assert list(await schedule.list()) == []
 
-    async def test_every_id_can_be_owned_and_journalled(self, store: Store) -> None:
+    async def test_every_id_can_be_acquired_and_journaled(self, store: Store) -> None:
         """Each id has its own lease and its own journal."""
         journal = need_journal(store)
         requests = [LeaseRequest(id, "ana", LONG, create=as_json(snapshot())) for id in NAMES]
@@ -193,7 +193,7 @@ class HostileIdChecks(Harness):
             assert await steps_of(journal, id) == [f"step {number}"], ascii(id)
 
     async def test_every_id_can_be_claimed(self, store: Store) -> None:
-        """Each id is enqueued, claimed and released by itself."""
+        """Each id is enqueued, claimed and released separately."""
         schedule = need_schedule(store)
         runs = [NewRun(id, "order", as_json(snapshot())) for id in NAMES]
         assert all(await schedule.enqueue(runs))
@@ -206,7 +206,7 @@ class HostileIdChecks(Harness):
         assert again.lease.id == grants[0].lease.id
 
     async def test_owners_may_have_any_name(self, store: Store) -> None:
-        """Give None when another owner's lease is unexpired: no two names are the same owner."""
+        """Not granted when another owner's lease is unexpired: no two names are the same owner."""
         leases = need_lease(store)
         owners = [name for name in NAMES if len(name) < 100]
         for number, owner in enumerate(owners):
@@ -223,15 +223,15 @@ class HostileNameChecks(Harness):
     """Names of workflows, events and steps, and dedup ids."""
 
     async def test_workflows_may_have_any_name(self, store: Store) -> None:
-        """`workflow` keeps to runs of this name, whatever characters it has."""
+        """`workflow` restricts the list to runs of this name, whatever its characters."""
         for number, name in enumerate(NAMES):
             await store.save(f"run {number}", snapshot(workflow=name))
         for number, name in enumerate(NAMES):
-            lines = await store.list(workflow=name)
-            assert [(line.id, line.workflow) for line in lines] == [(f"run {number}", name)]
+            runs = await store.list(workflow=name)
+            assert [(run.id, run.workflow) for run in runs] == [(f"run {number}", name)]
 
-    async def test_claims_take_workflows_of_any_name(self, store: Store) -> None:
-        """`workflows` keeps to runs of these names, whatever characters they have."""
+    async def test_claims_may_be_restricted_to_any_workflow_name(self, store: Store) -> None:
+        """`workflows` restricts the claim to runs of these names, whatever their characters."""
         schedule = need_schedule(store)
         whole = as_json(snapshot())
         await schedule.enqueue([NewRun(f"{n}", name, whole) for n, name in enumerate(NAMES)])
@@ -240,41 +240,41 @@ class HostileNameChecks(Harness):
             assert [grant.lease.id for grant in grants] == [f"{number}"], ascii(name)
 
     async def test_events_may_have_any_name(self, store: Store) -> None:
-        """A run at rest that awaits `name` becomes due at once: exactly that run."""
-        mailed = need_inbox(store)
+        """An unowned run that awaits `name` becomes due at once: exactly that run."""
+        inboxes = need_inbox(store)
         for number, name in enumerate(NAMES):
-            grant = await granted(mailed, f"{number}")
-            await rested(mailed, grant, Rest("waiting", None, (name, f"never {number}")))
+            grant = await granted(inboxes, f"{number}")
+            await rested(inboxes, grant, Rest("waiting", None, (name, f"never {number}")))
         for number, name in enumerate(NAMES):
-            await mailed.send(f"{number}", name, b"1")
-            (claimed,) = await mailed.claim("ana", LONG, 10)
+            await inboxes.send(f"{number}", name, b"1")
+            (claimed,) = await inboxes.claim("ana", LONG, 10)
             assert claimed.lease.id == f"{number}", ascii(name)
             assert [message.name for message in claimed.inbox] == [name]
 
-    async def test_an_event_of_a_like_name_wakes_nobody(self, store: Store) -> None:
-        """Exactly this name: one that only looks like it does not count."""
-        mailed = need_inbox(store)
+    async def test_an_event_with_a_similar_name_wakes_no_run(self, store: Store) -> None:
+        """Exactly this name: a similar one does not count."""
+        inboxes = need_inbox(store)
         awaited = NAMES[::2]
-        await rested(mailed, await granted(mailed), Rest("waiting", None, tuple(awaited)))
+        await rested(inboxes, await granted(inboxes), Rest("waiting", None, tuple(awaited)))
         for name in NAMES[1::2]:
-            await mailed.send("run", name, b"1")
-        assert list(await mailed.claim("ana", LONG, 10)) == []
+            await inboxes.send("run", name, b"1")
+        assert list(await inboxes.claim("ana", LONG, 10)) == []
 
-    async def test_dedup_ids_may_be_any_text(self, store: Store) -> None:
-        """A `dedup_id` is any text, and no two are the same."""
-        mailed = need_inbox(store)
-        await granted(mailed)
-        first = [await mailed.send("run", "paid", b"1", dedup_id=name) for name in NAMES]
-        again = [await mailed.send("run", "paid", b"1", dedup_id=name) for name in NAMES]
+    async def test_dedup_ids_may_be_any_string(self, store: Store) -> None:
+        """A `dedup_id` is any string, and no two are equal."""
+        inboxes = need_inbox(store)
+        await granted(inboxes)
+        first = [await inboxes.send("run", "paid", b"1", dedup_id=name) for name in NAMES]
+        again = [await inboxes.send("run", "paid", b"1", dedup_id=name) for name in NAMES]
         assert first == [Delivery.DELIVERED] * len(NAMES)
         assert again == [Delivery.DUPLICATE] * len(NAMES)
 
     async def test_steps_may_have_any_key(self, store: Store) -> None:
-        """Its steps in the order they were recorded, whatever their keys are."""
+        """Its steps in the order they were recorded, whatever their keys."""
         await store.save("run", snapshot("", *NAMES, "\0"))
         assert await steps_of(store) == ["", *NAMES, "\0"]
 
-    async def test_journalled_steps_may_have_any_key(self, store: Store) -> None:
+    async def test_journaled_steps_may_have_any_key(self, store: Store) -> None:
         """In the order they were recorded, through journal and rest."""
         journal = need_journal(store)
         keys = ["\0", *reversed(NAMES), ""]
@@ -286,4 +286,4 @@ class HostileNameChecks(Harness):
 
 
 class HostileChecks(HostileIdChecks, HostileNameChecks):
-    """What a store does with names that nobody would give on purpose."""
+    """Names that nobody would choose on purpose."""

@@ -1,4 +1,4 @@
-"""Checks of small fenced writes, and of the write that puts a run to rest."""
+"""Checks of small fenced writes, and of the write that ends an owner's work on a run."""
 
 import asyncio
 from typing import get_args
@@ -36,10 +36,10 @@ class AppendChecks(Harness):
         assert await appended(journal, step(grant, 1, "a")) == [ACCEPTED]
         assert await steps_of(journal) == ["a"]
 
-    async def test_an_entry_is_accepted_after_expiry_while_nobody_took_the_run(
+    async def test_an_entry_is_accepted_after_expiry_until_the_run_is_taken_over(
         self, store: Store
     ) -> None:
-        """An expired lease closes nothing until another owner takes the run."""
+        """An expired lease closes nothing until another owner takes over the run."""
         journal = need_journal(store)
         grant = await granted(journal, ttl=self.short)
         await self.expire()
@@ -54,8 +54,8 @@ class AppendChecks(Harness):
         assert await appended(journal, step(old, 1, "a"), step(new, 1, "b")) == [FENCED, ACCEPTED]
         assert await steps_of(journal) == ["b"]
 
-    async def test_an_entry_of_a_deleted_run_never_comes_back(self, store: Store) -> None:
-        """An epoch of the deleted run stays stale for ever, also when the id is used again."""
+    async def test_an_entry_of_a_deleted_run_stays_stale(self, store: Store) -> None:
+        """An epoch of a deleted run stays stale forever, even when the id is used again."""
         journal = need_journal(store)
         old = await granted(journal)
         await journal.delete("run")
@@ -65,7 +65,7 @@ class AppendChecks(Harness):
         assert await steps_of(journal) == []
 
     async def test_an_entry_is_fenced_after_save(self, store: Store) -> None:
-        """The run's epoch grows, so that an owner of before is fenced out."""
+        """The run's epoch increases, so that the previous owner is fenced out."""
         journal = need_journal(store)
         grant = await granted(journal)
         await journal.save("run", snapshot("saved"))
@@ -73,13 +73,13 @@ class AppendChecks(Harness):
         assert await steps_of(journal) == ["saved"]
 
     async def test_an_entry_without_a_run_is_unknown(self, store: Store) -> None:
-        """Unknown when there is no such run, and none is made by it."""
+        """Unknown when there is no such run, and no run is created."""
         journal = need_journal(store)
         assert await appended(journal, Entry("run", 1, 1, delta("a"))) == [UNKNOWN]
         assert await journal.load("run") is None
 
-    async def test_release_closes_its_epoch(self, store: Store) -> None:
-        """Fenced when its epoch is closed: the release of its lease does that."""
+    async def test_a_release_closes_its_epoch(self, store: Store) -> None:
+        """Fenced when its epoch is closed, which the release of its lease does."""
         journal = need_journal(store)
         grant = await granted(journal)
         await appended(journal, step(grant, 1, "a"))
@@ -100,8 +100,8 @@ class AppendChecks(Harness):
         assert await appended(journal, *batch) == [ACCEPTED, FENCED, ACCEPTED]
         assert await steps_of(journal) == ["a", "b"]
 
-    async def test_one_refusal_harms_no_other(self, store: Store) -> None:
-        """Give a verdict for each, in order; one entry's refusal harms no other."""
+    async def test_a_refused_entry_does_not_affect_the_others(self, store: Store) -> None:
+        """Return a verdict on each, in order; a refused entry does not affect the others."""
         journal = need_journal(store)
         old = await granted(journal, "taken")
         await journal.release([old.lease])
@@ -112,12 +112,12 @@ class AppendChecks(Harness):
         assert await appended(journal, *batch) == [ACCEPTED, FENCED, UNKNOWN, ACCEPTED]
         assert await steps_of(journal, "first") == await steps_of(journal, "last") == ["a"]
 
-    async def test_an_empty_batch_is_nothing(self, store: Store) -> None:
+    async def test_an_empty_batch_has_no_verdicts(self, store: Store) -> None:
         """No entries, no verdicts."""
         assert await appended(need_journal(store)) == []
 
-    async def test_load_gives_the_merge_of_everything_appended(self, store: Store) -> None:
-        """After it, `load` gives the merge of everything appended, in order."""
+    async def test_load_returns_the_merge_of_everything_appended(self, store: Store) -> None:
+        """Afterwards, `load` returns the merge of everything appended, in order."""
         journal = need_journal(store)
         first = snapshot("a", workflow="order", metadata={"x": 1})
         second = snapshot("a", "b", metadata={"y": 2}, a=2)
@@ -129,7 +129,7 @@ class AppendChecks(Harness):
         assert await journal.load("run") == merge_snapshots(first, second, third)
 
     async def test_a_step_recorded_again_keeps_its_place(self, store: Store) -> None:
-        """Give the merged snapshot, its steps in the order they were recorded."""
+        """Return the merged snapshot, its steps in the order they were recorded."""
         journal = need_journal(store)
         grant = await granted(journal)
         for n, key in enumerate(["b", "10", "a", "2", "b"]):
@@ -146,7 +146,7 @@ class AppendChecks(Harness):
         assert await steps_of(journal) == keys
 
     async def test_entries_of_a_later_epoch_come_later(self, store: Store) -> None:
-        """The journal goes on under the next owner, who counts anew: its entries come after."""
+        """The next owner's entries follow in the journal, although its numbers start again."""
         journal = need_journal(store)
         for owner, keys in (("ana", ["c", "b"]), ("bob", ["a", "9"]), ("ana", ["10"])):
             grant = await granted(journal, owner=owner)
@@ -167,24 +167,26 @@ class AppendChecks(Harness):
         assert await journal.load("run") == before
 
     async def test_an_entry_twice_in_one_batch_is_written_once(self, store: Store) -> None:
-        """An entry sent again is accepted and changes nothing, also within one call."""
+        """An entry sent again is accepted and changes nothing, even within one call."""
         journal = need_journal(store)
         grant = await granted(journal)
         first, again = step(grant, 1, "a"), Entry("run", grant.lease.epoch, 1, delta("b"))
         assert await appended(journal, first, again) == [ACCEPTED, ACCEPTED]
         assert await steps_of(journal) == ["a"]
 
-    async def test_accepted_is_there_for_another_instance(self, store: Store) -> None:
+    async def test_an_accepted_entry_is_visible_to_another_instance(self, store: Store) -> None:
         """Accepted means durable as `capabilities.survives` says: another instance reads it."""
         journal = need_journal(store)
-        another = await self.opened_again(store)
+        another = await self.open_another(store)
         grant = await granted(journal)
         await appended(journal, step(grant, 1, "a"))
         assert await steps_of(another) == ["a"]
         await another.close()
 
-    async def test_a_value_too_large_is_refused_with_the_steps_name(self, store: Store) -> None:
-        """An entry of more than `max_value_size` bytes is refused with the step's name."""
+    async def test_an_entry_that_is_too_large_is_refused_with_the_name_of_its_step(
+        self, store: Store
+    ) -> None:
+        """An entry of more than `max_value_size` bytes is refused with the name of its step."""
         journal = need_journal(store)
         grant = await granted(journal)
         big = as_json(snapshot(big="x" * capabilities(store).max_value_size))
@@ -195,21 +197,21 @@ class AppendChecks(Harness):
 
 
 class RestChecks(Harness):
-    """`append` of the entry that puts a run to rest."""
+    """`append` of an entry with `rest`."""
 
-    async def test_rest_replaces_snapshot_and_journal(self, store: Store) -> None:
+    async def test_a_rest_replaces_snapshot_and_journal(self, store: Store) -> None:
         """With `rest`, `data` is the whole snapshot: it replaces snapshot and journal."""
         journal = need_journal(store)
         grant = await granted(journal, create=snapshot("first"))
-        await appended(journal, step(grant, 1, "gone"))
+        await appended(journal, step(grant, 1, "replaced"))
         whole = snapshot("b", "10", "9", status="completed", workflow="order")
         entry = Entry("run", grant.lease.epoch, 2, as_json(whole), rest=Rest("completed"))
         assert await appended(journal, entry) == [ACCEPTED]
         assert await journal.load("run") == whole
         assert await steps_of(journal) == ["b", "10", "9"]
 
-    async def test_rest_comes_after_steps_of_the_same_call(self, store: Store) -> None:
-        """Write the entries in order: a rest after steps of its run holds."""
+    async def test_a_rest_may_follow_steps_in_the_same_call(self, store: Store) -> None:
+        """Write the entries in order: a rest after steps of its run is accepted."""
         journal = need_journal(store)
         grant = await granted(journal)
         whole = as_json(snapshot("a", "b", status="completed"))
@@ -219,22 +221,22 @@ class RestChecks(Harness):
         assert await steps_of(journal) == ["a", "b"]
         assert (await listed(journal)).status == "completed"
 
-    async def test_rest_is_one_atomic_write(self, store: Store) -> None:
-        """In one atomic write: no reader sees less than all steps."""
+    async def test_a_rest_is_one_atomic_write(self, store: Store) -> None:
+        """In one atomic write: no reader sees a part of the steps."""
         journal = need_journal(store)
         grant = await granted(journal)
         keys = ["a", "b", "c", "d"]
         await appended(journal, *(step(grant, n, key) for n, key in enumerate(keys)))
         writing = asyncio.ensure_future(rested(journal, grant, Rest("completed"), *keys))
-        seen = [await steps_of(journal)]
+        reads = [await steps_of(journal)]
         while not writing.done():
             await SystemClock().sleep(0)
-            seen.append(await steps_of(journal))
+            reads.append(await steps_of(journal))
         assert await writing is ACCEPTED
-        assert all(steps == keys for steps in seen)
+        assert all(steps == keys for steps in reads)
 
-    async def test_the_run_lies_as_rest_says(self, store: Store) -> None:
-        """The run lies as `rest` says."""
+    async def test_the_run_has_the_status_of_the_rest(self, store: Store) -> None:
+        """The run is stored as `rest` says."""
         journal = need_journal(store)
         statuses: tuple[RunStatus, ...] = get_args(RunStatus)
         for status in statuses:
@@ -242,8 +244,8 @@ class RestChecks(Harness):
             await rested(journal, grant, Rest(status))
             assert (await listed(journal)).status == status
 
-    async def test_rest_gives_the_lease_up(self, store: Store) -> None:
-        """The lease is given up: it is not renewed, and another may have the run at once."""
+    async def test_a_rest_gives_up_the_lease(self, store: Store) -> None:
+        """The lease is given up: it is not renewed, and another owner can acquire the run."""
         journal = need_journal(store)
         grant = await granted(journal)
         await rested(journal, grant, Rest("suspended"), "a")
@@ -251,8 +253,7 @@ class RestChecks(Harness):
         assert await asked(journal, owner="bob") is not None
 
     async def test_a_rest_sent_again_changes_nothing(self, store: Store) -> None:
-        """An entry sent again (same id, epoch and n) is accepted and changes nothing; so is a step
-        that the rest already holds."""
+        """An entry sent again changes nothing, and neither does one that the rest includes."""
         journal = need_journal(store)
         grant = await granted(journal)
         await appended(journal, step(grant, 1, "a"), step(grant, 2, "b"))
@@ -263,8 +264,7 @@ class RestChecks(Harness):
         assert (await listed(journal)).status == "completed"
 
     async def test_a_call_with_a_rest_sent_again_changes_nothing(self, store: Store) -> None:
-        """An entry sent again is accepted and changes nothing, and so is one whose `n` is not above
-        that of the rest: the answer to the whole call may have been lost."""
+        """The answer to a call may be lost: all of its entries can be sent again."""
         journal = need_journal(store)
         grant = await granted(journal)
         whole = as_json(snapshot("a", "b", status="completed"))
@@ -275,7 +275,7 @@ class RestChecks(Harness):
             assert await steps_of(journal) == ["a", "b"]
 
     async def test_a_rest_closes_its_epoch(self, store: Store) -> None:
-        """A rest closes its epoch: a later entry is fenced, and the run stays at rest."""
+        """A rest closes its epoch: a later entry is fenced and does not change the run."""
         journal = need_journal(store)
         grant = await granted(journal)
         await rested(journal, grant, Rest("completed"), "a", n=1)
@@ -286,8 +286,10 @@ class RestChecks(Harness):
         new = await granted(journal, owner="bob")
         assert list(new.snapshot["steps"]) == ["a"]
 
-    async def test_a_rest_closes_its_epoch_for_the_rest_of_its_call(self, store: Store) -> None:
-        """A rest closes its epoch for what follows in the same call, and for no other run."""
+    async def test_a_rest_closes_its_epoch_for_later_entries_of_its_call(
+        self, store: Store
+    ) -> None:
+        """A rest closes its epoch for later entries of the same call, but not for other runs."""
         journal = need_journal(store)
         grant, other = await granted(journal), await granted(journal, "other")
         whole = as_json(snapshot("a", status="completed"))
@@ -300,9 +302,10 @@ class RestChecks(Harness):
         assert (await listed(journal)).status == "completed"
         assert await steps_of(journal, "other") == ["b"]
 
-    async def test_what_a_rest_holds_is_accepted_beside_a_late_rest(self, store: Store) -> None:
-        """An entry whose `n` is not above that of the rest is accepted and changes nothing; one
-        entry's refusal harms no other."""
+    async def test_an_entry_that_a_rest_includes_is_accepted_beside_a_late_rest(
+        self, store: Store
+    ) -> None:
+        """An entry whose `n` is not above that of the rest is accepted, beside a fenced one."""
         journal = need_journal(store)
         grant = await granted(journal)
         await rested(journal, grant, Rest("completed"), "a", n=2)
@@ -312,7 +315,7 @@ class RestChecks(Harness):
         assert await steps_of(journal) == ["a"]
 
     async def test_a_stale_rest_is_fenced(self, store: Store) -> None:
-        """Fenced when it is older: it changes neither the run nor its new owner's lease."""
+        """Fenced when its epoch is older: neither the run nor its new owner's lease changes."""
         journal = need_journal(store)
         old = await granted(journal, create=snapshot("a"))
         await journal.release([old.lease])
@@ -322,8 +325,8 @@ class RestChecks(Harness):
         assert (await listed(journal)).status == "running"
         assert list(await journal.renew([new.lease], LONG)) != [None]
 
-    async def test_the_journal_goes_on_after_a_rest(self, store: Store) -> None:
-        """After a rest the next owner appends to what the rest left."""
+    async def test_the_journal_continues_after_a_rest(self, store: Store) -> None:
+        """After a rest, the next owner appends to the snapshot of the rest."""
         journal = need_journal(store)
         await rested(journal, await granted(journal), Rest("suspended"), "b", "a", n=1)
         grant = await granted(journal, owner="bob")
@@ -332,7 +335,7 @@ class RestChecks(Harness):
         assert await steps_of(journal) == ["b", "a", "0"]
 
     async def test_a_crash_between_the_writes_of_a_rest_is_harmless(self, store: Store) -> None:
-        """In one atomic write: a crash leaves the run as before or as after."""
+        """In one atomic write: after a crash the run is as before the rest or as after it."""
         journal = need_journal(store)
         keys = ["b", "a", "9"]
         for writes in range(50):
@@ -341,7 +344,7 @@ class RestChecks(Harness):
             await appended(journal, *(step(grant, n, key) for n, key in enumerate(keys)))
             crashing = await self.crashing(store, writes)
             if crashing is None:
-                pytest.skip(f"{type(self).__name__} gives no crashing(): each write is atomic")
+                pytest.skip(f"{type(self).__name__} has no crashing(): each write is atomic")
             finished = await _rest_until_crash(crashing, grant, keys)
             assert await steps_of(journal, id) == keys
             assert await rested(journal, grant, Rest("completed"), *keys) is ACCEPTED
@@ -355,15 +358,15 @@ class RestChecks(Harness):
 async def _rest_until_crash(store: Store, grant: Grant, keys: list[str]) -> bool:
     try:
         verdict = await rested(need_journal(store), grant, Rest("completed"), *keys)
-    except Exception:  # noqa: BLE001 - the store's author chooses how it dies
+    except Exception:  # noqa: BLE001 - the store's author chooses the error of a crash
         return False
     return verdict is ACCEPTED
 
 
 class JournalChecks(AppendChecks, RestChecks):
-    """What a store with a journal does."""
+    """The abilities of a store with a journal."""
 
-    async def test_a_rest_that_is_gone_leaves_nothing_of_the_run(self, store: Store) -> None:
+    async def test_a_rest_with_delete_leaves_nothing_of_the_run(self, store: Store) -> None:
         """With `delete` nothing is left of the run: it is deleted, as by `delete`."""
         journal = need_journal(store)
         grant = await granted(journal)
@@ -374,8 +377,8 @@ class JournalChecks(AppendChecks, RestChecks):
         assert list(await journal.list()) == []
         assert await appended(journal, step(grant, 3, "b")) == [UNKNOWN]
 
-    async def test_a_rest_that_is_gone_is_fenced_like_any_other(self, store: Store) -> None:
-        """In the same fenced write: an owner of before deletes nothing."""
+    async def test_a_rest_with_delete_is_fenced_like_any_other(self, store: Store) -> None:
+        """In the same fenced write: a previous owner deletes nothing."""
         journal = need_journal(store)
         old = await granted(journal)
         await journal.release([old.lease])
@@ -384,8 +387,8 @@ class JournalChecks(AppendChecks, RestChecks):
         assert await appended(journal, delete, step(new, 1, "b")) == [FENCED, ACCEPTED]
         assert await steps_of(journal) == ["b"]
 
-    async def test_entries_after_one_that_is_gone_are_unknown(self, store: Store) -> None:
-        """In order: what comes after it in the same call finds no such run."""
+    async def test_entries_after_a_rest_with_delete_are_unknown(self, store: Store) -> None:
+        """In order: for later entries of the same call there is no such run."""
         journal = need_journal(store)
         grant = await granted(journal)
         delete = Entry("run", grant.lease.epoch, 2, b"", rest=Rest("completed", delete=True))
@@ -393,8 +396,8 @@ class JournalChecks(AppendChecks, RestChecks):
         assert await appended(journal, *batch) == [ACCEPTED, ACCEPTED, UNKNOWN]
         assert await journal.load("run") is None
 
-    async def test_a_rest_that_is_gone_is_fenced_after_a_rest(self, store: Store) -> None:
-        """A rest closes its epoch: its owner cannot delete the run any more."""
+    async def test_a_rest_with_delete_is_fenced_after_a_rest(self, store: Store) -> None:
+        """A rest closes its epoch: its owner can no longer delete the run."""
         journal = need_journal(store)
         grant = await granted(journal)
         await rested(journal, grant, Rest("completed"), "a", n=1)
@@ -402,8 +405,8 @@ class JournalChecks(AppendChecks, RestChecks):
         assert await appended(journal, delete) == [FENCED]
         assert await steps_of(journal) == ["a"]
 
-    async def test_an_id_that_was_gone_begins_afresh(self, store: Store) -> None:
-        """An epoch of the deleted run stays stale for ever, also when the id is used again."""
+    async def test_an_id_can_be_used_again_after_a_rest_with_delete(self, store: Store) -> None:
+        """An epoch of a deleted run stays stale forever, even when the id is used again."""
         journal = need_journal(store)
         old = await granted(journal)
         delete = Entry("run", old.lease.epoch, 1, b"", rest=Rest("completed", delete=True))

@@ -1,4 +1,4 @@
-"""Checks of leases: who owns a run, until when, and what an owner of before can still do."""
+"""Checks of leases: who owns a run, until when, and what a previous owner can still do."""
 
 from datetime import timedelta
 
@@ -24,7 +24,7 @@ class AcquireChecks(Harness):
     """`acquire`."""
 
     async def test_a_free_run_is_granted(self, store: Store) -> None:
-        """Give each want its lease and the run read under it."""
+        """Return for each request its lease and the run read under it."""
         leases = need_lease(store)
         await leases.save("run", snapshot("a"))
         grant = await asked(leases, owner="ana")
@@ -34,21 +34,21 @@ class AcquireChecks(Harness):
         assert not grant.created
 
     async def test_another_owners_unexpired_lease_is_never_stolen(self, store: Store) -> None:
-        """Give None when another owner's lease is unexpired: an unexpired lease is never stolen."""
+        """Not granted when another owner's lease is unexpired: it is never stolen."""
         leases = need_lease(store)
         grant = await granted(leases, owner="ana")
         assert await asked(leases, owner="bob") is None
         assert list(await leases.renew([grant.lease], LONG)) != [None]
 
-    async def test_an_expired_lease_is_there_for_the_taking(self, store: Store) -> None:
-        """An expired one is there for the taking."""
+    async def test_an_expired_lease_can_be_taken_over(self, store: Store) -> None:
+        """An expired lease can be taken over."""
         leases = need_lease(store)
         await granted(leases, owner="ana", ttl=self.short)
         await self.expire()
         assert await asked(leases, owner="bob") is not None
 
-    async def test_an_owner_gets_its_own_run_again(self, store: Store) -> None:
-        """None when *another* owner's lease is unexpired: its own gets it, with a new epoch."""
+    async def test_an_owner_can_acquire_its_own_run_again(self, store: Store) -> None:
+        """A lease that the same owner already holds is granted again, with a new epoch."""
         leases = need_lease(store)
         first = await granted(leases, owner="ana")
         second = await granted(leases, owner="ana")
@@ -57,15 +57,15 @@ class AcquireChecks(Harness):
         assert list(await leases.renew([first.lease], LONG)) == [None]
 
     async def test_a_missing_run_is_not_granted(self, store: Store) -> None:
-        """Give None when the run is missing and nothing was given to create it."""
+        """Not granted when the run is missing and the request has no `create`."""
         leases = need_lease(store)
         assert await asked(leases) is None
         (only_new,) = await leases.acquire([LeaseRequest("run", "ana", LONG, existing=False)])
         assert only_new is None
         assert await leases.load("run") is None
 
-    async def test_create_makes_a_missing_run(self, store: Store) -> None:
-        """A run that is not there is created with it; `workflow` names a new run's workflow."""
+    async def test_create_adds_a_missing_run(self, store: Store) -> None:
+        """A missing run is created with it; `workflow` names a new run's workflow."""
         leases = need_lease(store)
         first = snapshot("b", "10", "9", metadata={"input": 1})
         grant = await granted(leases, create=first, workflow="order")
@@ -73,8 +73,8 @@ class AcquireChecks(Harness):
         assert grant.snapshot == await leases.load("run") == first
         assert (await listed(leases)).workflow == "order"
 
-    async def test_create_leaves_a_run_that_is_there(self, store: Store) -> None:
-        """A run that is there is not created anew."""
+    async def test_create_leaves_an_existing_run_unchanged(self, store: Store) -> None:
+        """Only a missing run is created with `create`."""
         leases = need_lease(store)
         await leases.save("run", snapshot("a", workflow="order"))
         grant = await granted(leases, create=snapshot("b"), workflow="other")
@@ -82,8 +82,8 @@ class AcquireChecks(Harness):
         assert list(grant.snapshot["steps"]) == await steps_of(leases) == ["a"]
         assert (await listed(leases)).workflow == "order"
 
-    async def test_existing_false_leaves_a_run_untouched(self, store: Store) -> None:
-        """With `existing=False` only a new run is granted; one that is there stays untouched."""
+    async def test_existing_false_leaves_an_existing_run_unchanged(self, store: Store) -> None:
+        """With `existing=False` only a new run is granted; an existing one stays unchanged."""
         leases = need_lease(store)
         create = as_json(snapshot("b"))
         await leases.save("run", snapshot("a", status="completed"))
@@ -93,7 +93,7 @@ class AcquireChecks(Harness):
         assert await steps_of(leases) == ["a"]
 
     async def test_existing_false_does_not_fence_the_owner(self, store: Store) -> None:
-        """One that is there stays untouched: also the one who asks for it keeps what it had."""
+        """An existing run stays unchanged, even if its owner made the request."""
         leases = need_lease(store)
         grant = await granted(leases, owner="ana")
         create = as_json(snapshot())
@@ -109,8 +109,8 @@ class AcquireChecks(Harness):
         assert grant is not None
         assert grant.created
 
-    async def test_many_wants_are_answered_in_order(self, store: Store) -> None:
-        """Give each want its lease, or None."""
+    async def test_requests_are_answered_in_order(self, store: Store) -> None:
+        """Return for each request its lease, or `None`."""
         leases = need_lease(store)
         await granted(leases, "taken", "bob")
         create = as_json(snapshot())
@@ -125,8 +125,8 @@ class AcquireChecks(Harness):
         assert answers == ["new", None, None, "other", None]
         assert list(await leases.acquire([])) == []
 
-    async def test_the_epoch_grows_at_each_acquisition(self, store: Store) -> None:
-        """The epoch grows at each acquisition and never comes twice, also after `delete`."""
+    async def test_each_acquisition_increases_the_epoch(self, store: Store) -> None:
+        """The epoch increases each time and is never used twice, even after `delete`."""
         leases = need_lease(store)
         epochs = []
         for turn in range(12):
@@ -151,8 +151,8 @@ class AcquireChecks(Harness):
         await rested(journal, grant, Rest("waiting"))
         assert (await listed(journal)).status == "waiting"
 
-    async def test_the_grant_holds_the_journal_too(self, store: Store) -> None:
-        """The run read under it is the merged one."""
+    async def test_a_grant_includes_the_journal(self, store: Store) -> None:
+        """The run read under the lease is the merged one."""
         journal = need_journal(store)
         first = await granted(journal, create=snapshot("b"))
         await appended(journal, step(first, 1, "10"), step(first, 2, "a"))
@@ -161,15 +161,14 @@ class AcquireChecks(Harness):
         assert list(second.snapshot["steps"]) == ["b", "10", "a"]
 
     async def test_times_are_aware_utc(self, store: Store) -> None:
-        """Times are aware UTC datetimes in the store's own clock; a lease lasts `ttl`."""
+        """Times are aware UTC datetimes of the store's own clock; a lease lasts for `ttl`."""
         leases = need_lease(store)
         grant = await granted(leases, ttl=LONG)
         assert grant.now.utcoffset() == grant.lease.expires_at.utcoffset() == timedelta(0)
         assert abs(grant.lease.expires_at - grant.now - LONG) < timedelta(seconds=1)
 
     async def test_takeovers_are_counted_until_a_rest(self, store: Store) -> None:
-        """`takeovers` counts consecutive owners that let their lease expire without writing an
-        entry; a rest sets it to zero."""
+        """Counts consecutive owners that let their lease expire; a rest resets it to zero."""
         journal = need_journal(store)
         counts = []
         for owner in ("ana", "bob", "ana"):
@@ -183,7 +182,7 @@ class AcquireChecks(Harness):
         assert counts == [0, 1, 2, 3, 0]
 
     async def test_an_entry_resets_the_takeovers(self, store: Store) -> None:
-        """Any accepted entry sets `takeovers` to zero: its owner made progress."""
+        """Any accepted entry resets it to zero: its owner made progress."""
         journal = need_journal(store)
         counts = []
         for owner in ("ana", "bob", "cem", "dan"):
@@ -195,7 +194,7 @@ class AcquireChecks(Harness):
         assert counts == [0, 1, 0, 1]
 
     async def test_a_fenced_entry_does_not_reset_the_takeovers(self, store: Store) -> None:
-        """Any *accepted* entry sets `takeovers` to zero: one that is refused does not."""
+        """Any *accepted* entry resets it to zero: one that is refused does not."""
         journal = need_journal(store)
         paused = await granted(journal, owner="ana", ttl=self.short)
         await self.expire()
@@ -247,37 +246,39 @@ class RenewChecks(Harness):
             assert await asked(leases, lease.id, "bob") is None
 
     async def test_renew_can_shorten_a_lease(self, store: Store) -> None:
-        """Move the expiry to `ttl` from now, also to an earlier time."""
+        """Move the expiry of all leases to `ttl` from now, even to an earlier time."""
         leases = need_lease(store)
         grant = await granted(leases, ttl=LONG)
         await leases.renew([grant.lease], self.short)
         await self.expire()
         assert await asked(leases, owner="bob") is not None
 
-    async def test_renew_gives_none_for_each_that_was_lost(self, store: Store) -> None:
-        """None for each that was lost, in order."""
+    async def test_renew_returns_none_for_each_lost_lease(self, store: Store) -> None:
+        """Return `None` for each that was lost, in order."""
         leases = need_lease(store)
-        kept, deleted, taken, released = [
-            await granted(leases, id) for id in ("kept", "deleted", "taken", "released")
+        current, deleted, taken, released = [
+            await granted(leases, id) for id in ("current", "deleted", "taken", "released")
         ]
         await leases.delete("deleted")
         await leases.release([taken.lease, released.lease])
         await granted(leases, "taken", "bob")
-        all_four = [deleted.lease, taken.lease, kept.lease, released.lease]
+        all_four = [deleted.lease, taken.lease, current.lease, released.lease]
         answers = [lease and lease.id for lease in await leases.renew(all_four, LONG)]
-        assert answers == [None, None, "kept", None]
+        assert answers == [None, None, "current", None]
         assert list(await leases.renew([], LONG)) == []
 
-    async def test_an_expired_lease_that_nobody_took_is_renewed(self, store: Store) -> None:
-        """A lease that expired and that nobody has taken is renewed."""
+    async def test_an_expired_lease_is_renewed_until_the_run_is_taken_over(
+        self, store: Store
+    ) -> None:
+        """An expired lease is renewed until another owner takes over the run."""
         leases = need_lease(store)
         grant = await granted(leases, owner="ana", ttl=self.short)
         await self.expire()
         assert list(await leases.renew([grant.lease], LONG)) != [None]
         assert await asked(leases, owner="bob") is None
 
-    async def test_a_taken_lease_is_never_renewed(self, store: Store) -> None:
-        """A taken one never is, not even when its taker's lease has expired too, or is given up."""
+    async def test_a_lease_that_was_taken_over_is_never_renewed(self, store: Store) -> None:
+        """Never, even after the new owner's lease has expired or was released."""
         leases = need_lease(store)
         first = await granted(leases, owner="ana", ttl=self.short)
         await self.expire()
@@ -288,23 +289,24 @@ class RenewChecks(Harness):
         await leases.release([second.lease])
         assert list(await leases.renew([first.lease], LONG)) == [None]
 
-    async def test_the_lease_tells_of_mail(self, store: Store) -> None:
-        """`has_messages` says whether untaken messages lay in the run's inbox when the lease was
-        given or renewed."""
-        mailed = need_inbox(store)
-        first = await granted(mailed)
-        await mailed.send("run", "paid", b"1")
-        (renewed,) = await mailed.renew([first.lease], LONG)
-        second = await granted(mailed)
+    async def test_a_lease_says_whether_there_are_messages(self, store: Store) -> None:
+        """`has_messages`: whether there were unconsumed messages when it was granted or renewed."""
+        inboxes = need_inbox(store)
+        first = await granted(inboxes)
+        await inboxes.send("run", "paid", b"1")
+        (renewed,) = await inboxes.renew([first.lease], LONG)
+        second = await granted(inboxes)
         (message,) = second.inbox
-        await appended(mailed, step(second, 1, "a", consumes=(message.id,)))
-        third = await granted(mailed)
+        await appended(inboxes, step(second, 1, "a", consumes=(message.id,)))
+        third = await granted(inboxes)
         assert renewed is not None
-        mail = [lease.has_messages for lease in (first.lease, renewed, second.lease, third.lease)]
-        assert mail == [False, True, True, False]
+        answers = [
+            lease.has_messages for lease in (first.lease, renewed, second.lease, third.lease)
+        ]
+        assert answers == [False, True, True, False]
 
-    async def test_release_lets_another_have_the_run_at_once(self, store: Store) -> None:
-        """Give the leases up without a rest, so that the runs can be had at once."""
+    async def test_a_released_run_can_be_acquired_at_once(self, store: Store) -> None:
+        """Give up the leases without a rest, so that the runs can be acquired at once."""
         leases = need_lease(store)
         grants = [await granted(leases, id) for id in ("a", "b")]
         await leases.release([grant.lease for grant in grants])
@@ -313,8 +315,8 @@ class RenewChecks(Harness):
             assert grant is not None
             assert grant.takeovers == 0
 
-    async def test_the_journal_stays_on_release(self, store: Store) -> None:
-        """The journal stays."""
+    async def test_a_release_keeps_the_journal(self, store: Store) -> None:
+        """The journal is kept."""
         journal = need_journal(store)
         grant = await granted(journal)
         await appended(journal, step(grant, 1, "a"))
@@ -322,8 +324,8 @@ class RenewChecks(Harness):
         assert await steps_of(journal) == ["a"]
         assert (await listed(journal)).status == "running"
 
-    async def test_releasing_a_lease_that_is_not_ones_own_does_nothing(self, store: Store) -> None:
-        """Releasing a lease that is not one's own does nothing."""
+    async def test_releasing_a_lease_that_is_not_current_does_nothing(self, store: Store) -> None:
+        """Releasing a lease that is not the run's current one does nothing."""
         leases = need_lease(store)
         old = await granted(leases, owner="ana")
         await leases.release([old.lease])
@@ -336,4 +338,4 @@ class RenewChecks(Harness):
 
 
 class LeaseChecks(AcquireChecks, RenewChecks):
-    """What a store with leases does."""
+    """The abilities of a store with leases."""

@@ -1,4 +1,4 @@
-"""Checks of retention and of the counts for people."""
+"""Checks of pruning and of statistics."""
 
 from datetime import timedelta
 from typing import get_args
@@ -13,8 +13,8 @@ from perdure.testing.conformance.harness import (
     listed,
     need_journal,
     need_lease,
+    need_maintenance,
     need_schedule,
-    need_upkeep,
     rested,
     store_time,
 )
@@ -29,78 +29,77 @@ class PruneChecks(Harness):
     """`prune`."""
 
     async def test_prune_deletes_runs_that_are_over(self, store: Store) -> None:
-        """Delete runs that are over (completed, failed, cancelled) and give how many. A run that
-        is not over is never pruned."""
-        maintenance = need_upkeep(store)
+        """Delete runs that are over and return how many. A run that is not over is never pruned."""
+        maintenance = need_maintenance(store)
         for status in STATUSES:
             await maintenance.save(status, snapshot(status=status))
-        await self.let_pass(TICK)
+        await self.pass_time(TICK)
         assert await maintenance.prune(NOW) == 3
-        assert {line.id for line in await maintenance.list()} == {
+        assert {run.id for run in await maintenance.list()} == {
             "running",
             "suspended",
             "waiting",
             "paused",
         }
 
-    async def test_prune_keeps_runs_updated_since(self, store: Store) -> None:
+    async def test_prune_keeps_runs_that_are_newer(self, store: Store) -> None:
         """And were last updated longer ago than `older_than`."""
-        maintenance = need_upkeep(store)
+        maintenance = need_maintenance(store)
         await maintenance.save("old", snapshot(status="completed"))
         assert await maintenance.prune(LONG) == 0
-        await self.let_pass(2 * self.short)
+        await self.pass_time(2 * self.short)
         await maintenance.save("new", snapshot(status="completed"))
         assert await maintenance.prune(1.5 * self.short) == 1
-        assert [line.id for line in await maintenance.list()] == ["new"]
+        assert [run.id for run in await maintenance.list()] == ["new"]
 
-    async def test_prune_counts_from_the_rest(self, store: Store) -> None:
-        """Last updated: a run that came to rest just now is new, however long ago it began."""
-        maintenance, journal = need_upkeep(store), need_journal(store)
+    async def test_prune_measures_the_age_from_the_rest(self, store: Store) -> None:
+        """Last updated: a run that has just ended is new, however long ago it started."""
+        maintenance, journal = need_maintenance(store), need_journal(store)
         grant = await granted(journal)
-        await self.let_pass(2 * self.short)
+        await self.pass_time(2 * self.short)
         await rested(journal, grant, Rest("completed"))
         assert await maintenance.prune(1.5 * self.short) == 0
 
-    async def test_prune_may_keep_to_one_status(self, store: Store) -> None:
-        """Or only `status`."""
-        maintenance = need_upkeep(store)
+    async def test_prune_may_be_restricted_to_one_status(self, store: Store) -> None:
+        """Or only those with `status`."""
+        maintenance = need_maintenance(store)
         for status in STATUSES:
             await maintenance.save(status, snapshot(status=status))
-        await self.let_pass(TICK)
+        await self.pass_time(TICK)
         assert await maintenance.prune(NOW, status="failed") == 1
-        assert {line.id for line in await maintenance.list()} == set(STATUSES) - {"failed"}
+        assert {run.id for run in await maintenance.list()} == set(STATUSES) - {"failed"}
 
-    async def test_prune_never_takes_a_run_that_is_not_over(self, store: Store) -> None:
-        """A run that is not over is never pruned, whatever `status` asks for."""
-        maintenance = need_upkeep(store)
+    async def test_prune_never_deletes_a_run_that_is_not_over(self, store: Store) -> None:
+        """A run that is not over is never pruned, whatever `status` is."""
+        maintenance = need_maintenance(store)
         await maintenance.save("run", snapshot(status="waiting", event="paid"))
-        await self.let_pass(TICK)
+        await self.pass_time(TICK)
         for status in STATUSES:
             assert is_over(status) or await maintenance.prune(NOW, status=status) == 0
         assert (await listed(maintenance)).status == "waiting"
 
-    async def test_prune_never_takes_a_run_that_goes_on(self, store: Store) -> None:
+    async def test_prune_never_deletes_a_run_that_was_granted_again(self, store: Store) -> None:
         """A run that was over and is granted again is not over."""
-        maintenance, leases = need_upkeep(store), need_lease(store)
+        maintenance, leases = need_maintenance(store), need_lease(store)
         await maintenance.save("run", snapshot(status="failed"))
         await granted(leases)
-        await self.let_pass(TICK)
+        await self.pass_time(TICK)
         assert await maintenance.prune(NOW) == 0
 
-    async def test_prune_deletes_up_to_limit(self, store: Store) -> None:
+    async def test_prune_deletes_up_to_limit_runs(self, store: Store) -> None:
         """Delete up to `limit` runs; 0 deletes nothing."""
-        maintenance = need_upkeep(store)
+        maintenance = need_maintenance(store)
         for number in range(5):
             await maintenance.save(f"{number}", snapshot(status="completed"))
-        await self.let_pass(TICK)
+        await self.pass_time(TICK)
         assert [await maintenance.prune(NOW, limit=limit) for limit in (0, 2, 2, 2)] == [0, 2, 2, 1]
 
-    async def test_prune_removes_all_that_belongs_to_a_run(self, store: Store) -> None:
-        """Delete: the id is free again, and its epochs of before stay stale."""
-        maintenance, journal = need_upkeep(store), need_journal(store)
+    async def test_prune_deletes_everything_that_belongs_to_a_run(self, store: Store) -> None:
+        """Delete: the id can be used again, and its previous epochs stay stale."""
+        maintenance, journal = need_maintenance(store), need_journal(store)
         old = await granted(journal)
         await rested(journal, old, Rest("completed"), "a")
-        await self.let_pass(TICK)
+        await self.pass_time(TICK)
         assert await maintenance.prune(NOW) == 1
         new = await granted(journal)
         assert new.created
@@ -112,7 +111,7 @@ class StatsChecks(Harness):
 
     async def test_stats_count_runs_by_status(self, store: Store) -> None:
         """Count the runs by status."""
-        maintenance = need_upkeep(store)
+        maintenance = need_maintenance(store)
         expected: dict[RunStatus, int] = {status: number for number, status in enumerate(STATUSES)}
         for status, number in expected.items():
             for turn in range(number):
@@ -123,13 +122,13 @@ class StatsChecks(Harness):
 
     async def test_stats_of_an_empty_store(self, store: Store) -> None:
         """No runs, no counts, nothing due."""
-        stats = await need_upkeep(store).stats()
+        stats = await need_maintenance(store).stats()
         assert not any(stats.by_status.values())
         assert stats.oldest_due is None
 
-    async def test_stats_find_the_oldest_due_run(self, store: Store) -> None:
+    async def test_stats_include_the_oldest_wake_time(self, store: Store) -> None:
         """Find the oldest due one: the oldest wake time among runs that are due."""
-        maintenance, schedule = need_upkeep(store), need_schedule(store)
+        maintenance, schedule = need_maintenance(store), need_schedule(store)
         now = await store_time(schedule)
         await schedule.enqueue([new_run("later", wake_at=now + LONG)])
         await granted(schedule, "owned")
@@ -139,5 +138,5 @@ class StatsChecks(Harness):
         assert (await maintenance.stats()).oldest_due == now - 7 * SECOND
 
 
-class UpkeepChecks(PruneChecks, StatsChecks):
-    """What a store with upkeep does."""
+class MaintenanceChecks(PruneChecks, StatsChecks):
+    """The abilities of a store with maintenance."""

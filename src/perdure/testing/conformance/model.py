@@ -1,4 +1,4 @@
-"""Checks by random sequences of all verbs: the store and a simple model must always agree."""
+"""Checks with random sequences of all verbs: the store must always agree with a simple model."""
 
 from itertools import count
 from typing import Any
@@ -37,11 +37,10 @@ BATCHES = st.lists(st.lists(DELTAS, min_size=1, max_size=4), max_size=4)
 
 
 class ModelChecks(Harness):
-    """What holds for any sequence of calls."""
+    """Properties that hold for any sequence of calls."""
 
     async def test_load_is_the_merge_of_snapshot_and_journal(self, store: Store) -> None:
-        """`load` gives `merge_snapshots(snapshot, *journal)`, whatever was appended in whatever
-        batches."""
+        """`load` returns `merge_snapshots(snapshot, *journal)`, whatever the batches."""
         journal = need_journal(store)
 
         async def check(batches: Any) -> None:
@@ -61,8 +60,8 @@ class ModelChecks(Harness):
 
         await for_all(BATCHES, self.examples, check)
 
-    async def test_saved_is_loaded(self, store: Store) -> None:
-        """What was saved is what is loaded, whatever it was."""
+    async def test_every_snapshot_is_loaded_unchanged(self, store: Store) -> None:
+        """A loaded snapshot is what was saved."""
 
         async def check(whole: Any) -> None:
             await store.save("run", whole)
@@ -71,7 +70,7 @@ class ModelChecks(Harness):
         await for_all(DELTAS, self.examples, check)
 
     async def test_the_store_agrees_with_a_simple_model(self, store: Store) -> None:
-        """Every verb keeps its promise after any sequence of all verbs."""
+        """Every method does what it promises after any sequence of calls."""
         whole = need_everything(store)
         await run_machine(
             lambda bridge: StoreMachine(whole, bridge, self), self.examples, shrink=self.shrink
@@ -79,7 +78,7 @@ class ModelChecks(Harness):
 
 
 async def same(store: Store, expected: Any) -> None:
-    """Check that the run is loaded as wanted, its steps in order."""
+    """Check that the run is loaded as expected, its steps in order."""
     loaded = await store.load("run")
     assert loaded == expected
     assert loaded is not None

@@ -1,4 +1,4 @@
-"""Checks with values that break stores that take JSON apart, and with values that are too large."""
+"""Checks with values that break stores that parse JSON, and with values that are too large."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ VALUES: dict[str, Any] = {
 
 
 def nested(depth: int) -> Any:
-    """Give a value that is nested so deep."""
+    """Return a value that is nested to this depth."""
     value: Any = "bottom"
     for level in range(depth):
         value = {"down": value} if level % 2 else [value]
@@ -55,8 +55,8 @@ def nested(depth: int) -> Any:
 class PayloadChecks(Harness):
     """Values of steps, metadata and payloads."""
 
-    async def test_values_come_back_as_they_were(self, store: Store) -> None:
-        """What was saved is what is loaded, to the type and to the order of keys."""
+    async def test_values_are_loaded_unchanged(self, store: Store) -> None:
+        """A loaded snapshot is what was saved, including types and the order of keys."""
         whole = snapshot(metadata=VALUES, **VALUES)
         await store.save("run", whole)
         loaded = await store.load("run")
@@ -64,8 +64,8 @@ class PayloadChecks(Harness):
         assert exact(loaded["steps"]) == exact(whole["steps"])
         assert exact(loaded.get("metadata")) == exact(VALUES)
 
-    async def test_journalled_values_come_back_as_they_were(self, store: Store) -> None:
-        """What was appended is what is loaded, and what rested is what is loaded."""
+    async def test_journaled_values_are_loaded_unchanged(self, store: Store) -> None:
+        """A loaded snapshot is what was appended, before a rest and after it."""
         journal = need_journal(store)
         grant = await granted(journal)
         whole = snapshot(**VALUES)
@@ -81,45 +81,45 @@ class PayloadChecks(Harness):
         assert loaded is not None
         assert exact(loaded["steps"]) == exact(whole["steps"])
 
-    async def test_deep_values_come_back(self, store: Store) -> None:
-        """A value may be nested deep."""
+    async def test_deeply_nested_values_are_loaded_unchanged(self, store: Store) -> None:
+        """A value may be deeply nested."""
         await store.save("run", snapshot(deep=nested(80)))
         assert await store.load("run") == snapshot(deep=nested(80))
 
-    async def test_payloads_come_back_byte_for_byte(self, store: Store) -> None:
-        """`payload` is JSON, and comes back as the same bytes."""
-        mailed = need_inbox(store)
-        await granted(mailed)
+    async def test_payloads_are_returned_byte_for_byte(self, store: Store) -> None:
+        """`payload` is JSON and is returned as the same bytes."""
+        inboxes = need_inbox(store)
+        await granted(inboxes)
         payloads = [as_json(value) for value in VALUES.values()] + [b'{ "b" : 1.0, "a":1e2 }']
         for payload in payloads:
-            await mailed.send("run", "paid", payload)
-        assert [message.payload for message in await mailed.inbox("run")] == payloads
+            await inboxes.send("run", "paid", payload)
+        assert [message.payload for message in await inboxes.inbox("run")] == payloads
 
-    async def test_a_snapshot_too_large_is_refused(self, store: Store) -> None:
-        """More than `capabilities.max_value_size` bytes are refused, and what was there stays."""
+    async def test_a_snapshot_that_is_too_large_is_refused(self, store: Store) -> None:
+        """More than `max_value_size` bytes are refused, and the stored run stays unchanged."""
         await store.save("run", snapshot("a"))
         with pytest.raises(ValueTooLarge):
             await store.save("run", snapshot(big="x" * capabilities(store).max_value_size))
         assert await steps_of(store) == ["a"]
 
-    async def test_a_payload_too_large_is_refused(self, store: Store) -> None:
-        """More than `capabilities.max_value_size` bytes are refused in an event too."""
-        mailed = need_inbox(store)
-        await granted(mailed)
+    async def test_a_payload_that_is_too_large_is_refused(self, store: Store) -> None:
+        """More than `max_value_size` bytes are refused in a message."""
+        inboxes = need_inbox(store)
+        await granted(inboxes)
         with pytest.raises(ValueTooLarge):
-            await mailed.send("run", "paid", as_json("x" * capabilities(store).max_value_size))
-        assert list(await mailed.inbox("run")) == []
+            await inboxes.send("run", "paid", as_json("x" * capabilities(store).max_value_size))
+        assert list(await inboxes.inbox("run")) == []
 
-    async def test_a_first_snapshot_too_large_is_refused(self, store: Store) -> None:
-        """More than `capabilities.max_value_size` bytes make no new run."""
+    async def test_a_first_snapshot_that_is_too_large_is_refused(self, store: Store) -> None:
+        """More than `max_value_size` bytes are refused, and no run is created."""
         leases = need_lease(store)
         big = as_json(snapshot(big="x" * capabilities(store).max_value_size))
         with pytest.raises(ValueTooLarge):
             await leases.acquire([LeaseRequest("run", "ana", LONG, create=big)])
         assert await leases.load("run") is None
 
-    async def test_values_change_nothing_in_the_header(self, store: Store) -> None:
-        """A step named as a field of the run is a step."""
+    async def test_steps_may_be_named_like_fields_of_a_run(self, store: Store) -> None:
+        """Such a step does not change the run's own fields."""
         fields = [
             "status",
             "workflow",
@@ -132,13 +132,13 @@ class PayloadChecks(Harness):
             "snapshot",
         ]
         await store.save("run", snapshot(*fields, workflow="order"))
-        line = await listed(store)
-        assert (line.status, line.workflow) == ("running", "order")
+        run = await listed(store)
+        assert (run.status, run.workflow) == ("running", "order")
         assert await steps_of(store) == fields
 
 
 def exact(value: Any) -> Any:
-    """Give a value in a form whose equality minds types and the order of keys."""
+    """Return a value in a form that is equal only if types and the order of keys are."""
     match value:
         case dict():
             return [(key, exact(item)) for key, item in value.items()]

@@ -15,22 +15,22 @@ from perdure.testing.conformance.harness import (
     need_inbox,
     need_journal,
     need_lease,
+    need_maintenance,
     need_schedule,
-    need_upkeep,
     rested,
     step,
     steps_of,
     store_time,
 )
-from perdure.testing.conformance.hostile import IMPOSSIBLE_IDS
+from perdure.testing.conformance.hostile import INVALID_IDS
 from perdure.testing.conformance.samples import delta, snapshot
 from perdure.testing.conformance.schedule import claimed_ids, due_ids, new_run
 
 
 class PrefixChecks(Harness):
-    """A store's prefix is part of every id in the database, and of none that the caller sees."""
+    """A store's prefix is part of each id in the database, and of no id that the caller sees."""
 
-    async def test_runs_of_another_prefix_are_not_there(self, store: Store) -> None:
+    async def test_runs_of_another_prefix_are_invisible(self, store: Store) -> None:
         """Stored id = prefix + id: the same id under two prefixes is two runs."""
         async with self._two(store) as (one, two):
             await one.save("run", snapshot("one"))
@@ -39,27 +39,27 @@ class PrefixChecks(Harness):
             await two.delete("run")
             assert await steps_of(one) == ["one"]
 
-    async def test_list_keeps_to_the_prefix(self, store: Store) -> None:
-        """Returned ids have the prefix removed, and `list` knows no other runs."""
+    async def test_list_is_restricted_to_the_prefix(self, store: Store) -> None:
+        """Listed ids have the prefix removed, and runs of other prefixes are not listed."""
         async with self._two(store) as (one, two):
             for id in ("a", "b", "p_:a", "P_:a"):
                 await one.save(id, snapshot())
                 await two.save(id, snapshot())
-            assert sorted(line.id for line in await one.list()) == ["P_:a", "a", "b", "p_:a"]
-            assert [line.id for line in await one.list(prefix="a")] == ["a"]
+            assert sorted(run.id for run in await one.list()) == ["P_:a", "a", "b", "p_:a"]
+            assert [run.id for run in await one.list(prefix="a")] == ["a"]
             (first, *_) = await one.list(limit=1)
             assert len(await one.list(after=first.cursor)) == 3
 
-    async def test_a_store_without_a_prefix_sees_whole_ids(self, store: Store) -> None:
+    async def test_a_store_without_a_prefix_sees_full_ids(self, store: Store) -> None:
         """Stored id = prefix + id."""
-        whole = await self.opened_again(store)
+        whole = await self.open_another(store)
         async with self._two(store) as (one, _):
             await one.save("run", snapshot("one"))
             assert await steps_of(whole, "p_:run") == ["one"]
         await whole.close()
 
-    async def test_leases_keep_to_the_prefix(self, store: Store) -> None:
-        """Prefixes apply to leases too: one tenant never blocks another."""
+    async def test_each_prefix_has_its_own_leases(self, store: Store) -> None:
+        """Prefixes apply to leases: one tenant never blocks another."""
         async with self._two(store) as (first, second):
             one, two = need_lease(first), need_lease(second)
             mine, theirs = await granted(one, owner="ana"), await granted(two, owner="bob")
@@ -69,8 +69,8 @@ class PrefixChecks(Harness):
             assert list(await one.renew([forged], LONG)) == [None]
             assert await asked(two, owner="cem") is None
 
-    async def test_the_journal_keeps_to_the_prefix(self, store: Store) -> None:
-        """Prefixes apply to the journal too."""
+    async def test_each_prefix_has_its_own_journals(self, store: Store) -> None:
+        """Prefixes apply to the journal."""
         async with self._two(store) as (first, second):
             one, two = need_journal(first), need_journal(second)
             mine, theirs = await granted(one), await granted(two)
@@ -84,8 +84,8 @@ class PrefixChecks(Harness):
                 Verdict.UNKNOWN
             ]
 
-    async def test_claims_keep_to_the_prefix(self, store: Store) -> None:
-        """Prefixes apply to what is due too."""
+    async def test_claims_are_restricted_to_the_prefix(self, store: Store) -> None:
+        """Prefixes apply to due runs."""
         async with self._two(store) as (first, second):
             one, two = need_schedule(first), need_schedule(second)
             now = await store_time(one)
@@ -95,8 +95,8 @@ class PrefixChecks(Harness):
             assert await claimed_ids(one, limit=3) == ["run"]
             assert len(await claimed_ids(two)) == 5
 
-    async def test_the_inbox_keeps_to_the_prefix(self, store: Store) -> None:
-        """Prefixes apply to the inbox too."""
+    async def test_each_prefix_has_its_own_inboxes(self, store: Store) -> None:
+        """Prefixes apply to the inbox."""
         async with self._two(store) as (first, second):
             one, two = need_inbox(first), need_inbox(second)
             await granted(one)
@@ -106,34 +106,34 @@ class PrefixChecks(Harness):
             assert await two.send("run", "paid", b"2", dedup_id="x") is Delivery.DELIVERED
             assert [message.payload for message in await two.inbox("run")] == [b"2"]
 
-    async def test_upkeep_keeps_to_the_prefix(self, store: Store) -> None:
-        """Prefixes apply to pruning and counting too."""
+    async def test_maintenance_is_restricted_to_the_prefix(self, store: Store) -> None:
+        """Prefixes apply to pruning and counting."""
         async with self._two(store) as (first, second):
-            one, two = need_upkeep(first), need_upkeep(second)
+            one, two = need_maintenance(first), need_maintenance(second)
             await one.save("run", snapshot(status="completed"))
             await two.save("run", snapshot(status="completed"))
             await two.save("other", snapshot(status="failed"))
-            await self.let_pass(TICK)
+            await self.pass_time(TICK)
             stats = await one.stats()
             assert {name: n for name, n in stats.by_status.items() if n} == {"completed": 1}
             assert await one.prune(TICK * 0) == 1
             assert len(await two.list()) == 2
 
-    async def test_an_impossible_prefix_is_refused(self, store: Store) -> None:
-        """A prefix is text up to 512 characters without NUL; empty is none."""
-        await (await self.opened_again(store)).close()
-        for prefix in IMPOSSIBLE_IDS[1:]:
+    async def test_an_invalid_prefix_is_refused(self, store: Store) -> None:
+        """A prefix is a string of up to 512 characters without NUL; it may be empty."""
+        await (await self.open_another(store)).close()
+        for prefix in INVALID_IDS[1:]:
             try:
                 another = await self.reopen(store, prefix=prefix)
             except InvalidArgument:
                 continue
-            assert another is None, f"{prefix!r} was taken for a prefix"
+            assert another is None, f"{prefix!r} was accepted as a prefix"
 
     @asynccontextmanager
     async def _two(self, store: Store) -> AsyncGenerator[tuple[Store, Store], None]:
-        """Give two stores whose prefixes differ in case alone, and would match as patterns."""
-        one = await self.opened_again(store, "p_:")
-        two = await self.opened_again(store, "P_:")
+        """Return two stores whose prefixes differ only in case, and are equal as patterns."""
+        one = await self.open_another(store, "p_:")
+        two = await self.open_another(store, "P_:")
         try:
             yield one, two
         finally:

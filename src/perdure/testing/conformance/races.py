@@ -1,4 +1,4 @@
-"""Checks of what must hold when many want the same thing at the same moment."""
+"""Checks of concurrent calls."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from perdure.store import Delivery, LeaseRequest, Rest, Store, Verdict, capabili
 from perdure.testing.conformance.harness import (
     LONG,
     Harness,
-    Scheduled,
+    ScheduledStore,
     appended,
     asked,
     granted,
@@ -41,23 +41,23 @@ T = TypeVar("T")
 
 
 async def together(works: Iterable[Awaitable[T]]) -> list[T]:
-    """Give what all give, started at the same moment."""
+    """Return the results of all awaitables, started at the same time."""
     return list(await asyncio.gather(*works))
 
 
 class LeaseRaceChecks(Harness):
-    """One owner at a time, however many ask at once."""
+    """One owner at a time, however many requests are made at once."""
 
-    async def test_one_of_many_gets_the_run(self, store: Store) -> None:
-        """An unexpired lease is never stolen: of fifty that ask at once, one gets the run."""
+    async def test_one_of_many_requests_is_granted(self, store: Store) -> None:
+        """An unexpired lease is never stolen: of fifty concurrent requests one is granted."""
         need_atomic_lease(store)
         leases = need_lease(store)
         await leases.save("run", snapshot())
         grants = await together(asked(leases, owner=f"owner {n}") for n in range(MANY))
         assert len([grant for grant in grants if grant is not None]) == 1
 
-    async def test_one_of_many_takes_an_expired_lease(self, store: Store) -> None:
-        """An expired one is there for the taking, by one."""
+    async def test_one_of_many_requests_takes_over_an_expired_lease(self, store: Store) -> None:
+        """An expired lease can be taken over, by one owner."""
         need_atomic_lease(store)
         leases = need_lease(store)
         await granted(leases, owner="ana", ttl=self.short)
@@ -65,7 +65,7 @@ class LeaseRaceChecks(Harness):
         grants = await together(asked(leases, owner=f"owner {n}") for n in range(MANY))
         assert [grant.takeovers for grant in grants if grant is not None] == [1]
 
-    async def test_one_of_many_creates_the_run(self, store: Store) -> None:
+    async def test_one_of_many_requests_creates_the_run(self, store: Store) -> None:
         """With `existing=False` only a new run is granted: it is new once."""
         need_atomic_lease(store)
         leases = need_lease(store)
@@ -77,8 +77,8 @@ class LeaseRaceChecks(Harness):
         created = [grant.created for (grant,) in answers if grant is not None]
         assert created == [True]
 
-    async def test_epochs_that_are_given_together_differ(self, store: Store) -> None:
-        """The epoch never comes twice for one id, and the highest one fences the others out."""
+    async def test_concurrent_acquisitions_have_different_epochs(self, store: Store) -> None:
+        """The epoch is never used twice for one id, and the highest one fences out the others."""
         need_atomic_lease(store)
         journal = need_journal(store)
         grants = await together(granted(journal, owner="ana") for _ in range(MANY))
@@ -88,26 +88,28 @@ class LeaseRaceChecks(Harness):
         accepted = [v is Verdict.ACCEPTED for v in verdicts]
         assert accepted == [epoch == max(epochs) for epoch in epochs]
 
-    async def test_renewing_and_taking_exclude_each_other(self, store: Store) -> None:
-        """A lease that expired and that nobody has taken is renewed; a taken one never is."""
+    async def test_an_expired_lease_is_either_renewed_or_taken_over(self, store: Store) -> None:
+        """An expired lease is renewed until another owner takes over the run; then never."""
         need_atomic_lease(store)
         leases = need_lease(store)
-        olds = [await granted(leases, f"{n}", "ana", self.short) for n in range(ROUNDS)]
+        previous = [await granted(leases, f"{n}", "ana", self.short) for n in range(ROUNDS)]
         await self.expire()
-        for old in olds:
+        for old in previous:
             (renewed,), taken = await asyncio.gather(
                 leases.renew([old.lease], LONG), asked(leases, old.lease.id, "bob")
             )
-            assert (renewed is None) != (taken is None), "both have it, or nobody"
+            assert (renewed is None) != (taken is None), "both own the run, or neither does"
 
-    async def test_an_accepted_entry_is_seen_by_the_next_owner(self, store: Store) -> None:
-        """From the moment of the grant every entry of an older epoch is refused or ignored: what is
-        accepted is in the grant, and what is not is never there."""
+    async def test_an_accepted_entry_is_visible_to_the_next_owner(self, store: Store) -> None:
+        """From the moment of the grant, entries of an older epoch are refused or ignored.
+
+        An accepted entry is in the grant; any other is never visible.
+        """
         need_atomic_lease(store)
         journal = need_journal(store)
-        olds = [await granted(journal, f"{n}", ttl=self.short) for n in range(ROUNDS)]
+        previous = [await granted(journal, f"{n}", ttl=self.short) for n in range(ROUNDS)]
         await self.expire()
-        for number, old in enumerate(olds):
+        for number, old in enumerate(previous):
             (verdict,), new = await asyncio.gather(
                 appended(journal, step(old, 1, "late")), asked(journal, f"{number}", "bob")
             )
@@ -115,13 +117,13 @@ class LeaseRaceChecks(Harness):
             expected = ["late"] if verdict is Verdict.ACCEPTED else []
             assert list(new.snapshot["steps"]) == await steps_of(journal, f"{number}") == expected
 
-    async def test_a_rest_and_the_next_owner_exclude_each_other(self, store: Store) -> None:
-        """A rest that is accepted was there before the grant; one that is fenced never was."""
+    async def test_a_rest_is_either_in_the_next_grant_or_fenced(self, store: Store) -> None:
+        """An accepted rest was written before the grant; a fenced one never was."""
         need_atomic_lease(store)
         journal = need_journal(store)
-        olds = [await granted(journal, f"{n}", ttl=self.short) for n in range(ROUNDS)]
+        previous = [await granted(journal, f"{n}", ttl=self.short) for n in range(ROUNDS)]
         await self.expire()
-        for number, old in enumerate(olds):
+        for number, old in enumerate(previous):
             verdict, new = await asyncio.gather(
                 rested(journal, old, Rest("completed"), "end"), asked(journal, f"{number}", "bob")
             )
@@ -130,8 +132,8 @@ class LeaseRaceChecks(Harness):
             assert list(new.snapshot["steps"]) == await steps_of(journal, f"{number}") == expected
             assert (await listed(journal, f"{number}")).status == "running"
 
-    async def test_many_runs_append_together(self, store: Store) -> None:
-        """Concurrent appends of many runs all arrive, each run's in order."""
+    async def test_concurrent_appends_of_many_runs_are_all_written(self, store: Store) -> None:
+        """Concurrent appends of many runs are all written, each run's in order."""
         journal = need_journal(store)
         grants = [await granted(journal, f"run {n}") for n in range(MANY)]
         keys = [f"{n}" for n in range(9, -1, -1)]
@@ -144,79 +146,81 @@ class LeaseRaceChecks(Harness):
 class ScheduleRaceChecks(Harness):
     """Each run goes to one claimant only."""
 
-    async def test_many_claimants_share_what_is_due(self, store: Store) -> None:
-        """Each goes to one claimant only, and none is left."""
+    async def test_concurrent_claims_share_the_due_runs(self, store: Store) -> None:
+        """Each run goes to one claimant only, and none is left."""
         need_atomic_lease(store)
         await self._share([need_schedule(store)])
 
-    async def test_claimants_of_two_instances_share_what_is_due(self, store: Store) -> None:
-        """Each goes to one claimant only, through whichever instance it claims."""
+    async def test_concurrent_claims_of_two_instances_share_the_due_runs(
+        self, store: Store
+    ) -> None:
+        """Each run goes to one claimant only, whichever instance it uses."""
         need_atomic_lease(store)
-        another = await self.opened_again(store)
+        another = await self.open_another(store)
         await self._share([need_schedule(store), need_schedule(another)])
         await another.close()
 
-    async def _share(self, stores: list[Scheduled]) -> None:
+    async def _share(self, stores: list[ScheduledStore]) -> None:
         runs = [new_run(f"{n}") for n in range(2 * MANY)]
         await stores[0].enqueue(runs)
         claims = await together(
             claimed_ids(store, f"owner {n}", limit=3)
             for n, store in zip(range(MANY), cycle(stores), strict=False)
         )
-        # A claim may pass over what another holds just now, and then finds it in no later one.
+        # A claim may skip runs that a concurrent claim has locked.
         claims.append(await claimed_ids(stores[0], "the last", limit=2 * MANY))
         counted = Counter(id for claim in claims for id in claim)
         assert counted == Counter(run.id for run in runs)
 
-    async def test_one_of_many_enqueues_a_run(self, store: Store) -> None:
-        """False for each id that was there already: of many at once, one is first."""
+    async def test_one_of_many_enqueues_creates_the_run(self, store: Store) -> None:
+        """Return `False` for each id that existed already: one of many calls creates it."""
         need_atomic_lease(store)
         schedule = need_schedule(store)
         answers = await together(schedule.enqueue([new_run("run")]) for _ in range(MANY))
         assert Counter(created for (created,) in answers) == {True: 1, False: MANY - 1}
 
     async def test_one_of_many_duplicates_is_delivered(self, store: Store) -> None:
-        """A `dedup_id` that was used before is a duplicate: of many at once, one is not."""
+        """A `dedup_id` that was used before is a duplicate: one of many concurrent calls is not."""
         need_atomic_lease(store)
-        mailed = need_inbox(store)
-        await granted(mailed)
+        inboxes = need_inbox(store)
+        await granted(inboxes)
         answers = await together(
-            mailed.send("run", "paid", b"1", dedup_id="x") for _ in range(MANY)
+            inboxes.send("run", "paid", b"1", dedup_id="x") for _ in range(MANY)
         )
         assert Counter(answers) == {Delivery.DELIVERED: 1, Delivery.DUPLICATE: MANY - 1}
-        assert len(await mailed.inbox("run")) == 1
+        assert len(await inboxes.inbox("run")) == 1
 
-    async def test_mail_that_meets_a_rest_wakes_the_run(self, store: Store) -> None:
-        """An event is neither lost nor late, also when it is sent as the run goes to rest."""
+    async def test_a_message_sent_during_a_rest_wakes_the_run(self, store: Store) -> None:
+        """A message is neither lost nor late, even when it is sent during the rest."""
         need_atomic_lease(store)
-        mailed = need_inbox(store)
+        inboxes = need_inbox(store)
         for number in range(ROUNDS):
-            grant = await granted(mailed, f"{number}")
+            grant = await granted(inboxes, f"{number}")
             rest = Rest("waiting", None, ("paid",))
             await asyncio.gather(
-                mailed.send(f"{number}", "paid", b"1"), rested(mailed, grant, rest)
+                inboxes.send(f"{number}", "paid", b"1"), rested(inboxes, grant, rest)
             )
-            assert await claimed_ids(mailed, "bob") == [f"{number}"]
+            assert await claimed_ids(inboxes, "bob") == [f"{number}"]
 
-    async def test_each_run_goes_to_one_of_two_processes(self, store: Store) -> None:
-        """Each goes to one claimant only, also when the claimants are processes."""
+    async def test_each_run_is_claimed_by_one_of_two_processes(self, store: Store) -> None:
+        """Each run goes to one claimant only, even if the claimants are processes."""
         schedule = need_schedule(store)
         if capabilities(store).shared == "process":
             pytest.skip(f"{type(store).__name__} is not shared by processes")
         if self.url is None:
-            pytest.skip(f"{type(self).__name__} gives no url: a second process is not checked")
+            pytest.skip(f"{type(self).__name__} has no url: a second process is not checked")
         need_atomic_lease(store)
         await schedule.enqueue([new_run(f"{n}") for n in range(2 * MANY)])
-        async with contenders(self.url, 2) as processes:
+        async with claimants(self.url, 2) as processes:
             outputs = await within(60, asyncio.ensure_future(together(map(claimed_by, processes))))
         counted = Counter(id for ids in outputs for id in ids)
         assert counted == Counter(f"{n}" for n in range(2 * MANY))
-        assert {line.status for line in await schedule.list(limit=1_000)} == {"completed"}
+        assert {run.status for run in await schedule.list(limit=1_000)} == {"completed"}
 
 
 @asynccontextmanager
-async def contenders(url: str, count: int) -> AsyncGenerator[list[Process], None]:
-    """Give processes that have opened the store and wait for the word to claim."""
+async def claimants(url: str, count: int) -> AsyncGenerator[list[Process], None]:
+    """Start processes that have opened the store and wait for the signal to claim."""
     command = [sys.executable, "-m", "perdure.testing.conformance.claimant", url]
     processes = [
         await create_subprocess_exec(*command, f"owner {n}", stdin=PIPE, stdout=PIPE)
@@ -235,7 +239,7 @@ async def contenders(url: str, count: int) -> AsyncGenerator[list[Process], None
 
 
 async def claimed_by(process: Process) -> list[str]:
-    """Let the process go, and give the ids of the runs it claimed."""
+    """Send the process its signal and return the ids of the runs it claimed."""
     output, _ = await process.communicate(b"go\n")
     assert process.returncode == 0, "a claiming process failed; its error is above"
     ids: list[str] = json.loads(output)
@@ -243,4 +247,4 @@ async def claimed_by(process: Process) -> list[str]:
 
 
 class RaceChecks(LeaseRaceChecks, ScheduleRaceChecks):
-    """What a store does when many come at once."""
+    """All checks of concurrent calls."""

@@ -1,4 +1,4 @@
-"""Random cases for async checks: hypothesis draws in a thread, and the store works in its loop."""
+"""Random cases for async checks: hypothesis runs in a thread, and the store in its event loop."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -23,7 +23,7 @@ JSON = st.recursive(
 
 
 class Bridge:
-    """Runs a store's coroutines in the loop it lives in, for code that runs in another thread."""
+    """Runs a store's coroutines in its event loop, for code in another thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -46,7 +46,7 @@ def _settings(examples: int, *, shrink: bool = True) -> settings:
 async def for_all(
     strategy: st.SearchStrategy[T], examples: int, check: Callable[[T], Coroutine[Any, Any, None]]
 ) -> None:
-    """Run an async check on many drawn values, and tell the simplest that fails."""
+    """Run an async check on many random values, and report the simplest that fails."""
     bridge = Bridge()
 
     @_settings(examples)

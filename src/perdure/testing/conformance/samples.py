@@ -1,11 +1,11 @@
-"""Snapshots and deltas to store: as small as they may be, in JSON as the engine would send it."""
+"""Snapshots and deltas to store, as small as possible, in JSON as the engine writes it."""
 
 import json
 from datetime import datetime
 from typing import Any
 
 from perdure.clock import isoformat
-from perdure.snapshot import Execution, Metadata, PendingWait, RunStatus, Snapshot, StepRecord
+from perdure.snapshot import ExecutionBlock, Metadata, PendingWait, RunStatus, Snapshot, StepRecord
 
 AT = "2030-01-01T00:00:00.000Z"
 
@@ -19,7 +19,7 @@ def snapshot(
     metadata: Metadata | None = None,
     **values: Any,
 ) -> Snapshot:
-    """Give a snapshot with these steps; `values` are steps with a value of their own."""
+    """Return a snapshot with these steps; `values` are steps with their values."""
     steps: dict[str, StepRecord] = {key: {"ok": True, "value": key} for key in keys}
     steps |= {key: {"ok": True, "value": value} for key, value in values.items()}
     whole: Snapshot = {"formatVersion": 1, "steps": steps, "execution": _execution(status)}
@@ -33,7 +33,7 @@ def snapshot(
 
 
 def with_step(key: str, value: object) -> Snapshot:
-    """Give a snapshot with one step of this value."""
+    """Return a snapshot with one step of this value."""
     return {
         "formatVersion": 1,
         "steps": {key: {"ok": True, "value": value}},
@@ -41,7 +41,7 @@ def with_step(key: str, value: object) -> Snapshot:
     }
 
 
-def _execution(status: RunStatus) -> Execution:
+def _execution(status: RunStatus) -> ExecutionBlock:
     match status:
         case "running" | "completed" | "failed":
             return {"status": status, "lastUpdated": AT}
@@ -61,10 +61,10 @@ def _pending(wake_at: datetime | None, event: str | None) -> PendingWait:
 
 
 def delta(*keys: str, **values: Any) -> bytes:
-    """Give the JSON of a journal entry that records these steps."""
+    """Return the JSON of a journal entry that records these steps."""
     return as_json(snapshot(*keys, **values))
 
 
 def as_json(value: object) -> bytes:
-    """Give a value as the bytes of its JSON text."""
+    """Return a value as UTF-8 encoded JSON."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

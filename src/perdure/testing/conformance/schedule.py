@@ -1,4 +1,4 @@
-"""Checks of what is due: enqueued, sleeping, released and orphaned runs, and who gets them."""
+"""Checks of due runs: enqueued, suspended, released and orphaned ones, and their claims."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -13,14 +13,14 @@ from perdure.store import Entry, LeaseRequest, NewRun, Rest, ScheduleStore, Stor
 from perdure.testing.conformance.harness import (
     LONG,
     Harness,
-    Hinting,
-    Scheduled,
+    NotifyingStore,
+    ScheduledStore,
     appended,
     asked,
     granted,
     listed,
-    need_hints,
     need_inbox,
+    need_notify,
     need_schedule,
     rested,
     step,
@@ -30,26 +30,26 @@ from perdure.testing.conformance.harness import (
 from perdure.testing.conformance.samples import as_json, snapshot
 
 SECOND = timedelta(seconds=1)
-OCCASIONS = 3
+ATTEMPTS = 3
 QUIET = 0.2
 
 
 def new_run(id: str, workflow: str = "order", wake_at: datetime | None = None) -> NewRun:
-    """Give a run to be created at rest."""
+    """Return a run to be created unowned."""
     return NewRun(id, workflow, as_json(snapshot()), wake_at)
 
 
 async def due_ids(
     store: ScheduleStore, now: datetime, limit: int = 100, workflows: Sequence[str] | None = None
 ) -> list[str]:
-    """Give the ids of the runs that are due, in order."""
+    """Return the ids of the due runs, in order."""
     return [due.id for due in await store.due(now, limit, workflows=workflows)]
 
 
 async def claimed_ids(
     store: ScheduleStore, owner: str = "ana", limit: int = 100, ttl: timedelta = LONG
 ) -> list[str]:
-    """Give the ids of the runs that a claim gives, in order."""
+    """Return the ids of the runs that a claim returns, in order."""
     return [grant.lease.id for grant in await store.claim(owner, ttl, limit)]
 
 
@@ -57,7 +57,7 @@ class EnqueueChecks(Harness):
     """`enqueue` and `due`."""
 
     async def test_enqueue_creates_runs_that_wait_for_a_claim(self, store: Store) -> None:
-        """Create runs that wait for a claim, all in one write; `wake_at` None means due at once."""
+        """Create runs that wait for a claim, all in one write; without `wake_at` due at once."""
         schedule = need_schedule(store)
         whole = snapshot("b", "10", "a", metadata={"input": [1]})
         runs = [NewRun("a", "order", as_json(whole)), new_run("b", "other")]
@@ -66,30 +66,30 @@ class EnqueueChecks(Harness):
         assert (await listed(schedule, "b")).workflow == "other"
         assert sorted(await claimed_ids(schedule)) == ["a", "b"]
 
-    async def test_enqueue_leaves_a_run_that_is_there(self, store: Store) -> None:
-        """False for each id that was there already, which stays untouched."""
+    async def test_enqueue_leaves_an_existing_run_unchanged(self, store: Store) -> None:
+        """Return `False` for each id that existed already; that run stays unchanged."""
         schedule = need_schedule(store)
-        await schedule.save("there", snapshot("a", status="completed"))
-        answers = await schedule.enqueue([new_run("new"), new_run("there"), new_run("new")])
+        await schedule.save("old", snapshot("a", status="completed"))
+        answers = await schedule.enqueue([new_run("new"), new_run("old"), new_run("new")])
         assert list(answers) == [True, False, False]
-        assert await steps_of(schedule, "there") == ["a"]
+        assert await steps_of(schedule, "old") == ["a"]
         assert await claimed_ids(schedule) == ["new"]
         assert list(await schedule.enqueue([new_run("new")])) == [False]
         assert await asked(schedule, "new", "bob") is None
         assert list(await schedule.enqueue([])) == []
 
-    async def test_due_gives_the_earliest_first(self, store: Store) -> None:
-        """Give the runs whose wake time is at or before `now`, earliest first."""
+    async def test_due_returns_the_earliest_first(self, store: Store) -> None:
+        """Return runs whose wake time is at or before `now`, earliest first."""
         schedule = need_schedule(store)
         now = await store_time(schedule)
         times = {"c": now, "a": now - 2 * SECOND, "later": now + SECOND, "b": now - SECOND}
         await schedule.enqueue([new_run(id, wake_at=wake_at) for id, wake_at in times.items()])
         due = await schedule.due(now, 100)
-        assert [(line.id, line.wake_at) for line in due] == [(id, times[id]) for id in "abc"]
+        assert [(run.id, run.wake_at) for run in due] == [(id, times[id]) for id in "abc"]
         assert await due_ids(schedule, now + SECOND) == ["a", "b", "c", "later"]
 
-    async def test_due_gives_at_most_limit(self, store: Store) -> None:
-        """At most `limit`, and these are the earliest; 0 gives nothing."""
+    async def test_due_returns_at_most_limit_runs(self, store: Store) -> None:
+        """Return up to `limit` runs, and these are the earliest; 0 returns nothing."""
         schedule = need_schedule(store)
         now = await store_time(schedule)
         late = [new_run(f"{age}", wake_at=now - age * SECOND) for age in (1, 5, 3, 2, 4)]
@@ -98,8 +98,8 @@ class EnqueueChecks(Harness):
         assert await due_ids(schedule, now, 0) == []
         assert await due_ids(schedule, now, 2) == ["5", "4"]
 
-    async def test_due_keeps_to_workflows(self, store: Store) -> None:
-        """`workflows` keeps to runs of these names."""
+    async def test_due_is_restricted_to_workflows(self, store: Store) -> None:
+        """`workflows` restricts the result to runs of these names."""
         schedule = need_schedule(store)
         now = await store_time(schedule)
         names = ["a", "b", "A", "a"]
@@ -109,8 +109,8 @@ class EnqueueChecks(Harness):
         assert sorted(await due_ids(schedule, now, workflows=["b", "A"])) == ["1", "2"]
         assert await due_ids(schedule, now, workflows=[]) == []
 
-    async def test_due_leaves_runs_with_a_live_lease(self, store: Store) -> None:
-        """Give the runs without a live lease: an orphan is due when its lease has expired."""
+    async def test_due_omits_runs_with_an_unexpired_lease(self, store: Store) -> None:
+        """A run with an unexpired lease is not due; an orphaned one is."""
         schedule = need_schedule(store)
         await granted(schedule, "alive")
         assert await due_ids(schedule, await store_time(schedule)) == []
@@ -118,8 +118,8 @@ class EnqueueChecks(Harness):
         await self.expire()
         assert await due_ids(schedule, await store_time(schedule)) == ["orphan"]
 
-    async def test_due_gives_sleepers_at_their_time(self, store: Store) -> None:
-        """`wake_at` is when it should be claimed (None: never by time)."""
+    async def test_due_returns_runs_at_their_wake_time(self, store: Store) -> None:
+        """`wake_at` is when the run should be claimed (`None`: never by time)."""
         schedule = need_schedule(store)
         now = await store_time(schedule)
         rests = {
@@ -135,7 +135,7 @@ class EnqueueChecks(Harness):
         assert await due_ids(schedule, now + SECOND) == ["runnable", "sleeper"]
         assert await due_ids(schedule, now + LONG) == ["runnable", "sleeper", "waiter"]
 
-    async def test_a_saved_run_lies_as_its_snapshot_says(self, store: Store) -> None:
+    async def test_a_saved_run_is_due_when_its_snapshot_says(self, store: Store) -> None:
         """Replace the whole run by `snapshot`: it wakes when its snapshot says."""
         schedule = need_schedule(store)
         now = await store_time(schedule)
@@ -166,7 +166,7 @@ class EnqueueChecks(Harness):
         assert (await listed(schedule)).status == "running"
 
     async def test_a_deleted_run_is_not_due(self, store: Store) -> None:
-        """Remove the run: it is due no more."""
+        """Delete the run: it is no longer due."""
         schedule = need_schedule(store)
         await schedule.enqueue([new_run("run")])
         await schedule.delete("run")
@@ -177,8 +177,8 @@ class EnqueueChecks(Harness):
 class ClaimChecks(Harness):
     """`claim`."""
 
-    async def test_claim_leases_and_loads(self, store: Store) -> None:
-        """Lease and load runs that are due: the grant is as good as an acquired one."""
+    async def test_claim_leases_and_loads_due_runs(self, store: Store) -> None:
+        """Lease and load due runs: the grant is the same as an acquired one."""
         schedule = need_schedule(store)
         await schedule.enqueue([NewRun("run", "order", as_json(snapshot("b", "10", "a")))])
         (grant,) = await schedule.claim("ana", LONG, 10)
@@ -189,8 +189,8 @@ class ClaimChecks(Harness):
         assert await asked(schedule, owner="bob") is None
         assert (await listed(schedule)).status == "running"
 
-    async def test_claim_gives_the_earliest_first_up_to_limit(self, store: Store) -> None:
-        """Up to `limit` runs, earliest first; 0 gives nothing."""
+    async def test_claim_returns_the_earliest_first_up_to_limit(self, store: Store) -> None:
+        """Up to `limit` runs, earliest first; 0 returns nothing."""
         schedule = need_schedule(store)
         now = await store_time(schedule)
         late = [new_run(f"{age}", wake_at=now - age * SECOND) for age in (1, 5, 3, 2, 4)]
@@ -200,16 +200,16 @@ class ClaimChecks(Harness):
         assert await claimed_ids(schedule, limit=2) == ["3", "2"]
         assert await claimed_ids(schedule, limit=2) == ["1"]
 
-    async def test_each_run_goes_to_one_claimant_only(self, store: Store) -> None:
-        """Each goes to one claimant only, the owner that has it included."""
+    async def test_each_run_is_claimed_once(self, store: Store) -> None:
+        """Each run goes to one claimant only; even its owner does not get it again."""
         schedule = need_schedule(store)
         await schedule.enqueue([new_run("run")])
         assert await claimed_ids(schedule, "ana") == ["run"]
         assert await claimed_ids(schedule, "bob") == []
         assert await claimed_ids(schedule, "ana") == []
 
-    async def test_claim_leaves_what_is_not_due(self, store: Store) -> None:
-        """Runs that are due: not those that sleep, wait, are owned, or are over."""
+    async def test_claim_omits_runs_that_are_not_due(self, store: Store) -> None:
+        """Runs that are due: not suspended, waiting or owned ones, nor those that are over."""
         schedule = need_schedule(store)
         now = await store_time(schedule)
         await schedule.enqueue([new_run("later", wake_at=now + LONG)])
@@ -222,8 +222,8 @@ class ClaimChecks(Harness):
             await rested(schedule, await granted(schedule, id), rest)
         assert await claimed_ids(schedule, "bob") == []
 
-    async def test_an_orphan_is_claimed(self, store: Store) -> None:
-        """A run is orphaned when its owner's lease has expired: it is taken with its journal."""
+    async def test_an_orphaned_run_is_claimed(self, store: Store) -> None:
+        """A run is orphaned when its owner's lease has expired: it is claimed with its journal."""
         schedule = need_schedule(store)
         grant = await granted(schedule, ttl=self.short)
         await appended(schedule, step(grant, 1, "a"))
@@ -232,13 +232,13 @@ class ClaimChecks(Harness):
             await self.expire()
             grants = await schedule.claim(owner, self.short, 10)
             assert [grant.lease.id for grant in grants] == ["run"]
-            taken = grants[0]
-            assert list(taken.snapshot["steps"]) == ["a"]
-            assert taken.lease.epoch > grant.lease.epoch
-            takeovers.append(taken.takeovers)
+            claimed = grants[0]
+            assert list(claimed.snapshot["steps"]) == ["a"]
+            assert claimed.lease.epoch > grant.lease.epoch
+            takeovers.append(claimed.takeovers)
         assert takeovers == [0, 1]
 
-    async def test_a_renewed_run_is_no_orphan(self, store: Store) -> None:
+    async def test_a_renewed_run_is_not_orphaned(self, store: Store) -> None:
         """A run is orphaned when its owner's lease has expired, and a renewed one has not."""
         schedule = need_schedule(store)
         grant = await granted(schedule, ttl=self.short)
@@ -247,7 +247,7 @@ class ClaimChecks(Harness):
         assert await claimed_ids(schedule, "bob") == []
 
     async def test_a_released_run_is_claimed_at_once(self, store: Store) -> None:
-        """So that the runs can be claimed at `wake_at` (None: at once)."""
+        """Without `wake_at` they can be claimed at once."""
         schedule = need_schedule(store)
         grant = await granted(schedule)
         await schedule.release([grant.lease])
@@ -263,8 +263,8 @@ class ClaimChecks(Harness):
         await self.expire()
         assert await claimed_ids(schedule, "bob") == ["soon"]
 
-    async def test_a_sleeper_is_claimed_at_its_time(self, store: Store) -> None:
-        """`wake_at` is when it should be claimed."""
+    async def test_a_suspended_run_is_claimed_at_its_wake_time(self, store: Store) -> None:
+        """`wake_at` is when the run should be claimed."""
         schedule = need_schedule(store)
         now = await store_time(schedule)
         for id, delay in (("soon", self.short), ("later", LONG)):
@@ -274,8 +274,8 @@ class ClaimChecks(Harness):
         (grant,) = await schedule.claim("bob", LONG, 10)
         assert (grant.lease.id, grant.takeovers) == ("soon", 0)
 
-    async def test_claim_keeps_to_workflows(self, store: Store) -> None:
-        """`workflows` keeps to runs of these names."""
+    async def test_claim_is_restricted_to_workflows(self, store: Store) -> None:
+        """`workflows` restricts the claim to runs of these names."""
         schedule = need_schedule(store)
         await schedule.enqueue([new_run("1", "a"), new_run("2", "b"), new_run("3", "A")])
         await granted(schedule, "4", ttl=self.short, workflow="b")
@@ -285,9 +285,8 @@ class ClaimChecks(Harness):
         assert sorted(grant.lease.id for grant in grants) == ["2", "4"]
         assert sorted(await claimed_ids(schedule)) == ["1", "3"]
 
-    async def test_a_run_that_cannot_be_read_is_left_out_of_a_claim(self, store: Store) -> None:
-        """A run that cannot be read is left out: another takes its place, and it is not claimed
-        again within the next hour."""
+    async def test_an_unreadable_run_is_left_out_of_a_claim(self, store: Store) -> None:
+        """Left out: another takes its place, and it is not claimed again within the next hour."""
         schedule = need_schedule(store)
         await self._make_unreadable(schedule, "bad")
         await self.expire()
@@ -298,7 +297,7 @@ class ClaimChecks(Harness):
         assert list(await schedule.due(grants[0].now, 10)) == []
         assert await schedule.delete("bad") in {True, None}
 
-    async def test_a_run_that_cannot_be_read_is_named(self, store: Store) -> None:
+    async def test_an_unreadable_run_is_named_in_the_error(self, store: Store) -> None:
         """A run that cannot be read raises `StoreCorrupted`, which names it, and is not leased."""
         journal = need_schedule(store)
         await self._make_unreadable(journal, "bad")
@@ -307,13 +306,13 @@ class ClaimChecks(Harness):
             with pytest.raises(StoreCorrupted, match="'bad'"):
                 await journal.acquire([LeaseRequest("bad", owner, LONG)])
 
-    async def _make_unreadable(self, store: Scheduled, id: str) -> None:
-        """Record what is no delta of a snapshot, under a lease that expires soon."""
+    async def _make_unreadable(self, store: ScheduledStore, id: str) -> None:
+        """Write an entry that is not a delta, under a lease that expires soon."""
         grant = await granted(store, id, ttl=self.short)
         await appended(store, Entry(id, grant.lease.epoch, 1, b"[]"))
 
-    async def test_a_claimed_epoch_grows(self, store: Store) -> None:
-        """The epoch grows at each acquisition, a claim included."""
+    async def test_each_claim_increases_the_epoch(self, store: Store) -> None:
+        """The epoch increases with each acquisition, including a claim."""
         schedule = need_schedule(store)
         await schedule.enqueue([new_run("run")])
         epochs = []
@@ -324,80 +323,80 @@ class ClaimChecks(Harness):
         assert all(earlier < later for earlier, later in pairwise(epochs))
 
 
-class HintChecks(Harness):
-    """`notifications`. Since they may be lost, each check gives a store several occasions."""
+class NotifyChecks(Harness):
+    """`notifications`. They may be lost, so each check makes several attempts."""
 
-    async def test_hints_come_when_a_run_is_enqueued(self, store: Store) -> None:
+    async def test_enqueueing_a_run_sends_a_notification(self, store: Store) -> None:
         """Yield whenever a run may have become due: a new one."""
-        schedule = need_hints(store)
-        async with listening(schedule) as heard:
-            for number in range(OCCASIONS):
+        schedule = need_notify(store)
+        async with listening(schedule) as notified:
+            for number in range(ATTEMPTS):
                 await schedule.enqueue([new_run(f"{number}")])
-                if await heard():
+                if await notified():
                     return
-        pytest.fail("no hint came of runs that were enqueued")
+        pytest.fail("enqueued runs sent no notification")
 
-    async def test_hints_come_when_a_run_is_released(self, store: Store) -> None:
-        """Yield whenever a run may have become due: one that was given up."""
-        schedule = need_hints(store)
-        async with listening(schedule) as heard:
-            for _ in range(OCCASIONS):
+    async def test_releasing_a_run_sends_a_notification(self, store: Store) -> None:
+        """Yield whenever a run may have become due: a released one."""
+        schedule = need_notify(store)
+        async with listening(schedule) as notified:
+            for _ in range(ATTEMPTS):
                 await schedule.release([(await granted(schedule)).lease])
-                if await heard():
+                if await notified():
                     return
-        pytest.fail("no hint came of runs that were released")
+        pytest.fail("released runs sent no notification")
 
-    async def test_hints_come_when_an_awaited_event_is_sent(self, store: Store) -> None:
-        """Yield whenever a run may have become due: one whose event came."""
-        schedule, mailed = need_hints(store), need_inbox(store)
-        async with listening(schedule) as heard:
-            for number in range(OCCASIONS):
-                grant = await granted(mailed, f"{number}")
-                await rested(mailed, grant, Rest("waiting", None, ("paid",)))
-                await mailed.send(f"{number}", "paid", b"1")
-                if await heard():
+    async def test_sending_an_awaited_event_sends_a_notification(self, store: Store) -> None:
+        """Yield whenever a run may have become due: one that awaits the event."""
+        schedule, inboxes = need_notify(store), need_inbox(store)
+        async with listening(schedule) as notified:
+            for number in range(ATTEMPTS):
+                grant = await granted(inboxes, f"{number}")
+                await rested(inboxes, grant, Rest("waiting", None, ("paid",)))
+                await inboxes.send(f"{number}", "paid", b"1")
+                if await notified():
                     return
-        pytest.fail("no hint came of events that were sent")
+        pytest.fail("awaited events sent no notification")
 
-    async def test_hints_come_to_another_instance(self, store: Store) -> None:
+    async def test_notifications_reach_another_instance(self, store: Store) -> None:
         """Yield whenever a run may have become due, in any process."""
-        schedule = need_hints(store)
-        another = need_hints(await self.opened_again(store))
-        async with listening(another) as heard:
-            for number in range(OCCASIONS):
+        schedule = need_notify(store)
+        another = need_notify(await self.open_another(store))
+        async with listening(another) as notified:
+            for number in range(ATTEMPTS):
                 await schedule.enqueue([new_run(f"{number}")])
-                if await heard():
+                if await notified():
                     break
             else:
-                pytest.fail("no hint came to another instance")
+                pytest.fail("no notification reached another instance")
         await another.close()
 
 
 @asynccontextmanager
 async def listening(
-    store: Hinting,
+    store: NotifyingStore,
 ) -> AsyncGenerator[Callable[[], Awaitable[bool]], None]:
-    """Return a function that says whether a hint came within a second.
+    """Return a function that waits up to a second and returns whether a notification came.
 
-    A store may begin with a hint of its own: only what comes after that counts.
+    A store may send a notification to each new listener: only later ones count.
     """
-    hints = store.notifications()
-    hint = asyncio.ensure_future(anext(hints))
+    notifications = store.notifications()
+    waiting = asyncio.ensure_future(anext(notifications))
 
-    async def heard() -> bool:
-        await asyncio.wait([hint], timeout=1)
-        return hint.done()
+    async def notified() -> bool:
+        await asyncio.wait([waiting], timeout=1)
+        return waiting.done()
 
-    # A listener may need a moment to be heard by a server.
-    while (await asyncio.wait([hint], timeout=QUIET))[0]:
-        hint.result()
-        hint = asyncio.ensure_future(anext(hints))
+    # A server may need some time to register a listener.
+    while (await asyncio.wait([waiting], timeout=QUIET))[0]:
+        waiting.result()
+        waiting = asyncio.ensure_future(anext(notifications))
     try:
-        yield heard
+        yield notified
     finally:
-        hint.cancel()
-        await asyncio.wait([hint])
+        waiting.cancel()
+        await asyncio.wait([waiting])
 
 
-class ScheduleChecks(EnqueueChecks, ClaimChecks, HintChecks):
-    """What a store with a schedule does."""
+class ScheduleChecks(EnqueueChecks, ClaimChecks, NotifyChecks):
+    """The abilities of a store with a schedule."""

@@ -8,7 +8,7 @@ from perdure.testing.conformance.hostile import HostileChecks
 from perdure.testing.conformance.inbox import InboxChecks
 from perdure.testing.conformance.journal import JournalChecks
 from perdure.testing.conformance.lease import LeaseChecks
-from perdure.testing.conformance.maintenance import UpkeepChecks
+from perdure.testing.conformance.maintenance import MaintenanceChecks
 from perdure.testing.conformance.model import ModelChecks
 from perdure.testing.conformance.payloads import PayloadChecks
 from perdure.testing.conformance.prefixes import PrefixChecks
@@ -25,7 +25,7 @@ class StoreConformance(
     LeaseChecks,
     ScheduleChecks,
     InboxChecks,
-    UpkeepChecks,
+    MaintenanceChecks,
     TransactionChecks,
     PrefixChecks,
     HostileChecks,
@@ -33,4 +33,4 @@ class StoreConformance(
     RaceChecks,
     ModelChecks,
 ):
-    """Every check. Give it the fixture `store`: a fresh and empty store."""
+    """All checks. A subclass must have the fixture `store`: a new and empty store."""

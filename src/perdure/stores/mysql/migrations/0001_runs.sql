@@ -1,5 +1,5 @@
--- The collation compares texts byte for byte, spaces at their end included. With four bytes for a
--- character, an index of three columns takes no longer text than this.
+-- The collation compares strings byte for byte, including trailing spaces. With four bytes per
+-- character, an index on three columns allows no longer id than this.
 -- Times are UTC. While a run has an owner, wake_at is the end of its lease.
 CREATE TABLE IF NOT EXISTS {runs} (
     id VARCHAR(760) NOT NULL,
@@ -12,7 +12,7 @@ CREATE TABLE IF NOT EXISTS {runs} (
     owner VARCHAR(512) NULL,
     epoch BIGINT NOT NULL,
     takeovers INT NOT NULL DEFAULT 0,
-    -- The place of the last entry that the snapshot holds, within the run's epoch.
+    -- The number of the last entry that the snapshot contains, within the run's epoch.
     folded BIGINT NOT NULL DEFAULT -1,
     PRIMARY KEY (id),
     KEY by_update (updated_at),

@@ -1,5 +1,5 @@
--- An entry that its run's fence refuses is written with epoch 0. The constraint does not take it, in
--- whatever mode the session is, and with it goes the whole statement.
+-- An entry that its run's fence refuses is written with epoch 0. The constraint rejects it, whatever
+-- the session's mode, and with it the whole statement.
 CREATE TABLE IF NOT EXISTS {journal} (
     run VARCHAR(760) NOT NULL,
     epoch BIGINT NOT NULL,

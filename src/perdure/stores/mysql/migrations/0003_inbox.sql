@@ -1,5 +1,5 @@
--- A message with a dedup id stays when it was taken, for the same event may come again. Only the
--- digest of that id is kept: the id itself might be too long for an index.
+-- A consumed message with a dedup id is kept, because the same event may be sent again. Only the
+-- digest of the id is stored: the id itself may be too long for an index.
 CREATE TABLE IF NOT EXISTS {inbox} (
     seq BIGINT NOT NULL AUTO_INCREMENT,
     run VARCHAR(760) NOT NULL,
@@ -7,8 +7,8 @@ CREATE TABLE IF NOT EXISTS {inbox} (
     payload LONGBLOB NOT NULL,
     sent_at DATETIME(6) NOT NULL,
     dedup BINARY(16) NULL,
-    taken TINYINT NOT NULL DEFAULT 0,
+    consumed TINYINT NOT NULL DEFAULT 0,
     PRIMARY KEY (seq),
-    KEY by_run (run, taken, seq),
+    KEY by_run (run, consumed, seq),
     UNIQUE KEY by_dedup (run, dedup)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE {collation};

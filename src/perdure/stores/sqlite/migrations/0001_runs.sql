@@ -1,4 +1,4 @@
--- The shape awaitly gives its own table: one that is there already is taken as it is.
+-- The table as awaitly creates it: one that exists is used as it is.
 CREATE TABLE IF NOT EXISTS "$table" (
     id TEXT PRIMARY KEY NOT NULL,
     snapshot TEXT NOT NULL,

@@ -1,5 +1,5 @@
--- Every column has a default, so that rows another program wrote need no rewriting.
--- Moments are microseconds since 1970. While a run has an owner, wake_at is the end of its lease.
+-- Every column has a default, so that rows another program wrote need not be rewritten.
+-- Times are microseconds since 1970. While a run has an owner, wake_at is the end of its lease.
 ALTER TABLE "$table" ADD COLUMN workflow TEXT;
 ALTER TABLE "$table" ADD COLUMN status TEXT NOT NULL DEFAULT 'running';
 ALTER TABLE "$table" ADD COLUMN wake_at INTEGER;
@@ -8,7 +8,7 @@ ALTER TABLE "$table" ADD COLUMN owner TEXT;
 ALTER TABLE "$table" ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE "$table" ADD COLUMN takeovers INTEGER NOT NULL DEFAULT 0;
 
--- updated_at in one form: awaitly separates date and time by a space.
+-- updated_at in one format: awaitly separates date and time by a space.
 ALTER TABLE "$table" ADD COLUMN listed_at TEXT
     GENERATED ALWAYS AS (coalesce(replace(updated_at, ' ', 'T'), '')) VIRTUAL;
 

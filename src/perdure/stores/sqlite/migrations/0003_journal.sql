@@ -1,8 +1,8 @@
--- The place of the last entry that the snapshot holds, within the run's epoch.
+-- The number of the last entry that the snapshot includes, within the run's epoch.
 ALTER TABLE "$table" ADD COLUMN folded INTEGER NOT NULL DEFAULT -1;
 
 -- A table that grows at its end: a commit shared by many runs writes few pages.
--- Clustered by run it would write one page per run, and took twice as long.
+-- Clustered by run, it would write one page per run; measured, that took twice as long.
 CREATE TABLE "${table}_journal" (
     run TEXT NOT NULL,
     epoch INTEGER NOT NULL,

@@ -1,4 +1,4 @@
--- AUTOINCREMENT: the number is the message's id and must never come twice.
+-- AUTOINCREMENT: the number is the message's id and must never be reused.
 CREATE TABLE "${table}_inbox" (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     run TEXT NOT NULL,
@@ -12,7 +12,7 @@ CREATE TABLE "${table}_inbox" (
 CREATE INDEX "${table}_inbox_waiting" ON "${table}_inbox" (run, seq, name) WHERE taken = 0;
 CREATE UNIQUE INDEX "${table}_inbox_dedup" ON "${table}_inbox" (run, dedup_id) WHERE dedup_id IS NOT NULL;
 
--- A trigger, so that nothing is left behind by another program that deletes a row either.
+-- A trigger, so that nothing is left behind when another program deletes a row.
 CREATE TRIGGER "${table}_deleted" AFTER DELETE ON "$table"
 BEGIN
     DELETE FROM "${table}_journal" WHERE run = OLD.id;

@@ -1,4 +1,4 @@
--- As before, but by the indexes: those of the inbox hold what was not taken and what has a dedup_id.
+-- As in 0004, but by the indexes: those of the inbox have what was not taken, and what has a dedup_id.
 DROP TRIGGER "${table}_deleted";
 CREATE TRIGGER "${table}_deleted" AFTER DELETE ON "$table"
 BEGIN

@@ -1,4 +1,4 @@
--- expires_at is in microseconds since 1970; NULL is for ever.
+-- expires_at is in microseconds since 1970; NULL never expires.
 CREATE TABLE "$table" (
     key TEXT PRIMARY KEY NOT NULL,
     value TEXT NOT NULL,

@@ -7,16 +7,16 @@ import pytest
 
 
 @dataclass
-class GivenServer:
-    """A server that is not ours: used, never stopped. A test that would kill it is skipped."""
+class ExternalServer:
+    """A server that is used but never stopped. A test that would kill it is skipped."""
 
     name: str
     url: str
-    version: str = "given"
+    version: str = "external"
     ours: bool = False
 
     def ensure(self) -> None:
-        """Nothing: whoever runs it keeps it alive."""
+        """Do nothing: the developer keeps it running."""
 
     def kill(self) -> NoReturn:
         pytest.skip(f"{self.name} at {self.url} is not ours to kill")
@@ -28,4 +28,4 @@ class GivenServer:
         pytest.skip(f"{self.name} at {self.url} is not ours to restart")
 
     def close(self) -> None:
-        """Nothing: we did not open it."""
+        """Do nothing: the server is not ours."""

@@ -1,17 +1,24 @@
-"""The snapshot format: what is one, and what is not."""
+"""Validation of snapshots: which objects are valid, and how problems are reported."""
 
 import json
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import SnapshotFormatError
-from perdure.snapshot import assert_valid_snapshot, looks_like_workflow_snapshot, validate_snapshot
+from perdure.snapshot import (
+    ExecutionBlock,
+    FailureRecord,
+    SuccessRecord,
+    assert_valid_snapshot,
+    looks_like_workflow_snapshot,
+    validate_snapshot,
+)
 
 AT = "2030-01-01T00:00:00.000Z"
 LATER = "2030-01-02T00:00:00.000Z"
@@ -110,8 +117,8 @@ IDEMPOTENCY = json.loads("""
         snapshot(steps={"__proto__": {"ok": True}, "": {"ok": True}, 'a"b\n': {"ok": True}}),
     ],
 )
-def test_good_snapshots(good: Any) -> None:
-    """What we write, and what other writers of the format wrote, is valid and comes back as is."""
+def test_valid_snapshots_are_returned_unchanged(good: Any) -> None:
+    """Those that perdure writes, and those of other writers of the format."""
     assert looks_like_workflow_snapshot(good)
     check = validate_snapshot(good)
     assert (check.valid, check.errors) == (True, ())
@@ -122,28 +129,28 @@ def test_good_snapshots(good: Any) -> None:
 @pytest.mark.parametrize(
     ("bad", "problem"),
     [
-        (None, "a snapshot has to be an object, got None"),
-        ([], "a snapshot has to be an object, got list"),
-        ("{}", "a snapshot has to be an object, got '{}'"),
-        (OrderedDict(snapshot()), "a snapshot has to be an object, got OrderedDict"),
-        ({**snapshot(), 1: 2}, "a snapshot has to have text as keys, got 1"),
-        (snapshot(formatVersion=2), "formatVersion has to be 1, got 2"),
-        (snapshot(formatVersion="1"), "formatVersion has to be 1, got '1'"),
-        (snapshot(formatVersion=True), "formatVersion has to be 1, got True"),
-        (snapshot(formatVersion=10**5000), "formatVersion has to be 1, got int"),
-        (snapshot(steps=[]), "steps has to be an object, got list"),
-        (snapshot(steps=None), "steps has to be an object, got None"),
-        (snapshot(steps={1: {"ok": True}}), "steps has to have text as keys, got 1"),
-        (with_step(None), 'steps["a"] has to be an object, got None'),
+        (None, "snapshot: expected an object, got None"),
+        ([], "snapshot: expected an object, got list"),
+        ("{}", "snapshot: expected an object, got '{}'"),
+        (OrderedDict(snapshot()), "snapshot: expected an object, got OrderedDict"),
+        ({**snapshot(), 1: 2}, "snapshot: expected strings as keys, got 1"),
+        (snapshot(formatVersion=2), "formatVersion: expected 1, got 2"),
+        (snapshot(formatVersion="1"), "formatVersion: expected 1, got '1'"),
+        (snapshot(formatVersion=True), "formatVersion: expected 1, got True"),
+        (snapshot(formatVersion=10**5000), "formatVersion: expected 1, got int"),
+        (snapshot(steps=[]), "steps: expected an object, got list"),
+        (snapshot(steps=None), "steps: expected an object, got None"),
+        (snapshot(steps={1: {"ok": True}}), "steps: expected strings as keys, got 1"),
+        (with_step(None), 'steps["a"]: expected an object, got None'),
         (with_step({}), 'steps["a"].ok is missing'),
-        (with_step({"ok": 1}), 'steps["a"].ok has to be true or false, got 1'),
+        (with_step({"ok": 1}), 'steps["a"].ok: expected true or false, got 1'),
         (with_step({"ok": False, "cause": None}), 'steps["a"].error is missing'),
         (with_step({"ok": False, "error": 1}), 'steps["a"].cause is missing'),
         (snapshot(steps={'"\n': {}}), 'steps["\\"\\n"].ok is missing'),
-        (with_step(failure(cause="E")), "steps[\"a\"].cause has to be an object, got 'E'"),
+        (with_step(failure(cause="E")), "steps[\"a\"].cause: expected an object, got 'E'"),
         (
             with_step(failure(cause={"type": "rain"})),
-            'steps["a"].cause.type has to be "error" or "thrown", got \'rain\'',
+            'steps["a"].cause.type: expected "error" or "thrown", got \'rain\'',
         ),
         (
             with_step(failure(cause={"type": "thrown"})),
@@ -151,54 +158,82 @@ def test_good_snapshots(good: Any) -> None:
         ),
         (
             with_step(failure(cause=error_cause(cause=error_cause(name=None)))),
-            'steps["a"].cause.cause.name has to be text, got None',
+            'steps["a"].cause.cause.name: expected a string, got None',
         ),
         (
             with_step(failure(meta={"origin": "rain"})),
-            'steps["a"].meta.origin has to be "result" or "throw", got \'rain\'',
+            'steps["a"].meta.origin: expected "result" or "throw", got \'rain\'',
         ),
         (with_step(failure(meta={})), 'steps["a"].meta.origin is missing'),
-        (with_step(failure(meta=[])), 'steps["a"].meta has to be an object, got list'),
+        (with_step(failure(meta=[])), 'steps["a"].meta: expected an object, got list'),
         (
             with_step({"ok": True, "at": "noon"}),
-            "steps[\"a\"].at has to be an ISO 8601 time with an offset, got 'noon'",
+            "steps[\"a\"].at: expected an ISO 8601 datetime with a UTC offset, got 'noon'",
         ),
         (
             with_step({"ok": True, "attempts": 0}),
-            'steps["a"].attempts has to be a whole number, 1 or more, got 0',
+            'steps["a"].attempts: expected an int >= 1, got 0',
         ),
         (
             with_step({"ok": True, "durationMs": math.nan}),
-            'steps["a"].durationMs has to be a finite number, 0 or more, got nan',
+            'steps["a"].durationMs: expected a finite number >= 0, got nan',
         ),
-        (with_step({"ok": True, "args": 5}), 'steps["a"].args has to be text, got 5'),
+        (with_step({"ok": True, "args": 5}), 'steps["a"].args: expected a string, got 5'),
         (
             with_step({"ok": True, "typed": "yes"}),
-            "steps[\"a\"].typed has to be true or false, got 'yes'",
+            "steps[\"a\"].typed: expected true or false, got 'yes'",
         ),
-        (snapshot(execution=None), "execution has to be an object, got None"),
-        (snapshot(execution="running"), "execution has to be an object, got 'running'"),
+        (
+            with_step({"ok": True, "coded": "yes"}),
+            "steps[\"a\"].coded: expected true or false, got 'yes'",
+        ),
+        (
+            with_step({"ok": True, "failures": ["b", 5]}),
+            'steps["a"].failures[1]: expected a string, got 5',
+        ),
+        (
+            with_step(failure(meta={"origin": "result", "causeless": 1})),
+            'steps["a"].meta.causeless: expected true or false, got 1',
+        ),
+        (
+            with_step(failure(cause=error_cause(notes="n"))),
+            "steps[\"a\"].cause.notes: expected a list, got 'n'",
+        ),
+        (
+            with_step(failure(cause=error_cause(attrs=[]))),
+            'steps["a"].cause.attrs: expected an object, got list',
+        ),
+        (snapshot(execution=None), "execution: expected an object, got None"),
+        (snapshot(execution="running"), "execution: expected an object, got 'running'"),
         (
             with_execution(status="asleep"),
-            'execution.status has to be "running" or "completed" or "failed", got \'asleep\'',
+            'execution.status: expected "running" or "completed" or "failed", got \'asleep\'',
         ),
         (
             with_execution(lastUpdated=5),
-            "execution.lastUpdated has to be an ISO 8601 time with an offset, got 5",
+            "execution.lastUpdated: expected an ISO 8601 datetime with a UTC offset, got 5",
         ),
         (
             with_execution(completedAt="2030-01-01"),
-            "execution.completedAt has to be an ISO 8601 time with an offset, got '2030-01-01'",
+            (
+                "execution.completedAt: expected an ISO 8601 datetime with a UTC offset, "
+                "got '2030-01-01'"
+            ),
         ),
         (
             with_execution(state="running"),
             (
-                'execution.state has to be "suspended" or "waiting" or "paused" or "cancelled", '
+                'execution.state: expected "suspended" or "waiting" or "paused" or "cancelled", '
                 "got 'running'"
             ),
         ),
-        (with_execution(pending={}), "execution.pending has to be a list, got dict"),
-        (with_execution(pending=[5]), "execution.pending[0] has to be an object, got 5"),
+        (
+            with_execution(outputTyped="yes"),
+            "execution.outputTyped: expected true or false, got 'yes'",
+        ),
+        (with_execution(failed=[None]), "execution.failed[0]: expected a string, got None"),
+        (with_execution(pending={}), "execution.pending: expected a list, got dict"),
+        (with_execution(pending=[5]), "execution.pending[0]: expected an object, got 5"),
         (
             with_execution(pending=[{"id": "a", "kind": "sleep"}]),
             "execution.pending[0].wakeAt is missing",
@@ -209,47 +244,79 @@ def test_good_snapshots(good: Any) -> None:
         ),
         (
             with_execution(pending=[{"id": "a", "kind": []}]),
-            'execution.pending[0].kind has to be "sleep" or "event", got list',
+            'execution.pending[0].kind: expected "sleep" or "event", got list',
         ),
-        (snapshot(workflowName=5), "workflowName has to be text, got 5"),
-        (snapshot(metadata=[]), "metadata has to be an object, got list"),
-        (snapshot(metadata={"workflowId": 5}), "metadata.workflowId has to be text, got 5"),
-        (snapshot(warnings={}), "warnings has to be a list, got dict"),
-        (snapshot(warnings=["a"]), "warnings[0] has to be an object, got 'a'"),
+        (
+            snapshot(waits={"nap": {"id": "nap", "kind": "sleep"}}),
+            'waits["nap"].wakeAt is missing',
+        ),
+        (snapshot(workflowName=5), "workflowName: expected a string, got 5"),
+        (snapshot(metadata=[]), "metadata: expected an object, got list"),
+        (snapshot(metadata={"workflowId": 5}), "metadata.workflowId: expected a string, got 5"),
+        (snapshot(warnings={}), "warnings: expected a list, got dict"),
+        (snapshot(warnings=["a"]), "warnings[0]: expected an object, got 'a'"),
         (
             snapshot(warnings=[warning("a"), {"type": "lossy_value", "path": "", "reason": ""}]),
             "warnings[1].stepId is missing",
         ),
     ],
 )
-def test_bad_snapshots(bad: object, problem: str) -> None:
-    """What is wrong is said with its path, what was wanted and what came."""
+def test_a_problem_is_reported_with_its_path(bad: object, problem: str) -> None:
+    """Together with what was expected and what was found."""
     check = validate_snapshot(bad)
     assert check.errors == (problem,)
     assert (check.valid, check.snapshot) == (False, None)
 
 
+class Unexpected:
+    """A value that no field of the format accepts."""
+
+
+def fields_of(shape: Any) -> list[str]:
+    """Return the fields that do not accept just any JSON."""
+    return [name for name, hint in get_type_hints(shape).items() if hint is not Any]
+
+
+@pytest.mark.parametrize("name", fields_of(SuccessRecord))
+def test_every_described_field_of_a_success_is_validated(name: str) -> None:
+    """A field cannot be added to the format without a check of its values."""
+    errors = validate_snapshot(with_step({"ok": True, name: Unexpected()})).errors
+    assert [error.split(":")[0] for error in errors] == [f'steps["a"].{name}']
+
+
+@pytest.mark.parametrize("name", fields_of(FailureRecord))
+def test_every_described_field_of_a_failure_is_validated(name: str) -> None:
+    """The same for failures."""
+    errors = validate_snapshot(with_step(failure(**{name: Unexpected()}))).errors
+    assert [error.split(":")[0] for error in errors] == [f'steps["a"].{name}']
+
+
+@pytest.mark.parametrize("name", fields_of(ExecutionBlock))
+def test_every_described_field_of_the_execution_is_validated(name: str) -> None:
+    """The same for `execution`."""
+    errors = validate_snapshot(with_execution(**{name: Unexpected()})).errors
+    assert [error.split(":")[0] for error in errors] == [f"execution.{name}"]
+
+
 @pytest.mark.parametrize("name", ["formatVersion", "steps", "execution"])
-def test_missing_parts(name: str) -> None:
-    """Three fields have to be there, and without one nothing even looks like a snapshot."""
+def test_three_fields_are_required(name: str) -> None:
+    """Without one of them, an object does not even look like a snapshot."""
     without = snapshot()
     del without[name]
     assert not looks_like_workflow_snapshot(without)
-    assert [error.split(",")[0] for error in validate_snapshot(without).errors] == [
-        f"{name} is missing"
-    ]
+    assert validate_snapshot(without).errors == (f"{name} is missing",)
 
 
 @pytest.mark.parametrize("name", ["steps", "execution"])
 @pytest.mark.parametrize("part", [None, [], "x"])
-def test_what_does_not_look_like_a_snapshot(name: str, part: object) -> None:
-    """Null and lists do not pass for the objects a snapshot is made of."""
+def test_steps_and_execution_must_be_objects(name: str, part: object) -> None:
+    """An object with null, a list or a string there does not look like a snapshot."""
     assert not looks_like_workflow_snapshot(snapshot(**{name: part}))
     assert not looks_like_workflow_snapshot(part)
 
 
-def test_problems_come_in_the_order_of_the_format() -> None:
-    """Version, steps, execution, then the rest; and all of them."""
+def test_all_problems_are_reported_in_the_order_of_the_format() -> None:
+    """Version, steps, execution, then the others."""
     bad = {
         "warnings": 1,
         "metadata": 2,
@@ -257,19 +324,19 @@ def test_problems_come_in_the_order_of_the_format() -> None:
         "steps": {"b": {"ok": False}, "a": 5},
     }
     assert validate_snapshot(bad).errors == (
-        "formatVersion is missing, expected 1",
+        "formatVersion is missing",
         'steps["b"].error is missing',
         'steps["b"].cause is missing',
-        'steps["a"] has to be an object, got 5',
+        'steps["a"]: expected an object, got 5',
         "execution.status is missing",
         "execution.lastUpdated is missing",
-        "metadata has to be an object, got 2",
-        "warnings has to be a list, got 1",
+        "metadata: expected an object, got 2",
+        "warnings: expected a list, got 1",
     )
 
 
 def test_assert_valid_snapshot_raises_with_every_problem() -> None:
-    """The message starts with the first problem, and the error holds them all."""
+    """The message starts with the first problem; `errors` contains all of them."""
     with pytest.raises(SnapshotFormatError) as raised:
         assert_valid_snapshot({"formatVersion": 1})
     assert str(raised.value).startswith("Invalid snapshot format: steps is missing")
@@ -343,21 +410,21 @@ PLACES: list[Callable[[Any], Any]] = [
 @pytest.mark.parametrize(
     "make", [Hostile, lambda: HostileText("formatVersion")], ids=["object", "text"]
 )
-def test_hostile_objects(place: Callable[[Any], Any], make: Callable[[], Any]) -> None:
-    """An object whose every method raises is a problem like any other, wherever it stands."""
+def test_hostile_objects_are_reported(place: Callable[[Any], Any], make: Callable[[], Any]) -> None:
+    """An object whose methods all raise is a problem like any other, in every place."""
     candidate = place(make())
     assert validate_snapshot(candidate).valid is False
     looks_like_workflow_snapshot(candidate)
 
 
 @pytest.mark.parametrize("place", [place for n, place in enumerate(PLACES) if n not in (1, 4, 7)])
-def test_hostile_dicts(place: Callable[[Any], Any]) -> None:
-    """A dict that is more than a dict is none."""
+def test_subclasses_of_dict_are_reported(place: Callable[[Any], Any]) -> None:
+    """Their methods, which could raise, are not called."""
     assert validate_snapshot(place(HostileDict())).valid is False
 
 
-def test_a_cause_of_itself() -> None:
-    """A cycle of causes ends."""
+def test_a_cause_that_is_its_own_cause_is_reported() -> None:
+    """A cycle of causes does not hang the validation."""
     cause = error_cause()
     cause["cause"] = cause
     assert validate_snapshot(with_step(failure(cause=cause))).errors == (
@@ -371,8 +438,8 @@ def nested(levels: int, innermost: Any, wrap: Callable[[Any], Any]) -> Any:
     return innermost
 
 
-def test_any_depth() -> None:
-    """Causes and values may be nested as deep as memory goes."""
+def test_causes_and_values_may_be_nested_to_any_depth() -> None:
+    """Validation does not recurse into them."""
     cause = nested(100_000, None, lambda inner: error_cause(cause=inner))
     value = nested(100_000, None, lambda inner: [inner])
     assert validate_snapshot(with_step(failure(cause=cause))).valid
@@ -397,8 +464,8 @@ near_snapshots = st.recursive(
 
 
 @given(near_snapshots)
-def test_checking_never_raises(candidate: object) -> None:
-    """Anything gets a verdict, and what is valid also looks like a snapshot."""
+def test_validation_never_raises(candidate: object) -> None:
+    """Every object is valid or not, and a valid one also looks like a snapshot."""
     check = validate_snapshot(candidate)
     assert check.valid == (check.errors == ()) == (check.snapshot is not None)
     if check.valid:

@@ -1,7 +1,4 @@
-"""A named test for each known weakness of persistence APIs: that it is not here.
-
-The numbers are those of the list of weaknesses (8.1) that the design was made against.
-"""
+"""Each test shows that perdure avoids one known weakness of other persistence APIs."""
 
 import asyncio
 import time
@@ -13,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import perdure
 from perdure import (
     Err,
     Ok,
@@ -30,7 +26,7 @@ from perdure.caches import FileCache, MemoryCache
 from perdure.errors import InvalidArgument, SnapshotMismatch, StepFailed, StoreError
 from perdure.keyvalue import MemoryKeyValue
 from perdure.snapshot import Snapshot, looks_like_workflow_snapshot, new_snapshot
-from perdure.store import Entry, Lease, LeaseRequest, NewRun, Verdict
+from perdure.store import BASE, Entry, Lease, LeaseRequest, NewRun, Verdict
 from perdure.stores import keyvalue, libsql, sqlite
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
@@ -52,7 +48,7 @@ def snapshot(**steps: Any) -> Snapshot:
 
 @pytest.fixture(params=["memory", "sqlite", "libsql", "keyvalue"])
 async def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
-    """A store of each kind that needs no server, by the clock on the wall."""
+    """Return a store of each kind that needs no server, with the system clock."""
     make: dict[str, Callable[[], Any]] = {
         "memory": MemoryStore,
         "sqlite": lambda: sqlite(tmp_path / "runs.db"),
@@ -64,8 +60,8 @@ async def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIter
     await store.close()
 
 
-async def test_8_1_01_a_short_lease_ends_when_its_time_is_over(any_store: Any) -> None:
-    """8.1.1: ten milliseconds are over after fifty, and not at midnight."""
+async def test_a_short_lease_expires_on_time(any_store: Any) -> None:
+    """A lease of ten milliseconds has expired after fifty."""
     await any_store.save("run", snapshot())
     short = timedelta(milliseconds=10)
     (first,) = await any_store.acquire([LeaseRequest("run", "one", short)])
@@ -76,8 +72,8 @@ async def test_8_1_01_a_short_lease_ends_when_its_time_is_over(any_store: Any) -
     assert second.lease.epoch > first.lease.epoch
 
 
-async def test_8_1_02_parallel_steps_do_not_lose_updates() -> None:
-    """8.1.2: an early save that is slow does not overwrite a later one that is quick."""
+async def test_parallel_steps_do_not_lose_updates() -> None:
+    """An early save that is slow does not overwrite a later one that is fast."""
 
     class SlowAtFirst(MemoryStore):
         saves = 0
@@ -88,7 +84,7 @@ async def test_8_1_02_parallel_steps_do_not_lose_updates() -> None:
             await super().save(id, snapshot)
 
     store = SlowAtFirst()
-    store.capabilities = perdure.store.BASE  # type: ignore[attr-defined]
+    store.capabilities = BASE
 
     async def body(step: Step) -> list[int]:
         return await asyncio.gather(*(step(f"n{n}", double, n) for n in range(10)))
@@ -99,8 +95,8 @@ async def test_8_1_02_parallel_steps_do_not_lose_updates() -> None:
     assert set(stored["steps"]) == {f"n{n}" for n in range(10)}
 
 
-async def test_8_1_03_a_step_costs_the_same_however_long_the_run_is() -> None:
-    """8.1.3: the hundredth entry is as small as the third."""
+async def test_the_cost_of_a_step_does_not_depend_on_the_length_of_the_run() -> None:
+    """The hundredth entry is as small as the third."""
     sizes: list[int] = []
 
     class Measured(MemoryStore):
@@ -116,8 +112,8 @@ async def test_8_1_03_a_step_costs_the_same_however_long_the_run_is() -> None:
     assert sizes[99] - sizes[2] < 10
 
 
-async def test_8_1_04_a_key_used_twice_means_the_same_before_and_after_a_crash() -> None:
-    """8.1.4: one key is one step; one id called twice is two, each with its own record."""
+async def test_a_key_used_twice_means_the_same_before_and_after_a_crash() -> None:
+    """One key is one step. One id called twice is two steps, each with its own record."""
     store = MemoryStore()
     ran: list[int] = []
     broken = True
@@ -142,8 +138,8 @@ async def test_8_1_04_a_key_used_twice_means_the_same_before_and_after_a_crash()
     assert ran == [1, 3, 4]
 
 
-async def test_8_1_05_a_failure_does_not_poison_its_idempotency_key() -> None:
-    """8.1.5: the next call with the key is served."""
+async def test_a_failure_does_not_block_its_idempotency_key() -> None:
+    """The next call with the key runs."""
     store = MemoryStore()
 
     async def failing(step: Step) -> None:
@@ -157,8 +153,8 @@ async def test_8_1_05_a_failure_does_not_poison_its_idempotency_key() -> None:
     assert await durable.run({}, fine, **options) == Ok("yes")
 
 
-async def test_8_1_06_nobody_waits_for_ever_for_an_idempotency_key() -> None:
-    """8.1.6: when the first caller is refused, those that waited for it go on."""
+async def test_no_call_waits_forever_for_an_idempotency_key() -> None:
+    """When the first caller is refused, those that waited for it continue."""
     store = MemoryStore()
     await store.save("taken", snapshot())
     await store.acquire([LeaseRequest("taken", "another process", MINUTE)])
@@ -174,8 +170,8 @@ async def test_8_1_06_nobody_waits_for_ever_for_an_idempotency_key() -> None:
     assert (refused.ok, served) == (False, Ok("yes"))
 
 
-async def test_8_1_07_a_failed_step_is_tried_again_on_resume() -> None:
-    """8.1.7: an outage that is over needs nobody to delete anything."""
+async def test_a_failed_step_runs_again_on_resume() -> None:
+    """After an outage, nothing has to be deleted by hand."""
     store = MemoryStore()
     down = True
 
@@ -192,8 +188,8 @@ async def test_8_1_07_a_failed_step_is_tried_again_on_resume() -> None:
     assert await durable.run({}, body, id="run", store=store) == Ok("fetched")
 
 
-async def test_8_1_08_a_collected_state_does_not_shrink_on_resume() -> None:
-    """8.1.8: what was replayed is in the new state too, however often one resumes."""
+async def test_a_collected_state_does_not_shrink_on_resume() -> None:
+    """Replayed steps are in the new state too, however often the run is resumed."""
 
     async def body(step: Step) -> int:
         one = await step("one", double, 1, key="one")
@@ -206,8 +202,8 @@ async def test_8_1_08_a_collected_state_does_not_shrink_on_resume() -> None:
         assert list(state.steps) == ["one", "two"]
 
 
-async def test_8_1_09_parallel_steps_may_finish_in_any_order() -> None:
-    """8.1.9: a replay in another order, and a branch that depends on data, are no drift."""
+async def test_parallel_steps_may_finish_in_any_order() -> None:
+    """Neither a replay in another order nor a step that depends on data is drift."""
     store = MemoryStore()
     waits = [0.02, 0.0]
     broken = True
@@ -217,7 +213,7 @@ async def test_8_1_09_parallel_steps_may_finish_in_any_order() -> None:
         return n
 
     async def body(step: Step) -> list[int]:
-        values = await asyncio.gather(step("a", slow, 0), step("b", slow, 1))
+        values = list(await asyncio.gather(step("a", slow, 0), step("b", slow, 1)))
         if values[1]:
             values.append(await step("if b", double, 1))
         if broken:
@@ -229,8 +225,8 @@ async def test_8_1_09_parallel_steps_may_finish_in_any_order() -> None:
     assert await durable.run({}, body, id="run", store=store) == Ok([0, 1, 2])
 
 
-async def test_8_1_10_a_record_that_cannot_be_written_stops_the_run() -> None:
-    """8.1.10: the function does not go on without durability, whatever it catches."""
+async def test_a_record_that_cannot_be_written_stops_the_run() -> None:
+    """The function does not continue without durability, whatever it catches."""
     reached: list[str] = []
     store = FaultyStore(MemoryStore(), fail_at=1, verbs={"append"}, error=StoreError)
 
@@ -245,8 +241,8 @@ async def test_8_1_10_a_record_that_cannot_be_written_stops_the_run() -> None:
     assert reached == []
 
 
-async def test_8_1_11_an_owner_that_was_paused_cannot_write(any_store: Any) -> None:
-    """8.1.11: neither steps nor rests of an older epoch are taken, nor its release."""
+async def test_a_previous_owner_cannot_write(any_store: Any) -> None:
+    """Entries of an older epoch are refused, and its release has no effect."""
     await any_store.save("run", snapshot(a=1))
     (old,) = await any_store.acquire([LeaseRequest("run", "old", timedelta(milliseconds=1))])
     await asyncio.sleep(0.02)
@@ -258,8 +254,8 @@ async def test_8_1_11_an_owner_that_was_paused_cannot_write(any_store: Any) -> N
     assert list((await any_store.load("run"))["steps"]) == ["a"]
 
 
-async def test_8_1_12_leases_and_sleeps_live_by_the_stores_clock() -> None:
-    """8.1.12: a machine whose clock is a day ahead neither steals a lease nor oversleeps."""
+async def test_leases_and_sleeps_use_the_clock_of_the_store() -> None:
+    """A machine whose clock is a day ahead neither steals a lease nor sleeps too long."""
     clock = TestClock()
     store = MemoryStore(clock=clock)
     ahead = TestClock(clock.now() + timedelta(days=1))
@@ -277,8 +273,8 @@ async def test_8_1_12_leases_and_sleeps_live_by_the_stores_clock() -> None:
     assert len(await store.claim("worker", MINUTE, 1)) == 1
 
 
-async def test_8_1_13_a_renewal_tells_the_truth(any_store: Any) -> None:
-    """8.1.13: twice in one moment is no loss, and a lease that was taken stays lost."""
+async def test_a_renewal_fails_only_if_the_lease_was_lost(any_store: Any) -> None:
+    """Two renewals at the same time both succeed; a lease that was taken over stays lost."""
     await any_store.save("run", snapshot())
     (grant,) = await any_store.acquire([LeaseRequest("run", "one", timedelta(milliseconds=20))])
     twice = [await any_store.renew([grant.lease], timedelta(milliseconds=20)) for _ in range(2)]
@@ -288,8 +284,8 @@ async def test_8_1_13_a_renewal_tells_the_truth(any_store: Any) -> None:
     assert await any_store.renew([grant.lease], MINUTE) == [None]
 
 
-async def test_8_1_14_prefixes_do_not_block_each_other(tmp_path: Path) -> None:
-    """8.1.14: one id under two prefixes is two leases; a table's name cannot smuggle SQL in."""
+async def test_stores_with_different_prefixes_do_not_block_each_other(tmp_path: Path) -> None:
+    """One id under two prefixes has two leases. A table name cannot inject SQL."""
     async with (
         sqlite(tmp_path / "x.db", prefix="a:") as a,
         sqlite(tmp_path / "x.db", prefix="b:") as b,
@@ -301,8 +297,8 @@ async def test_8_1_14_prefixes_do_not_block_each_other(tmp_path: Path) -> None:
         sqlite(tmp_path / "x.db", table='runs"; DROP TABLE x; --')
 
 
-async def test_8_1_15_values_come_back_as_they_were_or_a_warning_says_so(any_store: Any) -> None:
-    """8.1.15: the same in every store: types that JSON lacks, and what is lost by name."""
+async def test_values_are_restored_or_a_warning_names_the_step(any_store: Any) -> None:
+    """In every store, types that JSON lacks are restored, and a lost value is a warning."""
     value = {"when": NOW, "price": Decimal("1.10"), "tags": {1, 2}, "raw": b"\0\xff", "big": 2**80}
 
     async def body(step: Step) -> Any:
@@ -318,8 +314,8 @@ async def test_8_1_15_values_come_back_as_they_were_or_a_warning_says_so(any_sto
     assert [(w["type"], w["stepId"]) for w in warnings] == [("lossy_value", "lossy")]
 
 
-async def test_8_1_16_a_failure_without_a_cause_has_none_after_a_crash() -> None:
-    """8.1.16: nothing comes back as the text "undefined"."""
+async def test_a_failure_without_a_cause_has_none_after_a_crash() -> None:
+    """A missing cause is not restored as the string "undefined"."""
     store = MemoryStore()
     causes: list[Any] = []
 
@@ -338,8 +334,7 @@ async def test_8_1_16_a_failure_without_a_cause_has_none_after_a_crash() -> None
     assert causes == [None, None]
 
 
-async def test_8_1_17_a_kept_run_tells_how_it_ended() -> None:
-    """8.1.17: status, result and history are there to be looked up."""
+async def test_a_kept_run_has_its_status_output_and_history() -> None:
     store = MemoryStore()
 
     async def body(step: Step) -> int:
@@ -351,8 +346,8 @@ async def test_8_1_17_a_kept_run_tells_how_it_ended() -> None:
     assert list(stored["steps"]) == ["double"]
 
 
-async def test_8_1_18_a_run_is_gone_on_with_by_whoever_finds_it() -> None:
-    """8.1.18: name and input are stored: the one who resumes needs to know neither."""
+async def test_any_process_can_continue_a_run() -> None:
+    """The name and the input are stored, so the process that resumes needs to know neither."""
     store = MemoryStore()
 
     @workflow("greet")
@@ -364,8 +359,8 @@ async def test_8_1_18_a_run_is_gone_on_with_by_whoever_finds_it() -> None:
     assert (run.run_id, run.output) == ("run", "hello ana")
 
 
-async def test_8_1_19_lists_are_exact_and_have_pages(any_store: Any) -> None:
-    """8.1.19: no wildcards, no folding of case, zero is none, and no run is missed."""
+async def test_list_matches_prefixes_exactly_and_pages_miss_no_run(any_store: Any) -> None:
+    """There are no wildcards, case matters, and a limit of zero returns nothing."""
     for id in ("a%1", "a_1", "A_1", "ax1", *(f"p{n}" for n in range(12))):
         await any_store.save(id, snapshot())
     assert [line.id for line in await any_store.list(prefix="a_")] == ["a_1"]
@@ -380,8 +375,8 @@ async def test_8_1_19_lists_are_exact_and_have_pages(any_store: Any) -> None:
     assert seen == [f"p{n}" for n in reversed(range(12))]
 
 
-async def test_8_1_20_times_have_milliseconds_and_say_that_they_are_utc(any_store: Any) -> None:
-    """8.1.20: ISO 8601, so that texts sort as times do."""
+async def test_times_are_iso_8601_in_utc_with_milliseconds(any_store: Any) -> None:
+    """The strings sort like the times."""
     await any_store.save("run", snapshot())
     (line,) = await any_store.list()
     assert datetime.fromisoformat(line.updated_at).tzinfo is not None
@@ -389,15 +384,15 @@ async def test_8_1_20_times_have_milliseconds_and_say_that_they_are_utc(any_stor
     assert len(line.updated_at) == len("2030-01-01T00:00:00.000Z")
 
 
-async def test_8_1_21_steps_keep_their_order_and_texts_may_hold_anything(any_store: Any) -> None:
-    """8.1.21: keys that look like numbers do not move, and NUL is a character."""
+async def test_steps_keep_their_order_and_keys_may_contain_any_character(any_store: Any) -> None:
+    """Keys that look like numbers are not sorted, and NUL is allowed."""
     keys = ["b", "10", "9", "a\0b", "é", "a"]
     await any_store.save("run", {**snapshot(), "steps": {key: {"ok": True} for key in keys}})
     assert list((await any_store.load("run"))["steps"]) == keys
 
 
-async def test_8_1_22_work_that_is_done_is_done_when_the_delete_fails() -> None:
-    """8.1.22: the result is told, the leftover is logged."""
+async def test_a_run_succeeds_even_if_deleting_it_fails() -> None:
+    """The result is returned, and the leftover is logged."""
     store = FaultyStore(MemoryStore(), fail_at=2, verbs={"append"}, error=StoreError)
 
     async def body(step: Step) -> int:
@@ -406,8 +401,8 @@ async def test_8_1_22_work_that_is_done_is_done_when_the_delete_fails() -> None:
     assert await durable.run({}, body, id="run", store=store) == Ok(4)
 
 
-async def test_8_1_23_one_id_on_two_stores_is_two_runs() -> None:
-    """8.1.23: what is running is known by store and id."""
+async def test_one_id_on_two_stores_is_two_runs() -> None:
+    """A running run is identified by store and id."""
     gate = asyncio.Event()
 
     async def body(step: Step) -> None:
@@ -421,8 +416,8 @@ async def test_8_1_23_one_id_on_two_stores_is_two_runs() -> None:
     assert [(await task).ok for task in (running, other)] == [True, True]
 
 
-async def test_8_1_24_a_queue_starves_nobody_and_runs_nothing_twice() -> None:
-    """8.1.24: oldest first, each by one worker, and what a dead worker had is taken up."""
+async def test_a_queue_is_processed_in_order_and_each_run_once() -> None:
+    """The runs of a dead worker are taken over."""
     store = MemoryStore()
     order: list[str] = []
 
@@ -445,8 +440,8 @@ async def test_8_1_24_a_queue_starves_nobody_and_runs_nothing_twice() -> None:
     assert max(order[:50]) < "job-080"
 
 
-async def test_8_1_25_options_do_what_they_say() -> None:
-    """8.1.25: a changed definition and unknown steps are refused when that is asked for."""
+async def test_changed_code_is_refused_if_the_options_ask_for_it() -> None:
+    """This holds for a changed definition and for unknown steps."""
 
     async def one(step: Step) -> None:
         await step("one", double, 1)
@@ -457,13 +452,14 @@ async def test_8_1_25_options_do_what_they_say() -> None:
     first = Workflow("w", {})
     await first.run(one)
     for option in ("on_definition_change", "on_unknown_steps"):
-        quiet = {"on_definition_change": "ignore", "on_unknown_steps": "ignore", option: "error"}
+        options: Any = {"on_definition_change": "ignore", "on_unknown_steps": "ignore"}
+        options[option] = "error"
         with pytest.raises(SnapshotMismatch):
-            await Workflow("w", {}, snapshot=first.snapshot(), **quiet).run(two)
+            await Workflow("w", {}, snapshot=first.snapshot(), **options).run(two)
 
 
-async def test_8_1_26_caches_are_what_they_are_called(tmp_path: Path) -> None:
-    """8.1.26: the least recently used goes, a replacement evicts nobody, files do not collide."""
+async def test_caches_evict_the_least_recently_used_and_keys_do_not_collide(tmp_path: Path) -> None:
+    """Replacing an entry evicts no other."""
     record: Any = {"ok": True, "value": 1}
     memory = MemoryCache(max_size=2)
     for key in ("a", "b"):
@@ -480,8 +476,7 @@ async def test_8_1_26_caches_are_what_they_are_called(tmp_path: Path) -> None:
         assert found["value"] == key
 
 
-async def test_8_1_27_what_was_passed_in_stays_open_and_others_runs_stay() -> None:
-    """8.1.27: close lets go of what the store opened, clear of what has its prefix."""
+async def test_closing_keeps_the_callers_client_open_and_clearing_keeps_other_prefixes() -> None:
     kv = MemoryKeyValue()
     mine, theirs = keyvalue(kv, prefix="mine:"), keyvalue(kv, prefix="theirs:")
     await mine.save("run", snapshot())
@@ -491,8 +486,7 @@ async def test_8_1_27_what_was_passed_in_stays_open_and_others_runs_stay() -> No
     assert await theirs.load("run") is not None
 
 
-def test_8_1_28_snapshots_are_merged_and_checked_whole() -> None:
-    """8.1.28: the name survives a merge, and a snapshot without its parts is none."""
+def test_merging_keeps_the_workflow_name_and_validation_checks_every_part() -> None:
     assert merge_snapshots(snapshot(a=1), {"steps": {}}).get("workflowName") == "w"
     assert not looks_like_workflow_snapshot({"formatVersion": 1, "steps": {}, "execution": None})
     wrong = {**snapshot(), "metadata": 7, "warnings": 7}
@@ -501,8 +495,8 @@ def test_8_1_28_snapshots_are_merged_and_checked_whole() -> None:
     assert any("warnings" in error for error in errors)
 
 
-async def test_8_1_29_listeners_are_awaited_and_hear_of_a_cancellation() -> None:
-    """8.1.29: nothing is pending when the run is over, and its end is told."""
+async def test_listeners_are_awaited_and_notified_of_a_cancellation() -> None:
+    """No event is pending when the run is over."""
     seen: list[str] = []
 
     async def listen(event: Any) -> None:
@@ -521,8 +515,8 @@ async def test_8_1_29_listeners_are_awaited_and_hear_of_a_cancellation() -> None
     assert seen[-1] == "workflow_cancelled"
 
 
-async def test_8_1_30_sleeps_and_events_survive_the_process() -> None:
-    """8.1.30: a sleep is a time in the store, and another process wakes from it."""
+async def test_sleeps_and_waits_survive_the_process() -> None:
+    """A sleep is a time in the store, and another process continues the run."""
     clock = TestClock()
     store = MemoryStore(clock=clock)
 
@@ -540,8 +534,7 @@ async def test_8_1_30_sleeps_and_events_survive_the_process() -> None:
     assert signalled.run.output == 5
 
 
-async def test_8_1_31_what_is_missing_is_missing_and_what_was_raised_is_told() -> None:
-    """8.1.31: no state is no state; an unexpected error keeps its message and its cause."""
+async def test_a_replayed_error_keeps_its_message_and_its_cause() -> None:
     store = MemoryStore()
     assert not await durable.has_state(store, "run")
 
@@ -559,8 +552,7 @@ async def test_8_1_31_what_is_missing_is_missing_and_what_was_raised_is_told() -
     assert (str(again.error), type(again.error.__cause__)) == ("shallow", KeyError)
 
 
-async def test_8_1_32_a_step_that_holds_a_resource_answers_from_its_record() -> None:
-    """8.1.32: on resume the resource is not opened a second time."""
+async def test_a_recorded_step_does_not_open_its_resource_again() -> None:
     store = MemoryStore()
     opened: list[str] = []
     broken = True

@@ -1,4 +1,4 @@
--- The shape awaitly gives its own table: one that is there already is taken as it is.
+-- The same columns as awaitly's own table, which is used as it is if it exists.
 CREATE TABLE IF NOT EXISTS {table} (
     key text COLLATE "C" PRIMARY KEY,
     value text NOT NULL,

@@ -1,0 +1,209 @@
+"""One call of `durable.run`, made of the parts in `lifecycle`."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, TypeAlias
+
+from perdure import codec
+from perdure.clock import Clock
+from perdure.durable.host import RunHost
+from perdure.durable.lifecycle import Program, log_failure, open_host, rewrite, run_to_rest
+from perdure.durable.outcome import (
+    Outcome,
+    describe_outcome,
+    failures_to_retry,
+    recorded_result,
+)
+from perdure.durable.session import Session, borrow, new_owner, store_errors
+from perdure.engine.history import History
+from perdure.errors import AlreadyRunning, LeaseLost, StoreError, VersionMismatch
+from perdure.result import Result
+from perdure.snapshot import Snapshot, assert_valid_snapshot, new_snapshot
+from perdure.snapshot.record import outcome_of
+from perdure.store import Grant, LeaseRequest, Rest, Store, can_lease
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionGap:
+    """A stored run and a call that do not agree on the version."""
+
+    id: str
+    stored: int
+    requested: int
+    snapshot: Snapshot
+
+
+Migration: TypeAlias = Literal["error", "clear"] | Snapshot
+OnVersionMismatch: TypeAlias = (
+    Literal["error", "clear"] | Callable[[VersionGap], Migration | Awaitable[Migration]]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call of `run`."""
+
+    id: str
+    store: Store
+    program: Program
+    fn: Callable[..., Any]
+    version: int
+    keep: bool
+    metadata: dict[str, Any]
+    lease_ttl: timedelta
+    shared: bool
+    on_version_mismatch: OnVersionMismatch
+    replay_errors: bool
+    clock: Clock
+
+    def session(self) -> Session:
+        """Return the session of the call's store; enter it to use it."""
+        return borrow(self.store, self.clock, self.lease_ttl)
+
+    def result_in(self, stored: Snapshot) -> Result[Any, Any] | None:
+        """Return the recorded result of a completed run, or `None` if it is not completed."""
+        return recorded_result(stored, self.fn, self.program.errors)
+
+
+async def run_once(request: Request) -> Result[Any, Any]:
+    """Run the function over the history of this id, unless this process is running it already."""
+    async with request.session() as session:
+        if request.id in session.running and not request.shared:
+            raise AlreadyRunning(request.id, "here")
+        session.running.add(request.id)
+        try:
+            return await _run_in(session, request)
+        finally:
+            session.running.discard(request.id)
+
+
+async def _run_in(session: Session, request: Request) -> Result[Any, Any]:
+    # A completed run that was kept is only read. Any other is read together with its lease.
+    must_load = request.keep or not can_lease(request.store)
+    stored = await _load(request) if must_load else None
+    if stored is not None and (result := request.result_in(stored)) is not None:
+        return result
+    grant = None
+    if can_lease(request.store):
+        grant = await lease(session, request)
+        if grant is None:
+            return await _result_of_another(request)
+        stored = None if grant.created else grant.snapshot
+    if stored is not None and (result := request.result_in(stored)) is not None:
+        # It was completed between the look at it and the lease.
+        host = open_host(session, request.id, History(request.id, stored), grant)
+        await host.settle(stored["execution"], Rest("completed"))
+        return result
+    return await _continue(await _resume(session, request, grant, stored), request)
+
+
+async def _load(request: Request) -> Snapshot | None:
+    with store_errors(request.store, f"load run {request.id!r}"):
+        stored = await request.store.load(request.id)
+    return None if stored is None else assert_valid_snapshot(stored)
+
+
+async def _result_of_another(request: Request) -> Result[Any, Any]:
+    """Return the result of a run that another process owns, if it is completed."""
+    stored = await _load(request)
+    if stored is not None and (result := request.result_in(stored)) is not None:
+        return result
+    raise AlreadyRunning(request.id, "elsewhere")
+
+
+async def lease(session: Session, request: Request) -> Grant | None:
+    """Lease the run, creating it if necessary; return `None` if another process owns it."""
+    first = new_snapshot(request.id, now=request.clock.now(), metadata=request.metadata)
+    owner = f"shared:{request.id}" if request.shared else new_owner(request.program.random)
+    return await session.acquire(
+        LeaseRequest(request.id, owner, request.lease_ttl, create=codec.dumps(first))
+    )
+
+
+async def _resume(
+    session: Session, request: Request, grant: Grant | None, stored: Snapshot | None
+) -> RunHost:
+    """Return the host of the run as this version continues it.
+
+    What differs from the stored run is stored before the function runs: a crash in between leaves
+    either the old run or the new one.
+    """
+    host = open_host(session, request.id, History(request.id, stored), grant)
+    try:
+        migrated = None if stored is None else await _at_version(request, stored)
+    except BaseException:
+        await log_failure(host.release())
+        raise
+    host.history = history = History(request.id, migrated)
+    history.metadata.update(request.metadata)
+    is_retried = migrated is not None and _drop_failures(request, history, migrated)
+    if migrated is stored and not is_retried:
+        return host
+    if migrated is None:
+        await host.settle(host.block(), Rest("running", delete=True))
+    else:
+        await rewrite(host)
+    if grant is not None:
+        grant = await lease(session, request)
+        if grant is None:
+            raise AlreadyRunning(request.id, "elsewhere")
+    return open_host(session, request.id, history, grant)
+
+
+def _drop_failures(request: Request, history: History, snapshot: Snapshot) -> bool:
+    """Let failed steps run again; return whether the stored run must change for that."""
+    failures = [] if request.replay_errors else failures_to_retry(snapshot)
+    history.drop(failures)
+    return bool(failures) and snapshot["execution"]["status"] == "failed"
+
+
+async def _at_version(request: Request, stored: Snapshot) -> Snapshot | None:
+    """Return the snapshot that this version continues from; `None` to start from scratch."""
+    version = (stored.get("metadata") or {}).get("version")
+    version = version if isinstance(version, int) and not isinstance(version, bool) else 1
+    if version == request.version:
+        return stored
+    migration: Any = request.on_version_mismatch
+    if callable(migration):
+        migration = migration(VersionGap(request.id, version, request.version, stored))
+        if isinstance(migration, Awaitable):
+            migration = await migration
+    if migration == "clear":
+        return None
+    if migration == "error":
+        hint = "Finish it by that version, pass on_version_mismatch=, or durable.delete_state it"
+        raise VersionMismatch(request.id, version, request.version, hint)
+    return assert_valid_snapshot(migration)
+
+
+async def _continue(host: RunHost, request: Request) -> Result[Any, Any]:
+    result = await run_to_rest(host, request.program)
+    if (broken := host.execution.broken) is not None:
+        # A record did not become durable, or the run is not ours: leave it as the store has it.
+        if not isinstance(broken, LeaseLost):
+            await log_failure(host.release())
+        return outcome_of(broken)
+    assert result is not None, "a run of durable.run waits in memory"
+    delete = result.ok and not request.keep
+    if delete:
+        outcome = Outcome(result, host.block("completed"), "completed")
+    else:
+        outcome = describe_outcome(host, result, request.fn)
+    try:
+        await host.settle(outcome.block, Rest(outcome.status, delete=delete))
+    except StoreError:
+        await log_failure(host.release())
+        if not delete:
+            raise
+        logger.warning(
+            "run %r is completed, but could not be deleted from the store",
+            request.id,
+            exc_info=True,
+        )
+    except LeaseLost as error:
+        return outcome_of(error)
+    return outcome.result

@@ -1,0 +1,217 @@
+"""Format version 1 of a run's state: plain dicts that `json.dumps` accepts.
+
+Keys are spelled as they are stored. The TypedDicts are the only description of the fields:
+`validate` derives its checks from their annotations, and a test compares them with `WireRecord`,
+which encodes step records.
+
+Fields that only perdure writes are optional, and other readers of the format ignore them. Some
+writers store null for a field that is not set: `OrNull` marks the fields where that is accepted.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal, NotRequired, TypeAlias, TypedDict, TypeVar
+
+from perdure.clock import isoformat, parse_iso
+from perdure.codec import SerializedCause
+
+T = TypeVar("T")
+
+FORMAT_VERSION: Final = 1
+
+RunStatus: TypeAlias = Literal[
+    "running", "suspended", "waiting", "paused", "completed", "failed", "cancelled"
+]
+ExecutionStatus: TypeAlias = Literal["running", "completed", "failed"]
+ExecutionState: TypeAlias = Literal["suspended", "waiting", "paused", "cancelled"]
+Origin: TypeAlias = Literal["result", "throw"]
+
+Timestamp: TypeAlias = Annotated[str, "ISO 8601 with a UTC offset"]
+Milliseconds: TypeAlias = Annotated[float, "finite and not negative"]
+Count: TypeAlias = Annotated[int, "at least 1"]
+
+NULLABLE: Final = "null is read as absent"
+OrNull: TypeAlias = Annotated[T, NULLABLE]
+
+Metadata: TypeAlias = dict[str, Any]
+"""Any JSON by name; `KnownMetadata` lists the names that have a meaning."""
+
+
+class KnownMetadata(TypedDict, total=False):
+    """The metadata that perdure and other readers of the format interpret."""
+
+    workflowId: OrNull[str]
+    definitionHash: OrNull[str]
+    input: Any
+
+
+class StepMeta(TypedDict):
+    """Whether a failure was returned as `Err` ("result") or raised ("throw").
+
+    With `causeless`, an `Err` had no cause, and the record's `cause` only repeats the error for
+    readers that require one.
+    """
+
+    origin: Origin
+    causeless: NotRequired[bool]
+
+
+class StepFacts(TypedDict, total=False):
+    """What perdure records about a step besides its outcome.
+
+    `at` is when the step ended, `args` the fingerprint of its arguments. The defaults are 1 for
+    `attempts`, "step" for `kind`, the root for `branch` and the record's key for `call`. With
+    `typed`, the value is rebuilt from the step's return type; with `coded`, it contains tags.
+    `failures` are the keys of the failed steps that made a race fail.
+
+    `unclaimed` names an event that a wait received but whose branch was cancelled by a race before
+    it saw the event: the next wait for that name receives it. Empty means that a wait did. In both
+    cases the record no longer answers its own call.
+    """
+
+    at: Timestamp
+    durationMs: Milliseconds
+    attempts: Count
+    args: str
+    kind: str
+    typed: bool
+    coded: bool
+    branch: str
+    call: str
+    failures: list[str]
+    unclaimed: str
+
+
+class SuccessRecord(StepFacts):
+    """A step that returned `value`; without the field, it returned `None`."""
+
+    ok: Literal[True]
+    value: NotRequired[Any]
+
+
+class FailureRecord(StepFacts):
+    """A step that failed with `error`; `cause` is null if it is not known."""
+
+    ok: Literal[False]
+    error: Any
+    cause: SerializedCause | None
+    meta: NotRequired[OrNull[StepMeta]]
+
+
+StepRecord: TypeAlias = SuccessRecord | FailureRecord
+
+
+class PendingWait(TypedDict):
+    """What a suspended run waits for: a time, an event, or an event until a time."""
+
+    id: str
+    kind: Literal["sleep", "event"]
+    wakeAt: NotRequired[Timestamp]
+    event: NotRequired[str]
+
+
+class ExecutionBlock(TypedDict):
+    """The progress of a run; the snapshot's `execution`.
+
+    `state` refines `status` and is absent where `status` is exact. `output` is the value of a
+    completed run, rebuilt from the workflow's return type if `outputTyped` is set. `failed` are the
+    keys of the steps that ended a failed run. `truncated` means that its records were too large to
+    be stored. `reason` is why a run is paused.
+    """
+
+    status: ExecutionStatus
+    lastUpdated: Timestamp
+    completedAt: NotRequired[OrNull[Timestamp]]
+    currentStepId: NotRequired[OrNull[str]]
+    state: NotRequired[ExecutionState]
+    pending: NotRequired[list[PendingWait]]
+    output: NotRequired[Any]
+    outputTyped: NotRequired[bool]
+    error: NotRequired[Any]
+    failed: NotRequired[list[str]]
+    truncated: NotRequired[bool]
+    reason: NotRequired[str]
+
+
+class SnapshotWarning(TypedDict):
+    """A part of a step's value that could not be recorded as it was, and its path."""
+
+    type: str
+    stepId: str
+    path: str
+    reason: str
+
+
+class WorkflowSnapshot(TypedDict):
+    """The whole state of a run.
+
+    `waits` comes from a journal: the waits that began (or ended, if null) after the snapshot whose
+    `execution.pending` lists the waits that were open then.
+    """
+
+    formatVersion: Literal[1]
+    workflowName: NotRequired[OrNull[str]]
+    steps: dict[str, StepRecord]
+    execution: ExecutionBlock
+    waits: NotRequired[OrNull[dict[str, PendingWait | None]]]
+    metadata: NotRequired[OrNull[Metadata]]
+    warnings: NotRequired[OrNull[list[SnapshotWarning]]]
+
+
+Snapshot: TypeAlias = WorkflowSnapshot
+
+
+def new_snapshot(
+    workflow_name: str | None = None, *, now: datetime, metadata: Metadata | None = None
+) -> Snapshot:
+    """Return the snapshot of a run that begins now."""
+    snapshot: Snapshot = {
+        "formatVersion": FORMAT_VERSION,
+        "steps": {},
+        "execution": {"status": "running", "lastUpdated": isoformat(now)},
+    }
+    if workflow_name is not None:
+        snapshot["workflowName"] = workflow_name
+    if metadata is not None:
+        snapshot["metadata"] = dict(metadata)
+    return snapshot
+
+
+def rest_status(snapshot: Snapshot) -> RunStatus:
+    """Return the run's status: `state`, if it is set, is more exact than `status`."""
+    execution = snapshot["execution"]
+    return execution.get("state") or execution["status"]
+
+
+def is_over(status: RunStatus) -> bool:
+    """Return whether a run with this status has ended."""
+    return status in ("completed", "failed", "cancelled")
+
+
+def wake_at_of(snapshot: Snapshot) -> datetime | None:
+    """Return the earliest time that a suspended run waits for, or `None` if it waits for none."""
+    times = (parse_iso(wait["wakeAt"]) for wait in _waits(snapshot) if "wakeAt" in wait)
+    return min(times, default=None)
+
+
+def awaits_of(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the distinct names of the events that a suspended run waits for."""
+    return tuple(dict.fromkeys(wait["event"] for wait in _waits(snapshot) if "event" in wait))
+
+
+def _waits(snapshot: Snapshot) -> Sequence[PendingWait]:
+    return open_waits(snapshot) if rest_status(snapshot) in ("suspended", "waiting") else ()
+
+
+def open_waits(snapshot: Snapshot) -> list[PendingWait]:
+    """Return the waits that have begun and not ended."""
+    waits: dict[str, PendingWait | None] = {
+        wait["id"]: wait for wait in snapshot["execution"].get("pending") or ()
+    }
+    waits.update(snapshot.get("waits") or {})
+    return [wait for wait in waits.values() if wait is not None]
+
+
+def workflow_of(snapshot: Snapshot) -> str | None:
+    """Return the name of the run's workflow."""
+    return snapshot.get("workflowName")

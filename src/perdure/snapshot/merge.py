@@ -1,0 +1,126 @@
+"""Deltas: snapshots that contain only what is new. A run is its snapshot merged with its journal.
+
+The JSON of a journal entry is composed from bytes, because a step's record is encoded already and
+this runs once for every step.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import cast
+
+from perdure.codec import dumps
+from perdure.errors import SnapshotFormatError
+from perdure.snapshot.format import (
+    FORMAT_VERSION,
+    ExecutionBlock,
+    PendingWait,
+    Snapshot,
+    SnapshotWarning,
+)
+from perdure.snapshot.validate import object_flaw, version_problems, warnings_problems
+
+_STEP_DELTA = (
+    b'{"formatVersion":1,"steps":{%b:%b%b},'
+    b'"execution":{"status":"running","lastUpdated":"%b","currentStepId":%b}%b}'
+)
+_WAITS_DELTA = b'{"formatVersion":1,"steps":{},"execution":%b,"waits":%b}'
+
+
+def step_delta(
+    key: str,
+    record: bytes,
+    at: str,
+    *,
+    replaces: Mapping[str, bytes] = MappingProxyType({}),
+    waits: Mapping[str, PendingWait | None] = MappingProxyType({}),
+    warnings: Sequence[Mapping[str, str]] = (),
+) -> bytes:
+    """Return the journal entry for the record of a step that ended at the time `at`.
+
+    `record` is its JSON. The entry also replaces the earlier records `replaces`, opens (or closes,
+    if null) the waits `waits`, and adds `warnings` about the step.
+    """
+    name = dumps(key)
+    others = more = b""
+    if replaces:
+        others = b"".join(b",%b:%b" % (dumps(other), json) for other, json in replaces.items())
+    if waits:
+        more = b',"waits":' + dumps(waits)
+    if warnings:
+        more += b',"warnings":' + dumps(warnings)
+    return _STEP_DELTA % (name, record, others, at.encode(), name, more)
+
+
+def waits_delta(execution: ExecutionBlock, waits: Mapping[str, PendingWait | None]) -> bytes:
+    """Return the journal entry for waits that began (or ended, if null) without a new record."""
+    return _WAITS_DELTA % (dumps(execution), dumps(waits))
+
+
+def merge_snapshots(base: Snapshot, *deltas: Mapping[str, object]) -> Snapshot:
+    """Return the base with all deltas applied in order; the arguments are not changed.
+
+    A step in a delta replaces the step with the same key in its place; new steps are appended.
+    The last `execution` and the last `workflowName` win, but an `execution` without `pending` keeps
+    the earlier `pending`. `metadata` and `waits` are merged by name. Warnings about a step are
+    dropped when the step is recorded again. Merging is associative and takes linear time.
+    """
+    parts = (base, *deltas)
+    merged: dict[str, object] = {"formatVersion": FORMAT_VERSION}
+    by_name: dict[str, dict[str, object]] = {"steps": {}, "waits": {}, "metadata": {}}
+    pending: object = None
+    for part in parts:
+        _check_delta(part)
+        merged.update((name, value) for name, value in part.items() if value is not None)
+        for name, entries in by_name.items():
+            entries.update(_dict_in(part, name))
+        pending = _dict_in(part, "execution").get("pending", pending)
+    merged["steps"] = by_name["steps"]
+    if "execution" in merged:
+        execution = merged["execution"] = dict(_dict_in(merged, "execution"))
+        if pending is not None:
+            execution["pending"] = pending
+    for name in ("waits", "metadata"):
+        if name in merged:
+            merged[name] = by_name[name]
+    if "warnings" in merged:
+        merged["warnings"] = _standing_warnings(parts)
+    if not merged.get("warnings"):
+        merged.pop("warnings", None)
+    return cast(Snapshot, merged)
+
+
+def _check_delta(part: Mapping[str, object]) -> None:
+    if flaw := object_flaw(part):
+        raise SnapshotFormatError([f"snapshot{flaw}"])
+    if "formatVersion" in part and (problems := version_problems(part)):
+        raise SnapshotFormatError(problems)
+
+
+def _standing_warnings(parts: Sequence[Mapping[str, object]]) -> list[SnapshotWarning]:
+    last_recorded = {
+        key: index for index, part in enumerate(parts) for key in _dict_in(part, "steps")
+    }
+    return [
+        warning
+        for index, part in enumerate(parts)
+        for warning in _warnings_in(part)
+        if last_recorded.get(warning["stepId"], index) <= index
+    ]
+
+
+def _dict_in(part: Mapping[str, object], name: str) -> dict[str, object]:
+    value = part.get(name)
+    if value is None:
+        return {}
+    if flaw := object_flaw(value):
+        raise SnapshotFormatError([name + flaw])
+    return cast(dict[str, object], value)
+
+
+def _warnings_in(part: Mapping[str, object]) -> list[SnapshotWarning]:
+    warnings = part.get("warnings")
+    if warnings is None:
+        return []
+    if problems := warnings_problems(warnings):
+        raise SnapshotFormatError(problems)
+    return cast(list[SnapshotWarning], warnings)

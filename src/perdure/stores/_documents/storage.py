@@ -1,0 +1,194 @@
+"""What a storage of documents must be able to do."""
+
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
+
+from perdure.errors import StoreCorrupted
+from perdure.snapshot import Snapshot
+from perdure.store import Delivery, Entry
+from perdure.stores._documents.records import H, Head, Place, StoredMessage, Wake
+
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+
+Plan: TypeAlias = Callable[[Wake], Awaitable[Wake | None]]
+
+
+class StoredRun(Protocol[H]):
+    """One run in the storage; `id` includes the store's prefix.
+
+    A method that writes a head compares it with the one that was last read, and returns `None` or
+    `False` if another process changed it in the meantime.
+    """
+
+    @property
+    def id(self) -> str: ...
+
+    def locked(self, *, shared: bool = False) -> AbstractAsyncContextManager[None]:
+        """Lock the run against all others that the storage can lock out; `shared` among readers.
+
+        Journal entries that were added are durable when the context exits.
+        """
+        ...
+
+    async def head(self) -> H | None:
+        """Read the head."""
+        ...
+
+    async def load(self) -> Snapshot | None:
+        """Read the merged snapshot."""
+        ...
+
+    async def inbox(self) -> Sequence[StoredMessage]:
+        """Read the messages, including consumed ones that were not removed yet, in order."""
+        ...
+
+    async def consumed(self, head: H) -> set[str]:
+        """Return the ids of consumed messages that may still be in the inbox."""
+        ...
+
+    async def written(self, head: H) -> Collection[Place]:
+        """Return the places of the newest epoch's journal entries."""
+        ...
+
+    async def next_epoch(self, head: H | None, now: int) -> int:
+        """Return an epoch that no run of this id ever had, deleted ones included."""
+        ...
+
+    async def prepare(self) -> None:
+        """Make ready for a run that does not exist: remove what a crash left of a deleted one."""
+        ...
+
+    async def create(self, head: Head, data: bytes) -> H | None:
+        """Write the first head, which may have an owner already."""
+        ...
+
+    async def take(self, old: H, new: H) -> H | None:
+        """Lease the run to another owner: entries of older epochs do not count from here on."""
+        ...
+
+    async def read(self, head: H) -> tuple[H, Snapshot] | None:
+        """Read the merged snapshot under a new lease; `None` if the lease was lost."""
+        ...
+
+    async def is_held(self, head: H) -> bool:
+        """Return whether the lease is still the run's."""
+        ...
+
+    async def renew(self, old: H, new: H) -> bool:
+        """Move the end of the lease."""
+        ...
+
+    async def release(self, old: H, new: H) -> bool:
+        """Give up the lease and close the epoch."""
+        ...
+
+    async def add(self, entries: Sequence[Entry]) -> H | None:
+        """Add the entries that count to the journal, and return the head that decides on them."""
+        ...
+
+    async def settle(self, old: H | None, new: Head, data: bytes) -> H | None:
+        """Replace the head and the snapshot."""
+        ...
+
+    async def sweep(self, head: H) -> None:
+        """Remove what a head that was just settled does not refer to any more."""
+        ...
+
+    async def deliver(
+        self, name: str, payload: str, dedup_id: str | None, now: int, *, is_over: bool
+    ) -> Delivery:
+        """Put a message in the inbox, unless it is a duplicate or the run is over."""
+        ...
+
+    async def delete(self, head: H) -> bool:
+        """Remove the head, and then everything else."""
+        ...
+
+    async def discard(self, now: int) -> bool:
+        """Remove what is left of a run whose head is missing or cannot be read.
+
+        Return whether there was a head.
+        """
+        ...
+
+
+class Scan(Protocol):
+    """Wake lines up to a time, earliest first."""
+
+    async def next(self, count: int) -> list[Wake]:
+        """Return up to `count` further lines; none at the end."""
+        ...
+
+    def claimed(self, id: str) -> None:
+        """Note that the lines of a run have served their purpose."""
+        ...
+
+    def postponed(self, id: str, wake: Wake | None) -> None:
+        """Note that a run is not due but at the time of `wake`, or never."""
+        ...
+
+    async def tidy(self, plan: Plan, now: int) -> None:
+        """Remove lines that are no longer true, where that is worth it.
+
+        `plan` returns when the run of a line currently wants a worker.
+        """
+        ...
+
+
+class Wakes(Protocol):
+    """When runs want a worker, by time, so that runs which are not due are never read."""
+
+    def gate(self) -> AbstractAsyncContextManager[None]:
+        """Keep lines from being removed until the runs that they announce are written."""
+        ...
+
+    async def add(self, wakes: Iterable[Wake], now: int) -> None:
+        """Write lines; they are durable when this returns."""
+        ...
+
+    def scan(self, until: int, now: int) -> Scan:
+        """Return the lines up to a time."""
+        ...
+
+
+class Storage(Protocol[H]):
+    """Runs and wake lines in files, or in a key-value store."""
+
+    @property
+    def wakes(self) -> Wakes: ...
+
+    @property
+    def read_ahead(self) -> int:
+        """How many heads to read at once although fewer may be needed."""
+        ...
+
+    def run(self, id: str) -> StoredRun[H]:
+        """Return a run by its id with the store's prefix, whether it exists or not."""
+        ...
+
+    async def heads(self, ids: Sequence[str]) -> Sequence[H | StoreCorrupted | None]:
+        """Read many heads; one that cannot be read is returned as its error."""
+        ...
+
+    async def all_heads(self, prefix: str) -> Sequence[H]:
+        """Read the heads of all runs whose ids start with `prefix`, skipping unreadable ones."""
+        ...
+
+    async def gather(
+        self, work: Callable[[T], Coroutine[Any, Any, R]], items: Sequence[T]
+    ) -> list[R]:
+        """Do the work for several items concurrently."""
+        ...
+
+    async def execute(
+        self, verb: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **options: P.kwargs
+    ) -> R:
+        """Run a verb where it may block, and translate the storage's errors."""
+        ...
+
+    async def close(self) -> None:
+        """Wait for the verbs in progress and close what the storage opened."""
+        ...

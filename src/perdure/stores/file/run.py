@@ -1,0 +1,252 @@
+"""One run as files. A run's lock is held while its files are changed."""
+
+import logging
+import os
+from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import asynccontextmanager
+
+from msgspec.structs import asdict, replace
+
+from perdure import codec
+from perdure.snapshot import Snapshot
+from perdure.store import Delivery, Entry
+from perdure.stores._documents.records import Head, Place, StoredMessage
+from perdure.stores._reading import merged, reading
+from perdure.stores.file.disk import locked, opened, read_lines
+from perdure.stores.file.folder import Folder
+from perdure.stores.file.journal import JournalWriter
+from perdure.stores.file.layout import (
+    FileHead,
+    InboxLine,
+    JournalEntry,
+    LeaseRecord,
+    RunPaths,
+    decode_messages,
+    encode_head,
+    encode_lease,
+    encode_message,
+    read_head,
+    read_inbox,
+    read_journal,
+    read_lease,
+    read_snapshot,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class FileRun:
+    """The files of one run.
+
+    With the run's lock held no write can be overtaken, so none of them fails for that reason. No
+    method ever suspends: `Storage.execute` runs them in a thread.
+    """
+
+    def __init__(self, folder: Folder, id: str) -> None:
+        self.id = id
+        self._folder = folder
+        self._disk = folder.disk
+        self._paths = RunPaths(folder.runs, id)
+        self._journal = JournalWriter(folder.disk, folder.journals, self._paths)
+
+    @asynccontextmanager
+    async def locked(self, *, shared: bool = False) -> AsyncGenerator[None, None]:
+        """Lock the run against all processes and threads."""
+        with self._journal:
+            with locked(self._folder.locks / self._paths.shard, shared=shared):
+                yield
+            # After the lock is released: one that reads what is not synced yet syncs it as well.
+            self._journal.sync()
+
+    async def head(self) -> FileHead | None:
+        """Read the head, and the lease that was given since it was written."""
+        return self.read_head()
+
+    def read_head(self) -> FileHead | None:
+        """Read the head, and the lease that was given since it was written."""
+        head = read_head(self._paths.head)
+        if head is None:
+            return None
+        lease = read_lease(self._paths.lease)
+        if lease is None:
+            # A power loss may take a lease, which is not synced, but not what was written under it.
+            epoch = max((entry.epoch for entry in self._entries(head)), default=0)
+            lease = LeaseRecord(None, epoch, head.updated_at)
+        return head if lease.epoch <= head.epoch else _leased(head, lease)
+
+    async def load(self) -> Snapshot | None:
+        """Read the merged snapshot."""
+        contents = read_snapshot(self._paths.head)
+        return None if contents is None else self._merge(*contents)
+
+    async def inbox(self) -> list[StoredMessage]:
+        """Read the messages, including consumed ones that were not removed yet."""
+        if not self._paths.inbox.exists():
+            return []
+        return [
+            StoredMessage(line.id, line.name, line.payload, line.sent_at)
+            for line in read_inbox(self._paths.inbox)
+            if line.name is not None
+        ]
+
+    async def consumed(self, head: FileHead) -> set[str]:
+        """Return the ids of consumed messages that may still be in the inbox."""
+        return {*head.consumed, *(id for entry in self._entries(head) for id in entry.consumes)}
+
+    async def written(self, head: FileHead) -> Collection[Place]:
+        """Return the places of the journal's entries."""
+        return self._journal.places()
+
+    async def next_epoch(self, head: FileHead | None, now: int) -> int:
+        """Return an epoch that no run of this directory ever had."""
+        return self._folder.next_epoch(now)
+
+    async def prepare(self) -> None:
+        """Remove what a crash left of a deleted run."""
+        self._clear()
+
+    async def create(self, head: Head, data: bytes) -> FileHead:
+        """Write the first head, and then the lease of its owner."""
+        first = replace(_file_head(head), owner=None, base=(head.epoch, 0))
+        self._disk.replace(self._paths.head, encode_head(first, data))
+        if head.owner is None:
+            return first
+        epoch = self._folder.next_epoch(head.updated_at)
+        return self._write_lease(replace(first, owner=head.owner, epoch=epoch))
+
+    async def take(self, old: FileHead, new: FileHead) -> FileHead:
+        """Lease the run to another owner."""
+        if any(entry.epoch == old.epoch for entry in self._entries(old)):
+            new = replace(new, takeovers=0)
+        return self._write_lease(new)
+
+    async def read(self, head: FileHead) -> tuple[FileHead, Snapshot] | None:
+        """Read the merged snapshot under a new lease."""
+        snapshot = await self.load()
+        return None if snapshot is None else (head, snapshot)
+
+    async def is_held(self, head: FileHead) -> bool:
+        """Return whether the lease is still the run's."""
+        return True
+
+    async def renew(self, old: FileHead, new: FileHead) -> bool:
+        """Move the end of the lease."""
+        self._write_lease(new)
+        return True
+
+    async def release(self, old: FileHead, new: FileHead) -> bool:
+        """Give up the lease; one without an owner closes its epoch."""
+        self._write_lease(new)
+        return True
+
+    async def add(self, entries: Sequence[Entry]) -> FileHead | None:
+        """Append the entries that count to the journal, as one line."""
+        head = self.read_head()
+        if head is None or head.is_closed:
+            return head
+        places = self._journal.places()
+        new: dict[Place, Entry] = {}
+        for entry in entries:
+            place = (entry.epoch, entry.n)
+            if entry.epoch == head.epoch and place not in places:
+                new.setdefault(place, entry)
+        if new:
+            self._journal.add(new.values())
+        return head
+
+    async def settle(self, old: FileHead | None, new: Head, data: bytes) -> FileHead:
+        """Replace the head and the snapshot: one file, replaced atomically."""
+        head = _file_head(new)
+        self._disk.replace(self._paths.head, encode_head(head, data))
+        return head
+
+    async def sweep(self, head: FileHead) -> None:
+        """Remove the journal, the lease and consumed messages."""
+        self._journal.remove()
+        self._disk.remove(self._paths.lease)
+        if head.consumed:
+            self._sweep_inbox({*head.consumed})
+
+    def _sweep_inbox(self, consumed: set[str]) -> None:
+        # Of a consumed message only the id remains by which a second one is a duplicate.
+        lines = (
+            InboxLine(line.id, None, "", 0, line.dedup_id) if line.id in consumed else line
+            for line in read_inbox(self._paths.inbox)
+            if line.id not in consumed or line.dedup_id is not None
+        )
+        self._disk.replace(self._paths.inbox, b"".join(map(encode_message, lines)))
+
+    async def deliver(
+        self, name: str, payload: str, dedup_id: str | None, now: int, *, is_over: bool
+    ) -> Delivery:
+        """Append a message to the inbox, unless it is a duplicate or the run is over."""
+        path = self._paths.inbox
+        lines = read_lines(path)
+        known = (line.dedup_id for line in decode_messages(lines.complete))
+        if dedup_id is not None and dedup_id in known:
+            return Delivery.DUPLICATE
+        if is_over:
+            return Delivery.OVER
+        is_new = not path.exists()
+        message = InboxLine(str(self._folder.next_epoch(now)), name, payload, now, dedup_id)
+        with opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as descriptor:
+            if lines.is_torn:
+                logger.warning("%s ends in a line torn by a crash; it is cut off", path)
+                self._disk.truncate(descriptor, lines.size)
+            self._disk.append(descriptor, encode_message(message))
+            self._disk.sync(descriptor)
+        if is_new:
+            self._disk.sync_directory(path.parent)
+        return Delivery.DELIVERED
+
+    async def delete(self, head: FileHead) -> bool:
+        """Remove the head, and then everything else."""
+        return self._remove()
+
+    async def discard(self, now: int) -> bool:
+        """Remove what is left of a run whose head is missing or cannot be read."""
+        return self._remove()
+
+    def _remove(self) -> bool:
+        # The head first: without its journal it would show less than was accepted.
+        existed = self._disk.remove(self._paths.head)
+        if existed:
+            self._disk.sync_directory(self._paths.head.parent)
+        self._clear()
+        return existed
+
+    def _clear(self) -> None:
+        self._disk.remove(self._paths.lease)
+        self._journal.remove()
+        self._disk.remove(self._paths.inbox)
+
+    def _merge(self, head: FileHead, data: bytes) -> Snapshot:
+        entries = sorted(self._entries(head), key=lambda entry: (entry.epoch, entry.n))
+        with reading(self.id):
+            return merged(*map(codec.loads, (data, *(bytes(entry.data) for entry in entries))))
+
+    def _entries(self, head: FileHead) -> list[JournalEntry]:
+        """Read the journal entries that the snapshot does not include."""
+        return [entry for entry in read_journal(self._paths.journal) if entry[:2] > head.base]
+
+    def _write_lease(self, head: FileHead) -> FileHead:
+        lease = LeaseRecord(head.owner, head.epoch, head.wake_at or 0, head.takeovers)
+        self._disk.overwrite(self._paths.lease, encode_lease(lease))
+        return head
+
+
+def _file_head(head: Head) -> FileHead:
+    return FileHead(**asdict(head))
+
+
+def _leased(head: FileHead, lease: LeaseRecord) -> FileHead:
+    return replace(
+        head,
+        owner=lease.owner,
+        epoch=lease.epoch,
+        status="running",
+        awaits=(),
+        wake_at=lease.until,
+        takeovers=lease.takeovers,
+        released=lease.owner is None,
+    )

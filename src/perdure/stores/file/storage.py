@@ -1,0 +1,126 @@
+"""Runs as files in a directory, read and written in threads."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import msgspec
+
+from perdure.errors import StoreCorrupted, StoreError
+from perdure.stores.file.catalog import Catalog
+from perdure.stores.file.disk import Disk
+from perdure.stores.file.folder import Folder
+from perdure.stores.file.layout import FileHead
+from perdure.stores.file.run import FileRun
+from perdure.stores.file.wakes import FileWakes
+
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+
+_VERB_THREADS = 4
+_RUN_THREADS = 8
+
+
+class FileStorage:
+    """The runs of a directory, which several processes of one machine may share.
+
+    Locks are taken in one order: gate, run, epoch. They end with the process.
+    """
+
+    read_ahead = 1
+
+    def __init__(self, root: Path, disk: Disk) -> None:
+        self.folder = Folder(root, disk)
+        self.wakes = FileWakes(self.folder)
+        self._catalog = Catalog(self.folder)
+        self._is_open = False
+        self._opening = threading.Lock()
+        # Threads of its own: the event loop never waits for a disk, nor the disk for the user's
+        # steps. Runs have others than verbs, which wait for them.
+        self._verbs = ThreadPoolExecutor(_VERB_THREADS, thread_name_prefix="perdure-file")
+        self._runs = ThreadPoolExecutor(_RUN_THREADS, thread_name_prefix="perdure-file-run")
+        self._process = 0
+
+    def run(self, id: str) -> FileRun:
+        """Return a run by its id with the store's prefix."""
+        return FileRun(self.folder, id)
+
+    async def heads(self, ids: Sequence[str]) -> list[FileHead | StoreCorrupted | None]:
+        """Read many heads; one that cannot be read is returned as its error."""
+        return [self._head(id) for id in ids]
+
+    def _head(self, id: str) -> FileHead | StoreCorrupted | None:
+        try:
+            return self.run(id).read_head()
+        except StoreCorrupted as error:
+            return error
+
+    async def all_heads(self, prefix: str) -> list[FileHead]:
+        """Read the heads of all runs whose ids start with `prefix`."""
+        return [head for head in self._catalog.heads() if head.id.startswith(prefix)]
+
+    async def gather(
+        self, work: Callable[[T], Coroutine[Any, Any, R]], items: Sequence[T]
+    ) -> list[R]:
+        """Do the work for several items in threads: a disk syncs many files in the time of one."""
+        futures = [self._runs.submit(lambda item: _finish(work(item)), item) for item in items]
+        # Also after a failure: nothing may continue behind a caller that then opens the gate.
+        wait(futures)
+        return [future.result() for future in futures]
+
+    async def execute(
+        self, verb: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **options: P.kwargs
+    ) -> R:
+        """Run a verb in a thread, and translate errors of the file system."""
+        self._check_process()
+        call = partial(self._execute, verb, *args, **options)
+        return await asyncio.get_running_loop().run_in_executor(self._verbs, call)
+
+    async def close(self) -> None:
+        """Wait for the verbs in progress and end the threads; the files stay."""
+        if self._process in (0, os.getpid()):
+            await asyncio.to_thread(self._verbs.shutdown)
+            await asyncio.to_thread(self._runs.shutdown)
+
+    def _check_process(self) -> None:
+        if not self._process:
+            self._process = os.getpid()
+        if self._process != os.getpid():
+            raise StoreError(
+                f"the store in {self.folder.root} was used before this process was forked, and "
+                "threads do not survive a fork; open a store in each process"
+            )
+
+    def _execute(
+        self, verb: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **options: P.kwargs
+    ) -> R:
+        try:
+            self._open()
+            return _finish(verb(*args, **options))
+        except OSError as error:
+            raise StoreError(f"the files could not be written or read: {error}") from error
+        except msgspec.MsgspecError as error:
+            raise StoreCorrupted(f"a file of the store is damaged: {error}") from error
+
+    def _open(self) -> None:
+        with self._opening:
+            if not self._is_open:
+                self.folder.create()
+                self._is_open = True
+
+
+def _finish(work: Coroutine[Any, Any, R]) -> R:
+    """Run a coroutine that never suspends, and return its result."""
+    try:
+        work.send(None)
+    except StopIteration as stop:
+        result: R = stop.value
+        return result
+    work.close()
+    raise RuntimeError("a verb of the file store waited for an event loop")

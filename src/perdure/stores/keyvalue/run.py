@@ -1,0 +1,426 @@
+"""One run as documents.
+
+Other processes are not locked out: a write of the head compares it with the text that was last
+read, and what an owner adds to its journal counts only if the head is unchanged afterwards.
+"""
+
+import os
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from random import Random
+from zlib import crc32
+
+import msgspec
+from msgspec.structs import asdict, replace
+
+from perdure import codec
+from perdure.errors import StoreCorrupted
+from perdure.snapshot import Snapshot
+from perdure.store import Delivery, Entry
+from perdure.stores._documents.records import (
+    MAX_ATTEMPTS,
+    Head,
+    Place,
+    StoredMessage,
+    too_busy,
+)
+from perdure.stores._reading import merged, reading
+from perdure.stores.keyvalue.documents import Documents, Edit, concurrently
+from perdure.stores.keyvalue.layout import (
+    Garbage,
+    Inbox,
+    JournalEntry,
+    KeyValueHead,
+    RunKeys,
+    decode_entries,
+    decode_head,
+    decode_inbox,
+    encode,
+    encode_entries,
+    without_messages,
+)
+
+_EPOCH_FLOOR = "perdure:epochs"
+_CATALOG = "perdure:catalog"
+_CATALOG_SHARDS = 64
+_MAX_KNOWN = 4096
+_CHUNK = 64
+
+_decode_ids = msgspec.json.Decoder(list[str]).decode
+
+
+@dataclass(slots=True)
+class JournalEnd:
+    """What this process knows of a journal that it writes, so that it is not read every time."""
+
+    epoch: int
+    documents: int
+    numbers: set[int]
+
+
+class Shared:
+    """What the runs of a key-value store share."""
+
+    def __init__(self, documents: Documents) -> None:
+        self.documents = documents
+        self._journal_ends: dict[str, JournalEnd] = {}
+        self._random = Random()
+
+    def journal_end(self, id: str) -> JournalEnd | None:
+        """Return what is known of a run's journal."""
+        return self._journal_ends.get(id)
+
+    def remember(self, id: str, end: JournalEnd) -> None:
+        """Remember where a journal ends; the oldest one is forgotten."""
+        self._journal_ends[id] = end
+        if len(self._journal_ends) > _MAX_KNOWN:
+            del self._journal_ends[next(iter(self._journal_ends))]
+
+    def forget(self, id: str) -> None:
+        """Forget a journal that this process does not write any more."""
+        self._journal_ends.pop(id, None)
+
+    def unique_name(self) -> str:
+        """Return a name that no other writer uses."""
+        # With the process id, as a fork draws the same numbers.
+        return f"{os.getpid():x}.{self._random.getrandbits(64):016x}"
+
+    async def ids(self) -> list[str]:
+        """Return the ids of all runs; some may be those of runs that no longer exist."""
+        shards = [f"{_CATALOG}:{shard}" for shard in range(_CATALOG_SHARDS)]
+        texts = await self.documents.read_many(shards)
+        return [id for text in texts for id in _ids(text)]
+
+
+class KeyValueRun:
+    """The documents of one run."""
+
+    def __init__(self, shared: Shared, id: str) -> None:
+        self.id = id
+        self.keys = RunKeys(id)
+        self._shared = shared
+        self._documents = shared.documents
+        self._text: str | None = None
+
+    @asynccontextmanager
+    async def locked(self, *, shared: bool = False) -> AsyncGenerator[None, None]:
+        """Lock the run against the other tasks of this process."""
+        async with self._documents.lock(self.keys.head):
+            yield
+
+    async def head(self) -> KeyValueHead | None:
+        """Read the head."""
+        self._text = await self._documents.read(self.keys.head)
+        return None if self._text is None else decode_head(self.id, self._text)
+
+    async def load(self) -> Snapshot | None:
+        """Read the merged snapshot."""
+        for _ in range(MAX_ATTEMPTS):
+            head = await self.head()
+            if head is None:
+                return None
+            snapshot = await self._snapshot(head)
+            if snapshot is not None:
+                return snapshot
+            # Another process settled the run and removed the snapshot; otherwise it is lost.
+            if self._text == await self._documents.read(self.keys.head):
+                raise self._missing_snapshot()
+        raise too_busy(self.id)
+
+    async def inbox(self) -> list[StoredMessage]:
+        """Read the messages, including consumed ones that were not removed yet."""
+        return decode_inbox(await self._documents.read(self.keys.inbox)).messages
+
+    async def consumed(self, head: KeyValueHead) -> set[str]:
+        """Return the ids of consumed messages that may still be in the inbox."""
+        entries = await self._entries(head)
+        return {*head.consumed, *(id for entry in entries for id in entry.consumes)}
+
+    async def written(self, head: KeyValueHead) -> set[Place]:
+        """Return the places of the newest epoch's journal entries."""
+        count = head.sealed[-1][1] if head.released else None
+        documents = await self._journal(head.epoch, count)
+        return {(head.epoch, entry.n) for document in documents for entry in document}
+
+    async def next_epoch(self, head: KeyValueHead | None, now: int) -> int:
+        """Return an epoch that no run of this id ever had."""
+        if head is not None:
+            return max(head.epoch + 1, now)
+        floor = await self._documents.read(_EPOCH_FLOOR)
+        return max(int(floor or 0) + 1, now)
+
+    async def prepare(self) -> None:
+        """Enter the id in the catalog, and remove an inbox that a crash left behind."""
+        await self._documents.change(_shard(self.id), _with_id(self.id))
+        await self._documents.remove(self.keys.inbox)
+
+    async def create(self, head: Head, data: bytes) -> KeyValueHead | None:
+        """Write the first head, which may have an owner already."""
+        key = self.keys.snapshot(self._shared.unique_name())
+        new = KeyValueHead(**asdict(head), snapshot=key)
+        return await self._put(new, data)
+
+    async def take(self, old: KeyValueHead, new: KeyValueHead) -> KeyValueHead | None:
+        """Lease the run to another owner, and seal the epoch of the previous one."""
+        if old.garbage is not None:
+            await self._collect_again(old.garbage)
+        sealed = old.sealed if old.is_closed else (*old.sealed, (old.epoch, None))
+        new = replace(new, sealed=sealed, garbage=None)
+        if not await self._swap(new):
+            return None
+        # From here on the previous owner is refused.
+        self._shared.forget(self.id)
+        return new
+
+    async def read(self, head: KeyValueHead) -> tuple[KeyValueHead, Snapshot] | None:
+        """Count what previous owners wrote, and read it; `None` if the lease was lost."""
+        counted = await self._count_sealed(head)
+        if counted.sealed and counted.sealed[-1][1]:
+            counted = replace(counted, takeovers=0)
+        if counted != head and not await self._swap(counted):
+            return None
+        snapshot = await self._snapshot(counted)
+        if snapshot is None:
+            raise self._missing_snapshot()
+        return counted, snapshot
+
+    async def is_held(self, head: KeyValueHead) -> bool:
+        """Return whether the lease is still the run's."""
+        last = await self.head()
+        return last is not None and (last.owner, last.epoch) == (head.owner, head.epoch)
+
+    async def renew(self, old: KeyValueHead, new: KeyValueHead) -> bool:
+        """Move the end of the lease."""
+        return await self._swap(new)
+
+    async def release(self, old: KeyValueHead, new: KeyValueHead) -> bool:
+        """Give up the lease, and then count what was written under it."""
+        released = replace(new, sealed=(*old.sealed, (old.epoch, None)))
+        if not await self._swap(released):
+            return False
+        self._shared.forget(self.id)
+        await self._swap(await self._count_sealed(released))
+        return True
+
+    async def add(self, entries: Sequence[Entry]) -> KeyValueHead | None:
+        """Add to the journal as one document, and then read the head.
+
+        A new owner writes the head before it counts the journal: if the head is still ours after
+        our write, the new owner will count what we wrote.
+        """
+        end = self._shared.journal_end(self.id)
+        if end is None or any(entry.epoch != end.epoch for entry in entries):
+            end = await self._find_journal_end(await self.head())
+        new: dict[int, Entry] = {}
+        for entry in entries:
+            if end is not None and entry.epoch == end.epoch and entry.n not in end.numbers:
+                new.setdefault(entry.n, entry)
+        if end is not None and new:
+            key = self.keys.journal(end.epoch, end.documents)
+            await self._documents.write(key, encode_entries(list(new.values())))
+            end.documents += 1
+            end.numbers.update(new)
+        head = await self.head()
+        if head is None or end is None or head.epoch != end.epoch or head.is_closed:
+            self._shared.forget(self.id)
+        return head
+
+    async def settle(self, old: KeyValueHead | None, new: Head, data: bytes) -> KeyValueHead | None:
+        """Write the snapshot, and then the head that names it."""
+        # An owner's write is the only one of its place and, if repeated, replaces itself. A save
+        # competes with others, and none of them may overwrite another's snapshot.
+        is_owner = old is not None and old.epoch == new.epoch
+        name = f"{new.base[0]}.{new.base[1]}" if is_owner else self._shared.unique_name()
+        garbage = None if old is None else await self._garbage(old)
+        head = KeyValueHead(**asdict(new), snapshot=self.keys.snapshot(name), garbage=garbage)
+        if await self._put(head, data) is None:
+            return None
+        self._shared.forget(self.id)
+        return head
+
+    async def sweep(self, head: KeyValueHead) -> None:
+        """Remove the previous snapshot and journal, and consumed messages."""
+        if head.garbage is not None:
+            await self._collect(head.garbage)
+        if head.consumed:
+            await self._documents.change(self.keys.inbox, without_messages({*head.consumed}))
+
+    async def deliver(
+        self, name: str, payload: str, dedup_id: str | None, now: int, *, is_over: bool
+    ) -> Delivery:
+        """Put a message in the inbox, unless it is a duplicate or the run is over."""
+        delivery = Delivery.DELIVERED
+
+        def edit(text: str | None) -> str | None:
+            nonlocal delivery
+            inbox = decode_inbox(text)
+            delivery = _delivery(inbox, dedup_id, is_over=is_over)
+            if delivery is not Delivery.DELIVERED:
+                return text
+            inbox.count += 1
+            inbox.messages.append(StoredMessage(str(inbox.count), name, payload, now))
+            if dedup_id is not None:
+                inbox.dedup_ids.append(dedup_id)
+            return encode(inbox)
+
+        await self._documents.change(self.keys.inbox, edit)
+        return delivery
+
+    async def delete(self, head: KeyValueHead) -> bool:
+        """Remove the head, and then everything else."""
+        garbage = await self._garbage(head)
+        if not await self._remove_head(head.epoch):
+            return False
+        await self._collect(garbage)
+        await self._remove_rest()
+        return True
+
+    async def discard(self, now: int) -> bool:
+        """Remove a head that cannot be read; its snapshot and journal are not known."""
+        if self._text is None or not await self._remove_head(now):
+            return False
+        await self._remove_rest()
+        return True
+
+    async def _remove_head(self, epoch: int) -> bool:
+        # The floor before the head, so that no epoch of a deleted run is used again.
+        await self._documents.change(_EPOCH_FLOOR, _at_least(epoch))
+        if not await self._documents.swap(self.keys.head, self._text, None):
+            return False
+        self._shared.forget(self.id)
+        return True
+
+    async def _remove_rest(self) -> None:
+        await self._documents.remove(self.keys.inbox)
+        await self._documents.change(_shard(self.id), _without_id(self.id))
+
+    async def _put(self, head: KeyValueHead, data: bytes) -> KeyValueHead | None:
+        await self._documents.write(head.snapshot, data.decode())
+        if await self._swap(head):
+            return head
+        await self._documents.remove(head.snapshot)
+        return None
+
+    async def _swap(self, head: KeyValueHead) -> bool:
+        """Replace the head that was last read; return whether it was still there."""
+        text = encode(head)
+        if not await self._documents.swap(self.keys.head, self._text, text):
+            return False
+        self._text = text
+        return True
+
+    async def _snapshot(self, head: KeyValueHead) -> Snapshot | None:
+        """Read the merged snapshot; `None` if it is missing."""
+        entries = await self._entries(head)
+        base = await self._documents.read(head.snapshot)
+        if base is None:
+            return None
+        with reading(self.id):
+            return merged(*map(codec.loads, (base, *(entry.data for entry in entries))))
+
+    async def _entries(self, head: KeyValueHead) -> list[JournalEntry]:
+        """Read the journal entries that count, in order."""
+        entries: list[JournalEntry] = []
+        for epoch, count in _epochs(head):
+            documents = await self._journal(epoch, count)
+            numbered = (entry for document in documents for entry in document)
+            entries += sorted(numbered, key=lambda entry: entry.n)
+        return entries
+
+    async def _journal(self, epoch: int, count: int | None) -> list[list[JournalEntry]]:
+        """Read `count` documents of an epoch, or all that exist."""
+        documents: list[list[JournalEntry]] = []
+        while count is None or len(documents) < count:
+            size = max(len(documents), _CHUNK)
+            if count is not None:
+                size = min(size, count - len(documents))
+            first = len(documents)
+            keys = [self.keys.journal(epoch, number) for number in range(first, first + size)]
+            texts = [text for text in await self._documents.read_many(keys) if text is not None]
+            documents += map(decode_entries, texts)
+            if len(texts) < size:
+                break
+        if count is not None and len(documents) < count:
+            raise StoreCorrupted(f"journal entries of run {self.id!r} are missing in the store")
+        return documents
+
+    async def _find_journal_end(self, head: KeyValueHead | None) -> JournalEnd | None:
+        """Return where the journal of the head's epoch ends; `None` if that epoch is closed."""
+        if head is None or head.is_closed:
+            return None
+        end = self._shared.journal_end(self.id)
+        if end is None or end.epoch != head.epoch:
+            documents = await self._journal(head.epoch, None)
+            numbers = {entry.n for document in documents for entry in document}
+            end = JournalEnd(head.epoch, len(documents), numbers)
+            self._shared.remember(self.id, end)
+        return end
+
+    async def _count_sealed(self, head: KeyValueHead) -> KeyValueHead:
+        return replace(head, sealed=tuple(await self._counts(head.sealed)))
+
+    async def _garbage(self, head: KeyValueHead) -> Garbage:
+        return Garbage(head.snapshot, tuple(await self._counts(_epochs(head))))
+
+    async def _counts(self, epochs: Sequence[tuple[int, int | None]]) -> list[tuple[int, int]]:
+        return [
+            (epoch, len(await self._journal(epoch, None)) if count is None else count)
+            for epoch, count in epochs
+        ]
+
+    async def _collect(self, garbage: Garbage) -> None:
+        # The first document of an epoch goes last: it shows whether a crash has left any.
+        for epoch, count in garbage.epochs:
+            keys = [self.keys.journal(epoch, number) for number in range(count)]
+            await concurrently(self._documents.remove, keys[1:])
+            await concurrently(self._documents.remove, keys[:1])
+        await self._documents.remove(garbage.snapshot)
+
+    async def _collect_again(self, garbage: Garbage) -> None:
+        """Remove what remains of garbage if a crash interrupted its removal."""
+        first = [self.keys.journal(epoch, 0) for epoch, _ in garbage.epochs]
+        texts = await self._documents.read_many([*first, garbage.snapshot])
+        if any(text is not None for text in texts):
+            await self._collect(garbage)
+
+    def _missing_snapshot(self) -> StoreCorrupted:
+        return StoreCorrupted(f"the snapshot of run {self.id!r} is missing in the store")
+
+
+def _epochs(head: KeyValueHead) -> tuple[tuple[int, int | None], ...]:
+    return head.sealed if head.is_closed else (*head.sealed, (head.epoch, None))
+
+
+def _delivery(inbox: Inbox, dedup_id: str | None, *, is_over: bool) -> Delivery:
+    if dedup_id is not None and dedup_id in inbox.dedup_ids:
+        return Delivery.DUPLICATE
+    return Delivery.OVER if is_over else Delivery.DELIVERED
+
+
+def _at_least(epoch: int) -> Edit:
+    return lambda floor: str(max(int(floor or 0), epoch))
+
+
+def _shard(id: str) -> str:
+    return f"{_CATALOG}:{crc32(id.encode()) % _CATALOG_SHARDS}"
+
+
+def _ids(text: str | None) -> list[str]:
+    return [] if text is None else _decode_ids(text)
+
+
+def _with_id(id: str) -> Edit:
+    def edit(text: str | None) -> str | None:
+        ids = _ids(text)
+        return text if id in ids else encode([*ids, id])
+
+    return edit
+
+
+def _without_id(id: str) -> Edit:
+    def edit(text: str | None) -> str | None:
+        ids = [each for each in _ids(text) if each != id]
+        return encode(ids) if ids else None
+
+    return edit

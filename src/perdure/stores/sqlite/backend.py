@@ -1,0 +1,143 @@
+"""The backend of stores with the SQLite schema, for any transport: a file, or a libSQL server."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+from perdure import codec
+from perdure.snapshot import RunStatus, Snapshot
+from perdure.store import (
+    Delivery,
+    Due,
+    Entry,
+    Lease,
+    LeaseRequest,
+    Message,
+    NewRun,
+    Rest,
+    Stats,
+    Verdict,
+)
+from perdure.stores import _shell as shell
+from perdure.stores._awaitly import as_snapshot
+from perdure.stores._reading import Granted, merged, read_grant, reading
+from perdure.stores.sqlite.leases import Leased, LeaseVerbs
+from perdure.stores.sqlite.runs import RunVerbs, Verb
+from perdure.stores.sqlite.statements import Statements
+from perdure.stores.sqlite.transaction import Session, Transaction
+from perdure.validation import check_prefix
+
+T = TypeVar("T")
+
+# A larger write is not committed on the event loop, however fast the disk is.
+_SMALL = 64 * 1024
+
+
+class SqliteSchemaBackend(ABC):
+    """Runs verbs, and turns what they return into records."""
+
+    def __init__(self, statements: Statements, prefix: str, now: Callable[[], int | None]) -> None:
+        self._runs = RunVerbs(statements, check_prefix(prefix), now)
+        self._leases = LeaseVerbs(statements, prefix, now)
+
+    @abstractmethod
+    async def _write(
+        self, verb: Callable[[], Verb[T]], *, repeatable: bool = False, inline: bool = False
+    ) -> T:
+        """Run a verb and return its result once it is committed.
+
+        A `repeatable` verb may be run again if its answer is lost: it is fenced or numbered. An
+        `inline` one is a single small write.
+        """
+
+    @abstractmethod
+    async def _read(self, verb: Callable[[], Verb[T]]) -> T:
+        """Run a verb that only reads, and return its result."""
+
+    @abstractmethod
+    async def _session(self) -> Session:
+        """Return a transaction that has not begun."""
+
+    async def save(self, id: str, data: bytes, workflow: str | None, rest: Rest) -> None:
+        await self._write(partial(self._runs.save, id, data, workflow, rest))
+
+    async def load(self, id: str) -> Snapshot | None:
+        run = await self._read(partial(self._runs.load, id))
+        return None if run is None else _read_run(id, *run)
+
+    async def delete(self, id: str) -> bool:
+        return await self._write(partial(self._runs.delete, id))
+
+    async def list(self, query: shell.Query) -> Sequence[shell.Row]:
+        return await self._read(partial(self._runs.list, query))
+
+    async def append(self, entries: Sequence[Entry]) -> Sequence[Verdict]:
+        inline = len(entries) == 1 and len(entries[0].data) < _SMALL
+        verb = partial(self._runs.append, entries)
+        return await self._write(verb, repeatable=True, inline=inline)
+
+    async def acquire(self, requests: Sequence[LeaseRequest]) -> Sequence[Granted | None]:
+        inline = len(requests) == 1 and len(requests[0].create or b"") < _SMALL
+        leased = await self._write(partial(self._leases.acquire, requests), inline=inline)
+        return [one and _grant(one) for one in leased]
+
+    async def renew(self, leases: Sequence[Lease], ttl: timedelta) -> Sequence[Lease | None]:
+        return await self._write(partial(self._leases.renew, leases, ttl), repeatable=True)
+
+    async def release(self, leases: Sequence[Lease], wake_at: datetime | None) -> None:
+        await self._write(partial(self._leases.release, leases, wake_at), repeatable=True)
+
+    async def enqueue(self, runs: Sequence[NewRun]) -> Sequence[bool]:
+        return await self._write(partial(self._leases.enqueue, runs))
+
+    async def due(
+        self, now: datetime, limit: int, workflows: Sequence[str] | None
+    ) -> Sequence[Due]:
+        return await self._read(partial(self._leases.due, now, limit, workflows))
+
+    async def claim(
+        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
+    ) -> Sequence[Granted]:
+        leased = await self._write(partial(self._leases.claim, owner, ttl, limit, workflows))
+        return [_grant(one) for one in leased]
+
+    async def send(self, id: str, name: str, payload: bytes, dedup_id: str | None) -> Delivery:
+        return await self._write(partial(self._runs.send, id, name, payload, dedup_id))
+
+    async def inbox(self, id: str) -> Sequence[Message]:
+        return await self._read(partial(self._runs.inbox, id))
+
+    async def transact(
+        self, id: str, epoch: int, work: Callable[[Any], Awaitable[Entry]]
+    ) -> Verdict:
+        # Other writes of this store wait until it is over, so `work` must not call the store.
+        session = await self._session()
+        try:
+            verdict = await session.begin(partial(self._runs.fence, id, epoch))
+            if verdict is Verdict.ACCEPTED:
+                entry = await session.enter(work, Transaction(session))
+                # If the entry existed already, the user's writes did too, and these roll back.
+                await session.finish(partial(self._runs.record, entry))
+            return verdict
+        finally:
+            await session.end()
+
+    async def prune(self, older_than: timedelta, statuses: Sequence[RunStatus], limit: int) -> int:
+        return await self._write(partial(self._runs.prune, older_than, statuses, limit))
+
+    async def stats(self) -> Stats:
+        return await self._read(self._runs.stats)
+
+
+def _read_run(id: str, parts: Sequence[bytes], updated_at: datetime) -> Snapshot:
+    with reading(id):
+        deltas: Any = codec.loads(b"[%s]" % b",".join(parts[1:]))
+        return merged(as_snapshot(codec.loads(parts[0]), updated_at), *deltas)
+
+
+def _grant(leased: Leased) -> Granted:
+    lease, now = leased.lease, leased.now
+    read = partial(_read_run, lease.id, leased.parts, now)
+    return read_grant(lease, read, now, leased.inbox, leased.takeovers, leased.created)

@@ -1,0 +1,87 @@
+"""How soon a worker finds work on a store that sends no notifications."""
+
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+
+from perdure import Runtime, Step, Worker, workflow
+from perdure.stores.memory import MemoryStore
+from perdure.testing.clock import TestClock
+
+
+@workflow("quick")
+async def quick(step: Step) -> str:
+    return await step("work", lambda: "done")
+
+
+@workflow("approval")
+async def approval(step: Step) -> Any:
+    return await step.wait_for_event("wait", "approved")
+
+
+class Quiet(MemoryStore):
+    """A store without notifications that counts how often it was asked for work."""
+
+    def __init__(self, clock: TestClock) -> None:
+        super().__init__(clock=clock)
+        self.capabilities = msgspec.structs.replace(self.capabilities, notify=False)
+        self.clock = clock
+        self.claims: list[float] = []
+
+    async def claim(self, *arguments: Any, **options: Any) -> Any:
+        self.claims.append(self.clock.monotonic())
+        return await super().claim(*arguments, **options)
+
+
+@pytest.fixture
+def quiet(clock: TestClock) -> Quiet:
+    return Quiet(clock)
+
+
+@pytest.fixture
+def runtime(quiet: Quiet, clock: TestClock) -> Runtime:
+    return Runtime(quiet, workflows=[quick, approval], clock=clock)
+
+
+async def test_a_run_that_this_process_creates_wakes_its_worker(
+    runtime: Runtime, clock: TestClock
+) -> None:
+    """Without waiting for the next poll."""
+    async with Worker(runtime, poll="1h"):
+        await clock.advance(0)
+        run = await runtime.trigger(quick, wait=False)
+        await clock.advance(0)
+        ended = await runtime.get_run(run.run_id)
+    assert ended is not None
+    assert ended.output == "done"
+
+
+async def test_a_signal_from_this_process_wakes_its_worker(
+    runtime: Runtime, clock: TestClock
+) -> None:
+    """`wait=False` leaves the run to a worker, which continues it at once."""
+    run = await runtime.trigger(approval)
+    async with Worker(runtime, poll="1h"):
+        await clock.advance(0)
+        await runtime.signal(run.run_id, "approved", {"by": "ana"}, wait=False)
+        await clock.advance(0)
+        ended = await runtime.get_run(run.run_id)
+    assert ended is not None
+    assert ended.output == {"by": "ana"}
+
+
+async def test_a_worker_that_found_work_soon_asks_again(
+    runtime: Runtime, quiet: Quiet, clock: TestClock
+) -> None:
+    """Each attempt that finds nothing doubles the pause, up to `poll`."""
+    other = Runtime(quiet, workflows=[quick], clock=clock)
+    await other.trigger(quick, wait=False)
+    async with Worker(runtime, poll=0.5):
+        await clock.advance(10)
+    pauses = [later - earlier for earlier, later in pairwise(quiet.claims)]
+    assert pauses[0] < 0.03
+    assert all(pause < 0.65 for pause in pauses)
+    assert all(later > earlier * 1.1 for earlier, later in pairwise(pauses[:4]))
+    assert min(pauses[8:]) > 0.3

@@ -1,0 +1,136 @@
+"""A single write on a SQLite file: committed on the event loop while that is fast, otherwise by the
+writer thread."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.store import Entry, LeaseRequest, Verdict
+from perdure.stores.sqlite import inline as inline_module
+from perdure.stores.sqlite.inline import InlineCommit
+from perdure.stores.sqlite.store import SqliteStore
+from perdure.testing.conformance.samples import as_json, delta, snapshot
+
+MINUTE = timedelta(minutes=1)
+
+
+class Run:
+    """A leased run that appends one entry after another."""
+
+    def __init__(self, store: SqliteStore, epoch: int) -> None:
+        self.store = store
+        self._epoch = epoch
+        self._n = 0
+
+    async def append(self) -> Verdict:
+        self._n += 1
+        [verdict] = await self.store.append([Entry("run", self._epoch, self._n, delta("a"))])
+        return verdict
+
+
+@pytest.fixture
+async def run(tmp_path: Path) -> AsyncIterator[Run]:
+    async with SqliteStore(tmp_path / "runs.db", busy_timeout=5) as store:
+        await store.load("run")  # creates the file
+        [grant] = await store.acquire(
+            [LeaseRequest("run", "me", MINUTE, create=as_json(snapshot()))]
+        )
+        assert grant is not None
+        yield Run(store, grant.lease.epoch)
+
+
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each attempt to commit inline, whether it was committed."""
+    results: list[bool] = []
+    commit: Callable[..., Any] = InlineCommit.commit
+
+    def recorded(inline: InlineCommit, verb: Any) -> Any:
+        committed = commit(inline, verb)
+        results.append(committed is not None)
+        return committed
+
+    monkeypatch.setattr(InlineCommit, "commit", recorded)
+    # The speed of this machine's disk must not affect these tests.
+    monkeypatch.setattr(inline_module, "_FAST_SECONDS", 60)
+    return results
+
+
+async def test_a_single_write_is_committed_inline(run: Run, attempts: list[bool]) -> None:
+    """Nothing else is ready on the event loop, and no thread is woken."""
+    assert await run.append() is Verdict.ACCEPTED
+    assert attempts == [True]
+
+
+async def test_other_callbacks_are_not_delayed(run: Run, attempts: list[bool]) -> None:
+    """If another callback is ready, the writer thread commits."""
+    called: list[str] = []
+    asyncio.get_running_loop().call_soon(called.append, "another")
+    assert await run.append() is Verdict.ACCEPTED
+    assert attempts == [False]
+    assert called == ["another"]
+
+
+async def test_on_a_slow_disk_the_thread_commits(
+    run: Run, attempts: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slow commits do not block the event loop, until they are fast again."""
+    monkeypatch.setattr(inline_module, "_FAST_SECONDS", 0)
+    await run.append()
+    await run.append()
+    assert attempts[-1] is False
+    monkeypatch.setattr(inline_module, "_FAST_SECONDS", 60)
+    assert await run.append() is Verdict.ACCEPTED
+    assert attempts[-1] is True
+
+
+async def test_the_thread_waits_for_a_lock(run: Run, attempts: list[bool], tmp_path: Path) -> None:
+    """While another process has locked the file, the event loop continues to run."""
+    other = sqlite3.connect(tmp_path / "runs.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    asyncio.get_running_loop().call_later(0.2, other.execute, "COMMIT")
+    await asyncio.sleep(0)
+    assert await run.append() is Verdict.ACCEPTED
+    assert attempts == [False]
+    other.close()
+
+
+async def test_a_stale_owner_is_fenced_inline_too(run: Run, attempts: list[bool]) -> None:
+    """Inline commits run the same statements."""
+    await run.store.save("run", snapshot("b"))
+    assert await run.append() is Verdict.FENCED
+    assert attempts == [True]
+
+
+async def test_a_write_that_fails_inline_is_repeated_by_the_thread(
+    run: Run, attempts: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failed attempt has written nothing; the thread succeeds, or reports the error."""
+
+    def fail(*_: Any) -> Any:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(inline_module, "drive", fail)
+    assert await run.append() is Verdict.ACCEPTED
+    assert attempts == [False]
+    monkeypatch.undo()
+    loaded = await run.store.load("run")
+    assert loaded is not None
+    assert list(loaded["steps"]) == ["a"]
+
+
+async def test_the_log_does_not_grow_without_bound(run: Run, tmp_path: Path) -> None:
+    """The thread moves it into the file regularly, and SQLite reuses it from the beginning."""
+    log = tmp_path / "runs.db-wal"
+    for _ in range(600):
+        await run.append()
+    await asyncio.sleep(0.1)
+    size = log.stat().st_size
+    for _ in range(1200):
+        await run.append()
+    assert log.stat().st_size < 2 * size

@@ -49,16 +49,16 @@ async def store(redis_cluster_url: str, redis_cluster_prefix: str) -> AsyncItera
 def test_all_keys_of_a_run_lie_in_one_slot() -> None:
     """Whatever braces an id has: a run lies where its shard's indexes lie."""
     keys = Keys("perdure")
-    shards = {key_slot(keys.lanes(shard)): shard for shard in range(SHARDS)}
+    shards = {key_slot(keys.workflows(shard)): shard for shard in range(SHARDS)}
     for id in [*NAMES, "{}", "{a}{b}", "}{", "{0-0}"]:
         shard = shards[key_slot(keys.run(id))]
-        assert key_slot(keys.mail(id)) == key_slot(keys.list(shard, "running"))
+        assert key_slot(keys.inbox(id)) == key_slot(keys.list(shard, "running"))
 
 
 def test_shards_are_spread_evenly_over_the_slots() -> None:
     """Each share of the slots has its shard, so that each node of a cluster has its share."""
     keys = Keys("perdure")
-    slots = sorted(key_slot(keys.lanes(shard)) for shard in range(SHARDS))
+    slots = sorted(key_slot(keys.workflows(shard)) for shard in range(SHARDS))
     assert [slot * SHARDS // SLOTS for slot in slots] == list(range(SHARDS))
 
 

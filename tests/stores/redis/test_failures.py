@@ -182,7 +182,7 @@ async def test_a_server_that_is_away_is_named() -> None:
     async with redis("redis://u:secret@127.0.0.1:1/0", connect_timeout=0.2) as store:
         with pytest.raises(StoreUnavailable) as raised:
             await store.load("run")
-    assert "Redis at 127.0.0.1:1/0 is away, tried for 0." in str(raised.value)
+    assert "Redis at 127.0.0.1:1/0 is unavailable, tried for 0." in str(raised.value)
     assert "secret" not in str(raised.value)
 
 
@@ -262,9 +262,9 @@ async def test_an_epoch_never_comes_twice_when_the_clock_is_set_back(
 ) -> None:
     """The server remembers the last number it gave, also when its clock does not."""
     (before,) = await leased(store)
-    (tick,) = admin.keys(f"{redis_prefix}:*:tick")
-    ahead = int(admin.get(tick)) + 10**12
-    admin.set(tick, ahead)
+    (sequence,) = admin.keys(f"{redis_prefix}:*:sequence")
+    ahead = int(admin.get(sequence)) + 10**12
+    admin.set(sequence, ahead)
     (first,) = await leased(store)
     await store.delete("run")
     (second,) = await leased(store)
@@ -341,7 +341,7 @@ async def test_a_wrong_password_is_no_matter_of_patience(redis_url: str) -> None
     parts = urlsplit(redis_url)
     url = parts._replace(netloc=f"nobody:wrong@{parts.netloc}").geturl()
     async with redis(url) as store:
-        with pytest.raises(StoreError, match="does not let this user in") as raised:
+        with pytest.raises(StoreError, match="does not accept this user") as raised:
             await store.load("run")
     assert not isinstance(raised.value, StoreUnavailable)
 

@@ -13,7 +13,7 @@ from perdure.store import Entry, LeaseRequest, NewRun, Rest, Verdict
 from perdure.stores import open_store
 from perdure.stores.redis import RedisStore, redis
 from perdure.stores.redis.keys import SHARDS, STATUSES, Keys
-from perdure.stores.redis.node import packed
+from perdure.stores.redis.node import pack
 from perdure.stores.redis.scripts import SAVE
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.process import Server
@@ -68,7 +68,7 @@ async def test_a_run_at_rest_is_a_hash_that_people_can_read(
     assert fields["status"] == "waiting"
     assert fields["workflow"] == "order"
     assert set(fields) == {
-        *("awaits", "epoch", "folded", "snapshot", "status", "updated", "workflow")
+        *("awaits", "epoch", "settled", "snapshot", "status", "updated", "workflow")
     }
 
 
@@ -86,7 +86,7 @@ async def test_a_run_that_is_gone_leaves_nothing(
     assert await store.append([delete, over]) == [Verdict.ACCEPTED] * 2
     assert await store.append([delete]) == [Verdict.UNKNOWN]
     assert await store.prune(NOW) == 1
-    assert left_over(admin, redis_prefix) == {"tick"}
+    assert left_over(admin, redis_prefix) == {"sequence"}
 
 
 async def test_a_stale_departure_is_fenced(store: RedisStore) -> None:
@@ -138,7 +138,7 @@ async def test_wants_of_all_kinds_are_answered_in_their_order(store: RedisStore)
 def test_a_command_is_packed_as_the_driver_does() -> None:
     """Texts as UTF-8, numbers as their digits, bytes as they are."""
     command = ("EVALSHA", "ä", 12, b"\x00\r\n$3", "", b"x" * 10_000)
-    assert packed(command) == b"".join(Connection().pack_command(*command))
+    assert pack(command) == b"".join(Connection().pack_command(*command))
 
 
 async def test_a_run_that_cannot_be_read_harms_no_other(
@@ -179,8 +179,11 @@ async def test_among_many_runs_the_indexes_are_used(
         share = MANY // SHARDS
         later = int(grant.now.timestamp() * 1e6) + year
         fill([keys.list(shard, "completed")], [share, f"{shard}-", 0, "\0order", 1])
-        fill([keys.lanes(shard).replace(b"lanes", b"wake:=order")], [share, "x", later, "", 1])
-        admin.sadd(keys.lanes(shard), "=order")
+        fill(
+            [keys.workflows(shard).replace(b"workflows", b"wake:=order")],
+            [share, "x", later, "", 1],
+        )
+        admin.sadd(keys.workflows(shard), "=order")
     with counted(admin) as calls:
         assert (await store.list(limit=1))[0].id == "run"
         assert len(await store.list(status="completed", limit=10)) == 10
@@ -201,8 +204,11 @@ async def test_a_crowd_of_others_hides_no_run(
     await store.load("set up")
     fill = admin.register_script(FILL)
     for shard in range(2):
-        fill([keys.lanes(shard).replace(b"lanes", b"wake:=order")], [CROWD, "other", 1, "", apart])
-        admin.sadd(keys.lanes(shard), "=order")
+        fill(
+            [keys.workflows(shard).replace(b"workflows", b"wake:=order")],
+            [CROWD, "other", 1, "", apart],
+        )
+        admin.sadd(keys.workflows(shard), "=order")
         newest = 10**16
         fill([keys.list(shard, "running")], [CROWD, "other", newest, "\0loud", apart])
     async with redis(redis_url, namespace=redis_prefix, prefix="my:") as mine:
@@ -278,7 +284,7 @@ async def test_normal_durability_takes_any_server(
         async with redis(redis_url, namespace=redis_prefix, durability="normal") as store:
             await store.save("run", snapshot("a"))
             assert store.capabilities.survives == "process_crash"
-            assert "power cut costs the answers of that time" in str(
+            assert "a power failure loses the writes of that time" in str(
                 await store.durability_report()
             )
 
@@ -289,8 +295,8 @@ async def test_explain_tells_what_the_server_promises(store: RedisStore) -> None
     assert told.settings["appendonly"] == "yes"
     assert told.primaries == 1
     assert told.replicas == 0
-    assert "a power cut costs nothing" in told.promises[0]
-    assert "no replicas" in told.promises[1]
+    assert "a power failure loses nothing" in told.guarantees[0]
+    assert "no replicas" in told.guarantees[1]
     assert str(told).startswith(f"Redis {told.version} at 127.0.0.1:")
 
 
@@ -306,7 +312,7 @@ async def test_what_may_not_be_seen_is_unknown(
         async with redis(url, namespace=redis_prefix) as store:
             told = await store.durability_report()
             assert told.settings["appendfsync"] == "unknown"
-            assert "cannot be told" in str(told)
+            assert "a crash of the server loses is unknown" in str(told)
             with pytest.raises(StoreError, match=r'appendonly is unknown.*durability="normal"'):
                 await store.load("run")
     finally:

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from perdure.stores.mongo.connection import Connection
 from perdure.stores.mongo.schema import Collections
 
 # An update that leases a run sets its owner. The expiry of a lease is not a change of a document,
@@ -27,13 +28,15 @@ _TIMES = {
 _CLUSTER_TIME_PRECISION = timedelta(seconds=1)
 
 
-async def notifications(db: Collections) -> AsyncGenerator[None]:
+async def notifications(connection: Connection[Collections]) -> AsyncGenerator[None]:
     """Yield once at the start, for runs that were due before, and then for every change."""
-    async with await db.runs.watch([{"$match": _MAY_BE_DUE}, {"$project": _TIMES}]) as changes:
-        yield
-        async for change in changes:
-            if _is_due(change):
-                yield
+    pipeline: list[Mapping[str, Any]] = [{"$match": _MAY_BE_DUE}, {"$project": _TIMES}]
+    with connection.use() as db:
+        async with await db.runs.watch(pipeline) as changes:
+            yield
+            async for change in changes:
+                if _is_due(change):
+                    yield
 
 
 def _is_due(change: Mapping[str, Any]) -> bool:

@@ -124,10 +124,8 @@ class _Backend:
     ) -> Verdict:
         return await transact(self._connection, self._appender, self._prefix + id, epoch, work)
 
-    async def notifications(self) -> AsyncGenerator[None]:
-        with self._connection.use() as db:
-            async for notification in notifications(db):
-                yield notification
+    def notifications(self) -> AsyncGenerator[None]:
+        return notifications(self._connection)
 
 
 class MongoStore(StoreShell[_Backend]):

@@ -3,9 +3,7 @@
 from typing import Any
 
 from perdure.clock import Clock, Duration, SystemClock
-from perdure.store import (
-    MAX_VALUE_SIZE,
-)
+from perdure.store import MAX_VALUE_SIZE
 from perdure.stores.redis.connect import open_link
 from perdure.stores.redis.durability import DurabilityReport
 from perdure.stores.redis.keys import Keys
@@ -29,13 +27,13 @@ def redis(
     timeout: Duration = 60,
     clock: Clock = SystemClock(),
     max_value_size: int = MAX_VALUE_SIZE,
-) -> "RedisStore":
-    """Give the store on a Redis server, or on a cluster: `redis+cluster://…` or `cluster=True`.
+) -> RedisStore:
+    """Return the store on a Redis server, or on a cluster: `redis+cluster://…` or `cluster=True`.
 
-    `durability="full"` refuses a server whose answers do not survive a power cut, and says which
-    settings it lacks; `"normal"` takes any server. `namespace` begins every key. `client` is a
-    redis-py asyncio client of yours, which is never closed here. `connect_timeout` is how long a
-    server that is away is tried for, `timeout` how long it may take to answer.
+    `durability="full"` refuses a server whose replies do not survive a power failure, and names the
+    settings to change; `"normal"` accepts any server. Every key starts with `namespace`. `client`
+    is a redis-py asyncio client of yours, which is never closed here. `connect_timeout` is how long
+    an unavailable server is tried, `timeout` how long it may take to reply.
 
         store = redis("redis://localhost:6379/0", prefix="orders:")
     """

@@ -1,4 +1,4 @@
-"""Many runs in few calls: as many as a script may have at once, and as a cluster allows."""
+"""Calls of a script for many runs: in parts, and on a cluster one shard at a time."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -7,65 +7,64 @@ from perdure.stores.redis.keys import Keys, shard_of
 from perdure.stores.redis.node import Value
 from perdure.stores.redis.server import Call
 
-# A script holds everybody up, and what it is given lies in the server's memory twice.
-_MAX_ROWS = 1000
+# A script blocks all other clients, and the server holds its arguments in memory twice.
+_MAX_ITEMS = 1000
 _MAX_BYTES = 8 * 1024 * 1024
 
 
-class Row(NamedTuple):
-    """A run by its id, what a script is told of it, and about how many bytes that are."""
+class Item(NamedTuple):
+    """One run in a batch: its id, the script's arguments for it, and about how large they are."""
 
     id: str
     values: Sequence[Value]
-    weight: int = 0
+    size: int = 0
 
 
 class Batch(NamedTuple):
-    """The places of the rows that go into one call, and the call."""
+    """One call, and the indexes of its items."""
 
-    places: Sequence[int]
+    indexes: Sequence[int]
     call: Call
 
 
-def batches(
-    rows: Sequence[Row], keys: Keys, prefix: str, *, is_split: bool, head: Sequence[Value]
+def make_batches(
+    items: Sequence[Item], keys: Keys, prefix: str, *, is_sharded: bool, head: Sequence[Value]
 ) -> Sequence[Batch]:
-    """Give the calls for rows; those of one run stay in order. `head` comes first in each."""
-    if len(rows) == 1:
-        [row] = rows
-        return [Batch((0,), Call((keys.run(prefix + row.id),), (*head, *row.values)))]
-    names = [keys.run(prefix + row.id) for row in rows]
-    groups = _by_shard(rows, prefix) if is_split else [range(len(rows))]
+    """Return the calls for items; those of one run stay in order. `head` starts every call."""
+    names = [keys.run(prefix + item.id) for item in items]
+    if len(items) == 1:
+        return [Batch((0,), Call(names, (*head, *items[0].values)))]
+    groups = _by_shard(items, prefix) if is_sharded else [range(len(items))]
     return [
-        Batch(places, _call(names, rows, places, head))
+        Batch(indexes, _call(names, items, indexes, head))
         for group in groups
-        for places in _portions(rows, group)
+        for indexes in _parts(items, group)
     ]
 
 
-def _by_shard(rows: Sequence[Row], prefix: str) -> Sequence[Sequence[int]]:
+def _by_shard(items: Sequence[Item], prefix: str) -> Sequence[Sequence[int]]:
     groups: dict[int, list[int]] = {}
-    for place, row in enumerate(rows):
-        groups.setdefault(shard_of((prefix + row.id).encode()), []).append(place)
+    for index, item in enumerate(items):
+        groups.setdefault(shard_of((prefix + item.id).encode()), []).append(index)
     return [*groups.values()]
 
 
-def _portions(rows: Sequence[Row], group: Sequence[int]) -> Iterator[Sequence[int]]:
-    portion: list[int] = []
-    size = 0
-    for place in group:
-        weight = rows[place].weight
-        if portion and (len(portion) == _MAX_ROWS or size + weight > _MAX_BYTES):
-            yield portion
-            portion, size = [], 0
-        portion.append(place)
-        size += weight
-    if portion:
-        yield portion
+def _parts(items: Sequence[Item], group: Sequence[int]) -> Iterator[Sequence[int]]:
+    part: list[int] = []
+    total = 0
+    for index in group:
+        size = items[index].size
+        if part and (len(part) == _MAX_ITEMS or total + size > _MAX_BYTES):
+            yield part
+            part, total = [], 0
+        part.append(index)
+        total += size
+    if part:
+        yield part
 
 
 def _call(
-    names: Sequence[bytes], rows: Sequence[Row], places: Sequence[int], head: Sequence[Value]
+    names: Sequence[bytes], items: Sequence[Item], indexes: Sequence[int], head: Sequence[Value]
 ) -> Call:
-    values = [value for place in places for value in rows[place].values]
-    return Call([names[place] for place in places], [*head, *values])
+    values = [value for index in indexes for value in items[index].values]
+    return Call([names[index] for index in indexes], [*head, *values])

@@ -1,4 +1,4 @@
-"""How commands reach a Redis Cluster: each to the node that has its key."""
+"""Connections to a Redis Cluster: each command goes to the node that has its key."""
 
 import asyncio
 from bisect import bisect_right
@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, TypeAlias
 
-from perdure.stores.redis.errors import NotSent, driver_errors, is_away, load_exceptions
+from perdure.stores.redis.errors import NotSent, driver_errors, is_unavailable, load_exceptions
 from perdure.stores.redis.keys import slot_of
 from perdure.stores.redis.node import Command, NodeLink
 
@@ -15,8 +15,8 @@ Address: TypeAlias = tuple[str, int]
 _MAX_REDIRECTIONS = 5
 
 
-class _Stretch(NamedTuple):
-    """Slots that follow each other, and the primary that has them."""
+class _SlotRange(NamedTuple):
+    """Consecutive slots, and the primary that has them."""
 
     first: int
     last: int
@@ -26,11 +26,11 @@ class _Stretch(NamedTuple):
 class ClusterLink:
     """The nodes of a cluster, and which of them has which keys.
 
-    The driver's client for clusters is not used. It sends a command again whose answer was lost,
-    and when a node is lost it closes connections under those who use them, and forgets others.
+    The driver's client for clusters is not used. It repeats a command whose reply was lost, and
+    when a node fails it closes connections that are in use, and leaks others.
     """
 
-    is_split = True
+    is_sharded = True
 
     def __init__(
         self, make_node: Callable[[Address], NodeLink], seeds: Sequence[Address], *, where: str
@@ -39,47 +39,52 @@ class ClusterLink:
         self._make_node = make_node
         self._seeds = seeds
         self._nodes: dict[Address, NodeLink] = {}
-        self._map: Sequence[_Stretch] = ()
+        self._slots: Sequence[_SlotRange] = ()
         self._errors = driver_errors()
 
     async def send(self, commands: Sequence[Command]) -> list[Any]:
-        """Send to each node its commands together, and give the reply to each."""
-        if not self._map:
-            await self._explore()
+        """Send the commands of each node together, and return the reply to each."""
+        if not self._slots:
+            await self._discover()
         routes = [self._primary(command) for command in commands]
         replies = await self._send_by(routes, commands)
         for _ in range(_MAX_REDIRECTIONS):
-            astray = [n for n, reply in enumerate(replies) if _is_redirection(reply)]
-            if not astray:
+            redirected = [n for n, reply in enumerate(replies) if _is_redirection(reply)]
+            if not redirected:
                 break
-            again = [commands[n] for n in astray]
-            late = await self._follow([replies[n] for n in astray], again)
-            for n, reply in zip(astray, late, strict=True):
+            again = [commands[n] for n in redirected]
+            new_replies = await self._follow([replies[n] for n in redirected], again)
+            for n, reply in zip(redirected, new_replies, strict=True):
                 replies[n] = reply
-        if any(isinstance(reply, Exception) and is_away(reply) for reply in replies):
-            self._map = ()
+        if any(isinstance(reply, Exception) and is_unavailable(reply) for reply in replies):
+            self._slots = ()
         return replies
 
     async def send_everywhere(self, command: Command) -> list[Any]:
-        """Give the reply of each primary."""
+        """Return the reply of each primary."""
         return [reply for node in await self._primaries() for reply in await node.send([command])]
 
     async def scan(self, pattern: str) -> AsyncIterator[bytes]:
-        """Give the keys of all primaries that match; a key may come twice."""
+        """Yield the keys of all primaries that match, some of them more than once."""
         for node in await self._primaries():
             async for key in node.scan(pattern):
                 yield key
 
     @asynccontextmanager
     async def subscriber(self) -> AsyncGenerator[Any]:
-        """Give a subscriber at one node: what is published at another comes there too."""
+        """Provide a subscriber at one node: it also receives what is published at another."""
         node = (await self._primaries())[0]
         try:
             async with node.subscriber() as subscriber:
                 yield subscriber
         except self._errors:
-            self._map = ()
+            self._slots = ()
             raise
+
+    def forget_loop(self) -> None:
+        """Drop the connections, which belong to an event loop that has ended."""
+        for node in self._nodes.values():
+            node.forget_loop()
 
     async def close(self) -> None:
         """Close the connections to all nodes."""
@@ -94,50 +99,50 @@ class ClusterLink:
 
     def _primary(self, command: Command) -> Address:
         slot = slot_of(_key_of(command))
-        place = bisect_right(self._map, slot, key=lambda stretch: stretch.first) - 1
-        if place < 0 or self._map[place].last < slot:
-            self._map = ()
+        index = bisect_right(self._slots, slot, key=lambda slots: slots.first) - 1
+        if index < 0 or self._slots[index].last < slot:
+            self._slots = ()
             raise NotSent(f"no node has the slot {slot}")
-        return self._map[place].primary
+        return self._slots[index].primary
 
     async def _primaries(self) -> Sequence[NodeLink]:
-        if not self._map:
-            await self._explore()
-        return [self._node(address) for address in dict.fromkeys(s.primary for s in self._map)]
+        if not self._slots:
+            await self._discover()
+        return [self._node(address) for address in dict.fromkeys(s.primary for s in self._slots)]
 
     async def _send_by(self, routes: Sequence[Address], commands: Sequence[Command]) -> list[Any]:
         groups: dict[Address, list[int]] = {}
         for n, address in enumerate(routes):
             groups.setdefault(address, []).append(n)
-        works = [
+        sends = [
             self._node(address).send([commands[n] for n in group])
             for address, group in groups.items()
         ]
         replies: list[Any] = [None] * len(commands)
-        for group, part in zip(groups.values(), await self._together(works), strict=True):
+        for group, part in zip(groups.values(), await self._gather(sends), strict=True):
             for n, reply in zip(group, part, strict=True):
                 replies[n] = reply
         return replies
 
-    async def _together(self, works: Sequence[Any]) -> Sequence[list[Any]]:
+    async def _gather(self, sends: Sequence[Any]) -> Sequence[list[Any]]:
         try:
-            if len(works) == 1:
-                return [await works[0]]
-            parts = await asyncio.gather(*works, return_exceptions=True)
+            if len(sends) == 1:
+                return [await sends[0]]
+            parts = await asyncio.gather(*sends, return_exceptions=True)
             for part in parts:
                 if isinstance(part, BaseException):
                     raise part
             return [part for part in parts if not isinstance(part, BaseException)]
         except self._errors:
-            # The node may have been replaced: its slots are looked for anew.
-            self._map = ()
+            # The node may have been replaced: ask for the slots again.
+            self._slots = ()
             raise
 
     async def _follow(self, redirections: Sequence[Any], commands: Sequence[Command]) -> list[Any]:
-        """Send commands to where the nodes say that their keys are, or are going to be."""
+        """Send commands to where the nodes say that their keys are, or are moving to."""
         routes = [(str(error.host), int(error.port)) for error in redirections]
         if all(isinstance(error, load_exceptions().MovedError) for error in redirections):
-            self._map = ()
+            self._slots = ()
             return await self._send_by(routes, commands)
         replies = []
         for address, command in zip(routes, commands, strict=True):
@@ -145,8 +150,8 @@ class ClusterLink:
             replies.append(reply)
         return replies
 
-    async def _explore(self) -> None:
-        """Ask the nodes, one after the other, which of them has which slots."""
+    async def _discover(self) -> None:
+        """Ask the nodes, one after another, which of them has which slots."""
         failure: Exception = NotSent("no node is known")
         for address in dict.fromkeys([*self._nodes, *self._seeds]):
             try:
@@ -156,16 +161,16 @@ class ClusterLink:
                 continue
             if isinstance(reply, Exception):
                 raise reply
-            self._map = sorted(_stretch(line, address) for line in reply)
+            self._slots = sorted(_slot_range(row, address) for row in reply)
             return
         raise failure
 
 
-def _stretch(line: Sequence[Any], asked: Address) -> _Stretch:
-    first, last, (host, port, *_) = line[:3]
-    # A node that does not know its own name means the one that it was asked by.
-    name = host.decode() if host else ""
-    return _Stretch(int(first), int(last), (name if name not in ("", "?") else asked[0], int(port)))
+def _slot_range(row: Sequence[Any], asked: Address) -> _SlotRange:
+    first, last, (host, port, *_) = row[:3]
+    # A node that does not know its own name means the one by which it was reached.
+    name = host.decode() if host else "?"
+    return _SlotRange(int(first), int(last), (asked[0] if name in ("", "?") else name, int(port)))
 
 
 def _key_of(command: Command) -> bytes:

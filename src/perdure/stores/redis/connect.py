@@ -1,4 +1,4 @@
-"""Links to the server of a URL, or through a client that was passed in."""
+"""Links to the server of a URL, or over a client that was passed in."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from perdure.errors import InvalidArgument
 from perdure.stores.redis.cluster import Address, ClusterLink
 from perdure.stores.redis.errors import load_driver
 from perdure.stores.redis.node import Link, NodeLink
+from perdure.validation import check_int
 
 _CLUSTER = "+cluster"
 
@@ -14,27 +15,26 @@ _CLUSTER = "+cluster"
 def open_link(
     url: str | None, client: Any, *, cluster: bool, max_connections: int, timeout: Duration
 ) -> Link:
-    """Give the link to the server of a URL, or through a client that was passed in.
+    """Return the link to the server of a URL, or over a client that was passed in.
 
-    A client for a cluster lends its settings: connections like its own are opened.
+    Of a cluster client only the settings are used: new connections are opened with them.
     """
     driver = load_driver()
-    if isinstance(max_connections, bool) or max_connections < 1:
-        raise InvalidArgument("max_connections", max_connections, "a whole number, 1 or more")
+    check_int(max_connections, "max_connections")
     if isinstance(client, driver.RedisCluster):
-        return _like(client, max_connections)
+        return _with_settings_of(client, max_connections)
     if isinstance(client, driver.Redis):
-        return _through(client, max_connections)
+        return _over(client, max_connections)
     if client is not None:
         expected = "a redis.asyncio.Redis or a redis.asyncio.RedisCluster"
         raise InvalidArgument("client", client, expected)
     if not isinstance(url, str) or "://" not in url:
         raise InvalidArgument("url", url, 'a URL such as "redis://localhost:6379/0", or a client=')
     seconds = parse_duration(timeout, "timeout").total_seconds()
-    return _to(url, cluster=cluster, max_connections=max_connections, timeout=seconds)
+    return _to_url(url, cluster=cluster, max_connections=max_connections, timeout=seconds)
 
 
-def _to(url: str, *, cluster: bool, max_connections: int, timeout: float) -> Link:
+def _to_url(url: str, *, cluster: bool, max_connections: int, timeout: float) -> Link:
     driver = load_driver()
     from redis.backoff import NoBackoff
 
@@ -42,7 +42,7 @@ def _to(url: str, *, cluster: bool, max_connections: int, timeout: float) -> Lin
     plain = f"{scheme.removesuffix(_CLUSTER)}://{rest}"
     where = rest.rpartition("@")[2].partition("?")[0] or url
     options = {
-        # One more than commands may use, for whoever listens for hints.
+        # One more than commands use, to listen for notifications.
         "max_connections": max_connections + 1,
         "socket_timeout": timeout,
         "socket_connect_timeout": timeout,
@@ -61,14 +61,14 @@ def _to(url: str, *, cluster: bool, max_connections: int, timeout: float) -> Lin
     return _cluster(pool.connection_class, settings, [seed], where, max_connections)
 
 
-def _through(client: Any, max_connections: int) -> NodeLink:
+def _over(client: Any, max_connections: int) -> NodeLink:
     pool = client.connection_pool
     limit = max(1, min(max_connections, pool.max_connections - 1))
     where = "the client that was passed in"
     return NodeLink(lambda: pool, where=where, limit=limit, is_ours=False)
 
 
-def _like(client: Any, max_connections: int) -> ClusterLink:
+def _with_settings_of(client: Any, max_connections: int) -> ClusterLink:
     nodes = [*client.nodes_manager.startup_nodes.values()]
     seeds = [(node.host, int(node.port)) for node in nodes]
     limit = max(1, min(max_connections, nodes[0].max_connections - 1))
@@ -84,10 +84,10 @@ def _cluster(
 
     def make_node(address: Address) -> NodeLink:
         host, port = address
-        placed = {**settings, "host": host, "port": port}
+        options = {**settings, "host": host, "port": port}
 
         def make_pool() -> Any:
-            return driver.ConnectionPool(kind, max_connections=limit + 1, **placed)
+            return driver.ConnectionPool(kind, max_connections=limit + 1, **options)
 
         return NodeLink(make_pool, where=f"{host}:{port}", limit=limit, is_ours=True)
 

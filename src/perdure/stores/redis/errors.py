@@ -1,4 +1,4 @@
-"""What Redis and its driver say, in perdure's words."""
+"""Errors of Redis and its driver, translated into perdure's."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from perdure.errors import MissingDependency, StoreError, StoreUnavailable
 
 
 class NotSent(Exception):
-    """No connection was to be had: nothing was asked of the server."""
+    """No connection was available: nothing was sent to the server."""
 
 
 def load_driver() -> Any:
-    """Give the module redis.asyncio, or raise `MissingDependency`."""
+    """Return the module redis.asyncio, or raise `MissingDependency`."""
     try:
         import redis.asyncio
     except ImportError:
@@ -19,22 +19,21 @@ def load_driver() -> Any:
 
 
 def load_exceptions() -> Any:
-    """Give the module redis.exceptions, or raise `MissingDependency`."""
-    try:
-        import redis.exceptions
-    except ImportError:
-        raise MissingDependency("redis", "redis") from None
+    """Return the module redis.exceptions, or raise `MissingDependency`."""
+    load_driver()
+    import redis.exceptions
+
     return redis.exceptions
 
 
 def driver_errors() -> tuple[type[Exception], ...]:
-    """Give all that may come out of the driver."""
+    """Return all errors that the driver may raise."""
     redis = load_exceptions()
     return (redis.RedisError, redis.RedisClusterException, NotSent, OSError, TimeoutError)
 
 
-def is_away(error: BaseException) -> bool:
-    """Tell whether the server cannot be reached just now, rather than refuses what was asked."""
+def is_unavailable(error: BaseException) -> bool:
+    """Return whether the server is currently unavailable, rather than refusing the request."""
     redis = load_exceptions()
     if isinstance(error, redis.AuthenticationError | redis.AuthorizationError):
         return False
@@ -42,7 +41,7 @@ def is_away(error: BaseException) -> bool:
     is_moving = isinstance(error, redis.ResponseError) and "non local key" in str(error)
     return (
         is_moving
-        or is_idle(error)
+        or is_not_executed(error)
         or isinstance(
             error,
             redis.ConnectionError
@@ -56,8 +55,8 @@ def is_away(error: BaseException) -> bool:
     )
 
 
-def is_idle(error: BaseException) -> bool:
-    """Tell whether the server is away and has certainly done nothing of what was asked."""
+def is_not_executed(error: BaseException) -> bool:
+    """Return whether the server is unavailable and certainly did not execute the command."""
     redis = load_exceptions()
     return isinstance(
         error,
@@ -69,26 +68,26 @@ def is_idle(error: BaseException) -> bool:
     )
 
 
-def translated(error: BaseException, where: str, tried: float = 0.0) -> StoreError:
-    """Give the driver's exception as one of ours, saying what to do next."""
+def translate(error: BaseException, where: str, seconds: float = 0.0) -> StoreError:
+    """Return the store's error for an error of the driver, saying what to do next."""
     redis = load_exceptions()
     at = f"Redis at {where}"
-    words = str(error) or type(error).__name__
-    if is_away(error):
-        return StoreUnavailable(f"{at} is away, tried for {tried:.1f}s: {words}")
+    message = str(error) or type(error).__name__
+    if is_unavailable(error):
+        return StoreUnavailable(f"{at} is unavailable, tried for {seconds:.1f}s: {message}")
     if isinstance(error, redis.AuthenticationError | redis.AuthorizationError):
-        return StoreError(f"{at} does not let this user in: {words}")
-    # A script's own commands are refused in other words.
-    if isinstance(error, redis.NoPermissionError) or "user executing the script can't" in words:
+        return StoreError(f"{at} does not accept this user and password: {message}")
+    # A command inside a script is refused with another error.
+    if isinstance(error, redis.NoPermissionError) or "user executing the script can't" in message:
         return StoreError(
-            f"{at} refuses: {words}. As an administrator run, for the user perdure logs in as and "
-            "its namespace: ACL SETUSER … ~perdure:* &perdure:* +@read +@write +@scripting "
+            f"{at} denies permission: {message}. As an administrator, run for perdure's user and "
+            "namespace: ACL SETUSER … ~perdure:* &perdure:* +@read +@write +@scripting "
             "+@connection +@pubsub +time +info +config|get"
         )
     if isinstance(error, redis.AskError):
-        hint = "this is a cluster: begin the URL with redis+cluster:// or pass cluster=True"
-        return StoreError(f"{at} keeps this run elsewhere, {hint} ({words})")
+        hint = "this is a cluster: use a redis+cluster:// URL or pass cluster=True"
+        return StoreError(f"{at} has this run on another node; {hint} ({message})")
     if isinstance(error, redis.OutOfMemoryError):
-        hint = "prune() runs that are over, or give the server more maxmemory"
-        return StoreError(f"{at} is full, {hint} ({words})")
-    return StoreError(f"{at} did not do what it was asked: {words}")
+        hint = "prune() finished runs, or raise the server's maxmemory"
+        return StoreError(f"{at} is out of memory; {hint} ({message})")
+    return StoreError(f"{at} failed: {message}")

@@ -1,4 +1,4 @@
-"""Texts under keys in Redis; the server itself forgets what has expired."""
+"""Strings by key in Redis; the server itself deletes what has expired."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -19,9 +19,9 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 class RedisKeyValue(AsyncCloseable):
-    """A `KeyValueStore` with compare-and-set; each key is a string of the server under its name.
+    """A `KeyValueStore` with compare-and-set; each value is a plain Redis string.
 
-    The options are those of `redis`; `prefix` begins every key.
+    The options are those of `redis`; every key starts with `prefix`.
 
         kv = RedisKeyValue("redis://localhost:6379/0", prefix="state:")
         persistence = StatePersistence(kv)
@@ -44,59 +44,59 @@ class RedisKeyValue(AsyncCloseable):
         )
         self._prefix = check_prefix(prefix)
         self._server = Server(link, connect_timeout=connect_timeout, clock=clock)
-        self._life = Lifecycle("Redis key-value", _nothing_to_set_up)
+        self._life = Lifecycle("Redis key-value", _open, on_move=link.forget_loop)
 
     async def get(self, key: str, /) -> str | None:
-        """Give the text, or None when there is none or its time is over."""
+        """Return the value, or `None` if there is none or it has expired."""
         [value] = await self.get_many([key])
         return value
 
     async def get_many(self, keys: Sequence[str], /) -> list[str | None]:
-        """Give the text of each key, in order."""
+        """Return the value of each key, in order."""
         replies = await self._send(*(("GET", self._key(key)) for key in keys))
         return [_text(key, reply) for key, reply in zip(keys, replies, strict=True)]
 
     async def set(self, key: str, value: str, /, *, ttl: Duration | None = None) -> None:
-        """Keep the text, for `ttl` when that is given and else until it is deleted."""
+        """Store the value, for `ttl` or until it is deleted."""
         span = None if ttl is None else parse_duration(ttl, "ttl") // _MILLISECOND
         if not isinstance(value, str):
-            raise InvalidArgument("value", value, "text")
+            raise InvalidArgument("value", value, "a string")
         name, text = self._key(key), value.encode()
         if span is None:
             await self._send(("SET", name, text))
         elif span == 0:
-            # The server refuses a time to live of zero, which means: gone at once.
+            # The server refuses a time to live of zero, which here means: expires at once.
             await self._send(("DEL", name))
         else:
             await self._send(("SET", name, text, "PX", span))
 
     async def replace(self, key: str, old: str | None, new: str | None, /) -> bool:
-        """Put `new` where `old` is, in one atomic act; None stands for nothing."""
+        """Replace `old` by `new` atomically; `None` stands for a missing value."""
         await self._life.ready()
         call = Call([self._key(key)], [_maybe(old), _maybe(new)])
         [replaced] = await self._server.run(scripts.REPLACE, [call], repeatable=False)
         return bool(replaced)
 
     async def delete(self, key: str, /) -> bool:
-        """Remove the key; tell whether it was there."""
+        """Delete the key; return whether it existed."""
         [deleted] = await self._send(("DEL", self._key(key)))
         return bool(deleted)
 
     async def exists(self, key: str, /) -> bool:
-        """Tell whether the key is there and its time is not over."""
-        [found] = await self._send(("EXISTS", self._key(key)))
-        return bool(found)
+        """Return whether the key has a value that has not expired."""
+        [count] = await self._send(("EXISTS", self._key(key)))
+        return bool(count)
 
     async def keys(self, pattern: str = "*", /) -> list[str]:
-        """Give the keys that match; `*` stands for any text, everything else for itself.
+        """Return the keys that match; `*` matches any string, all else only itself.
 
-        The server looks at all its keys for this, a few at a time.
+        The server examines all its keys for this, some at a time.
         """
         await self._life.ready()
-        whole = _glob(self._prefix).replace("*", "\\*") + _glob(pattern)
-        found = {key.decode() async for key in self._server.scan(whole)}
-        ids = sorted(key[len(self._prefix) :] for key in found)
-        return [id for id in ids if glob_match(pattern, id)]
+        glob = _glob(self._prefix).replace("*", "\\*") + _glob(pattern)
+        stored = {key.decode() async for key in self._server.scan(glob)}
+        keys = sorted(key[len(self._prefix) :] for key in stored)
+        return [key for key in keys if glob_match(pattern, key)]
 
     async def close(self) -> None:
         """Close the connections that were opened here."""
@@ -109,19 +109,19 @@ class RedisKeyValue(AsyncCloseable):
 
     def _key(self, key: str) -> bytes:
         if not isinstance(key, str):
-            raise InvalidArgument("key", key, "text")
+            raise InvalidArgument("key", key, "a string")
         return (self._prefix + key).encode()
 
 
-async def _nothing_to_set_up() -> None:
-    pass
+async def _open() -> None:
+    """Connections are opened when they are needed."""
 
 
 def _text(key: str, reply: bytes | None) -> str | None:
     try:
         return None if reply is None else reply.decode()
     except UnicodeDecodeError as error:
-        raise StoreCorrupted(f"what lies under {key!r} is no text") from error
+        raise StoreCorrupted(f"the value of {key!r} is not a UTF-8 string") from error
 
 
 def _maybe(text: str | None) -> str:
@@ -129,7 +129,7 @@ def _maybe(text: str | None) -> str:
 
 
 def _glob(text: str) -> str:
-    """Escape what is special in the server's patterns beside `*`."""
+    """Escape what is special in the server's patterns, except `*`."""
     for special in "\\?[]":
         text = text.replace(special, "\\" + special)
     return text

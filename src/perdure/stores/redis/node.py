@@ -1,4 +1,4 @@
-"""How commands reach a Redis server: through a pool of connections."""
+"""Connections to one Redis server."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -12,51 +12,55 @@ Value: TypeAlias = bytes | str | int
 Command: TypeAlias = Sequence[Value]
 
 _SCAN_COUNT = 1000
-_PARTING = 2.0
+_CLOSE_TIMEOUT = 2.0
 
 
-def packed(command: Command) -> bytes:
-    """Give a command as it goes over the wire; the driver takes far longer for many values."""
+def pack(command: Command) -> bytes:
+    """Return a command in the wire format; the driver is much slower for many values."""
     words = [word if isinstance(word, bytes) else str(word).encode() for word in command]
-    told = b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
-    return b"*%d\r\n%b" % (len(words), told)
+    packed = b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
+    return b"*%d\r\n%b" % (len(words), packed)
 
 
 class Link(Protocol):
-    """A way to the server. `is_split` says that keys of two shards never go in one command."""
+    """A way to send commands. With `is_sharded`, one command must not have keys of two shards."""
 
     where: str
-    is_split: bool
+    is_sharded: bool
 
     async def send(self, commands: Sequence[Command]) -> list[Any]:
-        """Give the reply to each command, its refusal included; raise when the way is cut."""
+        """Return the reply to each command, or its error; raise if the connection is lost."""
         ...
 
     async def send_everywhere(self, command: Command) -> list[Any]:
-        """Give the reply of each primary."""
+        """Return the reply of each primary."""
         ...
 
     def scan(self, pattern: str) -> AsyncIterator[bytes]:
-        """Give the keys that match; a key may come twice."""
+        """Yield the keys that match, some of them more than once."""
         ...
 
     def subscriber(self) -> AbstractAsyncContextManager[Any]:
-        """Give a subscriber of the driver's, on a connection of its own."""
+        """Return a subscriber of the driver's, on a connection of its own."""
+        ...
+
+    def forget_loop(self) -> None:
+        """Drop the connections, which belong to an event loop that has ended."""
         ...
 
     async def close(self) -> None:
-        """Close what was opened here."""
+        """Close the connections that were opened here."""
         ...
 
 
 class NodeLink:
     """One server, through a pool of the driver's, of which `limit` connections are used at once.
 
-    Commands go by a connection and not by the driver's client: that one sends a command again whose
-    answer was lost, also one that must not be done twice.
+    Commands are sent on a connection and not by the driver's client, which would repeat a command
+    whose reply was lost, even one that must not be executed twice.
     """
 
-    is_split = False
+    is_sharded = False
 
     def __init__(
         self, make_pool: Callable[[], Any], *, where: str, limit: int, is_ours: bool
@@ -68,39 +72,42 @@ class NodeLink:
         self._is_closed = False
         self._errors = driver_errors()
         self._refusal: type[Exception] = load_exceptions().ResponseError
-        self._home: asyncio.AbstractEventLoop | None = None
+        self.forget_loop()
+
+    def forget_loop(self) -> None:
+        """Drop the connections, which belong to an event loop that has ended."""
         self._pool: Any = None
-        self._free = asyncio.Semaphore(limit)
+        self._free = asyncio.Semaphore(self._limit)
 
     async def send(self, commands: Sequence[Command]) -> list[Any]:
-        """Send the commands together and give the reply to each."""
-        pool = self._settle()
+        """Send the commands together and return the reply to each."""
+        pool = self._open_pool()
         task = asyncio.current_task()
         cancellations = 0 if task is None else task.cancelling()
         async with self._free:
             connection = await self._connection(pool)
-            is_sound = False
+            is_reusable = False
             try:
-                await connection.send_packed_command([packed(command) for command in commands])
+                await connection.send_packed_command([pack(command) for command in commands])
                 if task is not None and task.cancelling() > cancellations:
                     # The driver sends under `wait_for`, which on Python 3.11 swallows a
                     # cancellation that arrives as its work ends.
                     raise asyncio.CancelledError
                 replies = [await self._reply(connection) for _ in commands]
-                is_sound = True
+                is_reusable = True
                 return replies
             finally:
-                # A reply may be on its way, and must not meet the next command.
-                if not is_sound or self._is_closed:
+                # Otherwise a late reply would be read as the reply to the next command.
+                if not is_reusable or self._is_closed:
                     await connection.disconnect(nowait=True)
                 await pool.release(connection)
 
     async def send_everywhere(self, command: Command) -> list[Any]:
-        """Give the reply of the server."""
+        """Return the reply of the server."""
         return await self.send([command])
 
     async def scan(self, pattern: str) -> AsyncIterator[bytes]:
-        """Give the keys that match; a key may come twice."""
+        """Yield the keys that match, some of them more than once."""
         cursor: Value = 0
         while True:
             [reply] = await self.send([("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT)])
@@ -114,33 +121,29 @@ class NodeLink:
 
     @asynccontextmanager
     async def subscriber(self) -> AsyncGenerator[Any]:
-        """Give a subscriber on the connection that commands leave free."""
-        client = load_driver().Redis(connection_pool=self._settle())
+        """Provide a subscriber on the one connection that commands leave free."""
+        client = load_driver().Redis(connection_pool=self._open_pool())
         async with client.pubsub() as subscriber:
             yield subscriber
 
     async def close(self) -> None:
-        """Close the connections when they are ours, as soon as those who use them are done."""
+        """Close the connections if they are ours, after a short wait for commands in flight."""
         self._is_closed = self._is_ours
-        if self._is_ours and self._home is asyncio.get_running_loop():
-            leaving = asyncio.ensure_future(self._left())
-            await asyncio.wait([leaving], timeout=_PARTING)
-            leaving.cancel()
-            await asyncio.wait([leaving])
+        if self._is_ours and self._pool is not None:
+            idle = asyncio.ensure_future(self._wait_until_idle())
+            await asyncio.wait([idle], timeout=_CLOSE_TIMEOUT)
+            idle.cancel()
+            await asyncio.wait([idle])
             await self._pool.aclose()
 
-    async def _left(self) -> None:
-        """Wait until nobody uses a connection."""
-        async with AsyncExitStack() as places:
+    async def _wait_until_idle(self) -> None:
+        async with AsyncExitStack() as stack:
             for _ in range(self._limit):
-                await places.enter_async_context(self._free)
+                await stack.enter_async_context(self._free)
 
-    def _settle(self) -> Any:
-        # Connections of a loop that has ended are lost with it.
-        if self._home is not asyncio.get_running_loop():
-            self._home = asyncio.get_running_loop()
+    def _open_pool(self) -> Any:
+        if self._pool is None:
             self._pool = self._make_pool()
-            self._free = asyncio.Semaphore(self._limit)
         return self._pool
 
     async def _connection(self, pool: Any) -> Any:

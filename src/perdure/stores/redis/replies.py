@@ -1,4 +1,4 @@
-"""What the scripts take and give, as the contract's records."""
+"""Arguments and replies of the scripts, from and to the records of the store contract."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -8,63 +8,62 @@ from typing import Any, NamedTuple
 import msgspec
 
 from perdure import codec
-from perdure.clock import isoformat
-from perdure.errors import InvalidArgument
 from perdure.snapshot import RunStatus, Snapshot
-from perdure.store import Due, Entry, Grant, Lease, LeaseRequest, Message, Rest, RunSummary
+from perdure.store import Due, Entry, Grant, Lease, LeaseRequest, Message, Rest
 from perdure.stores._reading import Granted, merged, read_grant, reading
+from perdure.stores._shell import Row
 from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.redis.node import Value
 
-_LAST = to_microseconds(datetime.max.replace(tzinfo=UTC))
+_MAX_TIME = to_microseconds(datetime.max.replace(tzinfo=UTC))
 
 to_json = msgspec.json.Encoder().encode
 
 
 def workflow_argument(workflow: str | None) -> str:
-    """Give a workflow's name so that none and "" differ."""
+    """Return a workflow's name in a form that distinguishes none from ""."""
     return "" if workflow is None else "=" + workflow
 
 
-def time_argument(moment: datetime | None, parameter: str) -> Value:
-    """Give a time as a script wants it, and "" for none."""
-    return "" if moment is None else to_microseconds(moment, parameter)
+def time_argument(time: datetime | None) -> Value:
+    """Return a time in microseconds, or "" for none."""
+    return "" if time is None else to_microseconds(time)
 
 
 def rest_argument(rest: Rest) -> dict[str, object]:
-    """Give a rest without what it does not say: the server's JSON has no good nothing."""
-    told: dict[str, object] = {"status": rest.status}
+    """Return a rest without missing values: the server's JSON has no usable null."""
+    fields: dict[str, object] = {"status": rest.status}
     if rest.wake_at is not None:
-        told["wake"] = to_microseconds(rest.wake_at)
+        fields["wake"] = to_microseconds(rest.wake_at)
     if rest.awaits:
-        told["awaits"] = rest.awaits
-    return told
+        fields["awaits"] = rest.awaits
+    return fields
 
 
-def entry_values(entry: Entry) -> Sequence[Value]:
-    """Give place in the journal, data, and what else the entry does."""
-    # Digits in equal number, so that places can be compared as texts.
+def entry_arguments(entry: Entry) -> Sequence[Value]:
+    """Return an entry's place in the journal, its data and its effects."""
+    # Of fixed length, so that places can be compared as strings.
     place = b"%016d:%010d" % (entry.epoch, entry.n)
     if not entry.consumes and entry.rest is None:
         return place, entry.data, b""
     if entry.rest is not None and entry.rest.delete:
-        return place, entry.data, b"gone"
-    more: dict[str, object] = {"takes": entry.consumes}
+        return place, entry.data, b"delete"
+    effects: dict[str, object] = {"consumes": entry.consumes}
     if entry.rest is not None:
-        more["rest"] = rest_argument(entry.rest)
-    return place, entry.data, to_json(more)
+        effects["rest"] = rest_argument(entry.rest)
+    return place, entry.data, to_json(effects)
 
 
-def snapshot_of(id: str, content: bytes) -> Snapshot:
-    """Give the merged snapshot of a run's content."""
+def read_snapshot(id: str, content: bytes) -> Snapshot:
+    """Return the merged snapshot of a run's content."""
     with reading(id):
         parts: Any = codec.loads(b"[%s]" % content)
         return merged(*parts or [None])
 
 
-def messages_of(mail: Sequence[bytes]) -> tuple[Message, ...]:
-    """Give the messages of an inbox's hash, in the order they were sent."""
-    messages = zip(mail[::2], mail[1::2], strict=True)
+def read_messages(reply: Sequence[bytes]) -> tuple[Message, ...]:
+    """Return the messages of an inbox's hash, in the order they were sent."""
+    messages = zip(reply[::2], reply[1::2], strict=True)
     return tuple(_message(field.decode(), payload) for field, payload in sorted(messages))
 
 
@@ -80,85 +79,76 @@ class Created(NamedTuple):
     now: datetime
 
 
-def acquired_of(reply: Sequence[Any]) -> Sequence[Any]:
-    """Give what became of each want: `Created`, the reply of a grant, or None."""
-    now, words, grants = reply
-    moment, left = from_microseconds(int(now)), iter(grants)
+def read_acquired(reply: Sequence[Any]) -> Sequence[Any]:
+    """Return the answer to each request: `Created`, the reply of a grant, or `None`."""
+    time, words, grants = reply
+    now, remaining = from_microseconds(int(time)), iter(grants)
     answers: list[Any] = []
     for word in words.split():
         if word == b"-":
             answers.append(None)
         else:
-            answers.append(next(left) if word == b"+" else Created(int(word), moment))
+            answers.append(next(remaining) if word == b"+" else Created(int(word), now))
     return answers
 
 
-def new_grant(created: Created, request: LeaseRequest) -> Grant:
-    """Give the grant of a run that was created as wanted."""
+def created_grant(created: Created, request: LeaseRequest) -> Grant:
+    """Return the grant of a run that was created."""
     assert request.create is not None
     lease = Lease(request.id, request.owner, created.epoch, created.now + request.ttl)
     return Grant(lease, codec.loads(request.create), created.now, created=True)
 
 
-def grant_of(reply: Sequence[Any], prefix: str, owner: str) -> Granted:
-    """Give the grant of a run that was there."""
-    facts, content, *mail = reply
+def existing_grant(reply: Sequence[Any], prefix: str, owner: str) -> Granted:
+    """Return the grant of a run that existed."""
+    facts, content, *inbox = reply
     epoch, now, ends, takeovers, _, key = facts.split(b" ", 5)
     id = key.decode()[len(prefix) :]
-    inbox = messages_of(*mail) if mail else ()
-    lease = Lease(id, owner, int(epoch), from_microseconds(int(ends)), bool(inbox))
-    read = partial(snapshot_of, id, content)
-    return read_grant(lease, read, from_microseconds(int(now)), inbox, int(takeovers))
+    messages = read_messages(*inbox) if inbox else ()
+    lease = Lease(id, owner, int(epoch), from_microseconds(int(ends)), bool(messages))
+    read = partial(read_snapshot, id, content)
+    return read_grant(lease, read, from_microseconds(int(now)), messages, int(takeovers))
 
 
-def wake_time_of(reply: Sequence[Any]) -> tuple[int, bytes]:
-    """Give the wake time of a run that was claimed, and its id to tell it from others."""
+def grant_order(reply: Sequence[Any]) -> tuple[int, bytes]:
+    """Return the sort key of a claimed run: its wake time, then its stored id."""
     *_, at, key = reply[0].split(b" ", 5)
     return int(at), key
 
 
-def renewed_of(reply: Sequence[Any], lease: Lease) -> Lease:
-    """Give a lease with its new end."""
-    ends, mail = reply
-    return Lease(lease.id, lease.owner, lease.epoch, from_microseconds(int(ends)), mail == 1)
+def renewed_lease(reply: Sequence[Any], lease: Lease) -> Lease:
+    """Return a lease with its new end."""
+    ends, has_messages = reply
+    expires_at = from_microseconds(int(ends))
+    return Lease(lease.id, lease.owner, lease.epoch, expires_at, has_messages == 1)
 
 
-def due_of(line: bytes, prefix: str) -> Due:
-    """Give a due run."""
-    at, _, key = line.partition(b" ")
-    # The server rounds a time that far away, and may round it beyond the last one there is.
-    return Due(key.decode()[len(prefix) :], from_microseconds(min(int(at), _LAST)))
+def read_due(line: bytes, prefix: str) -> Due:
+    """Return a due run."""
+    at, key = due_order(line)
+    # Scores are doubles: the last times there are may be rounded up beyond the last.
+    return Due(key.decode()[len(prefix) :], from_microseconds(min(at, _MAX_TIME)))
 
 
-def due_place(line: bytes) -> tuple[int, bytes]:
-    """Give what due runs are ordered by: their time, then their stored id."""
+def due_order(line: bytes) -> tuple[int, bytes]:
+    """Return the sort key of a due run: its wake time, then its stored id."""
     at, _, key = line.partition(b" ")
     return int(at), key
 
 
-def listed_of(line: bytes, prefix: str, statuses: Sequence[RunStatus]) -> RunSummary:
-    """Give a run of the list; its place there tells the status."""
+def read_row(line: bytes, prefix: str, statuses: Sequence[RunStatus]) -> Row:
+    """Return a listed run; the number of its list tells its status."""
     number, at, member = line.split(b" ", 2)
     key, zero, workflow = member.partition(b"\0")
-    id = key.decode()[len(prefix) :]
-    updated_at = isoformat(from_microseconds(int(at)))
-    status = statuses[(int(number) - 1) % len(statuses)]
-    return RunSummary(
-        id, updated_at, status, workflow.decode() if zero else None, f"{int(at)} {id}"
+    return Row(
+        key.decode()[len(prefix) :],
+        from_microseconds(int(at)),
+        statuses[(int(number) - 1) % len(statuses)],
+        workflow.decode() if zero else None,
     )
 
 
-def list_place(line: bytes) -> tuple[int, bytes]:
-    """Give what runs are listed by: their time, then their stored id."""
+def list_order(line: bytes) -> tuple[int, bytes]:
+    """Return the sort key of a listed run: its time, then its stored id."""
     _, at, member = line.split(b" ", 2)
     return int(at), member.partition(b"\0")[0]
-
-
-def mark_of(cursor: str | None, prefix: str) -> tuple[Value, Value]:
-    """Give the time and the stored id that a page comes after."""
-    if cursor is None:
-        return "", ""
-    at, space, id = cursor.partition(" ")
-    if not (space and at.removeprefix("-").isdecimal()):
-        raise InvalidArgument("after", cursor, "the cursor of a line that list() gave")
-    return at, prefix + id

@@ -1,4 +1,4 @@
-"""The Lua scripts, each one atomic act of the server."""
+"""The Lua scripts; the server executes each atomically."""
 
 from dataclasses import dataclass
 from hashlib import sha1
@@ -11,17 +11,18 @@ _MERGE = ("run", "merge")
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script by its name, its text, and the hash that the server knows it by."""
+    """A script: its name, its text, and the hash by which the server knows it."""
 
     name: str
     text: str
     sha: str
 
 
-def _script(name: str, before: tuple[str, ...]) -> Script:
+def _script(name: str, parts: tuple[str, ...]) -> Script:
+    """Return a script with the shared parts before it, which Redis cannot import."""
     folder = files("perdure.stores.redis") / "lua"
-    parts = [(folder / f"{part}.lua").read_text("utf-8") for part in (*before, name)]
-    text = "\n".join(parts)
+    texts = [(folder / f"{part}.lua").read_text("utf-8") for part in (*parts, name)]
+    text = "\n".join(texts)
     return Script(name, text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -35,10 +36,10 @@ ENQUEUE = _script("enqueue", _RUN)
 INBOX = _script("inbox", ())
 LIST = _script("list", _MERGE)
 LOAD = _script("load", ("content",))
+PERMISSIONS = _script("permissions", ())
 PRUNE = _script("prune", _RUN)
 RELEASE = _script("release", _RUN)
 RENEW = _script("renew", _RUN)
 REPLACE = _script("replace", ())
-RIGHTS = _script("rights", ())
 SAVE = _script("save", _RUN)
 SEND = _script("send", _RUN)

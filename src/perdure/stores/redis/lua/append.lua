@@ -1,33 +1,37 @@
--- KEYS: the run of each entry. ARGV, three for each: place in the journal, data, and what else it
--- does: "" for nothing, "gone", or JSON. Gives a letter for each: Accepted, Fenced, Unknown.
--- steps.lua has begun with them, and got as far as `number`.
-local function deed(run, place, data, more)
+-- Writes entries of any runs, in order, each if its epoch is open.
+-- KEYS: the run of each entry. ARGV, three for each entry: place in the journal, data, and effects:
+-- "" for none, "delete", or JSON. Returns a letter for each entry: Accepted, Fenced or Unknown.
+-- steps.lua wrote the entries before `number`.
+
+-- Consumes messages and writes the entry or the rest. All in one script: a message is consumed
+-- if and only if the entry that names it is written.
+local function apply(run, place, data, effects)
     local shard, id = shard_and_id(run)
-    if more == 'gone' then
-        remove(shard, id)
+    if effects == 'delete' then
+        delete(shard, id)
         return
     end
     local workflow = redis.call('HGET', run, 'workflow') or nil
-    more = cjson.decode(more)
-    look(shard, id, workflow)
-    for _, message in ipairs(more.takes) do
-        redis.call('HDEL', shard .. 'mail:' .. id, message)
+    effects = cjson.decode(effects)
+    require_keys(shard, id, workflow)
+    for _, message in ipairs(effects.consumes) do
+        redis.call('HDEL', shard .. 'inbox:' .. id, message)
     end
-    if more.rest then
-        lay(shard, id, workflow, epoch_of(place), place, data, more.rest)
+    if effects.rest then
+        settle(shard, id, workflow, epoch_of(place), place, data, effects.rest)
     else
         redis.call('HSET', run, place, data)
     end
 end
 
 for at = number, #KEYS do
-    local run, place, data, more = KEYS[at], unpack(ARGV, 3 * at - 2, 3 * at)
+    local run, place, data, effects = KEYS[at], unpack(ARGV, 3 * at - 2, 3 * at)
     local verdict, is_new = judge(run, place)
     verdicts[at] = verdict
-    if is_new and more == '' then
+    if is_new and effects == '' then
         redis.call('HSETNX', run, place, data)
     elseif is_new and redis.call('HEXISTS', run, place) == 0 then
-        deed(run, place, data, more)
+        apply(run, place, data, effects)
     end
 end
 return table.concat(verdicts)

@@ -1,18 +1,20 @@
--- KEYS: the lanes of shards. ARGV: limit, prefix, time and id to go on from or "", lanes as JSON
--- or "", owner, ttl. Gives where it stopped or nil, and a grant for each run, with its wake time.
+-- Leases runs that are due, earliest first.
+-- KEYS: the `workflows` keys of shards. ARGV: limit, prefix, time and id to continue after or "",
+-- workflows as JSON or "", owner, ttl. Returns where it stopped or nil, and the grants, each with
+-- the run's wake time.
 local prefix = ARGV[2]
 local mark = mark_of(ARGV[3], ARGV[4])
-local lanes = ARGV[5] ~= '' and cjson.decode(ARGV[5])
+local workflows = ARGV[5] ~= '' and cjson.decode(ARGV[5])
 
-local function wanted(id)
-    return begins_with(id, prefix)
+local function is_wanted(id)
+    return has_prefix(id, prefix)
 end
 
-local lines, stopped = agenda(lanes, moment, mark, tonumber(ARGV[1]), wanted)
+local lines, stopped = due_runs(workflows, now_text, mark, tonumber(ARGV[1]), is_wanted)
 local grants = {}
 for number, line in ipairs(lines) do
     local shard, id, at = unpack(line)
-    local was = last_of(shard .. 'run:' .. id)
-    grants[number] = grant(shard, id, was, ARGV[6], ARGV[7], at)
+    local header = read_header(shard .. 'run:' .. id)
+    grants[number] = grant(shard, id, header, ARGV[6], ARGV[7], at)
 end
 return {stopped, grants}

@@ -1,6 +1,5 @@
--- Gives a run's snapshot and its entries in the order of their places, as one text with commas
--- between them. A client would spend more on many small texts than on their content. Gives the place
--- of the last entry, too.
+-- Returns a run's snapshot and its entries in order, joined by commas into one string: a client
+-- reads that much faster than many small strings. Also returns the place of the last entry.
 local function content(run)
     local fields = redis.call('HGETALL', run)
     local texts, places, entries = {''}, {}, {}
@@ -13,7 +12,7 @@ local function content(run)
             entries[field] = fields[at + 1]
         end
     end
-    -- Of digits in equal number: any locale sorts them alike.
+    -- Places are digits of equal length, which every locale sorts alike.
     table.sort(places)
     for number, place in ipairs(places) do
         texts[number + 1] = entries[place]

@@ -1,3 +1,4 @@
--- KEYS: the run. Gives whether it was there.
+-- Deletes a run and everything that belongs to it.
+-- KEYS: the run. Returns 1 if it existed, otherwise 0.
 local shard, id = shard_and_id(KEYS[1])
-return remove(shard, id) and 1 or 0
+return delete(shard, id) and 1 or 0

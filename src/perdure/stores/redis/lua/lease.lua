@@ -1,5 +1,5 @@
--- Gives how a run lies. Its lease is over when there is none, too.
-local function last_of(run)
+-- Returns the header of a run. `is_free` also holds for a lease that has expired.
+local function read_header(run)
     local status, workflow, updated, owner, epoch, ends, takeovers = unpack(
         redis.call(
             'HMGET', run, 'status', 'workflow', 'updated', 'owner', 'epoch', 'wake', 'takeovers'
@@ -11,36 +11,37 @@ local function last_of(run)
         updated = updated,
         owner = owner or nil,
         epoch = epoch,
-        is_over = not owner or tonumber(ends) <= now,
+        is_free = not owner or tonumber(ends) <= now,
         takeovers = takeovers or 0,
     }
 end
 
--- Gives a run to an owner: {facts, content}, and its inbox if there is something in it. The facts
--- are one text: epoch, now, end of the lease, takeovers, what the caller adds, and the id.
-local function grant(shard, id, was, owner, ttl, more)
+-- Leases a run to an owner, with a new epoch that fences out the previous one. Returns
+-- {facts, content, inbox}, without the inbox if it is empty. The facts are one string: epoch, now,
+-- end of the lease, takeovers, wake time as passed in, and id.
+local function grant(shard, id, header, owner, ttl, wake_time)
     local run = shard .. 'run:' .. id
-    look(shard, id, was.workflow)
+    require_keys(shard, id, header.workflow)
     local data, last = content(run)
-    local takeovers = was.takeovers
-    -- A place in the journal begins with the epoch.
-    if last and string.sub(last, 1, #was.epoch) == was.epoch then
+    local takeovers = header.takeovers
+    -- A place in the journal starts with the epoch: the last owner wrote an entry.
+    if last and string.sub(last, 1, #header.epoch) == header.epoch then
         takeovers = 0
-    elseif was.owner and was.is_over then
+    elseif header.owner and header.is_free then
         takeovers = takeovers + 1
     end
-    local epoch, ends = tick(shard), text(now + ttl)
+    local epoch, ends = next_number(shard), integer(now + ttl)
     redis.call(
         'HSET', run, 'status', 'running', 'owner', owner, 'epoch', epoch, 'wake', ends,
         'takeovers', takeovers
     )
-    redis.call('HDEL', run, 'awaits', 'folded')
-    if was.status ~= 'running' then
-        delist(shard, id, was.workflow, was.status)
-        enlist(shard, id, was.workflow, 'running', was.updated)
+    redis.call('HDEL', run, 'awaits', 'settled')
+    if header.status ~= 'running' then
+        remove_from_list(shard, id, header.workflow, header.status)
+        add_to_list(shard, id, header.workflow, 'running', header.updated)
     end
-    wake(shard, id, was.workflow, ends)
-    local mail = redis.call('HGETALL', shard .. 'mail:' .. id)
-    local facts = table.concat({epoch, moment, ends, takeovers, more, id}, ' ')
-    return {facts, data, mail[1] and mail}
+    schedule(shard, id, header.workflow, ends)
+    local inbox = redis.call('HGETALL', shard .. 'inbox:' .. id)
+    local facts = table.concat({epoch, now_text, ends, takeovers, wake_time, id}, ' ')
+    return {facts, data, inbox[1] and inbox}
 end

@@ -1,5 +1,5 @@
--- KEYS: the run. Gives its content, or nil. A script asks the primary, also where a client reads
--- from replicas.
+-- KEYS: the run. Returns its content, or nil. A script always reads from the primary, also for a
+-- client that reads from replicas.
 if redis.call('EXISTS', KEYS[1]) == 0 then
     return false
 end

@@ -1,10 +1,10 @@
--- Sorted sets read as one, in order of score and then of the members' bytes.
+-- Reads several sorted sets as one, in order of score and then of the members' bytes.
 
--- A script holds everybody up: after so many members it stops, and says where it stopped.
-local LOOK = 5000
+-- A script blocks all other clients: after this many members it stops, and reports where.
+local MAX_MEMBERS = 5000
 local CHUNK = 50
 
--- The server's locale may order texts in another way than sorted sets do.
+-- Lua compares strings by the server's locale, sorted sets by bytes.
 local function bytes_before(a, b)
     for at = 1, math.min(#a, #b) do
         local x, y = string.byte(a, at), string.byte(b, at)
@@ -20,11 +20,12 @@ local function id_of(member)
     return zero and string.sub(member, 1, zero - 1) or member
 end
 
-local function begins_with(id, prefix)
+local function has_prefix(id, prefix)
     return string.sub(id, 1, #prefix) == prefix
 end
 
-local function next_line(source, range, from, to)
+-- Moves a source to its next member, or to nil at the end.
+local function advance(source, range, from, to)
     if source.at > #source.lines and source.more then
         source.lines = redis.call(
             range, source.key, from, to, 'WITHSCORES', 'LIMIT', source.offset, CHUNK
@@ -38,9 +39,10 @@ local function next_line(source, range, from, to)
     source.at = source.at + 2
 end
 
--- Gives up to `limit` lines {number of the set, member, score} that `wanted` takes; and, when it
--- stopped before the end, {score, id} of the last line it saw. `mark` is such a pair to go on from.
-local function merge(keys, backwards, from, to, mark, limit, wanted)
+-- Returns up to `limit` lines {number of the set, member, score} for which `is_wanted` is true;
+-- and, if it stopped early, {score, id} of the last member it examined. `mark` is such a pair, to
+-- continue after.
+local function merge(keys, backwards, from, to, mark, limit, is_wanted)
     local range = backwards and 'ZREVRANGEBYSCORE' or 'ZRANGEBYSCORE'
     local function before(a, b)
         if a.score ~= b.score then
@@ -48,7 +50,7 @@ local function merge(keys, backwards, from, to, mark, limit, wanted)
         end
         return a.member ~= b.member and bytes_before(a.member, b.member) ~= backwards
     end
-    -- The one to go on with lies at the end.
+    -- Sorted so that the next source is the last: removing it moves no other.
     local sources = {}
     local function put(source)
         local low, high = 1, #sources + 1
@@ -65,29 +67,29 @@ local function merge(keys, backwards, from, to, mark, limit, wanted)
     for number, key in ipairs(keys) do
         local source = {number = number, key = key, lines = {}, at = 1, offset = 0, more = true}
         repeat
-            next_line(source, range, from, to)
-            local seen = source.member and mark
+            advance(source, range, from, to)
+            local is_done = source.member and mark
                 and not before(mark, {score = source.score, member = id_of(source.member)})
-        until not seen
+        until not is_done
         if source.member then
             put(source)
         end
     end
-    local lines, looked, last = {}, 0, nil
+    local lines, examined, last = {}, 0, nil
     while #lines < limit do
         local first = table.remove(sources)
         if not first then
             return lines, false
         end
-        if looked == LOOK then
-            return lines, {text(last.score), last.member}
+        if examined == MAX_MEMBERS then
+            return lines, {integer(last.score), last.member}
         end
-        looked = looked + 1
+        examined = examined + 1
         last = {score = first.score, member = id_of(first.member)}
-        if wanted(first.member, first.score, first.number) then
-            lines[#lines + 1] = {first.number, first.member, text(first.score)}
+        if is_wanted(first.member, first.score, first.number) then
+            lines[#lines + 1] = {first.number, first.member, integer(first.score)}
         end
-        next_line(first, range, from, to)
+        advance(first, range, from, to)
         if first.member then
             put(first)
         end
@@ -99,21 +101,22 @@ local function mark_of(score, id)
     return score ~= '' and {score = tonumber(score), member = id} or nil
 end
 
--- Gives the due runs of shards, which are named by their `lanes` keys, earliest first.
-local function agenda(workflows, to, mark, limit, wanted)
+-- Returns the runs that are due at `to`, earliest first, of the shards whose `workflows` keys are
+-- in KEYS.
+local function due_runs(workflows, to, mark, limit, is_wanted)
     local keys, shards = {}, {}
     for _, key in ipairs(KEYS) do
-        local shard = string.match(key, '^(.*)lanes$')
-        for _, lane in ipairs(workflows or redis.call('SMEMBERS', key)) do
-            keys[#keys + 1] = shard .. 'wake:' .. lane
+        local shard = string.match(key, '^(.*)workflows$')
+        for _, workflow in ipairs(workflows or redis.call('SMEMBERS', key)) do
+            keys[#keys + 1] = shard .. 'wake:' .. workflow
             shards[#shards + 1] = shard
         end
     end
-    local from = mark and text(mark.score) or '-inf'
-    local function wanted_here(id, at, number)
-        return wanted(id, at, shards[number])
+    local from = mark and integer(mark.score) or '-inf'
+    local function is_wanted_here(id, at, number)
+        return is_wanted(id, at, shards[number])
     end
-    local lines, stopped = merge(keys, false, from, to, mark, limit, wanted_here)
+    local lines, stopped = merge(keys, false, from, to, mark, limit, is_wanted_here)
     for _, line in ipairs(lines) do
         line[1] = shards[line[1]]
     end

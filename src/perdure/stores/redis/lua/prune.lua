@@ -1,17 +1,18 @@
--- KEYS: a list of runs that are over. ARGV: age, limit, prefix, offset. Gives how many were
--- deleted, how many of others were passed over, and whether there is more to look at.
+-- Deletes old runs, examining a window of a list at a time.
+-- KEYS: a list of runs that are over. ARGV: age, limit, prefix, offset. Returns how many were
+-- deleted, how many of other prefixes were skipped, and whether there is more to examine.
 local WINDOW = 500
 local limit, prefix = tonumber(ARGV[2]), ARGV[3]
-local before = '(' .. text(now - tonumber(ARGV[1]))
+local before = '(' .. integer(now - tonumber(ARGV[1]))
 local shard = string.match(KEYS[1], '^([^{]*{[^}]*}:)')
-local lines = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', before, 'LIMIT', ARGV[4], WINDOW)
-local deleted, passed = 0, 0
-for _, line in ipairs(lines) do
-    if string.sub(line, 1, #prefix) ~= prefix then
-        passed = passed + 1
+local members = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', before, 'LIMIT', ARGV[4], WINDOW)
+local deleted, skipped = 0, 0
+for _, member in ipairs(members) do
+    if string.sub(member, 1, #prefix) ~= prefix then
+        skipped = skipped + 1
     elseif deleted < limit then
-        remove(shard, string.match(line, '^%Z+'))
+        delete(shard, string.match(member, '^%Z+'))
         deleted = deleted + 1
     end
 end
-return {deleted, passed, #lines == WINDOW and 1 or 0}
+return {deleted, skipped, #members == WINDOW and 1 or 0}

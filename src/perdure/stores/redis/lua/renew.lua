@@ -1,15 +1,16 @@
--- KEYS: the run of each lease. ARGV: ttl, then two for each: epoch, owner. Gives for each the new
--- end and whether there is mail, or nil when it was lost.
-local ends = text(now + tonumber(ARGV[1]))
+-- Extends leases, each if it is still held.
+-- KEYS: the run of each lease. ARGV: ttl, then two for each lease: epoch, owner. Returns for each
+-- its new end and whether the inbox has messages, or nil if it was lost.
+local ends = integer(now + tonumber(ARGV[1]))
 local answers = {}
 for number, run in ipairs(KEYS) do
-    local was = redis.call('HMGET', run, 'epoch', 'owner', 'workflow')
-    if was[1] == ARGV[2 * number] and was[2] == ARGV[2 * number + 1] then
+    local header = redis.call('HMGET', run, 'epoch', 'owner', 'workflow')
+    if header[1] == ARGV[2 * number] and header[2] == ARGV[2 * number + 1] then
         local shard, id = shard_and_id(run)
-        look(shard, id, was[3] or nil)
+        require_keys(shard, id, header[3] or nil)
         redis.call('HSET', run, 'wake', ends)
-        wake(shard, id, was[3] or nil, ends)
-        answers[number] = {ends, redis.call('EXISTS', shard .. 'mail:' .. id)}
+        schedule(shard, id, header[3] or nil, ends)
+        answers[number] = {ends, redis.call('EXISTS', shard .. 'inbox:' .. id)}
     else
         answers[number] = false
     end

@@ -1,7 +1,8 @@
--- KEYS: a key with a text. ARGV: old, new; each as "=<text>", or "" for nothing. Puts the new in
--- the place of the old and gives 1, or gives 0 when the old is not there.
-local text = redis.call('GET', KEYS[1])
-if (text and '=' .. text or '') ~= ARGV[1] then
+-- Compare-and-set of one string.
+-- KEYS: the key. ARGV: old and new value, each as "=<value>", or "" for none. Returns 1 if the old
+-- value was there and was replaced, otherwise 0.
+local value = redis.call('GET', KEYS[1])
+if (value and '=' .. value or '') ~= ARGV[1] then
     return 0
 end
 if ARGV[2] == '' then

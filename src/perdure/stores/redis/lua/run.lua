@@ -1,85 +1,93 @@
--- What a run is and how it is found. Goes before the other scripts, which are chunks of one text.
+-- The keys of a run and the functions that change them. Placed before most scripts: the parts of a
+-- script are joined into one text.
 --
 -- A run is a hash under <namespace>:{<shard>}:run:<id>, with its header, its snapshot and its
--- journal, one field per entry. All else that belongs to it or finds it carries the same hash tag.
--- It lies in the same slot, so a name that is derived here is as good as a declared one:
---   mail:<id>      hash    events that were not taken, "<number> <name>" -> payload
---   seen:<id>      set     dedup ids of events
---   list:<status>  zset    ids by the time of the last rest, with "\0<workflow>" where there is one
---   wake:<lane>    zset    ids by wake time; the lane of a workflow is "=<name>", of none ""
---   lanes          set     the lanes that hold a run
---   tick           string  the last number that was given
+-- journal, one field per entry. Everything else that belongs to it or finds it has the same hash
+-- tag and so is in the same slot, which allows a script to use keys whose names it derives:
+--   inbox:<id>       hash    messages that were not consumed, "<number> <name>" -> payload
+--   dedup:<id>       set     dedup ids of messages
+--   list:<status>    zset    ids by the time of the last rest, with "\0<workflow>" if there is one
+--   wake:<workflow>  zset    ids by wake time; the workflow is "=<name>", or "" for none
+--   workflows        set     the workflows that have a wake set, in the same form
+--   sequence         string  the last number that was given to an epoch or a message
+--
+-- The server executes a script atomically, but does not roll back one that fails. So each script
+-- makes every check that can fail before its first write.
 
-local clock = redis.call('TIME')
-local now = clock[1] * 1000000 + clock[2]
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
 
--- tostring() rounds what has more than 14 digits.
-local function text(number)
+-- tostring() rounds a number of more than 14 digits.
+local function integer(number)
     return string.format('%.0f', number)
 end
 
-local moment = text(now)
+local now_text = integer(now)
 
 local function shard_and_id(run)
     return string.match(run, '^([^{]*{[^}]*}:)run:(.*)$')
 end
 
--- Grows whatever happens: the clock may be set back, and a deleted run's numbers stay used.
-local ticks = {}
-local function tick(shard)
-    local last = ticks[shard] or tonumber(redis.call('GET', shard .. 'tick')) or 0
-    ticks[shard] = math.max(last + 1, now)
-    local next = text(ticks[shard])
-    redis.call('SET', shard .. 'tick', next)
-    return next
+-- Returns a number that the shard never gave before, also if the clock was set back or the run
+-- that had the last number was deleted.
+local sequences = {}
+local function next_number(shard)
+    local last = sequences[shard] or tonumber(redis.call('GET', shard .. 'sequence')) or 0
+    sequences[shard] = math.max(last + 1, now)
+    local number = integer(sequences[shard])
+    redis.call('SET', shard .. 'sequence', number)
+    return number
 end
 
-local hinted = false
-local function hint(shard)
-    if not hinted then
-        hinted = true
-        -- A user who may not publish loses the hint and nothing else.
-        redis.pcall('PUBLISH', string.match(shard, '^[^{]*') .. 'hints', '')
+local is_notified = false
+local function notify(shard)
+    if not is_notified then
+        is_notified = true
+        -- Without the permission to publish only the notification is lost.
+        redis.pcall('PUBLISH', string.match(shard, '^[^{]*') .. 'notifications', '')
     end
 end
 
--- Arguments cannot be nil: a workflow comes as "=<name>", and as "" when there is none.
+-- An argument cannot be nil: a workflow is passed as "=<name>", and none as "".
 local function workflow_of(argument)
     return argument ~= '' and string.sub(argument, 2) or nil
 end
 
-local function enlist(shard, id, workflow, status, updated)
-    local line = workflow and id .. '\0' .. workflow or id
-    redis.call('ZADD', shard .. 'list:' .. status, updated, line)
+local function list_member(id, workflow)
+    return workflow and id .. '\0' .. workflow or id
 end
 
-local function delist(shard, id, workflow, status)
-    local line = workflow and id .. '\0' .. workflow or id
-    redis.call('ZREM', shard .. 'list:' .. status, line)
+local function add_to_list(shard, id, workflow, status, updated)
+    redis.call('ZADD', shard .. 'list:' .. status, updated, list_member(id, workflow))
 end
 
-local function wake(shard, id, workflow, at)
-    local lane = workflow and '=' .. workflow or ''
-    local key = shard .. 'wake:' .. lane
+local function remove_from_list(shard, id, workflow, status)
+    redis.call('ZREM', shard .. 'list:' .. status, list_member(id, workflow))
+end
+
+-- Sets the wake time of a run, or removes it if `at` is nil.
+local function schedule(shard, id, workflow, at)
+    local member = workflow and '=' .. workflow or ''
+    local key = shard .. 'wake:' .. member
     if at then
         redis.call('ZADD', key, at, id)
-        redis.call('SADD', shard .. 'lanes', lane)
+        redis.call('SADD', shard .. 'workflows', member)
     elseif redis.call('ZREM', key, id) == 1 and redis.call('EXISTS', key) == 0 then
-        redis.call('SREM', shard .. 'lanes', lane)
+        redis.call('SREM', shard .. 'workflows', member)
     end
 end
 
--- While a slot of a cluster moves to another node, some of its keys are here and some there, and a
--- script is broken off where one is missing. To look at all of a run's keys before the first write
--- makes that harmless: the server refuses to look, and nothing is half done.
-local function look(shard, id, workflow)
+-- Fails unless all keys of a run are on this node. While a slot of a cluster moves to another node,
+-- some of its keys are here and some there, and a script is aborted at the first key that is
+-- missing. Naming all keys before the first write means that nothing is left half done.
+local function require_keys(shard, id, workflow)
     redis.call(
         'EXISTS',
         shard .. 'run:' .. id,
-        shard .. 'mail:' .. id,
-        shard .. 'seen:' .. id,
-        shard .. 'tick',
-        shard .. 'lanes',
+        shard .. 'inbox:' .. id,
+        shard .. 'dedup:' .. id,
+        shard .. 'sequence',
+        shard .. 'workflows',
         shard .. 'wake:' .. (workflow and '=' .. workflow or ''),
         shard .. 'list:running',
         shard .. 'list:suspended',
@@ -91,88 +99,92 @@ local function look(shard, id, workflow)
     )
 end
 
--- Adds a field that has a value.
-local function add(fields, name, value)
+-- Adds a field if it has a value.
+local function add_field(fields, name, value)
     if value then
         fields[#fields + 1] = name
         fields[#fields + 1] = value
     end
 end
 
--- Makes a run that wakes at a time, or whose owner's lease ends then; gives its epoch.
+-- Creates a run and returns its epoch. `at` is its wake time, or when its owner's lease ends.
 local function create(shard, id, workflow, snapshot, at, owner)
-    look(shard, id, workflow)
-    local epoch = tick(shard)
+    require_keys(shard, id, workflow)
+    local epoch = next_number(shard)
     local fields = {
-        'status', 'running', 'updated', moment, 'epoch', epoch, 'wake', at, 'snapshot', snapshot
+        'status', 'running', 'updated', now_text, 'epoch', epoch, 'wake', at, 'snapshot', snapshot
     }
-    add(fields, 'workflow', workflow)
-    add(fields, 'owner', owner)
+    add_field(fields, 'workflow', workflow)
+    add_field(fields, 'owner', owner)
     redis.call('HSET', shard .. 'run:' .. id, unpack(fields))
-    enlist(shard, id, workflow, 'running', moment)
-    wake(shard, id, workflow, at)
+    add_to_list(shard, id, workflow, 'running', now_text)
+    schedule(shard, id, workflow, at)
     return epoch
 end
 
-local function lies_in_inbox(shard, id, names)
-    local wanted = {}
+-- Returns whether the inbox has a message of one of these names.
+local function has_message(shard, id, names)
+    local is_awaited = {}
     for _, name in ipairs(names) do
-        wanted[name] = true
+        is_awaited[name] = true
     end
-    for _, message in ipairs(redis.call('HKEYS', shard .. 'mail:' .. id)) do
-        if wanted[string.match(message, '^%d+ (.*)$')] then
+    for _, message in ipairs(redis.call('HKEYS', shard .. 'inbox:' .. id)) do
+        if is_awaited[string.match(message, '^%d+ (.*)$')] then
             return true
         end
     end
     return false
 end
 
--- Puts a run to rest. What it was before is gone, but for its inbox. `folded` is the place of the
--- entry that does it, if there is one.
-local function lay(shard, id, workflow, epoch, folded, snapshot, rest)
+-- Replaces a run by its state at rest; only its inbox stays. `place` is that of the entry that is
+-- the rest, or nil. The inbox is checked in the same script, so a message that a run awaits is
+-- either seen here or finds `awaits` when it is sent.
+local function settle(shard, id, workflow, epoch, place, snapshot, rest)
     local run = shard .. 'run:' .. id
-    local was = redis.call('HMGET', run, 'status', 'workflow')
-    local at = rest.wake and text(rest.wake)
-    look(shard, id, workflow)
-    if was[2] ~= (workflow or false) then
-        look(shard, id, was[2] or nil)
+    local old = redis.call('HMGET', run, 'status', 'workflow')
+    local old_status, old_workflow = old[1], old[2] or nil
+    local at = rest.wake and integer(rest.wake)
+    require_keys(shard, id, workflow)
+    if old_workflow ~= workflow then
+        require_keys(shard, id, old_workflow)
     end
-    if rest.awaits and lies_in_inbox(shard, id, rest.awaits) then
-        at = moment
+    if rest.awaits and has_message(shard, id, rest.awaits) then
+        at = now_text
     end
-    if was[1] then
-        delist(shard, id, was[2] or nil, was[1])
-        if not at or was[2] ~= (workflow or false) then
-            wake(shard, id, was[2] or nil, nil)
+    if old_status then
+        remove_from_list(shard, id, old_workflow, old_status)
+        if not at or old_workflow ~= workflow then
+            schedule(shard, id, old_workflow, nil)
         end
         redis.call('UNLINK', run)
     end
     local fields = {
-        'status', rest.status, 'updated', moment, 'epoch', epoch, 'snapshot', snapshot
+        'status', rest.status, 'updated', now_text, 'epoch', epoch, 'snapshot', snapshot
     }
-    add(fields, 'workflow', workflow)
-    add(fields, 'folded', folded)
-    add(fields, 'wake', at)
-    add(fields, 'awaits', rest.awaits and cjson.encode(rest.awaits))
+    add_field(fields, 'workflow', workflow)
+    add_field(fields, 'settled', place)
+    add_field(fields, 'wake', at)
+    add_field(fields, 'awaits', rest.awaits and cjson.encode(rest.awaits))
     redis.call('HSET', run, unpack(fields))
-    enlist(shard, id, workflow, rest.status, moment)
+    add_to_list(shard, id, workflow, rest.status, now_text)
     if at then
-        wake(shard, id, workflow, at)
+        schedule(shard, id, workflow, at)
         if tonumber(at) <= now then
-            hint(shard)
+            notify(shard)
         end
     end
 end
 
-local function remove(shard, id)
+-- Deletes a run and everything that belongs to it; returns whether it existed.
+local function delete(shard, id)
     local run = shard .. 'run:' .. id
-    local was = redis.call('HMGET', run, 'status', 'workflow')
-    if not was[1] then
+    local old = redis.call('HMGET', run, 'status', 'workflow')
+    if not old[1] then
         return false
     end
-    look(shard, id, was[2] or nil)
-    delist(shard, id, was[2] or nil, was[1])
-    wake(shard, id, was[2] or nil, nil)
-    redis.call('UNLINK', run, shard .. 'mail:' .. id, shard .. 'seen:' .. id)
+    require_keys(shard, id, old[2] or nil)
+    remove_from_list(shard, id, old[2] or nil, old[1])
+    schedule(shard, id, old[2] or nil, nil)
+    redis.call('UNLINK', run, shard .. 'inbox:' .. id, shard .. 'dedup:' .. id)
     return true
 end

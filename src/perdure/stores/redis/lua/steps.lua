@@ -1,29 +1,29 @@
--- The beginning of append.lua: the entries that only record steps, up to the first that does more.
--- Most batches hold nothing else, and need nothing of what a run is besides.
+-- The first part of append.lua: the entries that only record a step, up to the first that does
+-- more. Most batches contain nothing else and end here, without the rest of the script.
 local verdicts = {}
 
--- A place in the journal begins with the epoch, whose digits are as many as a tick's.
+-- A place in the journal starts with the epoch, which always has 16 digits.
 local function epoch_of(place)
     return string.sub(place, 1, 16)
 end
 
--- Gives the verdict on an entry, and whether it is new.
+-- Returns the verdict on an entry, and whether it may still have to be written.
 local function judge(run, place)
-    local header = redis.call('HMGET', run, 'epoch', 'owner', 'folded')
+    local header = redis.call('HMGET', run, 'epoch', 'owner', 'settled')
     if not header[1] then
         return 'U', false
     end
     if header[1] ~= epoch_of(place) then
         return 'F', false
     end
-    -- An epoch is open while its run has an owner: a rest and a release end both.
+    -- An epoch is open while its run has an owner: a rest and a release remove it.
     if header[2] then
         return 'A', true
     end
-    -- Both are of this epoch, and as long as each other: their digits tell which is later.
-    local is_folded = header[3] and place <= header[3]
-    local is_known = is_folded or redis.call('HEXISTS', run, place) == 1
-    return is_known and 'A' or 'F', false
+    -- Both places are of this epoch and of equal length, so they can be compared as strings.
+    local is_settled = header[3] and place <= header[3]
+    local is_written = is_settled or redis.call('HEXISTS', run, place) == 1
+    return is_written and 'A' or 'F', false
 end
 
 local number = 1

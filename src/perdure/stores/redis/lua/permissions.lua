@@ -1,5 +1,6 @@
--- KEYS: a key to try things on. Does all that the scripts do, so that a user who may not is told
--- at once, and not when a script is half done.
+-- Uses every command that the scripts use, so that a user who lacks a permission is told at once,
+-- and not when a script has made half of its writes.
+-- KEYS: a key to use.
 local key = KEYS[1]
 redis.call('UNLINK', key)
 redis.call('SET', key, '1')

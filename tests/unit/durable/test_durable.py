@@ -189,4 +189,4 @@ async def test_a_mismatch_names_both_versions(store: Any) -> None:
     await run(half, store, version=1)
     result = await run(whole, store, version=3)
     assert isinstance(result.error, VersionMismatch)
-    assert "begun by version 1, and this is version 3" in str(result.error)
+    assert "started by version 1, but this is version 3" in str(result.error)

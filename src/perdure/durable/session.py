@@ -115,7 +115,7 @@ class Session:
     async def _release(self, lease: Lease) -> None:
         try:
             await require_lease(self.store).release([lease])
-        except Exception as error:  # noqa: BLE001  # the caller was cancelled and hears of that
+        except Exception as error:  # noqa: BLE001  # the caller is told that it was cancelled
             logger.warning("run %r stays leased until its lease expires (%s)", lease.id, error)
 
     def hold(self, run: LeasedRun) -> None:

@@ -100,7 +100,7 @@ def failure_record(
     at: str,
     duration_ms: float,
 ) -> EncodedFailure:
-    """Return the record of a failed step; `declared` are the exception classes that come back."""
+    """Return the record of a failed step; `declared` are the exception classes to restore."""
     encoded = encode_failure(failure, call.id, declared, call.error_type)
     record = encoded.record
     record.at, record.durationMs, record.attempts = at, duration_ms, call.attempt

@@ -1,4 +1,4 @@
-"""What an append costs in a long run, beside one in a short run."""
+"""The cost of an append to a long run, compared with one to a short run."""
 
 from datetime import timedelta
 from statistics import median
@@ -20,7 +20,7 @@ async def cost_of_length(store: Journalled) -> float:
     for start in range(0, LENGTH, 500):
         await store.append(entries[start : start + 500])
     times: dict[str, list[float]] = {"long": [], "short": []}
-    # In turns, so that what else the machine does weighs on both alike.
+    # Alternately, so that other load on the machine affects both alike.
     for n in range(ROUNDS):
         for entry in (entry_of(long, LENGTH + n), entry_of(short, n)):
             began = perf_counter()

@@ -1,4 +1,4 @@
-"""Verbs that die between any two of their writes, and what must be there afterwards.
+"""Crashes between any two writes of a verb, and what must be stored afterwards.
 
 For stores whose verbs are several writes, of files or of keys.
 """
@@ -17,7 +17,7 @@ HOUR = timedelta(hours=1)
 
 
 class Crash(Exception):
-    """The process dies here."""
+    """Stands for the death of the process."""
 
 
 Verb = Callable[[Everything, Grant], Coroutine[Any, Any, object]]
@@ -33,7 +33,7 @@ async def _rest(store: Everything, grant: Grant) -> object:
     return await store.append([Entry("run", grant.lease.epoch, 9, data, rest=rest)])
 
 
-async def _rest_awaiting_mail(store: Everything, grant: Grant) -> object:
+async def _rest_awaiting_message(store: Everything, grant: Grant) -> object:
     data = as_json(snapshot("a", "b", status="waiting"))
     rest = Rest("waiting", None, ("paid",))
     return await store.append([Entry("run", grant.lease.epoch, 9, data, rest=rest)])
@@ -41,7 +41,8 @@ async def _rest_awaiting_mail(store: Everything, grant: Grant) -> object:
 
 async def _save(store: Everything, grant: Grant) -> object:
     whole = snapshot("a", "b", status="suspended", wake_at=grant.now)
-    return await store.save("run", whole)
+    await store.save("run", whole)
+    return None
 
 
 async def _create(store: Everything, grant: Grant) -> object:
@@ -51,7 +52,7 @@ async def _create(store: Everything, grant: Grant) -> object:
 VERBS: dict[str, Verb] = {
     "append": lambda store, grant: store.append([step(grant, 7, "c")]),
     "rest": _rest,
-    "rest awaiting mail": _rest_awaiting_mail,
+    "rest awaiting a message": _rest_awaiting_message,
     "renew": lambda store, grant: store.renew([grant.lease], timedelta(minutes=1)),
     "release": lambda store, grant: store.release([grant.lease]),
     "take over": lambda store, grant: store.acquire([LeaseRequest("run", "ana", HOUR)]),
@@ -65,7 +66,7 @@ VERBS: dict[str, Verb] = {
 async def survives_crash(
     store: Everything, dying: Everything, clock: TestClock, verb: Verb
 ) -> bool:
-    """Run the verb on the dying store, check what the other one finds, and tell if it finished."""
+    """Run the verb on the dying store, check the other, and return whether the verb finished."""
     (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
     assert grant is not None
     await store.append([step(grant, 1, "a"), step(grant, 2, "b")])
@@ -82,7 +83,7 @@ async def survives_crash(
 
 
 async def goes_whole(store: Everything, dying: Everything) -> bool:
-    """Rest so that the run is gone, on the dying store; check that all of it goes, or nothing."""
+    """Delete the run by its rest on the dying store; check that it exists whole or not at all."""
     (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
     assert grant is not None
     await store.append([step(grant, 1, "a"), step(grant, 2, "b")])
@@ -95,24 +96,24 @@ async def goes_whole(store: Everything, dying: Everything) -> bool:
 
 
 async def deletes_whole(store: Everything, dying: Everything) -> bool:
-    """Delete a run on the dying store; check that it is there whole, or that nothing of it is."""
-    want = LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))
-    (before,) = await store.acquire([want])
+    """Delete a run on the dying store; check that it exists whole or not at all."""
+    request = LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))
+    (before,) = await store.acquire([request])
     assert before is not None
     await store.append([step(before, 1, "a")])
     await store.send("run", "paid", b"1")
     finished = await finishes(dying.delete("run"))
     assert not finished or await store.load("run") is None
-    (after,) = await store.acquire([want])
+    (after,) = await store.acquire([request])
     assert after is not None
     assert after.lease.epoch > before.lease.epoch
-    there = (after.created, list(after.snapshot["steps"]), len(after.inbox))
-    assert there in [(True, [], 0), (False, ["a"], 1)]
+    run = (after.created, list(after.snapshot["steps"]), len(after.inbox))
+    assert run in [(True, [], 0), (False, ["a"], 1)]
     return finished
 
 
 async def finishes(work: Coroutine[Any, Any, object]) -> bool:
-    """Tell whether the work was done before the process died."""
+    """Return whether the work finished before the process died."""
     try:
         await work
     except Crash:

@@ -1,4 +1,4 @@
-"""File names, and keys of key-value servers, for strings that contain any characters."""
+"""File names and keys for arbitrary strings."""
 
 import re
 from hashlib import blake2b
@@ -8,10 +8,10 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 def safe_name(text: str) -> str:
-    """Return a short ASCII name that is unique to `text`.
+    """Return a short ASCII name for `text`, valid in any file system, that no other string has.
 
-    It begins with the readable part of the text and ends in 32 hexadecimal digits of its hash, so
-    that two names differ even on a file system that ignores case.
+    It starts with the readable part of the string and ends in 32 hexadecimal digits of its hash, so
+    that different strings differ even where a file system ignores case.
     """
     readable = _UNSAFE.sub("_", text)[:_READABLE_LENGTH].strip("_-")
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

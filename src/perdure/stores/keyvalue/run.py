@@ -36,6 +36,7 @@ from perdure.stores.keyvalue.layout import (
     decode_entries,
     decode_head,
     decode_inbox,
+    editing,
     encode,
     encode_entries,
     without_messages,
@@ -94,7 +95,7 @@ class Shared:
 
 
 class KeyValueRun:
-    """The documents of one run."""
+    """A `StoredRun` in documents."""
 
     def __init__(self, shared: Shared, id: str) -> None:
         self.id = id
@@ -110,12 +111,10 @@ class KeyValueRun:
             yield
 
     async def head(self) -> KeyValueHead | None:
-        """Read the head."""
         self._text = await self._documents.read(self.keys.head)
         return None if self._text is None else decode_head(self.id, self._text)
 
     async def load(self) -> Snapshot | None:
-        """Read the merged snapshot."""
         for _ in range(MAX_ATTEMPTS):
             head = await self.head()
             if head is None:
@@ -129,22 +128,18 @@ class KeyValueRun:
         raise too_busy(self.id)
 
     async def inbox(self) -> list[StoredMessage]:
-        """Read the messages, including consumed ones that were not removed yet."""
         return decode_inbox(await self._documents.read(self.keys.inbox)).messages
 
     async def consumed(self, head: KeyValueHead) -> set[str]:
-        """Return the ids of consumed messages that may still be in the inbox."""
         entries = await self._entries(head)
         return {*head.consumed, *(id for entry in entries for id in entry.consumes)}
 
     async def written(self, head: KeyValueHead) -> set[Place]:
-        """Return the places of the newest epoch's journal entries."""
         count = head.sealed[-1][1] if head.released else None
         documents = await self._journal(head.epoch, count)
         return {(head.epoch, entry.n) for document in documents for entry in document}
 
     async def next_epoch(self, head: KeyValueHead | None, now: int) -> int:
-        """Return an epoch that no run of this id ever had."""
         if head is not None:
             return max(head.epoch + 1, now)
         floor = await self._documents.read(_EPOCH_FLOOR)
@@ -152,14 +147,8 @@ class KeyValueRun:
 
     async def prepare(self) -> None:
         """Enter the id in the catalog, and remove an inbox that a crash left behind."""
-        await self._documents.change(_shard(self.id), _with_id(self.id))
+        await self._documents.change(_shard(self.id), editing(_ids, self._with_id))
         await self._documents.remove(self.keys.inbox)
-
-    async def create(self, head: Head, data: bytes) -> KeyValueHead | None:
-        """Write the first head, which may have an owner already."""
-        key = self.keys.snapshot(self._shared.unique_name())
-        new = KeyValueHead(**asdict(head), snapshot=key)
-        return await self._put(new, data)
 
     async def take(self, old: KeyValueHead, new: KeyValueHead) -> KeyValueHead | None:
         """Lease the run to another owner, and seal the epoch of the previous one."""
@@ -186,12 +175,10 @@ class KeyValueRun:
         return counted, snapshot
 
     async def is_held(self, head: KeyValueHead) -> bool:
-        """Return whether the lease is still the run's."""
         last = await self.head()
         return last is not None and (last.owner, last.epoch) == (head.owner, head.epoch)
 
     async def renew(self, old: KeyValueHead, new: KeyValueHead) -> bool:
-        """Move the end of the lease."""
         return await self._swap(new)
 
     async def release(self, old: KeyValueHead, new: KeyValueHead) -> bool:
@@ -234,7 +221,9 @@ class KeyValueRun:
         name = f"{new.base[0]}.{new.base[1]}" if is_owner else self._shared.unique_name()
         garbage = None if old is None else await self._garbage(old)
         head = KeyValueHead(**asdict(new), snapshot=self.keys.snapshot(name), garbage=garbage)
-        if await self._put(head, data) is None:
+        await self._documents.write(head.snapshot, data.decode())
+        if not await self._swap(head):
+            await self._documents.remove(head.snapshot)
             return None
         self._shared.forget(self.id)
         return head
@@ -249,7 +238,6 @@ class KeyValueRun:
     async def deliver(
         self, name: str, payload: str, dedup_id: str | None, now: int, *, is_over: bool
     ) -> Delivery:
-        """Put a message in the inbox, unless it is a duplicate or the run is over."""
         delivery = Delivery.DELIVERED
 
         def edit(text: str | None) -> str | None:
@@ -268,7 +256,6 @@ class KeyValueRun:
         return delivery
 
     async def delete(self, head: KeyValueHead) -> bool:
-        """Remove the head, and then everything else."""
         garbage = await self._garbage(head)
         if not await self._remove_head(head.epoch):
             return False
@@ -293,14 +280,7 @@ class KeyValueRun:
 
     async def _remove_rest(self) -> None:
         await self._documents.remove(self.keys.inbox)
-        await self._documents.change(_shard(self.id), _without_id(self.id))
-
-    async def _put(self, head: KeyValueHead, data: bytes) -> KeyValueHead | None:
-        await self._documents.write(head.snapshot, data.decode())
-        if await self._swap(head):
-            return head
-        await self._documents.remove(head.snapshot)
-        return None
+        await self._documents.change(_shard(self.id), editing(_ids, self._without_id))
 
     async def _swap(self, head: KeyValueHead) -> bool:
         """Replace the head that was last read; return whether it was still there."""
@@ -384,6 +364,12 @@ class KeyValueRun:
         if any(text is not None for text in texts):
             await self._collect(garbage)
 
+    def _with_id(self, ids: list[str]) -> list[str]:
+        return ids if self.id in ids else [*ids, self.id]
+
+    def _without_id(self, ids: list[str]) -> list[str]:
+        return [id for id in ids if id != self.id]
+
     def _missing_snapshot(self) -> StoreCorrupted:
         return StoreCorrupted(f"the snapshot of run {self.id!r} is missing in the store")
 
@@ -408,19 +394,3 @@ def _shard(id: str) -> str:
 
 def _ids(text: str | None) -> list[str]:
     return [] if text is None else _decode_ids(text)
-
-
-def _with_id(id: str) -> Edit:
-    def edit(text: str | None) -> str | None:
-        ids = _ids(text)
-        return text if id in ids else encode([*ids, id])
-
-    return edit
-
-
-def _without_id(id: str) -> Edit:
-    def edit(text: str | None) -> str | None:
-        ids = [each for each in _ids(text) if each != id]
-        return encode(ids) if ids else None
-
-    return edit

@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 class KeyValueStorage:
-    """The runs of a key-value store."""
+    """A `Storage` in a key-value store."""
 
     # One round trip: where most wake lines are out of date, one for each head would take long.
     read_ahead = 100
@@ -31,16 +31,13 @@ class KeyValueStorage:
         self._shared = Shared(documents)
 
     def run(self, id: str) -> KeyValueRun:
-        """Return a run by its id with the store's prefix."""
         return KeyValueRun(self._shared, id)
 
     async def heads(self, ids: Sequence[str]) -> list[KeyValueHead | StoreCorrupted | None]:
-        """Read many heads; one that cannot be read is returned as its error."""
         texts = await self._documents.read_many([RunKeys(id).head for id in ids])
         return [_head(id, text) for id, text in zip(ids, texts, strict=True)]
 
     async def all_heads(self, prefix: str) -> list[KeyValueHead]:
-        """Read the heads of all runs whose ids start with `prefix`, skipping unreadable ones."""
         ids = [id for id in await self._shared.ids() if id.startswith(prefix)]
         heads: list[KeyValueHead] = []
         for head in await self.heads(ids):
@@ -53,7 +50,6 @@ class KeyValueStorage:
     async def gather(
         self, work: Callable[[T], Coroutine[Any, Any, R]], items: Sequence[T]
     ) -> list[R]:
-        """Do the work for several items concurrently."""
         return await concurrently(work, items)
 
     async def execute(

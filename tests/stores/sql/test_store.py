@@ -1,7 +1,7 @@
 """What is special about `SqlStore`: clients, dialects, migrations, pauses between statements."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from perdure.errors import InvalidArgument, StoreClosed, StoreError, StoreUnavailable
-from perdure.store import Delivery, Entry, NewRun, Rest, Verdict
+from perdure.store import Delivery, Entry, Grant, NewRun, Rest, Verdict
 from perdure.stores import SqlStore
 from perdure.stores._migrations import Migration, read_migrations
 from perdure.stores.sql import sqlalchemy_client
@@ -92,6 +92,69 @@ async def test_a_run_that_is_lost_while_it_is_read_is_not_granted(tmp_path: Path
             grant = await asked(paused, "run", "bob", at)
             assert grant is None or list(grant.snapshot["steps"]) in (["a"], ["a", "b"])
             await store.delete("run")
+
+
+async def state_of(store: SqlStore) -> tuple[list[str] | None, int]:
+    """Return the steps of the run, and how many messages it has."""
+    loaded = await store.load("run")
+    return None if loaded is None else list(loaded["steps"]), len(await store.inbox("run"))
+
+
+async def save(store: SqlStore, grant: Grant, message: str) -> None:
+    await store.save("run", snapshot("saved"))
+
+
+async def consume(store: SqlStore, grant: Grant, message: str) -> None:
+    await store.append([Entry("run", grant.lease.epoch, 2, delta("b"), consumes=(message,))])
+
+
+async def suspend(store: SqlStore, grant: Grant, message: str) -> None:
+    folded, rest = as_json(snapshot("a", "b")), Rest("waiting", awaits=("paid",))
+    entry = Entry("run", grant.lease.epoch, 2, folded, rest=rest, consumes=(message,))
+    await store.append([entry])
+
+
+async def end(store: SqlStore, grant: Grant, message: str) -> None:
+    rest = Rest("completed", delete=True)
+    await store.append([Entry("run", grant.lease.epoch, 2, b"", rest=rest)])
+
+
+async def delete(store: SqlStore, grant: Grant, message: str) -> None:
+    await store.delete("run")
+
+
+@pytest.mark.parametrize(
+    ("verb", "after"),
+    [
+        (save, (["saved"], 1)),
+        (consume, (["a", "b"], 0)),
+        (suspend, (["a", "b"], 0)),
+        (end, (None, 0)),
+        (delete, (None, 0)),
+    ],
+)
+async def test_a_crash_between_statements_leaves_the_state_before_or_after(
+    tmp_path: Path, verb: Callable[[SqlStore, Grant, str], Awaitable[None]], after: object
+) -> None:
+    """Entries and messages are never lost, consumed without their entry, or merged twice."""
+    async with aiosqlite.connect(tmp_path / "runs.db", isolation_level=None) as connection:
+        client, set_up = AiosqliteClient(connection), 2
+        store = SqlStore(client, dialect="sqlite")
+        for statements in range(30):
+            grant = await granted(store, "run")
+            await store.append([step(grant, 1, "a")])
+            await store.send("run", "paid", b"1")
+            [message] = await store.inbox("run")
+            crashing = SqlStore(CrashingClient(client, set_up + statements), dialect="sqlite")
+            try:
+                await verb(crashing, grant, message.id)
+            except StoreError:
+                assert await state_of(store) in ((["a"], 1), after)
+                await store.delete("run")
+                continue
+            assert await state_of(store) == after
+            return
+        pytest.fail("the verb took more than 30 statements")
 
 
 async def test_many_stores_can_start_at_once(postgres_url: str) -> None:

@@ -152,6 +152,24 @@ class TestLostConnection:
             await store.transact("run", grant.lease.epoch, work)
         assert await steps(store) == ["a"]
 
+    async def test_notifications_that_reconnect_end_when_the_store_closes(
+        self, store: PostgresStore, proxy: TcpProxy
+    ) -> None:
+        """They end like others, without an error."""
+        heard = asyncio.Event()
+
+        async def listen() -> None:
+            async for _ in store.notifications():  # type: ignore[attr-defined]  # declared by `notify`
+                heard.set()
+
+        listening = asyncio.ensure_future(listen())
+        await asyncio.wait_for(heard.wait(), 5)
+        proxy.refuse()
+        await asyncio.sleep(0.2)
+        assert not listening.done()
+        await store.close()
+        await asyncio.wait_for(listening, 5)
+
 
 async def test_a_cancelled_call_does_not_affect_others(postgres_url: str) -> None:
     """A connection whose statement was cancelled is not used again, and not leaked."""

@@ -311,6 +311,28 @@ class TestBetweenProcesses:
         assert loaded is not None
         assert list(loaded["steps"]) == steps
 
+    @pytest.mark.parametrize("taken_over", [False, True])
+    @pytest.mark.parametrize("seed", range(20))
+    async def test_a_run_that_is_settled_while_it_is_loaded_is_loaded_whole(
+        self, kv: MemoryKeyValue, clock: TestClock, seed: int, taken_over: bool
+    ) -> None:
+        """Never without a part of its journal, which the rest removes."""
+        first, *others = processes(kv, clock, seed)
+        grant = await granted(first)
+        for n in range(3):
+            await first.append([step(grant, n, f"{n}")])
+        if taken_over:
+            await clock.advance(HOUR)
+            grant = await granted(first, owner="bob")
+        data = as_json(snapshot("0", "1", "2", status="suspended"))
+        rest = Entry("run", grant.lease.epoch, 9, data, rest=Rest("suspended"))
+        settling = asyncio.ensure_future(first.append([rest]))
+        while not settling.done():
+            for loaded in await asyncio.gather(*(store.load("run") for store in others)):
+                assert loaded is not None
+                assert list(loaded["steps"]) == ["0", "1", "2"]
+        assert await settling == [Verdict.ACCEPTED]
+
     @pytest.mark.parametrize("seed", range(20))
     async def test_a_message_sent_during_a_rest_wakes_the_run(
         self, kv: MemoryKeyValue, clock: TestClock, seed: int

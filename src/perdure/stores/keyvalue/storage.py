@@ -8,8 +8,9 @@ import msgspec
 
 from perdure.errors import StoreCorrupted
 from perdure.stores.keyvalue.documents import Documents, concurrently
+from perdure.stores.keyvalue.keyspace import Keyspace
 from perdure.stores.keyvalue.layout import KeyValueHead, RunKeys, decode_head
-from perdure.stores.keyvalue.run import KeyValueRun, Shared
+from perdure.stores.keyvalue.run import KeyValueRun
 from perdure.stores.keyvalue.wakes import KeyValueWakes
 
 logger = logging.getLogger(__name__)
@@ -28,17 +29,17 @@ class KeyValueStorage:
     def __init__(self, documents: Documents) -> None:
         self.wakes = KeyValueWakes(documents)
         self._documents = documents
-        self._shared = Shared(documents)
+        self._keyspace = Keyspace(documents)
 
     def run(self, id: str) -> KeyValueRun:
-        return KeyValueRun(self._shared, id)
+        return KeyValueRun(self._keyspace, id)
 
     async def heads(self, ids: Sequence[str]) -> list[KeyValueHead | StoreCorrupted | None]:
         texts = await self._documents.read_many([RunKeys(id).head for id in ids])
         return [_head(id, text) for id, text in zip(ids, texts, strict=True)]
 
     async def all_heads(self, prefix: str) -> list[KeyValueHead]:
-        ids = [id for id in await self._shared.ids() if id.startswith(prefix)]
+        ids = [id for id in await self._keyspace.ids() if id.startswith(prefix)]
         heads: list[KeyValueHead] = []
         for head in await self.heads(ids):
             if isinstance(head, StoreCorrupted):

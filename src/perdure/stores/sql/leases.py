@@ -80,7 +80,7 @@ class Leases(Executor):
         return [renewed.get((lease.id, lease.owner, lease.epoch)) for lease in leases]
 
     async def release(self, leases: Sequence[Lease], wake_at: datetime | None) -> None:
-        """Give up the leases."""
+        """Release the leases."""
         for chunk in chunks(leases):
             values = (micros_or_none(wake_at), *self._lease_values(chunk))
             await self._run_many(sql.RELEASE, len(chunk), *values)

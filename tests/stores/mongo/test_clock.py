@@ -1,4 +1,4 @@
-"""How the MongoDB store tells the server's time."""
+"""How the MongoDB store estimates the server's clock."""
 
 from datetime import datetime, timedelta
 
@@ -16,7 +16,7 @@ LATENCY = timedelta(milliseconds=20)
 
 
 class Machine:
-    """A machine an hour behind the server, which takes its time to answer."""
+    """A machine an hour behind the server, whose replies take a while."""
 
     def __init__(self) -> None:
         self.clock = TestClock(SystemClock().now())
@@ -40,48 +40,50 @@ def machine() -> Machine:
 
 
 @pytest.fixture
-def told(machine: Machine) -> ServerClock:
+def server_clock(machine: Machine) -> ServerClock:
     return ServerClock(machine.ask, machine.clock)
 
 
-async def test_the_servers_clock_is_never_said_to_be_behind(
-    machine: Machine, told: ServerClock
+async def test_the_estimate_is_never_behind_the_server(
+    machine: Machine, server_clock: ServerClock
 ) -> None:
-    """What is told is not yet past there, and no further off than the way."""
+    """It is ahead by no more than the round trip of the question."""
     for _ in range(5):
-        moment = await told.now()
-        assert machine.server_time <= moment <= machine.server_time + 2 * LATENCY
-        assert machine.server_time - 3 * LATENCY <= await told.past() < machine.server_time
+        time = await server_clock.now()
+        assert machine.server_time <= time <= machine.server_time + 2 * LATENCY
+        assert machine.server_time - 3 * LATENCY <= await server_clock.past() < machine.server_time
         await machine.clock.advance(timedelta(seconds=1))
     assert machine.asked == 1
 
 
-async def test_the_time_is_asked_for_again_when_it_may_be_wrong(
-    machine: Machine, told: ServerClock
+async def test_the_server_is_asked_again_when_the_estimate_is_old(
+    machine: Machine, server_clock: ServerClock
 ) -> None:
-    """After some seconds, and after another server may have come in the place of this one."""
-    await told.now()
+    """After some seconds, and when another server may have taken over."""
+    await server_clock.now()
     await machine.clock.advance(timedelta(seconds=11))
-    await told.now()
+    await server_clock.now()
     assert machine.asked == 2
-    told.forget()
-    await told.now()
+    server_clock.forget()
+    await server_clock.now()
     assert machine.asked == 3
 
 
-async def test_a_moment_is_waited_for_until_it_is_past(machine: Machine, told: ServerClock) -> None:
-    """By asking; and not at all when other things have taken as long."""
-    await told.wait_past(await told.now())
+async def test_waiting_ends_when_the_server_has_passed_the_time(
+    machine: Machine, server_clock: ServerClock
+) -> None:
+    """It asks the server, unless enough time has passed in between."""
+    await server_clock.wait_past(await server_clock.now())
     assert machine.asked == 2
-    moment = await told.now()
+    time = await server_clock.now()
     await machine.clock.advance(2 * LATENCY)
-    await told.wait_past(moment)
+    await server_clock.wait_past(time)
     assert machine.asked == 2
-    assert machine.server_time >= moment
+    assert machine.server_time >= time
 
 
-async def test_what_is_enqueued_is_due_at_once(mongo_url: str) -> None:
-    """Whoever hears of a new run can claim it, in any process."""
+async def test_an_enqueued_run_is_due_at_once(mongo_url: str) -> None:
+    """Another process that learns of a new run can claim it."""
     async with mongo(mongo_url) as one, mongo(mongo_url) as other:
         for n in range(20):
             await one.enqueue([NewRun(f"{n}", "w", as_json(snapshot()))])
@@ -89,8 +91,8 @@ async def test_what_is_enqueued_is_due_at_once(mongo_url: str) -> None:
             assert grant.lease.id == f"{n}"
 
 
-async def test_epochs_grow_from_process_to_process(mongo_url: str) -> None:
-    """Runs that come and go under one id, by turns in two processes, never have an epoch twice."""
+async def test_epochs_grow_across_processes(mongo_url: str) -> None:
+    """A run that two processes create and delete in turn never gets the same epoch twice."""
     epochs: list[int] = []
     async with mongo(mongo_url) as one, mongo(mongo_url) as other:
         for store in (one, other) * 20:

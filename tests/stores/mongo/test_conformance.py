@@ -1,4 +1,4 @@
-"""The MongoDB store keeps the whole contract, on a replica set and on a server that is alone."""
+"""The MongoDB store satisfies the contract, on a replica set and on a standalone server."""
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 
@@ -10,62 +10,63 @@ from perdure.stores.mongo import MongoStore, MongoTransaction, mongo
 from perdure.testing.conformance import StoreConformance
 from tests.servers.process import Server
 from tests.stores.crashes import VERBS, survives_crash
-from tests.stores.mongo.places import Place, dying, place_on
+from tests.stores.mongo.databases import Sandbox, crashing_store, sandbox_on
 
 
 @pytest.fixture(scope="module")
-def replica_set(mongo_server: Server) -> Iterator[Place]:
-    with place_on(mongo_server) as place:
-        yield place
+def replica_set(mongo_server: Server) -> Iterator[Sandbox]:
+    with sandbox_on(mongo_server) as sandbox:
+        yield sandbox
 
 
 @pytest.fixture(scope="module")
-def alone(mongo_standalone: Server) -> Iterator[Place]:
-    with place_on(mongo_standalone) as place:
-        yield place
+def standalone(mongo_standalone: Server) -> Iterator[Sandbox]:
+    with sandbox_on(mongo_standalone) as sandbox:
+        yield sandbox
 
 
 class _MongoChecks(StoreConformance):
     examples = 12
-    place: Place
-    dying: list[MongoStore]
+    sandbox: Sandbox
+    crashed: list[MongoStore]
 
-    async def opened(self, place: Place) -> AsyncIterator[MongoStore]:
-        self.place, self.url, self.dying = place, place.url, []
+    async def opened(self, sandbox: Sandbox) -> AsyncIterator[MongoStore]:
+        self.sandbox, self.url, self.crashed = sandbox, sandbox.url, []
         try:
-            async with mongo(place.url) as store:
+            async with mongo(sandbox.url) as store:
                 yield store
-            for another in self.dying:
+            for another in self.crashed:
                 await another.close()
         finally:
-            place.clear()
+            sandbox.clear()
 
     async def reopen(self, store: Store, *, prefix: str = "") -> MongoStore:
-        return mongo(self.place.url, prefix=prefix)
+        return mongo(self.sandbox.url, prefix=prefix)
 
     async def crashing(self, store: Store, writes: int) -> MongoStore:
-        self.dying.append(dying(self.place.url, writes))
-        await self.dying[-1].load("nothing")
-        return self.dying[-1]
+        crashing = crashing_store(self.sandbox.url, writes)
+        self.crashed.append(crashing)
+        await crashing.load("nothing")
+        return crashing
 
     @pytest.mark.parametrize("verb", VERBS)
     async def test_a_crash_between_any_two_writes_loses_nothing(
         self, store: MongoStore, verb: str
     ) -> None:
-        """Where a verb is several writes, their order and marks make a crash between them safe."""
+        """Where a verb makes several writes, their order makes a crash between them safe."""
         for writes in range(20):
             crashing = await self.crashing(store, writes)
-            if await survives_crash(store, crashing, self.place, VERBS[verb]):  # type: ignore[arg-type]  # moves time
+            if await survives_crash(store, crashing, self.sandbox, VERBS[verb]):  # type: ignore[arg-type]  # moves time
                 return
-            self.place.clear()
+            self.sandbox.clear()
         pytest.fail(f"{verb} took more than 20 writes")
 
 
 class TestMongoReplicaSet(_MongoChecks):
-    """With transactions and hints."""
+    """With transactions and notifications."""
 
     @pytest.fixture
-    async def store(self, replica_set: Place) -> AsyncIterator[MongoStore]:
+    async def store(self, replica_set: Sandbox) -> AsyncIterator[MongoStore]:
         async for store in self.opened(replica_set):
             yield store
 
@@ -73,15 +74,15 @@ class TestMongoReplicaSet(_MongoChecks):
         await connection.database["notes"].insert_one({"note": note}, session=connection.session)
 
     async def user_notes(self, store: Store) -> Sequence[str]:
-        async with AsyncMongoClient[dict[str, str]](self.place.url) as client:
+        async with AsyncMongoClient[dict[str, str]](self.sandbox.url) as client:
             notes = client.get_default_database()["notes"]
-            return [line["note"] async for line in notes.find()]
+            return [document["note"] async for document in notes.find()]
 
 
-class TestMongoAlone(_MongoChecks):
-    """Without transactions: order and marks do the work."""
+class TestMongoStandalone(_MongoChecks):
+    """Without transactions: the order of writes is what makes them safe."""
 
     @pytest.fixture
-    async def store(self, alone: Place) -> AsyncIterator[MongoStore]:
-        async for store in self.opened(alone):
+    async def store(self, standalone: Sandbox) -> AsyncIterator[MongoStore]:
+        async for store in self.opened(standalone):
             yield store

@@ -1,4 +1,4 @@
-"""Runs as documents: as awaitly writes them and reads them, whatever a step gave."""
+"""Runs as documents that awaitly can read and write, whatever a step returned."""
 
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
@@ -14,13 +14,12 @@ from perdure import codec
 from perdure.errors import StoreCorrupted, ValueTooLarge
 from perdure.snapshot import Snapshot
 from perdure.store import Entry, LeaseRequest, Rest, Verdict
-from perdure.stores.mongo import MongoStore, mongo
-from perdure.stores.mongo import documents as _mongo_documents
+from perdure.stores.mongo import MongoStore, documents, mongo
 from perdure.stores.mongo.documents import encode_snapshot, read_run
 from perdure.stores.mongo.schema import RAW_CODEC
 from perdure.testing.conformance.samples import AT, as_json, snapshot
 from tests.servers.process import Server
-from tests.stores.mongo.places import Place, place_on
+from tests.stores.mongo.databases import Sandbox, sandbox_on
 
 HOUR = timedelta(hours=1)
 UPDATED_AT = datetime(2024, 1, 15, 10, 30, tzinfo=UTC)
@@ -60,52 +59,54 @@ JSON = st.recursive(
 
 
 @pytest.fixture(scope="module")
-def place(mongo_standalone: Server) -> Iterator[Place]:
-    with place_on(mongo_standalone) as place:
-        yield place
+def sandbox(mongo_standalone: Server) -> Iterator[Sandbox]:
+    with sandbox_on(mongo_standalone) as sandbox:
+        yield sandbox
 
 
 @pytest.fixture
-async def store(place: Place) -> AsyncIterator[MongoStore]:
-    async with mongo(place.url) as store:
+async def store(sandbox: Sandbox) -> AsyncIterator[MongoStore]:
+    async with mongo(sandbox.url) as store:
         yield store
-    place.clear()
+    sandbox.clear()
 
 
 @pytest.fixture
-async def awaitly_store(place: Place) -> AsyncIterator[MongoStore]:
+async def awaitly_store(sandbox: Sandbox) -> AsyncIterator[MongoStore]:
     """A store on awaitly's own collection."""
-    async with mongo(place.url, collection="awaitly_snapshots") as store:
+    async with mongo(sandbox.url, collection="awaitly_snapshots") as store:
         yield store
-    place.clear()
+    sandbox.clear()
 
 
-def document(place: Place, id: str = "run", collection: str = "perdure_runs") -> dict[str, Any]:
-    found = place.database[collection].find_one({"_id": id})
-    assert found is not None
-    return found
+def document(sandbox: Sandbox, id: str = "run", collection: str = "perdure_runs") -> dict[str, Any]:
+    stored = sandbox.database[collection].find_one({"_id": id})
+    assert stored is not None
+    return stored
 
 
-def written(value: Any) -> Any:
-    """Give a snapshot's document as it would lie on the server, read back."""
+def round_trip(value: Any) -> Any:
+    """Return a snapshot that was encoded as a document and read again."""
     body = encode_snapshot(codec.dumps(value), "a snapshot")
     return read_run("run", bson.decode(bson.encode({"_id": "run", **body}), RAW_CODEC), [])
 
 
-async def test_at_rest_a_run_is_what_the_others_write(store: MongoStore, place: Place) -> None:
+async def test_a_saved_run_has_the_document_that_awaitly_writes(
+    store: MongoStore, sandbox: Sandbox
+) -> None:
     """A string `_id`, the snapshot as an embedded document, `updatedAt` as a date."""
     whole = snapshot("fetch-user", "b.c", workflow="checkout", metadata={"user": {"id": 1}})
     await store.save("checkout-123", whole)
-    found = document(place, "checkout-123")
-    assert found["snapshot"] == whole
-    assert list(found["snapshot"]) == list(whole)
-    assert isinstance(found["updatedAt"], datetime)
+    stored = document(sandbox, "checkout-123")
+    assert stored["snapshot"] == whole
+    assert list(stored["snapshot"]) == list(whole)
+    assert isinstance(stored["updatedAt"], datetime)
     names = {"status", "awaits", "expired", "workflow", "epoch", "epochs", "settled", "incarnation"}
-    assert set(found) == {"_id", "snapshot", "updatedAt", *names}
+    assert set(stored) == {"_id", "snapshot", "updatedAt", *names}
 
 
-async def test_a_rest_leaves_the_same_document(store: MongoStore, place: Place) -> None:
-    """When a run comes to rest nothing of its lease or journal is left in its document."""
+async def test_a_rest_leaves_the_same_document(store: MongoStore, sandbox: Sandbox) -> None:
+    """Nothing of the lease or the journal is left in it."""
     (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
     assert grant is not None
     epoch = grant.lease.epoch
@@ -113,23 +114,25 @@ async def test_a_rest_leaves_the_same_document(store: MongoStore, place: Place) 
     whole = snapshot("a", "b", status="completed")
     await store.append([Entry("run", epoch, 2, as_json(whole), rest=Rest("completed"))])
     await store.close()
-    found = document(place)
-    assert found["snapshot"] == whole
-    assert not {"owner", "wakeAt", "consumed"} & set(found)
-    assert found["epochs"] == []
-    assert place.database["perdure_runs_journal"].count_documents({}) == 0
+    stored = document(sandbox)
+    assert stored["snapshot"] == whole
+    assert not {"owner", "wakeAt", "consumed"} & set(stored)
+    assert stored["epochs"] == []
+    assert sandbox.database["perdure_runs_journal"].count_documents({}) == 0
 
 
-async def test_the_index_of_the_others_is_there(store: MongoStore, place: Place) -> None:
-    """An index on `updatedAt` serves lists."""
+async def test_there_is_an_index_on_updated_at(store: MongoStore, sandbox: Sandbox) -> None:
+    """As awaitly has one; it is used for lists."""
     await store.list()
-    indexes = place.database["perdure_runs"].index_information().values()
+    indexes = sandbox.database["perdure_runs"].index_information().values()
     assert any(index["key"][0] == ("updatedAt", -1) for index in indexes)
 
 
-async def test_what_awaitly_wrote_is_read_as_json(awaitly_store: MongoStore, place: Place) -> None:
-    """Dates are ISO texts, whole numbers integers, and no key is taken for an escaped one."""
-    place.database["awaitly_snapshots"].insert_one(
+async def test_a_document_of_awaitly_is_read_as_json(
+    awaitly_store: MongoStore, sandbox: Sandbox
+) -> None:
+    """Dates become ISO strings and integral doubles ints; no key is unescaped."""
+    sandbox.database["awaitly_snapshots"].insert_one(
         {"_id": "checkout-123", "snapshot": AWAITLY, "updatedAt": UPDATED_AT}
     )
     loaded: Any = await awaitly_store.load("checkout-123")
@@ -149,39 +152,41 @@ async def test_what_awaitly_wrote_is_read_as_json(awaitly_store: MongoStore, pla
     assert list(loaded["steps"]) == list(AWAITLY["steps"])  # type: ignore[call-overload]  # a dict
 
 
-async def test_what_awaitly_wrote_is_listed_leased_and_counted(
-    awaitly_store: MongoStore, place: Place
+async def test_a_document_of_awaitly_is_listed_leased_and_counted(
+    awaitly_store: MongoStore, sandbox: Sandbox
 ) -> None:
-    """A run without our header is a run: its snapshot says how it lies."""
+    """A run without our header has the status that its snapshot has."""
     done = {**AWAITLY, "execution": {"status": "completed", "lastUpdated": AT}}
-    place.database["awaitly_snapshots"].insert_many(
+    sandbox.database["awaitly_snapshots"].insert_many(
         [
-            {"_id": "going", "snapshot": AWAITLY, "updatedAt": UPDATED_AT},
+            {"_id": "running", "snapshot": AWAITLY, "updatedAt": UPDATED_AT},
             {"_id": "done", "snapshot": done, "updatedAt": UPDATED_AT + HOUR},
         ]
     )
-    lines = await awaitly_store.list()
-    assert [(line.id, line.status) for line in lines] == [
+    rows = await awaitly_store.list()
+    assert [(row.id, row.status) for row in rows] == [
         ("done", "completed"),
-        ("going", "running"),
+        ("running", "running"),
     ]
-    assert lines[1].updated_at == "2024-01-15T10:30:00.000Z"
-    assert [line.id for line in await awaitly_store.list(status="completed")] == ["done"]
-    assert [line.id for line in await awaitly_store.list(workflow="checkout-123")] == [
+    assert rows[1].updated_at == "2024-01-15T10:30:00.000Z"
+    assert [row.id for row in await awaitly_store.list(status="completed")] == ["done"]
+    assert [row.id for row in await awaitly_store.list(workflow="checkout-123")] == [
         "done",
-        "going",
+        "running",
     ]
     assert (await awaitly_store.stats()).by_status == {"running": 1, "completed": 1}
-    (grant,) = await awaitly_store.acquire([LeaseRequest("going", "ana", HOUR)])
+    (grant,) = await awaitly_store.acquire([LeaseRequest("running", "ana", HOUR)])
     assert grant is not None
     assert grant.snapshot["steps"]["price.eur"] == {"ok": True, "value": 9.5}
     assert await awaitly_store.prune(HOUR) == 1
 
 
-async def test_a_serialized_resume_state_is_read(awaitly_store: MongoStore, place: Place) -> None:
-    """`{kind: "ResumeState"}` lies where a snapshot lies, and is given as one."""
+async def test_a_serialized_resume_state_is_read(
+    awaitly_store: MongoStore, sandbox: Sandbox
+) -> None:
+    """`{kind: "ResumeState"}` in place of a snapshot is loaded as a snapshot."""
     state = {"kind": "ResumeState", "steps": [["user:1", {"ok": True, "value": {"x": 1.0}}]]}
-    place.database["awaitly_snapshots"].insert_one(
+    sandbox.database["awaitly_snapshots"].insert_one(
         {"_id": "run", "snapshot": state, "updatedAt": UPDATED_AT}
     )
     loaded = await awaitly_store.load("run")
@@ -190,8 +195,8 @@ async def test_a_serialized_resume_state_is_read(awaitly_store: MongoStore, plac
     assert loaded["execution"]["lastUpdated"] == "2024-01-15T10:30:00.000Z"
 
 
-async def test_a_save_of_awaitlys_upon_ours_counts(store: MongoStore, place: Place) -> None:
-    """awaitly sets `snapshot` and `updatedAt`; what it left of our header does not matter."""
+async def test_awaitly_can_overwrite_a_run(store: MongoStore, sandbox: Sandbox) -> None:
+    """It sets `snapshot` and `updatedAt`; our header, which stays, does not matter."""
     await store.save("run", snapshot(a=3_000_000_000, b=3e9))
     loaded: Any = await store.load("run")
     kinds = {key: type(record["value"]) for key, record in loaded["steps"].items()}
@@ -199,7 +204,7 @@ async def test_a_save_of_awaitlys_upon_ours_counts(store: MongoStore, place: Pla
     steps = {"a": {"ok": True, "value": 3e9}, "%c": {"ok": True, "value": ObjectId(bytes(12))}}
     theirs = {**AWAITLY, "steps": steps}
     change = {"$set": {"snapshot": theirs, "updatedAt": UPDATED_AT}}
-    place.database["perdure_runs"].update_one({"_id": "run"}, change)
+    sandbox.database["perdure_runs"].update_one({"_id": "run"}, change)
     loaded = await store.load("run")
     assert loaded["steps"] == {
         "a": {"ok": True, "value": 3_000_000_000},
@@ -207,41 +212,43 @@ async def test_a_save_of_awaitlys_upon_ours_counts(store: MongoStore, place: Pla
     }
 
 
-async def test_only_what_would_be_misread_is_escaped(store: MongoStore, place: Place) -> None:
-    """Keys lie in the document as others would write them, but for `$`, NUL and `%` before them."""
+async def test_only_keys_that_would_be_misread_are_escaped(
+    store: MongoStore, sandbox: Sandbox
+) -> None:
+    """Those with `$` or `%` at the start, or NUL; all others are stored unchanged."""
     keys = ["user:1", "a.b", ".", "", "x$", "a%b", "__proto__", "$ref", "a\0b", "%", "$"]
     await store.save("run", snapshot(*keys))
-    stored = list(document(place)["snapshot"]["steps"])
+    stored = list(document(sandbox)["snapshot"]["steps"])
     assert stored[:7] == keys[:7]
     assert stored[7:] == ["%$ref", "%a%00b", "%%25", "%$"]
 
 
-async def test_a_save_of_awaitlys_upon_a_packed_run_counts(store: MongoStore, place: Place) -> None:
-    """The packed snapshot of ours, which awaitly does not know of, is not taken for its own."""
+async def test_awaitly_can_overwrite_a_packed_run(store: MongoStore, sandbox: Sandbox) -> None:
+    """Our packed snapshot, which awaitly does not know, is then ignored."""
     await store.save("run", snapshot(huge=10**30))
-    assert "packed" in document(place)
+    assert "packed" in document(sandbox)
     change = {"$set": {"snapshot": AWAITLY, "updatedAt": UPDATED_AT}}
-    place.database["perdure_runs"].update_one({"_id": "run"}, change)
+    sandbox.database["perdure_runs"].update_one({"_id": "run"}, change)
     loaded: Any = await store.load("run")
     assert list(loaded["steps"]) == list(AWAITLY["steps"])  # type: ignore[call-overload]  # a dict
 
 
 @given(JSON)
-def test_every_value_comes_back_with_its_type(value: object) -> None:
-    """What is embedded is what is read: keys, order, integers of 64 bits, floats."""
+def test_every_value_is_read_with_its_type(value: object) -> None:
+    """Keys, their order, integers of 64 bits and floats."""
     whole = snapshot(value=value)
-    assert repr(written(whole)) == repr(whole)
+    assert repr(round_trip(whole)) == repr(whole)
 
 
 def test_unsigned_integers_of_64_bits_are_numbers() -> None:
-    """Where BSON's integers end, its decimals go on."""
-    assert written(snapshot(a=2**64 - 1, b=[2**63])) == snapshot(a=2**64 - 1, b=[2**63])
+    """BSON's integers are too small for them: they are stored as decimals."""
+    assert round_trip(snapshot(a=2**64 - 1, b=[2**63])) == snapshot(a=2**64 - 1, b=[2**63])
     body = encode_snapshot(as_json(snapshot(a=2**64 - 1)), "a snapshot")
     assert bson.decode(body["snapshot"].raw)["steps"]["a"]["value"] == Decimal128(str(2**64 - 1))
 
 
-def test_what_no_document_holds_is_packed() -> None:
-    """Nested too deep for the server, or integers beyond 64 bits: beside an outline, as JSON."""
+def test_a_snapshot_that_no_document_can_hold_is_packed() -> None:
+    """Nested too deeply, or with integers beyond 64 bits: as JSON beside an outline."""
     deep: Any = "bottom"
     for _ in range(300):
         deep = [deep]
@@ -249,27 +256,27 @@ def test_what_no_document_holds_is_packed() -> None:
         body = encode_snapshot(as_json(whole), "a snapshot")
         assert "packed" in body
         assert "steps" not in body["snapshot"]
-        assert written(whole) == whole
+        assert round_trip(whole) == whole
 
 
-async def test_a_run_larger_than_a_document_is_kept(store: MongoStore, place: Place) -> None:
-    """16 MB of BSON are too many for one document, compressed they are not."""
+async def test_a_run_larger_than_a_document_is_packed(store: MongoStore, sandbox: Sandbox) -> None:
+    """16 MB of BSON do not fit in a document; compressed, they do."""
     numbers = list(range(800_000))
     whole = snapshot(a=numbers, b=numbers, status="completed")
-    assert len(bson.encode(whole)) > 16 * 1024 * 1024  # type: ignore[arg-type]  # a dict
+    assert len(bson.encode(whole)) > 16 * 1024 * 1024
     (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
     assert grant is not None
     rest = Entry("run", grant.lease.epoch, 1, as_json(whole), rest=Rest("completed"))
     assert await store.append([rest]) == [Verdict.ACCEPTED]
     assert await store.load("run") == whole
-    assert document(place)["snapshot"]["execution"]["status"] == "completed"
+    assert document(sandbox)["snapshot"]["execution"]["status"] == "completed"
 
 
-async def test_a_run_too_large_for_anything_is_refused_in_time(
+async def test_a_run_too_large_even_when_packed_is_refused(
     store: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is lost: the journal stays as it was, and can be read."""
-    monkeypatch.setattr(_mongo_documents, "MAX_DOCUMENT_SIZE", 2_000)
+    """Before anything is written: the journal stays, and can be read."""
+    monkeypatch.setattr(documents, "MAX_DOCUMENT_SIZE", 2_000)
     (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
     assert grant is not None
     epoch = grant.lease.epoch
@@ -282,8 +289,8 @@ async def test_a_run_too_large_for_anything_is_refused_in_time(
     assert list(loaded["steps"]) == ["a"]
 
 
-async def test_an_entry_of_the_largest_size_is_kept(store: MongoStore) -> None:
-    """`max_value_size` is as much as a document; what is around the entry must not count."""
+async def test_an_entry_of_the_maximum_size_is_accepted(store: MongoStore) -> None:
+    """The size of the document around it does not count."""
     (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
     assert grant is not None
     frame = len(as_json(snapshot(big="")))
@@ -293,9 +300,11 @@ async def test_an_entry_of_the_largest_size_is_kept(store: MongoStore) -> None:
     assert await store.load("run") == whole
 
 
-async def test_what_is_no_snapshot_is_corrupted(store: MongoStore, place: Place) -> None:
-    """A document of somebody else's among the runs says so when it is read, and harms no other."""
-    runs = place.database["perdure_runs"]
+async def test_a_document_that_is_not_a_snapshot_is_corrupted(
+    store: MongoStore, sandbox: Sandbox
+) -> None:
+    """Loading it raises; a claim skips it and returns the others."""
+    runs = sandbox.database["perdure_runs"]
     due = {"updatedAt": UPDATED_AT, "wakeAt": UPDATED_AT}
     runs.insert_one({"_id": "text", "snapshot": "?", **due})
     ours = {"formatVersion": Int64(1)}

@@ -8,40 +8,40 @@ from typing import Any
 import pytest
 
 from perdure.store import Delivery, Entry, Grant, Lease, LeaseRequest, Rest, Verdict
-from perdure.stores.mongo import MongoStore, mongo
+from perdure.stores.mongo import MongoStore, inbox, journal, mongo, schema
 from perdure.stores.mongo.journal import MAX_POSITION_AGE
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.process import Server
-from tests.stores.mongo.places import Place, place_on
+from tests.stores.mongo.databases import Sandbox, sandbox_on
 
 HOUR = timedelta(hours=1)
 ACCEPTED, FENCED, UNKNOWN = Verdict.ACCEPTED, Verdict.FENCED, Verdict.UNKNOWN
 
 
 @pytest.fixture(scope="module")
-def place(mongo_standalone: Server) -> Iterator[Place]:
-    with place_on(mongo_standalone) as place:
-        yield place
+def sandbox(mongo_standalone: Server) -> Iterator[Sandbox]:
+    with sandbox_on(mongo_standalone) as sandbox:
+        yield sandbox
 
 
 @pytest.fixture
 def clock() -> TestClock:
-    """The clock of the machine that `store` runs on; leases do not live by it."""
+    """The clock of the machine that `store` runs on; leases do not depend on it."""
     return TestClock()
 
 
 @pytest.fixture
-async def store(place: Place, clock: TestClock) -> AsyncIterator[MongoStore]:
-    async with mongo(place.url, clock=clock) as store:
+async def store(sandbox: Sandbox, clock: TestClock) -> AsyncIterator[MongoStore]:
+    async with mongo(sandbox.url, clock=clock) as store:
         yield store
-    place.clear()
+    sandbox.clear()
 
 
 @pytest.fixture
-async def another(place: Place) -> AsyncIterator[MongoStore]:
+async def another(sandbox: Sandbox) -> AsyncIterator[MongoStore]:
     """The store in another process."""
-    async with mongo(place.url) as store:
+    async with mongo(sandbox.url) as store:
         yield store
 
 
@@ -51,8 +51,8 @@ async def lease(store: MongoStore, owner: str = "ana", ttl: timedelta = HOUR) ->
     return grant
 
 
-async def taken_over(store: MongoStore) -> Grant:
-    """Give the lease of a run whose owner let it expire."""
+async def take_over(store: MongoStore) -> Grant:
+    """Return the lease of a run whose owner let it expire."""
     await asyncio.sleep(0.02)
     return await lease(store, "bob")
 
@@ -72,67 +72,65 @@ async def steps(store: MongoStore) -> list[str]:
     return list(loaded["steps"])
 
 
-def journal(place: Place) -> list[dict[str, Any]]:
-    return list(place.database["perdure_runs_journal"].find())
+def stored_entries(sandbox: Sandbox) -> list[dict[str, Any]]:
+    return list(sandbox.database["perdure_runs_journal"].find())
 
 
-async def test_an_entry_is_one_document(store: MongoStore, place: Place) -> None:
-    """An entry costs one insert: the run's own document stays as it is."""
+async def test_an_entry_is_one_document(store: MongoStore, sandbox: Sandbox) -> None:
+    """Appending it does not touch the run's own document."""
     grant = await lease(store)
-    before = place.database["perdure_runs"].find_one()
+    before = sandbox.database["perdure_runs"].find_one()
     await store.append([step(grant, 1, "a")])
-    assert place.database["perdure_runs"].find_one() == before
-    (entry,) = journal(place)
+    assert sandbox.database["perdure_runs"].find_one() == before
+    (entry,) = stored_entries(sandbox)
     assert entry["data"] == as_json(snapshot("a"))
 
 
-async def test_a_late_entry_finds_the_seal(
-    store: MongoStore, another: MongoStore, place: Place
+async def test_a_late_entry_is_fenced_by_the_seal(
+    store: MongoStore, another: MongoStore, sandbox: Sandbox
 ) -> None:
-    """A takeover fills the slot that the owner of before would fill next."""
+    """A takeover fills the slot that the previous owner would fill next."""
     old = await lease(store, ttl=timedelta(milliseconds=1))
     await store.append([step(old, 1, "a")])
-    new = await taken_over(another)
+    new = await take_over(another)
     assert list(new.snapshot["steps"]) == ["a"]
-    assert [("seal" in entry) for entry in journal(place)] == [False, True]
+    assert [("seal" in entry) for entry in stored_entries(sandbox)] == [False, True]
     assert await store.append([step(old, 2, "b"), step(old, 3, "c")]) == [FENCED, FENCED]
     assert await another.append([step(new, 1, "d")]) == [ACCEPTED]
     assert await steps(store) == ["a", "d"]
 
 
-async def test_entries_behind_a_seal_do_not_count(
-    store: MongoStore, another: MongoStore, place: Place
+async def test_entries_after_a_seal_are_ignored(
+    store: MongoStore, another: MongoStore, sandbox: Sandbox
 ) -> None:
-    """Of a batch whose first entry met the seal, the others were written: they are ignored."""
+    """Of a batch whose first entry met the seal, the others were written."""
     old = await lease(store, ttl=timedelta(milliseconds=1))
-    new = await taken_over(another)
+    new = await take_over(another)
     await store.append([step(old, 1, "a"), step(old, 2, "b")])
-    assert len([entry for entry in journal(place) if "data" in entry]) == 1
+    assert len([entry for entry in stored_entries(sandbox) if "data" in entry]) == 1
     assert await steps(another) == []
     await another.release([new.lease])
     assert list((await lease(store, "cem")).snapshot["steps"]) == []
 
 
-async def test_an_entry_that_beats_the_seal_counts(
+async def test_an_entry_written_before_the_seal_counts(
     store: MongoStore, another: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who seals and finds the slot filled reads again: what was accepted is in the grant."""
+    """The takeover finds the slot filled and reads again: the entry is in the grant."""
     old = await lease(store, ttl=timedelta(milliseconds=1))
     await store.append([step(old, 1, "a")])
     seal = asyncio.Event()
-    meet_at_seal(monkeypatch, seal)
-    taking = asyncio.create_task(taken_over(another))
+    delay_first_seal(monkeypatch, seal)
+    takeover = asyncio.create_task(take_over(another))
     await seal.wait()
     assert await store.append([step(old, 2, "b")]) == [ACCEPTED]
-    assert list((await taking).snapshot["steps"]) == ["a", "b"]
+    assert list((await takeover).snapshot["steps"]) == ["a", "b"]
     assert await store.append([step(old, 3, "c")]) == [FENCED]
 
 
-def meet_at_seal(monkeypatch: pytest.MonkeyPatch, reached: asyncio.Event) -> None:
-    """Let the first seal wait until others had their turn."""
-    from perdure.stores.mongo import journal as _mongo_log
-
-    insert = _mongo_log.insert
+def delay_first_seal(monkeypatch: pytest.MonkeyPatch, reached: asyncio.Event) -> None:
+    """Delay the first seal until other tasks had their turn."""
+    insert = schema.insert
 
     async def late(*arguments: Any) -> set[int]:
         if not reached.is_set():
@@ -140,72 +138,70 @@ def meet_at_seal(monkeypatch: pytest.MonkeyPatch, reached: asyncio.Event) -> Non
             await asyncio.sleep(0.1)
         return await insert(*arguments)
 
-    monkeypatch.setattr(_mongo_log, "insert", late)
+    monkeypatch.setattr(journal, "insert", late)
 
 
-async def test_a_run_that_is_lost_before_it_is_read_is_not_granted(
+async def test_a_lease_that_is_lost_before_the_run_is_read_is_not_granted(
     store: MongoStore, another: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An owner that is paused after it leased a run and before it read the log does not get its
-    old snapshot without the log, which another owner has emptied in the meantime."""
+    """A process is paused between leasing a run and reading its log, which another owner then
+    deletes: it must not get the old snapshot without the log."""
     old = await lease(store, ttl=timedelta(milliseconds=1))
     await store.append([step(old, 1, "a")])
     await asyncio.sleep(0.02)
 
-    async def take_over() -> None:
-        new = await taken_over(another)
+    async def another_owner() -> None:
+        new = await take_over(another)
         await another.append([end(new, 1, "a", "b")])
         await another.close()
 
-    before_logs_are_read(monkeypatch, take_over)
+    before_logs_are_read(monkeypatch, another_owner)
     assert await store.acquire([LeaseRequest("run", "cem", timedelta(milliseconds=1))]) == [None]
 
 
 def before_logs_are_read(
-    monkeypatch: pytest.MonkeyPatch, happens: Callable[[], Awaitable[None]]
+    monkeypatch: pytest.MonkeyPatch, event: Callable[[], Awaitable[None]]
 ) -> None:
-    """Let something happen before the logs of a lease are read."""
-    from perdure.stores.mongo import journal as _mongo_log
-
-    read_logs = _mongo_log.read_logs
+    """Call `event` before the logs of a lease are read."""
+    read_logs = journal.read_logs
 
     async def late(*arguments: Any) -> Any:
         monkeypatch.undo()
-        await happens()
+        await event()
         return await read_logs(*arguments)
 
-    monkeypatch.setattr(_mongo_log, "read_logs", late)
+    monkeypatch.setattr(journal, "read_logs", late)
 
 
-async def test_a_run_changes_hands_many_times(store: MongoStore, another: MongoStore) -> None:
-    """Each owner goes on with all that was accepted, though no one comes to rest."""
+async def test_a_run_can_change_owners_many_times(store: MongoStore, another: MongoStore) -> None:
+    """Each owner continues with all that was accepted, without a rest in between."""
     keys: list[str] = []
-    for turn in range(8):
-        who = (store, another)[turn % 2]
-        grant = await lease(who, f"owner {turn}")
+    for number in range(8):
+        owner = (store, another)[number % 2]
+        grant = await lease(owner, f"owner {number}")
         assert list(grant.snapshot["steps"]) == keys
-        for n in range(turn % 3):
-            keys.append(f"{turn}.{n}")
-            assert await who.append([step(grant, n + 1, keys[-1])]) == [ACCEPTED]
-        await who.release([grant.lease])
+        for n in range(number % 3):
+            keys.append(f"{number}.{n}")
+            assert await owner.append([step(grant, n + 1, keys[-1])]) == [ACCEPTED]
+        await owner.release([grant.lease])
     assert await steps(store) == keys
 
 
-async def test_nobody_goes_by_old_memory(
-    store: MongoStore, another: MongoStore, place: Place, clock: TestClock
+async def test_an_old_position_is_not_trusted(
+    store: MongoStore, another: MongoStore, sandbox: Sandbox, clock: TestClock
 ) -> None:
-    """Seals do not stay for ever: after a while an owner looks at its run before it writes."""
+    """Seals are removed after a while, so an owner then reads its run before it writes."""
     old = await lease(store, ttl=timedelta(milliseconds=1))
-    new = await taken_over(another)
+    new = await take_over(another)
     await another.append([end(new, 1, "a")])
-    place.database["perdure_runs_journal"].delete_many({})
+    sandbox.database["perdure_runs_journal"].delete_many({})
     await clock.advance(MAX_POSITION_AGE + timedelta(seconds=1))
     assert await store.append([step(old, 1, "b")]) == [FENCED]
-    assert journal(place) == []
+    assert stored_entries(sandbox) == []
 
 
-async def test_a_long_step_does_not_cost_the_position(store: MongoStore, clock: TestClock) -> None:
-    """After a pause without a word the owner goes on where the log ends."""
+async def test_an_owner_continues_after_a_long_step(store: MongoStore, clock: TestClock) -> None:
+    """It reads where the log ends, and then writes from memory again."""
     grant = await lease(store)
     await store.append([step(grant, 1, "a")])
     await clock.advance(HOUR)
@@ -214,10 +210,10 @@ async def test_a_long_step_does_not_cost_the_position(store: MongoStore, clock: 
     assert await steps(store) == ["a", "b", "c"]
 
 
-async def test_another_process_may_write_with_the_lease(
+async def test_another_process_can_write_with_the_lease(
     store: MongoStore, another: MongoStore
 ) -> None:
-    """The epoch is the right to write, wherever it is used; two who use it lose nothing."""
+    """The epoch is the right to write; two processes that use it lose nothing."""
     grant = await lease(store)
     verdicts = [
         *await store.append([step(grant, 1, "a")]),
@@ -229,10 +225,8 @@ async def test_another_process_may_write_with_the_lease(
     assert await steps(another) == ["a", "b", "c", "d"]
 
 
-async def test_another_process_may_put_a_run_to_rest(
-    store: MongoStore, another: MongoStore
-) -> None:
-    """Then the log is closed, and the one who went by memory cannot write into it any more."""
+async def test_another_process_can_settle_a_run(store: MongoStore, another: MongoStore) -> None:
+    """The log is sealed, so the owner cannot write into it any more."""
     grant = await lease(store)
     await store.append([step(grant, 1, "a")])
     assert await another.append([end(grant, 2, "a", "b")]) == [ACCEPTED]
@@ -240,8 +234,8 @@ async def test_another_process_may_put_a_run_to_rest(
     assert await steps(another) == ["a", "b"]
 
 
-async def test_another_process_may_release_a_run(store: MongoStore, another: MongoStore) -> None:
-    """Then the log is closed, and the one who went by memory cannot write into it any more."""
+async def test_another_process_can_release_a_run(store: MongoStore, another: MongoStore) -> None:
+    """The log is sealed, so the owner cannot write into it any more."""
     grant = await lease(store)
     await store.append([step(grant, 1, "a")])
     await another.release([grant.lease])
@@ -250,37 +244,39 @@ async def test_another_process_may_release_a_run(store: MongoStore, another: Mon
     assert await steps(another) == ["a"]
 
 
-async def test_a_forged_release_closes_nothing(store: MongoStore, another: MongoStore) -> None:
-    """Releasing a lease that is not one's own does nothing."""
+async def test_a_release_by_another_owner_does_nothing(
+    store: MongoStore, another: MongoStore
+) -> None:
+    """It does not seal the log either."""
     grant = await lease(store)
     forged = Lease("run", "cem", grant.lease.epoch, grant.lease.expires_at)
     await another.release([forged])
     assert await store.append([step(grant, 1, "a")]) == [ACCEPTED]
 
 
-async def test_numbers_may_have_gaps_and_come_in_any_order(store: MongoStore) -> None:
-    """Entries are merged by number, whichever came first."""
+async def test_entries_are_merged_by_number(store: MongoStore) -> None:
+    """Whatever gaps the numbers have, and in whatever order they were written."""
     grant = await lease(store)
     for n in (7, 3, 100, 5):
         assert await store.append([step(grant, n, f"{n}")]) == [ACCEPTED]
     assert await steps(store) == ["3", "5", "7", "100"]
 
 
-async def test_folded_entries_are_removed(store: MongoStore, place: Place) -> None:
-    """After a rest the journal is empty, and after a takeover only a seal that expires is left."""
+async def test_merged_entries_are_deleted(store: MongoStore, sandbox: Sandbox) -> None:
+    """After a rest the journal is empty; after a takeover only a seal that expires is left."""
     grant = await lease(store, ttl=timedelta(milliseconds=1))
     await store.append([step(grant, n, f"{n}") for n in range(5)])
-    grant = await taken_over(store)
+    grant = await take_over(store)
     await store.append([step(grant, 1, "x")])
     await store.append([end(grant, 2, "x")])
     await store.close()
-    (seal,) = journal(place)
+    (seal,) = stored_entries(sandbox)
     assert seal["seal"]
     assert "expireAt" in seal
 
 
-async def test_nothing_is_left_of_a_run_that_is_gone(store: MongoStore, place: Place) -> None:
-    """`delete` deletes in the same fenced write; sent again, it is still what was wanted."""
+async def test_nothing_is_left_of_a_deleted_run(store: MongoStore, sandbox: Sandbox) -> None:
+    """A rest with `delete` is one fenced write; sent again, the run is unknown."""
     grant = await lease(store)
     await store.append([step(grant, 1, "a")])
     assert await store.send("run", "paid", b"1", dedup_id="x") is Delivery.DELIVERED
@@ -289,23 +285,23 @@ async def test_nothing_is_left_of_a_run_that_is_gone(store: MongoStore, place: P
     assert await store.load("run") is None
     assert await store.append([delete, step(grant, 3, "b")]) == [UNKNOWN, UNKNOWN]
     await store.close()
-    assert journal(place) == []
-    assert list(place.database["perdure_runs_inbox"].find()) == []
+    assert stored_entries(sandbox) == []
+    assert list(sandbox.database["perdure_runs_inbox"].find()) == []
 
 
-async def test_a_stale_owner_cannot_make_a_run_go(store: MongoStore, another: MongoStore) -> None:
-    """`delete` is fenced like any rest."""
+async def test_a_previous_owner_cannot_delete_a_run(store: MongoStore, another: MongoStore) -> None:
+    """A rest with `delete` is fenced like any other."""
     old = await lease(store, ttl=timedelta(milliseconds=1))
-    await taken_over(another)
+    await take_over(another)
     delete = Entry("run", old.lease.epoch, 1, b"", rest=Rest("completed", delete=True))
     assert await store.append([delete]) == [FENCED]
     assert await store.load("run") is not None
 
 
-async def test_a_batch_may_hold_everything(store: MongoStore, another: MongoStore) -> None:
-    """Entries, rests and departures of many runs, with a stale one and a missing one among them."""
-    wants = [LeaseRequest(f"{n}", "ana", HOUR, create=as_json(snapshot())) for n in range(6)]
-    grants = [grant for grant in await store.acquire(wants) if grant is not None]
+async def test_a_batch_may_mix_everything(store: MongoStore, another: MongoStore) -> None:
+    """Entries, rests and deletions of many runs, with a fenced and an unknown one among them."""
+    requests = [LeaseRequest(f"{n}", "ana", HOUR, create=as_json(snapshot())) for n in range(6)]
+    grants = [grant for grant in await store.acquire(requests) if grant is not None]
     epochs = [grant.lease.epoch for grant in grants]
     await another.save("2", snapshot("saved"))
     data, whole = as_json(snapshot("a")), as_json(snapshot("a", status="completed"))
@@ -320,21 +316,21 @@ async def test_a_batch_may_hold_everything(store: MongoStore, another: MongoStor
         Entry("5", epochs[5], 1, whole, rest=Rest("completed")),
         Entry("5", epochs[5], 2, as_json(snapshot("late"))),
     ]
-    wanted = [ACCEPTED, ACCEPTED, FENCED, UNKNOWN, *[ACCEPTED] * 4, FENCED]
-    assert await store.append(batch) == wanted
+    expected = [ACCEPTED, ACCEPTED, FENCED, UNKNOWN, *[ACCEPTED] * 4, FENCED]
+    assert await store.append(batch) == expected
     loaded = [await store.load(f"{n}") for n in range(6)]
     keys = [run and list(run["steps"]) for run in loaded]
     assert keys == [["a"], ["a"], ["saved"], None, ["a"], ["a"]]
 
 
-async def test_a_batch_of_rests_wakes_what_has_mail(store: MongoStore) -> None:
-    """Of runs that go to rest together, each lies as it says; one with awaited mail is due."""
-    ids = ("over", "sleeps", "waits", "has mail", "got mail")
-    wants = [LeaseRequest(id, "ana", HOUR, create=as_json(snapshot())) for id in ids]
-    await store.save("has mail", snapshot())
-    await store.send("has mail", "paid", b"1")
-    grants = [grant for grant in await store.acquire(wants) if grant is not None]
-    await store.send("got mail", "paid", b"2")
+async def test_a_batch_of_rests_wakes_runs_with_awaited_messages(store: MongoStore) -> None:
+    """The other runs are stored as their rests say."""
+    ids = ("over", "sleeps", "waits", "had a message", "got a message")
+    requests = [LeaseRequest(id, "ana", HOUR, create=as_json(snapshot())) for id in ids]
+    await store.save("had a message", snapshot())
+    await store.send("had a message", "paid", b"1")
+    grants = [grant for grant in await store.acquire(requests) if grant is not None]
+    await store.send("got a message", "paid", b"2")
     waiting = Rest("waiting", None, ("paid",))
     rests = [Rest("completed"), Rest("suspended", grants[0].now + HOUR), *[waiting] * 3]
     whole = as_json(snapshot("a"))
@@ -343,110 +339,129 @@ async def test_a_batch_of_rests_wakes_what_has_mail(store: MongoStore) -> None:
         for grant, rest in zip(grants, rests, strict=True)
     ]
     assert await store.append(batch) == [ACCEPTED] * 5
-    lines = {line.id: line.status for line in await store.list()}
-    assert lines == {id: rest.status for id, rest in zip(ids, rests, strict=True)}
+    statuses = {row.id: row.status for row in await store.list()}
+    assert statuses == {id: rest.status for id, rest in zip(ids, rests, strict=True)}
     claimed = await store.claim("bob", HOUR, 10)
-    assert {grant.lease.id for grant in claimed} == {"has mail", "got mail"}
+    assert {grant.lease.id for grant in claimed} == {"had a message", "got a message"}
     assert await store.append(batch) == [ACCEPTED] * 3 + [FENCED] * 2
 
 
-async def test_what_was_taken_stays_taken_without_its_mark(
-    store: MongoStore, another: MongoStore, place: Place
+async def test_a_consumed_message_stays_consumed_without_its_mark(
+    store: MongoStore, another: MongoStore, sandbox: Sandbox
 ) -> None:
-    """A message is taken by the entry that names it; the mark on it may be lost in a crash."""
+    """The entry consumes it; the mark on the message may be lost in a crash."""
     grant = await lease(store, ttl=timedelta(milliseconds=1))
     for name in ("a", "b", "c"):
         await store.send("run", name, b"1", dedup_id=name)
     first, second, _ = await store.inbox("run")
     await store.append([step(grant, 1, "wait", first.id)])
-    await lose_marks(place)
+    await lose_marks(sandbox)
     assert [message.name for message in await store.inbox("run")] == ["b", "c"]
-    new = await taken_over(another)
+    new = await take_over(another)
     assert [message.name for message in new.inbox] == ["b", "c"]
     entry = Entry("run", new.lease.epoch, 1, as_json(snapshot()), (second.id,), Rest("suspended"))
     await another.append([entry])
-    await lose_marks(place, "b")
+    await lose_marks(sandbox, "b")
     assert [message.name for message in await store.inbox("run")] == ["c"]
     assert [message.name for message in (await lease(store, "cem")).inbox] == ["c"]
 
 
-async def lose_marks(place: Place, *names: str) -> None:
+async def lose_marks(sandbox: Sandbox, *names: str) -> None:
     lost = {"name": {"$in": names}} if names else {}
-    inbox = place.database["perdure_runs_inbox"]
-    inbox.update_many({"consumed": True, **lost}, {"$set": {"consumed": False, "payload": b"1"}})
+    messages = sandbox.database["perdure_runs_inbox"]
+    messages.update_many({"consumed": True, **lost}, {"$set": {"consumed": False, "payload": b"1"}})
 
 
-async def test_mail_of_an_earlier_run_is_not_delivered(store: MongoStore, place: Place) -> None:
-    """A sender that died half-way leaves nothing that a later run of the same id could find."""
+async def test_messages_of_an_earlier_run_are_not_delivered(
+    store: MongoStore, sandbox: Sandbox
+) -> None:
+    """What a crashed sender left is not found by a later run of the same id."""
     await lease(store)
     await store.send("run", "paid", b"1", dedup_id="x")
-    left = list(place.database["perdure_runs_inbox"].find())
+    left = list(sandbox.database["perdure_runs_inbox"].find())
     await store.delete("run")
     await store._backend._cleanup.finish()
-    place.database["perdure_runs_inbox"].insert_many(left)
+    sandbox.database["perdure_runs_inbox"].insert_many(left)
     grant = await lease(store)
     assert grant.inbox == ()
     assert await store.send("run", "paid", b"2", dedup_id="x") is Delivery.DELIVERED
 
 
-async def test_a_sender_that_died_is_finished_by_the_next(store: MongoStore, place: Place) -> None:
-    """The message lay there, but nobody was told: its duplicate wakes the run."""
+async def test_a_renewal_ignores_messages_of_an_earlier_run(store: MongoStore) -> None:
+    """Those of a deleted run are deleted a little later, in the background."""
+    await lease(store)
+    await store.send("run", "paid", b"1")
+    await store.delete("run")
+    grant = await lease(store)
+    await store.send("run", "paid", b"2")
+    (renewed,) = await store.renew([grant.lease], HOUR)
+    assert renewed is not None
+    assert renewed.has_messages
+    (message,) = await store.inbox("run")
+    await store.append([step(grant, 1, "wait", message.id)])
+    (renewed,) = await store.renew([grant.lease], HOUR)
+    assert renewed is not None
+    assert not renewed.has_messages
+
+
+async def test_a_duplicate_completes_the_work_of_a_crashed_sender(
+    store: MongoStore, sandbox: Sandbox
+) -> None:
+    """The message was stored, but the run was not woken: its duplicate wakes it."""
     grant = await lease(store)
     await store.append([end(grant, 1, rest=Rest("waiting", None, ("paid",)))])
     await store.send("run", "paid", b"1", dedup_id="x")
     change: dict[str, Any] = {"$unset": {"wakeAt": "", "messageCount": ""}}
-    place.database["perdure_runs"].update_one({"_id": "run"}, change)
+    sandbox.database["perdure_runs"].update_one({"_id": "run"}, change)
     assert await store.claim("bob", HOUR, 1) == []
     assert await store.send("run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
     assert [claimed.lease.id for claimed in await store.claim("bob", HOUR, 1)] == ["run"]
 
 
-async def test_an_event_that_a_sender_was_told_is_known_is_never_withdrawn(
+async def test_a_message_reported_as_duplicate_is_never_withdrawn(
     store: MongoStore, another: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run ends between a sender's two writes, and another sender finds the message: the run
-    has it when it is retried."""
+    """The run ends between the two writes of one sender, and another sender finds the message: the
+    run has it when it is retried."""
     grant = await lease(store)
 
-    async def end_of_run() -> None:
+    async def end_run() -> None:
         assert await another.send("run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
         await another.append([end(grant, 1, rest=Rest("failed"))])
         assert await another.send("run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
 
-    after_the_message(monkeypatch, end_of_run)
+    after_the_message(monkeypatch, end_run)
     assert await store.send("run", "paid", b"1", dedup_id="x") is Delivery.DELIVERED
     assert [message.name for message in (await lease(another, "bob")).inbox] == ["paid"]
 
 
-async def test_an_event_for_a_run_that_is_deleted_meanwhile_is_for_nobody(
-    store: MongoStore, another: MongoStore, place: Place, monkeypatch: pytest.MonkeyPatch
+async def test_a_message_for_a_run_deleted_in_the_meantime_is_discarded(
+    store: MongoStore, another: MongoStore, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not delivered to the next run of the same id, and leaves nothing."""
+    """It is not delivered to the next run of the same id."""
     await lease(store)
 
-    async def begun_again() -> None:
+    async def recreate() -> None:
         await another.delete("run")
         await another._backend._cleanup.finish()
         await lease(another)
 
-    after_the_message(monkeypatch, begun_again)
+    after_the_message(monkeypatch, recreate)
     assert await store.send("run", "paid", b"1", dedup_id="x") is Delivery.UNKNOWN
     assert (await lease(store)).inbox == ()
-    assert place.database["perdure_runs_inbox"].count_documents({}) == 0
+    assert sandbox.database["perdure_runs_inbox"].count_documents({}) == 0
 
 
 def after_the_message(
-    monkeypatch: pytest.MonkeyPatch, happens: Callable[[], Awaitable[None]]
+    monkeypatch: pytest.MonkeyPatch, event: Callable[[], Awaitable[None]]
 ) -> None:
-    """Let something happen between the two writes of the next sender."""
-    from perdure.stores.mongo import inbox as _mongo_inbox
-
-    put = _mongo_inbox._put
+    """Call `event` between the two writes of the next sender."""
+    put = inbox._put
 
     async def slow(*arguments: Any) -> Any:
         monkeypatch.undo()
         message = await put(*arguments)
-        await happens()
+        await event()
         return message
 
-    monkeypatch.setattr(_mongo_inbox, "_put", slow)
+    monkeypatch.setattr(inbox, "_put", slow)

@@ -14,7 +14,7 @@ from perdure.stores.mongo import MongoReplicaSetStore, MongoTransaction, mongo
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.process import Server
 from tests.servers.proxy import TcpProxy
-from tests.stores.mongo.places import Place, ignore_driver_leaks, no_garbage_left, place_on
+from tests.stores.mongo.databases import Sandbox, ignore_driver_leaks, no_garbage_left, sandbox_on
 
 __all__ = ["no_garbage_left"]
 
@@ -27,16 +27,16 @@ Work = Callable[[MongoTransaction], Awaitable[Entry]]
 
 
 @pytest.fixture(scope="module")
-def place(mongo_server: Server) -> Iterator[Place]:
-    with place_on(mongo_server) as place:
-        yield place
+def sandbox(mongo_server: Server) -> Iterator[Sandbox]:
+    with sandbox_on(mongo_server) as sandbox:
+        yield sandbox
 
 
 @pytest.fixture
-async def store(place: Place) -> AsyncIterator[MongoReplicaSetStore]:
-    async with opened(place.url) as store:
+async def store(sandbox: Sandbox) -> AsyncIterator[MongoReplicaSetStore]:
+    async with opened(sandbox.url) as store:
         yield store
-    place.clear()
+    sandbox.clear()
 
 
 def opened(url: str) -> MongoReplicaSetStore:
@@ -63,7 +63,7 @@ def step(grant: Grant, n: int) -> Entry:
 
 
 def paying(grant: Grant, n: int, *, meanwhile: Awaitable[object] | None = None) -> Work:
-    """Give work that moves money and lets something else happen before it ends."""
+    """Return work that moves money, and awaits `meanwhile` before it ends."""
 
     async def work(transaction: MongoTransaction) -> Entry:
         accounts, session = transaction.database["accounts"], transaction.session
@@ -77,8 +77,8 @@ def paying(grant: Grant, n: int, *, meanwhile: Awaitable[object] | None = None) 
     return work
 
 
-def balances(place: Place) -> list[int]:
-    accounts = place.database["accounts"].find().sort("_id")
+def balances(sandbox: Sandbox) -> list[int]:
+    accounts = sandbox.database["accounts"].find().sort("_id")
     return [account["balance"] for account in accounts]
 
 
@@ -88,7 +88,7 @@ async def steps(store: MongoReplicaSetStore) -> list[str]:
     return list(loaded["steps"])
 
 
-async def test_money_moves_once_per_step(store: MongoReplicaSetStore, place: Place) -> None:
+async def test_money_moves_once_per_step(store: MongoReplicaSetStore, sandbox: Sandbox) -> None:
     """Between plain entries, and when a step is sent again."""
     grant = await first_lease(store)
     epoch = grant.lease.epoch
@@ -96,14 +96,14 @@ async def test_money_moves_once_per_step(store: MongoReplicaSetStore, place: Pla
     for n in (2, 3, 3):
         assert await store.transact("run", epoch, paying(grant, n)) is ACCEPTED
     await store.append([step(grant, 4)])
-    assert balances(place) == [-10, 10]
+    assert balances(sandbox) == [-10, 10]
     assert await steps(store) == ["1", "2", "3", "4"]
 
 
-async def test_other_steps_of_the_run_go_on_meanwhile(
-    store: MongoReplicaSetStore, place: Place
+async def test_other_steps_of_the_run_are_recorded_in_the_meantime(
+    store: MongoReplicaSetStore, sandbox: Sandbox
 ) -> None:
-    """A transaction takes its slot at the end: a sibling that is quicker comes before it."""
+    """A transaction fills its slot at the end, after those of faster steps."""
     grant = await first_lease(store)
     work = paying(grant, 2, meanwhile=store.append([step(grant, 1), step(grant, 3)]))
     assert await store.transact("run", grant.lease.epoch, work) is ACCEPTED
@@ -111,27 +111,31 @@ async def test_other_steps_of_the_run_go_on_meanwhile(
     assert await steps(store) == ["1", "2", "3", "4"]
 
 
-async def test_the_lease_is_renewed_meanwhile(store: MongoReplicaSetStore, place: Place) -> None:
-    """However long the work takes: renewal and transaction do not wait for each other."""
+async def test_the_lease_can_be_renewed_in_the_meantime(
+    store: MongoReplicaSetStore, sandbox: Sandbox
+) -> None:
+    """Renewal and transaction do not conflict."""
     grant = await first_lease(store)
     work = paying(grant, 1, meanwhile=store.renew([grant.lease], HOUR))
     assert await store.transact("run", grant.lease.epoch, work) is ACCEPTED
-    assert balances(place) == [-5, 5]
+    assert balances(sandbox) == [-5, 5]
 
 
-async def test_a_takeover_meanwhile_rolls_back(store: MongoReplicaSetStore, place: Place) -> None:
-    """Who lost its lease while it worked writes nothing."""
+async def test_a_takeover_in_the_meantime_rolls_back(
+    store: MongoReplicaSetStore, sandbox: Sandbox
+) -> None:
+    """An owner that lost its lease while it worked writes nothing."""
     grant = await first_lease(store, timedelta(milliseconds=1))
     await asyncio.sleep(0.02)
     work = paying(grant, 1, meanwhile=lease(store, "bob"))
     assert await store.transact("run", grant.lease.epoch, work) is FENCED
-    assert balances(place) == []
+    assert balances(sandbox) == []
     assert await steps(store) == []
 
 
 @pytest.mark.parametrize("n", [1, 3])
 async def test_a_rest_in_the_meantime_rolls_back(
-    store: MongoReplicaSetStore, place: Place, n: int
+    store: MongoReplicaSetStore, sandbox: Sandbox, n: int
 ) -> None:
     """It closes the epoch for the user's writes too, whatever number their entry has."""
     grant = await first_lease(store)
@@ -139,31 +143,31 @@ async def test_a_rest_in_the_meantime_rolls_back(
     rest = Entry("run", grant.lease.epoch, 2, whole, rest=Rest("suspended"))
     work = paying(grant, n, meanwhile=store.append([rest]))
     assert await store.transact("run", grant.lease.epoch, work) is FENCED
-    assert balances(place) == []
+    assert balances(sandbox) == []
     assert await steps(store) == []
 
 
 async def test_a_takeover_and_a_commit_exclude_each_other(
-    store: MongoReplicaSetStore, place: Place
+    store: MongoReplicaSetStore, sandbox: Sandbox
 ) -> None:
     """Either the new owner sees the step and the money has moved, or neither."""
-    async with opened(place.url) as another:
+    async with opened(sandbox.url) as another:
         for _ in range(20):
             grant = await first_lease(store, timedelta(milliseconds=1))
             await asyncio.sleep(0.01)
-            verdict, taken = await asyncio.gather(
+            verdict, grant_of_bob = await asyncio.gather(
                 store.transact("run", grant.lease.epoch, paying(grant, 1)), lease(another, "bob")
             )
-            assert taken is not None
-            seen = list(taken.snapshot["steps"])
+            assert grant_of_bob is not None
+            recorded = list(grant_of_bob.snapshot["steps"])
             moved = [-5, 5] if verdict is ACCEPTED else []
-            assert (seen, balances(place)) == (["1"] if moved else [], moved)
-            place.clear()
+            assert (recorded, balances(sandbox)) == (["1"] if moved else [], moved)
+            sandbox.clear()
 
 
-async def test_a_commit_whose_answer_was_lost_is_known(place: Place) -> None:
-    """The connection is cut between commit and answer: all of it is there, once."""
-    async with TcpProxy.before(place.url) as proxy:
+async def test_a_commit_whose_reply_was_lost_is_recognized(sandbox: Sandbox) -> None:
+    """Everything was written, once."""
+    async with TcpProxy.before(sandbox.url) as proxy:
         url = urlsplit(proxy.url)._replace(query="directConnection=true").geturl()
         async with opened(url) as store:
             grant = await first_lease(store)
@@ -173,13 +177,13 @@ async def test_a_commit_whose_answer_was_lost_is_known(place: Place) -> None:
             assert proxy.dropped == 2
             assert await store.append([step(grant, 3)]) == [ACCEPTED]
             assert await steps(store) == ["1", "2", "3"]
-    assert balances(place) == [-10, 10]
-    place.clear()
+    assert balances(sandbox) == [-10, 10]
+    sandbox.clear()
 
 
-async def test_a_commit_that_never_came_leaves_nothing(place: Place) -> None:
-    """The server was gone when the work ended: the step is free to run again."""
-    async with TcpProxy.before(place.url) as proxy:
+async def test_a_commit_that_was_never_sent_leaves_nothing(sandbox: Sandbox) -> None:
+    """The server was unavailable when the work ended: the step can run again."""
+    async with TcpProxy.before(sandbox.url) as proxy:
         query = "directConnection=true&serverSelectionTimeoutMS=100"
         url = urlsplit(proxy.url)._replace(query=query).geturl()
         async with opened(url) as store:
@@ -191,18 +195,18 @@ async def test_a_commit_that_never_came_leaves_nothing(place: Place) -> None:
             with pytest.raises(StoreUnavailable):
                 await store.transact("run", grant.lease.epoch, paying(grant, 1, meanwhile=cut()))
             proxy.accept()
-            # By itself the server waits a minute before it rolls such a transaction back.
-            place.client.admin.command("killAllSessions", [])
+            # Otherwise the server would wait a minute before it rolls the transaction back.
+            sandbox.client.admin.command("killAllSessions", [])
             await asyncio.sleep(0.6)
             assert await steps(store) == []
             assert await store.transact("run", grant.lease.epoch, paying(grant, 1)) is ACCEPTED
-    assert balances(place) == [-5, 5]
-    place.clear()
+    assert balances(sandbox) == [-5, 5]
+    sandbox.clear()
 
 
-async def test_a_connection_that_the_work_lost_is_the_stores_loss(place: Place) -> None:
-    """Whatever the work makes of it: the step has not failed, and may be tried again."""
-    async with TcpProxy.before(place.url) as proxy:
+async def test_a_connection_lost_by_the_work_is_unavailability(sandbox: Sandbox) -> None:
+    """Whatever error the work makes of it: the step did not fail, and can be tried again."""
+    async with TcpProxy.before(sandbox.url) as proxy:
         query = "directConnection=true&serverSelectionTimeoutMS=100"
         url = urlsplit(proxy.url)._replace(query=query).geturl()
         async with opened(url) as store:
@@ -221,18 +225,18 @@ async def test_a_connection_that_the_work_lost_is_the_stores_loss(place: Place) 
                 await store.transact("run", grant.lease.epoch, work)
             assert isinstance(caught.value.__cause__, RuntimeError)
             proxy.accept()
-    place.clear()
+    sandbox.clear()
 
 
-async def test_the_users_own_conflict_comes_out_as_it_is(
-    store: MongoReplicaSetStore, place: Place
+async def test_a_conflict_of_the_users_own_writes_is_raised_unchanged(
+    store: MongoReplicaSetStore, sandbox: Sandbox
 ) -> None:
-    """Two transactions on one account: the second fails with the driver's error, and may retry."""
+    """Of two transactions on one account, the second fails with the driver's error."""
     grant = await first_lease(store)
-    place.database["accounts"].insert_one({"_id": "from", "balance": 0})
+    sandbox.database["accounts"].insert_one({"_id": "from", "balance": 0})
 
     async def elsewhere() -> None:
-        async with opened(place.url) as another:
+        async with opened(sandbox.url) as another:
             other = await another.acquire(
                 [LeaseRequest("2", "bob", HOUR, create=as_json(snapshot()))]
             )
@@ -243,13 +247,13 @@ async def test_the_users_own_conflict_comes_out_as_it_is(
 
     work = paying(grant, 1, meanwhile=elsewhere())
     assert await store.transact("run", grant.lease.epoch, work) is ACCEPTED
-    assert balances(place) == [-5, 5]
+    assert balances(sandbox) == [-5, 5]
 
 
 async def test_an_entry_of_another_run_is_refused(
-    store: MongoReplicaSetStore, place: Place
+    store: MongoReplicaSetStore, sandbox: Sandbox
 ) -> None:
-    """The entry is the one that the transaction was opened for."""
+    """The work must return an entry of the run that the transaction is for."""
     grant = await first_lease(store)
 
     async def work(transaction: MongoTransaction) -> Entry:
@@ -259,25 +263,24 @@ async def test_an_entry_of_another_run_is_refused(
         await store.transact("run", grant.lease.epoch, work)
 
 
-async def test_hints_tell_of_what_is_due_and_nothing_else(store: MongoReplicaSetStore) -> None:
-    """One at the beginning, one for each run that became due; none for leases and sleeps."""
-    heard = 0
+async def test_notifications_are_sent_for_due_runs_only(store: MongoReplicaSetStore) -> None:
+    """One at the start, one for each run that became due; none for leases and sleeps."""
+    received = 0
 
     async def listen() -> None:
-        nonlocal heard
+        nonlocal received
         async for _ in store.notifications():
-            heard += 1
+            received += 1
 
     listening = asyncio.create_task(listen())
-    await until(lambda: heard == 1)
+    await until(lambda: received == 1)
     grant = await first_lease(store)
     await store.renew([grant.lease], HOUR)
     await store.enqueue([NewRun("later", "w", as_json(snapshot()), grant.now + HOUR)])
     await store.release([grant.lease], wake_at=grant.now + HOUR)
     await store.enqueue([NewRun("now", "w", as_json(snapshot()))])
-    await until(lambda: heard > 1)
-    # A run that is due at once is inserted, and then gets the server's time.
-    assert heard <= 3
+    await until(lambda: received > 1)
+    assert received <= 3
     listening.cancel()
     await asyncio.wait([listening])
 
@@ -287,4 +290,4 @@ async def until(condition: Callable[[], bool]) -> None:
         if condition():
             return
         await asyncio.sleep(0.01)
-    pytest.fail("it did not come to pass within five seconds")
+    pytest.fail("the condition did not become true within five seconds")

@@ -1,7 +1,10 @@
-"""What the tests of the Redis store share."""
+"""Shared by the tests of the Redis store."""
 
 import os
 from datetime import timedelta
+from typing import Any
+
+from redis import Redis
 
 from perdure.store import Entry, Grant, LeaseRequest, Store
 from perdure.stores.redis import RedisStore, redis
@@ -14,17 +17,17 @@ _URL, _NAMESPACE = "PERDURE_TEST_STORE_URL", "PERDURE_TEST_STORE_NAMESPACE"
 
 
 def opened_here() -> RedisStore:
-    """Give the store of the test whose process, or whose child, this is."""
+    """Return the store of the current test, in its process or in a child of it."""
     return redis(os.environ[_URL], namespace=os.environ[_NAMESPACE])
 
 
 class RedisConformance(StoreConformance):
-    """The whole contract, also together with other processes."""
+    """The whole contract, also with other processes."""
 
     url = f"{__name__}:{opened_here.__name__}"
 
     def opened(self, url: str, namespace: str) -> RedisStore:
-        """Give a store, and let others find it."""
+        """Return a store, and let child processes find it."""
         os.environ[_URL], os.environ[_NAMESPACE] = url, namespace
         return opened_here()
 
@@ -33,21 +36,26 @@ class RedisConformance(StoreConformance):
 
 
 async def leased(store: RedisStore, *ids: str, ttl: timedelta = HOUR) -> list[Grant]:
-    """Give the grants of runs, which are created when they are not there."""
+    """Return the grants of runs, which are created if they do not exist."""
     create = as_json(snapshot())
-    wants = [
+    requests = [
         LeaseRequest(id, "ana", ttl, create=create, workflow="order") for id in ids or ("run",)
     ]
-    return [grant for grant in await store.acquire(wants) if grant is not None]
+    return [grant for grant in await store.acquire(requests) if grant is not None]
 
 
 def step(grant: Grant, n: int) -> Entry:
-    """Give the entry that records one step as the grant's n-th write."""
+    """Return the entry that records a step as the grant's n-th write."""
     return Entry(grant.lease.id, grant.lease.epoch, n, as_json(snapshot(f"{n}")))
 
 
-async def steps(store: RedisStore, id: str = "run") -> list[str]:
-    """Give the keys of a run's steps, in order."""
+async def steps(store: Store, id: str = "run") -> list[str]:
+    """Return the keys of a run's steps, in order."""
     loaded = await store.load(id)
     assert loaded is not None
     return list(loaded["steps"])
+
+
+def execute(client: Redis, *command: str | int) -> Any:
+    """Execute a command for which the driver has no method."""
+    return client.execute_command(*command)  # type: ignore[no-untyped-call]  # it has no types

@@ -1,4 +1,4 @@
-"""The Redis store keeps the whole contract on a cluster, and what is special about one."""
+"""The Redis store satisfies the contract on a cluster, and what is special about one."""
 
 import asyncio
 from collections import Counter
@@ -17,12 +17,12 @@ from perdure.stores.redis.keys import SHARDS, Keys
 from perdure.testing.conformance.hostile import NAMES
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.redis import SLOTS, RedisCluster
-from tests.stores.redis.kit import HOUR, RedisConformance, leased, step, steps
+from tests.stores.redis.kit import HOUR, RedisConformance, execute, leased, step, steps
 
 MANY = 100
 
 
-def clustered(url: str) -> str:
+def cluster_url(url: str) -> str:
     return url.replace("redis://", "redis+cluster://")
 
 
@@ -35,19 +35,19 @@ class TestRedisCluster(RedisConformance):
     async def store(
         self, redis_cluster_url: str, redis_cluster_prefix: str
     ) -> AsyncIterator[RedisStore]:
-        async with self.opened(clustered(redis_cluster_url), redis_cluster_prefix) as store:
+        async with self.opened(cluster_url(redis_cluster_url), redis_cluster_prefix) as store:
             yield store
 
 
 @pytest.fixture
 async def store(redis_cluster_url: str, redis_cluster_prefix: str) -> AsyncIterator[RedisStore]:
-    url = clustered(redis_cluster_url)
+    url = cluster_url(redis_cluster_url)
     async with redis(url, namespace=redis_cluster_prefix) as store:
         yield store
 
 
-def test_all_keys_of_a_run_lie_in_one_slot() -> None:
-    """Whatever braces an id has: a run lies where its shard's indexes lie."""
+def test_all_keys_of_a_run_are_in_one_slot() -> None:
+    """That of its shard's indexes, whatever braces the id contains."""
     keys = Keys("perdure")
     shards = {key_slot(keys.workflows(shard)): shard for shard in range(SHARDS)}
     for id in [*NAMES, "{}", "{a}{b}", "}{", "{0-0}"]:
@@ -56,16 +56,16 @@ def test_all_keys_of_a_run_lie_in_one_slot() -> None:
 
 
 def test_shards_are_spread_evenly_over_the_slots() -> None:
-    """Each share of the slots has its shard, so that each node of a cluster has its share."""
+    """So that each node of a cluster has its share."""
     keys = Keys("perdure")
     slots = sorted(key_slot(keys.workflows(shard)) for shard in range(SHARDS))
     assert [slot * SHARDS // SLOTS for slot in slots] == list(range(SHARDS))
 
 
-async def test_runs_lie_on_all_nodes(
+async def test_runs_are_spread_over_all_nodes(
     store: RedisStore, redis_cluster: RedisCluster, redis_cluster_prefix: str
 ) -> None:
-    """And are listed, claimed and ended as if they lay on one, each batch in one call."""
+    """They are listed, claimed and settled as if they were on one."""
     runs = [NewRun(f"{n}", "order", as_json(snapshot())) for n in range(MANY)]
     assert all(await store.enqueue(runs))
     for node in redis_cluster.nodes:
@@ -79,10 +79,10 @@ async def test_runs_lie_on_all_nodes(
     assert len(await store.list(status="completed", limit=MANY)) == MANY
 
 
-async def test_a_client_passed_in_is_used_and_stays_open(
+async def test_a_client_that_was_passed_in_stays_open(
     redis_cluster_url: str, redis_cluster_prefix: str
 ) -> None:
-    """Whoever opens, closes."""
+    """Its settings are used for new connections."""
     async with AsyncRedisCluster.from_url(redis_cluster_url, decode_responses=True) as client:
         async with redis(client=client, namespace=redis_cluster_prefix) as store:
             grants = await leased(store, "a", "b", "c")
@@ -93,10 +93,10 @@ async def test_a_client_passed_in_is_used_and_stays_open(
         assert await client.ping()
 
 
-async def test_a_cluster_taken_for_one_server_is_named(
+async def test_a_cluster_opened_as_one_server_is_recognized(
     redis_cluster_url: str, redis_cluster_prefix: str
 ) -> None:
-    """What it is, and how to open it."""
+    """The error says how to open it."""
     async with redis(redis_cluster_url, namespace=redis_cluster_prefix) as store:
         saves = [store.save(f"{n}", snapshot()) for n in range(10)]
         with pytest.raises(StoreError, match=r"redis\+cluster://"):
@@ -105,25 +105,25 @@ async def test_a_cluster_taken_for_one_server_is_named(
 
 @contextmanager
 def moving(cluster: RedisCluster, slot: int) -> Iterator[None]:
-    """Let a slot be on its way from one node to another."""
+    """Let a slot move from one node to another."""
     clients = [Redis.from_url(node.url) for node in cluster.nodes]
-    names = [client.execute_command("CLUSTER MYID") for client in clients]
+    names = [execute(client, "CLUSTER MYID") for client in clients]
     source = slot * len(clients) // SLOTS
     target = (source + 1) % len(clients)
-    clients[target].execute_command("CLUSTER SETSLOT", slot, "IMPORTING", names[source])
-    clients[source].execute_command("CLUSTER SETSLOT", slot, "MIGRATING", names[target])
+    execute(clients[target], "CLUSTER SETSLOT", slot, "IMPORTING", names[source])
+    execute(clients[source], "CLUSTER SETSLOT", slot, "MIGRATING", names[target])
     try:
         yield
     finally:
         for client in clients:
-            client.execute_command("CLUSTER SETSLOT", slot, "STABLE")
+            execute(client, "CLUSTER SETSLOT", slot, "STABLE")
             client.close()
 
 
-async def test_while_a_slot_moves_nothing_is_half_done(
+async def test_nothing_is_half_done_while_a_slot_moves(
     store: RedisStore, redis_cluster: RedisCluster, redis_cluster_prefix: str
 ) -> None:
-    """Steps are recorded; what needs keys of both nodes is refused whole until it is over."""
+    """Steps are recorded; what needs keys of both nodes is refused as a whole until the end."""
     (grant,) = await leased(store)
     await store.send("run", "paid", b"1")
     (message,) = await store.inbox("run")
@@ -144,10 +144,10 @@ async def test_while_a_slot_moves_nothing_is_half_done(
     assert list(await store.inbox("run")) == []
 
 
-async def test_while_a_slot_moves_other_runs_are_claimed(
+async def test_other_runs_are_claimed_while_a_slot_moves(
     store: RedisStore, redis_cluster: RedisCluster, redis_cluster_prefix: str
 ) -> None:
-    """A claim gives what can be had, and the rest when it can."""
+    """The runs of the slot are claimed afterwards."""
     runs = [NewRun(f"{n}", "order", as_json(snapshot())) for n in range(MANY)]
     await store.enqueue(runs)
     with moving(redis_cluster, key_slot(Keys(redis_cluster_prefix).run("0"))):
@@ -157,15 +157,14 @@ async def test_while_a_slot_moves_other_runs_are_claimed(
     assert len(some) + len(others) == MANY
 
 
-async def test_nothing_acknowledged_is_lost_when_a_node_dies(
+async def test_no_accepted_entry_is_lost_when_a_node_is_killed(
     store: RedisStore, redis_cluster: RedisCluster
 ) -> None:
-    """Killed and started again under appending runs, it has every entry that was accepted; the
-    store finds it again by itself."""
+    """The store reconnects by itself, and every accepted entry is there."""
     grants = await leased(store, *(f"{n}" for n in range(30)))
     done = asyncio.Event()
 
-    async def appending(n: int) -> int:
+    async def append_until_done(n: int) -> int:
         count = 0
         while not done.is_set():
             try:
@@ -176,13 +175,13 @@ async def test_nothing_acknowledged_is_lost_when_a_node_dies(
             count += 1
         return count
 
-    works = [asyncio.create_task(appending(n)) for n in range(len(grants))]
+    tasks = [asyncio.create_task(append_until_done(n)) for n in range(len(grants))]
     await asyncio.sleep(0.5)
     await asyncio.to_thread(redis_cluster.nodes[1].kill)
     await asyncio.to_thread(redis_cluster.ensure)
     await asyncio.sleep(0.5)
     done.set()
-    accepted = await asyncio.gather(*works)
+    accepted = await asyncio.gather(*tasks)
     assert sum(accepted) > len(grants)
     for grant, count in zip(grants, accepted, strict=True):
         assert await steps(store, grant.lease.id) == [f"{n + 1}" for n in range(count)]

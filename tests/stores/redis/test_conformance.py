@@ -1,4 +1,4 @@
-"""The Redis store keeps the whole contract on one server."""
+"""The Redis store satisfies the contract on one server."""
 
 from collections.abc import AsyncIterator
 

@@ -1,10 +1,11 @@
-"""What the Redis store does when the server, the connection, the rights or the driver fail."""
+"""The Redis store when the server, the connection, permissions or the driver fail."""
 
 import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -19,7 +20,7 @@ from perdure.testing.clock import TestClock
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.process import Server
 from tests.servers.proxy import TcpProxy
-from tests.stores.redis.kit import HOUR, leased, step, steps
+from tests.stores.redis.kit import HOUR, execute, leased, step, steps
 
 RUNS = 200
 LIMITED = "perdure_limited"
@@ -38,7 +39,7 @@ async def proxy(redis_url: str) -> AsyncIterator[TcpProxy]:
 
 
 @pytest.fixture
-async def far(proxy: TcpProxy, redis_prefix: str) -> AsyncIterator[RedisStore]:
+async def remote(proxy: TcpProxy, redis_prefix: str) -> AsyncIterator[RedisStore]:
     """A store behind the proxy, set up."""
     async with redis(proxy.url, namespace=redis_prefix) as store:
         await store.load("run")
@@ -51,8 +52,8 @@ def admin(redis_url: str) -> Iterator[Redis]:
         yield client
 
 
-async def appending(store: RedisStore, grant: Grant, done: asyncio.Event) -> int:
-    """Append one entry after another as the committer would, and give how many were accepted."""
+async def append_until(store: RedisStore, grant: Grant, done: asyncio.Event) -> int:
+    """Append one entry after another, as the committer does; return how many were accepted."""
     n = 0
     while not done.is_set():
         try:
@@ -65,42 +66,41 @@ async def appending(store: RedisStore, grant: Grant, done: asyncio.Event) -> int
     return n
 
 
-async def test_nothing_acknowledged_is_lost_when_the_server_dies(
+async def test_no_accepted_entry_is_lost_when_the_server_is_killed(
     redis_server: Server, store: RedisStore
 ) -> None:
-    """Killed and started again under 200 appending runs, it has every entry that was accepted; the
-    store finds it again by itself."""
+    """The store reconnects by itself, and every accepted entry is there."""
     grants = await leased(store, *(f"{n}" for n in range(RUNS)))
     done = asyncio.Event()
-    works = [asyncio.create_task(appending(store, grant, done)) for grant in grants]
+    tasks = [asyncio.create_task(append_until(store, grant, done)) for grant in grants]
     await asyncio.sleep(1)
     await asyncio.to_thread(redis_server.kill)
     await asyncio.to_thread(redis_server.ensure)
     await asyncio.sleep(1)
     done.set()
-    accepted = await asyncio.gather(*works)
+    accepted = await asyncio.gather(*tasks)
     assert sum(accepted) > RUNS
     for grant, count in zip(grants, accepted, strict=True):
         assert await steps(store, grant.lease.id) == [f"{n + 1}" for n in range(count)]
 
 
-async def test_an_entry_whose_answer_was_lost_is_there_once(
-    far: RedisStore, proxy: TcpProxy, admin: Redis
+async def test_an_entry_whose_reply_was_lost_is_written_once(
+    remote: RedisStore, proxy: TcpProxy, admin: Redis
 ) -> None:
-    """A connection cut between commit and answer neither loses nor doubles an entry."""
-    (grant,) = await leased(far)
+    """A connection lost between commit and reply neither loses nor duplicates it."""
+    (grant,) = await leased(remote)
     for n in range(1, 5):
         proxy.drop_next_reply(to=b"EVALSHA")
-        assert await far.append([step(grant, n)]) == [Verdict.ACCEPTED]
+        assert await remote.append([step(grant, n)]) == [Verdict.ACCEPTED]
     assert proxy.dropped == 4
-    assert await steps(far) == ["1", "2", "3", "4"]
+    assert await steps(remote) == ["1", "2", "3", "4"]
 
 
-async def test_a_batch_whose_answer_was_lost_is_there_once(
-    far: RedisStore, proxy: TcpProxy
+async def test_a_batch_whose_reply_was_lost_is_written_once(
+    remote: RedisStore, proxy: TcpProxy
 ) -> None:
-    """The same for a batch of entries and rests of many runs."""
-    grants = await leased(far, *(f"{n}" for n in range(20)))
+    """Also one of entries and rests of many runs."""
+    grants = await leased(remote, *(f"{n}" for n in range(20)))
     whole = as_json(snapshot("end", status="completed"))
     batch = [
         step(grant, 1)
@@ -109,46 +109,48 @@ async def test_a_batch_whose_answer_was_lost_is_there_once(
         for number, grant in enumerate(grants)
     ]
     proxy.drop_next_reply(to=b"EVALSHA")
-    assert set(await far.append(batch)) == {Verdict.ACCEPTED}
+    assert set(await remote.append(batch)) == {Verdict.ACCEPTED}
     assert proxy.dropped == 1
     for number, grant in enumerate(grants):
-        assert await steps(far, grant.lease.id) == (["1"] if number % 2 else ["end"])
+        assert await steps(remote, grant.lease.id) == (["1"] if number % 2 else ["end"])
 
 
-async def test_what_must_not_be_done_twice_is_sent_once(far: RedisStore, proxy: TcpProxy) -> None:
-    """When the answer to an event, a new run or a claim is lost, the caller is told; nothing is
-    doubled."""
-    await leased(far)
-    # The server knows the scripts after their first use.
-    await far.send("no run", "paid", b"1")
-    await far.enqueue([NewRun("run", "order", as_json(snapshot()))])
-    await far.claim("bob", HOUR, 10)
-    proxy.drop_next_reply(to=b"EVALSHA")
-    with pytest.raises(StoreUnavailable):
-        await far.send("run", "paid", b"1")
-    assert [message.name for message in await far.inbox("run")] == ["paid"]
-    proxy.drop_next_reply(to=b"EVALSHA")
-    with pytest.raises(StoreUnavailable):
-        await far.enqueue([NewRun("new", "order", as_json(snapshot()))])
-    proxy.drop_next_reply(to=b"EVALSHA")
-    with pytest.raises(StoreUnavailable):
-        await far.claim("bob", HOUR, 10)
-    assert list(await far.claim("cem", HOUR, 10)) == []
-    assert await far.load("new") is not None
-
-
-async def test_a_lease_whose_answer_was_lost_is_given_again(
-    far: RedisStore, proxy: TcpProxy
+async def test_commands_that_must_not_be_repeated_are_sent_once(
+    remote: RedisStore, proxy: TcpProxy
 ) -> None:
-    """The owner that asks again gets it, and what it appends counts."""
+    """If the reply to a message, a new run or a claim is lost, the caller gets an error; nothing is
+    duplicated."""
+    await leased(remote)
+    # After its first use the server has a script, and is sent only its hash.
+    await remote.send("no run", "paid", b"1")
+    await remote.enqueue([NewRun("run", "order", as_json(snapshot()))])
+    await remote.claim("bob", HOUR, 10)
     proxy.drop_next_reply(to=b"EVALSHA")
-    (grant,) = await leased(far)
+    with pytest.raises(StoreUnavailable):
+        await remote.send("run", "paid", b"1")
+    assert [message.name for message in await remote.inbox("run")] == ["paid"]
+    proxy.drop_next_reply(to=b"EVALSHA")
+    with pytest.raises(StoreUnavailable):
+        await remote.enqueue([NewRun("new", "order", as_json(snapshot()))])
+    proxy.drop_next_reply(to=b"EVALSHA")
+    with pytest.raises(StoreUnavailable):
+        await remote.claim("bob", HOUR, 10)
+    assert list(await remote.claim("cem", HOUR, 10)) == []
+    assert await remote.load("new") is not None
+
+
+async def test_a_lease_whose_reply_was_lost_is_requested_again(
+    remote: RedisStore, proxy: TcpProxy
+) -> None:
+    """The owner gets it, and can append."""
+    proxy.drop_next_reply(to=b"EVALSHA")
+    (grant,) = await leased(remote)
     assert proxy.dropped == 1
-    assert await far.append([step(grant, 1)]) == [Verdict.ACCEPTED]
+    assert await remote.append([step(grant, 1)]) == [Verdict.ACCEPTED]
 
 
-async def test_an_append_that_is_cancelled_as_it_is_sent_is_cancelled(store: RedisStore) -> None:
-    """The driver would swallow the cancellation, and its caller go on as if there were none."""
+async def test_an_append_cancelled_while_it_is_sent_is_cancelled(store: RedisStore) -> None:
+    """The driver would swallow the cancellation, and the caller would continue."""
     (grant,) = await leased(store)
     work = asyncio.create_task(store.append([step(grant, 1)]))
     await asyncio.sleep(0)
@@ -157,14 +159,14 @@ async def test_an_append_that_is_cancelled_as_it_is_sent_is_cancelled(store: Red
     assert work.cancelled()
 
 
-async def test_a_cancelled_append_leaves_no_doubt(store: RedisStore) -> None:
-    """An entry that comes late takes its place, and no reply meets another command."""
+async def test_a_cancelled_append_disturbs_no_other(store: RedisStore) -> None:
+    """A late entry takes its place, and no reply is read as that of another command."""
     (grant,) = await leased(store)
     cancelled = last = 0
     while cancelled < 3:
         last += 1
         work = asyncio.create_task(store.append([step(grant, last)]))
-        # Some turns of the event loop: the reply has not come, or has just come.
+        # After some turns of the event loop the reply may or may not have arrived.
         for _ in range(last % 12):
             await asyncio.sleep(0)
         work.cancel()
@@ -177,8 +179,8 @@ async def test_a_cancelled_append_leaves_no_doubt(store: RedisStore) -> None:
     assert await steps(store) == [f"{n}" for n in (*everything, last + 1)]
 
 
-async def test_a_server_that_is_away_is_named() -> None:
-    """What, where, and how long it was tried."""
+async def test_an_unavailable_server_is_named() -> None:
+    """With how long it was tried, and without the password."""
     async with redis("redis://u:secret@127.0.0.1:1/0", connect_timeout=0.2) as store:
         with pytest.raises(StoreUnavailable) as raised:
             await store.load("run")
@@ -198,10 +200,8 @@ async def test_a_failed_set_up_is_tried_again(proxy: TcpProxy, redis_prefix: str
         assert await steps(store) == ["a"]
 
 
-async def test_a_store_waits_for_a_server_that_comes_back(
-    proxy: TcpProxy, redis_prefix: str
-) -> None:
-    """As long as patience lasts."""
+async def test_a_store_waits_for_a_server_to_come_back(proxy: TcpProxy, redis_prefix: str) -> None:
+    """Up to `connect_timeout`."""
     proxy.refuse()
     async with redis(proxy.url, namespace=redis_prefix) as store:
         saving = asyncio.create_task(store.save("run", snapshot("a")))
@@ -211,37 +211,43 @@ async def test_a_store_waits_for_a_server_that_comes_back(
         assert await steps(store) == ["a"]
 
 
-async def test_hints_come_again_after_a_cut(far: RedisStore, proxy: TcpProxy) -> None:
-    """A new connection listens, and a hint comes for what may have happened meanwhile."""
-    hints = far.notifications()
-    await anext(hints)
-    hint = asyncio.ensure_future(anext(hints))
+async def test_notifications_continue_after_a_lost_connection(
+    remote: RedisStore, proxy: TcpProxy
+) -> None:
+    """A new connection listens, and one is sent for what may have been missed."""
+    notifications = remote.notifications()
+    await anext(notifications)
+    notification = asyncio.ensure_future(anext(notifications))
     await asyncio.sleep(0.05)
     proxy.cut()
-    await hint
-    hint = asyncio.ensure_future(anext(hints))
-    await far.enqueue([NewRun("run", "order", as_json(snapshot()))])
-    await hint
-    await hints.aclose()  # type: ignore[attr-defined]  # an async generator has it
+    await notification
+    notification = asyncio.ensure_future(anext(notifications))
+    await remote.enqueue([NewRun("run", "order", as_json(snapshot()))])
+    await notification
+    await notifications.aclose()  # type: ignore[attr-defined]  # an async generator has it
 
 
-async def test_hints_end_when_the_store_is_closed(redis_url: str, redis_prefix: str) -> None:
-    """Whoever listens hears no more."""
+async def test_notifications_end_when_the_store_is_closed(
+    redis_url: str, redis_prefix: str
+) -> None:
+    """A closed store refuses to listen."""
     store = redis(redis_url, namespace=redis_prefix)
-    heard = asyncio.ensure_future(_all(store))
+    received = asyncio.ensure_future(_count(store))
     await asyncio.sleep(0.2)
     await store.close()
-    assert await heard == 1
+    assert await received == 1
     with pytest.raises(StoreClosed):
         await anext(store.notifications())
 
 
-async def _all(store: RedisStore) -> int:
+async def _count(store: RedisStore) -> int:
     return len([None async for _ in store.notifications()])
 
 
-async def test_clocks_an_hour_apart_share_leases(redis_url: str, redis_prefix: str) -> None:
-    """Only the server's clock counts: what a process believes the time to be changes nothing."""
+async def test_machines_with_clocks_an_hour_apart_share_leases(
+    redis_url: str, redis_prefix: str
+) -> None:
+    """Only the server's clock counts."""
     now = SystemClock().now()
     early, late = TestClock(now - HOUR), TestClock(now + HOUR)
     async with (
@@ -257,13 +263,13 @@ async def test_clocks_an_hour_apart_share_leases(redis_url: str, redis_prefix: s
         assert await one.append([step(mine, 1)]) == [Verdict.FENCED]
 
 
-async def test_an_epoch_never_comes_twice_when_the_clock_is_set_back(
+async def test_an_epoch_is_never_repeated_when_the_clock_is_set_back(
     store: RedisStore, admin: Redis, redis_prefix: str
 ) -> None:
-    """The server remembers the last number it gave, also when its clock does not."""
+    """The server remembers the last number it gave."""
     (before,) = await leased(store)
     (sequence,) = admin.keys(f"{redis_prefix}:*:sequence")
-    ahead = int(admin.get(sequence)) + 10**12
+    ahead = int(admin.get(sequence) or 0) + 10**12
     admin.set(sequence, ahead)
     (first,) = await leased(store)
     await store.delete("run")
@@ -284,8 +290,8 @@ async def test_scripts_that_the_server_forgot_are_sent_again(
     assert await steps(store) == ["1"]
 
 
-async def test_fifty_first_uses_at_once(redis_url: str, redis_prefix: str) -> None:
-    """Stores that begin together do not disturb each other, nor do first calls of one."""
+async def test_ten_stores_can_be_opened_at_once(redis_url: str, redis_prefix: str) -> None:
+    """Each by several concurrent first calls."""
     stores = [redis(redis_url, namespace=redis_prefix) for _ in range(10)]
     await asyncio.gather(*(store.save(f"{n}", snapshot()) for n in range(5) for store in stores))
     assert len(await stores[0].list()) == 5
@@ -293,9 +299,9 @@ async def test_fifty_first_uses_at_once(redis_url: str, redis_prefix: str) -> No
         await store.close()
 
 
-def limited_url(admin: Redis, url: str, *rights: str) -> str:
-    """Give a URL of a user that may do only so much."""
-    admin.execute_command("ACL", "SETUSER", LIMITED, "reset", "on", ">word", *rights)
+def limited_url(admin: Redis, url: str, *permissions: str) -> str:
+    """Return a URL for a user with only these permissions."""
+    execute(admin, "ACL", "SETUSER", LIMITED, "reset", "on", ">word", *permissions)
     parts = urlsplit(url)
     return parts._replace(netloc=f"{LIMITED}:word@{parts.netloc}").geturl()
 
@@ -303,14 +309,14 @@ def limited_url(admin: Redis, url: str, *rights: str) -> str:
 @pytest.fixture
 def limited(admin: Redis) -> Iterator[None]:
     yield
-    admin.execute_command("ACL", "DELUSER", LIMITED)
+    execute(admin, "ACL", "DELUSER", LIMITED)
 
 
 @pytest.mark.usefixtures("limited")
-async def test_missing_rights_are_named_before_anything_is_written(
+async def test_missing_permissions_are_named_before_anything_is_written(
     admin: Redis, redis_url: str, redis_prefix: str
 ) -> None:
-    """A clear error with what to run as an administrator."""
+    """The error has the command for the administrator."""
     url = limited_url(admin, redis_url, "~*", "&*", "+@all", "-zadd")
     async with redis(url, namespace=redis_prefix) as store:
         with pytest.raises(StoreError, match="ACL SETUSER"):
@@ -319,25 +325,25 @@ async def test_missing_rights_are_named_before_anything_is_written(
 
 
 @pytest.mark.usefixtures("limited")
-async def test_the_rights_that_are_named_are_enough(
+async def test_the_named_permissions_are_sufficient(
     admin: Redis, redis_url: str, redis_prefix: str
 ) -> None:
-    """What the error says to run makes the store work."""
-    rights = (f"~{redis_prefix}*", f"&{redis_prefix}*", "+@read", "+@write", "+@scripting")
-    more = ("+@connection", "+@pubsub", "+time", "+info", "+config|get")
-    url = limited_url(admin, redis_url, *rights, *more)
+    """A user with those of the error can use the store."""
+    keys = (f"~{redis_prefix}*", f"&{redis_prefix}*", "+@read", "+@write", "+@scripting")
+    commands = ("+@connection", "+@pubsub", "+time", "+info", "+config|get")
+    url = limited_url(admin, redis_url, *keys, *commands)
     async with redis(url, namespace=redis_prefix) as store:
-        hints = store.notifications()
-        await anext(hints)
+        notifications = store.notifications()
+        await anext(notifications)
         await store.enqueue([NewRun("run", "order", as_json(snapshot()))])
-        await anext(hints)
+        await anext(notifications)
         (grant,) = await store.claim("ana", HOUR, 1)
         assert await store.append([step(grant, 1)]) == [Verdict.ACCEPTED]
-        await hints.aclose()  # type: ignore[attr-defined]  # an async generator has it
+        await notifications.aclose()  # type: ignore[attr-defined]  # an async generator has it
 
 
-async def test_a_wrong_password_is_no_matter_of_patience(redis_url: str) -> None:
-    """The user is not let in, and is told so at once."""
+async def test_a_wrong_password_is_not_unavailability(redis_url: str) -> None:
+    """It is reported at once."""
     parts = urlsplit(redis_url)
     url = parts._replace(netloc=f"nobody:wrong@{parts.netloc}").geturl()
     async with redis(url) as store:
@@ -347,31 +353,31 @@ async def test_a_wrong_password_is_no_matter_of_patience(redis_url: str) -> None
 
 
 @pytest.mark.parametrize("options", [{}, {"decode_responses": True}, {"protocol": 3}])
-async def test_a_client_passed_in_is_used_and_stays_open(
-    redis_url: str, redis_prefix: str, options: dict[str, int]
+async def test_a_client_that_was_passed_in_stays_open(
+    redis_url: str, redis_prefix: str, options: dict[str, Any]
 ) -> None:
-    """However it reads replies; whoever opens, closes."""
+    """However it is configured to read replies."""
     async with redis_client(redis_url, **options) as client:
         async with redis(client=client, namespace=redis_prefix) as store:
             (grant,) = await leased(store)
             assert await store.append([step(grant, 1)]) == [Verdict.ACCEPTED]
-            hints = store.notifications()
-            await anext(hints)
+            notifications = store.notifications()
+            await anext(notifications)
             await store.send("run", "paid", b"1")
             assert await steps(store) == ["1"]
             assert (await store.durability_report()).settings["appendfsync"] == "always"
         assert await client.ping()
 
 
-def redis_client(url: str, **options: int) -> AsyncRedis:
+def redis_client(url: str, **options: Any) -> AsyncRedis:
     return AsyncRedis.from_url(url, **options)
 
 
 @pytest.mark.parametrize("own", [True, False])
-async def test_connections_are_as_few_as_allowed(
+async def test_no_more_connections_are_opened_than_allowed(
     redis_url: str, redis_prefix: str, admin: Redis, own: bool
 ) -> None:
-    """Whoever finds none free waits; also for those of a pool that was passed in."""
+    """Calls wait for a free one; also with a pool that was passed in."""
     client = None if own else redis_client(redis_url, max_connections=3)
     url = redis_url if own else None
     async with redis(url, client=client, namespace=redis_prefix, max_connections=2) as store:
@@ -381,7 +387,7 @@ async def test_connections_are_as_few_as_allowed(
         await client.aclose()
 
 
-async def test_a_closed_store_says_so(redis_url: str) -> None:
+async def test_a_closed_store_raises_store_closed(redis_url: str) -> None:
     store = redis(redis_url)
     await store.close()
     await store.close()
@@ -389,20 +395,20 @@ async def test_a_closed_store_says_so(redis_url: str) -> None:
         await store.load("run")
 
 
-async def test_who_is_waiting_when_the_store_is_closed_is_told(
+async def test_calls_that_wait_when_the_store_is_closed_end(
     redis_url: str, redis_prefix: str
 ) -> None:
-    """Each call is done or says that the store was closed; no connection is left."""
+    """Each succeeds or raises that the store was closed."""
     store = redis(redis_url, namespace=redis_prefix)
     await store.load("run")
     saves = [asyncio.create_task(store.save(f"{n}", snapshot())) for n in range(50)]
-    # So that all of them have begun, and none can be done.
+    # Now all of them have started, and none can have finished.
     await asyncio.sleep(0)
     await store.close()
-    answers = await asyncio.gather(*saves, return_exceptions=True)
-    assert any(isinstance(answer, StoreClosed | StoreUnavailable) for answer in answers)
-    for answer in answers:
-        assert answer is None or isinstance(answer, StoreClosed | StoreUnavailable)
+    results = await asyncio.gather(*saves, return_exceptions=True)
+    assert any(isinstance(result, StoreClosed | StoreUnavailable) for result in results)
+    for result in results:
+        assert result is None or isinstance(result, StoreClosed | StoreUnavailable)
 
 
 @pytest.mark.parametrize(
@@ -418,13 +424,13 @@ async def test_who_is_waiting_when_the_store_is_closed_is_told(
         {"prefix": "\0"},
     ],
 )
-def test_an_option_that_cannot_be_is_refused(options: dict[str, object]) -> None:
+def test_an_invalid_option_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument):
         redis(**{"url": "redis://localhost", **options})  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_a_missing_driver_is_named() -> None:
-    """The message holds the command that installs it."""
+    """The error has the command that installs it."""
     code = (
         "import sys; sys.modules['redis'] = None\n"
         "from perdure.stores import redis\n"

@@ -1,4 +1,4 @@
-"""Texts under keys in Redis."""
+"""Strings by key in Redis."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,27 +22,27 @@ async def kv(redis_url: str, redis_prefix: str) -> AsyncIterator[RedisKeyValue]:
         yield kv
 
 
-def test_it_is_what_it_says() -> None:
+def test_it_satisfies_the_protocols() -> None:
     kv = RedisKeyValue("redis://localhost/0")
     assert isinstance(kv, KeyValueStore)
     assert isinstance(kv, CompareAndSet)
     assert isinstance(kv, GetMany)
 
 
-async def test_texts_come_back(kv: RedisKeyValue) -> None:
-    """Any text under any key."""
-    await _keeps_texts(kv)
+async def test_values_are_stored(kv: RedisKeyValue) -> None:
+    """Any string under any key."""
+    await _stores_values(kv)
 
 
-async def test_texts_come_back_from_a_cluster(
+async def test_values_are_stored_on_a_cluster(
     redis_cluster_url: str, redis_cluster_prefix: str
 ) -> None:
     """Whichever node has them."""
     async with RedisKeyValue(redis_cluster_url, cluster=True, prefix=redis_cluster_prefix) as kv:
-        await _keeps_texts(kv)
+        await _stores_values(kv)
 
 
-async def _keeps_texts(kv: RedisKeyValue) -> None:
+async def _stores_values(kv: RedisKeyValue) -> None:
     for number, name in enumerate(NAMES):
         await kv.set(name, f"{name} {number}")
     assert await kv.get_many(NAMES) == [f"{name} {number}" for number, name in enumerate(NAMES)]
@@ -53,7 +53,7 @@ async def _keeps_texts(kv: RedisKeyValue) -> None:
 
 
 async def test_only_the_star_is_special(kv: RedisKeyValue) -> None:
-    """Everything else in a pattern stands for itself."""
+    """Everything else in a pattern matches itself."""
     keys = ["a", "ab", "a?", "a[b]", "a\\b", "a*", "b", "A", "a\nb", "a%", "a_", "a^"]
     for key in keys:
         await kv.set(key, "x")
@@ -64,8 +64,8 @@ async def test_only_the_star_is_special(kv: RedisKeyValue) -> None:
     assert await kv.keys("[ab]") == await kv.keys("") == []
 
 
-async def test_a_prefix_is_no_pattern(redis_url: str, redis_prefix: str) -> None:
-    """Keys of another prefix are not there, however alike it looks."""
+async def test_a_prefix_is_not_a_pattern(redis_url: str, redis_prefix: str) -> None:
+    """Keys of other prefixes are not listed."""
     async with (
         RedisKeyValue(redis_url, prefix=f"{redis_prefix}*:") as star,
         RedisKeyValue(redis_url, prefix=f"{redis_prefix}x:") as other,
@@ -75,8 +75,8 @@ async def test_a_prefix_is_no_pattern(redis_url: str, redis_prefix: str) -> None
         assert await star.keys() == ["a"]
 
 
-async def test_time_to_live_ends(kv: RedisKeyValue) -> None:
-    """The server itself forgets; setting again without one lives on, and zero is gone at once."""
+async def test_a_value_expires(kv: RedisKeyValue) -> None:
+    """Unless it was set again without a `ttl`; with zero it expires at once."""
     await kv.set("short", "x", ttl=0.05)
     await kv.set("again", "x", ttl=timedelta(milliseconds=50))
     await kv.set("again", "y")
@@ -89,18 +89,18 @@ async def test_time_to_live_ends(kv: RedisKeyValue) -> None:
     assert await kv.keys() == ["again", "long"]
 
 
-async def test_a_tiny_time_to_live_is_none_that_lasts(kv: RedisKeyValue) -> None:
-    """Less than the server can count is gone at once."""
+async def test_a_time_to_live_below_a_millisecond_expires_at_once(kv: RedisKeyValue) -> None:
+    """The server cannot count less."""
     await kv.set("key", "x", ttl=timedelta(microseconds=10))
     assert await kv.get("key") is None
 
 
-async def test_replace_is_one_act(kv: RedisKeyValue) -> None:
-    """Of many that would replace the same text, one does."""
+async def test_only_one_of_many_concurrent_replaces_succeeds(kv: RedisKeyValue) -> None:
+    """`None` stands for a missing value, on both sides."""
     assert await kv.replace("key", None, "0")
     assert not await kv.replace("key", None, "x")
-    answers = await asyncio.gather(*(kv.replace("key", "0", f"{n}") for n in range(1, 30)))
-    assert sorted(answers) == [False] * 28 + [True]
+    results = await asyncio.gather(*(kv.replace("key", "0", f"{n}") for n in range(1, 30)))
+    assert sorted(results) == [False] * 28 + [True]
     last = await kv.get("key")
     assert not await kv.replace("key", "0", None)
     assert await kv.replace("key", last, None)
@@ -108,17 +108,17 @@ async def test_replace_is_one_act(kv: RedisKeyValue) -> None:
     assert not await kv.replace("key", "", "x")
 
 
-async def test_states_and_runs_stand_on_it(kv: RedisKeyValue) -> None:
-    """`StatePersistence` and the store `keyvalue` take it."""
+async def test_it_works_with_state_persistence_and_the_key_value_store(kv: RedisKeyValue) -> None:
+    """Both accept it."""
     persistence = StatePersistence(kv)
     assert await persistence.load("missing") is None
     async with keyvalue(kv) as store:
         await store.save("run", snapshot("a"))
-        assert await steps(store) == ["a"]  # type: ignore[arg-type]  # any store has load
+        assert await steps(store) == ["a"]
     assert await kv.keys() != []
 
 
-async def test_what_cannot_be_kept_is_refused(kv: RedisKeyValue) -> None:
+async def test_invalid_arguments_are_refused(kv: RedisKeyValue) -> None:
     with pytest.raises(InvalidArgument):
         await kv.set("key", 7)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InvalidArgument):
@@ -127,13 +127,15 @@ async def test_what_cannot_be_kept_is_refused(kv: RedisKeyValue) -> None:
         await kv.set("key", "x", ttl=-1)
 
 
-async def test_what_is_no_text_says_so(kv: RedisKeyValue, redis_prefix: str) -> None:
+async def test_a_value_that_is_not_a_string_is_corrupted(
+    kv: RedisKeyValue, redis_prefix: str
+) -> None:
     await kv._send(("SET", f"{redis_prefix}key", b"\xff"))
     with pytest.raises(StoreCorrupted):
         await kv.get("key")
 
 
-async def test_a_server_that_is_away_is_named() -> None:
+async def test_an_unavailable_server_is_named() -> None:
     async with RedisKeyValue("redis://127.0.0.1:1", connect_timeout=0) as kv:
         with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1"):
             await kv.get("key")
@@ -141,7 +143,7 @@ async def test_a_server_that_is_away_is_named() -> None:
             await kv.keys()
 
 
-async def test_a_closed_one_says_so(redis_url: str) -> None:
+async def test_a_closed_store_raises_store_closed(redis_url: str) -> None:
     kv = RedisKeyValue(redis_url)
     await kv.close()
     await kv.close()

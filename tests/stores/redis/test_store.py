@@ -1,9 +1,10 @@
-"""How the Redis store lays runs down, finds them among many, and tells what the server promises."""
+"""How the Redis store keeps runs, finds them among many, and reports the server's durability."""
 
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from redis import Connection, Redis
@@ -17,18 +18,18 @@ from perdure.stores.redis.node import pack
 from perdure.stores.redis.scripts import SAVE
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.process import Server
-from tests.stores.redis.kit import HOUR, leased, step, steps
+from tests.stores.redis.kit import HOUR, execute, leased, step, steps
 
 NOW = timedelta(0)
 MANY = 100_000
-# More than a script looks at before it lets others through.
+# More members than a script examines before it stops.
 CROWD = 6_000
 
-# Puts so many runs into each of the sorted sets, as lines of an index only.
+# Adds many members to a sorted set, without runs behind them.
 FILL = """
 for number = 1, tonumber(ARGV[1]) do
-    local line = ARGV[2] .. number .. ARGV[4]
-    redis.call('ZADD', KEYS[1], tonumber(ARGV[3]) + number * tonumber(ARGV[5]), line)
+    local member = ARGV[2] .. number .. ARGV[4]
+    redis.call('ZADD', KEYS[1], tonumber(ARGV[3]) + number * tonumber(ARGV[5]), member)
 end
 """
 
@@ -50,12 +51,13 @@ def keys(redis_prefix: str) -> Keys:
     return Keys(redis_prefix)
 
 
-def left_over(admin: Redis, namespace: str) -> set[str]:
-    """Give the kinds of keys that are there."""
-    return {key.removeprefix(namespace).split(":")[2] for key in admin.keys(f"{namespace}*")}
+def kinds_of_keys(admin: Redis, namespace: str) -> set[str]:
+    """Return the kinds of keys that exist."""
+    keys = [str(key) for key in admin.keys(f"{namespace}*")]
+    return {key.removeprefix(namespace).split(":")[2] for key in keys}
 
 
-async def test_a_run_at_rest_is_a_hash_that_people_can_read(
+async def test_a_settled_run_is_a_readable_hash(
     store: RedisStore, admin: Redis, keys: Keys
 ) -> None:
     """Its snapshot is the JSON that was recorded, to the byte."""
@@ -63,7 +65,8 @@ async def test_a_run_at_rest_is_a_hash_that_people_can_read(
     whole = as_json(snapshot("b", "a", status="waiting"))
     rest = Rest("waiting", None, ("paid",))
     await store.append([step(grant, 1), Entry("run", grant.lease.epoch, 2, whole, rest=rest)])
-    fields: Mapping[str, str] = admin.hgetall(keys.run("run"))
+    stored = admin.hgetall(keys.run("run"))
+    fields = {str(name): str(value) for name, value in stored.items()}
     assert fields["snapshot"] == whole.decode()
     assert fields["status"] == "waiting"
     assert fields["workflow"] == "order"
@@ -72,10 +75,10 @@ async def test_a_run_at_rest_is_a_hash_that_people_can_read(
     }
 
 
-async def test_a_run_that_is_gone_leaves_nothing(
+async def test_a_deleted_run_leaves_nothing(
     store: RedisStore, admin: Redis, redis_prefix: str
 ) -> None:
-    """Neither by delete, nor by a rest that says so, nor by prune: only the last number given."""
+    """By delete, by a rest or by prune: only the last number of its shard."""
     grants = await leased(store, "a", "b", "c")
     for grant in grants:
         await store.append([step(grant, 1)])
@@ -86,11 +89,11 @@ async def test_a_run_that_is_gone_leaves_nothing(
     assert await store.append([delete, over]) == [Verdict.ACCEPTED] * 2
     assert await store.append([delete]) == [Verdict.UNKNOWN]
     assert await store.prune(NOW) == 1
-    assert left_over(admin, redis_prefix) == {"sequence"}
+    assert kinds_of_keys(admin, redis_prefix) == {"sequence"}
 
 
-async def test_a_stale_departure_is_fenced(store: RedisStore) -> None:
-    """Who lost the run cannot remove it."""
+async def test_a_previous_owner_cannot_delete_a_run(store: RedisStore) -> None:
+    """A rest with `delete` is fenced like any other."""
     (old,) = await leased(store)
     await store.save("run", snapshot("a"))
     delete = Entry("run", old.lease.epoch, 1, b"", rest=Rest("completed", delete=True))
@@ -99,14 +102,14 @@ async def test_a_stale_departure_is_fenced(store: RedisStore) -> None:
 
 
 @pytest.mark.parametrize("status", STATUSES)
-def test_a_script_looks_at_the_list_of_every_status(status: str) -> None:
-    """Before its first write: of a cluster's slot that is moving, a key may be on another node."""
-    looks = [line.strip().rstrip(",") for line in SAVE.text.splitlines()]
-    assert f"shard .. 'list:{status}'" in looks
+def test_a_script_names_the_list_of_every_status(status: str) -> None:
+    """Before its first write: while a slot moves, a key may be on another node."""
+    lines = [line.strip().rstrip(",") for line in SAVE.text.splitlines()]
+    assert f"shard .. 'list:{status}'" in lines
 
 
-async def test_a_large_batch_goes_in_portions(store: RedisStore) -> None:
-    """More entries than a script is given at once are all there, in order."""
+async def test_a_large_batch_is_sent_in_parts(store: RedisStore) -> None:
+    """More entries than one script takes are all written, in order."""
     grants = await leased(store, *(f"{n}" for n in range(1_200)))
     big = as_json(snapshot(big="x" * 1_000_000))
     entries = [step(grant, 1) for grant in grants]
@@ -117,15 +120,15 @@ async def test_a_large_batch_goes_in_portions(store: RedisStore) -> None:
     assert await steps(store, "1199") == ["1"]
 
 
-async def test_wants_of_all_kinds_are_answered_in_their_order(store: RedisStore) -> None:
-    """New runs come as words, others with what they hold; each answer meets its want."""
-    (held, free) = await leased(store, "held by ana", "free\n+ 1")
-    await store.append([step(held, 1), step(free, 1)])
+async def test_requests_of_all_kinds_are_answered_in_order(store: RedisStore) -> None:
+    """New runs are answered by words, others by grants."""
+    (owned, free) = await leased(store, "owned by ana", "free\n+ 1")
+    await store.append([step(owned, 1), step(free, 1)])
     await store.release([free.lease])
-    ids = ("new 1", held.lease.id, "missing", free.lease.id, "new\n2")
+    ids = ("new 1", owned.lease.id, "missing", free.lease.id, "new\n2")
     create = as_json(snapshot("first"))
-    wants = [LeaseRequest(id, "bob", HOUR, create=create if "new" in id else None) for id in ids]
-    first, *nothing, second, third = await store.acquire(wants)
+    requests = [LeaseRequest(id, "bob", HOUR, create=create if "new" in id else None) for id in ids]
+    first, *nothing, second, third = await store.acquire(requests)
     assert nothing == [None, None]
     for id, grant in zip((ids[0], ids[3], ids[4]), (first, second, third), strict=True):
         assert grant is not None
@@ -135,16 +138,17 @@ async def test_wants_of_all_kinds_are_answered_in_their_order(store: RedisStore)
         assert grant.lease.expires_at == grant.now + HOUR
 
 
-def test_a_command_is_packed_as_the_driver_does() -> None:
-    """Texts as UTF-8, numbers as their digits, bytes as they are."""
+def test_a_command_is_packed_as_by_the_driver() -> None:
+    """Strings as UTF-8, ints as digits, bytes unchanged."""
     command = ("EVALSHA", "ä", 12, b"\x00\r\n$3", "", b"x" * 10_000)
-    assert pack(command) == b"".join(Connection().pack_command(*command))
+    driver: Any = Connection
+    assert pack(command) == b"".join(driver().pack_command(*command))
 
 
-async def test_a_run_that_cannot_be_read_harms_no_other(
+async def test_an_unreadable_run_does_not_affect_others(
     store: RedisStore, admin: Redis, keys: Keys, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Loading it says so; a claim leaves it out and logs it."""
+    """Loading it raises; a claim skips and logs it."""
     runs = [NewRun(id, "order", as_json(snapshot())) for id in ("good", "bad")]
     await store.enqueue(runs)
     admin.hset(keys.run("bad"), "snapshot", "{")
@@ -158,17 +162,15 @@ async def test_a_run_that_cannot_be_read_harms_no_other(
 
 @contextmanager
 def counted(admin: Redis) -> Iterator[dict[str, int]]:
-    """Give how often each command was done meanwhile, also by scripts."""
+    """Provide how often each command was executed in the block, also by scripts."""
     calls: dict[str, int] = {}
     admin.config_resetstat()
     yield calls
-    for name, facts in admin.info("commandstats").items():
-        calls[name.removeprefix("cmdstat_")] = facts["calls"]
+    for name, stats in admin.info("commandstats").items():
+        calls[name.removeprefix("cmdstat_")] = stats["calls"]
 
 
-async def test_among_many_runs_the_indexes_are_used(
-    store: RedisStore, admin: Redis, keys: Keys
-) -> None:
+async def test_many_runs_are_found_by_indexes(store: RedisStore, admin: Redis, keys: Keys) -> None:
     """With 100,000 runs, list, due, claim and load do as little as with few."""
     await store.load("set up")
     (grant,) = await leased(store)
@@ -196,11 +198,10 @@ async def test_among_many_runs_the_indexes_are_used(
 
 
 @pytest.mark.parametrize("apart", [0, 1])
-async def test_a_crowd_of_others_hides_no_run(
+async def test_a_run_is_found_among_many_others(
     store: RedisStore, admin: Redis, keys: Keys, redis_url: str, redis_prefix: str, apart: int
 ) -> None:
-    """Runs of other prefixes and workflows are passed over, however many lie before, and also when
-    all have the same time."""
+    """Of other prefixes and workflows, also if all have the same time."""
     await store.load("set up")
     fill = admin.register_script(FILL)
     for shard in range(2):
@@ -213,8 +214,8 @@ async def test_a_crowd_of_others_hides_no_run(
         fill([keys.list(shard, "running")], [CROWD, "other", newest, "\0loud", apart])
     async with redis(redis_url, namespace=redis_prefix, prefix="my:") as mine:
         await mine.enqueue([NewRun("run", "order", as_json(snapshot()))])
-        assert [line.id for line in await mine.list()] == ["run"]
-        assert [line.id for line in await store.list(workflow="order")] == ["my:run"]
+        assert [row.id for row in await mine.list()] == ["run"]
+        assert [row.id for row in await store.list(workflow="order")] == ["my:run"]
         (grant,) = await mine.claim("ana", HOUR, 3)
         assert grant.lease.id == "run"
         assert (await mine.stats()).by_status == {"running": 1}
@@ -224,14 +225,14 @@ async def test_a_crowd_of_others_hides_no_run(
     assert (await store.stats()).by_status == {"running": 2 * CROWD}
 
 
-async def test_due_leaves_a_lease_that_will_end_later(store: RedisStore) -> None:
-    """The end of a live lease is no wake time, also when one asks for tomorrow."""
+async def test_due_skips_live_leases(store: RedisStore) -> None:
+    """The end of a live lease is not a wake time, even if the caller asks for a later time."""
     (grant,) = await leased(store)
     assert list(await store.due(grant.now + 2 * HOUR, 10)) == []
 
 
-async def test_the_last_time_there_is_can_be_waited_for(store: RedisStore) -> None:
-    """A run that sleeps until the end of time is due then."""
+async def test_a_run_can_sleep_until_the_maximum_datetime(store: RedisStore) -> None:
+    """It is due then."""
     last = datetime.max.replace(tzinfo=UTC)
     await store.enqueue([NewRun("run", "order", as_json(snapshot()), last)])
     assert [(due.id, due.wake_at) for due in await store.due(last, 1)] == [("run", last)]
@@ -239,9 +240,9 @@ async def test_the_last_time_there_is_can_be_waited_for(store: RedisStore) -> No
 
 @contextmanager
 def setting(admin: Redis, **values: str) -> Iterator[None]:
-    """Let the server have other settings for a while."""
+    """Change settings of the server for the block."""
     names = {name.replace("_", "-"): value for name, value in values.items()}
-    before = {name: admin.config_get(name)[name] for name in names}
+    before = {name: str(admin.config_get(name)[name]) for name in names}
     for name, value in names.items():
         admin.config_set(name, value)
     try:
@@ -262,24 +263,24 @@ def setting(admin: Redis, **values: str) -> Iterator[None]:
         ),
     ],
 )
-async def test_full_durability_is_refused_where_the_server_has_none(
+async def test_full_durability_is_refused_if_the_server_does_not_guarantee_it(
     redis_server: Server, store: RedisStore, admin: Redis, values: dict[str, str], remedy: str
 ) -> None:
-    """With the settings to change; once they are changed, the same store works."""
+    """The error names the settings; once they are changed, the same store works."""
     if not redis_server.ours:
-        pytest.skip("the settings of a server that is not ours are left alone")
+        pytest.skip("the settings of a server that is not ours are not changed")
     with setting(admin, **values), pytest.raises(StoreError, match=remedy):
         await store.save("run", snapshot("a"))
     await store.save("run", snapshot("a"))
     assert store.capabilities.survives == "power_loss"
 
 
-async def test_normal_durability_takes_any_server(
+async def test_normal_durability_accepts_any_server(
     redis_server: Server, admin: Redis, redis_url: str, redis_prefix: str
 ) -> None:
-    """And declares no more than it keeps."""
+    """And declares less."""
     if not redis_server.ours:
-        pytest.skip("the settings of a server that is not ours are left alone")
+        pytest.skip("the settings of a server that is not ours are not changed")
     with setting(admin, appendfsync="everysec"):
         async with redis(redis_url, namespace=redis_prefix, durability="normal") as store:
             await store.save("run", snapshot("a"))
@@ -289,38 +290,38 @@ async def test_normal_durability_takes_any_server(
             )
 
 
-async def test_explain_tells_what_the_server_promises(store: RedisStore) -> None:
-    """Of the disk and of replicas."""
-    told = await store.durability_report()
-    assert told.settings["appendonly"] == "yes"
-    assert told.primaries == 1
-    assert told.replicas == 0
-    assert "a power failure loses nothing" in told.guarantees[0]
-    assert "no replicas" in told.guarantees[1]
-    assert str(told).startswith(f"Redis {told.version} at 127.0.0.1:")
+async def test_the_durability_report_covers_disk_and_replicas(store: RedisStore) -> None:
+    """From the settings of the server."""
+    report = await store.durability_report()
+    assert report.settings["appendonly"] == "yes"
+    assert report.primaries == 1
+    assert report.replicas == 0
+    assert "a power failure loses nothing" in report.guarantees[0]
+    assert "no replicas" in report.guarantees[1]
+    assert str(report).startswith(f"Redis {report.version} at 127.0.0.1:")
 
 
-async def test_what_may_not_be_seen_is_unknown(
+async def test_settings_that_cannot_be_read_are_unknown(
     admin: Redis, redis_server: Server, redis_url: str, redis_prefix: str
 ) -> None:
-    """Nothing is promised for a server that does not show its settings."""
+    """Nothing is guaranteed for a server that hides its settings."""
     if not redis_server.ours:
-        pytest.skip("a server that is not ours gets no users")
-    admin.execute_command("ACL", "SETUSER", "blind", "on", ">word", "~*", "&*", "+@all", "-config")
+        pytest.skip("no users are created on a server that is not ours")
+    execute(admin, "ACL", "SETUSER", "blind", "on", ">word", "~*", "&*", "+@all", "-config")
     try:
         url = redis_url.replace("redis://", "redis://blind:word@")
         async with redis(url, namespace=redis_prefix) as store:
-            told = await store.durability_report()
-            assert told.settings["appendfsync"] == "unknown"
-            assert "a crash of the server loses is unknown" in str(told)
+            report = await store.durability_report()
+            assert report.settings["appendfsync"] == "unknown"
+            assert "a crash of the server loses is unknown" in str(report)
             with pytest.raises(StoreError, match=r'appendonly is unknown.*durability="normal"'):
                 await store.load("run")
     finally:
-        admin.execute_command("ACL", "DELUSER", "blind")
+        execute(admin, "ACL", "DELUSER", "blind")
 
 
-async def test_a_url_opens_it(redis_url: str, redis_prefix: str) -> None:
-    """By `open_store`, one server or a cluster."""
+async def test_open_store_accepts_a_redis_url(redis_url: str, redis_prefix: str) -> None:
+    """With options."""
     async with open_store(redis_url, namespace=redis_prefix) as store:  # type: ignore[attr-defined]  # every store in the box has it
         assert isinstance(store, RedisStore)
         await store.save("run", snapshot("a"))

@@ -36,7 +36,7 @@ class Grants:
         with_messages = {
             key: incarnation_of(run) for key, run in leased.items() if run.get("messageCount")
         }
-        messages = await unconsumed(db, with_messages) if with_messages else {}
+        messages = await unconsumed(db, with_messages)
         logs = await seal_logs(db, older) if older else {}
         lost = await _lost(db, [leased[key] for key in {*older, *with_messages}])
         grants: dict[str, Granted] = {}

@@ -94,9 +94,13 @@ async def unconsumed(db: Collections, runs: Mapping[str, str]) -> dict[str, list
     return messages
 
 
-async def runs_with_messages(db: Collections, keys: Sequence[str]) -> set[str]:
-    """Return those of the runs that have messages not marked as consumed."""
-    return {*await db.inbox.distinct("run", {"run": {"$in": [*keys]}, "consumed": False})}
+async def runs_with_messages(db: Collections, runs: Mapping[str, str]) -> set[str]:
+    """Return those of the runs, given by key and incarnation, that have unconsumed messages."""
+    if not runs:
+        return set()
+    found = db.inbox.find({"run": {"$in": [*runs]}, "consumed": False}, {"_id": 1})
+    parts = [document["_id"].partition("\0") async for document in found]
+    return {run for run, _, id in parts if id.startswith(f"{runs[run]}.")}
 
 
 async def inbox(db: Collections, key: str) -> list[Message]:

@@ -26,6 +26,7 @@ from perdure.stores.mongo.updates import (
     create_if_missing,
     from_now,
     has_epoch,
+    incarnation_of,
     is_leased,
     lease_if_free,
     new_run,
@@ -222,11 +223,11 @@ class Leases:
         for leased in self._leased(leases):
             await db.runs.update_many(leased, [{"$set": {"wakeAt": from_now(ttl)}}])
         keys = [self._prefix + lease.id for lease in leases]
-        fields = {"epoch": 1, "owner": 1, "wakeAt": 1, "messageCount": 1}
+        fields = {"epoch": 1, "owner": 1, "wakeAt": 1, "messageCount": 1, "incarnation": 1}
         found = db.runs.find({"_id": {"$in": keys}}, fields, batch_size=len(keys) + 1)
         runs = {run["_id"]: run async for run in found}
-        counted = [key for key, run in runs.items() if run.get("messageCount")]
-        with_messages = await runs_with_messages(db, counted) if counted else set()
+        counted = {k: incarnation_of(run) for k, run in runs.items() if run.get("messageCount")}
+        with_messages = await runs_with_messages(db, counted)
         return [
             self._renewed(lease, runs.get(key), key in with_messages)
             for key, lease in zip(keys, leases, strict=True)

@@ -1,4 +1,4 @@
-"""Databases for tests of the MongoDB store, and stores that die between two writes."""
+"""Databases for tests of the MongoDB store, and stores that crash between two writes."""
 
 import gc
 from collections.abc import Awaitable, Callable, Iterator
@@ -33,10 +33,10 @@ WRITES = {
 }
 
 
-class Place:
+class Sandbox:
     """One database that many tests use, each of which finds it empty.
 
-    Making collections and indexes anew for each would take most of the tests' time.
+    Creating collections and indexes for each test would take most of the time.
     """
 
     def __init__(self, url: str) -> None:
@@ -45,46 +45,46 @@ class Place:
         self.database = self.client.get_default_database()
 
     def clear(self) -> None:
-        """Remove all documents."""
+        """Delete all documents."""
         for name in self.database.list_collection_names():
             self.database[name].delete_many({})
 
     async def advance(self, span: timedelta) -> None:
-        """Let time pass for the runs: what is to come is so much nearer."""
-        nearer = {"$subtract": ["$wakeAt", span // timedelta(milliseconds=1)]}
+        """Let time pass for the runs: their wake times and leases end that much earlier."""
+        earlier = {"$subtract": ["$wakeAt", span // timedelta(milliseconds=1)]}
         self.database["perdure_runs"].update_many(
-            {"wakeAt": {"$type": "date"}}, [{"$set": {"wakeAt": nearer}}]
+            {"wakeAt": {"$type": "date"}}, [{"$set": {"wakeAt": earlier}}]
         )
 
 
 @contextmanager
-def place_on(server: Server) -> Iterator[Place]:
-    """Give a database; at the end no client of the tests may be connected."""
+def sandbox_on(server: Server) -> Iterator[Sandbox]:
+    """Provide a database; at the end no client of the tests may be connected."""
     with fresh_database(server) as url:
-        place = Place(url)
+        sandbox = Sandbox(url)
         try:
-            yield place
+            yield sandbox
         finally:
-            place.client.close()
+            sandbox.client.close()
 
 
 @pytest.fixture(autouse=True)
 def no_garbage_left() -> Iterator[None]:
-    """Let the driver's leaks come out where they happened."""
+    """Report the driver's leaks in the test that caused them."""
     yield
     gc.collect()
 
 
-def dying(url: str, writes: int) -> MongoStore:
-    """Give a store that makes so many writes; every later one dies before it is made."""
+def crashing_store(url: str, writes: int) -> MongoStore:
+    """Return a store that makes that many writes and crashes before the next."""
     store = mongo(url)
     connection = store._backend._connection
     bind, budget = connection._bind, Budget(writes)
 
-    def bind_dying(database: Any) -> Collections:
-        return bind(cast(Any, Dying(database, budget)))
+    def bind_crashing(database: Any) -> Collections:
+        return bind(cast(Any, Crashing(database, budget)))
 
-    connection._bind = bind_dying
+    connection._bind = bind_crashing
     return store
 
 
@@ -94,19 +94,19 @@ class Budget:
     def __init__(self, writes: int) -> None:
         self.left = writes
 
-    def spending(self, write: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        """Give the write, with its price."""
+    def limit(self, write: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        """Return the write, which crashes when none is left."""
 
-        async def paid(*arguments: Any, **options: Any) -> Any:
+        async def limited(*arguments: Any, **options: Any) -> Any:
             if not self.left:
                 raise Crash
             self.left -= 1
             return await write(*arguments, **options)
 
-        return paid
+        return limited
 
 
-class Dying:
+class Crashing:
     """A database or collection whose writes are counted."""
 
     def __init__(self, inner: Any, budget: Budget) -> None:
@@ -114,9 +114,11 @@ class Dying:
         self._budget = budget
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
+        value = getattr(self._inner, name)
         if name in WRITES:
-            return self._budget.spending(found)
+            return self._budget.limit(value)
         if name in ("get_collection", "with_options"):
-            return lambda *arguments, **options: Dying(found(*arguments, **options), self._budget)
-        return Dying(found, self._budget) if name == "database" else found
+            return lambda *arguments, **options: Crashing(
+                value(*arguments, **options), self._budget
+            )
+        return Crashing(value, self._budget) if name == "database" else value

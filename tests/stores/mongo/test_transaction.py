@@ -285,6 +285,21 @@ async def test_notifications_are_sent_for_due_runs_only(store: MongoReplicaSetSt
     await asyncio.wait([listening])
 
 
+async def test_notifications_end_when_the_store_is_closed(sandbox: Sandbox) -> None:
+    """Without an error, also while a caller waits for the next."""
+    store = opened(sandbox.url)
+    received = asyncio.Event()
+
+    async def listen() -> None:
+        async for _ in store.notifications():
+            received.set()
+
+    listening = asyncio.create_task(listen())
+    await received.wait()
+    await store.close()
+    await listening
+
+
 async def until(condition: Callable[[], bool]) -> None:
     for _ in range(500):
         if condition():

@@ -71,6 +71,7 @@ class Connection(Generic[T]):
             raise InvalidArgument("durability", durability, '"full" or "normal"')
         self.target = target
         self.clock = clock
+        self.is_closed = False
         self._url = url
         self._borrowed = client
         self._options = client_options or {}
@@ -105,6 +106,7 @@ class Connection(Generic[T]):
 
     async def close(self) -> None:
         """Close the client unless it was passed in."""
+        self.is_closed = True
         if self._client is not None and self._borrowed is None:
             await self._client.close()
 

@@ -29,12 +29,13 @@ from perdure.stores.mongo.updates import (
     incarnation_of,
     is_leased,
     lease_if_free,
-    new_run,
+    new_header,
     next_epoch,
     owner_by_id,
     release_lease,
     to_date,
     to_milliseconds,
+    with_workflow,
 )
 
 _MAX_ATTEMPTS = 3
@@ -127,19 +128,7 @@ class Leases:
         """
         started = await self._clock.now()
         epoch = self._epochs.at(started)
-        now = started - timedelta(microseconds=started.microsecond % 1000)
-        grants: dict[str, Grant] = {}
-        documents: list[Document] = []
-        bodies: dict[bytes, Document] = {}
-        for request in requests:
-            assert request.create is not None
-            if (body := bodies.get(request.create)) is None:
-                body = bodies[request.create] = _encode(request.id, request.create)
-            expires_at = now + timedelta(milliseconds=to_milliseconds(request.ttl))
-            key = self._prefix + request.id
-            lease = Lease(request.id, request.owner, epoch, expires_at)
-            documents.append(_leased_run(key, lease, new_run(body, request.workflow, claim), now))
-            grants[key] = Grant(lease, codec.loads(request.create), now, created=True)
+        documents, grants = self._new_runs(requests, claim, epoch, started)
         try:
             size = sum(len(request.create or b"") for request in requests)
             existing = await insert(db.runs, documents, size)
@@ -161,6 +150,29 @@ class Leases:
             self._positions.add(key, epoch, str(claim))
         return grants
 
+    def _new_runs(
+        self, requests: Sequence[LeaseRequest], claim: ObjectId, epoch: int, time: datetime
+    ) -> tuple[list[Document], dict[str, Grant]]:
+        """Return the documents of new runs, and their grants by `_id`."""
+        now = time - timedelta(microseconds=time.microsecond % 1000)
+        header = new_header(claim) | {"epoch": epoch, "epochs": [epoch], "updatedAt": now}
+        header |= {"awaits": [], "expired": []}
+        documents: list[Document] = []
+        grants: dict[str, Grant] = {}
+        # Runs that are created together often start with the same snapshot.
+        bodies: dict[bytes, Document] = {}
+        for request in requests:
+            assert request.create is not None
+            if (body := bodies.get(request.create)) is None:
+                body = bodies[request.create] = _encode(request.id, request.create)
+            expires_at = now + timedelta(milliseconds=to_milliseconds(request.ttl))
+            key = self._prefix + request.id
+            own = {"_id": key, "owner": request.owner, "wakeAt": expires_at}
+            documents.append({**own, **header, **with_workflow(body, request.workflow)})
+            lease = Lease(request.id, request.owner, epoch, expires_at)
+            grants[key] = Grant(lease, codec.loads(request.create), now, created=True)
+        return documents, grants
+
     async def _lease_one(
         self, db: Collections, key: str, request: LeaseRequest, claim: ObjectId
     ) -> Any:
@@ -168,7 +180,8 @@ class Leases:
         stages = [lease_if_free(owner, request.ttl, claim, self._epochs.next(), existing=existing)]
         if request.create is not None:
             body = _encode(request.id, request.create)
-            stages.insert(0, create_if_missing(new_run(body, request.workflow, claim)))
+            new = {**with_workflow(body, request.workflow), **new_header(claim)}
+            stages.insert(0, create_if_missing(new))
         run = await find_and_update(db.runs, key, stages, upsert=request.create is not None)
         return run if run is not None and run.get("claim") == claim else None
 
@@ -270,7 +283,8 @@ class Leases:
         documents = [
             {
                 "_id": self._prefix + run.id,
-                **new_run(_encode(run.id, run.snapshot), run.workflow, claim),
+                **with_workflow(_encode(run.id, run.snapshot), run.workflow),
+                **new_header(claim),
                 "updatedAt": now,
                 "wakeAt": to_date(run.wake_at or past),
             }
@@ -283,20 +297,6 @@ class Leases:
 
 def _encode(id: str, snapshot: bytes) -> Document:
     return encode_snapshot(snapshot, f"the snapshot of run {id!r}")
-
-
-def _leased_run(key: str, lease: Lease, fields: Document, now: datetime) -> Document:
-    return {
-        "_id": key,
-        **fields,
-        "updatedAt": now,
-        "owner": lease.owner,
-        "wakeAt": lease.expires_at,
-        "epoch": lease.epoch,
-        "epochs": [lease.epoch],
-        "awaits": [],
-        "expired": [],
-    }
 
 
 async def _claimed(db: Collections, keys: Sequence[str], claim: ObjectId) -> list[Any]:

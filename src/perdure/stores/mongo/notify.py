@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from perdure.errors import StoreClosed
 from perdure.stores.mongo.connection import Connection
 from perdure.stores.mongo.schema import Collections
 
@@ -31,12 +32,16 @@ _CLUSTER_TIME_PRECISION = timedelta(seconds=1)
 async def notifications(connection: Connection[Collections]) -> AsyncGenerator[None]:
     """Yield once at the start, for runs that were due before, and then for every change."""
     pipeline: list[Mapping[str, Any]] = [{"$match": _MAY_BE_DUE}, {"$project": _TIMES}]
-    with connection.use() as db:
-        async with await db.runs.watch(pipeline) as changes:
-            yield
-            async for change in changes:
-                if _is_due(change):
-                    yield
+    try:
+        with connection.use() as db:
+            async with await db.runs.watch(pipeline) as changes:
+                yield
+                async for change in changes:
+                    if _is_due(change):
+                        yield
+    except StoreClosed:
+        if not connection.is_closed:
+            raise
 
 
 def _is_due(change: Mapping[str, Any]) -> bool:

@@ -32,6 +32,7 @@ from perdure.stores.mongo.updates import (
     save_run,
     status_of,
     to_milliseconds,
+    with_workflow,
 )
 
 _ROW_FIELDS = {**STATUS_FIELDS, "updatedAt": 1, "workflow": 1, "snapshot.workflowName": 1}
@@ -97,9 +98,8 @@ class Runs:
     ) -> None:
         """Replace a run; its previous owners are fenced out."""
         key = self._prefix + id
-        document = {**rest_header(rest), **encode_snapshot(data, f"the snapshot of run {id!r}")}
-        if workflow is not None:
-            document["workflow"] = workflow
+        body = encode_snapshot(data, f"the snapshot of run {id!r}")
+        document = {**rest_header(rest), **with_workflow(body, workflow)}
         previous = await find_and_update(
             db.runs,
             key,

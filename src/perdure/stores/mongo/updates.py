@@ -154,12 +154,14 @@ def next_epoch(salt: int, floor: int) -> Document:
     return {"$max": [{"$add": ["$epoch", 1]}, clock, floor + 1]}
 
 
-def new_run(body: Mapping[str, Any], workflow: str | None, claim: ObjectId) -> Document:
-    """Return the fields of a run that is created with a claim."""
-    fields = {**body, "status": "running", "claim": claim, "incarnation": claim}
-    if workflow is not None:
-        fields["workflow"] = workflow
-    return fields
+def new_header(claim: ObjectId) -> Document:
+    """Return the header fields of a run that is created with a claim."""
+    return {"status": "running", "claim": claim, "incarnation": claim}
+
+
+def with_workflow(body: Document, workflow: str | None) -> Document:
+    """Return the fields of a snapshot and of the run's workflow, if it has one."""
+    return body if workflow is None else {**body, "workflow": workflow}
 
 
 def create_if_missing(document: Mapping[str, Any]) -> Document:

@@ -1,6 +1,6 @@
 """Subscribing: get each finished step as it happens, with the snapshot at that time."""
 
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 from perdure import Ok, Step, Workflow, is_step_complete
@@ -49,8 +49,11 @@ async def test_bursts_can_be_coalesced(shop: Shop) -> None:
         lambda event: heard.append(event.step_id or event.type), mode="async", coalesce="latest"
     )
 
+    def value(n: int) -> Callable[[], int]:
+        return lambda: n
+
     async def burst(step: Step) -> None:
-        await step.all({f"step-{n}": partial(int, n) for n in range(100)})
+        await step.all({f"step-{n}": value(n) for n in range(100)})
 
     await workflow.run(burst)
     await workflow.flush()

@@ -37,7 +37,7 @@ Granted: TypeAlias = Grant | Unreadable
 
 
 class Release(Protocol):
-    """Gives up leases, like `LeaseStore.release`."""
+    """Releases leases, like `LeaseStore.release`."""
 
     async def __call__(
         self, leases: Sequence[Lease], /, *, wake_at: datetime | None = None

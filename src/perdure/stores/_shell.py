@@ -214,7 +214,7 @@ class StoreShell(AsyncCloseable, Generic[B]):
         return await self._backend.renew(leases, ttl) if leases else []
 
     async def release(self, leases: Sequence[Lease], /, *, wake_at: datetime | None = None) -> None:
-        """Give up the leases without a rest, so that the runs can be claimed at `wake_at`."""
+        """Release the leases without a rest, so that the runs can be claimed at `wake_at`."""
         at = None if wake_at is None else as_utc(wake_at, "wake_at")
         await self._life.ready()
         if leases:

@@ -162,6 +162,6 @@ class LeasedRunsStore(RunsStore):
         return Lease(lease.id, lease.owner, lease.epoch, self._clock.now() + ttl)
 
     async def release(self, leases: Sequence[Lease], /, *, wake_at: datetime | None = None) -> None:
-        """Give up the leases; `wake_at` is ignored, since nothing is scheduled."""
+        """Release the leases; `wake_at` is ignored, since nothing is scheduled."""
         for lease in leases:
             await self._release(lease.id, lease.owner)

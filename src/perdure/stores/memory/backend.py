@@ -92,7 +92,7 @@ class MemoryBackend:
         return [self._renew(lease, expires_at) for lease in leases]
 
     async def release(self, leases: Sequence[Lease], wake_at: datetime | None) -> None:
-        """Give up leases."""
+        """Release leases."""
         at = wake_at or self.clock.now()
         for run in filter(None, map(self._owned, leases)):
             run.owner = None

@@ -10,7 +10,7 @@ statements relies on their order:
   (`folded_epoch`, `folded_n`). Entries up to there are ignored, and deleted afterwards.
 * A message counts as consumed as soon as an entry, or the last rest, names it in `consumes`. The
   message itself is marked or deleted afterwards, and only then the entry.
-* A run that rests and waits for events is due at first. Its wake time is set in a second statement,
+* A suspended run that waits for events is due at first. Its wake time is set in a second statement,
   and only if its inbox has no message and none was sent in the meantime (`deliveries`).
 * The epoch of a deleted run is stored in the floor before the run is deleted.
 

@@ -218,7 +218,7 @@ class RunVerbs(Verbs):
             else:
                 rests.append((*epoch, entry.n, decode_text(entry.data), *_rest_columns(entry.rest)))
         # An entry has its place by epoch and number, so the order of writing is free, except that
-        # a consumed message must not wake the run that rests, and a deletion comes last.
+        # a consumed message must not wake the run it suspends, and a deletion comes last.
         many = self._statements.many
         before = many(sql.CONSUME_DEDUPLICATED, consumed) + many(sql.CONSUME, consumed)
         writes = many(sql.APPEND, additions)

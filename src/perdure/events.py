@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
+from perdure.engine.tasks import detached
 from perdure.errors import InvalidArgument
 from perdure.result import Result
 
@@ -188,7 +189,7 @@ class Subscription:
             self._queue.pop()
         self._queue.append((event, terminal))
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._drain())
+            self._task = detached(self._drain())
             self._bus.track(self._task)
 
     async def _drain(self) -> None:

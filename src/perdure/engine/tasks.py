@@ -1,9 +1,10 @@
 """Everything that looks at asyncio's private parts, frames or code objects.
 
-The engine must know two things that asyncio does not tell. Which coroutine is a task waiting in, so
-that a run whose branches only wait for each other can leave memory; and was a task created on
-behalf of `wait_for`, which starts one up to Python 3.11 and none after it. Both are answered by
-attributes that have been the same from Python 3.11 to 3.14 and that a test checks on each version:
+The engine must know some things that asyncio does not tell: which coroutine a task is waiting in,
+so that a run whose branches only wait for each other can leave memory; whether a task was created
+on behalf of `wait_for`, which starts one up to Python 3.11 and none after it; and whether the loop
+has anything else to run. They are answered by attributes that have been the same from Python 3.11
+to 3.14 and that a test checks on each version:
 
 - `Task._fut_waiter`: the future a task waits for, or None when the event loop is about to run it.
 - `_GatheringFuture._children`: what a `gather` waits for.
@@ -11,6 +12,7 @@ attributes that have been the same from Python 3.11 to 3.14 and that a test chec
 - `cr_await` and `gi_yieldfrom`: the chain of coroutines below a task. It ends at an async
   generator, whose own await cannot be seen.
 - the code objects of asyncio's and anyio's joins and primitives, and the futures in their frames.
+- `BaseEventLoop._ready`: the callbacks that the loop runs next. Other loops do not have it.
 
 Whatever is not recognised counts as unknown. The caller then decides by time, never by a guess.
 """
@@ -106,6 +108,12 @@ async def cancel_and_wait(tasks: Iterable[Task]) -> None:
             task.exception()  # marks it as retrieved: it is recorded, or no code waits for it
     if cancelled:
         raise asyncio.CancelledError
+
+
+def has_ready_callbacks() -> bool | None:
+    """Return whether the running loop has callbacks to run; `None` if the loop does not tell."""
+    ready = getattr(asyncio.get_running_loop(), "_ready", None)
+    return None if ready is None else bool(ready)
 
 
 def current_task() -> Task | None:

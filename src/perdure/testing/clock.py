@@ -7,6 +7,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from perdure.clock import Duration, SystemClock, as_utc, finite_seconds, parse_duration
+from perdure.engine.tasks import has_ready_callbacks
 from perdure.errors import InvalidDuration
 
 _MAX_YIELDS = 10_000
@@ -89,12 +90,10 @@ def _span(seconds: float | timedelta) -> timedelta:
 
 async def _idle() -> None:
     """Let tasks run until all of them wait for something."""
-    # No public function returns whether a loop has callbacks left to run; asyncio's own loops keep
-    # them in `_ready`. The limit is for tasks that yield forever.
-    ready = getattr(asyncio.get_running_loop(), "_ready", None)
-    for _ in range(_YIELDS_WITHOUT_READY if ready is None else _MAX_YIELDS):
+    # The limit is for tasks that yield forever, and for loops that do not tell.
+    for _ in range(_YIELDS_WITHOUT_READY if has_ready_callbacks() is None else _MAX_YIELDS):
         await _yield_once()
-        if ready is not None and not ready:
+        if has_ready_callbacks() is False:
             return
 
 

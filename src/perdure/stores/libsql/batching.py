@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from typing import TypeAlias
 
+from perdure.engine.tasks import detached
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.stores.libsql.http import NoResponse
 from perdure.stores.sqlite.statements import Outcome, Statement
@@ -49,7 +50,7 @@ class RoundQueue:
         round = _Round(statements, repeatable)
         self._queue.append(round)
         if self._sender is None or self._sender.done():
-            self._sender = asyncio.create_task(self._send_all())
+            self._sender = detached(self._send_all())
         return await round.future
 
     async def drain(self) -> None:

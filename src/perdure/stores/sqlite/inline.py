@@ -4,7 +4,6 @@ Handing a write to another thread and its result back takes about as long as the
 both threads sleep and must be woken. Many writes share that cost; a single one need not pay it.
 """
 
-import asyncio
 import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,6 +11,7 @@ from threading import Lock
 from typing import TypeVar
 
 from perdure.clock import SystemClock
+from perdure.engine.tasks import has_ready_callbacks
 from perdure.stores.sqlite.connection import drive, rollback
 from perdure.stores.sqlite.runs import Verb
 
@@ -95,6 +95,5 @@ class InlineCommit:
 
 
 def _is_loop_busy() -> bool:
-    # asyncio has no public count of ready callbacks. A loop without this attribute, such as
-    # uvloop's, counts as busy.
-    return bool(getattr(asyncio.get_running_loop(), "_ready", True))
+    # A loop that does not tell, such as uvloop's, counts as busy.
+    return has_ready_callbacks() is not False

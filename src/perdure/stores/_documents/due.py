@@ -1,4 +1,4 @@
-"""Finding runs that want a worker, through their wake lines."""
+"""Finding runs that need a worker, through their wake lines."""
 
 import logging
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ _SETBACK = SETBACK // timedelta(microseconds=1)
 
 
 class DueSearch(Generic[H]):
-    """The runs that want a worker at a time, in the order of their wake lines.
+    """The runs that need a worker at a time, in the order of their wake lines.
 
-    A line only says where to look: the run's head tells when it wants a worker, and of which
+    A line only says where to look: the run's head says when it needs a worker, and of which
     workflow it is.
     """
 
@@ -40,17 +40,17 @@ class DueSearch(Generic[H]):
         self._at = at
         self._latest = max(at, now)
         self._read: set[str] = set()
-        self._found: list[Wake] = []
+        self._due_runs: list[Wake] = []
 
     async def next(self, count: int) -> list[Wake]:
         """Return up to `count` further runs with their wake times; none at the end."""
-        while (missing := count - len(self._found)) > 0:
+        while (missing := count - len(self._due_runs)) > 0:
             lines = await self.scan.next(max(missing, self._storage.read_ahead))
             if not lines:
                 break
-            self._found += await self._due(lines)
-        found, self._found = self._found[:count], self._found[count:]
-        return found
+            self._due_runs += await self._due(lines)
+        wakes, self._due_runs = self._due_runs[:count], self._due_runs[count:]
+        return wakes
 
     async def _due(self, lines: Sequence[Wake]) -> list[Wake]:
         due: list[Wake] = []
@@ -71,7 +71,7 @@ class DueSearch(Generic[H]):
 
 
 async def plan_of(storage: Storage[H], line: Wake, now: int) -> Wake | None:
-    """Return when the run of a line currently wants a worker, and its workflow."""
+    """Return when the run of a line currently needs a worker, and its workflow."""
     (head,) = await storage.heads([line.id])
     return await _plan(storage, line, head, now)
 
@@ -95,7 +95,7 @@ async def _plan(
 
 
 async def wake_time(run: StoredRun[H], head: H) -> int | None:
-    """Return when a run wants a worker: a message that it awaits wakes it sooner."""
+    """Return when a run needs a worker: a message that it awaits wakes it sooner."""
     if not head.awaits:
         return head.wake_at
     messages = await unconsumed(run, head)

@@ -98,7 +98,7 @@ class DocumentLeases(DocumentRuns[H]):
         raise too_busy(lease.id)
 
     async def release(self, leases: Sequence[Lease], wake_at: int, now: int) -> None:
-        """Give up leases without a rest."""
+        """Release leases without a rest."""
         async with self.wakes.gate():
             await self.announce([(lease.id, wake_at) for lease in leases], now)
             await self._each(lambda lease: self._release(lease, wake_at), leases)
@@ -137,7 +137,7 @@ class DocumentLeases(DocumentRuns[H]):
     async def due(
         self, at: int, limit: int, workflows: Sequence[str] | None, now: int
     ) -> list[Due]:
-        """Return the runs that want a worker at a time, earliest first."""
+        """Return the runs that need a worker at a time, earliest first."""
         search = DueSearch(self.storage, self.prefix, workflows, at, now)
         wakes = await search.next(limit)
         return [Due(self._public_id(wake.id), from_microseconds(wake.at)) for wake in sorted(wakes)]
@@ -145,7 +145,7 @@ class DocumentLeases(DocumentRuns[H]):
     async def claim(
         self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None, now: int
     ) -> list[Granted]:
-        """Lease and load runs that want a worker, earliest first."""
+        """Lease and load runs that need a worker, earliest first."""
         search = DueSearch(self.storage, self.prefix, workflows, now, now)
         end = _after(now, ttl)
         grants: list[Granted] = []
@@ -239,13 +239,13 @@ class DocumentLeases(DocumentRuns[H]):
             takeovers=head.takeovers + is_orphaned,
             released=False,
         )
-        taken = await run.take(head, new)
-        if taken is None:
+        leased = await run.take(head, new)
+        if leased is None:
             return None
-        grant = await self._read_grant(run, taken, now)
+        grant = await self._read_grant(run, leased, now)
         # A reader that was paused may have been overtaken: what it could not read, or read without
         # its journal, may be what the next owner has removed.
-        return grant if await run.is_held(taken) else None
+        return grant if await run.is_held(leased) else None
 
     async def _read_grant(
         self, run: StoredRun[H], head: H, now: int, *, created: bool = False

@@ -69,7 +69,7 @@ class StoredMessage(NamedTuple):
 
 
 class Wake(NamedTuple):
-    """A wake line: the run may want a worker at that time."""
+    """A wake line: the run may need a worker at that time."""
 
     at: int
     id: str

@@ -78,7 +78,7 @@ class StoredRun(Protocol[H]):
         ...
 
     async def release(self, old: H, new: H) -> bool:
-        """Give up the lease and close the epoch."""
+        """Release the lease and close the epoch."""
         ...
 
     async def add(self, entries: Sequence[Entry]) -> H | None:
@@ -129,13 +129,13 @@ class Scan(Protocol):
     async def tidy(self, plan: Plan, now: int) -> None:
         """Remove lines that are no longer true, where that is worth it.
 
-        `plan` returns when the run of a line currently wants a worker.
+        `plan` returns when the run of a line currently needs a worker.
         """
         ...
 
 
 class Wakes(Protocol):
-    """When runs want a worker, by time, so that runs which are not due are never read."""
+    """When runs need a worker, by time, so that runs which are not due are never read."""
 
     def gate(self) -> AbstractAsyncContextManager[None]:
         """Keep lines from being removed until the runs that they announce are written."""

@@ -62,7 +62,7 @@ class FileRun:
         return self.read_head()
 
     def read_head(self) -> FileHead | None:
-        """Read the head, and the lease that was given since it was written."""
+        """Read the head, and the lease that was granted since it was written."""
         head = read_head(self._paths.head)
         if head is None:
             return None
@@ -116,7 +116,7 @@ class FileRun:
         return True
 
     async def release(self, old: FileHead, new: FileHead) -> bool:
-        """Give up the lease; one without an owner closes its epoch."""
+        """Release the lease: one without an owner closes its epoch."""
         self._write_lease(new)
         return True
 

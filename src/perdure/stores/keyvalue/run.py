@@ -124,7 +124,7 @@ class KeyValueRun:
         return await self._swap(new)
 
     async def release(self, old: KeyValueHead, new: KeyValueHead) -> bool:
-        """Give up the lease, and then count what was written under it."""
+        """Release the lease, and then count what was written under it."""
         released = replace(new, sealed=(*old.sealed, (old.epoch, None)))
         if not await self._swap(released):
             return False

@@ -37,7 +37,7 @@ class Line(NamedTuple):
     written_at: int
 
 
-class FoundLine(NamedTuple):
+class LocatedLine(NamedTuple):
     """A wake line, and the document that it is in."""
 
     line: Line
@@ -68,7 +68,7 @@ class KeyValueWakes:
     def scan(self, until: int, now: int) -> "KeyValueScan":
         return KeyValueScan(self, until, now)
 
-    async def lines(self, until: int, now: int) -> list[FoundLine]:
+    async def lines(self, until: int, now: int) -> list[LocatedLine]:
         """Read the lines up to a time, earliest first."""
         # A line with a time in the past is in the minute in which it was written.
         last = max(until, now) // _MINUTE
@@ -80,14 +80,14 @@ class KeyValueWakes:
             places += [(minute, part) for minute in minutes for part in range(counts[minute])]
         texts = await self._documents.read_many([_part_key(*place) for place in places])
         lines = [
-            FoundLine(line, *place)
+            LocatedLine(line, *place)
             for place, text in zip(places, texts, strict=True)
             for line in _lines(text)
             if line.at <= until
         ]
         return sorted(lines, key=lambda each: (each.line.at, each.line.id))
 
-    async def remove(self, lines: Iterable[FoundLine], now: int) -> None:
+    async def remove(self, lines: Iterable[LocatedLine], now: int) -> None:
         """Remove exactly these lines; a past minute without lines is removed from its day."""
         by_document: dict[tuple[int, int], set[Line]] = {}
         for line, minute, part in lines:
@@ -150,16 +150,16 @@ class KeyValueScan:
         self._until = until
         self._now = now
         self._unread: list[Wake] | None = None
-        self._lines: dict[str, list[FoundLine]] = {}
-        self._claimed: list[FoundLine] = []
+        self._lines: dict[str, list[LocatedLine]] = {}
+        self._claimed: list[LocatedLine] = []
         self._postponed: dict[str, Wake | None] = {}
 
     async def next(self, count: int) -> list[Wake]:
         if self._unread is None:
             self._unread = []
-            for found in await self._wakes.lines(self._until, self._now):
-                self._unread.append(Wake(*found.line[:3]))
-                self._lines.setdefault(found.line.id, []).append(found)
+            for located in await self._wakes.lines(self._until, self._now):
+                self._unread.append(Wake(*located.line[:3]))
+                self._lines.setdefault(located.line.id, []).append(located)
         lines, self._unread = self._unread[:count], self._unread[count:]
         return lines
 
@@ -167,13 +167,13 @@ class KeyValueScan:
         self._claimed += self._lines[id]
 
     def postponed(self, id: str, wake: Wake | None) -> None:
-        if all(found.line.written_at + _GRACE < self._now for found in self._lines[id]):
+        if all(each.line.written_at + _GRACE < self._now for each in self._lines[id]):
             self._postponed[id] = wake
 
     async def tidy(self, plan: Plan, now: int) -> None:
         """Remove the lines that are out of date; what is postponed gets new ones before that."""
         await self._wakes.add([wake for wake in self._postponed.values() if wake], now)
-        postponed = [found for id in self._postponed for found in self._lines[id]]
+        postponed = [line for id in self._postponed for line in self._lines[id]]
         await self._wakes.remove([*self._claimed, *postponed], now)
 
 

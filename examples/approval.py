@@ -11,7 +11,7 @@ import argparse
 import asyncio
 from dataclasses import dataclass
 
-from perdure import Runtime, Step, workflow
+from perdure import Run, Runtime, Step, workflow
 from perdure.stores import sqlite
 
 
@@ -47,6 +47,7 @@ async def main() -> None:
     arguments = parse_arguments()
     async with sqlite("expenses.db") as store:
         runtime = Runtime(store, workflows=[expense_report])
+        run: Run | None
         match arguments.command:
             case "submit":
                 count = len(await runtime.list_runs(workflow="expense-report"))
@@ -57,7 +58,10 @@ async def main() -> None:
                 run = await runtime.get_run(arguments.id)
             case _:
                 run = await runtime.get_run(arguments.id)
-    print(f"{run.run_id}: {run.status} {run.output or ''}".rstrip() if run else "no such report")
+    if run is None:
+        print("no such report")
+    else:
+        print(f"{run.run_id}: {run.status} {run.output or ''}".rstrip())
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -18,6 +18,19 @@ ROOT = Path(__file__).parents[1]
 MAX_COLUMNS = 105
 SUFFIXES = {".py", ".sql", ".lua", ".md"}
 
+# Tests in other folders are not checked yet.
+FOLDERS = (
+    "src",
+    "docs",
+    "bench",
+    "examples",
+    "tests/docs",
+    "tests/durability",
+    "tests/guide",
+    "tests/interop",
+    "tests/servers",
+)
+
 # Decision records are history: they keep the words they were written in.
 HISTORY = ROOT / "docs" / "decisions"
 
@@ -102,7 +115,7 @@ class Prose:
 
 def checked_files() -> list[Path]:
     pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-    found = [path for name in ("src", "docs") for path in sorted((ROOT / name).rglob("*"))]
+    found = [path for name in FOLDERS for path in sorted((ROOT / name).rglob("*"))]
     return pages + [
         path for path in found if path.suffix in SUFFIXES and HISTORY not in path.parents
     ]
@@ -114,6 +127,7 @@ def prose_of(path: Path) -> Iterator[Prose]:
         case ".py":
             tree = ast.parse(text)
             yield from strings_of(tree)
+            yield from names_of_tests(tree)
             yield from comments_of(text)
         case ".md":
             yield Prose(text, 1)
@@ -135,6 +149,13 @@ def strings_of(tree: ast.Module) -> Iterator[Prose]:
                 yield Prose(node.value, node.lineno, docstring=True)
             else:
                 yield from message_of(node.lineno, node.value)
+
+
+def names_of_tests(tree: ast.Module) -> Iterator[Prose]:
+    """The name of a test is a sentence too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name[:5] == "test_":
+            yield Prose(node.name[5:].replace("_", " "), node.lineno)
 
 
 def message_of(line: int, text: str) -> Iterator[Prose]:
@@ -234,6 +255,7 @@ PLANTED = {
     "docstring.py": 'def lease():\n    """Give the lease."""\n',
     "comment.py": "x = 1  # what was\n# The lease of\n# before ends.\n",
     "message.py": "def f(n):\n    raise ValueError(f'{n} is no limit: pass a whole number')\n",
+    "test_name.py": "def test_nobody_waits_for_ever():\n    pass\n",
     "script.lua": "local x = 1\n-- It lies in the hash.\n",
 }
 FOUND = {
@@ -241,6 +263,7 @@ FOUND = {
     "docstring.py": [(2, "a docstring begins with 'Give'")],
     "comment.py": [(2, "of before")],
     "message.py": [(2, "is no"), (2, "whole number")],
+    "test_name.py": [(1, "for ever"), (1, "nobody")],
     "script.lua": [(2, "lies")],
 }
 

@@ -1,9 +1,9 @@
 """The step cache contract: records of steps with an explicit key, kept across runs.
 
-A cache is what the user has at hand: a dict, a `MemoryCache`, a `FileCache`, or any object with
-`get`, `set` and `delete`, whose methods answer at once or are awaited. `as_cache` gives the engine
-one face for all of them. What lies in a cache under a step's key is the step's *record*, a dict of
-plain JSON that says whether the step succeeded and with what; removing it makes the step run again.
+A cache is a dict, a `MemoryCache`, a `FileCache`, or any object with the methods `get`, `set` and
+`delete`, sync or async. `as_cache` turns any of them into a `StepCache`, which is what the engine
+uses. Under a step's key a cache contains the step's *record*: a JSON object with the step's result
+or its error. Deleting the record makes the step run again.
 """
 
 import inspect
@@ -23,35 +23,35 @@ class StepCache(Protocol):
     """A cache as the engine sees it."""
 
     async def get(self, key: str, /) -> StepRecord | None:
-        """Give the step's record, or None when there is none or its time is over."""
+        """Return the step's record, or `None` if there is none or it has expired."""
         ...
 
     async def set(self, key: str, record: StepRecord, /, *, ttl: timedelta | None = None) -> None:
-        """Keep the record; `ttl` goes before the cache's own time to live."""
+        """Store the record; `ttl` takes precedence over the cache's own."""
         ...
 
     async def has(self, key: str, /) -> bool:
-        """Tell whether `get` would give a record."""
+        """Return whether there is a record that has not expired."""
         ...
 
     async def delete(self, key: str, /) -> bool:
-        """Forget the record, so that the step runs again; tell whether there was one."""
+        """Delete the record, so that the step runs again; return whether it existed."""
         ...
 
     async def clear(self) -> None:
-        """Forget every record."""
+        """Delete all records."""
         ...
 
 
 class CacheObject(Protocol):
-    """An object that serves as a cache; each method may answer at once or give an awaitable.
+    """An object that can be used as a cache; each method may be sync or async.
 
-    `has` and `clear` are used where they are there. `set` is given `ttl=` when it takes one.
+    A method `clear` is optional. `set` is called with `ttl=` if it has such a parameter.
     """
 
     @property
     def get(self) -> Callable[..., Any]:
-        """`get(key)` gives the record or None."""
+        """`get(key)` returns the record, or `None`."""
         ...
 
     @property
@@ -61,7 +61,7 @@ class CacheObject(Protocol):
 
     @property
     def delete(self) -> Callable[..., Any]:
-        """`delete(key)` tells whether there was a record."""
+        """`delete(key)` returns whether there was a record."""
         ...
 
 
@@ -69,7 +69,7 @@ CacheLike: TypeAlias = MutableMapping[str, Any] | CacheObject
 
 
 def as_cache(cache: CacheLike, *, clock: Clock = SystemClock()) -> StepCache:
-    """Give the engine's face of a dict or of an object with `get`, `set` and `delete`."""
+    """Return a `StepCache` on a dict or on an object with `get`, `set` and `delete`."""
     if isinstance(cache, _ObjectCache | _MappingCache):
         return cache
     if isinstance(cache, MutableMapping):
@@ -81,14 +81,14 @@ def as_cache(cache: CacheLike, *, clock: Clock = SystemClock()) -> StepCache:
 
 
 class _MappingCache:
-    """A dict, or anything like one, as a cache."""
+    """A mapping as a cache."""
 
     def __init__(self, mapping: MutableMapping[str, Any], clock: Clock) -> None:
         self._mapping = mapping
         self._clock = clock
 
     async def get(self, key: str, /) -> StepRecord | None:
-        return _fresh_record(key, self._mapping.get(key), self._clock)
+        return _unexpired(key, self._mapping.get(key), self._clock)
 
     async def set(self, key: str, record: StepRecord, /, *, ttl: timedelta | None = None) -> None:
         self._mapping[key] = _with_expiry(_copy(record), ttl, self._clock)
@@ -112,29 +112,29 @@ class _ObjectCache:
         self._takes_ttl = _takes_ttl(cache.set)
 
     async def get(self, key: str, /) -> StepRecord | None:
-        return _fresh_record(key, await _settled(self._cache.get(key)), self._clock)
+        return _unexpired(key, await _resolved(self._cache.get(key)), self._clock)
 
     async def set(self, key: str, record: StepRecord, /, *, ttl: timedelta | None = None) -> None:
-        copied = _copy(record)
+        copy = _copy(record)
         if ttl is not None and self._takes_ttl:
-            await _settled(self._cache.set(key, copied, ttl=ttl))
+            await _resolved(self._cache.set(key, copy, ttl=ttl))
         else:
-            await _settled(self._cache.set(key, _with_expiry(copied, ttl, self._clock)))
+            await _resolved(self._cache.set(key, _with_expiry(copy, ttl, self._clock)))
 
     async def has(self, key: str, /) -> bool:
         return await self.get(key) is not None
 
     async def delete(self, key: str, /) -> bool:
-        return bool(await _settled(self._cache.delete(key)))
+        return bool(await _resolved(self._cache.delete(key)))
 
     async def clear(self) -> None:
         clear = getattr(self._cache, "clear", None)
         if not callable(clear):
-            raise InvalidArgument("cache", self._cache, "a cache with a method clear")
-        await _settled(clear())
+            raise InvalidArgument("cache", self._cache, "a cache with a method `clear`")
+        await _resolved(clear())
 
 
-async def _settled(answer: Any) -> Any:
+async def _resolved(answer: Any) -> Any:
     return await answer if inspect.isawaitable(answer) else answer
 
 
@@ -147,7 +147,7 @@ def _takes_ttl(method: Callable[..., Any]) -> bool:
 
 
 def _copy(record: Mapping[str, Any]) -> dict[str, Any]:
-    # The function that got a step's value may change it, and must not change what was recorded.
+    # A function may change the value that a step returned, but not what was recorded.
     return cast("dict[str, Any]", codec.loads(codec.dumps(record)))
 
 
@@ -157,13 +157,13 @@ def _with_expiry(record: dict[str, Any], ttl: timedelta | None, clock: Clock) ->
     return record
 
 
-def _fresh_record(key: str, found: Any, clock: Clock) -> StepRecord | None:
-    if found is None:
+def _unexpired(key: str, entry: Any, clock: Clock) -> StepRecord | None:
+    if entry is None:
         return None
-    if not isinstance(found, Mapping) or not isinstance(found.get("ok"), bool):
-        hint = "A cache holds what the engine put there; keep other values in a place of their own"
-        raise InvalidArgument("cache", found, f"the record of a step under key {key!r}", hint)
-    record = _copy(found)
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("ok"), bool):
+        hint = "A cache contains only records written by the engine; keep other values elsewhere"
+        raise InvalidArgument("cache", entry, f"the record of a step under key {key!r}", hint)
+    record = _copy(entry)
     expires = record.pop(_EXPIRES, None)
     if expires is not None and clock.now() >= parse_iso(expires, _EXPIRES):
         return None

@@ -166,7 +166,7 @@ def _read_duration_string(text: str) -> timedelta | None:
 class Cron:
     """A cron expression with five fields, or six with seconds first, in a time zone.
 
-    A fixed time of day occurs once on every matching day, also when daylight saving begins or ends:
+    A fixed time of day occurs once on every matching day, even when daylight saving begins or ends:
     a time that is skipped occurs at the change, a repeated time only the first time. Expressions
     whose minutes or hours begin with `*` follow the local clock.
 

@@ -1,7 +1,7 @@
-"""The key-value contract: five methods, which a few lines over any client give.
+"""The key-value contract: five methods, a few lines on top of any client.
 
-`StatePersistence`, `KeyValueCache` and the store `keyvalue()` stand on it. A driver of
-`py-key-value-aio` is taken as well: `as_keyvalue` turns either into a `KeyValueStore`.
+`StatePersistence`, `KeyValueCache` and the store `keyvalue()` use it. They also accept a driver of
+`py-key-value-aio`, which `as_keyvalue` turns into a `KeyValueStore`.
 """
 
 import re
@@ -23,52 +23,52 @@ from perdure.errors import (
 
 @runtime_checkable
 class KeyValueStore(Protocol):
-    """A place that keeps texts under keys."""
+    """Strings under keys."""
 
     async def get(self, key: str, /) -> str | None:
-        """Give the text, or None when there is none or its time is over."""
+        """Return the value, or `None` if there is none or it has expired."""
         ...
 
     async def set(self, key: str, value: str, /, *, ttl: Duration | None = None) -> None:
-        """Keep the text, for `ttl` when that is given and else until it is deleted."""
+        """Store the value, until it is deleted or `ttl` has passed."""
         ...
 
     async def delete(self, key: str, /) -> bool:
-        """Remove the key; tell whether it was there."""
+        """Delete the key; return whether it existed."""
         ...
 
     async def exists(self, key: str, /) -> bool:
-        """Tell whether the key is there and its time is not over."""
+        """Return whether the key exists and has not expired."""
         ...
 
     async def keys(self, pattern: str = "*", /) -> list[str]:
-        """Give the keys that match; `*` stands for any text, everything else for itself."""
+        """Return the matching keys; `*` matches any string, all other characters are literal."""
         ...
 
 
 @runtime_checkable
 class CompareAndSet(Protocol):
-    """What a key-value store can add so that two processes never overwrite each other."""
+    """An optional ability: no process overwrites what another has written."""
 
     async def replace(self, key: str, old: str | None, new: str | None, /) -> bool:
-        """Put `new` where `old` is, in one atomic act; False when `old` is not there.
+        """Replace `old` by `new` atomically; return `False` if the value is not `old`.
 
-        None stands for nothing: as `old` it means a key that is not there, as `new` to remove it.
+        `None` means no value: as `old` that the key does not exist, as `new` that it is deleted.
         """
         ...
 
 
 @runtime_checkable
 class GetMany(Protocol):
-    """What a key-value store can add so that many keys cost one round trip."""
+    """An optional ability: many keys are read in one round trip."""
 
     async def get_many(self, keys: Sequence[str], /) -> Sequence[str | None]:
-        """Give the text of each key, in order."""
+        """Return the value of each key, in order."""
         ...
 
 
 class AsyncKeyValue(Protocol):
-    """As much of a `py-key-value-aio` driver as is used here."""
+    """The part of a `py-key-value-aio` driver that is used here."""
 
     async def get(self, key: str, *, collection: str | None = None) -> dict[str, Any] | None: ...
 
@@ -89,14 +89,14 @@ class AsyncKeyValue(Protocol):
 
 
 @runtime_checkable
-class _Enumerates(Protocol):
+class _EnumeratesKeys(Protocol):
     async def keys(
         self, collection: str | None = None, *, limit: int | None = None
     ) -> list[str]: ...
 
 
 def glob_match(pattern: str, key: str) -> bool:
-    """Tell whether the whole key matches; `*` stands for any text, everything else for itself."""
+    """Return whether the key matches; `*` matches any string, all other characters are literal."""
     return _compile(pattern).fullmatch(key) is not None
 
 
@@ -116,22 +116,22 @@ class MemoryKeyValue:
         self._entries: dict[str, tuple[str, float | None]] = {}
 
     async def get(self, key: str, /) -> str | None:
-        """Give the text, or None when there is none or its time is over."""
-        return self._live(key)
+        """Return the value, or `None` if there is none or it has expired."""
+        return self._unexpired(key)
 
     async def get_many(self, keys: Sequence[str], /) -> list[str | None]:
-        """Give the text of each key, in order."""
-        return [self._live(key) for key in keys]
+        """Return the value of each key, in order."""
+        return [self._unexpired(key) for key in keys]
 
     async def set(self, key: str, value: str, /, *, ttl: Duration | None = None) -> None:
-        """Keep the text; without `ttl` an earlier one is forgotten."""
+        """Store the value; without `ttl`, one that was set earlier no longer applies."""
         if not isinstance(value, str):
-            raise InvalidArgument("value", value, "text")
+            raise InvalidArgument("value", value, "a string")
         self._entries[key] = (value, self._end(ttl))
 
     async def replace(self, key: str, old: str | None, new: str | None, /) -> bool:
-        """Put `new` where `old` is (None: nothing); False when `old` is not there."""
-        if self._live(key) != old:
+        """Replace `old` by `new` (`None`: no value); return whether the value was `old`."""
+        if self._unexpired(key) != old:
             return False
         if new is None:
             self._entries.pop(key, None)
@@ -140,21 +140,23 @@ class MemoryKeyValue:
         return True
 
     async def delete(self, key: str, /) -> bool:
-        """Remove the key; tell whether it was there."""
-        there = self._live(key) is not None
+        """Delete the key; return whether it existed."""
+        existed = self._unexpired(key) is not None
         self._entries.pop(key, None)
-        return there
+        return existed
 
     async def exists(self, key: str, /) -> bool:
-        """Tell whether the key is there and its time is not over."""
-        return self._live(key) is not None
+        """Return whether the key exists and has not expired."""
+        return self._unexpired(key) is not None
 
     async def keys(self, pattern: str = "*", /) -> list[str]:
-        """Give the keys that match, in the order they were first set."""
+        """Return the matching keys, in the order they were first set."""
         matches = _compile(pattern).fullmatch
-        return [key for key in list(self._entries) if matches(key) and self._live(key) is not None]
+        return [
+            key for key in list(self._entries) if matches(key) and self._unexpired(key) is not None
+        ]
 
-    def _live(self, key: str) -> str | None:
+    def _unexpired(self, key: str) -> str | None:
         value, end = self._entries.get(key, (None, None))
         if end is not None and self._clock.monotonic() >= end:
             del self._entries[key]
@@ -168,14 +170,15 @@ class MemoryKeyValue:
 
 
 class DriverKeyValue:
-    """A `KeyValueStore` over a driver of `py-key-value-aio`; the driver is never closed here.
+    """A `KeyValueStore` on a driver of `py-key-value-aio`, which it does not close.
 
-    Texts lie in one collection, each as `{"value": text}`. `keys` needs a driver that enumerates.
+    Values are stored in one collection, each as `{"value": value}`. `keys` requires a driver that
+    can enumerate keys.
     """
 
     def __init__(self, driver: AsyncKeyValue, *, collection: str = "perdure") -> None:
         try:
-            # Lazy: the driver's own errors exist only where its package does.
+            # Imported lazily: the package is optional.
             from key_value.aio.errors import BaseKeyValueError, KeyValueStoreError
         except ImportError:
             raise MissingDependency("py-key-value-aio", "keyvalue") from None
@@ -185,69 +188,71 @@ class DriverKeyValue:
         self._unavailable = KeyValueStoreError
 
     async def get(self, key: str, /) -> str | None:
-        """Give the text, or None when there is none or its time is over."""
-        async with self._translated():
-            return _text(key, await self.driver.get(key, collection=self._collection))
+        """Return the value, or `None` if there is none or it has expired."""
+        async with self._translate_errors():
+            return _value(key, await self.driver.get(key, collection=self._collection))
 
     async def get_many(self, keys: Sequence[str], /) -> list[str | None]:
-        """Give the text of each key, in order."""
-        async with self._translated():
-            found = await self.driver.get_many(list(keys), collection=self._collection)
-            return [_text(key, entry) for key, entry in zip(keys, found, strict=True)]
+        """Return the value of each key, in order."""
+        async with self._translate_errors():
+            entries = await self.driver.get_many(list(keys), collection=self._collection)
+            return [_value(key, entry) for key, entry in zip(keys, entries, strict=True)]
 
     async def set(self, key: str, value: str, /, *, ttl: Duration | None = None) -> None:
-        """Keep the text, for `ttl` when that is given and else until it is deleted."""
-        span = None if ttl is None else parse_duration(ttl, "ttl")
-        if span == timedelta(0):
-            # The drivers refuse a time to live of zero, which means: gone at once.
+        """Store the value, until it is deleted or `ttl` has passed."""
+        duration = None if ttl is None else parse_duration(ttl, "ttl")
+        if duration == timedelta(0):
+            # Drivers refuse a `ttl` of zero, which means that the value expires at once.
             await self.delete(key)
             return
-        seconds = None if span is None else span.total_seconds()
-        async with self._translated():
+        seconds = None if duration is None else duration.total_seconds()
+        async with self._translate_errors():
             entry = {"value": value}
             await self.driver.put(key, entry, collection=self._collection, ttl=seconds)
 
     async def delete(self, key: str, /) -> bool:
-        """Remove the key; tell whether it was there."""
-        async with self._translated():
+        """Delete the key; return whether it existed."""
+        async with self._translate_errors():
             return await self.driver.delete(key, collection=self._collection)
 
     async def exists(self, key: str, /) -> bool:
-        """Tell whether the key is there and its time is not over."""
+        """Return whether the key exists and has not expired."""
         return await self.get(key) is not None
 
     async def keys(self, pattern: str = "*", /) -> list[str]:
-        """Give the keys that match, or raise `MissingAbility` when the driver cannot enumerate."""
-        if not isinstance(self.driver, _Enumerates):
+        """Return the matching keys; raise `MissingAbility` if the driver cannot enumerate them."""
+        if not isinstance(self.driver, _EnumeratesKeys):
             raise MissingAbility(self.driver, "keys", "listing or clearing")
-        async with self._translated():
-            found = await self.driver.keys(self._collection)
+        async with self._translate_errors():
+            keys = await self.driver.keys(self._collection)
         matches = _compile(pattern).fullmatch
-        return [key for key in found if matches(key)]
+        return [key for key in keys if matches(key)]
 
     @asynccontextmanager
-    async def _translated(self) -> AsyncGenerator[None, None]:
+    async def _translate_errors(self) -> AsyncGenerator[None, None]:
         try:
             yield
         except (self._unavailable, ConnectionError, TimeoutError) as error:
             name = type(self.driver).__name__
-            raise StoreUnavailable(f"{name} cannot be reached: {error}") from error
+            raise StoreUnavailable(f"{name} is unavailable: {error}") from error
         except self._errors as error:
             name = type(self.driver).__name__
-            raise StoreError(f"{name} did not do what it was asked: {error}") from error
+            raise StoreError(f"{name} failed: {error}") from error
 
 
-def _text(key: str, entry: Mapping[str, Any] | None) -> str | None:
+def _value(key: str, entry: Mapping[str, Any] | None) -> str | None:
     if entry is None:
         return None
     value = entry.get("value")
     if not isinstance(value, str):
-        raise StoreCorrupted(f"the entry under {key!r} holds no text; something else wrote it")
+        raise StoreCorrupted(
+            f"the value under {key!r} is not a string; it was written by another program"
+        )
     return value
 
 
 def as_keyvalue(store: KeyValueStore | AsyncKeyValue, parameter: str = "store") -> KeyValueStore:
-    """Give a `KeyValueStore`: the object itself, or a `py-key-value-aio` driver made into one."""
+    """Return the `KeyValueStore` itself, or one on a `py-key-value-aio` driver."""
     if isinstance(store, KeyValueStore) and not isinstance(store, type):
         return store
     if not isinstance(store, type) and all(

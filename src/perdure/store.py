@@ -57,7 +57,7 @@ class RunSummary(msgspec.Struct, frozen=True):
 class Lease(msgspec.Struct, frozen=True):
     """The right to write a run, until `expires_at` or until another owner takes the run over.
 
-    `epoch` is the fencing token of its writes; the next owner's is higher. `has_messages` says
+    `epoch` is the fencing token of its writes; the next owner's is higher. `has_messages` is
     whether there were unconsumed messages in the run's inbox when the lease was granted or renewed.
     """
 
@@ -283,7 +283,7 @@ class LeaseStore(Store, Protocol):
         ...
 
     async def release(self, leases: Sequence[Lease], /, *, wake_at: datetime | None = None) -> None:
-        """Give up the leases without a rest, so that the runs can be claimed at `wake_at`.
+        """Release the leases without a rest, so that the runs can be claimed at `wake_at`.
 
         Without `wake_at` they can be claimed at once. The journal is kept, and the epoch is closed.
         Releasing a lease that is not the run's current one does nothing.

@@ -69,14 +69,14 @@ def name_of(page: Path) -> str:
 
 
 def pages() -> list[Any]:
-    found = []
+    parameters = []
     for page in PAGES:
         text = page.read_text()
         if blocks_of(text):
             needs_server = any(url in text for url in SERVERS)
             marks = [pytest.mark.server] if needs_server else []
-            found.append(pytest.param(page, id=name_of(page), marks=marks))
-    return found
+            parameters.append(pytest.param(page, id=name_of(page), marks=marks))
+    return parameters
 
 
 @pytest.fixture
@@ -134,13 +134,13 @@ def run(block: Block, page: Path, namespace: dict[str, object], runner: asyncio.
 
 def test_a_block_that_does_not_run_has_a_reason() -> None:
     """Each `no-run` block is in `NOT_RUN`, and each block in `NOT_RUN` exists."""
-    found = {
+    blocks = {
         (name_of(page), block.code.partition("\n")[0])
         for page in PAGES
         for block in blocks_of(page.read_text())
         if not block.runs
     }
-    assert found == set(NOT_RUN)
+    assert blocks == set(NOT_RUN)
 
 
 def test_blocks_share_a_page_and_may_await(namespace: dict[str, object]) -> None:

@@ -20,33 +20,33 @@ CANCELLED = 20
 
 @pytest.fixture(params=["sqlite", "postgres", "mysql", "mongo", "redis", "sqld"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    given = request.getfixturevalue
+    fixture = request.getfixturevalue
     match request.param:
         case "sqlite":
             opened = open_store(f"sqlite:///{tmp_path}/runs.db")
         case "redis":
-            opened = open_store(given("redis_url"), namespace=given("redis_prefix"))
+            opened = open_store(fixture("redis_url"), namespace=fixture("redis_prefix"))
         case "sqld":
-            opened = open_store(f"libsql+{given('sqld_url')}")
+            opened = open_store(f"libsql+{fixture('sqld_url')}")
         case name:
-            opened = open_store(given(f"{name}_url"))
+            opened = open_store(fixture(f"{name}_url"))
     yield opened
     await opened.close()
 
 
 async def run(store: Store, id: str, recorded: set[int] | None = None) -> Result[int, Any]:
-    """Run twenty steps; one whose record was seen must not run again."""
-    seen = set() if recorded is None else recorded
+    """Run twenty steps; one whose record was durable must not run again."""
+    durable_keys = set() if recorded is None else recorded
 
     async def work(n: int) -> int:
-        assert n not in seen, "a step that was recorded ran again"
+        assert n not in durable_keys, "a step that was recorded ran again"
         return n
 
     async def body(step: Step) -> int:
         total = 0
         for n in range(STEPS):
             total += await step("work", work, n)
-            seen.add(n)
+            durable_keys.add(n)
         return total
 
     return await durable.run({}, body, id=id, store=store, keep=True)

@@ -174,9 +174,9 @@ async def test_a_run_can_have_your_own_id(runtime: Runtime) -> None:
 async def test_get_run_returns_the_whole_history(runtime: Runtime) -> None:
     """An unknown run is `None`, and cannot be resumed."""
     run = await runtime.trigger(welcome, {"email": "ana@example.com"})
-    found = await runtime.get_run(run.run_id)
-    assert found is not None
-    assert [(line.key, line.kind, line.value) for line in found.history] == [
+    stored = await runtime.get_run(run.run_id)
+    assert stored is not None
+    assert [(line.key, line.kind, line.value) for line in stored.history] == [
         ("create-user", "step", "ana")
     ]
     assert await runtime.get_run("unknown") is None

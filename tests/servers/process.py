@@ -306,10 +306,10 @@ def program(name: str, *, package: str, folders: str = "") -> str:
     """Return the path of a server's program in PATH or `folders`, a glob whose last match wins."""
     beside = sorted(map(str, Path("/").glob(folders.lstrip("/")))) if folders else []
     path = os.pathsep.join([*reversed(beside), os.environ.get("PATH", ""), "/usr/sbin"])
-    found = shutil.which(name, path=path)
-    if found is None:
+    executable = shutil.which(name, path=path)
+    if executable is None:
         raise ServerMissing(f"{name} is not on this machine; run: apt-get install {package}")
-    return found
+    return executable
 
 
 def new_folder(name: str, account: str | None) -> Path:

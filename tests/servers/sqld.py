@@ -61,11 +61,11 @@ def empty_database(server: Server) -> Iterator[str]:
 
 
 def _drop_all(url: str) -> None:
-    found = query(
+    objects = query(
         url,
         f"SELECT type, name FROM sqlite_master WHERE type IN ('table', 'view') AND {OWN_OBJECTS}",
     )
-    for kind, name in found:
+    for kind, name in objects:
         query(url, f'DROP {kind} IF EXISTS "{name}"')
 
 

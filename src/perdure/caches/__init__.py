@@ -1,4 +1,4 @@
-"""The caches in the box; each is loaded when its name is first asked for."""
+"""The built-in caches; each is imported when its name is first used."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FileCache", "KeyValueCache", "MemoryCache"]
 
-_HOMES = {
+_MODULES = {
     "FileCache": "perdure.caches.file",
     "KeyValueCache": "perdure.caches.keyvalue",
     "MemoryCache": "perdure.caches.memory",
@@ -18,6 +18,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

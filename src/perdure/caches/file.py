@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 class FileCache:
     """Keeps each record in a file of its own, so that it outlives the process.
 
-    Any key has its own file name. A write is a whole new file put in place in one act, so several
-    processes may share the directory. A file that cannot be read is logged and counts as no record.
+    A write replaces the file atomically, so several processes may share the directory. A file that
+    cannot be read is logged and treated as missing.
 
         cache = FileCache("./workflow-state", ttl=timedelta(days=7))
     """
@@ -50,11 +50,11 @@ class FileCache:
         self._clock = check_clock(clock)
 
     async def get(self, key: str, /) -> StepRecord | None:
-        """Give the record or None."""
+        """Return the record, or `None`."""
         return await asyncio.to_thread(self._get, key)
 
     async def set(self, key: str, record: StepRecord, /, *, ttl: timedelta | None = None) -> None:
-        """Keep the record, on disk when this returns; `ttl` goes before the cache's own."""
+        """Store the record durably; `ttl` takes precedence over the cache's own."""
         ttl = self._ttl if ttl is None else ttl
         expires = None if ttl is None else isoformat(self._clock.now() + ttl)
         content = codec.dumps({"key": key, "expiresAt": expires, "record": record})
@@ -64,20 +64,20 @@ class FileCache:
             raise StoreError(f"the cache entry {key!r} could not be written: {error}") from error
 
     def has(self, key: str, /) -> bool:
-        """Tell whether there is a record."""
+        """Return whether there is a record."""
         return self._get(key) is not None
 
     def delete(self, key: str, /) -> bool:
-        """Forget the record, so that the step runs again; tell whether there was one."""
-        there = self.has(key)
+        """Delete the record, so that the step runs again; return whether it existed."""
+        existed = self.has(key)
         try:
             self._path(key).unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(f"the cache entry {key!r} could not be deleted: {error}") from error
-        return there
+        return existed
 
     def clear(self) -> None:
-        """Forget every record."""
+        """Delete all records."""
         try:
             for path in self._files():
                 path.unlink(missing_ok=True)
@@ -85,20 +85,20 @@ class FileCache:
             raise StoreError(f"the cache could not be cleared: {error}") from error
 
     def prune(self) -> int:
-        """Remove the files of records whose time is over; give how many."""
+        """Delete the files of expired records; return how many there were."""
         return sum(self._remove_expired(path) for path in self._files())
 
     def _get(self, key: str) -> StepRecord | None:
         path = self._path(key)
         entry = _read(path)
-        if entry is None or self._is_over(entry):
+        if entry is None or self._is_expired(entry):
             return None
         if entry["key"] != key:
-            logger.warning("%s holds the record of another key and is not used", path)
+            logger.warning("%s contains the record of another key and is ignored", path)
             return None
         return cast("StepRecord", entry["record"])
 
-    def _is_over(self, entry: dict[str, Any]) -> bool:
+    def _is_expired(self, entry: dict[str, Any]) -> bool:
         expires: datetime | None = entry["expiresAt"]
         return expires is not None and self._clock.now() >= expires
 
@@ -111,20 +111,20 @@ class FileCache:
 
     def _remove_expired(self, path: Path) -> bool:
         entry = _read(path)
-        if entry is None or not self._is_over(entry):
+        if entry is None or not self._is_expired(entry):
             return False
-        # Another process may have put a new record there meanwhile: the file is taken aside, looked
-        # at again, and goes back unless an even newer one has come.
+        # Another process may have stored a new record since we read the file. So the file is moved
+        # aside, read again, and moved back if it is a new one, unless there is an even newer one.
         aside = path.with_suffix(".expired")
         with suppress(FileNotFoundError):
             path.replace(aside)
-            taken = _read(aside)
-            fresh = taken is not None and not self._is_over(taken)
-            if fresh:
+            moved = _read(aside)
+            is_new = moved is not None and not self._is_expired(moved)
+            if is_new:
                 with suppress(FileExistsError):
                     os.link(aside, path)
             aside.unlink()
-            return not fresh
+            return not is_new
         return False
 
 
@@ -134,16 +134,16 @@ def _read(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        logger.warning("%s cannot be read and counts as no record: %s", path, error)
+        logger.warning("%s cannot be read and is ignored: %s", path, error)
         return None
     try:
         entry = codec.loads(content)
         expires = entry["expiresAt"]
         if not isinstance(entry["record"]["ok"], bool):
-            raise TypeError("no record")
+            raise TypeError("not a record")
         return {**entry, "expiresAt": None if expires is None else parse_iso(expires)}
     except (CodecError, InvalidArgument, KeyError, TypeError):
-        logger.warning("%s is damaged and counts as no record", path)
+        logger.warning("%s is damaged and is ignored", path)
         return None
 
 
@@ -164,7 +164,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
-    # A rename is on disk only when its directory is.
+    # A rename survives a power loss only once its directory is synced.
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -7,15 +7,15 @@ from typing import cast
 
 from perdure import codec
 from perdure.clock import Clock, Duration, SystemClock, check_clock, parse_duration
-from perdure.errors import InvalidArgument
 from perdure.snapshot import StepRecord
+from perdure.validation import check_int
 
 
 class MemoryCache:
-    """Keeps the records of up to `max_size` steps; the least recently used goes first.
+    """Keeps the records of up to `max_size` steps; the least recently used one is evicted first.
 
-    A record lives for `ttl`, or for the step's own `ttl` when that has one, and for ever without
-    either. Records are kept encoded, so nobody who changes a value changes the cache.
+    A record expires after the step's own `ttl`, or else after the cache's; without either it never
+    does. Records are kept encoded, so changing a value that was returned does not change the cache.
 
         cache = MemoryCache(max_size=1000, ttl=timedelta(days=7))
     """
@@ -27,18 +27,14 @@ class MemoryCache:
         ttl: Duration | None = None,
         clock: Clock = SystemClock(),
     ) -> None:
-        if max_size is not None and (
-            isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1
-        ):
-            raise InvalidArgument("max_size", max_size, "a whole number, 1 or more, or None")
-        self._max_size = max_size
+        self._max_size = None if max_size is None else check_int(max_size, "max_size")
         self._ttl = None if ttl is None else parse_duration(ttl, "ttl")
         self._clock = check_clock(clock)
         self._entries: OrderedDict[str, tuple[bytes, float | None]] = OrderedDict()
         self._ends: list[tuple[float, str]] = []
 
     def get(self, key: str, /) -> StepRecord | None:
-        """Give the record and mark it as used, or None."""
+        """Return the record and mark it as used, or return `None`."""
         self._drop_expired()
         entry = self._entries.get(key)
         if entry is None:
@@ -47,7 +43,7 @@ class MemoryCache:
         return cast("StepRecord", codec.loads(entry[0]))
 
     def set(self, key: str, record: StepRecord, /, *, ttl: timedelta | None = None) -> None:
-        """Keep the record; `ttl` goes before the cache's own."""
+        """Store the record; `ttl` takes precedence over the cache's own."""
         self._drop_expired()
         ttl = self._ttl if ttl is None else ttl
         end = None if ttl is None else self._clock.monotonic() + ttl.total_seconds()
@@ -59,17 +55,17 @@ class MemoryCache:
             self._entries.popitem(last=False)
 
     def has(self, key: str, /) -> bool:
-        """Tell whether there is a record, without marking it as used."""
+        """Return whether there is a record, without marking it as used."""
         self._drop_expired()
         return key in self._entries
 
     def delete(self, key: str, /) -> bool:
-        """Forget the record, so that the step runs again; tell whether there was one."""
+        """Delete the record, so that the step runs again; return whether it existed."""
         self._drop_expired()
         return self._entries.pop(key, None) is not None
 
     def clear(self) -> None:
-        """Forget every record."""
+        """Delete all records."""
         self._entries.clear()
         self._ends.clear()
 
@@ -83,6 +79,6 @@ class MemoryCache:
         now = self._clock.monotonic()
         while self._ends and self._ends[0][0] <= now:
             end, key = heapq.heappop(self._ends)
-            # The key may have been set anew since, with another end.
+            # The key may have been set again since then, with another end.
             if self._entries.get(key, (b"", None))[1] == end:
                 del self._entries[key]

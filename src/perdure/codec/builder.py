@@ -195,8 +195,8 @@ def _elements(types: tuple[Any, ...], alike: bool = False) -> Plan:
             return untag(data, path)
         annotations = repeat(types[0]) if alike else chain(types, repeat(Any))
         items = [
-            builder.build(item, annotation, f"{path}[{place}]")
-            for place, (item, annotation) in enumerate(zip(payload, annotations, strict=False))
+            builder.build(item, annotation, f"{path}[{index}]")
+            for index, (item, annotation) in enumerate(zip(payload, annotations, strict=False))
         ]
         return collect(_COLLECTIONS[tag], items, path)
 

@@ -30,7 +30,7 @@ Read: TypeAlias = Callable[[JSONValue], object]
 
 
 class ErrorCause(TypedDict):
-    """An exception. Only perdure writes `notes`, `args` and `attrs` (both encoded)."""
+    """An exception. Only perdure writes `notes`, and encoded `args` and `attrs`."""
 
     type: Literal["error"]
     name: str
@@ -55,10 +55,10 @@ class ThrownCause(TypedDict):
 SerializedCause: TypeAlias = ErrorCause | ThrownCause
 
 
-def _exceptions(names: Iterable[object], base: type[Exception]) -> dict[str, type[Exception]]:
+def _exceptions(objects: Iterable[object], base: type[Exception]) -> dict[str, type[Exception]]:
     return {
         cls.__name__: cls
-        for cls in names
+        for cls in objects
         if isinstance(cls, type) and issubclass(cls, base) and not issubclass(cls, _UNSAFE)
     }
 
@@ -212,7 +212,7 @@ def restore(cause: Any, declared: Sequence[type[BaseException]], read: Read) -> 
         raise CodecError(f"unknown type of cause {kind!r}", "cause.type")
     if "value" in cause:
         return read(cause["value"])
-    # The string "undefined" of a JavaScript value that is absent is not its value.
+    # For JavaScript's undefined, the string only describes the value.
     return (
         None if cause.get("originalType") == "undefined" else _field(cause, "stringRepresentation")
     )
@@ -238,7 +238,7 @@ def _restore_error(
     notes = cause.get("notes")
     for note in notes if type(notes) is list else ():
         error.add_note(str(note))
-    if "cause" in cause:
+    if cause.get("cause") is not None:
         error.__cause__ = _as_exception(restore(cause["cause"], declared, read))
     return error
 

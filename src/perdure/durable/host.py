@@ -139,7 +139,7 @@ class RunHost(calls.RunHost, ABC):
             self._execution.break_off(LeaseLost(self.id))
 
     async def release(self, wake_at: datetime | None = None) -> None:
-        """Give up the lease; the run can be claimed at once, or from `wake_at` on."""
+        """Release the lease; the run can be claimed at once, or from `wake_at` on."""
         self.session.drop(self)
         if self.lease is not None:
             with store_errors(self.session.store, f"release run {self.id!r}"):
@@ -181,7 +181,7 @@ class JournaledRun(RunHost):
             verdict = await self._append(entry)
         except Interrupted as error:
             interrupted, verdict = error, error.answer
-        # An unknown run was deleted by this very write, the first answer to which was lost.
+        # If the run is unknown, this write deleted it, and its first answer was lost.
         was_deleted = entry.rest is not None and entry.rest.delete and verdict is Verdict.UNKNOWN
         if verdict is not Verdict.ACCEPTED and not was_deleted:
             raise self._lost()

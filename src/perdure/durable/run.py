@@ -16,7 +16,7 @@ from perdure.durable.outcome import (
     failures_to_retry,
     recorded_result,
 )
-from perdure.durable.session import Session, borrow, new_owner, store_errors
+from perdure.durable.session import Session, borrow, is_running, new_owner, store_errors
 from perdure.engine.history import History
 from perdure.errors import AlreadyRunning, LeaseLost, StoreError, VersionMismatch
 from perdure.result import Result
@@ -72,13 +72,13 @@ class Request:
 async def run_once(request: Request) -> Result[Any, Any]:
     """Run the function over the history of this id, unless this process is running it already."""
     async with request.session() as session:
-        if request.id in session.running and not request.shared:
+        if is_running(request.store, request.id) and not request.shared:
             raise AlreadyRunning(request.id, "here")
-        session.running.add(request.id)
+        session.running[request.id] += 1
         try:
             return await _run_in(session, request)
         finally:
-            session.running.discard(request.id)
+            session.running[request.id] -= 1
 
 
 async def _run_in(session: Session, request: Request) -> Result[Any, Any]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from random import Random
@@ -11,7 +12,7 @@ from perdure.clock import Clock, Duration, parse_duration
 from perdure.durable.committer import Committer
 from perdure.engine.tasks import Interrupted, cancel_and_wait, detached, finish
 from perdure.errors import InvalidArgument, PerdureError, StoreError
-from perdure.store import Grant, Lease, LeaseRequest, Store, can_journal, can_lease, require_lease
+from perdure.store import Grant, Lease, LeaseRequest, Store, can_journal, require_lease
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +46,9 @@ class LeasedRun(Protocol):
 class Session:
     """What the runs of one store and event loop share.
 
-    As a context manager it counts its users: its tasks end with the last of them. `running` are the
-    ids that `durable.run` is running, `keys` the idempotency keys that are in use, `workers` what
-    wakes the workers.
+    As a context manager it counts its users: its tasks end with the last of them. `running` counts
+    the calls of `durable.run` by id, `keys` are the idempotency keys in use, `workers` what wakes
+    the workers.
     """
 
     def __init__(self, store: Store, clock: Clock, lease_ttl: timedelta) -> None:
@@ -55,7 +56,7 @@ class Session:
         self.clock = clock
         self.lease_ttl = lease_ttl
         self.loop = asyncio.get_running_loop()
-        self.running: set[str] = set()
+        self.running: Counter[str] = Counter()
         self.keys: dict[str, asyncio.Event] = {}
         self.workers: set[Callable[[], None]] = set()
         self._runs: dict[str, LeasedRun] = {}
@@ -114,7 +115,7 @@ class Session:
     async def _release(self, lease: Lease) -> None:
         try:
             await require_lease(self.store).release([lease])
-        except Exception as error:  # noqa: BLE001  # the caller was cancelled and hears of that
+        except Exception as error:  # noqa: BLE001  # the caller is told that it was cancelled
             logger.warning("run %r stays leased until its lease expires (%s)", lease.id, error)
 
     def hold(self, run: LeasedRun) -> None:
@@ -183,7 +184,7 @@ class Session:
 def borrow(store: Store, clock: Clock, lease_ttl: timedelta) -> Session:
     """Return the session of this store and event loop; enter it to use it."""
     loop = asyncio.get_running_loop()
-    key = (id(store), id(loop), lease_ttl if can_lease(store) else LEASE_TTL)
+    key = (id(store), id(loop), lease_ttl)
     session = _sessions.get(key)
     # A loop that was closed during a run may have left its session, and its address.
     if session is None or session.idle or session.loop is not loop:
@@ -197,11 +198,20 @@ def wake_workers(store: Store) -> None:
 
     They would find it by polling, or by a notification of the store, but later.
     """
+    for session in _sessions_of(store):
+        for wake in session.workers:
+            wake()
+
+
+def is_running(store: Store, id: str) -> bool:
+    """Return whether a call of `durable.run` in this event loop is running this id."""
+    return any(session.running[id] for session in _sessions_of(store))
+
+
+def _sessions_of(store: Store) -> list[Session]:
     loop = asyncio.get_running_loop()
-    for session in _sessions.values():
-        if session.store is store and session.loop is loop:
-            for wake in session.workers:
-                wake()
+    sessions = _sessions.values()
+    return [session for session in sessions if session.store is store and session.loop is loop]
 
 
 def default_store() -> Store:

@@ -14,7 +14,7 @@ def leading_to(
 
     A failure counts when it is the exception itself, a cause or context of it, or a member of a
     group; or when its error was returned. One that the function caught and handled is none of
-    these, also when a step that it called in the handler then failed.
+    these, even if a step that it called in the handler failed then.
     """
     recorded = {id(failure): key for key, failure in failures.items()}
     returned = {id(f.error): key for key, f in failures.items() if isinstance(f, StepFailed)}

@@ -6,12 +6,13 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import msgspec
 
 from perdure import codec
+from perdure.codec.tags import is_plain as is_plain_value
 from perdure.errors import StepFailed
 from perdure.result import Err, Ok, Result
 from perdure.snapshot.format import StepRecord
 
 
-class WireRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+class WireRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """A step record as it is stored; fields with their default are omitted."""
 
     ok: bool
@@ -67,8 +68,9 @@ def success_record(
     """
     data, visible, typed = value, value, False
     losses: Losses = ()
-    if not codec.is_plain(value):
+    if not is_plain_value(value):
         data, visible, typed, losses = codec.prepare(value, call.return_type)
+    key, name = call.record_key, call.call
     record = WireRecord(
         ok=True,
         value=data,
@@ -80,7 +82,7 @@ def success_record(
         typed=typed,
         coded=data is not value,
         branch=call.path,
-        call="" if call.record_key == call.call else call.call,
+        call="" if key == name else name,
     )
     return record, visible, losses
 
@@ -100,7 +102,7 @@ def failure_record(
     at: str,
     duration_ms: float,
 ) -> EncodedFailure:
-    """Return the record of a failed step; `declared` are the exception classes that come back."""
+    """Return the record of a failed step; `declared` are the exception classes to restore."""
     encoded = encode_failure(failure, call.id, declared, call.error_type)
     record = encoded.record
     record.at, record.durationMs, record.attempts = at, duration_ms, call.attempt

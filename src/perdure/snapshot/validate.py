@@ -297,8 +297,8 @@ def _fields_of(shape: Any, *, without: str = "") -> Check:
     def check(fields: dict[str, object]) -> Sequence[str]:
         problems: dict[str, Sequence[str]] = {}
         for name, value in fields.items():
-            if (check_value := checks.get(name)) is not None and (found := check_value(value)):
-                problems[name] = found
+            if (check_value := checks.get(name)) is not None and (errors := check_value(value)):
+                problems[name] = errors
         for name in required:
             if name not in fields:
                 problems[name] = (" is missing",)
@@ -317,8 +317,9 @@ _CAUSES: dict[str, Check] = {
     "thrown": _fields_of(ThrownCause),
 }
 _check_facts = _fields_of(StepFacts)
-_check_success = _fields_of(SuccessRecord)
-_check_failure = _fields_of(FailureRecord)
+# `_check_step` has checked `ok` to choose between them.
+_check_success = _fields_of(SuccessRecord, without="ok")
+_check_failure = _fields_of(FailureRecord, without="ok")
 _check_wait_fields = _fields_of(PendingWait)
 _check_version = _check_of(get_type_hints(WorkflowSnapshot)["formatVersion"])
 _check_warnings = _list_of(_object_of(SnapshotWarning))

@@ -40,7 +40,7 @@ class Lifecycle:
         if not self._any_loop and self._loop is not asyncio.get_running_loop():
             self._bind_loop()
         if not self._is_set_up:
-            # An asyncio lock belongs to one loop: one of another thread would never be woken.
+            # Loops cannot share an asyncio lock: a waiter in another thread may never wake up.
             async with asyncio.Lock() if self._any_loop else self._lock:
                 if not self._is_set_up:
                     await self._set_up()
@@ -57,7 +57,7 @@ class Lifecycle:
         was_open = not self.is_closed
         self.is_closed = True
         if was_open and self._loop is not None and self._loop.is_closed():
-            self._on_move()
+            self._on_move()  # what belongs to a loop that has ended cannot be closed
         return was_open
 
     def _bind_loop(self) -> None:

@@ -37,7 +37,7 @@ def read_migrations(package: str, folder: str = "migrations") -> Sequence[Migrat
 def pending(
     migrations: Sequence[Migration], applied: Collection[int], table: str
 ) -> Sequence[Migration]:
-    """Return the migrations that were not applied; raise if the table is of a newer perdure."""
+    """Return the migrations that were not applied; raise if a newer perdure applied others."""
     if unknown := set(applied) - {migration.version for migration in migrations}:
         raise StoreError(
             f"table {table} was created by a newer version of perdure (migration {max(unknown)}); "

@@ -1,7 +1,7 @@
 """Connections to a database server: a few that a store opens and keeps, or those of a user's pool.
 
-What a driver does in its own way is in the backend's subclasses. `stores._lifecycle` decides when
-the connections of an event loop that has ended are dropped.
+The backends' subclasses contain what depends on the driver. `stores._lifecycle` decides when the
+connections of an event loop that has ended are dropped.
 """
 
 import asyncio
@@ -133,7 +133,7 @@ class ConnectionPool(ABC):
 
     @abstractmethod
     def _abort(self, connection: Any) -> None:
-        """Close the socket at once, without a word to the server."""
+        """Close the socket at once, without notifying the server."""
 
 
 class BorrowedPool:

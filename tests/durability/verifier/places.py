@@ -95,8 +95,8 @@ def rows(place: Place) -> list[tuple[str, str, str]] | None:
     """Return the committed effects: run, path and token; None without transactions."""
     if place.store == "mongo":
         with pymongo.MongoClient[dict[str, Any]](place.url) as client:
-            found = client.get_default_database()[TABLE].find()
-            return [(row["run"], row["path"], row["token"]) for row in found]
+            documents = client.get_default_database()[TABLE].find()
+            return [(row["run"], row["path"], row["token"]) for row in documents]
     if place.store not in _QUERIES:
         return None
     effects = _QUERIES[place.store](place.url, f"SELECT run, path, token FROM {TABLE}")

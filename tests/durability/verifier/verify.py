@@ -50,9 +50,9 @@ def run_seed(
         tally.programs += len(programs)
         ran = asyncio.run(run_programs(place, programs, seed, trouble, tally))
     failures = [_failure(place.store, seed, each) for each in ran]
-    found = [failure for failure in failures if failure is not None]
-    tally.violations += len(found)
-    return found
+    reported = [failure for failure in failures if failure is not None]
+    tally.violations += len(reported)
+    return reported
 
 
 def shrink_on(opened: Opened, failure: Failure, seconds: float) -> Failure:
@@ -65,9 +65,9 @@ def shrink_on(opened: Opened, failure: Failure, seconds: float) -> Failure:
         with opened() as place:
             ran = asyncio.run(run_programs(place, programs, failure.seed, 2, tally))
         for each in ran:
-            found = _failure(failure.store, failure.seed, each)
-            if found and _breaks(failure.violations[0].law, found.violations):
-                smallest = found
+            smaller = _failure(failure.store, failure.seed, each)
+            if smaller and _breaks(failure.violations[0].law, smaller.violations):
+                smallest = smaller
                 return True
         return False
 

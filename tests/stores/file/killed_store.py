@@ -1,7 +1,7 @@
-"""Kills processes that append to a file store, and checks after each what the store holds.
+"""Kills processes that append to a file store, and checks the store after each.
 
 Run as a script with a directory, a count and a seed. It forks from one process that has imported
-everything, so that a hundred deaths take seconds, and prints a line of JSON with what was seen.
+everything, so that a hundred kills take seconds, and prints the counts as a line of JSON.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ def delta(n: int) -> bytes:
     return json.dumps({**EMPTY, "steps": {str(n): step}}).encode()
 
 
-async def append_for_ever(directory: Path, acknowledged: int) -> None:
-    """Append batches to all runs and write the number of each batch when it was acknowledged."""
+async def append_until_killed(directory: Path, acknowledged: int) -> None:
+    """Append batches to all runs, and report the numbers of acknowledged steps after each."""
     async with FileStore(directory) as store:
         first = json.dumps(EMPTY).encode()
-        wants = [LeaseRequest(id, "owner", timedelta(hours=1), create=first) for id in RUNS]
-        grants = [grant for grant in await store.acquire(wants) if grant is not None]
+        requests = [LeaseRequest(id, "owner", timedelta(hours=1), create=first) for id in RUNS]
+        grants = [grant for grant in await store.acquire(requests) if grant is not None]
         next_step = [len(grant.snapshot["steps"]) for grant in grants]
         os.write(acknowledged, b"ready\n")
         n = 0
@@ -49,54 +49,56 @@ async def append_for_ever(directory: Path, acknowledged: int) -> None:
 
 
 def kill_once(directory: Path, rng: random.Random) -> list[int]:
-    """Give how many steps of each run had been acknowledged when the process was killed."""
+    """Kill a writer; return how many steps of each run had been acknowledged."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
-        asyncio.run(append_for_ever(directory, writing))
+        asyncio.run(append_until_killed(directory, writing))
     os.close(writing)
     with os.fdopen(reading) as lines:
         assert lines.readline() == "ready\n"
         time.sleep(rng.random() * 0.03)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        # The last line may be cut by the death itself.
-        whole = [line for line in lines if line.endswith("\n")]
-    return json.loads(whole[-1]) if whole else [0] * len(RUNS)
+        # The kill may have torn the last line.
+        complete = [line for line in lines if line.endswith("\n")]
+    return json.loads(complete[-1]) if complete else [0] * len(RUNS)
 
 
 def check(snapshot: Snapshot, acknowledged: int) -> int:
     steps: dict[str, Any] = snapshot["steps"]
-    assert len(steps) >= acknowledged, f"{acknowledged} were acknowledged, {len(steps)} are there"
+    assert len(steps) >= acknowledged, (
+        f"{acknowledged} steps were acknowledged, {len(steps)} are stored"
+    )
     for n, (key, record) in enumerate(steps.items()):
         assert key == str(n)
         assert record == {"ok": True, "value": [n] * (n % 50)}
     return len(steps)
 
 
-async def look(directory: Path) -> list[Snapshot]:
+async def load_runs(directory: Path) -> list[Snapshot]:
     async with FileStore(directory) as store:
-        found = [await store.load(id) for id in RUNS]
-    return [snapshot for snapshot in found if snapshot is not None]
+        snapshots = [await store.load(id) for id in RUNS]
+    return [snapshot for snapshot in snapshots if snapshot is not None]
 
 
 def main() -> None:
     directory, count, rng = Path(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.argv[3]))
-    seen = {"acknowledged": 0, "there": 0}
+    counts = {"acknowledged": 0, "stored": 0}
     for _ in range(count):
         acknowledged = kill_once(directory, rng)
-        # Looked at in a process of its own: the one that forks must have no threads.
-        looker = os.fork()
-        if looker == 0:
-            found = asyncio.run(look(directory))
-            there = [check(run, n) for run, n in zip(found, acknowledged, strict=True)]
-            (directory / "there").write_text(str(sum(there)))
+        # Checked in another process: the one that forks must not have threads.
+        checker = os.fork()
+        if checker == 0:
+            snapshots = asyncio.run(load_runs(directory))
+            stored = [check(run, n) for run, n in zip(snapshots, acknowledged, strict=True)]
+            (directory / "stored").write_text(str(sum(stored)))
             os._exit(0)
-        assert os.waitpid(looker, 0)[1] == 0, "the check failed; its error is above"
-        seen["acknowledged"] = sum(acknowledged) or seen["acknowledged"]
-        seen["there"] = int((directory / "there").read_text())
-    print(json.dumps(seen))
+        assert os.waitpid(checker, 0)[1] == 0, "the check failed; its error is above"
+        counts["acknowledged"] = sum(acknowledged) or counts["acknowledged"]
+        counts["stored"] = int((directory / "stored").read_text())
+    print(json.dumps(counts))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""FileStore keeps the whole contract, and what it acknowledged survives the end of its process."""
+"""FileStore implements the whole contract, and acknowledged writes survive a crash."""
 
 import json
 import logging
@@ -31,7 +31,7 @@ HOUR = timedelta(hours=1)
 
 
 class CrashingDisk(Disk):
-    """Lets so many changes through; every later one dies before it is made."""
+    """Makes a number of changes; every later one crashes before it is made."""
 
     def __init__(self, changes: int) -> None:
         super().__init__(sync=False)
@@ -76,7 +76,7 @@ def crashing_store(directory: Path, clock: TestClock, changes: int) -> FileStore
 
 
 class TestFileStore(StoreConformance):
-    """On a clock that the checks move."""
+    """With a test clock."""
 
     @pytest.fixture
     async def store(self, tmp_path: Path) -> AsyncIterator[FileStore]:
@@ -85,8 +85,8 @@ class TestFileStore(StoreConformance):
         self.crashed: list[FileStore] = []
         async with FileStore(self.directory, clock=self.clock) as store:
             yield store
-        for dead in self.crashed:
-            await dead.close()
+        for crashed in self.crashed:
+            await crashed.close()
 
     async def reopen(self, store: Store, *, prefix: str = "") -> FileStore:
         assert self.clock is not None
@@ -99,7 +99,7 @@ class TestFileStore(StoreConformance):
 
 
 class TestFileStoreOnSystemClock(StoreConformance):
-    """In real time, together with other processes."""
+    """In real time, and with other processes."""
 
     @pytest.fixture
     async def store(self, tmp_path: Path) -> AsyncIterator[FileStore]:
@@ -142,7 +142,7 @@ class TestDamage:
     async def test_a_torn_last_line_is_reported_and_cut_off(
         self, store: FileStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """What a crash tore was not acknowledged: the next owner goes on before it."""
+        """It was not acknowledged: the next owner continues in its place."""
         await store.append([step(await granted(store), 1, "a")])
         journal = the_file(tmp_path, "journal")
         whole = journal.read_bytes()
@@ -158,7 +158,7 @@ class TestDamage:
     async def test_a_line_damaged_in_the_middle_is_corruption(
         self, store: FileStore, tmp_path: Path
     ) -> None:
-        """An acknowledged entry is never passed over in silence."""
+        """An acknowledged entry is never silently skipped."""
         grant = await granted(store)
         for n in (1, 2):
             await store.append([step(grant, n, f"{n}")])
@@ -171,13 +171,13 @@ class TestDamage:
     async def test_a_damaged_snapshot_is_corruption(
         self, store: FileStore, tmp_path: Path, damage: bytes
     ) -> None:
-        """A run that cannot be read is not a run that is not there."""
+        """A run that cannot be read is not treated as missing."""
         await store.save("run", snapshot("a"))
         the_file(tmp_path, "json").write_bytes(damage)
         with pytest.raises(StoreCorrupted, match="json"):
             await store.load("run")
 
-    async def test_a_flipped_bit_is_seen(self, store: FileStore, tmp_path: Path) -> None:
+    async def test_a_changed_byte_is_detected(self, store: FileStore, tmp_path: Path) -> None:
         """The snapshot has a checksum."""
         await store.save("run", snapshot("a"))
         head = the_file(tmp_path, "json")
@@ -185,10 +185,23 @@ class TestDamage:
         with pytest.raises(StoreCorrupted):
             await store.load("run")
 
-    async def test_a_run_that_cannot_be_read_starves_no_other(
+    async def test_a_damaged_run_is_not_listed_and_can_be_deleted(
+        self, store: FileStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It is logged, and the others are listed and counted."""
+        await store.save("good", snapshot())
+        await store.save("bad", snapshot())
+        RunPaths(tmp_path / "runs", "bad").head.write_bytes(b"?")
+        assert [line.id for line in await store.list()] == ["good"]
+        assert "bad" in caplog.text
+        assert sum((await store.stats()).by_status.values()) == 1
+        assert await store.delete("bad")
+        assert await store.load("bad") is None
+
+    async def test_a_run_that_cannot_be_read_does_not_block_others(
         self, store: FileStore, tmp_path: Path, clock: TestClock
     ) -> None:
-        """It is logged and put off; the runs behind it are claimed."""
+        """It is logged and postponed; later runs are claimed."""
         earlier = clock.now() - HOUR
         await store.enqueue([NewRun("bad", "w", as_json(snapshot()), earlier)])
         await store.enqueue([NewRun("worse", "w", as_json(snapshot()), earlier)])
@@ -201,10 +214,10 @@ class TestDamage:
             assert [grant.lease.id for grant in grants] == expected
         assert [due.id for due in await store.due(clock.now(), 10)] == []
 
-    async def test_a_lost_lease_file_loses_no_run(
+    async def test_a_run_survives_the_loss_of_its_lease_file(
         self, store: FileStore, tmp_path: Path, clock: TestClock
     ) -> None:
-        """Leases are not synced: a loss of power may take one, and the run goes on regardless."""
+        """Leases are not synced: a power loss may take one, and the run continues regardless."""
         await store.save("run", snapshot("a", status="waiting", event="paid"))
         grant = await granted(store)
         await store.append([step(grant, 1, "b")])
@@ -226,7 +239,7 @@ class TestCrashes:
     async def test_a_crash_between_any_two_writes_loses_no_run(
         self, verb: str, tmp_path: Path, clock: TestClock
     ) -> None:
-        """Whatever was acknowledged is there, and every run that is not over is found again."""
+        """Acknowledged writes are stored, and every run that is not over is found again."""
         for changes in range(100):
             directory = tmp_path / str(changes)
             async with (
@@ -237,10 +250,10 @@ class TestCrashes:
                     return
         pytest.fail("this verb makes more than 100 changes")
 
-    async def test_a_run_that_goes_at_its_rest_goes_whole(
+    async def test_a_run_deleted_by_its_rest_is_deleted_whole(
         self, tmp_path: Path, clock: TestClock
     ) -> None:
-        """A crash leaves it with all its steps, or not at all."""
+        """After a crash it exists with all its steps, or not at all."""
         for changes in range(20):
             directory = tmp_path / str(changes)
             async with (
@@ -252,7 +265,7 @@ class TestCrashes:
         pytest.fail("this rest makes more than 20 changes")
 
     async def test_a_deleted_run_stays_deleted(self, tmp_path: Path, clock: TestClock) -> None:
-        """A crash while deleting leaves it there whole, or gone: nothing of it comes back."""
+        """After a crash it exists whole or not at all: nothing of it reappears."""
         for changes in range(20):
             directory = tmp_path / str(changes)
             async with (
@@ -263,44 +276,44 @@ class TestCrashes:
                     return
         pytest.fail("deleting makes more than 20 changes")
 
-    def test_a_killed_process_loses_nothing_it_acknowledged(self, tmp_path: Path) -> None:
-        """A hundred deaths; what was not acknowledged is there whole or not at all."""
+    def test_acknowledged_entries_survive_a_kill(self, tmp_path: Path) -> None:
+        """A hundred kills; an entry that was not acknowledged is stored whole or not at all."""
         script = Path(__file__).with_name("killed_store.py")
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, str(script), str(tmp_path), "100", "7"],
             capture_output=True,
             text=True,
             timeout=110,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
-        seen = json.loads(done.stdout)
-        assert 0 < seen["acknowledged"] <= seen["there"]
+        assert process.returncode == 0, process.stderr
+        counts = json.loads(process.stdout)
+        assert 0 < counts["acknowledged"] <= counts["stored"]
 
 
 class TestCost:
     @pytest.mark.alone
     async def test_an_entry_costs_the_same_in_a_long_run(self, tmp_path: Path) -> None:
-        """Nothing that is done for an entry grows with the journal."""
+        """The cost of an append does not grow with the journal."""
         async with FileStore(tmp_path, durability="normal") as store:
             assert await cost_of_length(store) < 1.3
 
-    async def test_due_looks_only_at_what_may_be_due(
+    async def test_due_reads_only_runs_that_may_be_due(
         self, store: FileStore, clock: TestClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Sleepers are not scanned: their files are not even opened."""
+        """The files of sleeping runs are not opened."""
         sleeping = [NewRun(f"{n}", "w", as_json(snapshot()), clock.now() + HOUR) for n in range(99)]
         await store.enqueue([*sleeping, NewRun("due", "w", as_json(snapshot()))])
-        looked: list[str] = []
+        read: list[str] = []
         read_head = FileRun.read_head
 
         def spy(run: FileRun) -> Any:
-            looked.append(run.id)
+            read.append(run.id)
             return read_head(run)
 
         monkeypatch.setattr(FileRun, "read_head", spy)
         assert [due.id for due in await store.due(clock.now(), 10)] == ["due"]
-        assert set(looked) == {"due"}
+        assert set(read) == {"due"}
 
 
 class TestWakes:
@@ -357,10 +370,10 @@ class TestWakes:
         await wakes.add([Wake(2, "b", None)], 0)
         assert [wake.id for wake in await self.lines(wakes, 2)] == ["a", "b"]
 
-    async def test_lines_do_not_pile_up(
+    async def test_lines_do_not_accumulate(
         self, store: FileStore, tmp_path: Path, clock: TestClock
     ) -> None:
-        """A run that is claimed and renewed for days leaves no trail."""
+        """A run that is claimed and renewed for days leaves few lines."""
         await store.enqueue([NewRun("run", "w", as_json(snapshot()))])
         for _ in range(50):
             (grant,) = await store.claim("ana", HOUR, 10)
@@ -372,10 +385,10 @@ class TestWakes:
 
 
 class TestUse:
-    async def test_a_line_of_an_older_workflow_claims_nothing(
+    async def test_a_line_with_a_previous_workflow_claims_nothing(
         self, store: FileStore, clock: TestClock
     ) -> None:
-        """A run that was saved under another name is of that name, whatever was written down."""
+        """A run that was saved with another workflow belongs to that one."""
         await store.enqueue([NewRun("run", "old", as_json(snapshot()))])
         whole = snapshot(status="suspended", wake_at=clock.now(), workflow="new")
         await store.save("run", whole)
@@ -383,10 +396,10 @@ class TestUse:
         assert list(await store.claim("ana", HOUR, 10, workflows=["old"])) == []
         assert len(await store.claim("ana", HOUR, 10, workflows=["new"])) == 1
 
-    async def test_the_file_is_json_that_others_can_read(
+    async def test_the_file_is_json_that_other_programs_can_read(
         self, store: FileStore, tmp_path: Path
     ) -> None:
-        """One object with the id, the header and the snapshot."""
+        """One object with the head and the snapshot."""
         await store.save("checkout/1", snapshot("a", workflow="order"))
         content = json.loads(the_file(tmp_path, "json").read_text())
         assert content["id"] == "checkout/1"
@@ -394,7 +407,7 @@ class TestUse:
         assert "checkout_1" in the_file(tmp_path, "json").name
 
     async def test_durability_is_declared(self, tmp_path: Path) -> None:
-        """What survives is said."""
+        """In the capabilities."""
         async with FileStore(tmp_path) as full, FileStore(tmp_path, durability="normal") as normal:
             assert full.capabilities.survives == "power_loss"
             assert normal.capabilities.survives == "process_crash"
@@ -409,17 +422,17 @@ class TestUse:
         ],
     )
     def test_parameters_are_checked(self, parameter: str, options: dict[str, Any]) -> None:
-        """Each error names its parameter."""
+        """The error names the parameter."""
         with pytest.raises(InvalidArgument, match=f"^{parameter}: expected"):
             FileStore(**options)
 
     async def test_a_bad_cursor_is_refused(self, store: FileStore) -> None:
-        """`after` takes what a listed run gives."""
+        """`after` must be the cursor of a listed run."""
         with pytest.raises(InvalidArgument, match="after"):
             await store.list(after="yesterday")
 
-    async def test_set_up_is_tried_again_after_failure(self, tmp_path: Path) -> None:
-        """A directory that cannot be made is a `StoreError`, and no error for ever."""
+    async def test_set_up_is_retried_after_a_failure(self, tmp_path: Path) -> None:
+        """A directory that cannot be created raises `StoreError` until it can."""
         (tmp_path / "place").write_text("a file")
         async with FileStore(tmp_path / "place" / "runs") as store:
             with pytest.raises(StoreError, match="place"):
@@ -427,23 +440,23 @@ class TestUse:
             (tmp_path / "place").unlink()
             assert await store.load("run") is None
 
-    async def test_a_closed_store_refuses(self, tmp_path: Path) -> None:
-        """Every verb says that the store was closed."""
+    async def test_a_closed_store_refuses_calls(self, tmp_path: Path) -> None:
+        """With `StoreClosed`."""
         store = FileStore(tmp_path)
         await store.close()
         with pytest.raises(StoreClosed):
             await store.append([])
 
-    def test_a_store_that_was_used_before_a_fork_says_so(self, tmp_path: Path) -> None:
-        """Its threads are not there in the child, which would wait for them forever."""
-        done = subprocess.run(
+    def test_a_store_that_was_used_before_a_fork_raises(self, tmp_path: Path) -> None:
+        """Its threads do not exist in the child, which would wait for them forever."""
+        process = subprocess.run(
             [sys.executable, "-c", USED_BEFORE_A_FORK, str(tmp_path)],
             capture_output=True,
             text=True,
             timeout=30,
             check=True,
         )
-        assert "used before this process was forked" in done.stdout
+        assert "used before this process was forked" in process.stdout
 
 
 USED_BEFORE_A_FORK = """

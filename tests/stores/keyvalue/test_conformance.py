@@ -1,4 +1,4 @@
-"""Any key-value store keeps the whole contract."""
+"""A store on any key-value store implements the whole contract."""
 
 import asyncio
 from collections import Counter
@@ -42,7 +42,7 @@ from tests.stores.crashes import (
 
 
 class PlainKeyValue:
-    """The five methods over a shared dict, each of which takes its time."""
+    """The five methods on a shared dict, with pauses."""
 
     def __init__(self, kv: MemoryKeyValue, seed: int = 0) -> None:
         self.kv = kv
@@ -72,7 +72,7 @@ class PlainKeyValue:
 
 
 class SwappingKeyValue(PlainKeyValue):
-    """The same with compare-and-set; a second one on the dict is as good as another process."""
+    """The same with compare-and-set; a second one on the dict acts like another process."""
 
     async def replace(self, key: str, old: str | None, new: str | None, /) -> bool:
         await self._pause()
@@ -80,7 +80,7 @@ class SwappingKeyValue(PlainKeyValue):
 
 
 class DyingKeyValue(MemoryKeyValue):
-    """Lets so many writes through; every later one dies before it is made."""
+    """Makes a number of writes; every later one crashes before it is made."""
 
     def __init__(self, kv: MemoryKeyValue, writes: int) -> None:
         super().__init__(clock=kv._clock)
@@ -106,7 +106,7 @@ class DyingKeyValue(MemoryKeyValue):
 
 
 class TestMemoryKeyValue(StoreConformance):
-    """On a store that compares and sets."""
+    """On a key-value store with compare-and-set."""
 
     @pytest.fixture
     async def store(self) -> AsyncIterator[KeyValueRuns]:
@@ -125,7 +125,7 @@ class TestMemoryKeyValue(StoreConformance):
 
 
 class TestPlainKeyValue(StoreConformance):
-    """On a store of five methods, slow enough for tasks to come between its calls."""
+    """On a key-value store without, slow enough for tasks to interleave."""
 
     @pytest.fixture
     async def store(self) -> AsyncIterator[KeyValueRuns]:
@@ -158,7 +158,7 @@ class TestDriver(StoreConformance):
 
 
 class TestRedisDriver(StoreConformance):
-    """On a driver of `py-key-value-aio` that talks to a server."""
+    """On a driver of `py-key-value-aio` with a server."""
 
     examples = 5
 
@@ -192,7 +192,7 @@ async def store(kv: MemoryKeyValue, clock: TestClock) -> AsyncIterator[KeyValueR
 
 
 def processes(kv: MemoryKeyValue, clock: TestClock, seed: int) -> list[KeyValueRuns]:
-    """Give stores that share nothing but the keys."""
+    """Return stores that share nothing but the key-value store, as processes do."""
     return [keyvalue(SwappingKeyValue(kv, seed * 10 + n), clock=clock) for n in range(4)]
 
 
@@ -205,7 +205,7 @@ async def granted(store: KeyValueRuns, id: str = "run", owner: str = "ana") -> G
 class TestCrashes:
     @pytest.mark.parametrize("verb", list(VERBS))
     async def test_a_crash_between_any_two_writes_loses_no_run(self, verb: str) -> None:
-        """Whatever was acknowledged is there, and every run that is not over is found again."""
+        """Acknowledged writes are stored, and every run that is not over is found again."""
         for writes in range(100):
             clock = TestClock()
             kv = MemoryKeyValue(clock=clock)
@@ -214,8 +214,8 @@ class TestCrashes:
                 return
         pytest.fail("this verb makes more than 100 writes")
 
-    async def test_a_run_that_goes_at_its_rest_goes_whole(self, clock: TestClock) -> None:
-        """A crash leaves it with all its steps, or not at all."""
+    async def test_a_run_deleted_by_its_rest_is_deleted_whole(self, clock: TestClock) -> None:
+        """After a crash it exists with all its steps, or not at all."""
         for writes in range(20):
             kv = MemoryKeyValue(clock=clock)
             dying = keyvalue(DyingKeyValue(kv, writes), clock=clock)
@@ -224,7 +224,7 @@ class TestCrashes:
         pytest.fail("this rest makes more than 20 writes")
 
     async def test_a_deleted_run_stays_deleted(self, clock: TestClock) -> None:
-        """A crash while deleting leaves it there whole, or gone: nothing of it comes back."""
+        """After a crash it exists whole or not at all: nothing of it reappears."""
         for writes in range(20):
             kv = MemoryKeyValue(clock=clock)
             dying = keyvalue(DyingKeyValue(kv, writes), clock=clock)
@@ -232,8 +232,8 @@ class TestCrashes:
                 return
         pytest.fail("deleting makes more than 20 writes")
 
-    async def test_litter_of_a_crash_is_removed_later(self, clock: TestClock) -> None:
-        """What a rest could not remove any more is removed when the run goes on."""
+    async def test_garbage_left_by_a_crash_is_removed_later(self, clock: TestClock) -> None:
+        """What a rest could not remove is removed when the run is leased again."""
         sizes = set()
         for writes in range(12):
             kv = MemoryKeyValue(clock=clock)
@@ -252,29 +252,29 @@ class TestCrashes:
 
 
 class TestBetweenProcesses:
-    """With compare-and-set, what holds in one process holds between many."""
+    """With compare-and-set the guarantees hold between processes too."""
 
     @pytest.mark.parametrize("seed", range(10))
-    async def test_one_of_many_gets_the_lease(
+    async def test_only_one_owner_gets_the_lease(
         self, kv: MemoryKeyValue, clock: TestClock, seed: int
     ) -> None:
-        """Each epoch is given once, and one owner has the run."""
+        """Of twenty that request it at the same time."""
         stores = processes(kv, clock, seed)
         create = as_json(snapshot())
-        wants = [LeaseRequest("run", f"owner {n}", HOUR, create=create) for n in range(20)]
-        asked = (stores[n % 4].acquire([want]) for n, want in enumerate(wants))
-        answers = [grant for (grant,) in await asyncio.gather(*asked)]
+        requests = [LeaseRequest("run", f"owner {n}", HOUR, create=create) for n in range(20)]
+        calls = (stores[n % 4].acquire([request]) for n, request in enumerate(requests))
+        answers = [grant for (grant,) in await asyncio.gather(*calls)]
         assert len([grant for grant in answers if grant is not None]) == 1
 
     @pytest.mark.parametrize("seed", range(10))
     async def test_each_run_goes_to_one_claimant(
         self, kv: MemoryKeyValue, clock: TestClock, seed: int
     ) -> None:
-        """All that is due is claimed, each once, and lines that say so do not pile up."""
+        """All due runs are claimed, each of them once."""
         stores = processes(kv, clock, seed)
         runs = [NewRun(f"{n}", "w", as_json(snapshot())) for n in range(40)]
         enqueued = (stores[n % 4].enqueue([run]) for n, run in enumerate(runs))
-        assert [made for (made,) in await asyncio.gather(*enqueued)] == [True] * len(runs)
+        assert [created for (created,) in await asyncio.gather(*enqueued)] == [True] * len(runs)
         claimed: Counter[str] = Counter()
         while sum(claimed.values()) < len(runs):
             claims = (store.claim("owner", HOUR, 3) for store in stores)
@@ -283,10 +283,10 @@ class TestBetweenProcesses:
         assert set(claimed.values()) == {1}
 
     @pytest.mark.parametrize("seed", range(10))
-    async def test_no_accepted_entry_is_lost_to_a_taker(
+    async def test_a_new_owner_sees_every_accepted_entry(
         self, kv: MemoryKeyValue, clock: TestClock, seed: int
     ) -> None:
-        """What was accepted is in what the taker reads; what came too late never shows up."""
+        """And an entry that was refused never appears later."""
         first, second, *_ = processes(kv, clock, seed)
         grant = await granted(first)
         accepted: list[str] = []
@@ -302,20 +302,42 @@ class TestBetweenProcesses:
         while len(accepted) < 3:
             await SystemClock().sleep(0)
         await clock.advance(HOUR)
-        (taken,) = await second.acquire([LeaseRequest("run", "bob", HOUR)])
-        assert taken is not None
-        seen = list(taken.snapshot["steps"])
+        (new,) = await second.acquire([LeaseRequest("run", "bob", HOUR)])
+        assert new is not None
+        steps = list(new.snapshot["steps"])
         await appending
-        assert seen[: len(accepted)] == accepted
+        assert steps[: len(accepted)] == accepted
         loaded = await second.load("run")
         assert loaded is not None
-        assert list(loaded["steps"]) == seen
+        assert list(loaded["steps"]) == steps
+
+    @pytest.mark.parametrize("taken_over", [False, True])
+    @pytest.mark.parametrize("seed", range(20))
+    async def test_a_run_that_is_settled_while_it_is_loaded_is_loaded_whole(
+        self, kv: MemoryKeyValue, clock: TestClock, seed: int, taken_over: bool
+    ) -> None:
+        """Never without a part of its journal, which the rest removes."""
+        first, *others = processes(kv, clock, seed)
+        grant = await granted(first)
+        for n in range(3):
+            await first.append([step(grant, n, f"{n}")])
+        if taken_over:
+            await clock.advance(HOUR)
+            grant = await granted(first, owner="bob")
+        data = as_json(snapshot("0", "1", "2", status="suspended"))
+        rest = Entry("run", grant.lease.epoch, 9, data, rest=Rest("suspended"))
+        settling = asyncio.ensure_future(first.append([rest]))
+        while not settling.done():
+            for loaded in await asyncio.gather(*(store.load("run") for store in others)):
+                assert loaded is not None
+                assert list(loaded["steps"]) == ["0", "1", "2"]
+        assert await settling == [Verdict.ACCEPTED]
 
     @pytest.mark.parametrize("seed", range(20))
-    async def test_mail_that_meets_a_rest_wakes_the_run(
+    async def test_a_message_sent_during_a_rest_wakes_the_run(
         self, kv: MemoryKeyValue, clock: TestClock, seed: int
     ) -> None:
-        """An event is neither lost nor late when another process sends it."""
+        """When another process sends it."""
         first, second, third, _ = processes(kv, clock, seed)
         grant = await granted(first)
         data = as_json(snapshot(status="waiting"))
@@ -327,10 +349,10 @@ class TestBetweenProcesses:
         assert [grant.lease.id for grant in await third.claim("bob", HOUR, 10)] == ["run"]
 
     @pytest.mark.parametrize("seed", range(10))
-    async def test_an_event_is_delivered_once(
+    async def test_a_message_is_delivered_once(
         self, kv: MemoryKeyValue, clock: TestClock, seed: int
     ) -> None:
-        """A `dedup_id` counts once, whoever sends it; other events are not lost."""
+        """Of several with one `dedup_id` from several processes; others are not lost."""
         stores = processes(kv, clock, seed)
         await granted(stores[0])
         same = (store.send("run", "paid", b"1", dedup_id="x") for store in stores)
@@ -343,13 +365,13 @@ class TestBetweenProcesses:
 class TestCost:
     @pytest.mark.alone
     async def test_an_entry_costs_the_same_in_a_long_run(self, store: KeyValueRuns) -> None:
-        """Nothing that is done for an entry grows with the journal."""
+        """The cost of an append does not grow with the journal."""
         assert await cost_of_length(store) < 1.3
 
-    async def test_due_reads_only_what_may_be_due(
+    async def test_due_reads_only_runs_that_may_be_due(
         self, store: KeyValueRuns, kv: MemoryKeyValue, clock: TestClock
     ) -> None:
-        """Sleepers are not read, however many there are."""
+        """Sleeping runs are not read, however many there are."""
         later = clock.now() + HOUR
         await store.enqueue([NewRun(f"{n}", "w", as_json(snapshot()), later) for n in range(999)])
         await store.enqueue([NewRun("due", "w", as_json(snapshot()))])
@@ -376,13 +398,13 @@ class CountingKeyValue(MemoryKeyValue):
 
 
 class PausedKeyValue(MemoryKeyValue):
-    """Lets something happen before the n-th read."""
+    """Calls a function before the n-th read."""
 
-    def __init__(self, kv: MemoryKeyValue, n: int, happens: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, kv: MemoryKeyValue, n: int, action: Callable[[], Awaitable[None]]) -> None:
         super().__init__(clock=kv._clock)
         self._entries = kv._entries
         self.left = n
-        self.happens = happens
+        self.action = action
 
     async def get(self, key: str, /) -> str | None:
         await self._pause()
@@ -395,7 +417,7 @@ class PausedKeyValue(MemoryKeyValue):
     async def _pause(self) -> None:
         self.left -= 1
         if not self.left:
-            await self.happens()
+            await self.action()
 
 
 class TestAppend:
@@ -416,18 +438,18 @@ class TestAppend:
 
 class TestTakeOver:
     @pytest.mark.parametrize("n", range(1, 12))
-    async def test_a_run_that_is_lost_while_it_is_read_is_read_again(
+    async def test_a_lease_lost_while_the_run_is_read_is_acquired_again(
         self, store: KeyValueRuns, kv: MemoryKeyValue, clock: TestClock, n: int
     ) -> None:
-        """Whatever read an owner is paused at, it gets neither an error nor a snapshot without its
-        journal, which another owner may have removed in the meantime."""
+        """An owner that is paused at any read gets neither an error nor a snapshot without its
+        journal, which another owner has removed in the meantime."""
         at = timedelta(0)
         old = await harness.granted(store, "run", "ana", at)
         await store.append([step(old, 1, "a")])
 
         async def take_over() -> None:
-            taken = await harness.granted(store, "run", "cem")
-            assert await rested(store, taken, Rest("suspended"), "a", "b") is Verdict.ACCEPTED
+            new = await harness.granted(store, "run", "cem")
+            assert await rested(store, new, Rest("suspended"), "a", "b") is Verdict.ACCEPTED
 
         paused = keyvalue(PausedKeyValue(kv, n, take_over), clock=clock)
         grant = await asked(paused, "run", "bob", at)
@@ -465,10 +487,10 @@ class TestWakes:
         await store.enqueue([NewRun("run", "w", as_json(snapshot()), now)])
         assert [due.id for due in await store.due(now, 10)] == ["run"]
 
-    async def test_lines_do_not_pile_up(
+    async def test_lines_do_not_accumulate(
         self, store: KeyValueRuns, kv: MemoryKeyValue, clock: TestClock
     ) -> None:
-        """A run that is claimed and renewed for days leaves no trail."""
+        """A run that is claimed and renewed for days leaves few lines."""
         await store.enqueue([NewRun("run", "w", as_json(snapshot()))])
         for _ in range(50):
             (grant,) = await store.claim("ana", HOUR, 10)
@@ -480,7 +502,7 @@ class TestWakes:
 
 
 class FailingKeyValue(MemoryKeyValue):
-    """Raises what it is told to."""
+    """Raises an error on every read."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -491,10 +513,10 @@ class FailingKeyValue(MemoryKeyValue):
 
 
 class TestUse:
-    async def test_a_line_of_an_older_workflow_claims_nothing(
+    async def test_a_line_with_a_previous_workflow_claims_nothing(
         self, store: KeyValueRuns, clock: TestClock
     ) -> None:
-        """A run that was saved under another name is of that name, whatever was written down."""
+        """A run that was saved with another workflow belongs to that one."""
         await store.enqueue([NewRun("run", "old", as_json(snapshot()))])
         whole = snapshot(status="suspended", wake_at=clock.now(), workflow="new")
         await store.save("run", whole)
@@ -502,8 +524,8 @@ class TestUse:
         assert list(await store.claim("ana", HOUR, 10, workflows=["old"])) == []
         assert len(await store.claim("ana", HOUR, 10, workflows=["new"])) == 1
 
-    def test_what_holds_is_declared(self) -> None:
-        """Atomic only where the key-value store compares and sets."""
+    def test_guarantees_are_declared(self) -> None:
+        """Leases are atomic only if the key-value store has compare-and-set."""
         memory = keyvalue(MemoryKeyValue()).capabilities
         assert (memory.lease, memory.shared, memory.survives) == ("atomic", "process", "nothing")
         swapping = keyvalue(SwappingKeyValue(MemoryKeyValue()), survives="power_loss").capabilities
@@ -513,19 +535,19 @@ class TestUse:
         assert (plain.lease, plain.shared) == ("best_effort", "process")
         assert plain.survives == "process_crash"
 
-    def test_the_contracts_are_told_apart(self) -> None:
-        """By their methods."""
+    def test_compare_and_set_is_detected(self) -> None:
+        """By its method."""
         assert isinstance(PlainKeyValue(MemoryKeyValue()), KeyValueStore)
         assert not isinstance(PlainKeyValue(MemoryKeyValue()), CompareAndSet)
 
     @pytest.mark.parametrize("store", [5, {}, object()])
     def test_anything_else_is_refused(self, store: Any) -> None:
-        """The error names the parameter and what serves."""
+        """The error names the parameter and what can be used."""
         with pytest.raises(InvalidArgument, match=r"^store: expected"):
             keyvalue(store)
 
     @pytest.mark.parametrize(
-        ("error", "wanted"),
+        ("error", "expected"),
         [
             (ConnectionResetError("gone"), StoreUnavailable),
             (TimeoutError(), StoreUnavailable),
@@ -533,44 +555,58 @@ class TestUse:
         ],
     )
     async def test_errors_of_the_key_value_store_are_translated(
-        self, error: Exception, wanted: type[StoreError]
+        self, error: Exception, expected: type[StoreError]
     ) -> None:
         """With the original as the cause."""
-        with pytest.raises(wanted) as caught:
+        with pytest.raises(expected) as caught:
             await keyvalue(FailingKeyValue(error)).load("run")
         assert caught.value.__cause__ is error
 
     async def test_a_head_that_cannot_be_read_is_corruption(
         self, store: KeyValueRuns, kv: MemoryKeyValue
     ) -> None:
-        """And not a run that is not there."""
+        """It is not treated as missing."""
         await store.save("run", snapshot())
         (head, _) = sorted(key for key in await kv.keys() if ":run:" in key)
         await kv.set(head, "{")
         with pytest.raises(StoreCorrupted, match="'run'"):
             await store.load("run")
 
+    async def test_a_run_with_an_unreadable_head_can_be_deleted(
+        self, store: KeyValueRuns, kv: MemoryKeyValue
+    ) -> None:
+        """It does not keep others from being listed, and its id can be used again."""
+        old = await granted(store, "bad")
+        await store.save("good", snapshot())
+        (head,) = (key for key in await kv.keys("perdure:run:bad*") if key.count(":") == 2)
+        await kv.set(head, "{")
+        assert [line.id for line in await store.list()] == ["good"]
+        assert await store.delete("bad")
+        new = await granted(store, "bad")
+        assert new.created
+        assert new.lease.epoch > old.lease.epoch
+
     async def test_a_missing_snapshot_is_corruption(
         self, store: KeyValueRuns, kv: MemoryKeyValue
     ) -> None:
-        """And not an empty run."""
+        """The run is not treated as empty."""
         await store.save("run", snapshot())
-        (lost,) = await kv.keys("*:snapshot")
-        await kv.delete(lost)
+        (snapshot_key,) = await kv.keys("*:snapshot")
+        await kv.delete(snapshot_key)
         with pytest.raises(StoreCorrupted, match="'run'"):
             await store.load("run")
 
-    async def test_a_closed_store_refuses_and_leaves_the_rest_open(
+    async def test_a_closed_store_leaves_the_key_value_store_open(
         self, store: KeyValueRuns, kv: MemoryKeyValue
     ) -> None:
-        """The key-value store is its owner's to close."""
+        """The caller closes it."""
         await store.close()
         with pytest.raises(StoreClosed):
             await store.load("run")
         assert await kv.get("x") is None
 
-    async def test_ttl_of_a_lease_may_be_any_time(self, store: KeyValueRuns) -> None:
-        """A lease of no time is over at once."""
+    async def test_the_ttl_of_a_lease_may_be_zero(self, store: KeyValueRuns) -> None:
+        """Such a lease expires at once."""
         (grant,) = await store.acquire(
             [LeaseRequest("run", "ana", timedelta(0), create=as_json(snapshot()))]
         )

@@ -466,6 +466,17 @@ def test_a_store_moves_to_the_next_event_loop(mysql_url: str) -> None:
     gc.collect()
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_store_can_be_closed_after_its_event_loop(mysql_url: str) -> None:
+    """Its connections ended with the loop, and cannot be closed."""
+    store = mysql(mysql_url)
+    asyncio.run(store.save("run", snapshot("a")))
+    asyncio.run(store.close())
+    with pytest.raises(StoreClosed):
+        asyncio.run(store.load("run"))
+    gc.collect()
+
+
 async def test_a_store_in_use_by_another_loop_is_refused(mysql_url: str) -> None:
     """Its connections cannot be awaited in this one."""
     async with mysql(mysql_url) as store:

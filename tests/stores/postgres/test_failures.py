@@ -152,6 +152,24 @@ class TestLostConnection:
             await store.transact("run", grant.lease.epoch, work)
         assert await steps(store) == ["a"]
 
+    async def test_notifications_that_reconnect_end_when_the_store_closes(
+        self, store: PostgresStore, proxy: TcpProxy
+    ) -> None:
+        """They end like others, without an error."""
+        heard = asyncio.Event()
+
+        async def listen() -> None:
+            async for _ in store.notifications():  # type: ignore[attr-defined]  # declared by `notify`
+                heard.set()
+
+        listening = asyncio.ensure_future(listen())
+        await asyncio.wait_for(heard.wait(), 5)
+        proxy.refuse()
+        await asyncio.sleep(0.2)
+        assert not listening.done()
+        await store.close()
+        await asyncio.wait_for(listening, 5)
+
 
 async def test_a_cancelled_call_does_not_affect_others(postgres_url: str) -> None:
     """A connection whose statement was cancelled is not used again, and not leaked."""
@@ -293,6 +311,17 @@ def test_a_store_moves_to_the_next_event_loop(postgres_url: str) -> None:
     asyncio.run(use("1"))
     asyncio.run(use("2"))
     assert asyncio.run(last()) == ["a"]
+    gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_store_can_be_closed_after_its_event_loop(postgres_url: str) -> None:
+    """Its connections ended with the loop, and cannot be closed."""
+    store = postgres(postgres_url)
+    asyncio.run(store.save("run", snapshot("a")))
+    asyncio.run(store.close())
+    with pytest.raises(StoreClosed):
+        asyncio.run(store.load("run"))
     gc.collect()
 
 

@@ -1,4 +1,4 @@
-"""Step caches: what serves as one, and the three in the box."""
+"""Step caches: what can be used as one, and the three built-in ones."""
 
 import logging
 import multiprocessing
@@ -47,7 +47,7 @@ def record(value: Any) -> StepRecord:
 
 
 class AsyncOnly:
-    """A cache of the user's own whose methods are coroutines, without `ttl`."""
+    """A user's own cache with async methods and without `ttl`."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Any] = {}
@@ -69,21 +69,21 @@ def clock() -> TestClock:
 
 @pytest.fixture(params=["dict", "async", "memory", "file", "keyvalue"])
 def cache(request: pytest.FixtureRequest, tmp_path: Path, clock: TestClock) -> Any:
-    makers: dict[str, Callable[[], Any]] = {
+    factories: dict[str, Callable[[], Any]] = {
         "dict": dict,
         "async": AsyncOnly,
         "memory": lambda: MemoryCache(clock=clock),
         "file": lambda: FileCache(tmp_path, clock=clock),
         "keyvalue": lambda: KeyValueCache(MemoryKeyValue(clock=clock)),
     }
-    return makers[request.param]()
+    return factories[request.param]()
 
 
 class TestAnyCache:
-    """One face for all of them."""
+    """What `as_cache` makes of any cache."""
 
-    async def test_keeps_records_by_key(self, cache: Any) -> None:
-        """What was set is what is got, until it is deleted."""
+    async def test_stores_records_by_key(self, cache: Any) -> None:
+        """`get` returns what was set, until it is deleted."""
         face = as_cache(cache)
         assert await face.get("a") is None
         await face.set("a", record([1]))
@@ -92,25 +92,25 @@ class TestAnyCache:
         assert [await face.delete("a"), await face.delete("a")] == [True, False]
         assert await face.get("a") is None
 
-    async def test_any_key_is_its_own(self, cache: Any) -> None:
+    async def test_keys_do_not_collide(self, cache: Any) -> None:
         """No two keys share an entry."""
         face = as_cache(cache)
         for key in ODD_KEYS:
             await face.set(key, record(key))
         assert [await face.get(key) for key in ODD_KEYS] == [record(key) for key in ODD_KEYS]
 
-    async def test_a_changed_value_is_not_in_the_cache(self, cache: Any) -> None:
-        """What a function does to a value it got is not recorded."""
+    async def test_changing_a_value_does_not_change_the_cache(self, cache: Any) -> None:
+        """Neither one that was set nor one that was returned."""
         face = as_cache(cache)
-        given: Any = record([1])
-        await face.set("a", given)
-        given["value"].append(2)
-        got: Any = await face.get("a")
-        got["value"].append(3)
+        original: Any = record([1])
+        await face.set("a", original)
+        original["value"].append(2)
+        returned: Any = await face.get("a")
+        returned["value"].append(3)
         assert await face.get("a") == record([1])
 
-    async def test_a_record_lives_for_its_ttl(self, cache: Any, clock: TestClock) -> None:
-        """A step's own `ttl` is kept, also by a dict and by a cache that knows none."""
+    async def test_a_record_expires_after_its_ttl(self, cache: Any, clock: TestClock) -> None:
+        """Also in a dict and in a cache that does not support `ttl`."""
         face = as_cache(cache, clock=clock)
         await face.set("a", record(1), ttl=HOUR)
         await clock.advance(HOUR - timedelta(seconds=1))
@@ -119,7 +119,7 @@ class TestAnyCache:
         assert await face.get("a") is None
         assert not await face.has("a")
 
-    async def test_a_failure_is_kept(self, cache: Any) -> None:
+    async def test_a_failure_is_stored(self, cache: Any) -> None:
         """With its error, cause and origin."""
         failure: StepRecord = {
             "ok": False,
@@ -133,22 +133,22 @@ class TestAnyCache:
 
 
 class TestAdapting:
-    async def test_a_dicts_entry_is_the_record(self) -> None:
-        """Taking the key out of the dict is all it takes to have the step run again."""
-        mine: dict[str, Any] = {}
-        face = as_cache(mine)
+    async def test_the_value_in_a_dict_is_the_record(self) -> None:
+        """Deleting the key from the dict makes the step run again."""
+        cache: dict[str, Any] = {}
+        face = as_cache(cache)
         await face.set("a", record(1))
-        assert mine["a"] == record(1)
-        del mine["a"]
+        assert cache["a"] == record(1)
+        del cache["a"]
         assert await face.get("a") is None
 
     async def test_an_adapted_cache_is_adapted_once(self) -> None:
-        """The engine's face of the engine's face is itself."""
+        """`as_cache` returns a `StepCache` unchanged."""
         face = as_cache({})
         assert as_cache(face) is face
 
-    async def test_clear_forgets_all(self, tmp_path: Path) -> None:
-        """Every record, and nothing else."""
+    async def test_clear_deletes_all_records(self, tmp_path: Path) -> None:
+        """And nothing else."""
         kv = MemoryKeyValue()
         await kv.set("other", "x")
         caches: list[Any] = [{}, MemoryCache(), FileCache(tmp_path), KeyValueCache(kv)]
@@ -160,24 +160,24 @@ class TestAdapting:
 
     @pytest.mark.parametrize("cache", [5, "text", [], object(), MemoryKeyValue])
     def test_anything_else_is_refused(self, cache: Any) -> None:
-        """The error says what serves as a cache."""
+        """The error says what can be used as a cache."""
         with pytest.raises(InvalidArgument, match="cache: expected"):
             as_cache(cache)
 
-    async def test_a_cache_without_clear_says_so(self) -> None:
-        """Never a silent nothing."""
+    async def test_clearing_a_cache_without_clear_raises(self) -> None:
+        """It is never silently ignored."""
         with pytest.raises(InvalidArgument, match="clear"):
             await as_cache(AsyncOnly()).clear()
 
-    async def test_a_value_that_is_no_record_is_refused(self) -> None:
-        """A dict that holds the user's own values under a step's key is told apart."""
+    async def test_a_value_that_is_not_a_record_is_refused(self) -> None:
+        """A dict with the user's own value under a step's key raises an error."""
         with pytest.raises(InvalidArgument, match="'user:1'"):
             await as_cache({"user:1": {"name": "Ana"}}).get("user:1")
 
 
 class TestMemoryCache:
-    def test_the_least_recently_used_goes_first(self) -> None:
-        """Reading counts as use, asking whether it is there does not."""
+    def test_the_least_recently_used_record_is_evicted(self) -> None:
+        """`get` counts as use, `has` does not."""
         cache = MemoryCache(max_size=2)
         cache.set("a", record(1))
         cache.set("b", record(2))
@@ -187,14 +187,14 @@ class TestMemoryCache:
         assert [cache.has(key) for key in "abc"] == [True, False, True]
 
     def test_setting_a_key_again_evicts_nothing(self) -> None:
-        """A full cache has room for what it holds."""
+        """A full cache has room for the keys that it contains."""
         cache = MemoryCache(max_size=2)
         for key in ("a", "b", "b", "a"):
             cache.set(key, record(key))
         assert len(cache) == 2
 
     async def test_expired_records_make_room(self, clock: TestClock) -> None:
-        """What is over is not held, and takes nobody's place."""
+        """They are not counted, and no other record is evicted instead of them."""
         cache = MemoryCache(max_size=2, ttl="1h", clock=clock)
         cache.set("long", record(1), ttl=2 * HOUR)
         cache.set("short", record(2))
@@ -203,8 +203,8 @@ class TestMemoryCache:
         cache.set("new", record(3))
         assert cache.has("long")
 
-    async def test_a_steps_ttl_goes_before_the_caches(self, clock: TestClock) -> None:
-        """Longer or shorter, and a record set again begins anew."""
+    async def test_the_ttl_of_a_step_takes_precedence(self, clock: TestClock) -> None:
+        """Whether longer or shorter; setting a record again restarts its time."""
         cache = MemoryCache(ttl=HOUR, clock=clock)
         cache.set("a", record(1), ttl=timedelta(minutes=1))
         cache.set("b", record(2), ttl=2 * HOUR)
@@ -216,13 +216,13 @@ class TestMemoryCache:
 
     @pytest.mark.parametrize("size", [0, -1, True, 1.5, "10"])
     def test_max_size_is_checked(self, size: Any) -> None:
-        """The parameter is named."""
+        """The error names the parameter."""
         with pytest.raises(InvalidArgument, match="max_size"):
             MemoryCache(max_size=size)
 
     @pytest.mark.parametrize("ttl", [-1, "soon", float("nan"), True])
     def test_ttl_is_checked(self, ttl: Any, tmp_path: Path) -> None:
-        """The parameter is named, in every cache."""
+        """The error names the parameter, in every cache."""
         for make in (
             lambda: MemoryCache(ttl=ttl),
             lambda: FileCache(tmp_path, ttl=ttl),
@@ -237,23 +237,23 @@ def _write_many(directory: str, name: str) -> None:
 
     async def write() -> None:
         cache = FileCache(directory)
-        for turn in range(50):
-            await cache.set("shared", record([name] * (turn * 100)))
+        for n in range(50):
+            await cache.set("shared", record([name] * (n * 100)))
             assert await cache.get("shared") is not None
 
     asyncio.run(write())
 
 
 class TestFileCache:
-    async def test_outlives_the_object(self, tmp_path: Path) -> None:
-        """Another one on the directory has the records."""
+    async def test_records_outlive_the_object(self, tmp_path: Path) -> None:
+        """Another cache on the directory returns them."""
         await FileCache(tmp_path / "new" / "place").set("a", record(1))
         assert await FileCache(tmp_path / "new" / "place").get("a") == record(1)
 
-    async def test_a_damaged_file_is_no_record(
+    async def test_a_damaged_file_is_ignored(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """It is logged, and the next set repairs it."""
+        """It is logged, and the next `set` replaces it."""
         cache = FileCache(tmp_path)
         await cache.set("a", record(1))
         (file,) = tmp_path.glob("*/*.json")
@@ -266,8 +266,8 @@ class TestFileCache:
         await cache.set("a", record(2))
         assert await cache.get("a") == record(2)
 
-    async def test_another_keys_file_is_not_used(self, tmp_path: Path) -> None:
-        """The key inside counts, not the name."""
+    async def test_the_file_of_another_key_is_ignored(self, tmp_path: Path) -> None:
+        """The key in the file counts, not the file name."""
         cache = FileCache(tmp_path)
         await cache.set("a", record(1))
         await cache.set("b", record(2))
@@ -275,8 +275,8 @@ class TestFileCache:
         b.write_bytes(a.read_bytes())
         assert await cache.get("b") is None
 
-    async def test_prune_removes_what_is_over(self, tmp_path: Path, clock: TestClock) -> None:
-        """The files of expired records go, the others stay."""
+    async def test_prune_deletes_expired_records(self, tmp_path: Path, clock: TestClock) -> None:
+        """And keeps the others."""
         cache = FileCache(tmp_path, clock=clock)
         await cache.set("short", record(1), ttl=HOUR)
         await cache.set("long", record(2))
@@ -285,10 +285,10 @@ class TestFileCache:
         assert cache.prune() == 0
         assert len(list(tmp_path.glob("*/*"))) == 1
 
-    def test_two_processes_write_the_same_key(self, tmp_path: Path) -> None:
-        """Each reader sees a whole record, whoever wrote it last."""
-        fork = multiprocessing.get_context("spawn")
-        writers = [fork.Process(target=_write_many, args=(str(tmp_path), name)) for name in "ab"]
+    def test_two_processes_can_write_the_same_key(self, tmp_path: Path) -> None:
+        """A reader always sees a whole record."""
+        context = multiprocessing.get_context("spawn")
+        writers = [context.Process(target=_write_many, args=(str(tmp_path), name)) for name in "ab"]
         for writer in writers:
             writer.start()
         for writer in writers:
@@ -296,8 +296,8 @@ class TestFileCache:
         assert [writer.exitcode for writer in writers] == [0, 0]
         assert not list(tmp_path.glob("*/*.tmp"))
 
-    async def test_errors_of_the_file_system_are_ours(self, tmp_path: Path) -> None:
-        """A cache that cannot be written says which key it was about."""
+    async def test_errors_of_the_file_system_are_store_errors(self, tmp_path: Path) -> None:
+        """They name the key."""
         (tmp_path / "file").write_text("")
         cache = FileCache(tmp_path / "file")
         with pytest.raises(StoreError, match="'a'"):
@@ -306,7 +306,7 @@ class TestFileCache:
             cache.delete("a")
 
     def test_the_directory_is_checked(self) -> None:
-        """The parameter is named."""
+        """The error names the parameter."""
         with pytest.raises(InvalidArgument, match="directory"):
             FileCache(5)  # type: ignore[arg-type]
 
@@ -322,11 +322,11 @@ class TestKeyValue:
         ],
     )  # fmt: skip
     def test_only_the_star_is_special(self, pattern: str, key: str, matches: bool) -> None:
-        """`*` stands for any text, everything else for itself."""
+        """`*` matches any string, all other characters are literal."""
         assert glob_match(pattern, key) is matches
 
-    async def test_memory_keeps_texts_for_their_ttl(self, clock: TestClock) -> None:
-        """Set without a `ttl` keeps for ever, also what had one before."""
+    async def test_memory_values_expire_after_their_ttl(self, clock: TestClock) -> None:
+        """Setting a value again without a `ttl` removes the earlier one."""
         kv = MemoryKeyValue(clock=clock)
         await kv.set("a", "1", ttl="1h")
         await kv.set("b", "1", ttl="1h")
@@ -337,13 +337,13 @@ class TestKeyValue:
         assert await kv.keys() == ["b"]
 
     async def test_memory_compares_and_sets(self) -> None:
-        """One of two wins; None is what is not there."""
+        """One of two wins; `None` means no value."""
         kv = MemoryKeyValue()
         assert [await kv.replace("a", None, "1"), await kv.replace("a", None, "2")] == [True, False]
         assert [await kv.replace("a", "1", "2"), await kv.replace("a", "1", "3")] == [True, False]
         assert [await kv.replace("a", "2", None), await kv.exists("a")] == [True, False]
 
-    async def test_a_driver_serves(self) -> None:
+    async def test_a_driver_can_be_used(self) -> None:
         """Any `py-key-value-aio` driver is a key-value store."""
         from key_value.aio.stores.simple import SimpleStore
 
@@ -358,23 +358,23 @@ class TestKeyValue:
         assert await kv.keys("a:*") == ["a:1"]
         assert [await kv.delete("a:1"), await kv.delete("a:1")] == [True, False]
 
-    async def test_a_driver_serves_a_cache(self) -> None:
-        """`KeyValueCache` takes it as it is."""
+    async def test_a_driver_can_be_used_by_a_cache(self) -> None:
+        """`KeyValueCache` accepts a driver."""
         from key_value.aio.stores.simple import SimpleStore
 
         cache = as_cache(KeyValueCache(SimpleStore()))
         await cache.set("a", record(1), ttl=HOUR)
         assert await cache.get("a") == record(1)
 
-    async def test_a_driver_that_cannot_enumerate_says_so(self) -> None:
-        """Listing fails with the name of what is missing, and everything else works."""
+    async def test_a_driver_that_cannot_enumerate_keys_raises(self) -> None:
+        """The error names the missing method."""
         from key_value.aio.stores.null import NullStore
 
         with pytest.raises(MissingAbility, match="NullStore has no 'keys'"):
             await as_keyvalue(NullStore()).keys()
 
-    async def test_foreign_entries_are_told_apart(self) -> None:
-        """What something else wrote is corrupt, not missing."""
+    async def test_values_of_other_programs_are_corrupt(self) -> None:
+        """They are not treated as missing."""
         from key_value.aio.stores.simple import SimpleStore
 
         driver = SimpleStore()
@@ -386,10 +386,10 @@ class TestKeyValue:
         with pytest.raises(StoreCorrupted, match="delete it"):
             await KeyValueCache(kv).get("a")
 
-    def test_a_missing_package_says_how_to_install_it(
+    def test_the_error_for_a_missing_package_says_how_to_install_it(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """With the name of the extra."""
+        """It names the extra."""
         from key_value.aio.stores.simple import SimpleStore
 
         driver = SimpleStore()
@@ -399,6 +399,6 @@ class TestKeyValue:
 
     @pytest.mark.parametrize("store", [5, {}, object()])
     def test_anything_else_is_refused(self, store: Any) -> None:
-        """The error says what serves."""
+        """The error says what can be used."""
         with pytest.raises(InvalidArgument, match="store: expected"):
             as_keyvalue(store)

@@ -265,6 +265,16 @@ def test_long_strings_are_truncated_and_values_are_not() -> None:
     assert len(cause["value"]) == 1500
 
 
+def test_null_in_a_cause_means_that_the_field_is_absent() -> None:
+    """Document databases store null for fields that another writer left undefined."""
+    error: Any = decode_cause(
+        {"type": "error", "name": "RangeError", "message": "m", "stack": None, "cause": None}
+    )
+    assert (error.name, error.traceback, error.__cause__) == ("RangeError", "", None)
+    thrown = {"type": "thrown", "stringRepresentation": "c", "originalType": None}
+    assert decode_cause(cast(SerializedCause, {**thrown, "truncated": None})) == "c"
+
+
 def test_causes_of_other_systems_are_read() -> None:
     """JavaScript errors keep their name, and `undefined` becomes `None`."""
     error: Any = decode_cause({"type": "error", "name": "RangeError", "message": "m", "stack": "s"})

@@ -38,7 +38,7 @@ class RaisingEverywhere:
     __repr__ = boom
     __str__ = boom
     __getattr__ = boom
-    __class__ = property(boom)
+    __class__: Any = property(boom)
 
 
 class RaisingDict(dict[str, Any]):
@@ -112,7 +112,7 @@ def of_raising_class(*bases: type) -> Any:
 
 
 class RaisingDictAttribute:
-    __dict__ = property(boom)
+    __dict__: Any = property(boom)
 
 
 class RaisingSlot:
@@ -255,13 +255,13 @@ def test_return_types_never_raise(make: Callable[[], object]) -> None:
 class RaisingError(Exception):
     __str__ = boom
     __repr__ = boom
-    __notes__ = property(boom)
+    __notes__: Any = property(boom)
 
 
 class RaisingState(Exception):
     __reduce__ = boom
-    __dict__ = property(boom)
-    __cause__ = property(boom)
+    __dict__: Any = property(boom)
+    __cause__: Any = property(boom)
 
 
 @pytest.mark.parametrize("cls", [RaisingError, RaisingState])

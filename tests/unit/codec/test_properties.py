@@ -233,7 +233,7 @@ def test_decoding_any_data_as_a_type_raises_only_codec_error(
 @given(TAGGED_JSON)
 def test_decoding_any_cause_raises_only_codec_error(data: JSONValue) -> None:
     """The same for causes."""
-    cause = data["~error"] if type(data) is dict and "~error" in data else data
+    cause: Any = data["~error"] if type(data) is dict and "~error" in data else data
     with suppress(CodecError):
         decode_cause(cause)
 

@@ -119,7 +119,7 @@ async def test_a_version_mismatch_names_both_versions(store: Any) -> None:
     await run(version_1, store, version=1)
     error = error_of(await run(version_2, store, version=3))
     assert isinstance(error, VersionMismatch)
-    assert "begun by version 1, and this is version 3" in str(error)
+    assert "started by version 1, but this is version 3" in str(error)
 
 
 async def test_steps_that_another_process_recorded_before_the_lease_are_not_repeated(
@@ -243,9 +243,10 @@ async def test_a_second_call_of_a_running_id_is_refused(leased_or_not: Store) ->
 
     first = asyncio.ensure_future(run(slow, leased_or_not))
     await started.wait()
-    error = error_of(await run(version_2, leased_or_not))
-    assert isinstance(error, AlreadyRunning)
-    assert (error.run_id, error.where) == ("run", "here")
+    for options in ({}, {"lease_ttl": 5}):
+        error = error_of(await run(version_2, leased_or_not, **options))
+        assert isinstance(error, AlreadyRunning)
+        assert (error.run_id, error.where) == ("run", "here")
     assert calls == []
     may_end.set()
     assert await first == Ok("done")
@@ -261,6 +262,24 @@ async def test_of_calls_that_start_together_one_runs(leased_or_not: Store) -> No
         assert isinstance(error, AlreadyRunning)
         assert error.where == "here"
     assert calls == ["first", "second"]
+
+
+async def test_an_id_stays_refused_when_a_concurrent_call_of_it_has_ended() -> None:
+    """`allow_concurrent` lets a second call in; a third one without it is still refused."""
+    store = SnapshotOnlyStore(MemoryStore())
+    started, may_end = asyncio.Event(), asyncio.Event()
+
+    async def slow(step: Step) -> str:
+        started.set()
+        await may_end.wait()
+        return "done"
+
+    first = asyncio.ensure_future(run(slow, store))
+    await started.wait()
+    assert await run(version_2, store, allow_concurrent=True) == Ok(["first", "second"])
+    assert isinstance(error_of(await run(version_2, store)), AlreadyRunning)
+    may_end.set()
+    assert await first == Ok("done")
 
 
 async def test_a_run_that_failed_does_not_count_as_running(leased_or_not: Store) -> None:

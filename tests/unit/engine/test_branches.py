@@ -38,8 +38,9 @@ class World:
         return name
 
     async def line(self, step: Step, name: str) -> list[str]:
-        """Run three steps under two ids. The name is not an argument of the steps, so a record of
-        another line would not be refused.
+        """Run three steps under two ids.
+
+        The name is not an argument of the steps: the record of another line would not be refused.
         """
         values: list[str] = []
         for n, id in enumerate(("load", "load", "save")):

@@ -224,7 +224,7 @@ class TestText:
         original = ResumeState({"a": ResumeEntry(Err(visible, visible.__cause__), "throw")})
         for _ in range(2):
             original = parse_state(stringify_state(original))
-        record = records_of(original)["a"]
+        record: Any = records_of(original)["a"]
         assert not record["ok"]
         assert record["cause"] is not None
         restored = codec.decode_cause(record["cause"], [PaymentDeclined])

@@ -50,7 +50,7 @@ FULL = Call("fetch", "fetch#2", "fetch", "0/1", "race", "1k2bw4i", 3, ("a", "b")
 
 @dataclass
 class User:
-    """A value that needs the step's return type to come back."""
+    """A value that is restored by the step's return type."""
 
     name: str
     tags: list[str] = field(default_factory=list)

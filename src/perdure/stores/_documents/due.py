@@ -38,7 +38,7 @@ class DueSearch(Generic[H]):
         self._prefix = prefix
         self._workflows = None if workflows is None else {*workflows}
         self._at = at
-        self._now = now
+        self._latest = max(at, now)
         self._read: set[str] = set()
         self._found: list[Wake] = []
 
@@ -58,7 +58,7 @@ class DueSearch(Generic[H]):
         self._read.update(unread)
         heads = await self._storage.heads(list(unread))
         for line, head in zip(unread.values(), heads, strict=True):
-            wake = await _plan(self._storage, line, head, self._now)
+            wake = await _plan(self._storage, line, head, self._latest)
             if wake is None or wake.at > self._at:
                 self.scan.postponed(line.id, wake)
             elif self._workflows is None or wake.workflow in self._workflows:
@@ -84,8 +84,10 @@ async def _plan(
     try:
         if isinstance(head, StoreCorrupted):
             raise head
-        with reading(line.id, msgspec.MsgspecError):
-            wake_at = await wake_time(storage.run(line.id), head)
+        wake_at = head.wake_at
+        if head.awaits:
+            with reading(line.id, msgspec.MsgspecError):
+                wake_at = await wake_time(storage.run(line.id), head)
     except StoreCorrupted:
         logger.exception("run %r cannot be read; it is not claimed for an hour", line.id)
         return line._replace(at=now + _SETBACK)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
+from itertools import compress
 from typing import Any, TypeVar
 
 import msgspec
@@ -30,11 +31,11 @@ class DocumentLeases(DocumentRuns[H]):
         """Return for each request its lease and the run read under it, or `None`."""
         async with self.wakes.gate():
             heads = await self.heads([request.id for request in requests])
-            available = [
-                (request, head)
+            is_available = [
+                _is_available(head, request, now)
                 for request, head in zip(requests, heads, strict=True)
-                if _is_available(head, request, now)
             ]
+            available = [*compress(zip(requests, heads, strict=True), is_available)]
             # A run whose owner dies is found by its wake line, so the line precedes the lease.
             await self.wakes.add(
                 [
@@ -47,14 +48,9 @@ class DocumentLeases(DocumentRuns[H]):
                 ],
                 now,
             )
-            grants = await self._each(
-                lambda request: self._acquire(request, now), [request for request, _ in available]
-            )
-        granted = iter(grants)
-        return [
-            next(granted) if _is_available(head, request, now) else None
-            for request, head in zip(requests, heads, strict=True)
-        ]
+            wanted = [request for request, _ in available]
+            grants = iter(await self._each(lambda request: self._acquire(request, now), wanted))
+        return [next(grants) if each else None for each in is_available]
 
     async def _acquire(self, request: LeaseRequest, now: int) -> Granted | None:
         run = self.run(request.id)
@@ -92,11 +88,11 @@ class DocumentLeases(DocumentRuns[H]):
                 head = await run.head()
                 if head is None or not head.is_held_with(lease):
                     return None
-                if head.wake_at is None or end < head.wake_at:
+                if end < (head.wake_at or 0):
                     await self.wakes.add([Wake(end, run.id, head.workflow)], now)
                 if await run.renew(head, replace(head, wake_at=end)):
                     messages = await unconsumed(run, head)
-                    return msgspec.structs.replace(
+                    return replace(
                         lease, expires_at=from_microseconds(end), has_messages=bool(messages)
                     )
         raise too_busy(lease.id)
@@ -226,7 +222,7 @@ class DocumentLeases(DocumentRuns[H]):
             updated_at=now,
             base=(epoch, 0) if owner is None else (0, 0),
         )
-        return await run.create(head, data)
+        return await run.settle(None, head, data)
 
     async def _grant(
         self, run: StoredRun[H], head: H, owner: str, ttl: timedelta, now: int

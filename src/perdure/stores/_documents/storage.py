@@ -61,10 +61,6 @@ class StoredRun(Protocol[H]):
         """Make ready for a run that does not exist: remove what a crash left of a deleted one."""
         ...
 
-    async def create(self, head: Head, data: bytes) -> H | None:
-        """Write the first head, which may have an owner already."""
-        ...
-
     async def take(self, old: H, new: H) -> H | None:
         """Lease the run to another owner: entries of older epochs do not count from here on."""
         ...
@@ -90,7 +86,7 @@ class StoredRun(Protocol[H]):
         ...
 
     async def settle(self, old: H | None, new: Head, data: bytes) -> H | None:
-        """Replace the head and the snapshot."""
+        """Replace the head and the snapshot; the first head of a run may have an owner already."""
         ...
 
     async def sweep(self, head: H) -> None:

@@ -36,10 +36,10 @@ logger = logging.getLogger(__name__)
 
 
 class FileRun:
-    """The files of one run.
+    """A `StoredRun` in files.
 
-    With the run's lock held no write can be overtaken, so none of them fails for that reason. No
-    method ever suspends: `Storage.execute` runs them in a thread.
+    With the run's lock held no other process can change the head, so no write fails for that
+    reason. No method ever suspends: `FileStorage.execute` runs them in a thread.
     """
 
     def __init__(self, folder: Folder, id: str) -> None:
@@ -59,7 +59,6 @@ class FileRun:
             self._journal.sync()
 
     async def head(self) -> FileHead | None:
-        """Read the head, and the lease that was given since it was written."""
         return self.read_head()
 
     def read_head(self) -> FileHead | None:
@@ -75,12 +74,10 @@ class FileRun:
         return head if lease.epoch <= head.epoch else _leased(head, lease)
 
     async def load(self) -> Snapshot | None:
-        """Read the merged snapshot."""
         contents = read_snapshot(self._paths.head)
         return None if contents is None else self._merge(*contents)
 
     async def inbox(self) -> list[StoredMessage]:
-        """Read the messages, including consumed ones that were not removed yet."""
         if not self._paths.inbox.exists():
             return []
         return [
@@ -90,11 +87,9 @@ class FileRun:
         ]
 
     async def consumed(self, head: FileHead) -> set[str]:
-        """Return the ids of consumed messages that may still be in the inbox."""
         return {*head.consumed, *(id for entry in self._entries(head) for id in entry.consumes)}
 
     async def written(self, head: FileHead) -> Collection[Place]:
-        """Return the places of the journal's entries."""
         return self._journal.places()
 
     async def next_epoch(self, head: FileHead | None, now: int) -> int:
@@ -102,35 +97,21 @@ class FileRun:
         return self._folder.next_epoch(now)
 
     async def prepare(self) -> None:
-        """Remove what a crash left of a deleted run."""
         self._clear()
 
-    async def create(self, head: Head, data: bytes) -> FileHead:
-        """Write the first head, and then the lease of its owner."""
-        first = replace(_file_head(head), owner=None, base=(head.epoch, 0))
-        self._disk.replace(self._paths.head, encode_head(first, data))
-        if head.owner is None:
-            return first
-        epoch = self._folder.next_epoch(head.updated_at)
-        return self._write_lease(replace(first, owner=head.owner, epoch=epoch))
-
     async def take(self, old: FileHead, new: FileHead) -> FileHead:
-        """Lease the run to another owner."""
         if any(entry.epoch == old.epoch for entry in self._entries(old)):
             new = replace(new, takeovers=0)
         return self._write_lease(new)
 
     async def read(self, head: FileHead) -> tuple[FileHead, Snapshot] | None:
-        """Read the merged snapshot under a new lease."""
         snapshot = await self.load()
         return None if snapshot is None else (head, snapshot)
 
     async def is_held(self, head: FileHead) -> bool:
-        """Return whether the lease is still the run's."""
         return True
 
     async def renew(self, old: FileHead, new: FileHead) -> bool:
-        """Move the end of the lease."""
         self._write_lease(new)
         return True
 
@@ -156,9 +137,16 @@ class FileRun:
 
     async def settle(self, old: FileHead | None, new: Head, data: bytes) -> FileHead:
         """Replace the head and the snapshot: one file, replaced atomically."""
-        head = _file_head(new)
-        self._disk.replace(self._paths.head, encode_head(head, data))
-        return head
+        head = FileHead(**asdict(new))
+        if head.owner is None:
+            self._disk.replace(self._paths.head, encode_head(head, data))
+            return head
+        # A lease counts if its epoch is above the head's. If we die before we write the lease, the
+        # run exists and is found by its wake line.
+        first = replace(head, owner=None, base=(head.epoch, 0))
+        self._disk.replace(self._paths.head, encode_head(first, data))
+        epoch = self._folder.next_epoch(head.updated_at)
+        return self._write_lease(replace(first, owner=head.owner, epoch=epoch))
 
     async def sweep(self, head: FileHead) -> None:
         """Remove the journal, the lease and consumed messages."""
@@ -200,11 +188,9 @@ class FileRun:
         return Delivery.DELIVERED
 
     async def delete(self, head: FileHead) -> bool:
-        """Remove the head, and then everything else."""
         return self._remove()
 
     async def discard(self, now: int) -> bool:
-        """Remove what is left of a run whose head is missing or cannot be read."""
         return self._remove()
 
     def _remove(self) -> bool:
@@ -233,10 +219,6 @@ class FileRun:
         lease = LeaseRecord(head.owner, head.epoch, head.wake_at or 0, head.takeovers)
         self._disk.overwrite(self._paths.lease, encode_lease(lease))
         return head
-
-
-def _file_head(head: Head) -> FileHead:
-    return FileHead(**asdict(head))
 
 
 def _leased(head: FileHead, lease: LeaseRecord) -> FileHead:

@@ -28,7 +28,7 @@ _RUN_THREADS = 8
 
 
 class FileStorage:
-    """The runs of a directory, which several processes of one machine may share.
+    """A `Storage` in a directory, which several processes of one machine may share.
 
     Locks are taken in one order: gate, run, epoch. They end with the process.
     """
@@ -48,11 +48,9 @@ class FileStorage:
         self._process = 0
 
     def run(self, id: str) -> FileRun:
-        """Return a run by its id with the store's prefix."""
         return FileRun(self.folder, id)
 
     async def heads(self, ids: Sequence[str]) -> list[FileHead | StoreCorrupted | None]:
-        """Read many heads; one that cannot be read is returned as its error."""
         return [self._head(id) for id in ids]
 
     def _head(self, id: str) -> FileHead | StoreCorrupted | None:
@@ -62,7 +60,6 @@ class FileStorage:
             return error
 
     async def all_heads(self, prefix: str) -> list[FileHead]:
-        """Read the heads of all runs whose ids start with `prefix`."""
         return [head for head in self._catalog.heads() if head.id.startswith(prefix)]
 
     async def gather(

@@ -32,7 +32,7 @@ _decode = msgspec.json.Decoder(Wake).decode
 
 
 class FileWakes:
-    """The wake lines of a directory."""
+    """`Wakes` in a directory."""
 
     def __init__(self, folder: Folder) -> None:
         self.directory = folder.wakes
@@ -40,12 +40,10 @@ class FileWakes:
 
     @asynccontextmanager
     async def gate(self) -> AsyncGenerator[None, None]:
-        """Keep lines from being removed until the runs that they announce are written."""
         with locked(self._folder.gate, shared=True):
             yield
 
     async def add(self, wakes: Iterable[Wake], now: int) -> None:
-        """Write lines; they are durable when this returns."""
         self._add(wakes)
 
     def _add(self, wakes: Iterable[Wake]) -> None:
@@ -62,7 +60,6 @@ class FileWakes:
             self._folder.disk.sync_directory(self.directory)
 
     def scan(self, until: int, now: int) -> "FileScan":
-        """Return the lines up to a time."""
         return FileScan(self, until)
 
     async def tidy(self, to_sweep: Iterable[Path], to_split: Iterable[Path], plan: Plan) -> None:
@@ -106,7 +103,7 @@ class FileWakes:
 
 
 class FileScan:
-    """Lines up to a time, earliest first; counts how many lines of each file are out of date."""
+    """A `Scan` that counts how many lines of each file are out of date."""
 
     def __init__(self, wakes: FileWakes, until: int) -> None:
         self._wakes = wakes
@@ -117,15 +114,12 @@ class FileScan:
         self._lines = self._read()
 
     async def next(self, count: int) -> list[Wake]:
-        """Return up to `count` further lines; none at the end."""
         return list(islice(self._lines, count))
 
     def claimed(self, id: str) -> None:
-        """Note that the lines of a run, as far as they were read, are out of date."""
         self._outdated.update(self._files[id])
 
     def postponed(self, id: str, wake: Wake | None) -> None:
-        """Note that the lines of a run, as far as they were read, are out of date."""
         self._outdated.update(self._files[id])
 
     async def tidy(self, plan: Plan, now: int) -> None:

@@ -6,7 +6,7 @@ that exist. A document that the head does not refer to is ignored.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -14,6 +14,9 @@ from perdure.errors import StoreCorrupted
 from perdure.filenames import safe_name
 from perdure.store import Entry
 from perdure.stores._documents.records import Head, StoredMessage
+from perdure.stores.keyvalue.documents import Edit
+
+T = TypeVar("T")
 
 
 class Garbage(msgspec.Struct, frozen=True):
@@ -92,7 +95,7 @@ def decode_inbox(text: str | None) -> Inbox:
     return Inbox() if text is None else _decode_inbox(text)
 
 
-def without_messages(ids: set[str]) -> Callable[[str | None], str | None]:
+def without_messages(ids: set[str]) -> Edit:
     """Return the edit that removes messages from an inbox."""
 
     def edit(text: str | None) -> str | None:
@@ -108,3 +111,13 @@ def without_messages(ids: set[str]) -> Callable[[str | None], str | None]:
 def encode(value: object) -> str:
     """Return a document."""
     return msgspec.json.encode(value).decode()
+
+
+def editing(decode: Callable[[str | None], T], change: Callable[[T], T]) -> Edit:
+    """Return the edit that changes a collection in a document, and removes an empty one."""
+
+    def edit(text: str | None) -> str | None:
+        collection = change(decode(text))
+        return encode(collection) if collection else None
+
+    return edit

@@ -4,14 +4,9 @@ Other processes are not locked out: a write of the head compares it with the tex
 read, and what an owner adds to its journal counts only if the head is unchanged afterwards.
 """
 
-import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from random import Random
-from zlib import crc32
 
-import msgspec
 from msgspec.structs import asdict, replace
 
 from perdure import codec
@@ -26,7 +21,8 @@ from perdure.stores._documents.records import (
     too_busy,
 )
 from perdure.stores._reading import merged, reading
-from perdure.stores.keyvalue.documents import Documents, Edit, concurrently
+from perdure.stores.keyvalue.documents import concurrently
+from perdure.stores.keyvalue.keyspace import JournalEnd, Keyspace
 from perdure.stores.keyvalue.layout import (
     Garbage,
     Inbox,
@@ -41,66 +37,17 @@ from perdure.stores.keyvalue.layout import (
     without_messages,
 )
 
-_EPOCH_FLOOR = "perdure:epochs"
-_CATALOG = "perdure:catalog"
-_CATALOG_SHARDS = 64
-_MAX_KNOWN = 4096
 _CHUNK = 64
-
-_decode_ids = msgspec.json.Decoder(list[str]).decode
-
-
-@dataclass(slots=True)
-class JournalEnd:
-    """What this process knows of a journal that it writes, so that it is not read every time."""
-
-    epoch: int
-    documents: int
-    numbers: set[int]
-
-
-class Shared:
-    """What the runs of a key-value store share."""
-
-    def __init__(self, documents: Documents) -> None:
-        self.documents = documents
-        self._journal_ends: dict[str, JournalEnd] = {}
-        self._random = Random()
-
-    def journal_end(self, id: str) -> JournalEnd | None:
-        """Return what is known of a run's journal."""
-        return self._journal_ends.get(id)
-
-    def remember(self, id: str, end: JournalEnd) -> None:
-        """Remember where a journal ends; the oldest one is forgotten."""
-        self._journal_ends[id] = end
-        if len(self._journal_ends) > _MAX_KNOWN:
-            del self._journal_ends[next(iter(self._journal_ends))]
-
-    def forget(self, id: str) -> None:
-        """Forget a journal that this process does not write any more."""
-        self._journal_ends.pop(id, None)
-
-    def unique_name(self) -> str:
-        """Return a name that no other writer uses."""
-        # With the process id, as a fork draws the same numbers.
-        return f"{os.getpid():x}.{self._random.getrandbits(64):016x}"
-
-    async def ids(self) -> list[str]:
-        """Return the ids of all runs; some may be those of runs that no longer exist."""
-        shards = [f"{_CATALOG}:{shard}" for shard in range(_CATALOG_SHARDS)]
-        texts = await self.documents.read_many(shards)
-        return [id for text in texts for id in _ids(text)]
 
 
 class KeyValueRun:
-    """The documents of one run."""
+    """A `StoredRun` in documents."""
 
-    def __init__(self, shared: Shared, id: str) -> None:
+    def __init__(self, keyspace: Keyspace, id: str) -> None:
         self.id = id
         self.keys = RunKeys(id)
-        self._shared = shared
-        self._documents = shared.documents
+        self._keyspace = keyspace
+        self._documents = keyspace.documents
         self._text: str | None = None
 
     @asynccontextmanager
@@ -110,56 +57,43 @@ class KeyValueRun:
             yield
 
     async def head(self) -> KeyValueHead | None:
-        """Read the head."""
         self._text = await self._documents.read(self.keys.head)
         return None if self._text is None else decode_head(self.id, self._text)
 
     async def load(self) -> Snapshot | None:
-        """Read the merged snapshot."""
         for _ in range(MAX_ATTEMPTS):
             head = await self.head()
             if head is None:
                 return None
-            snapshot = await self._snapshot(head)
-            if snapshot is not None:
-                return snapshot
-            # Another process settled the run and removed the snapshot; otherwise it is lost.
-            if self._text == await self._documents.read(self.keys.head):
-                raise self._missing_snapshot()
+            try:
+                return await self._snapshot(head)
+            except StoreCorrupted:
+                # Unless another process has settled the run and removed what we were reading.
+                if self._text == await self._documents.read(self.keys.head):
+                    raise
         raise too_busy(self.id)
 
     async def inbox(self) -> list[StoredMessage]:
-        """Read the messages, including consumed ones that were not removed yet."""
         return decode_inbox(await self._documents.read(self.keys.inbox)).messages
 
     async def consumed(self, head: KeyValueHead) -> set[str]:
-        """Return the ids of consumed messages that may still be in the inbox."""
         entries = await self._entries(head)
         return {*head.consumed, *(id for entry in entries for id in entry.consumes)}
 
     async def written(self, head: KeyValueHead) -> set[Place]:
-        """Return the places of the newest epoch's journal entries."""
         count = head.sealed[-1][1] if head.released else None
         documents = await self._journal(head.epoch, count)
         return {(head.epoch, entry.n) for document in documents for entry in document}
 
     async def next_epoch(self, head: KeyValueHead | None, now: int) -> int:
-        """Return an epoch that no run of this id ever had."""
         if head is not None:
             return max(head.epoch + 1, now)
-        floor = await self._documents.read(_EPOCH_FLOOR)
-        return max(int(floor or 0) + 1, now)
+        return max(await self._keyspace.epoch_floor() + 1, now)
 
     async def prepare(self) -> None:
-        """Enter the id in the catalog, and remove an inbox that a crash left behind."""
-        await self._documents.change(_shard(self.id), _with_id(self.id))
+        """Add the id to the catalog, and remove an inbox that a crash left behind."""
+        await self._keyspace.add_id(self.id)
         await self._documents.remove(self.keys.inbox)
-
-    async def create(self, head: Head, data: bytes) -> KeyValueHead | None:
-        """Write the first head, which may have an owner already."""
-        key = self.keys.snapshot(self._shared.unique_name())
-        new = KeyValueHead(**asdict(head), snapshot=key)
-        return await self._put(new, data)
 
     async def take(self, old: KeyValueHead, new: KeyValueHead) -> KeyValueHead | None:
         """Lease the run to another owner, and seal the epoch of the previous one."""
@@ -170,7 +104,7 @@ class KeyValueRun:
         if not await self._swap(new):
             return None
         # From here on the previous owner is refused.
-        self._shared.forget(self.id)
+        self._keyspace.forget(self.id)
         return new
 
     async def read(self, head: KeyValueHead) -> tuple[KeyValueHead, Snapshot] | None:
@@ -180,18 +114,13 @@ class KeyValueRun:
             counted = replace(counted, takeovers=0)
         if counted != head and not await self._swap(counted):
             return None
-        snapshot = await self._snapshot(counted)
-        if snapshot is None:
-            raise self._missing_snapshot()
-        return counted, snapshot
+        return counted, await self._snapshot(counted)
 
     async def is_held(self, head: KeyValueHead) -> bool:
-        """Return whether the lease is still the run's."""
         last = await self.head()
         return last is not None and (last.owner, last.epoch) == (head.owner, head.epoch)
 
     async def renew(self, old: KeyValueHead, new: KeyValueHead) -> bool:
-        """Move the end of the lease."""
         return await self._swap(new)
 
     async def release(self, old: KeyValueHead, new: KeyValueHead) -> bool:
@@ -199,7 +128,7 @@ class KeyValueRun:
         released = replace(new, sealed=(*old.sealed, (old.epoch, None)))
         if not await self._swap(released):
             return False
-        self._shared.forget(self.id)
+        self._keyspace.forget(self.id)
         await self._swap(await self._count_sealed(released))
         return True
 
@@ -209,7 +138,7 @@ class KeyValueRun:
         A new owner writes the head before it counts the journal: if the head is still ours after
         our write, the new owner will count what we wrote.
         """
-        end = self._shared.journal_end(self.id)
+        end = self._keyspace.journal_end(self.id)
         if end is None or any(entry.epoch != end.epoch for entry in entries):
             end = await self._find_journal_end(await self.head())
         new: dict[int, Entry] = {}
@@ -223,7 +152,7 @@ class KeyValueRun:
             end.numbers.update(new)
         head = await self.head()
         if head is None or end is None or head.epoch != end.epoch or head.is_closed:
-            self._shared.forget(self.id)
+            self._keyspace.forget(self.id)
         return head
 
     async def settle(self, old: KeyValueHead | None, new: Head, data: bytes) -> KeyValueHead | None:
@@ -231,12 +160,14 @@ class KeyValueRun:
         # An owner's write is the only one of its place and, if repeated, replaces itself. A save
         # competes with others, and none of them may overwrite another's snapshot.
         is_owner = old is not None and old.epoch == new.epoch
-        name = f"{new.base[0]}.{new.base[1]}" if is_owner else self._shared.unique_name()
+        name = f"{new.base[0]}.{new.base[1]}" if is_owner else self._keyspace.unique_name()
         garbage = None if old is None else await self._garbage(old)
         head = KeyValueHead(**asdict(new), snapshot=self.keys.snapshot(name), garbage=garbage)
-        if await self._put(head, data) is None:
+        await self._documents.write(head.snapshot, data.decode())
+        if not await self._swap(head):
+            await self._documents.remove(head.snapshot)
             return None
-        self._shared.forget(self.id)
+        self._keyspace.forget(self.id)
         return head
 
     async def sweep(self, head: KeyValueHead) -> None:
@@ -249,7 +180,6 @@ class KeyValueRun:
     async def deliver(
         self, name: str, payload: str, dedup_id: str | None, now: int, *, is_over: bool
     ) -> Delivery:
-        """Put a message in the inbox, unless it is a duplicate or the run is over."""
         delivery = Delivery.DELIVERED
 
         def edit(text: str | None) -> str | None:
@@ -268,7 +198,6 @@ class KeyValueRun:
         return delivery
 
     async def delete(self, head: KeyValueHead) -> bool:
-        """Remove the head, and then everything else."""
         garbage = await self._garbage(head)
         if not await self._remove_head(head.epoch):
             return False
@@ -285,22 +214,15 @@ class KeyValueRun:
 
     async def _remove_head(self, epoch: int) -> bool:
         # The floor before the head, so that no epoch of a deleted run is used again.
-        await self._documents.change(_EPOCH_FLOOR, _at_least(epoch))
+        await self._keyspace.raise_epoch_floor(epoch)
         if not await self._documents.swap(self.keys.head, self._text, None):
             return False
-        self._shared.forget(self.id)
+        self._keyspace.forget(self.id)
         return True
 
     async def _remove_rest(self) -> None:
         await self._documents.remove(self.keys.inbox)
-        await self._documents.change(_shard(self.id), _without_id(self.id))
-
-    async def _put(self, head: KeyValueHead, data: bytes) -> KeyValueHead | None:
-        await self._documents.write(head.snapshot, data.decode())
-        if await self._swap(head):
-            return head
-        await self._documents.remove(head.snapshot)
-        return None
+        await self._keyspace.remove_id(self.id)
 
     async def _swap(self, head: KeyValueHead) -> bool:
         """Replace the head that was last read; return whether it was still there."""
@@ -310,12 +232,13 @@ class KeyValueRun:
         self._text = text
         return True
 
-    async def _snapshot(self, head: KeyValueHead) -> Snapshot | None:
-        """Read the merged snapshot; `None` if it is missing."""
+    async def _snapshot(self, head: KeyValueHead) -> Snapshot:
+        # The journal first: `_collect` removes the snapshot first, so that a snapshot which still
+        # exists proves that no journal entry was removed before we read them.
         entries = await self._entries(head)
         base = await self._documents.read(head.snapshot)
         if base is None:
-            return None
+            raise StoreCorrupted(f"the snapshot of run {self.id!r} is missing in the store")
         with reading(self.id):
             return merged(*map(codec.loads, (base, *(entry.data for entry in entries))))
 
@@ -349,12 +272,12 @@ class KeyValueRun:
         """Return where the journal of the head's epoch ends; `None` if that epoch is closed."""
         if head is None or head.is_closed:
             return None
-        end = self._shared.journal_end(self.id)
+        end = self._keyspace.journal_end(self.id)
         if end is None or end.epoch != head.epoch:
             documents = await self._journal(head.epoch, None)
             numbers = {entry.n for document in documents for entry in document}
             end = JournalEnd(head.epoch, len(documents), numbers)
-            self._shared.remember(self.id, end)
+            self._keyspace.remember(self.id, end)
         return end
 
     async def _count_sealed(self, head: KeyValueHead) -> KeyValueHead:
@@ -370,12 +293,12 @@ class KeyValueRun:
         ]
 
     async def _collect(self, garbage: Garbage) -> None:
+        await self._documents.remove(garbage.snapshot)
         # The first document of an epoch goes last: it shows whether a crash has left any.
         for epoch, count in garbage.epochs:
             keys = [self.keys.journal(epoch, number) for number in range(count)]
             await concurrently(self._documents.remove, keys[1:])
             await concurrently(self._documents.remove, keys[:1])
-        await self._documents.remove(garbage.snapshot)
 
     async def _collect_again(self, garbage: Garbage) -> None:
         """Remove what remains of garbage if a crash interrupted its removal."""
@@ -383,9 +306,6 @@ class KeyValueRun:
         texts = await self._documents.read_many([*first, garbage.snapshot])
         if any(text is not None for text in texts):
             await self._collect(garbage)
-
-    def _missing_snapshot(self) -> StoreCorrupted:
-        return StoreCorrupted(f"the snapshot of run {self.id!r} is missing in the store")
 
 
 def _epochs(head: KeyValueHead) -> tuple[tuple[int, int | None], ...]:
@@ -396,31 +316,3 @@ def _delivery(inbox: Inbox, dedup_id: str | None, *, is_over: bool) -> Delivery:
     if dedup_id is not None and dedup_id in inbox.dedup_ids:
         return Delivery.DUPLICATE
     return Delivery.OVER if is_over else Delivery.DELIVERED
-
-
-def _at_least(epoch: int) -> Edit:
-    return lambda floor: str(max(int(floor or 0), epoch))
-
-
-def _shard(id: str) -> str:
-    return f"{_CATALOG}:{crc32(id.encode()) % _CATALOG_SHARDS}"
-
-
-def _ids(text: str | None) -> list[str]:
-    return [] if text is None else _decode_ids(text)
-
-
-def _with_id(id: str) -> Edit:
-    def edit(text: str | None) -> str | None:
-        ids = _ids(text)
-        return text if id in ids else encode([*ids, id])
-
-    return edit
-
-
-def _without_id(id: str) -> Edit:
-    def edit(text: str | None) -> str | None:
-        ids = [each for each in _ids(text) if each != id]
-        return encode(ids) if ids else None
-
-    return edit

@@ -8,8 +8,9 @@ import msgspec
 
 from perdure.errors import StoreCorrupted
 from perdure.stores.keyvalue.documents import Documents, concurrently
+from perdure.stores.keyvalue.keyspace import Keyspace
 from perdure.stores.keyvalue.layout import KeyValueHead, RunKeys, decode_head
-from perdure.stores.keyvalue.run import KeyValueRun, Shared
+from perdure.stores.keyvalue.run import KeyValueRun
 from perdure.stores.keyvalue.wakes import KeyValueWakes
 
 logger = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ R = TypeVar("R")
 
 
 class KeyValueStorage:
-    """The runs of a key-value store."""
+    """A `Storage` in a key-value store."""
 
     # One round trip: where most wake lines are out of date, one for each head would take long.
     read_ahead = 100
@@ -28,20 +29,17 @@ class KeyValueStorage:
     def __init__(self, documents: Documents) -> None:
         self.wakes = KeyValueWakes(documents)
         self._documents = documents
-        self._shared = Shared(documents)
+        self._keyspace = Keyspace(documents)
 
     def run(self, id: str) -> KeyValueRun:
-        """Return a run by its id with the store's prefix."""
-        return KeyValueRun(self._shared, id)
+        return KeyValueRun(self._keyspace, id)
 
     async def heads(self, ids: Sequence[str]) -> list[KeyValueHead | StoreCorrupted | None]:
-        """Read many heads; one that cannot be read is returned as its error."""
         texts = await self._documents.read_many([RunKeys(id).head for id in ids])
         return [_head(id, text) for id, text in zip(ids, texts, strict=True)]
 
     async def all_heads(self, prefix: str) -> list[KeyValueHead]:
-        """Read the heads of all runs whose ids start with `prefix`, skipping unreadable ones."""
-        ids = [id for id in await self._shared.ids() if id.startswith(prefix)]
+        ids = [id for id in await self._keyspace.ids() if id.startswith(prefix)]
         heads: list[KeyValueHead] = []
         for head in await self.heads(ids):
             if isinstance(head, StoreCorrupted):
@@ -53,7 +51,6 @@ class KeyValueStorage:
     async def gather(
         self, work: Callable[[T], Coroutine[Any, Any, R]], items: Sequence[T]
     ) -> list[R]:
-        """Do the work for several items concurrently."""
         return await concurrently(work, items)
 
     async def execute(

@@ -7,15 +7,18 @@ their numbers of documents.
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import timedelta
+from functools import partial
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from perdure.stores._documents.records import Wake
 from perdure.stores._documents.storage import Plan
-from perdure.stores.keyvalue.documents import Documents, Edit
-from perdure.stores.keyvalue.layout import encode
+from perdure.stores.keyvalue.documents import Documents
+from perdure.stores.keyvalue.layout import editing, encode
+
+T = TypeVar("T")
 
 _MINUTE = 60_000_000
 _MINUTES_OF_DAY = 1_440
@@ -48,7 +51,7 @@ _decode_minutes = msgspec.json.Decoder(dict[int, int]).decode
 
 
 class KeyValueWakes:
-    """The wake lines of a key-value store."""
+    """`Wakes` in a key-value store."""
 
     def __init__(self, documents: Documents) -> None:
         self._documents = documents
@@ -58,13 +61,11 @@ class KeyValueWakes:
         return nullcontext()
 
     async def add(self, wakes: Iterable[Wake], now: int) -> None:
-        """Write lines; they are durable when this returns."""
         lines = sorted((Line(*wake, now) for wake in wakes), key=_minute)
         for minute, group in groupby(lines, key=_minute):
             await self._add(minute, list(group))
 
     def scan(self, until: int, now: int) -> "KeyValueScan":
-        """Return the lines up to a time."""
         return KeyValueScan(self, until, now)
 
     async def lines(self, until: int, now: int) -> list[FoundLine]:
@@ -92,7 +93,8 @@ class KeyValueWakes:
         for line, minute, part in lines:
             by_document.setdefault((minute, part), set()).add(line)
         for place, outdated in by_document.items():
-            await self._documents.change(_part_key(*place), _without_lines(outdated))
+            edit = editing(_lines, partial(_without, outdated))
+            await self._documents.change(_part_key(*place), edit)
         for minute in {minute for minute, _ in by_document}:
             # Lines are written to the present minute or a future one, never to one in the past.
             if minute < now // _MINUTE - 1:
@@ -108,21 +110,29 @@ class KeyValueWakes:
                 break
             lines, parts = fill.excess, parts + 1
         # After the lines, so that a minute that was removed in the meantime is listed again.
-        await self._documents.change(_day_key(day), _with_minute(minute, parts))
-        await self._documents.change(_DAYS, _with_day(day))
+        await self._set_parts(minute, parts)
+        await self._documents.change(_DAYS, editing(_day_list, lambda days: sorted({*days, day})))
+
+    async def _set_parts(self, minute: int, parts: int) -> None:
+        edit = editing(
+            _minutes, lambda counts: counts | {minute: max(counts.get(minute, 0), parts)}
+        )
+        await self._documents.change(_day_key(minute // _MINUTES_OF_DAY), edit)
 
     async def _remove_minute(self, minute: int, now: int) -> None:
         day = minute // _MINUTES_OF_DAY
         parts = _minutes(await self._documents.read(_day_key(day))).get(minute, 0)
         if await self._has_lines(minute, parts):
             return
-        await self._documents.change(_day_key(day), _without_minute(minute))
+        await self._documents.change(
+            _day_key(day),
+            editing(_minutes, lambda counts: {m: n for m, n in counts.items() if m != minute}),
+        )
+        is_past = day < now // _MINUTE // _MINUTES_OF_DAY
         if await self._has_lines(minute, parts + 1):
-            await self._documents.change(_day_key(day), _with_minute(minute, parts + 1))
-        elif day < now // _MINUTE // _MINUTES_OF_DAY and not await self._documents.read(
-            _day_key(day)
-        ):
-            await self._documents.change(_DAYS, _without_day(day))
+            await self._set_parts(minute, parts + 1)
+        elif is_past and not await self._documents.read(_day_key(day)):
+            await self._documents.change(_DAYS, editing(_day_list, partial(_without, {day})))
 
     async def _has_lines(self, minute: int, parts: int) -> bool:
         keys = [_part_key(minute, part) for part in range(parts)]
@@ -133,7 +143,7 @@ class KeyValueWakes:
 
 
 class KeyValueScan:
-    """Lines up to a time, earliest first, and which of them are out of date."""
+    """A `Scan` that removes exactly the lines that it found out of date."""
 
     def __init__(self, wakes: KeyValueWakes, until: int, now: int) -> None:
         self._wakes = wakes
@@ -145,7 +155,6 @@ class KeyValueScan:
         self._postponed: dict[str, Wake | None] = {}
 
     async def next(self, count: int) -> list[Wake]:
-        """Return up to `count` further lines; none at the end."""
         if self._unread is None:
             self._unread = []
             for found in await self._wakes.lines(self._until, self._now):
@@ -155,11 +164,9 @@ class KeyValueScan:
         return lines
 
     def claimed(self, id: str) -> None:
-        """Note that the lines of a run have served their purpose."""
         self._claimed += self._lines[id]
 
     def postponed(self, id: str, wake: Wake | None) -> None:
-        """Note that a run is not due but at the time of `wake`, or never."""
         if all(found.line.written_at + _GRACE < self._now for found in self._lines[id]):
             self._postponed[id] = wake
 
@@ -184,45 +191,8 @@ class _Fill:
         return encode(lines + self._new[:room])
 
 
-def _without_lines(outdated: set[Line]) -> Edit:
-    def edit(text: str | None) -> str | None:
-        lines = [line for line in _lines(text) if line not in outdated]
-        return encode(lines) if lines else None
-
-    return edit
-
-
-def _with_minute(minute: int, parts: int) -> Edit:
-    def edit(text: str | None) -> str | None:
-        minutes = _minutes(text)
-        return text if minutes.get(minute, 0) >= parts else encode({**minutes, minute: parts})
-
-    return edit
-
-
-def _without_minute(minute: int) -> Edit:
-    def edit(text: str | None) -> str | None:
-        minutes = _minutes(text)
-        minutes.pop(minute, None)
-        return encode(minutes) if minutes else None
-
-    return edit
-
-
-def _with_day(day: int) -> Edit:
-    def edit(text: str | None) -> str | None:
-        days = _day_list(text)
-        return text if day in days else encode(sorted([*days, day]))
-
-    return edit
-
-
-def _without_day(day: int) -> Edit:
-    def edit(text: str | None) -> str | None:
-        days = [each for each in _day_list(text) if each != day]
-        return encode(days) if days else None
-
-    return edit
+def _without(removed: set[T], items: list[T]) -> list[T]:
+    return [item for item in items if item not in removed]
 
 
 def _minute(line: Line) -> int:

@@ -1,7 +1,7 @@
 """Requests to a libSQL server, over connections of our own or through an httpx client.
 
-Requests are small and many: httpx takes longer for one than the server takes to answer it
-(docs/decisions/0016).
+Requests are small and many. One takes about 0.05 ms of processor time here, 0.12 with h11, 0.8 with
+httpcore and 1.2 with httpx, which is more than the server needs to answer it (docs/decisions/0016).
 """
 
 import asyncio

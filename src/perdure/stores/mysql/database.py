@@ -174,7 +174,7 @@ class Transaction:
                 await self._request(self.connection.rollback())
             except self.errors as lost:
                 reason = translate(lost, self._database.pool.where)
-                raise StoreUnavailable(f"{reason}, in a transaction: {error}") from error
+                raise StoreUnavailable(f"{reason}; the transaction raised: {error}") from error
             raise
 
     def check_open(self) -> None:

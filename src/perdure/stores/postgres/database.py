@@ -89,8 +89,10 @@ class Database:
             with suppress(*self._errors):
                 await transaction.roll_back()
             if _is_loss(connection, error):
-                message = f"is unavailable, lost in a transaction: {describe(error)}"
-                raise StoreUnavailable(f"PostgreSQL at {self.pool.where} {message}") from error
+                message = f"connection lost in a transaction: {describe(error)}"
+                raise StoreUnavailable(
+                    f"PostgreSQL at {self.pool.where} is unavailable: {message}"
+                ) from error
             raise
         finally:
             await self.pool.release(connection, reusable=not transaction.is_open)

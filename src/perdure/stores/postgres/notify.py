@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from perdure.clock import Clock
-from perdure.errors import StoreUnavailable
+from perdure.errors import StoreClosed, StoreUnavailable
 from perdure.stores.postgres.database import Database
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,8 @@ class Notifications:
                     yield
                     while await listener.next():
                         yield
+            except StoreClosed:
+                return  # the store was closed while this connected
             except StoreUnavailable as error:
                 logger.warning("notifications interrupted: %s", error)
                 await self._clock.sleep(_RECONNECT_SECONDS)
@@ -57,7 +59,7 @@ class Notifications:
         listener = _Listener()
         self._listeners[listener] = connection
         if self._is_closed:
-            listener.stop()  # closed while it was connecting
+            listener.stop()  # the store was closed while this connected
         try:
             connection.add_termination_listener(listener.stop)
             with self._database.translate_errors():

@@ -1,47 +1,43 @@
-"""The client that `SqlStore` stands on: one method, and what it may give."""
+"""The client that `SqlStore` works with, and the client of a SQLAlchemy engine."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.stores.sql.dialects import ParamStyle
 
 
 class SqlClient(Protocol):
-    """Anything that runs a statement, each in a transaction of its own, which it commits.
+    """Runs each statement in a transaction of its own, and commits it.
 
-    A client may have an attribute `paramstyle` that says how it wants values marked: "dollar"
-    (`$1`), "format" (`%s`), "qmark" (`?`) or "named" (`:p1`).
+    A client may have an attribute `paramstyle`: "dollar" (`$1`), "format" (`%s`), "qmark" (`?`) or
+    "named" (`:p1`).
     """
 
     async def query(self, sql: str, params: Sequence[Any], /) -> Any:
-        """Give the rows and how many rows were affected: a pair, or an object with `rows` and
+        """Return the rows and the number of affected rows: a pair, or an object with `rows` and
         `rowcount`. A row is a tuple, a mapping in the order of its columns, or iterable."""
         ...
 
 
-class Answer:
-    """What one statement gave."""
+class Result(NamedTuple):
+    """The rows that one statement returned, and how many rows it affected."""
 
-    __slots__ = ("affected", "rows")
-
-    def __init__(self, rows: Sequence[tuple[Any, ...]], affected: int) -> None:
-        self.rows = rows
-        self.affected = affected
+    rows: Sequence[tuple[Any, ...]]
+    affected: int
 
 
-async def ask(client: SqlClient, sql: str, params: Sequence[Any]) -> Answer:
-    """Give what the client answers, in one form; its exceptions become ours."""
+async def query(client: SqlClient, sql: str, params: Sequence[Any]) -> Result:
+    """Run a statement; translate the client's result and exceptions."""
     try:
         answer = await client.query(sql, params)
     except (OSError, TimeoutError) as error:
         name = type(client).__name__
         raise StoreUnavailable(f"{name} cannot reach its database: {error}") from error
     except Exception as error:
-        name = type(client).__name__
-        raise StoreError(f"{name} did not do what it was asked: {error}") from error
+        raise StoreError(f"{type(client).__name__} failed: {error}") from error
     rows, affected = answer if isinstance(answer, tuple) else (answer.rows, answer.rowcount)
-    return Answer([_values(row) for row in rows or ()], affected or 0)
+    return Result([_values(row) for row in rows or ()], affected or 0)
 
 
 def _values(row: Any) -> tuple[Any, ...]:
@@ -50,7 +46,7 @@ def _values(row: Any) -> tuple[Any, ...]:
 
 
 def sqlalchemy_client(engine: Any) -> "SqlalchemyClient":
-    """Give the client of a SQLAlchemy `AsyncEngine`, which is never disposed here.
+    """Return the client of a SQLAlchemy `AsyncEngine`, which it never disposes.
 
     store = SqlStore(sqlalchemy_client(engine), dialect="postgres")
     """
@@ -63,14 +59,14 @@ class SqlalchemyClient:
     paramstyle: ParamStyle = "named"
 
     def __init__(self, engine: Any) -> None:
-        # Lazy: whoever has an engine has the package too.
+        # Imported here: SQLAlchemy is optional, and a caller with an engine has it.
         from sqlalchemy import text
 
         self._engine = engine
         self._text = text
 
     async def query(self, sql: str, params: Sequence[Any], /) -> tuple[Sequence[Any], int]:
-        """Give the rows and how many rows were affected."""
+        """Return the rows and the number of affected rows."""
         values = {f"p{number}": value for number, value in enumerate(params, 1)}
         async with self._engine.begin() as connection:
             result = await connection.execute(self._text(sql), values)

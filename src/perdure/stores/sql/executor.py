@@ -1,107 +1,109 @@
-"""What the parts of `SqlStore` work with: the client, the statements, and the forms of values."""
+"""What all verbs of `SqlStore` need: running statements, keys, and the formats of values."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from hashlib import blake2b
 from random import Random
 from typing import Any, TypeVar
 
 from perdure import codec
+from perdure.errors import InvalidArgument
 from perdure.snapshot import Snapshot
 from perdure.store import Rest
 from perdure.stores._reading import merged, reading
 from perdure.stores._timestamps import to_microseconds
 from perdure.stores.sql import statements as sql
-from perdure.stores.sql.client import Answer, SqlClient, ask
+from perdure.stores.sql.client import Result, SqlClient, query
 from perdure.stores.sql.dialects import Statements
 
-# So many values per statement are taken by every database.
-CHUNK = 50
+# Every database accepts so many values in one statement.
+_CHUNK = 50
+_MAX_KEY_BYTES = 2_048
 _MICROSECOND = timedelta(microseconds=1)
 
 T = TypeVar("T")
 
 
-class Desk:
-    """Runs the statements of one table for runs whose stored ids begin with `prefix`."""
+class Executor:
+    """Runs statements on the tables of one store, for runs whose keys begin with `prefix`."""
 
     def __init__(
         self, client: SqlClient, statements: Statements, *, prefix: str, random: Random
     ) -> None:
-        self.prefix = prefix
         self._client = client
         self._statements = statements
+        self._prefix = prefix
         self._random = random
 
-    async def ask(self, statement: str, *values: Any, **words: str) -> Answer:
-        """Give what one statement gives."""
-        return await ask(self._client, self._statements.fill(statement, **words), values)
+    async def _run(self, template: str, *values: Any) -> Result:
+        return await query(self._client, self._statements.sql(template), values)
 
-    async def ask_as_it_is(self, statement: str) -> None:
-        """Run a statement that has its names and takes no values."""
-        await ask(self._client, statement, ())
+    async def _run_many(self, template: str, count: int, *values: Any) -> Result:
+        """Run a statement that repeats a part of it `count` times."""
+        return await query(self._client, self._statements.many(template, count), values)
 
-    def ticket(self) -> str:
-        """Give a text that nobody has drawn before."""
+    def _key(self, id: str) -> str:
+        key = self._prefix + id
+        if 4 * len(key) > _MAX_KEY_BYTES and len(key.encode()) > _MAX_KEY_BYTES:
+            expected = f"an id of at most {_MAX_KEY_BYTES:,} bytes, including the prefix"
+            raise InvalidArgument("id", id, expected)
+        return key
+
+    def _id(self, key: str) -> str:
+        return key[len(self._prefix) :]
+
+    def _new_ticket(self) -> str:
+        """Return a random string, by which a process recognizes the rows it has written."""
         return f"{self._random.getrandbits(128):032x}"
 
-    async def lay_to_sleep(self, key: str, rest: Rest, n: int) -> None:
-        """Let a run that rests awaiting events wait for them, unless one lies there."""
-        answer = await self.ask(sql.LOOK_FOR_MAIL, key)
-        for epoch, folded_n, mail, count in answer.rows:
-            if folded_n == n and not count:
-                values = (moment(rest), key, epoch, n, mail, marks_of(rest.awaits))
-                await self.ask(sql.LAY_TO_SLEEP, *values)
+    async def _clean_up(self, key: str) -> None:
+        """Remove consumed messages, and then folded entries, which name the messages."""
+        await self._run(sql.MARK_CONSUMED, key)
+        await self._run(sql.DELETE_CONSUMED, key)
+        await self._run(sql.DELETE_FOLDED, key)
 
-    async def tidy(self, key: str) -> None:
-        """Mark what was taken and remove what is folded: in this order, for the entries name it."""
-        await self.ask(sql.MARK_TAKEN, key)
-        await self.ask(sql.REMOVE_TAKEN, key)
-        await self.ask(sql.REMOVE_FOLDED, key)
+    async def _schedule_wake(self, key: str, rest: Rest, n: int) -> None:
+        """Set the wake time of a run that waits for events, unless it has a message."""
+        waiting = await self._run(sql.COUNT_AWAITED_MESSAGES, key)
+        for epoch, folded_n, deliveries, messages in waiting.rows:
+            if folded_n == n and not messages:
+                awaits = digest_list(rest.awaits)
+                values = (micros_or_none(rest.wake_at), key, epoch, n, deliveries, awaits)
+                await self._run(sql.SCHEDULE_WAKE, *values)
 
-    async def remove_leftovers(self, keys: Sequence[str]) -> None:
-        """Remove what belonged to runs that are no more."""
-        await self.ask(sql.REMOVE_ENTRIES, *keys, marks=marks(keys))
-        await self.ask(sql.REMOVE_MESSAGES, *keys, marks=marks(keys))
-
-
-def marks(values: Sequence[object]) -> str:
-    """Give a place for each value, for `IN (…)`."""
-    return ", ".join("?" * len(values))
-
-
-def rows_of(row: str, count: int) -> str:
-    """Give so many rows of places."""
-    return " UNION ALL ".join([row] * count)
+    async def _delete_orphans(self, keys: Sequence[str]) -> None:
+        """Delete what belonged to deleted runs."""
+        await self._run_many(sql.DELETE_ORPHANED_ENTRIES, len(keys), *keys)
+        await self._run_many(sql.DELETE_ORPHANED_MESSAGES, len(keys), *keys)
 
 
 def chunks(values: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Give the values a statement at a time."""
-    return (values[start : start + CHUNK] for start in range(0, len(values), CHUNK))
+    """Yield the values in parts that fit in one statement."""
+    return (values[start : start + _CHUNK] for start in range(0, len(values), _CHUNK))
 
 
 def digest(text: str) -> str:
-    """Give a short text in place of any text."""
+    """Return a short digest of a string of any length."""
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def marks_of(names: Iterable[str]) -> str | None:
-    """Give the names of events as marks that a statement can find: `,digest,digest,`."""
-    found = [digest(name) for name in names]
-    return f",{','.join(found)}," if found else None
+def digest_list(names: Iterable[str]) -> str | None:
+    """Return the digests of names as a list that a statement can search: `,digest,digest,`."""
+    digests = [digest(name) for name in names]
+    return f",{','.join(digests)}," if digests else None
 
 
-def moment(rest: Rest) -> int | None:
-    """Give a rest's wake time as a number."""
-    return None if rest.wake_at is None else to_microseconds(rest.wake_at, "wake_at")
+def micros_or_none(time: datetime | None) -> int | None:
+    """Return a datetime as microseconds since 1970, and `None` as `None`."""
+    return None if time is None else to_microseconds(time, "wake_at")
 
 
-def span(duration: timedelta) -> int:
-    """Give a duration as a number."""
+def to_micros(duration: timedelta) -> int:
+    """Return a duration in microseconds."""
     return duration // _MICROSECOND
 
 
 def read_run(id: str, snapshot: str, journal: Sequence[str]) -> Snapshot:
-    """Give a run's snapshot with its journal applied."""
+    """Return a run's snapshot with its journal applied."""
     with reading(id):
         return merged(*(codec.loads(data) for data in (snapshot, *journal)))

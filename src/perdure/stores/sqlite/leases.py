@@ -61,7 +61,7 @@ class LeaseVerbs(Verbs):
         ]
 
     def release(self, leases: Sequence[Lease], wake_at: datetime | None) -> Verb[None]:
-        """Give up the leases."""
+        """Release the leases."""
         yield self._statements.many(sql.RELEASE, self._lease_rows(leases, micros_or_none(wake_at)))
 
     def enqueue(self, runs: Sequence[NewRun]) -> Verb[Sequence[bool]]:

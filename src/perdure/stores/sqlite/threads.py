@@ -286,7 +286,7 @@ class Database:
             await asyncio.get_running_loop().run_in_executor(None, _join, threads)
 
     def stop(self) -> None:
-        """Tell the threads to end, without waiting for them."""
+        """Signal the threads to end, without waiting for them."""
         self._writes.put(None)
         for _ in range(_READERS):
             self._reads.put(None)

@@ -286,4 +286,4 @@ class HostileNameChecks(Harness):
 
 
 class HostileChecks(HostileIdChecks, HostileNameChecks):
-    """Names that nobody would choose on purpose."""
+    """Names that no one chooses on purpose."""

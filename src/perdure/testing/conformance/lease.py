@@ -289,7 +289,7 @@ class RenewChecks(Harness):
         await leases.release([second.lease])
         assert list(await leases.renew([first.lease], LONG)) == [None]
 
-    async def test_a_lease_says_whether_there_are_messages(self, store: Store) -> None:
+    async def test_a_lease_shows_if_there_are_messages(self, store: Store) -> None:
         """`has_messages`: whether there were unconsumed messages when it was granted or renewed."""
         inboxes = need_inbox(store)
         first = await granted(inboxes)
@@ -306,7 +306,7 @@ class RenewChecks(Harness):
         assert answers == [False, True, True, False]
 
     async def test_a_released_run_can_be_acquired_at_once(self, store: Store) -> None:
-        """Give up the leases without a rest, so that the runs can be acquired at once."""
+        """Release the leases without a rest, so that the runs can be acquired at once."""
         leases = need_lease(store)
         grants = [await granted(leases, id) for id in ("a", "b")]
         await leases.release([grant.lease for grant in grants])

@@ -1,0 +1,93 @@
+"""What the runs of a key-value store have in common."""
+
+import os
+from dataclasses import dataclass
+from random import Random
+from zlib import crc32
+
+import msgspec
+
+from perdure.stores.keyvalue.documents import Documents
+from perdure.stores.keyvalue.layout import editing
+
+_EPOCH_FLOOR = "perdure:epochs"
+_CATALOG = "perdure:catalog"
+_CATALOG_SHARDS = 64
+_MAX_KNOWN = 4096
+
+_decode_ids = msgspec.json.Decoder(list[str]).decode
+
+
+@dataclass(slots=True)
+class JournalEnd:
+    """What this process knows of a journal that it writes, so that it is not read every time."""
+
+    epoch: int
+    documents: int
+    numbers: set[int]
+
+
+class Keyspace:
+    """The documents of all runs: their catalog, the epoch floor, and the known journals."""
+
+    def __init__(self, documents: Documents) -> None:
+        self.documents = documents
+        self._journal_ends: dict[str, JournalEnd] = {}
+        self._random = Random()
+
+    def journal_end(self, id: str) -> JournalEnd | None:
+        """Return what is known of a run's journal."""
+        return self._journal_ends.get(id)
+
+    def remember(self, id: str, end: JournalEnd) -> None:
+        """Remember where a journal ends; the oldest one is forgotten."""
+        self._journal_ends[id] = end
+        if len(self._journal_ends) > _MAX_KNOWN:
+            del self._journal_ends[next(iter(self._journal_ends))]
+
+    def forget(self, id: str) -> None:
+        """Forget a journal that this process does not write any more."""
+        self._journal_ends.pop(id, None)
+
+    def unique_name(self) -> str:
+        """Return a name that no other writer uses."""
+        # With the process id, as a fork draws the same numbers.
+        return f"{os.getpid():x}.{self._random.getrandbits(64):016x}"
+
+    async def epoch_floor(self) -> int:
+        """Return an epoch that is not below any epoch of a deleted run."""
+        return int(await self.documents.read(_EPOCH_FLOOR) or 0)
+
+    async def raise_epoch_floor(self, epoch: int) -> None:
+        """Make the floor at least `epoch`."""
+        await self.documents.change(_EPOCH_FLOOR, lambda floor: str(max(int(floor or 0), epoch)))
+
+    async def ids(self) -> list[str]:
+        """Return the ids of all runs, and perhaps of some that no longer exist."""
+        shards = [f"{_CATALOG}:{shard}" for shard in range(_CATALOG_SHARDS)]
+        texts = await self.documents.read_many(shards)
+        return [id for text in texts for id in _ids(text)]
+
+    async def add_id(self, id: str) -> None:
+        """Add an id to the catalog."""
+
+        def add(ids: list[str]) -> list[str]:
+            return ids if id in ids else [*ids, id]
+
+        await self.documents.change(_shard(id), editing(_ids, add))
+
+    async def remove_id(self, id: str) -> None:
+        """Remove an id from the catalog."""
+
+        def remove(ids: list[str]) -> list[str]:
+            return [each for each in ids if each != id]
+
+        await self.documents.change(_shard(id), editing(_ids, remove))
+
+
+def _shard(id: str) -> str:
+    return f"{_CATALOG}:{crc32(id.encode()) % _CATALOG_SHARDS}"
+
+
+def _ids(text: str | None) -> list[str]:
+    return [] if text is None else _decode_ids(text)

@@ -153,6 +153,26 @@ async def test_a_deletion_whose_reply_was_lost_is_accepted(sandbox: Sandbox) -> 
         assert await store.load("run") is None
 
 
+async def test_a_deletion_is_accepted_if_the_marks_on_messages_are_lost(sandbox: Sandbox) -> None:
+    """The reply to the mark of one run's message is lost; another run of the batch is deleted."""
+    async with TcpProxy.before(sandbox.url) as proxy, mongo(through(proxy)) as store:
+        settled, deleted = await lease(store, "settled", "deleted")
+        await store.send("settled", "paid", b"1")
+        (message,) = await store.inbox("settled")
+        whole = as_json(snapshot(status="completed"))
+        epochs = settled.lease.epoch, deleted.lease.epoch
+        batch = [
+            Entry("settled", epochs[0], 1, whole, (message.id,), Rest("completed")),
+            Entry("deleted", epochs[1], 1, b"", rest=Rest("completed", delete=True)),
+        ]
+        proxy.drop_next_reply(to=b"perdure_runs_inbox")
+        assert await store.append(batch) == [Verdict.ACCEPTED] * 2
+        assert proxy.dropped == 1
+        assert await store.inbox("settled") == []
+        assert await store.load("deleted") is None
+    sandbox.clear()
+
+
 async def test_a_lease_whose_reply_was_lost_can_be_requested_again(sandbox: Sandbox) -> None:
     """The same owner gets it, and can append."""
     async with TcpProxy.before(sandbox.url) as proxy, mongo(through(proxy)) as store:

@@ -16,6 +16,7 @@ from perdure.clock import SystemClock
 from perdure.errors import InvalidArgument, StoreClosed, StoreError, StoreUnavailable
 from perdure.store import Entry, Grant, NewRun, Rest, Verdict
 from perdure.stores.redis import RedisStore, redis
+from perdure.stores.redis.node import NodeLink
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.process import Server
@@ -438,3 +439,20 @@ def test_a_missing_driver_is_named() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "redis is not installed; run: pip install 'perdure[redis]'" in done.stderr
+
+
+def test_a_store_can_be_used_in_successive_loops(redis_url: str, redis_prefix: str) -> None:
+    """As by `asyncio.run` in a script; also to close it after its last loop has ended."""
+    store = redis(redis_url, namespace=redis_prefix)
+
+    async def use(n: int) -> None:
+        await store.save(f"{n}", snapshot("a"))
+        assert len(await store.list()) == n + 1
+        link = store._backend.server.link
+        assert isinstance(link, NodeLink)
+        # Otherwise their sockets are left to the garbage collector, which warns.
+        await link._pool.aclose()
+
+    for n in range(2):
+        asyncio.run(use(n))
+    asyncio.run(store.close())

@@ -79,14 +79,7 @@ class Appender:
 
     async def append(self, db: Collections, entries: Sequence[Entry]) -> list[Verdict]:
         """Write the entries and return a verdict on each."""
-        batches: dict[str, RunBatch] = {}
-        for index, entry in enumerate(entries):
-            key = self._prefix + entry.id
-            batch = batches.get(key)
-            if batch is None:
-                batch = batches[key] = RunBatch(key)
-            batch.entries.append(entry)
-            batch.indexes.append(index)
+        batches = self._batches(entries)
         verdicts = [Verdict.ACCEPTED] * len(entries)
         async with self.lock(batches.keys()):
             doubtful = await self._write(db, batches.values())
@@ -97,6 +90,17 @@ class Appender:
                     for index, verdict in zip(batch.indexes, answers, strict=True):
                         verdicts[index] = verdict
         return verdicts
+
+    def _batches(self, entries: Sequence[Entry]) -> dict[str, RunBatch]:
+        batches: dict[str, RunBatch] = {}
+        for index, entry in enumerate(entries):
+            key = self._prefix + entry.id
+            batch = batches.get(key)
+            if batch is None:
+                batch = batches[key] = RunBatch(key)
+            batch.entries.append(entry)
+            batch.indexes.append(index)
+        return batches
 
     @asynccontextmanager
     async def lock(self, keys: Iterable[str]) -> AsyncGenerator[None]:
@@ -194,19 +198,22 @@ class Appender:
         ]
         if keys:
             await mark_consumed(db, keys)
-        # Positions last: if the marks failed, a deleted run is still known to be our own doing.
+        # Positions last: while there is one, a run that is missing is known to be deleted by us.
         for batch in batches:
-            epoch = batch.last.epoch
-            position = self._positions.get(batch.key, epoch)
-            if position is None or position.has_older_logs:
-                self._cleanup.delete_logs(batch.key, epoch)
-            elif position.slot:
-                slots = range(position.slot)
-                self._cleanup.delete_slots(slot_id(batch.key, epoch, slot) for slot in slots)
-            if batch.is_delete and may_have_messages:
-                incarnation = batch.incarnation if position is None else position.incarnation
-                self._cleanup.delete_messages(batch.key, incarnation)
-            self._positions.remove(batch.key, epoch)
+            self._clean_up(batch, may_have_messages=may_have_messages)
+            self._positions.remove(batch.key, batch.last.epoch)
+
+    def _clean_up(self, batch: RunBatch, *, may_have_messages: bool) -> None:
+        epoch = batch.last.epoch
+        position = self._positions.get(batch.key, epoch)
+        if position is None or position.has_older_logs:
+            self._cleanup.delete_logs(batch.key, epoch)
+        elif position.slot:
+            slots = range(position.slot)
+            self._cleanup.delete_slots(slot_id(batch.key, epoch, slot) for slot in slots)
+        if batch.is_delete and may_have_messages:
+            incarnation = batch.incarnation if position is None else position.incarnation
+            self._cleanup.delete_messages(batch.key, incarnation)
 
     async def _resolve(self, db: Collections, batch: RunBatch) -> list[Verdict]:
         """Write a run's entries one by one, each from what the database holds."""

@@ -92,7 +92,7 @@ class Documents:
             return True
 
     async def change(self, key: str, edit: Edit) -> None:
-        """Change a document by a function of its text; `None` is no document."""
+        """Change a document by a function of its text; `None` if there is no document."""
         while True:
             old = await self.read(key)
             new = edit(old)

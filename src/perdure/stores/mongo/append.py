@@ -189,7 +189,7 @@ class Appender:
     async def _finish_rests(
         self, db: Collections, batches: Sequence[RunBatch], *, may_have_messages: bool = True
     ) -> None:
-        """Mark the messages that rests consumed, and remove what settled or deleted runs left."""
+        """Mark the messages consumed by rests, and remove what settled or deleted runs left."""
         keys = [
             key
             for batch in batches
@@ -327,7 +327,7 @@ async def _attempt(
 ) -> list[RunBatch]:
     """Write batches; return those of which it is unknown whether they were written.
 
-    Until there is a reply the positions are uncertain, also if the caller is cancelled.
+    Until there is a reply the positions are uncertain, even if the caller is cancelled.
     """
     for batch in batches:
         batch.unconfirmed_rest = batch.last if batch.last.rest is not None else None

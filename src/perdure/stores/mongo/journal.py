@@ -192,7 +192,7 @@ class Positions:
         return position
 
     def confirm(self, run: str, epoch: int) -> Position | None:
-        """Note that the lease was valid just now; return its position."""
+        """Note that the lease is currently valid; return its position."""
         position = self.get(run, epoch)
         if position is not None:
             position.confirmed_at = self._clock.monotonic()

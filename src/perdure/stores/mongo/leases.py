@@ -257,7 +257,7 @@ class Leases:
     async def release(
         self, db: Collections, leases: Sequence[Lease], wake_at: datetime | None
     ) -> None:
-        """Give up the leases."""
+        """Release the leases."""
         for leased in self._leased(leases):
             await db.runs.update_many(leased, release_lease(wake_at))
         epochs = [(self._prefix + lease.id, lease.epoch) for lease in leases]

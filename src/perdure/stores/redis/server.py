@@ -167,7 +167,7 @@ class Listener:
         return False
 
     async def stop(self) -> None:
-        """End `next`, also if it is waiting."""
+        """End `next`, even while it is waiting."""
         self._is_stopped = True
         # A connection that is closed while it is read from opens itself again.
         await self._cancel_reading()

@@ -1,6 +1,6 @@
 -- Writes entries of any runs, in order, each if its epoch is open.
 -- KEYS: the run of each entry. ARGV, three for each entry: place in the journal, data, and effects:
--- "" for none, "delete", or JSON. Returns a letter for each entry: Accepted, Fenced or Unknown.
+-- "" for none, "delete", or JSON. Returns one character for each entry: Accepted, Fenced or Unknown.
 -- steps.lua wrote the entries before `number`.
 
 -- Consumes messages and writes the entry or the rest. All in one script: a message is consumed

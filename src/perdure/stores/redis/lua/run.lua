@@ -28,7 +28,7 @@ local function shard_and_id(run)
     return string.match(run, '^([^{]*{[^}]*}:)run:(.*)$')
 end
 
--- Returns a number that the shard never gave before, also if the clock was set back or the run
+-- Returns a number that the shard never gave before, even if the clock was set back or the run
 -- that had the last number was deleted.
 local sequences = {}
 local function next_number(shard)

@@ -1,5 +1,5 @@
 -- Puts a message in a run's inbox, and makes a run due that awaits it.
--- KEYS: the run. ARGV: name, payload, dedup id as "=<id>" or "". Returns a letter: Delivered,
+-- KEYS: the run. ARGV: name, payload, dedup id as "=<id>" or "". Returns one character: Delivered,
 -- Known already, Unknown run, or Over.
 local run = KEYS[1]
 local shard, id = shard_and_id(run)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from weakref import WeakKeyDictionary
 
 from perdure.errors import StoreClosed, StoreError
 
@@ -29,7 +30,10 @@ class Lifecycle:
         self._set_up = set_up
         self._on_move = on_move
         self._any_loop = any_loop
-        self._lock = asyncio.Lock()
+        # Loops cannot share an asyncio lock: a waiter in another thread may never wake up.
+        self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
+            WeakKeyDictionary()
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_set_up = False
         self.is_closed = False
@@ -40,8 +44,7 @@ class Lifecycle:
         if not self._any_loop and self._loop is not asyncio.get_running_loop():
             self._bind_loop()
         if not self._is_set_up:
-            # Loops cannot share an asyncio lock: a waiter in another thread may never wake up.
-            async with asyncio.Lock() if self._any_loop else self._lock:
+            async with self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
                 if not self._is_set_up:
                     await self._set_up()
                     self._is_set_up = True
@@ -69,4 +72,3 @@ class Lifecycle:
         if self._loop is not None:
             self._on_move()
         self._loop = asyncio.get_running_loop()
-        self._lock = asyncio.Lock()

@@ -83,7 +83,10 @@ async def survives_crash(
 
 
 async def goes_whole(store: Everything, crashing: Everything) -> bool:
-    """Write a rest with `delete` on a store that crashes; check that it is atomic."""
+    """Write a rest with `delete` on a store that crashes, and check that it is atomic.
+
+    Return whether the write finished before the crash.
+    """
     (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
     assert grant is not None
     await store.append([step(grant, 1, "a"), step(grant, 2, "b")])
@@ -96,7 +99,10 @@ async def goes_whole(store: Everything, crashing: Everything) -> bool:
 
 
 async def deletes_whole(store: Everything, crashing: Everything) -> bool:
-    """Delete a run on a store that crashes; check that all of it is deleted, or nothing."""
+    """Delete a run on a store that crashes, and check that all of it is deleted, or nothing.
+
+    Return whether the deletion finished before the crash.
+    """
     request = LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))
     (before,) = await store.acquire([request])
     assert before is not None

@@ -5,7 +5,7 @@ from statistics import median
 from time import perf_counter
 
 from perdure.store import Entry, Lease, Verdict
-from perdure.testing.conformance.harness import JournaledStore, granted
+from perdure.testing.conformance.harness import JournaledStore, acquire_run
 from perdure.testing.conformance.samples import delta
 
 LENGTH, ROUNDS = 5_000, 300
@@ -14,7 +14,7 @@ LENGTH, ROUNDS = 5_000, 300
 async def cost_of_length(store: JournaledStore) -> float:
     """Return how many times longer an append to a run of 5,000 entries takes than to a new one."""
     long, short = [
-        (await granted(store, id, ttl=timedelta(hours=1))).lease for id in ("long", "short")
+        (await acquire_run(store, id, ttl=timedelta(hours=1))).lease for id in ("long", "short")
     ]
     entries = [entry_of(long, n) for n in range(LENGTH)]
     for start in range(0, LENGTH, 500):

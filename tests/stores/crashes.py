@@ -10,7 +10,7 @@ from typing import Any
 from perdure.errors import StoreError
 from perdure.store import Delivery, Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
 from perdure.testing.clock import TestClock
-from perdure.testing.conformance.harness import Everything
+from perdure.testing.conformance.harness import FullStore
 from perdure.testing.conformance.samples import as_json, snapshot
 
 HOUR = timedelta(hours=1)
@@ -20,32 +20,32 @@ class Crash(Exception):
     """The process crashes here."""
 
 
-Verb = Callable[[Everything, Grant], Coroutine[Any, Any, object]]
+Verb = Callable[[FullStore, Grant], Coroutine[Any, Any, object]]
 
 
 def step(grant: Grant, n: int, key: str) -> Entry:
     return Entry(grant.lease.id, grant.lease.epoch, n, as_json(snapshot(key)))
 
 
-async def _rest(store: Everything, grant: Grant) -> object:
+async def _rest(store: FullStore, grant: Grant) -> object:
     data = as_json(snapshot("a", "b", status="suspended"))
     rest = Rest("suspended", grant.now + 2 * HOUR)
     return await store.append([Entry("run", grant.lease.epoch, 9, data, rest=rest)])
 
 
-async def _rest_awaiting_a_message(store: Everything, grant: Grant) -> object:
+async def _rest_awaiting_a_message(store: FullStore, grant: Grant) -> object:
     data = as_json(snapshot("a", "b", status="waiting"))
     rest = Rest("waiting", None, ("paid",))
     return await store.append([Entry("run", grant.lease.epoch, 9, data, rest=rest)])
 
 
-async def _save(store: Everything, grant: Grant) -> object:
+async def _save(store: FullStore, grant: Grant) -> object:
     whole = snapshot("a", "b", status="suspended", wake_at=grant.now)
     await store.save("run", whole)
     return None
 
 
-async def _create(store: Everything, grant: Grant) -> object:
+async def _create(store: FullStore, grant: Grant) -> object:
     return await store.acquire([LeaseRequest("new", "ana", HOUR, create=as_json(snapshot()))])
 
 
@@ -64,7 +64,7 @@ VERBS: dict[str, Verb] = {
 
 
 async def survives_crash(
-    store: Everything, crashing: Everything, clock: TestClock, verb: Verb
+    store: FullStore, crashing: FullStore, clock: TestClock, verb: Verb
 ) -> bool:
     """Run a verb on a store that crashes, and check the runs; return whether the verb finished."""
     (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
@@ -82,8 +82,11 @@ async def survives_crash(
     return finished
 
 
-async def goes_whole(store: Everything, crashing: Everything) -> bool:
-    """Write a rest with `delete` on a store that crashes; check that it is atomic."""
+async def check_rest_with_delete(store: FullStore, crashing: FullStore) -> bool:
+    """Write a rest with `delete` on a store that crashes, and check that it is atomic.
+
+    Return whether the write finished before the crash.
+    """
     (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
     assert grant is not None
     await store.append([step(grant, 1, "a"), step(grant, 2, "b")])
@@ -95,8 +98,11 @@ async def goes_whole(store: Everything, crashing: Everything) -> bool:
     return finished
 
 
-async def deletes_whole(store: Everything, crashing: Everything) -> bool:
-    """Delete a run on a store that crashes; check that all of it is deleted, or nothing."""
+async def check_delete(store: FullStore, crashing: FullStore) -> bool:
+    """Delete a run on a store that crashes, and check that all of it is deleted, or nothing.
+
+    Return whether the deletion finished before the crash.
+    """
     request = LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))
     (before,) = await store.acquire([request])
     assert before is not None

@@ -9,7 +9,7 @@ from perdure.errors import StoreError, StoreUnavailable
 from perdure.store import Entry, Store, capabilities, require_journal, require_lease
 from perdure.stores.memory import MemoryStore
 from perdure.testing.conformance import StoreConformance
-from perdure.testing.conformance.harness import granted, need_journal, step
+from perdure.testing.conformance.harness import acquire_run, need_journal, step
 from perdure.testing.conformance.samples import snapshot
 from perdure.testing.faults import Call, FaultyStore
 
@@ -39,7 +39,7 @@ async def test_after_calls_the_store_and_fails() -> None:
     """The entry is written, although the caller gets an error."""
     inner = MemoryStore()
     store = need_journal(FaultyStore(inner, fail_at=1, how="after", verbs={"append"}))
-    grant = await granted(store)
+    grant = await acquire_run(store)
     entry = step(grant, 1, "a")
     with pytest.raises(StoreUnavailable):
         await store.append([entry])
@@ -81,7 +81,7 @@ async def test_the_error_can_be_chosen() -> None:
 async def test_calls_are_recorded_with_their_ids() -> None:
     """`calls` contains the verb and the ids of every call, failed or not."""
     store = FaultyStore(MemoryStore())
-    grant = await granted(require_lease(store))
+    grant = await acquire_run(require_lease(store))
     await require_journal(store).append([step(grant, 1, "a"), Entry("other", 1, 1, b"{}")])
     await store.claim("ana", timedelta(seconds=1), 1)
     await store.list()

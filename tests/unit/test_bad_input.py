@@ -443,7 +443,7 @@ async def test_the_valid_arguments_are_valid(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_parameter_is_in_the_table(name: str) -> None:
-    """Also parameters that are added later."""
+    """This includes parameters that are added later."""
     case = CASES[name]
     parameters = inspect.signature(case.make()).parameters.values()
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

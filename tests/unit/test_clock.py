@@ -143,7 +143,7 @@ def test_cron_for_a_local_time_that_is_repeated(expr: str) -> None:
 
 @pytest.mark.parametrize("day", [(2026, 3, 29), (2026, 10, 25)])
 def test_cron_with_wildcards_keeps_its_interval(day: tuple[int, int, int]) -> None:
-    """Every half hour, also when clocks are set forward or back."""
+    """It matches every half hour, even when clocks are set forward or back."""
     cron = Cron("*/30 * * * *", tz="Europe/Berlin")
     previous = berlin(*day)
     for _ in range(12):

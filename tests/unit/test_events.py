@@ -38,12 +38,12 @@ async def failing(step: Step) -> None:
 
 
 def names(events: list[Any]) -> list[str]:
-    """Each event as a subscriber would call it: a step by its key, an end by its type."""
+    """Return a name for each event: the key of a step, the type of an end."""
     return [event.step_id or event.type.removeprefix("workflow_") for event in events]
 
 
 async def received(body: Body, **how: Any) -> list[str]:
-    """What a subscriber hears of one run."""
+    """Run the function and return the names of the events that a subscriber receives."""
     workflow = Workflow("w")
     events: list[Any] = []
     workflow.subscribe(events.append, **how)
@@ -53,7 +53,7 @@ async def received(body: Body, **how: Any) -> list[str]:
 
 
 async def types_of(body: Body, **options: Any) -> list[str]:
-    """The types of all events of one run, each step's with its key."""
+    """Run the function and return the types of all events, those of steps with their keys."""
     events: list[Any] = []
     await Workflow("w", on_event=events.append, **options).run(body)
     return [f"{e.type} {e.key}" if hasattr(e, "key") else e.type for e in events]
@@ -134,7 +134,7 @@ class TestSubscribe:
         assert names(events) == ["complete"]
 
     async def test_the_end_of_a_cancelled_run_is_published(self) -> None:
-        """As `workflow_cancelled`, also after a burst."""
+        """As `workflow_cancelled`, even after a burst."""
         workflow = Workflow("w")
         events: list[Any] = []
         workflow.subscribe(events.append, mode="async", coalesce="latest")
@@ -225,7 +225,7 @@ class TestSubscribe:
         assert "".join(log) == "121212" + "222"
 
     async def test_a_listener_may_unsubscribe_itself(self) -> None:
-        """Also while it is being called."""
+        """Even while it is being called."""
         workflow = Workflow("w")
         events: list[Any] = []
 

@@ -44,7 +44,7 @@ def test_a_success_is_true_and_a_failure_false() -> None:
 
 
 def test_unwrap_returns_the_value() -> None:
-    """Also if it is None."""
+    """Even if it is None."""
     assert Ok(5).unwrap() == 5
     assert Ok(None).unwrap() is None
 
@@ -120,7 +120,7 @@ def test_results_are_values(result: Ok[list[int]] | Err[str]) -> None:
 def test_results_are_immutable() -> None:
     """Attributes can be neither changed nor added."""
     with pytest.raises(FrozenInstanceError):
-        Ok(1).value = 2  # type: ignore[misc]  # the very thing that must not work
+        Ok(1).value = 2  # type: ignore[misc]  # what is tested
     assert not hasattr(Ok(1), "__dict__")
     assert not hasattr(Err(1), "__dict__")
 

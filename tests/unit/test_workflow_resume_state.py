@@ -34,7 +34,7 @@ async def test_run_with_state_returns_the_result_and_the_state() -> None:
 
 
 async def test_recorded_steps_of_a_state_do_not_run() -> None:
-    """Successes and failures are replayed, also from the stringified state."""
+    """Successes and failures are replayed, from the stringified state too."""
     counted = Counted()
     _, state = await Workflow("w").run_with_state(counted.body)
     counted.ran.clear()

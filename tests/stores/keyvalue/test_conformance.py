@@ -26,16 +26,16 @@ from perdure.stores.keyvalue.documents import Documents
 from perdure.stores.keyvalue.wakes import KeyValueWakes
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance import StoreConformance, harness
-from perdure.testing.conformance.harness import asked, rested
+from perdure.testing.conformance.harness import request_run, write_rest
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.stores.append_speed import cost_of_length
 from tests.stores.crashes import (
     HOUR,
     VERBS,
     Crash,
-    deletes_whole,
+    check_delete,
+    check_rest_with_delete,
     finishes,
-    goes_whole,
     step,
     survives_crash,
 )
@@ -219,7 +219,7 @@ class TestCrashes:
         for writes in range(20):
             kv = MemoryKeyValue(clock=clock)
             dying = keyvalue(DyingKeyValue(kv, writes), clock=clock)
-            if await goes_whole(keyvalue(kv, clock=clock), dying):
+            if await check_rest_with_delete(keyvalue(kv, clock=clock), dying):
                 return
         pytest.fail("this rest makes more than 20 writes")
 
@@ -228,7 +228,7 @@ class TestCrashes:
         for writes in range(20):
             kv = MemoryKeyValue(clock=clock)
             dying = keyvalue(DyingKeyValue(kv, writes), clock=clock)
-            if await deletes_whole(keyvalue(kv, clock=clock), dying):
+            if await check_delete(keyvalue(kv, clock=clock), dying):
                 return
         pytest.fail("deleting makes more than 20 writes")
 
@@ -444,15 +444,15 @@ class TestTakeOver:
         """An owner that is paused at any read gets neither an error nor a snapshot without its
         journal, which another owner has removed in the meantime."""
         at = timedelta(0)
-        old = await harness.granted(store, "run", "ana", at)
+        old = await harness.acquire_run(store, "run", "ana", at)
         await store.append([step(old, 1, "a")])
 
         async def take_over() -> None:
-            new = await harness.granted(store, "run", "cem")
-            assert await rested(store, new, Rest("suspended"), "a", "b") is Verdict.ACCEPTED
+            new = await harness.acquire_run(store, "run", "cem")
+            assert await write_rest(store, new, Rest("suspended"), "a", "b") is Verdict.ACCEPTED
 
         paused = keyvalue(PausedKeyValue(kv, n, take_over), clock=clock)
-        grant = await asked(paused, "run", "bob", at)
+        grant = await request_run(paused, "run", "bob", at)
         assert grant is not None
         assert list(grant.snapshot["steps"]) in (["a"], ["a", "b"])
 

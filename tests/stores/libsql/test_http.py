@@ -98,7 +98,7 @@ async def test_a_response_may_have_any_form(answer: bytes) -> None:
 @pytest.mark.parametrize(
     "answer", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{", b"?\r\n\r\n"]
 )
-async def test_an_incomplete_response_is_no_response(answer: bytes) -> None:
+async def test_an_incomplete_response_is_an_error(answer: bytes) -> None:
     """The error says that the server may have received the request."""
     async with hosted(answer) as (host, http):
         with pytest.raises(NoResponse, match="may have received") as raised:

@@ -11,7 +11,7 @@ from perdure.store import Entry, LeaseRequest, NewRun, Rest, Store
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance import StoreConformance
-from perdure.testing.conformance.harness import appended, granted, rested, step
+from perdure.testing.conformance.harness import acquire_run, append_entries, step, write_rest
 from perdure.testing.conformance.samples import as_json, snapshot
 from perdure.testing.faults import FaultyStore
 
@@ -62,7 +62,7 @@ async def test_a_value_that_is_not_json_is_refused() -> None:
 async def test_every_method_of_a_closed_store_raises_store_closed() -> None:
     """No method works after `close`."""
     store = MemoryStore()
-    grant = await granted(store)
+    grant = await acquire_run(store)
     await store.close()
     calls = [
         store.save("run", snapshot()),
@@ -109,7 +109,7 @@ async def test_an_unreadable_run_is_named_and_can_be_deleted() -> None:
 async def test_a_naive_datetime_is_refused() -> None:
     """Without a time zone it would be a different time on another machine."""
     store = MemoryStore()
-    grant = await granted(store)
+    grant = await acquire_run(store)
     naive = datetime(2030, 1, 1)
     with pytest.raises(InvalidArgument):
         await store.due(naive, 1)
@@ -118,7 +118,7 @@ async def test_a_naive_datetime_is_refused() -> None:
     with pytest.raises(InvalidArgument):
         await store.enqueue([NewRun("new", "order", as_json(snapshot()), naive)])
     with pytest.raises(InvalidArgument):
-        await rested(store, grant, Rest("suspended", naive), "a")
+        await write_rest(store, grant, Rest("suspended", naive), "a")
     assert await store.load("new") is None
     assert await store.load("run") == snapshot()
 
@@ -128,7 +128,7 @@ async def test_wake_times_are_returned_in_utc() -> None:
     store = MemoryStore(clock=(clock := TestClock()))
     wake_at = clock.now().astimezone(timezone(timedelta(hours=2)))
     await store.enqueue([NewRun("new", "order", as_json(snapshot()), wake_at)])
-    await rested(store, await granted(store), Rest("suspended", wake_at))
+    await write_rest(store, await acquire_run(store), Rest("suspended", wake_at))
     due = await store.due(clock.now(), 10)
     assert [(run.wake_at, run.wake_at.tzinfo) for run in due] == [(clock.now(), UTC)] * 2
 
@@ -191,19 +191,19 @@ async def test_notifications_are_sent_for_due_runs_and_not_for_sleeping_ones() -
     for is_due in (True, False, True):
         waiting = await next_notification(notifications)
         wake_at = clock.now() if is_due else clock.now() + MINUTE
-        await rested(store, await granted(store), Rest("suspended", wake_at))
+        await write_rest(store, await acquire_run(store), Rest("suspended", wake_at))
         await asyncio.sleep(0)
         assert waiting.done() == is_due
         if not is_due:
-            await store.release([(await granted(store)).lease])
+            await store.release([(await acquire_run(store)).lease])
         await waiting
 
 
 async def test_an_append_does_not_touch_previous_entries() -> None:
     """An append costs the same however long the run is."""
     store = MemoryStore()
-    grant = await granted(store)
-    await appended(store, *(step(grant, n, f"{n}") for n in range(5_000)))
+    grant = await acquire_run(store)
+    await append_entries(store, *(step(grant, n, f"{n}") for n in range(5_000)))
     run = store._backend.runs.get("run")
     assert run is not None
     before = {position: id(data) for position, data in run.journal.items()}

@@ -50,7 +50,7 @@ def test_migrations_are_numbered_without_a_gap() -> None:
 
 
 async def test_an_interrupted_migration_is_applied_again(mysql_url: str) -> None:
-    """Creating a table cannot be rolled back: a crash may prevent that it is recorded."""
+    """Creating a table cannot be rolled back: a crash may occur before it is recorded."""
     async with mysql(mysql_url) as store:
         await store.save("run", snapshot("a"))
     schema = schema_at(mysql_url)

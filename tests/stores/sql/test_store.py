@@ -19,7 +19,7 @@ from perdure.stores._migrations import Migration, read_migrations
 from perdure.stores.sql import sqlalchemy_client
 from perdure.stores.sql.client import query
 from perdure.stores.sql.dialects import number_parameters
-from perdure.testing.conformance.harness import asked, granted, rested, step
+from perdure.testing.conformance.harness import acquire_run, request_run, step, write_rest
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 from tests.stores.sql.clients import (
     AiosqliteClient,
@@ -82,14 +82,14 @@ async def test_a_run_that_is_lost_while_it_is_read_is_not_granted(tmp_path: Path
         store, at = SqlStore(client, dialect="sqlite"), timedelta(0)
 
         async def take_over() -> None:
-            grant = await granted(store, "run", "cem")
-            assert await rested(store, grant, Rest("suspended"), "a", "b") is Verdict.ACCEPTED
+            grant = await acquire_run(store, "run", "cem")
+            assert await write_rest(store, grant, Rest("suspended"), "a", "b") is Verdict.ACCEPTED
 
         for n in range(1, 12):
-            old = await granted(store, "run", "ana", at)
+            old = await acquire_run(store, "run", "ana", at)
             await store.append([step(old, 1, "a")])
             paused = SqlStore(PausedClient(client, n, take_over), dialect="sqlite")
-            grant = await asked(paused, "run", "bob", at)
+            grant = await request_run(paused, "run", "bob", at)
             assert grant is None or list(grant.snapshot["steps"]) in (["a"], ["a", "b"])
             await store.delete("run")
 
@@ -141,7 +141,7 @@ async def test_a_crash_between_statements_leaves_the_state_before_or_after(
         client, set_up = AiosqliteClient(connection), 2
         store = SqlStore(client, dialect="sqlite")
         for statements in range(30):
-            grant = await granted(store, "run")
+            grant = await acquire_run(store, "run")
             await store.append([step(grant, 1, "a")])
             await store.send("run", "paid", b"1")
             [message] = await store.inbox("run")

@@ -96,7 +96,7 @@ async def test_only_the_star_is_special(kv: SqliteKeyValue, key: str) -> None:
 
 
 async def test_a_star_matches_any_string(kv: SqliteKeyValue) -> None:
-    """Also an empty one, and at any place."""
+    """Even an empty one, and anywhere in the pattern."""
     for name in ("ab", "axb", "ax/yb", "b"):
         await kv.set(name, name)
     assert await kv.keys("a*b") == ["ab", "ax/yb", "axb"]

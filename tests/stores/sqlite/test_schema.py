@@ -1,4 +1,4 @@
-"""The SQLite schema: created by numbered migrations, also in a table that awaitly created."""
+"""The SQLite schema: created by numbered migrations, even in a table that awaitly created."""
 
 import asyncio
 import json
@@ -167,7 +167,7 @@ async def test_awaitlys_times_are_listed_in_order_with_ours(
 async def test_a_list_continues_after_any_time_that_another_program_wrote(
     path: Path, awaitly: sqlite3.Connection
 ) -> None:
-    """One run at a time lists each run once, also those of the same second and without a time."""
+    """Pages of one run list each run once, even those of the same second or without a time."""
     at = ["2024-05-01T09:30:00.000000Z", "2024-05-01 09:30:00", "2024-05-01", None, "yesterday"]
     for n, time in enumerate(at):
         awaitly.execute("INSERT INTO awaitly_snapshots VALUES (?, '{}', ?)", (f"{n}", time))

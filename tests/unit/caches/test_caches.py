@@ -110,7 +110,7 @@ class TestAnyCache:
         assert await face.get("a") == record([1])
 
     async def test_a_record_expires_after_its_ttl(self, cache: Any, clock: TestClock) -> None:
-        """Also in a dict and in a cache that does not support `ttl`."""
+        """Even in a dict and in a cache that does not support `ttl`."""
         face = as_cache(cache, clock=clock)
         await face.set("a", record(1), ttl=HOUR)
         await clock.advance(HOUR - timedelta(seconds=1))

@@ -354,7 +354,7 @@ def test_a_restored_attrs_instance_can_cache_its_hash() -> None:
 
 
 def test_attributes_set_by_post_init_are_restored() -> None:
-    """Also those that are not data, such as a lock."""
+    """This includes those that are not data, such as a lock."""
     value = Derived([1, 2])
     assert value.double == 6
     restored = prepared(value, Derived).value

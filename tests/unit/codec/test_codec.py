@@ -134,7 +134,7 @@ def test_the_function_sees_what_a_replay_returns(value: object) -> None:
 
 
 def test_nan_and_signed_zero_are_restored() -> None:
-    """Also numbers that `==` does not distinguish."""
+    """So are other numbers that `==` cannot tell apart."""
     assert math.isnan(round_trip(float("nan")))
     assert repr(round_trip([-0.0, Decimal("sNaN123"), complex("nan")])) == (
         "[-0.0, Decimal('sNaN123'), (nan+0j)]"
@@ -248,14 +248,14 @@ def test_a_subclass_becomes_its_base_and_a_loss(value: object, base: object) -> 
 
 
 def test_an_ordered_dict_keeps_its_order() -> None:
-    """The order of `items()`, also after `move_to_end`."""
+    """It is the order of `items()`, even after `move_to_end`."""
     value = OrderedDict(a=1, b=2)
     value.move_to_end("a")
     assert list(prepared(value).value) == ["b", "a"]
 
 
 def test_a_cycle_is_cut_where_it_closes() -> None:
-    """The reference restored to an enclosing container is lost."""
+    """The reference back to an enclosing container is lost."""
     value: dict[str, object] = {"a": [1]}
     value["a"] = [1, value]
     result = prepared(value)

@@ -141,26 +141,26 @@ TAGGED_JSON = st.recursive(
 )
 
 
-def shown(value: Any) -> str:
-    """Give a text that is the same for the same values only, to the type and the sign of zero."""
+def describe(value: Any) -> str:
+    """Return a string that differs if two values differ, even in a type or the sign of a zero."""
     match value:
         case list() | tuple():
-            inside = ",".join(map(shown, value))
+            inside = ",".join(map(describe, value))
         case dict():
-            inside = ",".join(map(shown, value.items()))
+            inside = ",".join(map(describe, value.items()))
         case set() | frozenset():
-            inside = ",".join(sorted(map(shown, value)))
+            inside = ",".join(sorted(map(describe, value)))
         case Ok():
-            inside = shown(value.value)
+            inside = describe(value.value)
         case Err():
-            inside = shown((value.error, value.cause))
+            inside = describe((value.error, value.cause))
         case _:
             inside = repr(value)
     return f"{type(value).__name__}({inside})"
 
 
 def same(left: Any, right: Any) -> bool:
-    return shown(left) == shown(right)
+    return describe(left) == describe(right)
 
 
 MANY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -193,7 +193,7 @@ def test_encoded_data_are_json(value: Any) -> None:
 
 @MANY
 @given(VALUES)
-def test_encoding_a_restored_value_gives_the_same_bytes(value: Any) -> None:
+def test_encoding_a_restored_value_returns_the_same_bytes(value: Any) -> None:
     """A resumed run stores what the first one stored."""
     data = encode(value)
     assert dumps(encode(decode(data))) == dumps(data)

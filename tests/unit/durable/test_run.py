@@ -185,7 +185,7 @@ async def failed_order(store: Store, **options: Any) -> Order:
 
 
 async def test_a_failed_step_runs_again_when_its_retry_was_cancelled(store: Any) -> None:
-    """A step that the retry recorded before does not bring the old failure back."""
+    """A step that the retry recorded before it was cancelled does not restore the failure."""
     order = await failed_order(store)
     order.b = "hangs"
     retry = asyncio.ensure_future(run(order.process, store))
@@ -202,8 +202,9 @@ async def test_a_failed_step_runs_again_when_its_retry_was_cancelled(store: Any)
 @pytest.mark.parametrize("how", ["before", "after"])
 @pytest.mark.parametrize("has_journal", [True, False], ids=["journal", "snapshots only"])
 async def test_a_retry_survives_a_crash_at_any_store_call(how: How, has_journal: bool) -> None:
-    """Recorded steps answer and the failed one runs again, also when the crash came after "c" was
-    recorded and before "b" was.
+    """Recorded steps are replayed and the failed one runs again.
+
+    This includes a crash after "c" was recorded and before "b" was.
     """
     for n in count(1):
         calls.clear()

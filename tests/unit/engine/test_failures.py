@@ -142,7 +142,7 @@ async def test_a_known_exception_is_the_same_after_a_replay(error: Exception) ->
     assert first.unwrap() == second.unwrap()
 
 
-async def test_an_unknown_exception_is_a_step_error_also_before_a_replay() -> None:
+async def test_an_unknown_exception_is_a_step_error_even_before_a_replay() -> None:
     """A class that cannot be restored after a crash is not raised before it either."""
 
     async def body(step: Step) -> Any:

@@ -123,7 +123,7 @@ class TestCalling:
 
 class TestKeys:
     async def test_calls_with_one_key_are_one_step(self) -> None:
-        """A later call returns the recorded value, also when all are made concurrently."""
+        """A later call returns the recorded value, even if all are made concurrently."""
         calls: list[int] = []
 
         async def pay() -> int:

@@ -65,7 +65,7 @@ async def test_an_instance_is_restored_by_its_type(how: str) -> None:
     assert await run_and_replay(body) == (Ok(user), Ok(user))
 
 
-async def test_a_value_that_cannot_be_restored_is_changed_also_before_a_replay(
+async def test_a_value_that_cannot_be_restored_is_changed_even_before_a_replay(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A warning names the step and the path, in the log and in the snapshot."""
@@ -101,7 +101,7 @@ async def test_a_value_that_cannot_be_recorded_ends_the_run() -> None:
 
 
 async def test_changing_a_value_does_not_change_its_record() -> None:
-    """The workflow function owns the value it got, also on replay."""
+    """The workflow function owns the value it got, on a replay too."""
 
     async def body(step: Step) -> Any:
         value: dict[str, Any] = await step("x", lambda: {"items": [1]})

@@ -265,7 +265,7 @@ class TestText:
 
 class TestSnapshots:
     def test_records_are_valid_in_a_snapshot(self) -> None:
-        """Also that of a failure without a cause."""
+        """This includes the record of a failure without a cause."""
         original = state(a=Ok(1), b=Err("E"), c=Err("E", ValueError("x")))
         snapshot = new_snapshot(now=NOW)
         snapshot["steps"] = records_of(original)

@@ -115,7 +115,7 @@ def test_a_value_of_the_return_type_is_marked_as_typed() -> None:
     assert (result, error) == (Ok(User("ana")), None)
 
 
-def test_a_value_that_cannot_come_back_is_reported() -> None:
+def test_a_value_that_cannot_be_restored_is_reported() -> None:
     """The function sees what was recorded, and the path of the loss is known."""
     record, visible, losses = success_record(Call(), [User("ana")], AT, 0)
     assert visible == stored(record)["value"] == [{"name": "ana", "tags": []}]
@@ -161,7 +161,7 @@ def test_a_declared_exception_is_raised_again_by_its_class() -> None:
 
 
 @pytest.mark.parametrize("cause", [None, ValueError("why")])
-def test_a_returned_err_comes_back_as_step_failed(cause: ValueError | None) -> None:
+def test_a_returned_err_is_restored_as_step_failed(cause: ValueError | None) -> None:
     """First and replayed, the function sees the same error; a missing cause stays missing."""
     record, visible, _ = failure_record(Call(), Err("no", cause), (), AT, 0)
     data = stored(record)
@@ -174,7 +174,7 @@ def test_a_returned_err_comes_back_as_step_failed(cause: ValueError | None) -> N
     assert (result.error, repr(result.cause)) == ("no", repr(cause))
 
 
-def test_the_error_of_an_err_comes_back_by_the_error_type() -> None:
+def test_the_error_of_an_err_is_restored_by_the_error_type() -> None:
     record, visible, _ = failure_record(Call(errors=User), Err(User("ana")), (), AT, 0)
     assert stored(record)["typed"] is True
     result, replayed = result_of(stored(record), "fetch", lambda: None, (), lambda: User)

@@ -11,14 +11,14 @@ from perdure.store import Store
 from perdure.testing.conformance.harness import (
     TICK,
     Harness,
-    appended,
-    asked,
-    granted,
-    listed,
+    acquire_run,
+    append_entries,
     need_journal,
     need_lease,
+    request_run,
     step,
     steps_of,
+    summary_of,
 )
 from perdure.testing.conformance.samples import snapshot
 
@@ -65,18 +65,18 @@ class SaveChecks(Harness):
     async def test_save_replaces_the_journal(self, store: Store) -> None:
         """The previous state, journal included, is gone."""
         journal = need_journal(store)
-        grant = await granted(journal)
-        await appended(journal, step(grant, 1, "a"))
+        grant = await acquire_run(journal)
+        await append_entries(journal, step(grant, 1, "a"))
         await journal.save("run", snapshot("b"))
         assert await steps_of(journal) == ["b"]
 
     async def test_save_increases_the_epoch(self, store: Store) -> None:
         """The run's epoch increases, so that the previous owner is fenced out."""
         leases = need_lease(store)
-        before = await granted(leases)
+        before = await acquire_run(leases)
         await leases.save("run", snapshot("b"))
         assert list(await leases.renew([before.lease], self.short)) == [None]
-        after = await asked(leases)
+        after = await request_run(leases)
         assert after is not None
         assert after.lease.epoch > before.lease.epoch
 
@@ -111,10 +111,10 @@ class DeleteChecks(Harness):
     async def test_delete_removes_journal_and_lease(self, store: Store) -> None:
         """Delete the run with its journal and lease: a new run with the id is new."""
         journal = need_journal(store)
-        old = await granted(journal, owner="ana")
-        await appended(journal, step(old, 1, "a"))
+        old = await acquire_run(journal, owner="ana")
+        await append_entries(journal, step(old, 1, "a"))
         await journal.delete("run")
-        new = await granted(journal, owner="bob")
+        new = await acquire_run(journal, owner="bob")
         assert new.created
         assert list(new.snapshot["steps"]) == []
 
@@ -123,10 +123,10 @@ class DeleteChecks(Harness):
         leases = need_lease(store)
         epochs = []
         for _ in range(5):
-            epochs.append((await granted(leases)).lease.epoch)
+            epochs.append((await acquire_run(leases)).lease.epoch)
             await leases.delete("run")
         await leases.save("run", snapshot())
-        saved = await asked(leases)
+        saved = await request_run(leases)
         assert saved is not None
         epochs.append(saved.lease.epoch)
         assert epochs == sorted(set(epochs))
@@ -186,7 +186,7 @@ class ListChecks(Harness):
     async def test_updated_at_is_iso_8601_with_milliseconds(self, store: Store) -> None:
         """`updated_at` is ISO 8601 in UTC with milliseconds and `Z`."""
         await store.save("run", snapshot())
-        assert ISO_UTC_MILLISECONDS.fullmatch((await listed(store)).updated_at)
+        assert ISO_UTC_MILLISECONDS.fullmatch((await summary_of(store)).updated_at)
 
     async def test_prefix_is_exact_and_case_sensitive(self, store: Store) -> None:
         """`prefix` is exact and case-sensitive."""
@@ -214,7 +214,7 @@ class ListChecks(Harness):
         for name in ("order", "Order", "ord_r"):
             runs = await store.list(workflow=name)
             assert [(run.id, run.workflow) for run in runs] == [(name, name)]
-        assert (await listed(store, "nameless")).workflow is None
+        assert (await summary_of(store, "nameless")).workflow is None
 
     async def test_paging_skips_and_repeats_nothing(self, store: Store) -> None:
         """No run is skipped or repeated, even when many were updated at the same time."""

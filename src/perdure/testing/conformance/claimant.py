@@ -13,7 +13,7 @@ from typing import cast
 
 from perdure.store import Rest, Store
 from perdure.stores import open_store
-from perdure.testing.conformance.harness import need_schedule, rested
+from perdure.testing.conformance.harness import need_schedule, write_rest
 
 
 def open_by_name(where: str) -> Store:
@@ -33,7 +33,7 @@ async def claim_all(where: str, owner: str) -> list[str]:
     ids: list[str] = []
     while grants := await store.claim(owner, timedelta(minutes=1), 5):
         for grant in grants:
-            await rested(store, grant, Rest("completed"))
+            await write_rest(store, grant, Rest("completed"))
             ids.append(grant.lease.id)
     await store.close()
     return ids

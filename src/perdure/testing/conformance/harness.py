@@ -48,7 +48,7 @@ class MessagingStore(ScheduledStore, InboxStore, Protocol):
     """A store with journal, lease, schedule and inbox."""
 
 
-class Everything(MessagingStore, MaintenanceStore, Protocol):
+class FullStore(MessagingStore, MaintenanceStore, Protocol):
     """A store with all abilities except transactions and notifications."""
 
 
@@ -162,10 +162,10 @@ def need_maintenance(store: Store) -> MaintainedStore:
     return cast(MaintainedStore, store)
 
 
-def need_everything(store: Store) -> Everything:
+def need_everything(store: Store) -> FullStore:
     """Return the store as one with all abilities except transactions and notifications, or skip."""
     need(store, "maintenance", "inbox", "schedule", "journal", "lease")
-    return cast(Everything, store)
+    return cast(FullStore, store)
 
 
 def need_transaction(store: Store) -> TransactingStore:
@@ -182,7 +182,7 @@ def need_atomic_lease(store: Store) -> Capabilities:
     return declared
 
 
-async def granted(
+async def acquire_run(
     store: LeaseStore,
     id: str = "run",
     owner: str = "ana",
@@ -197,7 +197,7 @@ async def granted(
     return grant
 
 
-async def asked(
+async def request_run(
     store: LeaseStore, id: str = "run", owner: str = "bob", ttl: timedelta = LONG
 ) -> Grant | None:
     """Request the lease of an existing run and return the answer."""
@@ -205,12 +205,12 @@ async def asked(
     return grant
 
 
-async def appended(store: JournalStore, *entries: Entry) -> list[Verdict]:
+async def append_entries(store: JournalStore, *entries: Entry) -> list[Verdict]:
     """Append the entries and return the verdicts."""
     return list(await store.append(entries))
 
 
-async def rested(
+async def write_rest(
     store: JournalStore, grant: Grant, rest: Rest, *steps: str, n: int = 1_000
 ) -> Verdict:
     """Append a rest with these steps in its snapshot and return the verdict."""
@@ -227,7 +227,7 @@ def step(grant: Grant, n: int, *keys: str, consumes: tuple[str, ...] = ()) -> En
 
 async def store_time(store: LeaseStore) -> datetime:
     """Return the store's time, truncated to milliseconds, which every store supports."""
-    grant = await granted(store, "clock", "clock")
+    grant = await acquire_run(store, "clock", "clock")
     await store.delete("clock")
     return grant.now.replace(microsecond=grant.now.microsecond // 1000 * 1000)
 
@@ -239,7 +239,7 @@ async def steps_of(store: Store, id: str = "run") -> list[str]:
     return list(loaded["steps"])
 
 
-async def listed(store: Store, id: str = "run") -> RunSummary:
+async def summary_of(store: Store, id: str = "run") -> RunSummary:
     """Return the summary of one run."""
     runs = [run for run in await store.list(prefix=id) if run.id == id]
     assert len(runs) == 1, f"the run {id!r} is listed {len(runs)} times"

@@ -20,15 +20,15 @@ from perdure.testing.conformance.base import pages_of
 from perdure.testing.conformance.harness import (
     LONG,
     Harness,
-    appended,
-    granted,
+    acquire_run,
+    append_entries,
     need_inbox,
     need_journal,
     need_lease,
     need_schedule,
-    rested,
     step,
     steps_of,
+    write_rest,
 )
 from perdure.testing.conformance.samples import as_json, snapshot
 from perdure.validation import MAX_ID_LENGTH
@@ -188,7 +188,7 @@ class HostileIdChecks(Harness):
             for number, grant in enumerate(grants)
             if grant is not None
         ]
-        assert await appended(journal, *entries) == [Verdict.ACCEPTED] * len(NAMES)
+        assert await append_entries(journal, *entries) == [Verdict.ACCEPTED] * len(NAMES)
         for number, id in enumerate(NAMES):
             assert await steps_of(journal, id) == [f"step {number}"], ascii(id)
 
@@ -211,7 +211,7 @@ class HostileIdChecks(Harness):
         owners = [name for name in NAMES if len(name) < 100]
         for number, owner in enumerate(owners):
             other = owners[number - 1]
-            grant = await granted(leases, owner=owner)
+            grant = await acquire_run(leases, owner=owner)
             assert grant.lease.owner == owner
             assert list(await leases.acquire([LeaseRequest("run", other, LONG)])) == [None], ascii(
                 owner
@@ -243,8 +243,8 @@ class HostileNameChecks(Harness):
         """An unowned run that awaits `name` becomes due at once: exactly that run."""
         inboxes = need_inbox(store)
         for number, name in enumerate(NAMES):
-            grant = await granted(inboxes, f"{number}")
-            await rested(inboxes, grant, Rest("waiting", None, (name, f"never {number}")))
+            grant = await acquire_run(inboxes, f"{number}")
+            await write_rest(inboxes, grant, Rest("waiting", None, (name, f"never {number}")))
         for number, name in enumerate(NAMES):
             await inboxes.send(f"{number}", name, b"1")
             (claimed,) = await inboxes.claim("ana", LONG, 10)
@@ -255,7 +255,7 @@ class HostileNameChecks(Harness):
         """Exactly this name: a similar one does not count."""
         inboxes = need_inbox(store)
         awaited = NAMES[::2]
-        await rested(inboxes, await granted(inboxes), Rest("waiting", None, tuple(awaited)))
+        await write_rest(inboxes, await acquire_run(inboxes), Rest("waiting", None, tuple(awaited)))
         for name in NAMES[1::2]:
             await inboxes.send("run", name, b"1")
         assert list(await inboxes.claim("ana", LONG, 10)) == []
@@ -263,7 +263,7 @@ class HostileNameChecks(Harness):
     async def test_dedup_ids_may_be_any_string(self, store: Store) -> None:
         """A `dedup_id` is any string, and no two are equal."""
         inboxes = need_inbox(store)
-        await granted(inboxes)
+        await acquire_run(inboxes)
         first = [await inboxes.send("run", "paid", b"1", dedup_id=name) for name in NAMES]
         again = [await inboxes.send("run", "paid", b"1", dedup_id=name) for name in NAMES]
         assert first == [Delivery.DELIVERED] * len(NAMES)
@@ -278,10 +278,10 @@ class HostileNameChecks(Harness):
         """In the order they were recorded, through journal and rest."""
         journal = need_journal(store)
         keys = ["\0", *reversed(NAMES), ""]
-        grant = await granted(journal)
-        await appended(journal, *(step(grant, n, key) for n, key in enumerate(keys)))
+        grant = await acquire_run(journal)
+        await append_entries(journal, *(step(grant, n, key) for n, key in enumerate(keys)))
         assert await steps_of(journal) == keys
-        await rested(journal, grant, Rest("completed"), *keys)
+        await write_rest(journal, grant, Rest("completed"), *keys)
         assert await steps_of(journal) == keys
 
 

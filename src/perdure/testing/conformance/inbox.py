@@ -7,12 +7,12 @@ from perdure.testing.conformance.harness import (
     LONG,
     Harness,
     MessagingStore,
-    appended,
-    granted,
+    acquire_run,
+    append_entries,
     need_inbox,
-    rested,
     step,
     store_time,
+    write_rest,
 )
 from perdure.testing.conformance.samples import as_json, snapshot
 from perdure.testing.conformance.schedule import claimed_ids, due_ids, new_run
@@ -29,7 +29,7 @@ class SendChecks(Harness):
     async def test_send_puts_a_message_in_the_inbox(self, store: Store) -> None:
         """Put a message in the run's inbox."""
         inboxes = need_inbox(store)
-        await granted(inboxes)
+        await acquire_run(inboxes)
         payload = as_json({"by": "ana", "n": [1, None]})
         assert await inboxes.send("run", "paid", payload) is Delivery.DELIVERED
         (message,) = await inboxes.inbox("run")
@@ -49,7 +49,7 @@ class SendChecks(Harness):
     async def test_an_event_may_be_sent_repeatedly(self, store: Store) -> None:
         """Without a `dedup_id` each message is a separate one."""
         inboxes = need_inbox(store)
-        await granted(inboxes)
+        await acquire_run(inboxes)
         for _ in range(3):
             assert await inboxes.send("run", "paid", b"1") is Delivery.DELIVERED
         messages = await inboxes.inbox("run")
@@ -59,7 +59,7 @@ class SendChecks(Harness):
         """No such run: nothing is kept for a later one."""
         inboxes = need_inbox(store)
         assert await inboxes.send("run", "paid", b"1") is Delivery.UNKNOWN
-        await granted(inboxes)
+        await acquire_run(inboxes)
         assert await names(inboxes) == []
         assert list(await inboxes.inbox("missing")) == []
 
@@ -67,15 +67,15 @@ class SendChecks(Harness):
         """The run is over."""
         inboxes = need_inbox(store)
         for status in ("completed", "failed", "cancelled"):
-            await rested(inboxes, await granted(inboxes), Rest(status))
+            await write_rest(inboxes, await acquire_run(inboxes), Rest(status))
             assert await inboxes.send("run", "paid", b"1") is Delivery.OVER
             assert await names(inboxes) == []
 
     async def test_a_dedup_id_that_was_used_is_a_duplicate(self, store: Store) -> None:
         """A `dedup_id` that was used before for this run is a duplicate, whatever the message."""
         inboxes = need_inbox(store)
-        await granted(inboxes)
-        await granted(inboxes, "other")
+        await acquire_run(inboxes)
+        await acquire_run(inboxes, "other")
         assert await inboxes.send("run", "paid", b"1", dedup_id="x") is Delivery.DELIVERED
         assert await inboxes.send("run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
         assert await inboxes.send("run", "other", b"2", dedup_id="x") is Delivery.DUPLICATE
@@ -88,12 +88,12 @@ class SendChecks(Harness):
     ) -> None:
         """Even after the first message was consumed, and after a rest."""
         inboxes = need_inbox(store)
-        grant = await granted(inboxes)
+        grant = await acquire_run(inboxes)
         await inboxes.send("run", "paid", b"1", dedup_id="x")
         (message,) = await inboxes.inbox("run")
-        await appended(inboxes, step(grant, 1, "a", consumes=(message.id,)))
+        await append_entries(inboxes, step(grant, 1, "a", consumes=(message.id,)))
         assert await inboxes.send("run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
-        await rested(inboxes, grant, Rest("waiting", None, ("paid",)))
+        await write_rest(inboxes, grant, Rest("waiting", None, ("paid",)))
         assert await inboxes.send("run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
         assert await names(inboxes) == []
         assert await claimed_ids(inboxes) == []
@@ -101,11 +101,11 @@ class SendChecks(Harness):
     async def test_delete_removes_the_inbox(self, store: Store) -> None:
         """Delete the run with its inbox: a new run with the id has none of its messages."""
         inboxes = need_inbox(store)
-        await granted(inboxes)
+        await acquire_run(inboxes)
         await inboxes.send("run", "paid", b"1", dedup_id="x")
         await inboxes.delete("run")
         assert await names(inboxes) == []
-        grant = await granted(inboxes)
+        grant = await acquire_run(inboxes)
         assert grant.inbox == ()
         assert await inboxes.send("run", "paid", b"1", dedup_id="x") is Delivery.DELIVERED
 
@@ -116,60 +116,60 @@ class ConsumeChecks(Harness):
     async def test_a_message_is_consumed_by_the_entry_that_names_it(self, store: Store) -> None:
         """A message is consumed by the entry that names it in `consumes`, in the same write."""
         inboxes = need_inbox(store)
-        grant = await granted(inboxes)
+        grant = await acquire_run(inboxes)
         for name in ("a", "b", "c"):
             await inboxes.send("run", name, b"1")
         first, _, last = await inboxes.inbox("run")
         entry = step(grant, 1, "wait", consumes=(first.id, last.id))
-        assert await appended(inboxes, entry) == [Verdict.ACCEPTED]
+        assert await append_entries(inboxes, entry) == [Verdict.ACCEPTED]
         assert await names(inboxes) == ["b"]
 
     async def test_a_rest_consumes_messages(self, store: Store) -> None:
         """`consumes` are the ids of messages that this write consumes, with `rest` as without."""
         inboxes = need_inbox(store)
-        grant = await granted(inboxes)
+        grant = await acquire_run(inboxes)
         await inboxes.send("run", "paid", b"1")
         (message,) = await inboxes.inbox("run")
         rest = Rest("waiting", None, ("paid",))
         data = as_json(snapshot("a", status="waiting", event="paid"))
         entry = Entry("run", grant.lease.epoch, 1, data, consumes=(message.id,), rest=rest)
-        assert await appended(inboxes, entry) == [Verdict.ACCEPTED]
+        assert await append_entries(inboxes, entry) == [Verdict.ACCEPTED]
         assert await names(inboxes) == []
         assert await claimed_ids(inboxes) == []
 
     async def test_a_fenced_entry_consumes_nothing(self, store: Store) -> None:
         """In the same write: an entry that is refused consumes nothing."""
         inboxes = need_inbox(store)
-        old = await granted(inboxes)
+        old = await acquire_run(inboxes)
         await inboxes.send("run", "paid", b"1")
         (message,) = await inboxes.inbox("run")
         await inboxes.release([old.lease])
-        await granted(inboxes, owner="bob")
+        await acquire_run(inboxes, owner="bob")
         late = step(old, 1, "wait", consumes=(message.id,))
-        assert await appended(inboxes, late) == [Verdict.FENCED]
+        assert await append_entries(inboxes, late) == [Verdict.FENCED]
         assert await names(inboxes) == ["paid"]
 
     async def test_an_entry_after_a_rest_consumes_nothing(self, store: Store) -> None:
         """In the same write: an entry of a closed epoch is refused and consumes nothing."""
         inboxes = need_inbox(store)
-        grant = await granted(inboxes)
+        grant = await acquire_run(inboxes)
         await inboxes.send("run", "paid", b"1")
         (message,) = await inboxes.inbox("run")
-        await rested(inboxes, grant, Rest("waiting", None, ("other",)), n=1)
+        await write_rest(inboxes, grant, Rest("waiting", None, ("other",)), n=1)
         late = step(grant, 2, "wait", consumes=(message.id,))
-        assert await appended(inboxes, late) == [Verdict.FENCED]
+        assert await append_entries(inboxes, late) == [Verdict.FENCED]
         assert await names(inboxes) == ["paid"]
 
     async def test_a_consumed_message_may_be_named_again(self, store: Store) -> None:
         """An entry sent again changes nothing, and a missing message is not an error."""
         inboxes = need_inbox(store)
-        grant = await granted(inboxes)
+        grant = await acquire_run(inboxes)
         await inboxes.send("run", "paid", b"1")
         (message,) = await inboxes.inbox("run")
         entry = step(grant, 1, "wait", consumes=(message.id,))
         other = step(grant, 2, "more", consumes=(message.id, "no such message"))
-        assert await appended(inboxes, entry) == [Verdict.ACCEPTED]
-        assert await appended(inboxes, entry, other) == [Verdict.ACCEPTED] * 2
+        assert await append_entries(inboxes, entry) == [Verdict.ACCEPTED]
+        assert await append_entries(inboxes, entry, other) == [Verdict.ACCEPTED] * 2
 
     async def test_a_grant_includes_the_inbox(self, store: Store) -> None:
         """Everything its owner needs to continue: its messages, in order."""
@@ -194,7 +194,7 @@ class WakeChecks(Harness):
         later = await store_time(inboxes) + LONG
         for id, wake_at in (("with timeout", later), ("without", None)):
             rest = Rest("waiting", wake_at, ("other", "paid"))
-            await rested(inboxes, await granted(inboxes, id), rest)
+            await write_rest(inboxes, await acquire_run(inboxes, id), rest)
             await inboxes.send(id, "paid", b"1")
         assert sorted(await claimed_ids(inboxes)) == ["with timeout", "without"]
 
@@ -202,7 +202,9 @@ class WakeChecks(Harness):
         """A paused run is woken by an event in its `awaits`; other messages are kept."""
         inboxes = need_inbox(store)
         for id in ("woken", "paused"):
-            await rested(inboxes, await granted(inboxes, id), Rest("paused", None, ("resume",)))
+            await write_rest(
+                inboxes, await acquire_run(inboxes, id), Rest("paused", None, ("resume",))
+            )
         assert await inboxes.send("paused", "paid", b"1") is Delivery.DELIVERED
         await inboxes.send("woken", "resume", b"1")
         assert await claimed_ids(inboxes) == ["woken"]
@@ -211,7 +213,7 @@ class WakeChecks(Harness):
     async def test_an_event_with_another_name_does_not_wake_a_run(self, store: Store) -> None:
         """An unowned run that awaits `name`: exactly this name."""
         inboxes = need_inbox(store)
-        await rested(inboxes, await granted(inboxes), Rest("waiting", None, ("paid",)))
+        await write_rest(inboxes, await acquire_run(inboxes), Rest("waiting", None, ("paid",)))
         for name in ("Paid", "pai", "paid ", "p_id"):
             assert await inboxes.send("run", name, b"1") is Delivery.DELIVERED
         assert await claimed_ids(inboxes) == []
@@ -221,7 +223,7 @@ class WakeChecks(Harness):
         """Only a run that awaits the name becomes due; others keep their wake time."""
         inboxes = need_inbox(store)
         now = await store_time(inboxes)
-        await rested(inboxes, await granted(inboxes), Rest("suspended", now + LONG))
+        await write_rest(inboxes, await acquire_run(inboxes), Rest("suspended", now + LONG))
         await inboxes.send("run", "paid", b"1")
         assert await claimed_ids(inboxes) == []
         assert await due_ids(inboxes, now + 2 * LONG) == ["run"]
@@ -229,28 +231,28 @@ class WakeChecks(Harness):
     async def test_a_message_does_not_affect_the_owner(self, store: Store) -> None:
         """Only an *unowned* run becomes due: messages for an owned one wait."""
         inboxes = need_inbox(store)
-        await rested(inboxes, await granted(inboxes), Rest("waiting", None, ("paid",)))
-        owner = await granted(inboxes)
+        await write_rest(inboxes, await acquire_run(inboxes), Rest("waiting", None, ("paid",)))
+        owner = await acquire_run(inboxes)
         await inboxes.send("run", "paid", b"1")
         assert await claimed_ids(inboxes, "bob") == []
-        assert await appended(inboxes, step(owner, 1, "a")) == [Verdict.ACCEPTED]
+        assert await append_entries(inboxes, step(owner, 1, "a")) == [Verdict.ACCEPTED]
 
     async def test_a_rest_that_awaits_a_message_in_the_inbox_is_due_at_once(
         self, store: Store
     ) -> None:
         """A run whose rest awaits an unconsumed message in its inbox is due at once."""
         inboxes = need_inbox(store)
-        grant = await granted(inboxes)
+        grant = await acquire_run(inboxes)
         await inboxes.send("run", "paid", b"1")
-        await rested(inboxes, grant, Rest("waiting", None, ("other", "paid")))
+        await write_rest(inboxes, grant, Rest("waiting", None, ("other", "paid")))
         assert await claimed_ids(inboxes) == ["run"]
 
     async def test_a_rest_that_awaits_another_message_is_not_due(self, store: Store) -> None:
         """The name of an unconsumed message in its inbox: no other name."""
         inboxes = need_inbox(store)
-        grant = await granted(inboxes)
+        grant = await acquire_run(inboxes)
         await inboxes.send("run", "other", b"1")
-        await rested(inboxes, grant, Rest("waiting", None, ("paid",)))
+        await write_rest(inboxes, grant, Rest("waiting", None, ("paid",)))
         assert await claimed_ids(inboxes) == []
 
     async def test_a_message_for_an_enqueued_run_is_kept(self, store: Store) -> None:

@@ -6,16 +6,16 @@ from perdure.store import Lease, LeaseRequest, Rest, Store, Verdict
 from perdure.testing.conformance.harness import (
     LONG,
     Harness,
-    appended,
-    asked,
-    granted,
-    listed,
+    acquire_run,
+    append_entries,
     need_inbox,
     need_journal,
     need_lease,
-    rested,
+    request_run,
     step,
     steps_of,
+    summary_of,
+    write_rest,
 )
 from perdure.testing.conformance.samples import as_json, snapshot
 
@@ -27,7 +27,7 @@ class AcquireChecks(Harness):
         """Return for each request its lease and the run read under it."""
         leases = need_lease(store)
         await leases.save("run", snapshot("a"))
-        grant = await asked(leases, owner="ana")
+        grant = await request_run(leases, owner="ana")
         assert grant is not None
         assert (grant.lease.id, grant.lease.owner) == ("run", "ana")
         assert grant.snapshot == snapshot("a")
@@ -36,22 +36,22 @@ class AcquireChecks(Harness):
     async def test_another_owners_unexpired_lease_is_never_stolen(self, store: Store) -> None:
         """Not granted when another owner's lease is unexpired: it is never stolen."""
         leases = need_lease(store)
-        grant = await granted(leases, owner="ana")
-        assert await asked(leases, owner="bob") is None
+        grant = await acquire_run(leases, owner="ana")
+        assert await request_run(leases, owner="bob") is None
         assert list(await leases.renew([grant.lease], LONG)) != [None]
 
     async def test_an_expired_lease_can_be_taken_over(self, store: Store) -> None:
         """An expired lease can be taken over."""
         leases = need_lease(store)
-        await granted(leases, owner="ana", ttl=self.short)
+        await acquire_run(leases, owner="ana", ttl=self.short)
         await self.expire()
-        assert await asked(leases, owner="bob") is not None
+        assert await request_run(leases, owner="bob") is not None
 
     async def test_an_owner_can_acquire_its_own_run_again(self, store: Store) -> None:
         """A lease that the same owner already holds is granted again, with a new epoch."""
         leases = need_lease(store)
-        first = await granted(leases, owner="ana")
-        second = await granted(leases, owner="ana")
+        first = await acquire_run(leases, owner="ana")
+        second = await acquire_run(leases, owner="ana")
         assert second.lease.epoch > first.lease.epoch
         assert second.takeovers == 0
         assert list(await leases.renew([first.lease], LONG)) == [None]
@@ -59,7 +59,7 @@ class AcquireChecks(Harness):
     async def test_a_missing_run_is_not_granted(self, store: Store) -> None:
         """Not granted when the run is missing and the request has no `create`."""
         leases = need_lease(store)
-        assert await asked(leases) is None
+        assert await request_run(leases) is None
         (only_new,) = await leases.acquire([LeaseRequest("run", "ana", LONG, existing=False)])
         assert only_new is None
         assert await leases.load("run") is None
@@ -68,19 +68,19 @@ class AcquireChecks(Harness):
         """A missing run is created with it; `workflow` names a new run's workflow."""
         leases = need_lease(store)
         first = snapshot("b", "10", "9", metadata={"input": 1})
-        grant = await granted(leases, create=first, workflow="order")
+        grant = await acquire_run(leases, create=first, workflow="order")
         assert grant.created
         assert grant.snapshot == await leases.load("run") == first
-        assert (await listed(leases)).workflow == "order"
+        assert (await summary_of(leases)).workflow == "order"
 
     async def test_create_leaves_an_existing_run_unchanged(self, store: Store) -> None:
         """Only a missing run is created with `create`."""
         leases = need_lease(store)
         await leases.save("run", snapshot("a", workflow="order"))
-        grant = await granted(leases, create=snapshot("b"), workflow="other")
+        grant = await acquire_run(leases, create=snapshot("b"), workflow="other")
         assert not grant.created
         assert list(grant.snapshot["steps"]) == await steps_of(leases) == ["a"]
-        assert (await listed(leases)).workflow == "order"
+        assert (await summary_of(leases)).workflow == "order"
 
     async def test_existing_false_leaves_an_existing_run_unchanged(self, store: Store) -> None:
         """With `existing=False` only a new run is granted; an existing one stays unchanged."""
@@ -89,13 +89,13 @@ class AcquireChecks(Harness):
         await leases.save("run", snapshot("a", status="completed"))
         request = LeaseRequest("run", "ana", LONG, create=create, existing=False)
         assert list(await leases.acquire([request])) == [None]
-        assert (await listed(leases)).status == "completed"
+        assert (await summary_of(leases)).status == "completed"
         assert await steps_of(leases) == ["a"]
 
     async def test_existing_false_does_not_fence_the_owner(self, store: Store) -> None:
         """An existing run stays unchanged, even if its owner made the request."""
         leases = need_lease(store)
-        grant = await granted(leases, owner="ana")
+        grant = await acquire_run(leases, owner="ana")
         create = as_json(snapshot())
         request = LeaseRequest("run", "ana", LONG, create=create, existing=False)
         assert list(await leases.acquire([request])) == [None]
@@ -112,7 +112,7 @@ class AcquireChecks(Harness):
     async def test_requests_are_answered_in_order(self, store: Store) -> None:
         """Return for each request its lease, or `None`."""
         leases = need_lease(store)
-        await granted(leases, "taken", "bob")
+        await acquire_run(leases, "taken", "bob")
         create = as_json(snapshot())
         requests = [
             LeaseRequest("new", "ana", LONG, create=create),
@@ -130,7 +130,7 @@ class AcquireChecks(Harness):
         leases = need_lease(store)
         epochs = []
         for turn in range(12):
-            grant = await granted(leases)
+            grant = await acquire_run(leases)
             epochs.append(grant.lease.epoch)
             if turn % 3 == 0:
                 await leases.release([grant.lease])
@@ -144,26 +144,26 @@ class AcquireChecks(Harness):
         """A granted run has the status running until its next rest."""
         journal = need_journal(store)
         await journal.save("run", snapshot("a", status="completed"))
-        grant = await granted(journal)
-        assert (await listed(journal)).status == "running"
-        await appended(journal, step(grant, 1, "b"))
-        assert (await listed(journal)).status == "running"
-        await rested(journal, grant, Rest("waiting"))
-        assert (await listed(journal)).status == "waiting"
+        grant = await acquire_run(journal)
+        assert (await summary_of(journal)).status == "running"
+        await append_entries(journal, step(grant, 1, "b"))
+        assert (await summary_of(journal)).status == "running"
+        await write_rest(journal, grant, Rest("waiting"))
+        assert (await summary_of(journal)).status == "waiting"
 
     async def test_a_grant_includes_the_journal(self, store: Store) -> None:
         """The run read under the lease is the merged one."""
         journal = need_journal(store)
-        first = await granted(journal, create=snapshot("b"))
-        await appended(journal, step(first, 1, "10"), step(first, 2, "a"))
+        first = await acquire_run(journal, create=snapshot("b"))
+        await append_entries(journal, step(first, 1, "10"), step(first, 2, "a"))
         await journal.release([first.lease])
-        second = await granted(journal, owner="bob")
+        second = await acquire_run(journal, owner="bob")
         assert list(second.snapshot["steps"]) == ["b", "10", "a"]
 
     async def test_times_are_aware_utc(self, store: Store) -> None:
         """Times are aware UTC datetimes of the store's own clock; a lease lasts for `ttl`."""
         leases = need_lease(store)
-        grant = await granted(leases, ttl=LONG)
+        grant = await acquire_run(leases, ttl=LONG)
         assert grant.now.utcoffset() == grant.lease.expires_at.utcoffset() == timedelta(0)
         assert abs(grant.lease.expires_at - grant.now - LONG) < timedelta(seconds=1)
 
@@ -172,13 +172,13 @@ class AcquireChecks(Harness):
         journal = need_journal(store)
         counts = []
         for owner in ("ana", "bob", "ana"):
-            grant = await granted(journal, owner=owner, ttl=self.short)
+            grant = await acquire_run(journal, owner=owner, ttl=self.short)
             counts.append(grant.takeovers)
             await self.expire()
-        grant = await granted(journal, owner="cem")
+        grant = await acquire_run(journal, owner="cem")
         counts.append(grant.takeovers)
-        await rested(journal, grant, Rest("suspended"))
-        counts.append((await granted(journal, owner="dan")).takeovers)
+        await write_rest(journal, grant, Rest("suspended"))
+        counts.append((await acquire_run(journal, owner="dan")).takeovers)
         assert counts == [0, 1, 2, 3, 0]
 
     async def test_an_entry_resets_the_takeovers(self, store: Store) -> None:
@@ -186,46 +186,46 @@ class AcquireChecks(Harness):
         journal = need_journal(store)
         counts = []
         for owner in ("ana", "bob", "cem", "dan"):
-            grant = await granted(journal, owner=owner, ttl=self.short)
+            grant = await acquire_run(journal, owner=owner, ttl=self.short)
             counts.append(grant.takeovers)
             if owner == "bob":
-                await appended(journal, step(grant, 1, "a"))
+                await append_entries(journal, step(grant, 1, "a"))
             await self.expire()
         assert counts == [0, 1, 0, 1]
 
     async def test_a_fenced_entry_does_not_reset_the_takeovers(self, store: Store) -> None:
         """Any *accepted* entry resets it to zero: one that is refused does not."""
         journal = need_journal(store)
-        paused = await granted(journal, owner="ana", ttl=self.short)
+        paused = await acquire_run(journal, owner="ana", ttl=self.short)
         await self.expire()
-        await granted(journal, owner="bob", ttl=self.short)
-        assert await appended(journal, step(paused, 1, "late")) == [Verdict.FENCED]
+        await acquire_run(journal, owner="bob", ttl=self.short)
+        assert await append_entries(journal, step(paused, 1, "late")) == [Verdict.FENCED]
         await self.expire()
-        assert (await granted(journal, owner="cem")).takeovers == 2
+        assert (await acquire_run(journal, owner="cem")).takeovers == 2
 
     async def test_a_release_neither_counts_nor_resets_takeovers(self, store: Store) -> None:
         """A release without an entry neither counts nor resets; one after an entry resets."""
         journal = need_journal(store)
-        await granted(journal, owner="ana", ttl=self.short)
+        await acquire_run(journal, owner="ana", ttl=self.short)
         await self.expire()
         counts = []
         for owner, entries in (("bob", 0), ("cem", 1), ("dan", 0)):
-            grant = await granted(journal, owner=owner)
+            grant = await acquire_run(journal, owner=owner)
             counts.append(grant.takeovers)
-            await appended(journal, *(step(grant, n, "a") for n in range(entries)))
+            await append_entries(journal, *(step(grant, n, "a") for n in range(entries)))
             await journal.release([grant.lease])
         assert counts == [1, 1, 0]
 
     async def test_a_paused_owner_is_fenced_out(self, store: Store) -> None:
         """From the moment of the grant every entry of an older epoch is refused or ignored."""
         journal = need_journal(store)
-        paused = await granted(journal, owner="ana", ttl=self.short)
-        await appended(journal, step(paused, 1, "a"))
+        paused = await acquire_run(journal, owner="ana", ttl=self.short)
+        await append_entries(journal, step(paused, 1, "a"))
         await self.expire()
-        current = await granted(journal, owner="bob")
-        late = await appended(journal, step(paused, 2, "late"), step(current, 1, "b"))
+        current = await acquire_run(journal, owner="bob")
+        late = await append_entries(journal, step(paused, 2, "late"), step(current, 1, "b"))
         assert late == [Verdict.FENCED, Verdict.ACCEPTED]
-        assert await rested(journal, paused, Rest("completed"), "late") is Verdict.FENCED
+        assert await write_rest(journal, paused, Rest("completed"), "late") is Verdict.FENCED
         assert list(await journal.renew([paused.lease], LONG)) == [None]
         assert await steps_of(journal) == ["a", "b"]
 
@@ -236,32 +236,32 @@ class RenewChecks(Harness):
     async def test_renew_moves_the_expiry(self, store: Store) -> None:
         """Move the expiry of all leases to `ttl` from now."""
         leases = need_lease(store)
-        grants = [await granted(leases, id, ttl=self.short) for id in ("a", "b")]
+        grants = [await acquire_run(leases, id, ttl=self.short) for id in ("a", "b")]
         renewed = await leases.renew([grant.lease for grant in grants], LONG)
         await self.expire()
         for grant, lease in zip(grants, renewed, strict=True):
             assert lease is not None
             assert (lease.id, lease.epoch) == (grant.lease.id, grant.lease.epoch)
             assert lease.expires_at > grant.lease.expires_at
-            assert await asked(leases, lease.id, "bob") is None
+            assert await request_run(leases, lease.id, "bob") is None
 
     async def test_renew_can_shorten_a_lease(self, store: Store) -> None:
         """Move the expiry of all leases to `ttl` from now, even to an earlier time."""
         leases = need_lease(store)
-        grant = await granted(leases, ttl=LONG)
+        grant = await acquire_run(leases, ttl=LONG)
         await leases.renew([grant.lease], self.short)
         await self.expire()
-        assert await asked(leases, owner="bob") is not None
+        assert await request_run(leases, owner="bob") is not None
 
     async def test_renew_returns_none_for_each_lost_lease(self, store: Store) -> None:
         """Return `None` for each that was lost, in order."""
         leases = need_lease(store)
         current, deleted, taken, released = [
-            await granted(leases, id) for id in ("current", "deleted", "taken", "released")
+            await acquire_run(leases, id) for id in ("current", "deleted", "taken", "released")
         ]
         await leases.delete("deleted")
         await leases.release([taken.lease, released.lease])
-        await granted(leases, "taken", "bob")
+        await acquire_run(leases, "taken", "bob")
         all_four = [deleted.lease, taken.lease, current.lease, released.lease]
         answers = [lease and lease.id for lease in await leases.renew(all_four, LONG)]
         assert answers == [None, None, "current", None]
@@ -272,17 +272,17 @@ class RenewChecks(Harness):
     ) -> None:
         """An expired lease is renewed until another owner takes over the run."""
         leases = need_lease(store)
-        grant = await granted(leases, owner="ana", ttl=self.short)
+        grant = await acquire_run(leases, owner="ana", ttl=self.short)
         await self.expire()
         assert list(await leases.renew([grant.lease], LONG)) != [None]
-        assert await asked(leases, owner="bob") is None
+        assert await request_run(leases, owner="bob") is None
 
     async def test_a_lease_that_was_taken_over_is_never_renewed(self, store: Store) -> None:
         """Never, even after the new owner's lease has expired or was released."""
         leases = need_lease(store)
-        first = await granted(leases, owner="ana", ttl=self.short)
+        first = await acquire_run(leases, owner="ana", ttl=self.short)
         await self.expire()
-        second = await granted(leases, owner="bob", ttl=self.short)
+        second = await acquire_run(leases, owner="bob", ttl=self.short)
         assert list(await leases.renew([first.lease], LONG)) == [None]
         await self.expire()
         assert list(await leases.renew([first.lease], LONG)) == [None]
@@ -292,13 +292,13 @@ class RenewChecks(Harness):
     async def test_a_lease_shows_if_there_are_messages(self, store: Store) -> None:
         """`has_messages`: whether there were unconsumed messages when it was granted or renewed."""
         inboxes = need_inbox(store)
-        first = await granted(inboxes)
+        first = await acquire_run(inboxes)
         await inboxes.send("run", "paid", b"1")
         (renewed,) = await inboxes.renew([first.lease], LONG)
-        second = await granted(inboxes)
+        second = await acquire_run(inboxes)
         (message,) = second.inbox
-        await appended(inboxes, step(second, 1, "a", consumes=(message.id,)))
-        third = await granted(inboxes)
+        await append_entries(inboxes, step(second, 1, "a", consumes=(message.id,)))
+        third = await acquire_run(inboxes)
         assert renewed is not None
         answers = [
             lease.has_messages for lease in (first.lease, renewed, second.lease, third.lease)
@@ -308,32 +308,32 @@ class RenewChecks(Harness):
     async def test_a_released_run_can_be_acquired_at_once(self, store: Store) -> None:
         """Release the leases without a rest, so that the runs can be acquired at once."""
         leases = need_lease(store)
-        grants = [await granted(leases, id) for id in ("a", "b")]
+        grants = [await acquire_run(leases, id) for id in ("a", "b")]
         await leases.release([grant.lease for grant in grants])
         for id in ("a", "b"):
-            grant = await asked(leases, id, "bob")
+            grant = await request_run(leases, id, "bob")
             assert grant is not None
             assert grant.takeovers == 0
 
     async def test_a_release_keeps_the_journal(self, store: Store) -> None:
         """The journal is kept."""
         journal = need_journal(store)
-        grant = await granted(journal)
-        await appended(journal, step(grant, 1, "a"))
+        grant = await acquire_run(journal)
+        await append_entries(journal, step(grant, 1, "a"))
         await journal.release([grant.lease])
         assert await steps_of(journal) == ["a"]
-        assert (await listed(journal)).status == "running"
+        assert (await summary_of(journal)).status == "running"
 
     async def test_releasing_a_lease_that_is_not_current_does_nothing(self, store: Store) -> None:
         """Releasing a lease that is not the run's current one does nothing."""
         leases = need_lease(store)
-        old = await granted(leases, owner="ana")
+        old = await acquire_run(leases, owner="ana")
         await leases.release([old.lease])
-        new = await granted(leases, owner="bob")
+        new = await acquire_run(leases, owner="bob")
         forged = Lease("run", "cem", new.lease.epoch, new.lease.expires_at)
         missing = Lease("missing", "cem", 1, new.lease.expires_at)
         await leases.release([old.lease, forged, missing])
-        assert await asked(leases, owner="cem") is None
+        assert await request_run(leases, owner="cem") is None
         assert list(await leases.renew([new.lease], LONG)) != [None]
 
 

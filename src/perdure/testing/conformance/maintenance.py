@@ -9,14 +9,14 @@ from perdure.testing.conformance.harness import (
     LONG,
     TICK,
     Harness,
-    granted,
-    listed,
+    acquire_run,
     need_journal,
     need_lease,
     need_maintenance,
     need_schedule,
-    rested,
     store_time,
+    summary_of,
+    write_rest,
 )
 from perdure.testing.conformance.samples import snapshot
 from perdure.testing.conformance.schedule import SECOND, new_run
@@ -55,9 +55,9 @@ class PruneChecks(Harness):
     async def test_prune_measures_the_age_from_the_rest(self, store: Store) -> None:
         """Last updated: a run that has just ended is new, however long ago it started."""
         maintenance, journal = need_maintenance(store), need_journal(store)
-        grant = await granted(journal)
+        grant = await acquire_run(journal)
         await self.pass_time(2 * self.short)
-        await rested(journal, grant, Rest("completed"))
+        await write_rest(journal, grant, Rest("completed"))
         assert await maintenance.prune(1.5 * self.short) == 0
 
     async def test_prune_may_be_restricted_to_one_status(self, store: Store) -> None:
@@ -76,13 +76,13 @@ class PruneChecks(Harness):
         await self.pass_time(TICK)
         for status in STATUSES:
             assert is_over(status) or await maintenance.prune(NOW, status=status) == 0
-        assert (await listed(maintenance)).status == "waiting"
+        assert (await summary_of(maintenance)).status == "waiting"
 
     async def test_prune_never_deletes_a_run_that_was_granted_again(self, store: Store) -> None:
         """A run that was over and is granted again is not over."""
         maintenance, leases = need_maintenance(store), need_lease(store)
         await maintenance.save("run", snapshot(status="failed"))
-        await granted(leases)
+        await acquire_run(leases)
         await self.pass_time(TICK)
         assert await maintenance.prune(NOW) == 0
 
@@ -97,11 +97,11 @@ class PruneChecks(Harness):
     async def test_prune_deletes_everything_that_belongs_to_a_run(self, store: Store) -> None:
         """Delete: the id can be used again, and its previous epochs stay stale."""
         maintenance, journal = need_maintenance(store), need_journal(store)
-        old = await granted(journal)
-        await rested(journal, old, Rest("completed"), "a")
+        old = await acquire_run(journal)
+        await write_rest(journal, old, Rest("completed"), "a")
         await self.pass_time(TICK)
         assert await maintenance.prune(NOW) == 1
-        new = await granted(journal)
+        new = await acquire_run(journal)
         assert new.created
         assert new.lease.epoch > old.lease.epoch
 
@@ -131,7 +131,7 @@ class StatsChecks(Harness):
         maintenance, schedule = need_maintenance(store), need_schedule(store)
         now = await store_time(schedule)
         await schedule.enqueue([new_run("later", wake_at=now + LONG)])
-        await granted(schedule, "owned")
+        await acquire_run(schedule, "owned")
         assert (await maintenance.stats()).oldest_due is None
         for id, age in (("a", 3), ("b", 7), ("c", 5)):
             await schedule.enqueue([new_run(id, wake_at=now - age * SECOND)])

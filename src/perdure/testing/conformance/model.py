@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from perdure.snapshot import merge_snapshots
 from perdure.store import Entry, Rest, Store, Verdict
-from perdure.testing.conformance.harness import Harness, granted, need_everything, need_journal
+from perdure.testing.conformance.harness import Harness, acquire_run, need_everything, need_journal
 from perdure.testing.conformance.random_cases import JSON, TEXT, for_all, run_machine
 from perdure.testing.conformance.reference import StoreMachine
 from perdure.testing.conformance.samples import AT, as_json, snapshot
@@ -46,7 +46,7 @@ class ModelChecks(Harness):
         async def check(batches: Any) -> None:
             await journal.delete("run")
             first = snapshot("b", "10", metadata={"x": 1})
-            grant = await granted(journal, create=first)
+            grant = await acquire_run(journal, create=first)
             numbers = count(1)
             for batch in batches:
                 epoch = grant.lease.epoch

@@ -9,12 +9,12 @@ from perdure.store import Entry, LeaseRequest, Rest, Store, capabilities
 from perdure.testing.conformance.harness import (
     LONG,
     Harness,
-    granted,
-    listed,
+    acquire_run,
     need_inbox,
     need_journal,
     need_lease,
     steps_of,
+    summary_of,
 )
 from perdure.testing.conformance.samples import as_json, snapshot, with_step
 
@@ -67,7 +67,7 @@ class PayloadChecks(Harness):
     async def test_journaled_values_are_loaded_unchanged(self, store: Store) -> None:
         """A loaded snapshot is what was appended, before a rest and after it."""
         journal = need_journal(store)
-        grant = await granted(journal)
+        grant = await acquire_run(journal)
         whole = snapshot(**VALUES)
         for n, (key, value) in enumerate(VALUES.items()):
             data = as_json(with_step(key, value))
@@ -89,7 +89,7 @@ class PayloadChecks(Harness):
     async def test_payloads_are_returned_byte_for_byte(self, store: Store) -> None:
         """`payload` is JSON and is returned as the same bytes."""
         inboxes = need_inbox(store)
-        await granted(inboxes)
+        await acquire_run(inboxes)
         payloads = [as_json(value) for value in VALUES.values()] + [b'{ "b" : 1.0, "a":1e2 }']
         for payload in payloads:
             await inboxes.send("run", "paid", payload)
@@ -105,7 +105,7 @@ class PayloadChecks(Harness):
     async def test_a_payload_that_is_too_large_is_refused(self, store: Store) -> None:
         """More than `max_value_size` bytes are refused in a message."""
         inboxes = need_inbox(store)
-        await granted(inboxes)
+        await acquire_run(inboxes)
         with pytest.raises(ValueTooLarge):
             await inboxes.send("run", "paid", as_json("x" * capabilities(store).max_value_size))
         assert list(await inboxes.inbox("run")) == []
@@ -132,7 +132,7 @@ class PayloadChecks(Harness):
             "snapshot",
         ]
         await store.save("run", snapshot(*fields, workflow="order"))
-        run = await listed(store)
+        run = await summary_of(store)
         assert (run.status, run.workflow) == ("running", "order")
         assert await steps_of(store) == fields
 

@@ -9,18 +9,18 @@ from perdure.testing.conformance.harness import (
     LONG,
     TICK,
     Harness,
-    appended,
-    asked,
-    granted,
+    acquire_run,
+    append_entries,
     need_inbox,
     need_journal,
     need_lease,
     need_maintenance,
     need_schedule,
-    rested,
+    request_run,
     step,
     steps_of,
     store_time,
+    write_rest,
 )
 from perdure.testing.conformance.hostile import INVALID_IDS
 from perdure.testing.conformance.samples import delta, snapshot
@@ -62,25 +62,25 @@ class PrefixChecks(Harness):
         """Prefixes apply to leases: one tenant never blocks another."""
         async with self._two(store) as (first, second):
             one, two = need_lease(first), need_lease(second)
-            mine, theirs = await granted(one, owner="ana"), await granted(two, owner="bob")
+            mine, theirs = await acquire_run(one, owner="ana"), await acquire_run(two, owner="bob")
             assert mine.lease.id == theirs.lease.id == "run"
             forged = Lease("run", "bob", theirs.lease.epoch, theirs.lease.expires_at)
             await one.release([forged])
             assert list(await one.renew([forged], LONG)) == [None]
-            assert await asked(two, owner="cem") is None
+            assert await request_run(two, owner="cem") is None
 
     async def test_each_prefix_has_its_own_journals(self, store: Store) -> None:
         """Prefixes apply to the journal."""
         async with self._two(store) as (first, second):
             one, two = need_journal(first), need_journal(second)
-            mine, theirs = await granted(one), await granted(two)
-            await appended(one, step(mine, 1, "one"))
-            await appended(two, step(theirs, 1, "two"))
-            await rested(one, mine, Rest("completed"), "one", "more")
+            mine, theirs = await acquire_run(one), await acquire_run(two)
+            await append_entries(one, step(mine, 1, "one"))
+            await append_entries(two, step(theirs, 1, "two"))
+            await write_rest(one, mine, Rest("completed"), "one", "more")
             assert await steps_of(two) == ["two"]
             await one.delete("run")
-            assert await appended(two, step(theirs, 2, "three")) == [Verdict.ACCEPTED]
-            assert await appended(one, Entry("run", theirs.lease.epoch, 3, delta("x"))) == [
+            assert await append_entries(two, step(theirs, 2, "three")) == [Verdict.ACCEPTED]
+            assert await append_entries(one, Entry("run", theirs.lease.epoch, 3, delta("x"))) == [
                 Verdict.UNKNOWN
             ]
 
@@ -99,9 +99,9 @@ class PrefixChecks(Harness):
         """Prefixes apply to the inbox."""
         async with self._two(store) as (first, second):
             one, two = need_inbox(first), need_inbox(second)
-            await granted(one)
+            await acquire_run(one)
             assert await two.send("run", "paid", b"1") is Delivery.UNKNOWN
-            await granted(two)
+            await acquire_run(two)
             assert await one.send("run", "paid", b"1", dedup_id="x") is Delivery.DELIVERED
             assert await two.send("run", "paid", b"2", dedup_id="x") is Delivery.DELIVERED
             assert [message.payload for message in await two.inbox("run")] == [b"2"]

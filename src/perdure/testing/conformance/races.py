@@ -17,19 +17,19 @@ from perdure.testing.conformance.harness import (
     LONG,
     Harness,
     ScheduledStore,
-    appended,
-    asked,
-    granted,
-    listed,
+    acquire_run,
+    append_entries,
     need_atomic_lease,
     need_inbox,
     need_journal,
     need_lease,
     need_schedule,
-    rested,
+    request_run,
     step,
     steps_of,
+    summary_of,
     within,
+    write_rest,
 )
 from perdure.testing.conformance.samples import as_json, snapshot
 from perdure.testing.conformance.schedule import claimed_ids, new_run
@@ -53,16 +53,16 @@ class LeaseRaceChecks(Harness):
         need_atomic_lease(store)
         leases = need_lease(store)
         await leases.save("run", snapshot())
-        grants = await together(asked(leases, owner=f"owner {n}") for n in range(MANY))
+        grants = await together(request_run(leases, owner=f"owner {n}") for n in range(MANY))
         assert len([grant for grant in grants if grant is not None]) == 1
 
     async def test_one_of_many_requests_takes_over_an_expired_lease(self, store: Store) -> None:
         """An expired lease can be taken over, by one owner."""
         need_atomic_lease(store)
         leases = need_lease(store)
-        await granted(leases, owner="ana", ttl=self.short)
+        await acquire_run(leases, owner="ana", ttl=self.short)
         await self.expire()
-        grants = await together(asked(leases, owner=f"owner {n}") for n in range(MANY))
+        grants = await together(request_run(leases, owner=f"owner {n}") for n in range(MANY))
         assert [grant.takeovers for grant in grants if grant is not None] == [1]
 
     async def test_one_of_many_requests_creates_the_run(self, store: Store) -> None:
@@ -81,10 +81,10 @@ class LeaseRaceChecks(Harness):
         """The epoch is never used twice for one id, and the highest one fences out the others."""
         need_atomic_lease(store)
         journal = need_journal(store)
-        grants = await together(granted(journal, owner="ana") for _ in range(MANY))
+        grants = await together(acquire_run(journal, owner="ana") for _ in range(MANY))
         epochs = [grant.lease.epoch for grant in grants]
         assert len(set(epochs)) == MANY
-        verdicts = await appended(journal, *(step(grant, 1, "a") for grant in grants))
+        verdicts = await append_entries(journal, *(step(grant, 1, "a") for grant in grants))
         accepted = [v is Verdict.ACCEPTED for v in verdicts]
         assert accepted == [epoch == max(epochs) for epoch in epochs]
 
@@ -92,11 +92,11 @@ class LeaseRaceChecks(Harness):
         """An expired lease is renewed until another owner takes over the run; then never."""
         need_atomic_lease(store)
         leases = need_lease(store)
-        previous = [await granted(leases, f"{n}", "ana", self.short) for n in range(ROUNDS)]
+        previous = [await acquire_run(leases, f"{n}", "ana", self.short) for n in range(ROUNDS)]
         await self.expire()
         for old in previous:
             (renewed,), taken = await asyncio.gather(
-                leases.renew([old.lease], LONG), asked(leases, old.lease.id, "bob")
+                leases.renew([old.lease], LONG), request_run(leases, old.lease.id, "bob")
             )
             assert (renewed is None) != (taken is None), "both own the run, or neither does"
 
@@ -107,11 +107,12 @@ class LeaseRaceChecks(Harness):
         """
         need_atomic_lease(store)
         journal = need_journal(store)
-        previous = [await granted(journal, f"{n}", ttl=self.short) for n in range(ROUNDS)]
+        previous = [await acquire_run(journal, f"{n}", ttl=self.short) for n in range(ROUNDS)]
         await self.expire()
         for number, old in enumerate(previous):
             (verdict,), new = await asyncio.gather(
-                appended(journal, step(old, 1, "late")), asked(journal, f"{number}", "bob")
+                append_entries(journal, step(old, 1, "late")),
+                request_run(journal, f"{number}", "bob"),
             )
             assert new is not None
             expected = ["late"] if verdict is Verdict.ACCEPTED else []
@@ -121,24 +122,25 @@ class LeaseRaceChecks(Harness):
         """An accepted rest was written before the grant; a fenced one never was."""
         need_atomic_lease(store)
         journal = need_journal(store)
-        previous = [await granted(journal, f"{n}", ttl=self.short) for n in range(ROUNDS)]
+        previous = [await acquire_run(journal, f"{n}", ttl=self.short) for n in range(ROUNDS)]
         await self.expire()
         for number, old in enumerate(previous):
             verdict, new = await asyncio.gather(
-                rested(journal, old, Rest("completed"), "end"), asked(journal, f"{number}", "bob")
+                write_rest(journal, old, Rest("completed"), "end"),
+                request_run(journal, f"{number}", "bob"),
             )
             assert new is not None
             expected = ["end"] if verdict is Verdict.ACCEPTED else []
             assert list(new.snapshot["steps"]) == await steps_of(journal, f"{number}") == expected
-            assert (await listed(journal, f"{number}")).status == "running"
+            assert (await summary_of(journal, f"{number}")).status == "running"
 
     async def test_concurrent_appends_of_many_runs_are_all_written(self, store: Store) -> None:
         """Concurrent appends of many runs are all written, each run's in order."""
         journal = need_journal(store)
-        grants = [await granted(journal, f"run {n}") for n in range(MANY)]
+        grants = [await acquire_run(journal, f"run {n}") for n in range(MANY)]
         keys = [f"{n}" for n in range(9, -1, -1)]
         for n, key in enumerate(keys):
-            await together(appended(journal, step(grant, n, key)) for grant in grants)
+            await together(append_entries(journal, step(grant, n, key)) for grant in grants)
         for grant in grants:
             assert await steps_of(journal, grant.lease.id) == keys
 
@@ -183,7 +185,7 @@ class ScheduleRaceChecks(Harness):
         """A `dedup_id` that was used before is a duplicate: one of many concurrent calls is not."""
         need_atomic_lease(store)
         inboxes = need_inbox(store)
-        await granted(inboxes)
+        await acquire_run(inboxes)
         answers = await together(
             inboxes.send("run", "paid", b"1", dedup_id="x") for _ in range(MANY)
         )
@@ -195,10 +197,10 @@ class ScheduleRaceChecks(Harness):
         need_atomic_lease(store)
         inboxes = need_inbox(store)
         for number in range(ROUNDS):
-            grant = await granted(inboxes, f"{number}")
+            grant = await acquire_run(inboxes, f"{number}")
             rest = Rest("waiting", None, ("paid",))
             await asyncio.gather(
-                inboxes.send(f"{number}", "paid", b"1"), rested(inboxes, grant, rest)
+                inboxes.send(f"{number}", "paid", b"1"), write_rest(inboxes, grant, rest)
             )
             assert await claimed_ids(inboxes, "bob") == [f"{number}"]
 

@@ -20,7 +20,7 @@ from perdure.store import (
     Verdict,
     rest_of,
 )
-from perdure.testing.conformance.harness import Everything, Harness, store_time
+from perdure.testing.conformance.harness import FullStore, Harness, store_time
 from perdure.testing.conformance.random_cases import Bridge
 from perdure.testing.conformance.samples import as_json, snapshot, with_step
 
@@ -84,7 +84,7 @@ class ModelRun:
 class StoreMachine(RuleBasedStateMachine):
     """Runs the same verbs on a store and on the model, and compares the results."""
 
-    def __init__(self, store: Everything, do: Bridge, harness: Harness) -> None:
+    def __init__(self, store: FullStore, do: Bridge, harness: Harness) -> None:
         super().__init__()
         self.store = store
         self.do = do

@@ -15,17 +15,17 @@ from perdure.testing.conformance.harness import (
     Harness,
     NotifyingStore,
     ScheduledStore,
-    appended,
-    asked,
-    granted,
-    listed,
+    acquire_run,
+    append_entries,
     need_inbox,
     need_notify,
     need_schedule,
-    rested,
+    request_run,
     step,
     steps_of,
     store_time,
+    summary_of,
+    write_rest,
 )
 from perdure.testing.conformance.samples import as_json, snapshot
 
@@ -63,7 +63,7 @@ class EnqueueChecks(Harness):
         runs = [NewRun("a", "order", as_json(whole)), new_run("b", "other")]
         assert list(await schedule.enqueue(runs)) == [True, True]
         assert await schedule.load("a") == whole
-        assert (await listed(schedule, "b")).workflow == "other"
+        assert (await summary_of(schedule, "b")).workflow == "other"
         assert sorted(await claimed_ids(schedule)) == ["a", "b"]
 
     async def test_enqueue_leaves_an_existing_run_unchanged(self, store: Store) -> None:
@@ -75,7 +75,7 @@ class EnqueueChecks(Harness):
         assert await steps_of(schedule, "old") == ["a"]
         assert await claimed_ids(schedule) == ["new"]
         assert list(await schedule.enqueue([new_run("new")])) == [False]
-        assert await asked(schedule, "new", "bob") is None
+        assert await request_run(schedule, "new", "bob") is None
         assert list(await schedule.enqueue([])) == []
 
     async def test_due_returns_the_earliest_first(self, store: Store) -> None:
@@ -112,9 +112,9 @@ class EnqueueChecks(Harness):
     async def test_due_omits_runs_with_an_unexpired_lease(self, store: Store) -> None:
         """A run with an unexpired lease is not due; an orphaned one is."""
         schedule = need_schedule(store)
-        await granted(schedule, "alive")
+        await acquire_run(schedule, "alive")
         assert await due_ids(schedule, await store_time(schedule)) == []
-        await granted(schedule, "orphan", ttl=self.short)
+        await acquire_run(schedule, "orphan", ttl=self.short)
         await self.expire()
         assert await due_ids(schedule, await store_time(schedule)) == ["orphan"]
 
@@ -130,7 +130,7 @@ class EnqueueChecks(Harness):
             "runnable": Rest("running", now),
         }
         for id, rest in rests.items():
-            await rested(schedule, await granted(schedule, id), rest)
+            await write_rest(schedule, await acquire_run(schedule, id), rest)
         assert await due_ids(schedule, now) == ["runnable"]
         assert await due_ids(schedule, now + SECOND) == ["runnable", "sleeper"]
         assert await due_ids(schedule, now + LONG) == ["runnable", "sleeper", "waiter"]
@@ -150,7 +150,7 @@ class EnqueueChecks(Harness):
         """A run with the status paused has no `wake_at`, whatever its snapshot waits for."""
         schedule = need_schedule(store)
         now = await store_time(schedule)
-        await rested(schedule, await granted(schedule, "rested"), Rest("paused"))
+        await write_rest(schedule, await acquire_run(schedule, "rested"), Rest("paused"))
         await schedule.save("saved", snapshot(status="paused", wake_at=now - SECOND))
         assert await due_ids(schedule, now + LONG) == []
         assert await claimed_ids(schedule) == []
@@ -158,12 +158,12 @@ class EnqueueChecks(Harness):
     async def test_a_paused_run_can_be_acquired(self, store: Store) -> None:
         """A run with the status paused is woken by an owner that acquires it."""
         schedule = need_schedule(store)
-        await rested(schedule, await granted(schedule), Rest("paused"), "a")
-        assert (await listed(schedule)).status == "paused"
-        grant = await asked(schedule, owner="bob")
+        await write_rest(schedule, await acquire_run(schedule), Rest("paused"), "a")
+        assert (await summary_of(schedule)).status == "paused"
+        grant = await request_run(schedule, owner="bob")
         assert grant is not None
         assert list(grant.snapshot["steps"]) == ["a"]
-        assert (await listed(schedule)).status == "running"
+        assert (await summary_of(schedule)).status == "running"
 
     async def test_a_deleted_run_is_not_due(self, store: Store) -> None:
         """Delete the run: it is no longer due."""
@@ -184,10 +184,10 @@ class ClaimChecks(Harness):
         (grant,) = await schedule.claim("ana", LONG, 10)
         assert (grant.lease.id, grant.lease.owner, grant.takeovers) == ("run", "ana", 0)
         assert list(grant.snapshot["steps"]) == ["b", "10", "a"]
-        await appended(schedule, step(grant, 1, "c"))
+        await append_entries(schedule, step(grant, 1, "c"))
         assert await steps_of(schedule) == ["b", "10", "a", "c"]
-        assert await asked(schedule, owner="bob") is None
-        assert (await listed(schedule)).status == "running"
+        assert await request_run(schedule, owner="bob") is None
+        assert (await summary_of(schedule)).status == "running"
 
     async def test_claim_returns_the_earliest_first_up_to_limit(self, store: Store) -> None:
         """Up to `limit` runs, earliest first; 0 returns nothing."""
@@ -213,20 +213,20 @@ class ClaimChecks(Harness):
         schedule = need_schedule(store)
         now = await store_time(schedule)
         await schedule.enqueue([new_run("later", wake_at=now + LONG)])
-        await granted(schedule, "owned")
+        await acquire_run(schedule, "owned")
         for id, rest in (
             ("sleeper", Rest("suspended", now + LONG)),
             ("waiter", Rest("waiting", None, ("paid",))),
             ("over", Rest("failed")),
         ):
-            await rested(schedule, await granted(schedule, id), rest)
+            await write_rest(schedule, await acquire_run(schedule, id), rest)
         assert await claimed_ids(schedule, "bob") == []
 
     async def test_an_orphaned_run_is_claimed(self, store: Store) -> None:
         """A run is orphaned when its owner's lease has expired: it is claimed with its journal."""
         schedule = need_schedule(store)
-        grant = await granted(schedule, ttl=self.short)
-        await appended(schedule, step(grant, 1, "a"))
+        grant = await acquire_run(schedule, ttl=self.short)
+        await append_entries(schedule, step(grant, 1, "a"))
         takeovers = []
         for owner in ("bob", "cem"):
             await self.expire()
@@ -241,7 +241,7 @@ class ClaimChecks(Harness):
     async def test_a_renewed_run_is_not_orphaned(self, store: Store) -> None:
         """A run is orphaned when its owner's lease has expired, and a renewed one has not."""
         schedule = need_schedule(store)
-        grant = await granted(schedule, ttl=self.short)
+        grant = await acquire_run(schedule, ttl=self.short)
         await schedule.renew([grant.lease], LONG)
         await self.expire()
         assert await claimed_ids(schedule, "bob") == []
@@ -249,7 +249,7 @@ class ClaimChecks(Harness):
     async def test_a_released_run_is_claimed_at_once(self, store: Store) -> None:
         """Without `wake_at` they can be claimed at once."""
         schedule = need_schedule(store)
-        grant = await granted(schedule)
+        grant = await acquire_run(schedule)
         await schedule.release([grant.lease])
         assert await claimed_ids(schedule, "bob") == ["run"]
 
@@ -258,7 +258,7 @@ class ClaimChecks(Harness):
         schedule = need_schedule(store)
         now = await store_time(schedule)
         for id, delay in (("soon", self.short), ("later", LONG)):
-            grant = await granted(schedule, id)
+            grant = await acquire_run(schedule, id)
             await schedule.release([grant.lease], wake_at=now + delay)
         await self.expire()
         assert await claimed_ids(schedule, "bob") == ["soon"]
@@ -269,7 +269,7 @@ class ClaimChecks(Harness):
         now = await store_time(schedule)
         for id, delay in (("soon", self.short), ("later", LONG)):
             rest = Rest("suspended", now + delay)
-            await rested(schedule, await granted(schedule, id), rest)
+            await write_rest(schedule, await acquire_run(schedule, id), rest)
         await self.expire()
         (grant,) = await schedule.claim("bob", LONG, 10)
         assert (grant.lease.id, grant.takeovers) == ("soon", 0)
@@ -278,7 +278,7 @@ class ClaimChecks(Harness):
         """`workflows` restricts the claim to runs of these names."""
         schedule = need_schedule(store)
         await schedule.enqueue([new_run("1", "a"), new_run("2", "b"), new_run("3", "A")])
-        await granted(schedule, "4", ttl=self.short, workflow="b")
+        await acquire_run(schedule, "4", ttl=self.short, workflow="b")
         await self.expire()
         assert list(await schedule.claim("ana", LONG, 10, workflows=[])) == []
         grants = await schedule.claim("ana", LONG, 10, workflows=["b", "c"])
@@ -308,8 +308,8 @@ class ClaimChecks(Harness):
 
     async def _make_unreadable(self, store: ScheduledStore, id: str) -> None:
         """Write an entry that is not a delta, under a lease that expires soon."""
-        grant = await granted(store, id, ttl=self.short)
-        await appended(store, Entry(id, grant.lease.epoch, 1, b"[]"))
+        grant = await acquire_run(store, id, ttl=self.short)
+        await append_entries(store, Entry(id, grant.lease.epoch, 1, b"[]"))
 
     async def test_each_claim_increases_the_epoch(self, store: Store) -> None:
         """The epoch increases with each acquisition, including a claim."""
@@ -341,7 +341,7 @@ class NotifyChecks(Harness):
         schedule = need_notify(store)
         async with listening(schedule) as notified:
             for _ in range(ATTEMPTS):
-                await schedule.release([(await granted(schedule)).lease])
+                await schedule.release([(await acquire_run(schedule)).lease])
                 if await notified():
                     return
         pytest.fail("released runs sent no notification")
@@ -351,8 +351,8 @@ class NotifyChecks(Harness):
         schedule, inboxes = need_notify(store), need_inbox(store)
         async with listening(schedule) as notified:
             for number in range(ATTEMPTS):
-                grant = await granted(inboxes, f"{number}")
-                await rested(inboxes, grant, Rest("waiting", None, ("paid",)))
+                grant = await acquire_run(inboxes, f"{number}")
+                await write_rest(inboxes, grant, Rest("waiting", None, ("paid",)))
                 await inboxes.send(f"{number}", "paid", b"1")
                 if await notified():
                     return

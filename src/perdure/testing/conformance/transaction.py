@@ -10,13 +10,13 @@ from perdure.store import Entry, Grant, Rest, Store, Verdict
 from perdure.testing.conformance.harness import (
     Harness,
     TransactingStore,
-    appended,
-    granted,
-    listed,
+    acquire_run,
+    append_entries,
     need_transaction,
-    rested,
     step,
     steps_of,
+    summary_of,
+    write_rest,
 )
 from perdure.testing.conformance.samples import as_json, snapshot
 
@@ -44,7 +44,7 @@ class TransactChecks(Harness):
     async def test_transact_writes_the_entry_that_work_returns(self, store: Store) -> None:
         """Call `work` with the store's connection; the entry that it returns is written."""
         transactions = need_transaction(store)
-        grant = await granted(transactions)
+        grant = await acquire_run(transactions)
         calls: list[Any] = []
         entry = step(grant, 1, "a")
         verdict = await transactions.transact("run", grant.lease.epoch, returning(entry, calls))
@@ -56,18 +56,18 @@ class TransactChecks(Harness):
     async def test_transact_and_append_write_one_journal(self, store: Store) -> None:
         """The entry is written to the journal in order, as by `append`."""
         transactions = need_transaction(store)
-        grant = await granted(transactions)
-        await appended(transactions, step(grant, 1, "c"))
+        grant = await acquire_run(transactions)
+        await append_entries(transactions, step(grant, 1, "c"))
         await transactions.transact("run", grant.lease.epoch, returning(step(grant, 2, "b")))
-        await appended(transactions, step(grant, 3, "a"), step(grant, 2, "again"))
+        await append_entries(transactions, step(grant, 3, "a"), step(grant, 2, "again"))
         assert await steps_of(transactions) == ["c", "b", "a"]
 
     async def test_a_stale_transaction_is_fenced(self, store: Store) -> None:
         """Fenced by the epoch: with an older one nothing is written."""
         transactions = need_transaction(store)
-        old = await granted(transactions)
+        old = await acquire_run(transactions)
         await transactions.release([old.lease])
-        await granted(transactions, owner="bob")
+        await acquire_run(transactions, owner="bob")
         verdict = await transactions.transact("run", old.lease.epoch, returning(step(old, 1, "a")))
         assert verdict is Verdict.FENCED
         assert await steps_of(transactions) == []
@@ -76,8 +76,10 @@ class TransactChecks(Harness):
         """With an epoch that is older or closed, `work` is not called."""
         transactions = need_transaction(store)
         calls: list[Any] = []
-        resting, releasing = [await granted(transactions, id) for id in ("resting", "releasing")]
-        await rested(transactions, resting, Rest("completed"), "a", n=1)
+        resting, releasing = [
+            await acquire_run(transactions, id) for id in ("resting", "releasing")
+        ]
+        await write_rest(transactions, resting, Rest("completed"), "a", n=1)
         await transactions.release([releasing.lease])
         for grant in (resting, releasing):
             work = returning(step(grant, 2, "late"), calls)
@@ -97,7 +99,7 @@ class TransactChecks(Harness):
     async def test_an_exception_rolls_back_and_is_raised_unchanged(self, store: Store) -> None:
         """An exception from `work` rolls back and is raised unchanged; the run continues."""
         transactions = need_transaction(store)
-        grant = await granted(transactions)
+        grant = await acquire_run(transactions)
         error = Oops("no")
 
         async def work(connection: Any) -> Entry:
@@ -112,29 +114,29 @@ class TransactChecks(Harness):
     async def test_a_transaction_may_write_a_rest(self, store: Store) -> None:
         """The entry that `work` returns is written, even one with `rest`."""
         transactions = need_transaction(store)
-        grant = await granted(transactions)
+        grant = await acquire_run(transactions)
         whole = as_json(snapshot("a", status="completed"))
         entry = Entry("run", grant.lease.epoch, 1, whole, rest=Rest("completed"))
         await transactions.transact("run", grant.lease.epoch, returning(entry))
-        assert (await listed(transactions)).status == "completed"
+        assert (await summary_of(transactions)).status == "completed"
         assert await steps_of(transactions) == ["a"]
 
     async def test_a_transaction_resets_the_takeovers(self, store: Store) -> None:
         """Any accepted entry resets it to zero, including one of a transaction."""
         transactions = need_transaction(store)
-        await granted(transactions, owner="ana", ttl=self.short)
+        await acquire_run(transactions, owner="ana", ttl=self.short)
         await self.expire()
-        grant = await granted(transactions, owner="bob")
+        grant = await acquire_run(transactions, owner="bob")
         await transactions.transact("run", grant.lease.epoch, returning(step(grant, 1, "a")))
         await transactions.release([grant.lease])
-        after = await granted(transactions, owner="cem")
+        after = await acquire_run(transactions, owner="cem")
         assert (grant.takeovers, after.takeovers) == (1, 0)
 
     async def test_user_writes_commit_with_the_entry(self, store: Store) -> None:
         """All is committed, or nothing: the user's writes exist with the entry."""
         transactions = need_transaction(store)
         self._need_user_writes()
-        grant = await granted(transactions)
+        grant = await acquire_run(transactions)
         assert await self._writes(transactions, grant, "committed") is Verdict.ACCEPTED
         assert list(await self.user_notes(store)) == ["committed"]
         assert await steps_of(transactions) == ["committed"]
@@ -143,7 +145,7 @@ class TransactChecks(Harness):
         """All is committed, or nothing: an exception from `work` rolls back the user's writes."""
         transactions = need_transaction(store)
         self._need_user_writes()
-        grant = await granted(transactions)
+        grant = await acquire_run(transactions)
 
         async def work(connection: Any) -> Entry:
             await self.user_write(connection, "rolled back")
@@ -157,9 +159,9 @@ class TransactChecks(Harness):
         """All is committed, or nothing: a fenced transaction commits none of the user's writes."""
         transactions = need_transaction(store)
         self._need_user_writes()
-        old = await granted(transactions)
+        old = await acquire_run(transactions)
         await transactions.release([old.lease])
-        await granted(transactions, owner="bob")
+        await acquire_run(transactions, owner="bob")
         assert await self._writes(transactions, old, "stale") is Verdict.FENCED
         assert list(await self.user_notes(store)) == []
 

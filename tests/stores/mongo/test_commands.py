@@ -132,7 +132,7 @@ async def test_entries_of_deleted_runs_are_deleted_together(
 
 
 async def test_a_deleted_run_leaves_no_messages(store: MongoStore, sandbox: Sandbox) -> None:
-    """Also not those sent while it ran, and those it consumed."""
+    """Nor those sent while it ran, nor those it consumed."""
     (grant, other) = await leases(store, 2)
     await store.send(grant.lease.id, "paid", b"1", dedup_id="1")
     (message,) = await store.inbox(grant.lease.id)

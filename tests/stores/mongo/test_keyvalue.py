@@ -134,7 +134,7 @@ async def test_replace_compares_and_sets(kv: MongoKeyValue) -> None:
 
 
 async def test_only_one_of_many_concurrent_replaces_succeeds(kv: MongoKeyValue) -> None:
-    """Also if the key is missing or has expired."""
+    """Even if the key is missing or has expired."""
     for old in (None, "1"):
         results = await asyncio.gather(*(kv.replace("a", old, f"{old}{n}") for n in range(20)))
         assert sum(results) == 1

@@ -286,7 +286,7 @@ async def test_notifications_are_sent_for_due_runs_only(store: MongoReplicaSetSt
 
 
 async def test_notifications_end_when_the_store_is_closed(sandbox: Sandbox) -> None:
-    """Without an error, also while a caller waits for the next."""
+    """Without an error, even while a caller waits for the next."""
     store = opened(sandbox.url)
     received = asyncio.Event()
 

@@ -201,7 +201,7 @@ async def test_many_runs_are_found_by_indexes(store: RedisStore, admin: Redis, k
 async def test_a_run_is_found_among_many_others(
     store: RedisStore, admin: Redis, keys: Keys, redis_url: str, redis_prefix: str, apart: int
 ) -> None:
-    """Of other prefixes and workflows, also if all have the same time."""
+    """Of other prefixes and workflows, even if all have the same time."""
     await store.load("set up")
     fill = admin.register_script(FILL)
     for shard in range(2):
@@ -322,7 +322,7 @@ async def test_settings_that_cannot_be_read_are_unknown(
 
 async def test_open_store_accepts_a_redis_url(redis_url: str, redis_prefix: str) -> None:
     """With options."""
-    async with open_store(redis_url, namespace=redis_prefix) as store:  # type: ignore[attr-defined]  # every store in the box has it
+    async with open_store(redis_url, namespace=redis_prefix) as store:  # type: ignore[attr-defined]  # every built-in store has it
         assert isinstance(store, RedisStore)
         await store.save("run", snapshot("a"))
         assert await steps(store) == ["a"]

@@ -209,6 +209,7 @@ class BatchQueue(Generic[Q, A]):
 
     async def _write_batch(self, batch: Sequence[_Pending[Q, A]]) -> None:
         """Write a batch, again while the store is unavailable; or else each request alone."""
+        # The deadline counts from the first failure: a queue that was idle for long has its time.
         error = await self._try(batch)
         deadline = self._clock.monotonic() + self._max_outage.total_seconds()
         pause = 0.05
@@ -227,6 +228,7 @@ class BatchQueue(Generic[Q, A]):
         logger.warning(
             "a batch of %d writes failed (%s); trying them one by one", len(batch), error
         )
+        # One at a time and in order: the request at fault fails alone, and none overtakes another.
         for pending in batch:
             await self._write_batch([pending])
 

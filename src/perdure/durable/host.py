@@ -186,6 +186,7 @@ class JournaledRun(RunHost):
         if verdict is not Verdict.ACCEPTED and not was_deleted:
             raise self._lost()
         self.entries += 1
+        # Only now: a cancelled caller must know whether the write was accepted.
         if interrupted is not None:
             raise interrupted
 
@@ -230,6 +231,7 @@ class JournaledRun(RunHost):
         task = detached(store.transact(self.id, self._epoch, entry))
         interrupted = False
         try:
+            # As soon as `work` has returned a record, the commit is under way.
             verdict = await finish(task, cancel_while=lambda: not records)
         except Interrupted as error:
             interrupted, verdict = True, error.answer

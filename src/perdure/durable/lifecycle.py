@@ -100,6 +100,7 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
         host=host,
     )
     await save_first(host)
+    # Started before the lease is held: a renewal may bring messages for waits.
     host.start(execution, program.suspend_after, program.always_replay)
     host.session.hold(host)
     task = detached(run_function(execution, program.body))

@@ -153,6 +153,7 @@ class Session:
             await self._renew_once()
 
     async def _renew(self) -> None:
+        # A third of the time to live: two renewals may fail before a lease is lost.
         pause = self.lease_ttl / 3
         while True:
             await self.clock.sleep(pause)
@@ -173,6 +174,7 @@ class Session:
                     renewed = await require_lease(self.store).renew(
                         [lease for _, lease in leased], self.lease_ttl
                     )
+            # The time before the request: leases run from when the store received it, or later.
             self._renewed = started
         for (run, _), lease in zip(leased, renewed, strict=True):
             if lease is None:

@@ -166,6 +166,8 @@ class Suspension:
             self._unsaved_deadline |= pending.wake_at > horizon
 
     def _resolve_at_once(self, pending: PendingBranch) -> bool:
+        # Messages before time: an event that was delivered in time wins over a deadline that has
+        # passed in the meantime.
         message = next((each for each in self._inbox if each.name == pending.event), None)
         if message is not None:
             self._inbox.hand_out(message)
@@ -205,6 +207,7 @@ class Suspension:
             self._watcher = None
 
     async def _leaves_memory(self) -> bool:
+        # Checked again after each await below: a branch may have begun a step in the meantime.
         if self._suspend_after is None or self._branches.in_flight:
             return False
         if not await self._branches_are_quiet() or self._branches.in_flight or not self._pending:
@@ -326,6 +329,8 @@ class Suspension:
         return None
 
     def _wake(self, pending: PendingBranch, answer: Answer) -> None:
+        # In flight from here, not from when its task runs: otherwise the run could be suspended
+        # between the two, with the message handed out and no record of it.
         del self._pending[pending.wait["id"]]
         self._branches.unpark(pending.task)
         pending.answer.set_result(answer)

@@ -47,6 +47,7 @@ class Branch:
 
     def call(self, id: str) -> str:
         """Return the identity of the next call of `id` in this branch: `id`, `id#2`, `id#3` …"""
+        # Counted per id, not in all: a step that is added to the code does not move the others.
         n = self.calls.get(id, 0) + 1
         self.calls[id] = n
         # An id that looks like a repeated call always carries its count, so the two never meet.
@@ -57,6 +58,7 @@ class Branch:
         self.has_children = True
         if name:
             return Branch(self.branches, join_path(self.path, name))
+        # Numbers and names never meet: `join_path` marks a name that looks like a number.
         self.children += 1
         return Branch(
             self.branches, f"{self.path}/{self.children}" if self.path else str(self.children)
@@ -69,6 +71,8 @@ class Branch:
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> Task:
         """Start `work` as this branch."""
+        # The task factory sees this position and lets the new task carry this branch instead of
+        # a numbered child of the current one.
         token = POSITION.set(_Reserved(self))
         try:
             return asyncio.get_running_loop().create_task(work)
@@ -231,6 +235,7 @@ class Branches:
         """
         if self.tasks:
             for task in self.tasks:
+                # Not at once: the caller may be one of these tasks, in the middle of a write.
                 self._loop.call_soon(task.cancel)
             self._unwinding = self._loop.call_later(1, self.cancel)
 

@@ -112,6 +112,8 @@ class Execution:
         branch: Branch | None = None,
     ) -> StepCall:
         """Check a call and determine its identity."""
+        # Refused before the call gets a number: a step that cannot be recorded must not shift those
+        # that come after it.
         if self._broken is not None or self._over:
             self.check_live(id)
         if type(id) is not str or not id or not id.isascii():
@@ -137,8 +139,10 @@ class Execution:
 
     def break_off(self, error: BaseException) -> BaseException:
         """Make `error` the answer of every step from now on, and return it to be raised."""
+        # The first error stays: what is raised later is usually its consequence.
         if self._broken is None:
             self._broken = error
+            # Without a host the function belongs to the caller's task, which is not ours to cancel.
             if self.host is not None:
                 self.branches.cancel()
         return self._broken
@@ -163,6 +167,7 @@ class Execution:
 
     async def _perform_keyed(self, call: StepCall, key: str) -> Any:
         """Perform one call of a key at a time; the calls that waited find its record."""
+        # In a loop: of several that waited, the first to wake takes the key again.
         while (other := self._keys_in_use.get(key)) is not None:
             await other.wait()
         done = self._keys_in_use[key] = asyncio.Event()
@@ -200,6 +205,7 @@ class Execution:
             what = f"is recorded as a {kind}, and the function now asks for a {call.kind}"
             hint = "use new step ids for changed code, or a new version of the workflow"
             raise self._drifted(call, what, hint, kind, call.kind)
+        # An empty fingerprint means that arguments were not, or could not be, compared.
         recorded = record.get("args", "")
         if recorded != call.fingerprint and recorded and call.fingerprint:
             what = (
@@ -218,6 +224,7 @@ class Execution:
     def replay(self, call: StepCall, key: str, record: StepRecord) -> Any:
         """Return what a record says, or raise it."""
         self.history.last_key = key
+        # Most records: a JSON value that no listener wants to see. Nothing needs to be rebuilt.
         if self._emit is None and is_plain(record):
             return record.get("value")
         try:
@@ -252,6 +259,8 @@ class Execution:
         if found is not None:
             return self.replay(call, *found)
         self.begin(call)
+        # In flight until the record is accepted, not only until the function has returned: a run
+        # that left memory in between would lose the value.
         self.branches.begin()
         try:
             token = POSITION.set(call)
@@ -292,6 +301,7 @@ class Execution:
             try:
                 await self.host.record(call, record)
             except Interrupted:
+                # The record is durable, so the next call of this step must find it.
                 self.publish(call, record)
                 raise asyncio.CancelledError from None
             except Exception as error:  # noqa: BLE001  # whatever keeps the record from the store
@@ -300,6 +310,7 @@ class Execution:
             if self._emit is not None:
                 self.tell(PersistSuccess, call, record.key)
         self.publish(call, record)
+        # After it was published: the suspension stores what the history has.
         if self.host is not None and self.host.always_replay:
             await self.host.halt(record.key)
         if self.cache is not None and call.key is not None:

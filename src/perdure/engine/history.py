@@ -128,6 +128,8 @@ class History:
             calls = self._calls[branch] = {}
         key = calls.get(call)
         if key is None:
+            # Several branches may call one id: all but the first get `id#2`, `id#3` … as key. A key
+            # is not used again in this process, even if its call records nothing.
             n = self._next.get(call, 1)
             key = call if n == 1 else f"{call}#{n}"
             while key in self._records or key in self._next:
@@ -209,6 +211,7 @@ class History:
 
     def open_wait(self, wait: PendingWait) -> PendingWait:
         """Begin a wait, or return the one that began under this id in an earlier activation."""
+        # A wait that began before a crash or suspension keeps the wake time that was stored then.
         known = self.waits.get(wait["id"])
         if known is None:
             self.waits[wait["id"]] = self.changed_waits[wait["id"]] = known = wait

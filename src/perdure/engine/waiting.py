@@ -32,6 +32,7 @@ async def wait(run: Execution, call: StepCall, wait: PendingWait) -> Any:
     run.branches.begin()
     try:
         answer = await _answer(run, call, wait)
+        # Closed before the record is encoded, so that one write ends the wait and records it.
         run.history.close_wait(wait["id"])
         if answer is None:
             return await run.succeed(call, None)
@@ -113,6 +114,7 @@ async def race(run: Execution, call: StepCall, thunks: Mapping[str, Callable[[],
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         await cancel_and_wait([*tasks, *run.branches.tasks_below(branches.values())])
+    # In the order of the names if several ended in one iteration of the event loop.
     winner = next(task for task in tasks if task in done)
     run.branches.begin()
     try:
@@ -168,6 +170,7 @@ async def transact(run: Execution, call: StepCall) -> Any:
         run.publish(call, interrupted.answer)
         raise asyncio.CancelledError from None
     except _RolledBack as rolled_back:
+        # In a write of its own: the transaction that the record belonged to is rolled back.
         return await run.fail(call, rolled_back.failure)
     except RunOver:
         raise

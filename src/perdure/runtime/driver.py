@@ -89,6 +89,8 @@ class Driver:
             # It ended elsewhere between the caller's look at it and the lease.
             host = _unstarted(session, grant)
             return await host.settle(grant.snapshot["execution"], Rest(status))
+        # Before anything is written: a run of an unknown workflow or version stays as it is, for a
+        # process that knows it.
         definition, payload, history = await self._load(grant)
         host = open_host(session, grant.lease.id, history, grant, not_before)
         version = (grant.snapshot.get("metadata") or {}).get("version", 1)

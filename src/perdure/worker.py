@@ -260,4 +260,7 @@ class Worker:
                     self._wake.set()
             except StoreError as error:
                 logger.warning("notifications failed (%s); polling continues", error)
+            except Exception:
+                # A bug of the store, perhaps; it must not stop the worker.
+                logger.exception("notifications failed; polling continues")
             await self._sleep(self._poll)

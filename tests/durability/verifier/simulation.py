@@ -145,7 +145,7 @@ class Wire(Witness):
 
     def __getattr__(self, name: str) -> Any:
         attribute = super().__getattr__(name)
-        if name.startswith("_") or name in ("capabilities", "hints", "close"):
+        if name.startswith("_") or name in ("capabilities", "notifications", "close"):
             return attribute
 
         async def verb(*arguments: Any, **options: Any) -> Any:

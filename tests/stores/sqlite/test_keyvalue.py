@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.errors import InvalidArgument, InvalidDuration
+from perdure.errors import InvalidArgument, InvalidDuration, StoreClosed
 from perdure.keyvalue import CompareAndSet, GetMany, KeyValueStore
 from perdure.stores.sqlite import SqliteKeyValue
 from perdure.testing.clock import TestClock
@@ -136,9 +136,31 @@ async def test_invalid_arguments_are_refused(kv: SqliteKeyValue) -> None:
     """The error names the parameter."""
     with pytest.raises(InvalidArgument, match="value"):
         await kv.set("a", 1)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="key"):
+        await kv.get(1)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="old"):
+        await kv.replace("a", 1, "2")  # type: ignore[arg-type]
     with pytest.raises(InvalidDuration, match="ttl"):
         await kv.set("a", "1", ttl=-1)
     with pytest.raises(InvalidArgument, match="table"):
         SqliteKeyValue(":memory:", table="a b")
     with pytest.raises(InvalidArgument, match="durability"):
         SqliteKeyValue(":memory:", durability="off")  # type: ignore[arg-type]
+
+
+def test_several_event_loops_use_one_store(path: Path) -> None:
+    """One after another, and with no set-up for each of them."""
+    kv = SqliteKeyValue(path)
+    asyncio.run(kv.set("a", "1"))
+    assert asyncio.run(kv.get("a")) == "1"
+    asyncio.run(kv.close())
+
+
+async def test_a_closed_store_raises_store_closed(path: Path) -> None:
+    """The error names the file; closing again does nothing."""
+    kv = SqliteKeyValue(path)
+    await kv.set("a", "1")
+    await kv.close()
+    await kv.close()
+    with pytest.raises(StoreClosed, match=path.name):
+        await kv.get("a")

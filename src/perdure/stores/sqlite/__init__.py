@@ -4,7 +4,7 @@ import os
 
 from perdure.clock import Clock, Duration, SystemClock
 from perdure.store import MAX_VALUE_SIZE
-from perdure.stores.sqlite.connection import Durability
+from perdure.stores._durability import Durability
 from perdure.stores.sqlite.keyvalue import SqliteKeyValue
 from perdure.stores.sqlite.store import SqliteStore
 from perdure.stores.sqlite.transaction import Transaction

@@ -9,9 +9,9 @@ from string import Template
 from typing import Any
 
 from perdure.clock import Clock, Duration, SystemClock, parse_duration
+from perdure.stores._durability import Durability, check_durability
 from perdure.stores._keyvalue import DatabaseKeyValue
 from perdure.stores._timestamps import to_microseconds
-from perdure.stores.sqlite.connection import Durability, check_durability
 from perdure.stores.sqlite.runs import MICROSECOND, Verb, json_text
 from perdure.stores.sqlite.schema import Schema
 from perdure.stores.sqlite.statements import NOW, Outcome, Statement, Value, check_name

@@ -1,7 +1,9 @@
 """Strings under keys in SQLite: they expire, and only `*` is special in a pattern."""
 
 import asyncio
+import gc
 import sqlite3
+import threading
 from collections.abc import AsyncIterator
 from contextlib import closing
 from datetime import timedelta
@@ -164,3 +166,17 @@ async def test_a_closed_store_raises_store_closed(path: Path) -> None:
     await kv.close()
     with pytest.raises(StoreClosed, match=path.name):
         await kv.get("a")
+
+
+async def test_the_threads_of_a_deleted_store_end(path: Path) -> None:
+    """A store that was never closed does not keep its threads."""
+    kv = SqliteKeyValue(path)
+    await kv.set("a", "1")
+    await kv.get("a")
+    threads = [thread for thread in threading.enumerate() if str(path) in thread.name]
+    assert threads
+    del kv
+    gc.collect()
+    for thread in threads:
+        thread.join(5)
+    assert not any(thread.is_alive() for thread in threads)

@@ -2,7 +2,7 @@
 
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from string import Template
@@ -112,23 +112,28 @@ class SqliteKeyValue(DatabaseKeyValue):
 
     async def _read(self, template: str, **values: Value) -> Sequence[Any]:
         """Run a statement and return its rows."""
-        [outcome] = await self._database.read(partial(self._execute, [template], values))
+        [outcome] = await self._database.read(self._verb([template], values))
         return outcome.rows
 
     async def _write(self, template: str, **values: Value) -> bool:
         """Run a statement and return whether it changed rows; also delete some expired ones."""
-        verb = partial(self._execute, [template, _PURGE], values)
-        outcome, _ = await self._database.write(verb)
+        outcome, _ = await self._database.write(self._verb([template, _PURGE], values))
         return outcome.changed > 0
 
-    def _execute(
+    def _verb(
         self, templates: Sequence[str], values: Mapping[str, Value]
-    ) -> Verb[Sequence[Outcome]]:
-        # The clock is read when the statements are about to run, after any wait for a lock.
-        bound = {**values, "now": to_microseconds(self._clock.now())}
-        return (
-            yield [Statement(Template(sql).substitute(self._names), bound) for sql in templates]
-        )
+    ) -> Callable[[], Verb[Sequence[Outcome]]]:
+        # The threads keep their last verb, which must not keep the store alive.
+        scripts = [Template(template).substitute(self._names) for template in templates]
+        return partial(_execute, scripts, values, self._clock)
+
+
+def _execute(
+    scripts: Sequence[str], values: Mapping[str, Value], clock: Clock
+) -> Verb[Sequence[Outcome]]:
+    # The clock is read when the statements are about to run, after any wait for a lock.
+    bound = {**values, "now": to_microseconds(clock.now())}
+    return (yield [Statement(script, bound) for script in scripts])
 
 
 def _glob(pattern: str) -> str:

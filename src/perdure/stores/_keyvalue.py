@@ -10,23 +10,30 @@ from perdure.store import AsyncCloseable
 from perdure.stores._lifecycle import Lifecycle
 
 
-class DatabaseKeyValue(AsyncCloseable, ABC):
-    """A `KeyValueStore` with compare-and-set, on a table or collection of a database.
+async def _no_set_up() -> None:
+    """Connections are opened when they are needed."""
 
-    `name` is the database's, for messages. A subclass implements one underscored method per
+
+class DatabaseKeyValue(AsyncCloseable, ABC):
+    """A `KeyValueStore` with compare-and-set, in a database.
+
+    `name` is the database's, for messages; `set_up`, `close`, `forget_loop` and `any_loop` are
+    about its connections, as in `Lifecycle`. A subclass implements one underscored method per
     operation, and may rely on arguments that have been checked.
     """
 
     def __init__(
         self,
         name: str,
-        set_up: Callable[[], Awaitable[None]],
         *,
+        set_up: Callable[[], Awaitable[None]] = _no_set_up,
+        close: Callable[[], Awaitable[None]],
         forget_loop: Callable[[], object] = lambda: None,
         any_loop: bool = False,
     ) -> None:
         life_name = f"{name} key-value"
         self._life = Lifecycle(life_name, set_up, on_move=forget_loop, any_loop=any_loop)
+        self._disconnect = close
 
     async def get(self, key: str, /) -> str | None:
         """Return the value, or `None` if the key is missing or has expired."""
@@ -57,29 +64,29 @@ class DatabaseKeyValue(AsyncCloseable, ABC):
 
     async def exists(self, key: str, /) -> bool:
         """Return whether the key exists and has not expired."""
-        return await self.get(key) is not None
+        self._check(key, "key")
+        await self._life.ready()
+        return await self._exists(key)
 
     async def keys(self, pattern: str = "*", /) -> list[str]:
         """Return the keys that match, in order; `*` matches any string, nothing else is special."""
         self._check(pattern, "pattern")
         await self._life.ready()
-        return [*await self._keys(pattern)]
+        return await self._keys(pattern)
 
     async def replace(self, key: str, old: str | None, new: str | None, /) -> bool:
         """Replace `old` by `new` atomically, if it is the value; `None` stands for a missing key.
 
         Return whether it was replaced.
         """
-        self._check(key, "key")
-        if new is not None:
-            self._check(new, "new")
+        for parameter, value in (("old", old), ("new", new)):
+            if value is not None:
+                self._check(value, parameter)
         if old is None and new is None:
-            return await self.get(key) is None
+            return not await self.exists(key)
+        self._check(key, "key")
         await self._life.ready()
-        if old is None:
-            assert new is not None
-            return await self._add(key, new)
-        return await self._remove(key, old) if new is None else await self._swap(key, old, new)
+        return await self._replace(key, old, new)
 
     async def close(self) -> None:
         """Close what the store opened itself; a client that was passed in stays open."""
@@ -102,22 +109,14 @@ class DatabaseKeyValue(AsyncCloseable, ABC):
     async def _delete(self, key: str) -> bool:
         """Delete the key; return whether it existed and had not expired."""
 
+    async def _exists(self, key: str) -> bool:
+        """Return whether the key exists and has not expired."""
+        return key in await self._get([key])
+
     @abstractmethod
-    async def _keys(self, pattern: str) -> Sequence[str]:
+    async def _keys(self, pattern: str) -> list[str]:
         """Return the keys that match and have not expired, in order."""
 
     @abstractmethod
-    async def _add(self, key: str, new: str) -> bool:
-        """Store the value unless the key exists; return whether it was stored."""
-
-    @abstractmethod
-    async def _swap(self, key: str, old: str, new: str) -> bool:
-        """Replace the value if it is `old`; return whether it was replaced."""
-
-    @abstractmethod
-    async def _remove(self, key: str, old: str) -> bool:
-        """Delete the key if its value is `old`; return whether it was deleted."""
-
-    @abstractmethod
-    async def _disconnect(self) -> None:
-        """Close what was opened here; called once."""
+    async def _replace(self, key: str, old: str | None, new: str | None) -> bool:
+        """Replace the value if it is `old`; return whether it was. Not both of them are `None`."""

@@ -148,6 +148,10 @@ async def test_invalid_arguments_are_refused(kv: MongoKeyValue) -> None:
     """A value is a string, a time to live a duration, and a collection has a valid name."""
     with pytest.raises(InvalidArgument):
         await kv.set("a", b"bytes")  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(InvalidArgument, match="key"):
+        await kv.get(7)  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(InvalidArgument, match="old"):
+        await kv.replace("a", {"$gt": ""}, "1")  # type: ignore[arg-type]  # on purpose
     with pytest.raises(InvalidDuration):
         await kv.set("a", "1", ttl=-1)
     with pytest.raises(InvalidArgument):

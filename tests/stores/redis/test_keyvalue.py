@@ -123,6 +123,8 @@ async def test_invalid_arguments_are_refused(kv: RedisKeyValue) -> None:
         await kv.set("key", 7)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InvalidArgument):
         await kv.get(b"key")  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(InvalidArgument, match="old"):
+        await kv.replace("key", 7, "x")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InvalidArgument):
         await kv.set("key", "x", ttl=-1)
 
@@ -130,9 +132,11 @@ async def test_invalid_arguments_are_refused(kv: RedisKeyValue) -> None:
 async def test_a_value_that_is_not_a_string_is_corrupted(
     kv: RedisKeyValue, redis_prefix: str
 ) -> None:
-    await kv._send(("SET", f"{redis_prefix}key", b"\xff"))
+    await kv._server.send([("SET", f"{redis_prefix}key", b"\xff")])
     with pytest.raises(StoreCorrupted):
         await kv.get("key")
+    assert await kv.exists("key")
+    assert not await kv.replace("key", None, None)
 
 
 async def test_an_unavailable_server_is_named() -> None:

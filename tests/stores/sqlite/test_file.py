@@ -21,11 +21,11 @@ from perdure.errors import (
     StoreUnavailable,
 )
 from perdure.store import Capabilities, Entry, Grant, LeaseRequest, Rest, Verdict
+from perdure.stores._durability import Durability
 from perdure.stores.sqlite import SqliteStore, sqlite
 from perdure.stores.sqlite import connection as connection_module
 from perdure.stores.sqlite import threads as threads_module
 from perdure.stores.sqlite import watch as watch_module
-from perdure.stores.sqlite.connection import Durability
 from perdure.stores.sqlite.runs import Verb
 from perdure.stores.sqlite.statements import Statement
 from perdure.testing.conformance.samples import as_json, delta, snapshot
@@ -373,3 +373,20 @@ async def test_a_file_that_was_deleted_or_replaced_is_not_written_to(
                 await store.append([Entry("run", grant.lease.epoch, 1, b"{}")])
             with pytest.raises(StoreError, match="deleted or replaced while it was open"):
                 await store.load("run")
+
+
+def test_a_connection_that_cannot_roll_back_is_closed(path: Path) -> None:
+    """After some disk failures, a transaction ends only with its connection."""
+
+    class FailingConnection(sqlite3.Connection):
+        def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+            if sql == "ROLLBACK":
+                raise sqlite3.OperationalError("disk I/O error")
+            return super().execute(sql, *values)
+
+    failing = sqlite3.connect(path, isolation_level=None, factory=FailingConnection)
+    assert connection_module.rollback(failing)
+    failing.execute("BEGIN IMMEDIATE")
+    assert not connection_module.rollback(failing)
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        failing.execute("SELECT 1")

@@ -1,7 +1,9 @@
 """Strings under keys in SQLite: they expire, and only `*` is special in a pattern."""
 
 import asyncio
+import gc
 import sqlite3
+import threading
 from collections.abc import AsyncIterator
 from contextlib import closing
 from datetime import timedelta
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.errors import InvalidArgument, InvalidDuration
+from perdure.errors import InvalidArgument, InvalidDuration, StoreClosed
 from perdure.keyvalue import CompareAndSet, GetMany, KeyValueStore
 from perdure.stores.sqlite import SqliteKeyValue
 from perdure.testing.clock import TestClock
@@ -136,9 +138,45 @@ async def test_invalid_arguments_are_refused(kv: SqliteKeyValue) -> None:
     """The error names the parameter."""
     with pytest.raises(InvalidArgument, match="value"):
         await kv.set("a", 1)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="key"):
+        await kv.get(1)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="old"):
+        await kv.replace("a", 1, "2")  # type: ignore[arg-type]
     with pytest.raises(InvalidDuration, match="ttl"):
         await kv.set("a", "1", ttl=-1)
     with pytest.raises(InvalidArgument, match="table"):
         SqliteKeyValue(":memory:", table="a b")
     with pytest.raises(InvalidArgument, match="durability"):
         SqliteKeyValue(":memory:", durability="off")  # type: ignore[arg-type]
+
+
+def test_several_event_loops_use_one_store(path: Path) -> None:
+    """One after another, and with no set-up for each of them."""
+    kv = SqliteKeyValue(path)
+    asyncio.run(kv.set("a", "1"))
+    assert asyncio.run(kv.get("a")) == "1"
+    asyncio.run(kv.close())
+
+
+async def test_a_closed_store_raises_store_closed(path: Path) -> None:
+    """The error names the file; closing again does nothing."""
+    kv = SqliteKeyValue(path)
+    await kv.set("a", "1")
+    await kv.close()
+    await kv.close()
+    with pytest.raises(StoreClosed, match=path.name):
+        await kv.get("a")
+
+
+async def test_the_threads_of_a_deleted_store_end(path: Path) -> None:
+    """A store that was never closed does not keep its threads."""
+    kv = SqliteKeyValue(path)
+    await kv.set("a", "1")
+    await kv.get("a")
+    threads = [thread for thread in threading.enumerate() if str(path) in thread.name]
+    assert threads
+    del kv
+    gc.collect()
+    for thread in threads:
+        thread.join(5)
+    assert not any(thread.is_alive() for thread in threads)

@@ -2,12 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import Literal
 
 from perdure.clock import Clock, SystemClock
 from perdure.errors import InvalidArgument
 from perdure.store import MAX_VALUE_SIZE, Capabilities
 from perdure.stores._documents.backend import DocumentBackend
+from perdure.stores._durability import Durability, check_durability, survives
 from perdure.stores._shell import StoreShell
 from perdure.stores.file.disk import Disk
 from perdure.stores.file.layout import FileHead
@@ -30,14 +30,13 @@ class FileStore(StoreShell[DocumentBackend[FileHead]]):
         directory: str | os.PathLike[str],
         *,
         prefix: str = "",
-        durability: Literal["full", "normal"] = "full",
+        durability: Durability = "full",
         clock: Clock = SystemClock(),
         max_value_size: int = MAX_VALUE_SIZE,
     ) -> None:
         if not isinstance(directory, str | os.PathLike) or not os.fspath(directory):
             raise InvalidArgument("directory", directory, "a path")
-        if durability not in ("full", "normal"):
-            raise InvalidArgument("durability", durability, '"full" or "normal"')
+        check_durability(durability)
         capabilities = Capabilities(
             journal=True,
             lease="atomic",
@@ -45,7 +44,7 @@ class FileStore(StoreShell[DocumentBackend[FileHead]]):
             inbox=True,
             maintenance=True,
             shared="machine",
-            survives="power_loss" if durability == "full" else "process_crash",
+            survives=survives(durability),
             max_value_size=max_value_size,
         )
         storage = FileStorage(Path(directory), Disk(sync=durability == "full"))

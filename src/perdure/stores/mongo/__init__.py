@@ -9,9 +9,9 @@ from perdure.stores.mongo.driver import AsyncMongoClient
 # isort: split
 from perdure.clock import Clock, SystemClock
 from perdure.store import MAX_VALUE_SIZE, Capabilities
+from perdure.stores._durability import Durability, survives
 from perdure.stores.mongo.connection import (
     Connection,
-    Durability,
     Target,
     check_collection,
     parse_target,
@@ -82,6 +82,6 @@ def _capabilities(target: Target, durability: Durability, max_value_size: int) -
         notify=target.replica_set,
         maintenance=True,
         shared="network",
-        survives="power_loss" if durability == "full" else "process_crash",
+        survives=survives(durability),
         max_value_size=max_value_size,
     )

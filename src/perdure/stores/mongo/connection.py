@@ -4,7 +4,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 from bson.codec_options import CodecOptions, TypeRegistry
@@ -17,6 +17,7 @@ from pymongo.uri_parser import parse_uri
 
 from perdure.clock import Clock
 from perdure.errors import InvalidArgument, StoreError
+from perdure.stores._durability import Durability, check_durability
 from perdure.stores.mongo.documents import AS_PLAIN_INTEGERS
 from perdure.stores.mongo.driver import AsyncMongoClient
 from perdure.stores.mongo.errors import UNAUTHORIZED, translate
@@ -24,7 +25,6 @@ from perdure.stores.mongo.errors import UNAUTHORIZED, translate
 Client: TypeAlias = AsyncMongoClient[Any]
 Database: TypeAlias = AsyncDatabase[Any]
 Collection: TypeAlias = AsyncCollection[Any]
-Durability: TypeAlias = Literal["full", "normal"]
 
 T = TypeVar("T")
 
@@ -67,8 +67,7 @@ class Connection(Generic[T]):
         bind: Callable[[Database], T],
         prepare: Callable[[T], Awaitable[None]],
     ) -> None:
-        if durability not in ("full", "normal"):
-            raise InvalidArgument("durability", durability, '"full" or "normal"')
+        check_durability(durability)
         self.target = target
         self.clock = clock
         self.is_closed = False

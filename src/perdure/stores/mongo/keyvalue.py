@@ -8,14 +8,11 @@ from typing import Any
 from pymongo import IndexModel
 from pymongo.errors import DuplicateKeyError
 
-from perdure.clock import Clock, Duration, SystemClock, parse_duration
-from perdure.errors import InvalidArgument
-from perdure.store import AsyncCloseable
-from perdure.stores._lifecycle import Lifecycle
+from perdure.clock import Clock, SystemClock
+from perdure.stores._keyvalue import DatabaseKeyValue
 from perdure.stores.mongo.connection import (
     Collection,
     Connection,
-    Use,
     check_collection,
     create_indexes,
     parse_target,
@@ -30,7 +27,7 @@ _IS_MISSING = {"$lte": ["$value", None]}
 _HAS_EXPIRED = {"$and": [{"$gt": ["$expiresAt", None]}, {"$lte": ["$expiresAt", "$$NOW"]}]}
 
 
-class MongoKeyValue(AsyncCloseable):
+class MongoKeyValue(DatabaseKeyValue):
     """A `KeyValueStore` with compare-and-set; the server deletes what has expired.
 
     The options are those of `mongo`; `collection` may be awaitly's own (`workflow_state`).
@@ -59,35 +56,36 @@ class MongoKeyValue(AsyncCloseable):
             bind=lambda opened: opened.get_collection(name),
             prepare=_prepare,
         )
-        forget_loop = self._connection.forget_loop
-        self._life = Lifecycle("MongoDB key-value", self._connection.open, on_move=forget_loop)
+        super().__init__(
+            "MongoDB",
+            set_up=self._connection.open,
+            close=self._connection.close,
+            forget_loop=self._connection.forget_loop,
+        )
 
-    async def get(self, key: str, /) -> str | None:
-        """Return the value, or `None` if there is none or it has expired."""
-        [value] = await self.get_many([key])
-        return value
+    async def _get(self, keys: Sequence[str]) -> Mapping[str, str]:
+        with self._connection.use() as collection:
+            documents = collection.find({"_id": {"$in": [*keys]}, **_IS_LIVE}, {"value": 1})
+            return {document["_id"]: document["value"] async for document in documents}
 
-    async def get_many(self, keys: Sequence[str], /) -> Sequence[str | None]:
-        """Return the value of each key, in order."""
-        with await self._use() as collection:
-            found = collection.find({"_id": {"$in": [*keys]}, **_IS_LIVE}, {"value": 1})
-            values = {document["_id"]: document["value"] async for document in found}
-        return [values.get(key) for key in keys]
+    async def _set(self, key: str, value: str, ttl: timedelta | None) -> None:
+        with self._connection.use() as collection:
+            await _upsert(collection, key, [{"$replaceWith": _document(value, ttl)}])
 
-    async def set(self, key: str, value: str, /, *, ttl: Duration | None = None) -> None:
-        """Store the value, for `ttl` or until it is deleted."""
-        if not isinstance(value, str):
-            raise InvalidArgument("value", value, "a string")
-        span = None if ttl is None else parse_duration(ttl, "ttl")
-        with await self._use() as collection:
-            await _upsert(collection, key, [{"$replaceWith": _document(value, span)}])
+    async def _delete(self, key: str) -> bool:
+        with self._connection.use() as collection:
+            return (await collection.delete_one({"_id": key, **_IS_LIVE})).deleted_count == 1
 
-    async def replace(self, key: str, old: str | None, new: str | None, /) -> bool:
-        """Replace `old` by `new` atomically; `None` stands for a missing value."""
-        if old is None and new is None:
-            return not await self.exists(key)
+    async def _keys(self, pattern: str) -> list[str]:
+        prefix = pattern.partition("*")[0]
+        matching = {"$and": [has_prefix(prefix), {"_id": {"$regex": _regex(pattern)}}]}
+        with self._connection.use() as collection:
+            documents = collection.find({**matching, **_IS_LIVE}, {"_id": 1}).sort("_id")
+            return [document["_id"] async for document in documents]
+
+    async def _replace(self, key: str, old: str | None, new: str | None) -> bool:
         expected = {"_id": key, "value": old, **_IS_LIVE}
-        with await self._use() as collection:
+        with self._connection.use() as collection:
             if new is None:
                 return (await collection.delete_one(expected)).deleted_count == 1
             if old is not None:
@@ -96,32 +94,6 @@ class MongoKeyValue(AsyncCloseable):
             is_absent = {"$or": [_IS_MISSING, _HAS_EXPIRED]}
             added = {"$replaceWith": {"$cond": [is_absent, _document(new, None), "$$ROOT"]}}
             return await _upsert(collection, key, [added])
-
-    async def delete(self, key: str, /) -> bool:
-        """Delete the key; return whether it existed."""
-        with await self._use() as collection:
-            return (await collection.delete_one({"_id": key, **_IS_LIVE})).deleted_count == 1
-
-    async def exists(self, key: str, /) -> bool:
-        """Return whether the key has a value that has not expired."""
-        return await self.get(key) is not None
-
-    async def keys(self, pattern: str = "*", /) -> list[str]:
-        """Return the keys that match; `*` matches any string, all else only itself."""
-        prefix = pattern.partition("*")[0]
-        matching = {"$and": [has_prefix(prefix), {"_id": {"$regex": _regex(pattern)}}]}
-        with await self._use() as collection:
-            found = collection.find({**matching, **_IS_LIVE}, {"_id": 1}).sort("_id")
-            return [document["_id"] async for document in found]
-
-    async def close(self) -> None:
-        """Close the client unless it was passed in."""
-        if self._life.close():
-            await self._connection.close()
-
-    async def _use(self) -> Use[Collection]:
-        await self._life.ready()
-        return self._connection.use()
 
 
 async def _prepare(collection: Collection) -> None:

@@ -98,8 +98,12 @@ class PostgresKeyValue(DatabaseKeyValue):
             timeout=timeout,
             clock=clock,
         )
-        forget_loop = self._database.pool.forget_loop
-        super().__init__("PostgreSQL", self._set_up, forget_loop=forget_loop)
+        super().__init__(
+            "PostgreSQL",
+            set_up=self._set_up,
+            close=self._database.pool.close,
+            forget_loop=self._database.pool.forget_loop,
+        )
 
     async def _set_up(self) -> None:
         await Schema(self._tables, "migrations_keyvalue").set_up(self._database)
@@ -114,24 +118,20 @@ class PostgresKeyValue(DatabaseKeyValue):
         rows = await self._fetch(DELETE, key)
         return bool(rows and rows[0][0])
 
-    async def _keys(self, pattern: str) -> Sequence[str]:
+    async def _keys(self, pattern: str) -> list[str]:
         for special in "\\%_":
             pattern = pattern.replace(special, "\\" + special)
         return [key for (key,) in await self._fetch(KEYS, pattern.replace("*", "%"))]
 
-    # Not repeatable: sent again after a lost reply, each of the next three would return False for
-    # its own success.
-    async def _add(self, key: str, new: str) -> bool:
-        return bool(await self._fetch(ADD, key, new, repeatable=False))
-
-    async def _swap(self, key: str, old: str, new: str) -> bool:
-        return bool(await self._fetch(SWAP, key, old, new, repeatable=False))
-
-    async def _remove(self, key: str, old: str) -> bool:
-        return bool(await self._fetch(REMOVE, key, old, repeatable=False))
-
-    async def _disconnect(self) -> None:
-        await self._database.pool.close()
+    async def _replace(self, key: str, old: str | None, new: str | None) -> bool:
+        if old is None:
+            template, values = ADD, [new]
+        elif new is None:
+            template, values = REMOVE, [old]
+        else:
+            template, values = SWAP, [old, new]
+        # Not repeatable: sent again after a lost reply, it would return False for its own success.
+        return bool(await self._fetch(template, key, *values, repeatable=False))
 
     async def _fetch(
         self, template: str, *values: object, repeatable: bool = True

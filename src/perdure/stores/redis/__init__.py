@@ -4,12 +4,13 @@ from typing import Any
 
 from perdure.clock import Clock, Duration, SystemClock
 from perdure.store import MAX_VALUE_SIZE
+from perdure.stores._durability import Durability
 from perdure.stores.redis.connect import open_link
 from perdure.stores.redis.durability import DurabilityReport
 from perdure.stores.redis.keys import Keys
 from perdure.stores.redis.keyvalue import RedisKeyValue
 from perdure.stores.redis.server import Server
-from perdure.stores.redis.store import Durability, RedisStore
+from perdure.stores.redis.store import RedisStore
 
 __all__ = ["DurabilityReport", "RedisKeyValue", "RedisStore", "redis"]
 

@@ -3,10 +3,10 @@
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from perdure.clock import Clock
-from perdure.errors import InvalidArgument, StoreUnavailable
+from perdure.errors import StoreUnavailable
 from perdure.snapshot import RunStatus, Snapshot
 from perdure.store import (
     Capabilities,
@@ -21,6 +21,7 @@ from perdure.store import (
     Stats,
     Verdict,
 )
+from perdure.stores._durability import Durability, check_durability, survives
 from perdure.stores._reading import Granted
 from perdure.stores._shell import NotifyShell, Query, Row
 from perdure.stores._timestamps import to_microseconds
@@ -47,8 +48,6 @@ from perdure.stores.redis.replies import (
 from perdure.stores.redis.runs import Runs
 from perdure.stores.redis.server import Server
 from perdure.validation import check_prefix
-
-Durability: TypeAlias = Literal["full", "normal"]
 
 logger = logging.getLogger(__name__)
 
@@ -193,8 +192,7 @@ class RedisStore(NotifyShell[_Backend]):
         clock: Clock,
         max_value_size: int,
     ) -> None:
-        if durability not in ("full", "normal"):
-            raise InvalidArgument("durability", durability, '"full" or "normal"')
+        check_durability(durability)
         capabilities = Capabilities(
             journal=True,
             lease="atomic",
@@ -203,7 +201,7 @@ class RedisStore(NotifyShell[_Backend]):
             notify=True,
             maintenance=True,
             shared="network",
-            survives="power_loss" if durability == "full" else "process_crash",
+            survives=survives(durability),
             max_value_size=max_value_size,
         )
         backend = _Backend(server, keys, check_prefix(prefix), durability, clock)

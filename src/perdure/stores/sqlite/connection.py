@@ -5,14 +5,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from threading import Event
-from typing import Literal, TypeAlias, TypeVar
+from typing import TypeVar
 
 from perdure.clock import SystemClock
-from perdure.errors import InvalidArgument, StoreCorrupted, StoreError, StoreUnavailable
+from perdure.errors import StoreCorrupted, StoreError, StoreUnavailable
+from perdure.stores._durability import Durability
 from perdure.stores.sqlite.runs import Verb
 from perdure.stores.sqlite.statements import Outcome, Statement
-
-Durability: TypeAlias = Literal["full", "normal"]
 
 T = TypeVar("T")
 
@@ -20,12 +19,6 @@ MINIMUM_VERSION = (3, 35, 0)
 
 _PAUSE_SECONDS = 0.01
 _CODE_MASK = 0xFF
-
-
-def check_durability(durability: object) -> None:
-    """Raise unless the value is a durability."""
-    if durability not in ("full", "normal"):
-        raise InvalidArgument("durability", durability, '"full" or "normal"')
 
 
 def open_connection(
@@ -100,10 +93,16 @@ def begin(connection: sqlite3.Connection, path: str, busy_timeout: timedelta) ->
     retry_while_busy(partial(connection.execute, "BEGIN IMMEDIATE"), path, busy_timeout)
 
 
-def rollback(connection: sqlite3.Connection) -> None:
-    """Roll the transaction back, if one is open."""
-    if connection.in_transaction:
-        connection.execute("ROLLBACK")
+def rollback(connection: sqlite3.Connection) -> bool:
+    """Roll the transaction back, if one is open; return whether the connection is still open."""
+    try:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+    except sqlite3.Error:
+        # After some disk failures, only closing the connection ends a transaction.
+        connection.close()
+        return False
+    return True
 
 
 def translate_error(error: BaseException, path: str) -> BaseException:

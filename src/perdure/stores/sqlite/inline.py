@@ -74,17 +74,10 @@ class InlineCommit:
             result = drive(connection, verb())
             connection.execute("COMMIT")
         except BaseException:
-            self._roll_back(connection)
+            if not rollback(connection):
+                self._connection = None
             raise
         return result
-
-    def _roll_back(self, connection: sqlite3.Connection) -> None:
-        try:
-            rollback(connection)
-        except sqlite3.Error:
-            # After some disk failures, only closing the connection ends a transaction.
-            connection.close()
-            self._connection = None
 
     def close(self) -> None:
         """Close the connection."""

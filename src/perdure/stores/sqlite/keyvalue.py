@@ -1,18 +1,21 @@
-"""Strings under keys in a database with the SQLite schema, for any transport."""
+"""Strings under keys in a SQLite file."""
 
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 from string import Template
-from typing import TypeVar, cast
+from typing import Any
 
-from perdure.clock import Duration, parse_duration
-from perdure.errors import InvalidArgument
-from perdure.store import AsyncCloseable
+from perdure.clock import Clock, Duration, SystemClock, parse_duration
+from perdure.stores._durability import Durability, check_durability
+from perdure.stores._keyvalue import DatabaseKeyValue
+from perdure.stores._timestamps import to_microseconds
 from perdure.stores.sqlite.runs import MICROSECOND, Verb, json_text
-from perdure.stores.sqlite.statements import NOW, Statement, Value, check_name
-
-T = TypeVar("T")
+from perdure.stores.sqlite.schema import Schema
+from perdure.stores.sqlite.statements import NOW, Outcome, Statement, Value, check_name
+from perdure.stores.sqlite.threads import Database
 
 _GET = """
     SELECT key, value FROM $table
@@ -35,7 +38,7 @@ _ADD = """
     WHERE expires_at <= $now
 """
 
-_REPLACE = """
+_SWAP = """
     UPDATE $table SET value = :new, expires_at = NULL
     WHERE key = :key AND value = :old AND (expires_at IS NULL OR expires_at > $now)
 """
@@ -58,95 +61,79 @@ _PURGE = """
 """
 
 
-class KeyValueVerbs:
-    """The statements of each method on one table; see `perdure.stores.sqlite.runs`."""
+class SqliteKeyValue(DatabaseKeyValue):
+    """A `KeyValueStore` with compare-and-set in a SQLite file; later writes delete expired keys.
 
-    def __init__(self, table: str, now: Callable[[], int | None]) -> None:
+    persistence = StatePersistence(SqliteKeyValue("state.db"))
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        table: str = "perdure_keyvalue",
+        durability: Durability = "full",
+        busy_timeout: Duration = 60,
+        clock: Clock = SystemClock(),
+    ) -> None:
+        check_durability(durability)
         self._names = {"table": f'"{check_name(table)}"', "now": NOW}
-        self._now = now
+        self._clock = clock
+        self._database = Database(
+            os.fspath(path),
+            Schema("migrations_keyvalue", table),
+            durability=durability,
+            busy_timeout=parse_duration(busy_timeout, "busy_timeout"),
+        )
+        name = f"SQLite ({self._database.path})"
+        super().__init__(name, close=self._database.close, any_loop=True)
+        # The threads of a store that was never closed end with it.
+        weakref.finalize(self, self._database.stop)
 
-    def get(self, keys: Sequence[str]) -> Verb[Sequence[str | None]]:
-        """Return the value of each key, in order."""
-        [rows] = yield [self._statement(_GET, keys=json_text(keys))]
-        values = dict(cast("Sequence[tuple[str, str]]", rows.rows))
-        return [values.get(key) for key in keys]
+    async def _get(self, keys: Sequence[str]) -> Mapping[str, str]:
+        return dict(await self._read(_GET, keys=json_text(keys)))
 
-    def set(self, key: str, value: str, ttl: int | None) -> Verb[None]:
-        """Store a value."""
-        yield [self._statement(_SET, key=key, value=value, ttl=ttl), self._statement(_PURGE)]
+    async def _set(self, key: str, value: str, ttl: timedelta | None) -> None:
+        micros = None if ttl is None else ttl // MICROSECOND
+        await self._write(_SET, key=key, value=value, ttl=micros)
 
-    def delete(self, key: str) -> Verb[bool]:
-        """Delete a key; return whether it existed and had not expired."""
-        deleted, _ = yield [self._statement(_DELETE, key=key), self._statement(_PURGE)]
-        return deleted.changed > 0
+    async def _delete(self, key: str) -> bool:
+        return await self._write(_DELETE, key=key)
 
-    def replace(self, key: str, old: str | None, new: str | None) -> Verb[bool]:
-        """Replace `old` by `new`; return whether `old` was the value."""
-        if old is None and new is None:
-            return (yield from self.get([key])) == [None]
+    async def _keys(self, pattern: str) -> list[str]:
+        return [key for (key,) in await self._read(_KEYS, pattern=_glob(pattern))]
+
+    async def _replace(self, key: str, old: str | None, new: str | None) -> bool:
         if old is None:
-            statement = self._statement(_ADD, key=key, new=new)
-        elif new is None:
-            statement = self._statement(_REMOVE, key=key, old=old)
-        else:
-            statement = self._statement(_REPLACE, key=key, old=old, new=new)
-        replaced, _ = yield [statement, self._statement(_PURGE)]
-        return replaced.changed > 0
+            return await self._write(_ADD, key=key, new=new)
+        if new is None:
+            return await self._write(_REMOVE, key=key, old=old)
+        return await self._write(_SWAP, key=key, old=old, new=new)
 
-    def keys(self, pattern: str) -> Verb[Sequence[str]]:
-        """Return the keys that match."""
-        [matching] = yield [self._statement(_KEYS, pattern=_glob(pattern))]
-        return [key for (key,) in matching.rows]
+    async def _read(self, template: str, **values: Value) -> Sequence[Any]:
+        """Run a statement and return its rows."""
+        [outcome] = await self._database.read(self._verb([template], values))
+        return outcome.rows
 
-    def _statement(self, template: str, **values: Value) -> Statement:
-        return Statement(Template(template).substitute(self._names), {**values, "now": self._now()})
+    async def _write(self, template: str, **values: Value) -> bool:
+        """Run a statement and return whether it changed rows; also delete some expired ones."""
+        outcome, _ = await self._database.write(self._verb([template, _PURGE], values))
+        return outcome.changed > 0
+
+    def _verb(
+        self, templates: Sequence[str], values: Mapping[str, Value]
+    ) -> Callable[[], Verb[Sequence[Outcome]]]:
+        # The threads keep their last verb, which must not keep the store alive.
+        scripts = [Template(template).substitute(self._names) for template in templates]
+        return partial(_execute, scripts, values, self._clock)
 
 
-class SqliteSchemaKeyValue(AsyncCloseable):
-    """A `KeyValueStore` with compare-and-set; later writes delete expired keys."""
-
-    def __init__(self, table: str, now: Callable[[], int | None]) -> None:
-        self._verbs = KeyValueVerbs(table, now)
-
-    @abstractmethod
-    async def _write(self, verb: Callable[[], Verb[T]]) -> T:
-        """Run a verb and return its result once it is committed."""
-
-    @abstractmethod
-    async def _read(self, verb: Callable[[], Verb[T]]) -> T:
-        """Run a verb that only reads, and return its result."""
-
-    async def get(self, key: str, /) -> str | None:
-        """Return the value, or `None` if the key does not exist or has expired."""
-        [value] = await self.get_many([key])
-        return value
-
-    async def get_many(self, keys: Sequence[str], /) -> Sequence[str | None]:
-        """Return the value of each key, in order."""
-        return await self._read(partial(self._verbs.get, keys))
-
-    async def set(self, key: str, value: str, /, *, ttl: Duration | None = None) -> None:
-        """Store a string; with `ttl` it expires, otherwise it stays until it is deleted."""
-        if not isinstance(value, str):
-            raise InvalidArgument("value", value, "a string")
-        micros = None if ttl is None else parse_duration(ttl, "ttl") // MICROSECOND
-        await self._write(partial(self._verbs.set, key, value, micros))
-
-    async def replace(self, key: str, old: str | None, new: str | None, /) -> bool:
-        """Atomically replace `old` by `new`, where `None` means no value; return whether it was."""
-        return await self._write(partial(self._verbs.replace, key, old, new))
-
-    async def delete(self, key: str, /) -> bool:
-        """Delete the key; return whether it existed."""
-        return await self._write(partial(self._verbs.delete, key))
-
-    async def exists(self, key: str, /) -> bool:
-        """Return whether the key exists and has not expired."""
-        return await self.get(key) is not None
-
-    async def keys(self, pattern: str = "*", /) -> list[str]:
-        """Return the keys that match; `*` matches any string, all else is literal."""
-        return [*await self._read(partial(self._verbs.keys, pattern))]
+def _execute(
+    scripts: Sequence[str], values: Mapping[str, Value], clock: Clock
+) -> Verb[Sequence[Outcome]]:
+    # The clock is read when the statements are about to run, after any wait for a lock.
+    bound = {**values, "now": to_microseconds(clock.now())}
+    return (yield [Statement(script, bound) for script in scripts])
 
 
 def _glob(pattern: str) -> str:

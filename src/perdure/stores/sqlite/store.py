@@ -3,15 +3,15 @@
 import os
 import weakref
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from perdure.clock import Clock, Duration, SystemClock, check_clock, parse_duration
 from perdure.errors import InvalidArgument
 from perdure.store import MAX_VALUE_SIZE, Capabilities
+from perdure.stores._durability import Durability, check_durability, survives
 from perdure.stores._shell import TransactionShell
 from perdure.stores._timestamps import to_microseconds
 from perdure.stores.sqlite.backend import SqliteSchemaBackend
-from perdure.stores.sqlite.connection import Durability, check_durability
 from perdure.stores.sqlite.runs import Verb
 from perdure.stores.sqlite.schema import Schema
 from perdure.stores.sqlite.session import FileSession
@@ -89,18 +89,10 @@ class SqliteStore(TransactionShell[FileBackend]):
             transaction=True,
             maintenance=True,
             shared="process" if in_memory else "machine",
-            survives=_survives(durability, in_memory),
+            survives="nothing" if in_memory else survives(durability),
             max_value_size=max_value_size,
         )
         backend = FileBackend(database, statements, prefix, clock)
         super().__init__(backend, f"SQLite ({name})", capabilities, any_loop=True)
         # The threads of a store that was never closed end with it.
         weakref.finalize(self, database.stop)
-
-
-def _survives(
-    durability: Durability, in_memory: bool
-) -> Literal["nothing", "process_crash", "power_loss"]:
-    if in_memory:
-        return "nothing"
-    return "power_loss" if durability == "full" else "process_crash"

@@ -18,8 +18,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from perdure.clock import SystemClock
 from perdure.errors import StoreClosed, StoreError
+from perdure.stores._durability import Durability
 from perdure.stores.sqlite.connection import (
-    Durability,
     begin,
     drive,
     open_connection,
@@ -215,11 +215,7 @@ class _Writer:
             self._roll_back(connection)
 
     def _roll_back(self, connection: sqlite3.Connection) -> None:
-        try:
-            rollback(connection)
-        except sqlite3.Error:
-            # After some disk failures, only closing the connection ends a transaction.
-            connection.close()
+        if not rollback(connection):
             self._connection = None
 
 

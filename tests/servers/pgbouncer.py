@@ -19,6 +19,7 @@ auth_type = any
 pool_mode = transaction
 max_client_conn = 1000
 default_pool_size = 5
+server_login_retry = 1
 ignore_startup_parameters = extra_float_digits
 """
 

@@ -1,10 +1,12 @@
-"""What is special about a libSQL server: requests, its clock, a network that fails."""
+"""What is special about a libSQL server: requests, plans, transactions, sizes.
+
+What all stores on servers have in common is tested in `tests/stores/test_server_failures.py`.
+"""
 
 import asyncio
-import gc
 import json
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import httpx
 import pytest
@@ -15,9 +17,7 @@ from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
 from perdure.stores.libsql import LibsqlStore, Transaction, libsql
 from perdure.stores.sqlite import statements as sql
 from perdure.stores.sqlite.statements import Statements
-from perdure.testing.clock import TestClock
 from perdure.testing.conformance.samples import as_json, delta, snapshot
-from tests.servers.process import Server
 from tests.servers.proxy import TcpProxy
 from tests.servers.sqld import query
 
@@ -127,17 +127,6 @@ async def test_a_bad_write_fails_alone(store: LibsqlStore) -> None:
     assert await steps(store, "good") == ["step 1", "step 2"]
 
 
-async def test_many_stores_can_start_at_once(sqld_url: str) -> None:
-    """Twenty stores on an empty database create one schema, without an error."""
-    stores = [opened(sqld_url) for _ in range(20)]
-    await asyncio.gather(
-        *(store.save(f"run {number}", snapshot()) for number, store in enumerate(stores))
-    )
-    assert len(await stores[0].list()) == 20
-    for store in stores:
-        await store.close()
-
-
 async def test_a_failed_migration_is_retried(sqld_url: str) -> None:
     """Once the obstacle is removed, the same store works."""
     query(sqld_url, "CREATE TABLE perdure_runs_journal (something TEXT)")
@@ -146,23 +135,6 @@ async def test_a_failed_migration_is_retried(sqld_url: str) -> None:
             await store.save("run", snapshot())
         query(sqld_url, "DROP TABLE perdure_runs_journal")
         await store.save("run", snapshot())
-
-
-async def test_leases_use_the_servers_clock(sqld_url: str) -> None:
-    """Two processes whose clocks are an hour apart share leases correctly."""
-    now = datetime.now(UTC)
-    early, late = (TestClock(now - HOUR), TestClock(now + HOUR))
-    async with opened(sqld_url, clock=early) as one, opened(sqld_url, clock=late) as other:
-        [grant] = await granted(one)
-        assert abs(grant.now - now) < timedelta(minutes=1)
-        assert await other.acquire([LeaseRequest("run", "bob", HOUR)]) == [None]
-        assert await other.claim("bob", HOUR, 10) == []
-        short = timedelta(milliseconds=50)
-        [renewed] = await one.renew([grant.lease], short)
-        assert renewed is not None
-        await asyncio.sleep(0.1)
-        [claimed] = await one.claim("bob", HOUR, 10)
-        assert claimed.takeovers == 1
 
 
 @pytest.mark.parametrize("verb", ["LOAD", "LIST", "DUE", "CLAIM", "PRUNE"])
@@ -323,33 +295,6 @@ async def test_the_store_cannot_be_called_inside_its_own_transaction(store: Libs
         await store.transact("run", grant.lease.epoch, work)
 
 
-async def test_an_append_whose_response_was_lost_is_written_once(sqld_url: str) -> None:
-    """The connection breaks between commit and response: the store asks for the verdict again."""
-    async with TcpProxy.before(sqld_url) as proxy, opened(proxy.url) as store:
-        grants = await granted(store, "a", "b")
-        for n in range(1, 6):
-            proxy.drop_next_reply(to=b"_journal")
-            assert (
-                await store.append([entry(grant, n) for grant in grants]) == [Verdict.ACCEPTED] * 2
-            )
-        end = as_json(snapshot("end", status="completed"))
-        rests = [Entry(g.lease.id, g.lease.epoch, 9, end, rest=Rest("completed")) for g in grants]
-        proxy.drop_next_reply(to=b"_journal")
-        assert await store.append(rests) == [Verdict.ACCEPTED] * 2
-        assert proxy.dropped == 6
-        assert await steps(store, "a") == ["end"]
-
-
-async def test_a_write_that_is_not_repeatable_is_not_repeated(sqld_url: str) -> None:
-    """If the response to a message without a dedup id is lost, it was sent at most once."""
-    async with TcpProxy.before(sqld_url) as proxy, opened(proxy.url) as store:
-        await granted(store)
-        proxy.drop_next_reply(to=b"_inbox")
-        with pytest.raises(StoreUnavailable, match="may have received"):
-            await store.send("run", "hello", b"1")
-        assert len(await store.inbox("run")) == 1
-
-
 async def test_appends_in_the_same_request_as_such_a_write_are_repeated(sqld_url: str) -> None:
     """Writes that share a request are retried independently."""
     async with TcpProxy.before(sqld_url) as proxy, opened(proxy.url) as store:
@@ -378,45 +323,6 @@ async def test_a_transaction_whose_commit_was_not_answered_can_be_repeated(sqld_
             await store.transact("run", grant.lease.epoch, work)
         assert await store.transact("run", grant.lease.epoch, work) is Verdict.ACCEPTED
     assert query(sqld_url, "SELECT text FROM note") == [["x"]]
-
-
-async def test_a_restarted_server_is_used_again(sqld_server: Server, sqld_url: str) -> None:
-    """Killed during concurrent appends and restarted, it has everything it acknowledged."""
-    if not sqld_server.ours:
-        pytest.skip("the server was not started by these tests")
-    accepted: set[tuple[str, int]] = set()
-    async with opened(sqld_url, connect_timeout=30) as store:
-        grants = await granted(store, *(f"run {number}" for number in range(200)))
-
-        async def keep_appending(grant: Grant) -> None:
-            for n in range(1, 11):
-                try:
-                    [verdict] = await store.append([entry(grant, n)])
-                except StoreUnavailable:
-                    continue
-                assert verdict is Verdict.ACCEPTED
-                accepted.add((grant.lease.id, n))
-
-        appending = asyncio.gather(*map(keep_appending, grants))
-        while len(accepted) < 300:
-            await asyncio.sleep(0)
-        await asyncio.to_thread(sqld_server.kill)
-        await asyncio.to_thread(sqld_server.restart)
-        await appending
-        assert len(accepted) == 2000
-        for grant in grants:
-            present = await steps(store, grant.lease.id)
-            assert present == [f"step {n}" for n in range(1, 11)]
-
-
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-def test_a_store_serves_one_event_loop_after_another(sqld_url: str) -> None:
-    """A script may call `asyncio.run` several times; connections end with each loop."""
-    store = opened(sqld_url)
-    asyncio.run(store.save("run", snapshot("a")))
-    assert asyncio.run(store.load("run")) == snapshot("a")
-    asyncio.run(store.close())
-    gc.collect()
 
 
 async def test_a_connection_lost_in_the_work_makes_the_store_unavailable(sqld_url: str) -> None:

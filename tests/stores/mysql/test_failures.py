@@ -1,7 +1,9 @@
-"""The MySQL store with crashed servers, lost connections and missing permissions."""
+"""What is special about MySQL: transactions, idle connections, permissions, packet sizes.
+
+What all stores on servers have in common is tested in `tests/stores/test_server_failures.py`.
+"""
 
 import asyncio
-import gc
 import logging
 import sys
 from collections.abc import AsyncIterator
@@ -14,19 +16,17 @@ import pytest
 
 from perdure.errors import (
     MissingDependency,
-    StoreClosed,
     StoreCorrupted,
     StoreError,
     StoreUnavailable,
     ValueTooLarge,
 )
-from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
+from perdure.store import Entry, Grant, LeaseRequest, NewRun, Verdict
 from perdure.stores import mysql
 from perdure.stores.mysql import MysqlStore
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 from tests.servers.mysql import connect_arguments
-from tests.servers.process import Server, free_port
 from tests.servers.proxy import TcpProxy
 from tests.stores.mysql.kit import query
 
@@ -56,36 +56,6 @@ def as_user(url: str, user: str) -> str:
     return parts._replace(netloc=f"{user}@{parts.netloc.rpartition('@')[2]}").geturl()
 
 
-async def test_acknowledged_entries_survive_kill_9(mysql_server: Server, mysql_url: str) -> None:
-    """The server is killed during 200 concurrent appends.
-
-    Every acknowledged entry exists, the store reconnects by itself, and callers get success or a
-    clear error.
-    """
-    async with mysql(mysql_url, connect_timeout=30) as store:
-        grants = await acquire(store, *(f"run {number}" for number in range(200)))
-        acknowledged: dict[str, list[str]] = {grant.lease.id: [] for grant in grants}
-
-        async def work(grant: Grant) -> None:
-            for n in range(12):
-                try:
-                    [verdict] = await store.append([entry(grant, n, f"{n}")])
-                except StoreUnavailable:
-                    continue
-                assert verdict is Verdict.ACCEPTED
-                acknowledged[grant.lease.id].append(f"{n}")
-
-        working = asyncio.gather(*(work(grant) for grant in grants))
-        while sum(map(len, acknowledged.values())) < 400:
-            await asyncio.sleep(0.01)
-        await asyncio.to_thread(mysql_server.kill)
-        await asyncio.to_thread(mysql_server.restart)
-        await working
-        for id, keys in acknowledged.items():
-            assert set(keys) <= set(await steps(store, id))
-        assert sum(map(len, acknowledged.values())) > 2_000
-
-
 class TestLostConnection:
     """The connection is lost between commit and reply."""
 
@@ -99,44 +69,6 @@ class TestLostConnection:
         async with mysql(proxy.url, connect_timeout=1) as store:
             yield store
 
-    async def test_an_entry_is_neither_duplicated_nor_lost(
-        self, store: MysqlStore, proxy: TcpProxy
-    ) -> None:
-        """An entry, a batch and a rest are sent again by the store, and accepted."""
-        one, two = await acquire(store, "run", "two")
-        batches = [
-            [entry(one, 1, "a")],
-            [entry(one, 2, "b"), entry(two, 1, "a")],
-            [Entry("run", one.lease.epoch, 3, as_json(snapshot("c")), rest=Rest("suspended"))],
-            [entry(two, 2, "b"), Entry("two", two.lease.epoch, 3, b"{}", rest=Rest("failed"))],
-        ]
-        for number, batch in enumerate(batches, 1):
-            proxy.drop_next_reply(to=batch[-1].data)
-            assert set(await store.append(batch)) == {Verdict.ACCEPTED}
-            assert proxy.dropped == number
-        assert await steps(store) == ["c"]
-
-    async def test_a_deletion_whose_reply_is_lost_is_done(
-        self, store: MysqlStore, proxy: TcpProxy
-    ) -> None:
-        """Sent again, it finds no run: the verdict is UNKNOWN."""
-        (grant,) = await acquire(store, "run")
-        delete = Entry("run", grant.lease.epoch, 1, b"", rest=Rest("completed", delete=True))
-        proxy.drop_next_reply(to=b"DELETE")
-        assert await store.append([delete]) == [Verdict.UNKNOWN]
-        assert await store.load("run") is None
-
-    async def test_an_event_is_not_sent_twice(self, store: MysqlStore, proxy: TcpProxy) -> None:
-        """Without a dedup id the store raises, because it cannot know; with one it sends again."""
-        await acquire(store, "run")
-        proxy.drop_next_reply(to=b"payload 1")
-        with pytest.raises(StoreUnavailable, match="is unavailable"):
-            await store.send("run", "paid", b"payload 1")
-        proxy.drop_next_reply(to=b"payload 2")
-        await store.send("run", "paid", b"payload 2", dedup_id="x")
-        payloads = [message.payload for message in await store.inbox("run")]
-        assert payloads == [b"payload 1", b"payload 2"]
-
     async def test_a_request_before_the_commit_is_sent_again(
         self, store: MysqlStore, proxy: TcpProxy
     ) -> None:
@@ -147,29 +79,6 @@ class TestLostConnection:
         assert proxy.dropped == 1
         assert len(await store.inbox("run")) == 1
 
-    async def test_a_lost_grant_is_requested_again(
-        self, store: MysqlStore, proxy: TcpProxy
-    ) -> None:
-        """A lease that the same owner holds is granted again."""
-        await acquire(store, "other")
-        proxy.drop_next_reply(to=b"'run'")
-        (grant,) = await acquire(store, "run")
-        assert await store.append([entry(grant, 1, "a")]) == [Verdict.ACCEPTED]
-
-    async def test_a_request_for_a_new_run_is_not_repeated(
-        self, store: MysqlStore, proxy: TcpProxy
-    ) -> None:
-        """Sent again, it would find the run that it created itself: the caller gets an error."""
-        await acquire(store, "other")
-        request = LeaseRequest("run", "ana", LONG, create=as_json(snapshot()), existing=False)
-        proxy.drop_next_reply(to=b"'run'")
-        with pytest.raises(StoreUnavailable, match="is unavailable"):
-            await store.acquire([request])
-        proxy.drop_next_reply(to=b"'queued'")
-        with pytest.raises(StoreUnavailable, match="is unavailable"):
-            await store.enqueue([NewRun("queued", "order", as_json(snapshot()))])
-        assert len(await store.list()) == 3
-
     async def test_a_connection_closed_while_idle_is_replaced(
         self, store: MysqlStore, proxy: TcpProxy
     ) -> None:
@@ -179,19 +88,6 @@ class TestLostConnection:
         await asyncio.sleep(0.05)
         await store.send("run", "paid", b"1")
         assert len(await store.inbox("run")) == 1
-
-    async def test_the_store_works_again_once_the_server_is_reachable(
-        self, store: MysqlStore, proxy: TcpProxy
-    ) -> None:
-        """No restart is needed."""
-        await acquire(store, "run")
-        proxy.refuse()
-        with pytest.raises(
-            StoreUnavailable, match=r"127\.0\.0\.1:\d+/\w+ is unavailable: .* \(tried for"
-        ):
-            await store.load("run")
-        proxy.accept()
-        assert await steps(store) == []
 
     async def test_a_transaction_whose_commit_is_lost_is_not_repeated(
         self, store: MysqlStore, proxy: TcpProxy
@@ -243,34 +139,6 @@ async def test_a_server_that_does_not_reply_times_out(mysql_url: str) -> None:
 
         await store.transact("run", grant.lease.epoch, work)
         assert "b" in await steps(store)
-
-
-async def test_a_cancelled_call_does_not_affect_others(mysql_url: str) -> None:
-    """A connection whose statement was cancelled is not used again, and not leaked."""
-    async with mysql(mysql_url, max_connections=1) as store:
-        (grant,) = await acquire(store, "run")
-        cancelled = 0
-        for n in range(20):
-            task = asyncio.ensure_future(store.append([entry(grant, n, f"{n}")]))
-            await asyncio.sleep(0.0001 * n)
-            task.cancel()
-            await asyncio.wait([task])
-            cancelled += task.cancelled()
-        assert cancelled
-        assert await store.append([entry(grant, 20, "last")]) == [Verdict.ACCEPTED]
-
-
-async def test_an_unavailable_server_is_named() -> None:
-    """The error says what, where, and how long it was tried, without the password."""
-    port = free_port()
-    async with mysql(f"mysql://ana:secret@127.0.0.1:{port}/db", connect_timeout=0.2) as store:
-        with pytest.raises(StoreUnavailable) as caught:
-            await store.load("run")
-    text = str(caught.value)
-    assert f"MySQL at 127.0.0.1:{port}/db is unavailable: " in text
-    assert "(tried for 0." in text
-    assert "secret" not in text
-    assert caught.value.__cause__ is not None
 
 
 async def test_a_server_that_sends_no_greeting_is_unavailable() -> None:
@@ -325,16 +193,6 @@ async def test_a_refused_login_and_a_missing_database_are_reported(mysql_url: st
             await store.load("run")
 
 
-async def test_a_closed_store_raises(mysql_url: str) -> None:
-    """Its connections are closed, which the fixture checks."""
-    store = mysql(mysql_url)
-    await store.load("run")
-    await store.close()
-    with pytest.raises(StoreClosed):
-        await store.append([])
-    await store.close()
-
-
 async def test_a_pool_that_was_passed_in_stays_open(mysql_url: str) -> None:
     """The store closes only what it opened."""
     pool = await asyncmy.create_pool(minsize=1, maxsize=2, **connect_arguments(mysql_url))
@@ -351,21 +209,6 @@ async def test_the_number_of_connections_is_limited(mysql_url: str) -> None:
     async with mysql(mysql_url, max_connections=3) as store:
         await asyncio.gather(*(store.load(f"run {number}") for number in range(50)))
         assert len(store_connections(mysql_url)) == 3
-
-
-async def test_local_clocks_do_not_matter(mysql_url: str) -> None:
-    """Two processes whose clocks are an hour apart share leases correctly."""
-    early, late = TestClock(), TestClock()
-    await late.advance(timedelta(hours=1))
-    async with mysql(mysql_url, clock=early) as one, mysql(mysql_url, clock=late) as two:
-        (grant,) = await acquire(one, "run")
-        assert list(await two.acquire([LeaseRequest("run", "bob", LONG)])) == [None]
-        assert await two.claim("bob", LONG, 10) == []
-        await one.renew([grant.lease], timedelta(milliseconds=50))
-        await asyncio.sleep(0.1)
-        (claimed,) = await two.claim("bob", LONG, 10)
-        assert claimed.lease.epoch > grant.lease.epoch
-        assert abs(claimed.now - grant.now) < timedelta(minutes=1)
 
 
 class TestLargeValues:
@@ -444,42 +287,3 @@ async def test_a_server_that_does_not_flush_causes_a_warning(
         assert "innodb_flush_log_at_trx_commit=2" in caplog.text
     finally:
         query(mysql_url, "SET GLOBAL innodb_flush_log_at_trx_commit = 1")
-
-
-# Connections of a loop that has ended are left to the garbage collector, which emits a warning.
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_store_moves_to_the_next_event_loop(mysql_url: str) -> None:
-    """After its loop has ended, as with one `asyncio.run` after another."""
-    store = mysql(mysql_url)
-
-    async def use(id: str) -> None:
-        await store.save(id, snapshot("a"))
-
-    async def last() -> list[str]:
-        keys = await steps(store, "1")
-        await store.close()
-        return keys
-
-    asyncio.run(use("1"))
-    asyncio.run(use("2"))
-    assert asyncio.run(last()) == ["a"]
-    gc.collect()
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_store_can_be_closed_after_its_event_loop(mysql_url: str) -> None:
-    """Its connections ended with the loop, and cannot be closed."""
-    store = mysql(mysql_url)
-    asyncio.run(store.save("run", snapshot("a")))
-    asyncio.run(store.close())
-    with pytest.raises(StoreClosed):
-        asyncio.run(store.load("run"))
-    gc.collect()
-
-
-async def test_a_store_in_use_by_another_loop_is_refused(mysql_url: str) -> None:
-    """Its connections cannot be awaited in this one."""
-    async with mysql(mysql_url) as store:
-        await store.load("run")
-        with pytest.raises(StoreError, match="another event loop"):
-            await asyncio.to_thread(lambda: asyncio.run(store.load("run")))

@@ -35,11 +35,11 @@ class RedisConformance(StoreConformance):
         return redis(os.environ[_URL], namespace=os.environ[_NAMESPACE], prefix=prefix)
 
 
-async def leased(store: RedisStore, *ids: str, ttl: timedelta = HOUR) -> list[Grant]:
+async def leased(store: RedisStore, *ids: str) -> list[Grant]:
     """Return the grants of runs, which are created if they do not exist."""
     create = as_json(snapshot())
     requests = [
-        LeaseRequest(id, "ana", ttl, create=create, workflow="order") for id in ids or ("run",)
+        LeaseRequest(id, "ana", HOUR, create=create, workflow="order") for id in ids or ("run",)
     ]
     return [grant for grant in await store.acquire(requests) if grant is not None]
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from perdure import Runtime, Step, workflow
-from perdure.errors import RunNotFound, StoreError
+from perdure.errors import AlreadyRunning, RunNotFound, StoreError
 from perdure.runtime.definition import Definition
 from perdure.snapshot import is_over, rest_status
 from perdure.store import Delivery, Grant, Verdict
@@ -190,7 +190,9 @@ class World:
             await self.clock.advance(0.3)
         done = await asyncio.gather(*tasks, return_exceptions=True)
         for answer in done:
-            if isinstance(answer, BaseException) and not isinstance(answer, Died | RunNotFound):
+            # A retry of a run whose owner has died raises AlreadyRunning until the lease expires.
+            expected = Died | RunNotFound | AlreadyRunning
+            if isinstance(answer, BaseException) and not isinstance(answer, expected):
                 raise answer
         return done
 

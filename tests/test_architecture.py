@@ -47,7 +47,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("function",),
     ),
     "durable": (
-        ("committer", "inbox", "states"),
+        ("committer", "inbox", "owners", "states"),
         ("session", "suspension"),
         ("host",),
         ("outcome",),

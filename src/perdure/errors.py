@@ -6,6 +6,7 @@ attributes. All derive from `PerdureError`, except `Suspended`: it is not an err
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Literal
 
 
@@ -196,13 +197,22 @@ class VersionMismatch(PerdureError):
 class AlreadyRunning(PerdureError):
     """Another task or process currently owns the run."""
 
-    def __init__(self, run_id: str, where: Literal["here", "elsewhere"]) -> None:
-        place = "in this process" if where == "here" else "in another process"
+    def __init__(
+        self,
+        run_id: str,
+        where: Literal["here", "elsewhere"],
+        owner: str = "another process",
+        expires_at: datetime | None = None,
+    ) -> None:
+        place = "in this process" if where == "here" else f"in {owner}"
+        until = "its lease expires" if expires_at is None else f"its lease expires at {expires_at}"
         super().__init__(
-            f"run {run_id!r} is already running {place}; wait until it ends or its lease expires"
+            f"run {run_id!r} is already running {place}; wait until it ends or {until}"
         )
         self.run_id = run_id
         self.where = where
+        self.owner = owner
+        self.expires_at = expires_at
 
 
 class LeaseLost(PerdureError):

@@ -45,13 +45,17 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 
 class RunSummary(msgspec.Struct, frozen=True):
-    """One run as `list` returns it. `updated_at` is ISO 8601 in UTC with milliseconds and `Z`."""
+    """One run as `list` returns it. `updated_at` is ISO 8601 in UTC with milliseconds and `Z`.
+
+    `owner` has the run's lease, which may have expired.
+    """
 
     id: str
     updated_at: str
     status: RunStatus = "running"
     workflow: str | None = None
     cursor: str = ""
+    owner: str | None = None
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -102,7 +106,8 @@ class LeaseRequest(msgspec.Struct, frozen=True):
 
     `create` is the JSON of a first snapshot: a missing run is created with it. Without it, a
     missing run is not granted. With `existing=False` only a new run is granted, and an existing one
-    stays unchanged. `workflow` names a new run's workflow for `list` and `claim`.
+    stays unchanged. `workflow` names a new run's workflow for `list` and `claim`. `instead_of` is
+    an owner whose process is known to be gone: its lease is taken over although it is unexpired.
     """
 
     id: str
@@ -111,6 +116,19 @@ class LeaseRequest(msgspec.Struct, frozen=True):
     create: bytes | None = None
     workflow: str | None = None
     existing: bool = True
+    instead_of: str | None = None
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why a lease was not granted: another owner has it, the run is missing, or it exists.
+
+    `owner` and `expires_at` are those of the unexpired lease, as far as it still exists.
+    """
+
+    id: str
+    reason: Literal["owned", "missing", "exists"]
+    owner: str | None = None
+    expires_at: datetime | None = None
 
 
 class NewRun(msgspec.Struct, frozen=True):
@@ -125,9 +143,9 @@ class NewRun(msgspec.Struct, frozen=True):
 class Grant(msgspec.Struct, frozen=True):
     """A lease together with everything its owner needs to continue, read under that lease.
 
-    `now` is the store's time of the grant. `takeovers` counts consecutive owners that let their
-    lease expire without writing an entry. Any accepted entry resets it to zero, and so does a rest;
-    a release without an entry neither counts nor resets.
+    `now` is the store's time of the grant. `takeovers` counts consecutive owners that lost their
+    lease without writing an entry: it expired, or was taken over. Any accepted entry resets it to
+    zero, and so does a rest; a release without an entry neither counts nor resets.
     """
 
     lease: Lease
@@ -259,18 +277,19 @@ class JournalStore(Store, Protocol):
 class LeaseStore(Store, Protocol):
     """A store that grants a run to one owner at a time."""
 
-    async def acquire(self, requests: Sequence[LeaseRequest], /) -> Sequence[Grant | None]:
-        """Return for each request its lease and the run read under it, or `None`.
+    async def acquire(self, requests: Sequence[LeaseRequest], /) -> Sequence[Grant | Refusal]:
+        """Return for each request its lease and the run read under it, or the reason why not.
 
         A request is not granted when another owner's lease is unexpired, or when the run is missing
         and the request has no `create`. A lease that the same owner already holds is granted again,
-        so that a request can be repeated after its answer was lost.
+        so that a request can be repeated after its answer was lost. A refusal names the owner of an
+        unexpired lease and its expiry.
 
         The epoch increases with each acquisition and is never used twice for one id, even after
-        `delete`. An unexpired lease is never stolen, and an expired one can be taken over. From the
-        moment of the grant every entry of an older epoch is refused or ignored. A granted run has
-        the status running until its next rest. A run that cannot be read raises `StoreCorrupted`,
-        which names it, and is not leased.
+        `delete`. An unexpired lease is never stolen, unless the request names exactly its owner in
+        `instead_of`; an expired one can be taken over. From the moment of the grant every entry of
+        an older epoch is refused or ignored. A granted run has the status running until its next
+        rest. A run that cannot be read raises `StoreCorrupted`, which names it, and is not leased.
         """
         ...
 

@@ -19,11 +19,19 @@ from typing import Self
 
 from perdure.clock import Duration, parse_duration
 from perdure.durable.lifecycle import log_failure
+from perdure.durable.owners import is_gone, new_owner
 from perdure.durable.session import Session
 from perdure.engine.tasks import detached
 from perdure.errors import InvalidArgument, InvalidDuration, PerdureError, StoreError
 from perdure.runtime.runtime import Runtime
-from perdure.store import Grant, can_notify, require_lease, require_schedule
+from perdure.store import (
+    Grant,
+    LeaseRequest,
+    RunSummary,
+    can_notify,
+    require_lease,
+    require_schedule,
+)
 from perdure.validation import check_int
 
 logger = logging.getLogger(__name__)
@@ -44,6 +52,9 @@ class Counters:
 
 SHORTEST_POLL = 0.02
 """How soon a worker that found work asks again, in seconds, where the store does not notify it."""
+
+PAGE, MOST_PAGES = 1000, 20
+"""How many running runs a starting worker looks at, to find those of dead processes."""
 
 SUSPECT = 2
 """A run is a suspect when this many owners in a row died with it before it wrote an entry."""
@@ -79,7 +90,7 @@ class Worker:
             raise InvalidDuration("poll", poll, "a positive duration")
         self._grace = parse_duration(grace, "grace")
         self._max_crashes = check_int(max_crashes, "max_crashes")
-        self._owner = f"worker-{runtime.random.getrandbits(64):016x}"
+        self._owner = new_owner(runtime.random)
         self._runs: set[asyncio.Task[None]] = set()
         self._suspect: tuple[asyncio.Task[None], str] | None = None
         self._draining = False
@@ -133,6 +144,7 @@ class Worker:
             async with self.runtime.session() as session, asyncio.TaskGroup() as tasks:
                 listener = tasks.create_task(self._listen())
                 session.workers.add(self._wake.set)
+                await self._take_over(session, tasks)
                 while not self._draining:
                     await self._claim_and_wait(session, tasks)
                 session.workers.discard(self._wake.set)
@@ -157,15 +169,49 @@ class Worker:
             except StoreError as error:
                 logger.warning("claiming failed (%s); retrying", error)
         for grant in claimed:
-            if grant.takeovers < SUSPECT or not self._drives_suspect(session):
-                self._start(tasks.create_task(self._drive(session, grant)), grant)
-            else:
-                await self._delay(grant)
+            await self._accept(session, tasks, grant)
         # A full batch: there may be more due runs.
         self._hungry = len(claimed) == room
         if claimed and not can_notify(self._store):
             self._next_poll = min(SHORTEST_POLL, self._poll)
         await self._pause()
+
+    async def _accept(self, session: Session, tasks: asyncio.TaskGroup, grant: Grant) -> None:
+        if grant.takeovers < SUSPECT or not self._drives_suspect(session):
+            self._start(tasks.create_task(self._drive(session, grant)), grant)
+        else:
+            await self._delay(grant)
+
+    async def _take_over(self, session: Session, tasks: asyncio.TaskGroup) -> None:
+        """Continue the runs of processes on this machine that no longer exist.
+
+        Others would claim them when their leases expire. This one may have been started because of
+        a crash, so it looks for them first.
+        """
+        after: str | None = None
+        for _ in range(MOST_PAGES):
+            try:
+                page = await self._store.list(status="running", limit=PAGE, after=after)
+                for run in page:
+                    if self.running < self._concurrency and self._is_left_behind(run):
+                        await self._take_over_run(session, tasks, run)
+            except StoreError as error:
+                logger.warning("looking for runs of dead processes failed (%s)", error)
+                return
+            if len(page) < PAGE or self.running >= self._concurrency:
+                return
+            after = page[-1].cursor
+
+    def _is_left_behind(self, run: RunSummary) -> bool:
+        return run.workflow in self.runtime.registry.names and is_gone(run.owner or "")
+
+    async def _take_over_run(
+        self, session: Session, tasks: asyncio.TaskGroup, run: RunSummary
+    ) -> None:
+        request = LeaseRequest(run.id, self._owner, self.runtime.lease_ttl, instead_of=run.owner)
+        grant = await session.acquire(request)
+        if isinstance(grant, Grant):
+            await self._accept(session, tasks, grant)
 
     async def _pause(self) -> None:
         # A full worker claims again when runs end. An idle one polls, with jitter, so that many

@@ -25,7 +25,7 @@ from perdure.errors import (
 )
 from perdure.events import PersistError, PersistSuccess
 from perdure.snapshot import Snapshot
-from perdure.store import LeaseRequest
+from perdure.store import LeaseRequest, Refusal
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
 from perdure.testing.faults import FaultyStore, How
@@ -218,7 +218,8 @@ async def test_the_lease_is_renewed_while_the_run_is_executed(
     await begun(clock)
     for _ in range(9):
         await clock.advance(MINUTE)
-        assert await store.acquire([LeaseRequest("order", "other", MINUTE)]) == [None]
+        (answer,) = await store.acquire([LeaseRequest("order", "other", MINUTE)])
+        assert isinstance(answer, Refusal)
     await clock.advance(MINUTE)
     assert await running == Ok(None)
 

@@ -10,7 +10,7 @@ import pytest
 from perdure import Runtime, Step, workflow
 from perdure.errors import StoreError
 from perdure.runtime.definition import Definition
-from perdure.store import LeaseRequest
+from perdure.store import Grant, LeaseRequest
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
 from perdure.testing.faults import FaultyStore, How
@@ -116,7 +116,7 @@ async def test_a_run_that_is_over_does_not_change_when_its_owner_crashes(
     before = await store.load("run")
     dying = FaultyStore(store, fail_at=1, verbs={"append"}, error=StoreError, stays_down=True)
     (grant,) = await store.acquire([runtime.driver.request("run")])
-    assert grant is not None
+    assert isinstance(grant, Grant)
     async with make(dying).session() as session:
         with pytest.raises(StoreError):
             await make(dying).driver.continue_run(session, grant)

@@ -24,7 +24,7 @@ from perdure.errors import (
     StoreUnavailable,
     VersionMismatch,
 )
-from perdure.store import Entry, Message, Verdict
+from perdure.store import Entry, Message, Refusal, Verdict
 from perdure.stores import MemoryStore, sqlite
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing.clock import TestClock
@@ -751,8 +751,8 @@ async def test_a_retry_of_a_run_that_another_process_owns_is_refused() -> None:
     assert snapshot is not None
 
     class Owned(MemoryStore):
-        async def acquire(self, wants: Any, /) -> Any:
-            return [None for _ in wants]
+        async def acquire(self, requests: Any, /) -> Any:
+            return [Refusal(request.id, "owned", "another") for request in requests]
 
     owned = Owned()
     await owned.save("r", snapshot)

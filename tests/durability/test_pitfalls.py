@@ -26,7 +26,7 @@ from perdure.caches import FileCache, MemoryCache
 from perdure.errors import InvalidArgument, SnapshotMismatch, StepFailed, StoreError
 from perdure.keyvalue import MemoryKeyValue
 from perdure.snapshot import Snapshot, looks_like_workflow_snapshot, new_snapshot
-from perdure.store import BASE, Entry, Lease, LeaseRequest, NewRun, Verdict
+from perdure.store import BASE, Entry, Grant, Lease, LeaseRequest, NewRun, Verdict
 from perdure.stores import keyvalue, libsql, sqlite
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
@@ -67,8 +67,8 @@ async def test_a_short_lease_expires_on_time(any_store: Any) -> None:
     (first,) = await any_store.acquire([LeaseRequest("run", "one", short)])
     await asyncio.sleep(0.05)
     (second,) = await any_store.acquire([LeaseRequest("run", "two", MINUTE)])
-    assert first is not None
-    assert second is not None
+    assert isinstance(first, Grant)
+    assert isinstance(second, Grant)
     assert second.lease.epoch > first.lease.epoch
 
 
@@ -292,7 +292,8 @@ async def test_stores_with_different_prefixes_do_not_block_each_other(tmp_path: 
     ):
         for store in (a, b):
             await store.save("run", snapshot())
-            assert await store.acquire([LeaseRequest("run", "me", MINUTE)]) != [None]
+            (answer,) = await store.acquire([LeaseRequest("run", "me", MINUTE)])
+            assert isinstance(answer, Grant)
     with pytest.raises(InvalidArgument, match="table"):
         sqlite(tmp_path / "x.db", table='runs"; DROP TABLE x; --')
 

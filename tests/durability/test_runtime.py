@@ -12,7 +12,7 @@ import pytest
 
 from perdure import Cron, Err, Retry, Runtime, Step, workflow
 from perdure.errors import Cancelled, InvalidPayload, RunNotFound, UnknownWorkflow, VersionMismatch
-from perdure.store import Delivery, LeaseRequest
+from perdure.store import Delivery, Grant, LeaseRequest
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
 
@@ -85,7 +85,7 @@ async def test_a_signal_to_a_run_that_another_process_owns_is_stored(
     runtime = make_runtime(owned)
     run = await runtime.trigger(owned)
     (grant,) = await store.acquire([LeaseRequest(run.run_id, "other", timedelta(seconds=30))])
-    assert grant is not None
+    assert isinstance(grant, Grant)
     signalled = await runtime.signal(run.run_id, "go", "hello")
     assert signalled.delivery is Delivery.DELIVERED
     assert signalled.run is not None

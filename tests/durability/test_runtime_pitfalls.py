@@ -24,7 +24,7 @@ from perdure.errors import (
 )
 from perdure.keyvalue import MemoryKeyValue
 from perdure.snapshot import Snapshot, new_snapshot
-from perdure.store import Delivery, LeaseRequest, NewRun
+from perdure.store import Delivery, Grant, LeaseRequest, NewRun
 from perdure.stores import FileStore, keyvalue, sqlite
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
@@ -180,7 +180,7 @@ async def test_a_long_step_keeps_its_lease_and_an_owner_that_lost_it_cannot_writ
     assert run is not None
     run.owner = None
     (stolen,) = await store.acquire([LeaseRequest("run", "thief", TTL * 10)])
-    assert stolen is not None
+    assert isinstance(stolen, Grant)
     await clock.advance(TTL * 2)
     assert (await driving).status == "running"
     assert effects == []

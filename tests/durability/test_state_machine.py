@@ -163,7 +163,7 @@ class World:
     def granted(self, grants: list[Grant | None]) -> None:
         """Check that epochs grow."""
         for grant in grants:
-            if grant is not None:
+            if isinstance(grant, Grant):
                 lease = grant.lease
                 if lease.epoch <= self.epochs.get(lease.id, 0):
                     self.wrongs.append(f"an epoch of {lease.id} came twice")

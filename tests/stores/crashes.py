@@ -68,7 +68,7 @@ async def survives_crash(
 ) -> bool:
     """Run a verb on a store that crashes, and check the runs; return whether the verb finished."""
     (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
-    assert grant is not None
+    assert isinstance(grant, Grant)
     await store.append([step(grant, 1, "a"), step(grant, 2, "b")])
     assert await store.send("run", "paid", b"1") is Delivery.DELIVERED
     finished = await finishes(verb(crashing, grant))
@@ -88,7 +88,7 @@ async def check_rest_with_delete(store: FullStore, crashing: FullStore) -> bool:
     Return whether the write finished before the crash.
     """
     (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
-    assert grant is not None
+    assert isinstance(grant, Grant)
     await store.append([step(grant, 1, "a"), step(grant, 2, "b")])
     rest = Rest("completed", delete=True)
     entry = Entry("run", grant.lease.epoch, 9, as_json(snapshot()), rest=rest)
@@ -105,13 +105,13 @@ async def check_delete(store: FullStore, crashing: FullStore) -> bool:
     """
     request = LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))
     (before,) = await store.acquire([request])
-    assert before is not None
+    assert isinstance(before, Grant)
     await store.append([step(before, 1, "a")])
     await store.send("run", "paid", b"1")
     finished = await finishes(crashing.delete("run"))
     assert not finished or await store.load("run") is None
     (after,) = await store.acquire([request])
-    assert after is not None
+    assert isinstance(after, Grant)
     assert after.lease.epoch > before.lease.epoch
     state = (after.created, list(after.snapshot["steps"]), len(after.inbox))
     assert state in [(True, [], 0), (False, ["a"], 1)]

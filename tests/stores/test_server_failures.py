@@ -14,7 +14,7 @@ import pytest
 
 from perdure.clock import SystemClock
 from perdure.errors import StoreClosed, StoreError, StoreUnavailable
-from perdure.store import Delivery, Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
+from perdure.store import Delivery, Entry, Grant, LeaseRequest, NewRun, Refusal, Rest, Verdict
 from perdure.stores import mongo, redis
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance.samples import as_json, delta, snapshot
@@ -86,7 +86,7 @@ async def proxied(place: Place, proxy: TcpProxy) -> AsyncIterator[Any]:
 
 async def acquire(store: Any, *ids: str, ttl: timedelta = HOUR) -> list[Grant]:
     requests = [LeaseRequest(id, "ana", ttl, create=NEW, workflow="order") for id in ids]
-    return [grant for grant in await store.acquire(requests) if grant is not None]
+    return [grant for grant in await store.acquire(requests) if isinstance(grant, Grant)]
 
 
 def entry(grant: Grant, n: int, key: str) -> Entry:
@@ -244,13 +244,13 @@ async def test_new_runs_whose_reply_was_lost_are_created_once(
         with pytest.raises(StoreUnavailable, match=place.backend.lost):
             await proxied.acquire(requests)
     else:
-        grants = [grant for grant in await proxied.acquire(requests) if grant is not None]
+        grants = [grant for grant in await proxied.acquire(requests) if isinstance(grant, Grant)]
         assert len(grants) == (count if place.backend.creation == "granted" else 0)
         assert all(grant.created for grant in grants)
         entries = [entry(grant, 1, "a") for grant in grants]
         assert await proxied.append(entries) == [Verdict.ACCEPTED] * len(grants)
     assert proxy.dropped == 1
-    assert list(await proxied.acquire(requests)) == [None] * count
+    assert all(isinstance(answer, Refusal) for answer in await proxied.acquire(requests))
     assert len(await proxied.list()) == count + 1
 
 
@@ -454,7 +454,8 @@ async def check_clocks(one: Any, two: Any, suffix: str) -> None:
     renewed, expiring = f"renewed {suffix}", f"expiring {suffix}"
     (grant,) = await acquire(one, renewed)
     assert abs(grant.now - SystemClock().now()) < timedelta(seconds=30)
-    assert list(await two.acquire([LeaseRequest(renewed, "bob", HOUR)])) == [None]
+    (answer,) = await two.acquire([LeaseRequest(renewed, "bob", HOUR)])
+    assert isinstance(answer, Refusal)
     assert list(await two.claim("bob", HOUR, 10)) == []
     grants = [grant, *await acquire(one, expiring, ttl=short)]
     (lease,) = await one.renew([grant.lease], short)

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar, cast
 from perdure.clock import Clock, SystemClock
 from perdure.engine.tasks import Interrupted, detached, outside_runs
 from perdure.errors import PerdureError, StoreClosed, StoreError, StoreUnavailable
-from perdure.store import Entry, Grant, JournalStore, LeaseRequest, LeaseStore, Verdict
+from perdure.store import Entry, Grant, JournalStore, LeaseRequest, LeaseStore, Refusal, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -270,7 +270,9 @@ class Committer:
             "max_outage": max_outage,
             "max_waiting": max_waiting,
         }
-        self._leases: BatchQueue[LeaseRequest, Grant | None] = BatchQueue(leases.acquire, **options)
+        self._leases: BatchQueue[LeaseRequest, Grant | Refusal] = BatchQueue(
+            leases.acquire, **options
+        )
         self._entries: list[BatchQueue[Entry, Verdict]] = [
             BatchQueue(store.append, size=lambda entry: len(entry.data), **options)
             for _ in range(QUEUES)
@@ -281,8 +283,8 @@ class Committer:
         queues = self._entries
         return queues[hash(entry.id) % len(queues)].submit(entry)
 
-    def acquire(self, request: LeaseRequest) -> Coroutine[Any, Any, Grant | None]:
-        """Return the lease that was asked for, or None."""
+    def acquire(self, request: LeaseRequest) -> Coroutine[Any, Any, Grant | Refusal]:
+        """Return the lease that was requested, or the reason why not."""
         return self._leases.submit(request)
 
     async def close(self) -> None:

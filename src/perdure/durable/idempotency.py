@@ -7,13 +7,13 @@ from typing import Any
 from perdure.durable.host import RunHost
 from perdure.durable.lifecycle import log_failure, open_host, save_first
 from perdure.durable.outcome import describe_outcome
-from perdure.durable.run import Request, lease, run_once
+from perdure.durable.run import Request, already_running, lease, run_once
 from perdure.durable.session import Session, store_errors
 from perdure.engine.history import History
-from perdure.errors import AlreadyRunning, IdempotencyConflict, StoreError
+from perdure.errors import IdempotencyConflict, StoreError
 from perdure.result import Result
 from perdure.snapshot import Snapshot
-from perdure.store import Rest, can_lease
+from perdure.store import Refusal, Rest, can_lease
 
 
 async def run_with_key(request: Request, key: str) -> Result[Any, Any]:
@@ -47,9 +47,10 @@ async def _run_in(session: Session, request: Request, key: str) -> Result[Any, A
         return result
     grant = None
     if can_lease(request.store):
-        grant = await lease(session, record)
-        if grant is None:
-            raise AlreadyRunning(request.id, "elsewhere")
+        answer = await lease(session, record)
+        if isinstance(answer, Refusal):
+            raise already_running(answer, request.id)
+        grant = answer
         stored = None if grant.created else grant.snapshot
     history = History(record.id, stored)
     history.metadata.update(metadata)

@@ -16,13 +16,14 @@ from perdure.durable.outcome import (
     failures_to_retry,
     recorded_result,
 )
-from perdure.durable.session import Session, borrow, is_running, new_owner, store_errors
+from perdure.durable.owners import describe_owner, new_owner
+from perdure.durable.session import Session, borrow, is_running, store_errors
 from perdure.engine.history import History
 from perdure.errors import AlreadyRunning, LeaseLost, StoreError, VersionMismatch
 from perdure.result import Result
 from perdure.snapshot import Snapshot, assert_valid_snapshot, new_snapshot
 from perdure.snapshot.record import outcome_of
-from perdure.store import Grant, LeaseRequest, Rest, Store, can_lease
+from perdure.store import Grant, LeaseRequest, Refusal, Rest, Store, can_lease
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +90,10 @@ async def _run_in(session: Session, request: Request) -> Result[Any, Any]:
         return result
     grant = None
     if can_lease(request.store):
-        grant = await lease(session, request)
-        if grant is None:
-            return await _result_of_another(request)
+        answer = await lease(session, request)
+        if isinstance(answer, Refusal):
+            return await _result_of_another(request, answer)
+        grant = answer
         stored = None if grant.created else grant.snapshot
     if stored is not None and (result := request.result_in(stored)) is not None:
         # It was completed between the look at it and the lease.
@@ -107,16 +109,22 @@ async def _load(request: Request) -> Snapshot | None:
     return None if stored is None else assert_valid_snapshot(stored)
 
 
-async def _result_of_another(request: Request) -> Result[Any, Any]:
+async def _result_of_another(request: Request, refusal: Refusal) -> Result[Any, Any]:
     """Return the result of a run that another process owns, if it is completed."""
     stored = await _load(request)
     if stored is not None and (result := request.result_in(stored)) is not None:
         return result
-    raise AlreadyRunning(request.id, "elsewhere")
+    raise already_running(refusal)
 
 
-async def lease(session: Session, request: Request) -> Grant | None:
-    """Lease the run, creating it if necessary; return `None` if another process owns it."""
+def already_running(refusal: Refusal, id: str = "") -> AlreadyRunning:
+    """Return the error for a run that another process owns."""
+    owner = "another process" if refusal.owner is None else describe_owner(refusal.owner)
+    return AlreadyRunning(id or refusal.id, "elsewhere", owner, refusal.expires_at)
+
+
+async def lease(session: Session, request: Request) -> Grant | Refusal:
+    """Lease the run, creating it if necessary."""
     first = new_snapshot(request.id, now=request.clock.now(), metadata=request.metadata)
     owner = f"shared:{request.id}" if request.shared else new_owner(request.program.random)
     return await session.acquire(
@@ -148,9 +156,10 @@ async def _resume(
     else:
         await rewrite(host)
     if grant is not None:
-        grant = await lease(session, request)
-        if grant is None:
-            raise AlreadyRunning(request.id, "elsewhere")
+        answer = await lease(session, request)
+        if isinstance(answer, Refusal):
+            raise already_running(answer)
+        grant = answer
     return open_host(session, request.id, history, grant)
 
 

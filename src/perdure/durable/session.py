@@ -5,14 +5,16 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from random import Random
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from perdure.clock import Clock, Duration, parse_duration
 from perdure.durable.committer import Committer
+from perdure.durable.owners import is_gone
 from perdure.engine.tasks import Interrupted, cancel_and_wait, detached, finish
 from perdure.errors import InvalidArgument, PerdureError, StoreError
-from perdure.store import Grant, Lease, LeaseRequest, Store, can_journal, require_lease
+from perdure.store import Grant, Lease, LeaseRequest, Refusal, Store, can_journal, require_lease
 
 logger = logging.getLogger(__name__)
 
@@ -96,21 +98,31 @@ class Session:
         )
         return self._committer
 
-    async def acquire(self, request: LeaseRequest) -> Grant | None:
-        """Return a lease, or None; a caller that is cancelled holds none."""
+    async def acquire(self, request: LeaseRequest) -> Grant | Refusal:
+        """Return a lease or a refusal; a caller that is cancelled holds no lease.
+
+        The lease of a process on this machine that no longer exists is taken over at once.
+        """
+        answer = await self._acquire(request)
+        if isinstance(answer, Refusal) and answer.reason == "owned" and is_gone(answer.owner or ""):
+            logger.info("run %r is taken over: its process no longer exists", request.id)
+            return await self._acquire(replace(request, instead_of=answer.owner))
+        return answer
+
+    async def _acquire(self, request: LeaseRequest) -> Grant | Refusal:
         with store_errors(self.store, f"lease run {request.id!r}"):
             try:
                 if self._committer is not None:
                     return await self._committer.acquire(request)
                 return await finish(detached(self._acquire_alone(request)))
             except Interrupted as interrupted:
-                if interrupted.answer is not None:
+                if isinstance(interrupted.answer, Grant):
                     await self._release(interrupted.answer.lease)
                 raise asyncio.CancelledError from None
 
-    async def _acquire_alone(self, request: LeaseRequest) -> Grant | None:
-        (grant,) = await require_lease(self.store).acquire([request])
-        return grant
+    async def _acquire_alone(self, request: LeaseRequest) -> Grant | Refusal:
+        (answer,) = await require_lease(self.store).acquire([request])
+        return answer
 
     async def _release(self, lease: Lease) -> None:
         try:
@@ -223,11 +235,6 @@ def default_store() -> Store:
 
         _default.append(MemoryStore())
     return _default[0]
-
-
-def new_owner(random: Random) -> str:
-    """Return a name that no other owner has."""
-    return f"{random.getrandbits(96):024x}"
 
 
 def check_lease_ttl(lease_ttl: Duration) -> timedelta:

@@ -11,7 +11,8 @@ from perdure import codec
 from perdure.durable.host import RunHost
 from perdure.durable.lifecycle import Program, log_failure, open_host, rewrite, run_to_rest
 from perdure.durable.outcome import describe_outcome, failed_block, failures_to_retry
-from perdure.durable.session import Session, new_owner
+from perdure.durable.owners import new_owner
+from perdure.durable.session import Session
 from perdure.engine.history import History
 from perdure.engine.tasks import detached
 from perdure.errors import (
@@ -30,7 +31,7 @@ from perdure.runtime.definition import Definition
 from perdure.runtime.registry import Registry
 from perdure.snapshot import PendingWait, RunStatus, awaits_of, is_over, rest_status, wake_at_of
 from perdure.snapshot.record import encode_failure, outcome_of
-from perdure.store import Grant, LeaseRequest, Rest, Store, require_lease
+from perdure.store import Grant, LeaseRequest, Refusal, Rest, Store, require_lease
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class Driver:
             old = [message.id for message in grant.inbox if message.name == CANCEL]
             await rewrite(host, old, wake_at=host.clock.now())
             fresh = await session.acquire(self.request(host.id))
-            if fresh is None:
+            if isinstance(fresh, Refusal):
                 return None
             return await self._continue_run(session, fresh, not_before, False)
         if any(message.name == CANCEL for message in grant.inbox):

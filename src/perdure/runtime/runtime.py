@@ -24,6 +24,7 @@ from perdure.clock import (
     isoformat,
     parse_duration,
 )
+from perdure.durable.run import already_running
 from perdure.durable.session import (
     LEASE_TTL,
     Session,
@@ -33,7 +34,6 @@ from perdure.durable.session import (
     wake_workers,
 )
 from perdure.errors import (
-    AlreadyRunning,
     Cancelled,
     CodecError,
     InvalidArgument,
@@ -51,6 +51,7 @@ from perdure.store import (
     Grant,
     LeaseRequest,
     NewRun,
+    Refusal,
     RunSummary,
     Store,
     check_store,
@@ -153,15 +154,19 @@ class Runtime:
             return await self._require(run_id)
         async with self.session() as session:
             request = self.driver.request(check_id(run_id, "run_id"), snapshot, definition.name)
-            grant = await session.acquire(request) or await self._acquire_own(session, request)
-            if grant is None:
+            grant = await session.acquire(request)
+            if isinstance(grant, Refusal):
+                grant = await self._acquire_own(session, request, grant)
+            if isinstance(grant, Refusal):
                 return await self._require(run_id)
             return await self._driven(run_id, self.driver.continue_run(session, grant))
 
-    async def _acquire_own(self, session: Session, request: LeaseRequest) -> Grant | None:
-        """Lease the run that this very request created, if the answer to it was lost."""
+    async def _acquire_own(
+        self, session: Session, request: LeaseRequest, refusal: Refusal
+    ) -> Grant | Refusal:
+        """Lease the run that this request itself created, if the answer to it was lost."""
         if await self._load(request.id) != codec.loads(request.create or b""):
-            return None
+            return refusal
         return await session.acquire(LeaseRequest(request.id, request.owner, request.ttl))
 
     async def resume(self, run_id: str) -> Run:
@@ -177,7 +182,7 @@ class Runtime:
             return self._run(run_id, snapshot)
         async with self.session() as session:
             grant = await session.acquire(self.driver.request(run_id))
-            if grant is None:
+            if isinstance(grant, Refusal):
                 return await self._require(run_id)
             return await self._driven(run_id, self.driver.continue_run(session, grant))
 
@@ -234,7 +239,7 @@ class Runtime:
     async def _sweep_one(self, session: Session, run_id: str, now: datetime) -> Run | None:
         try:
             grant = await session.acquire(self.driver.request(run_id))
-            if grant is None:
+            if isinstance(grant, Refusal):
                 return None
             driving = self.driver.continue_run(session, grant, not_before=now)
             return await self._driven(run_id, driving)
@@ -287,7 +292,7 @@ class Runtime:
     async def _cancel_at_rest(self, run_id: str, reason: str) -> Run | None:
         async with self.session() as session:
             grant = await session.acquire(self.driver.request(run_id))
-            if grant is None:
+            if isinstance(grant, Refusal):
                 return None
             if is_over(rest_status(grant.snapshot)):
                 return await self._driven(run_id, self.driver.continue_run(session, grant))
@@ -306,10 +311,10 @@ class Runtime:
             )
         async with self.session() as session:
             grant = await session.acquire(self.driver.request(run_id))
-            if grant is None:
+            if isinstance(grant, Refusal):
                 run = await self._require(run_id)
                 if run.status == "failed":
-                    raise AlreadyRunning(run_id, "elsewhere")
+                    raise already_running(grant)
                 return run
             return await self._driven(run_id, self.driver.continue_run(session, grant, again=True))
 

@@ -25,6 +25,7 @@ from perdure.store import (
     LeaseRequest,
     Message,
     NewRun,
+    Refusal,
     Rest,
     RunSummary,
     Stats,
@@ -49,6 +50,13 @@ class Query(NamedTuple):
     after: tuple[datetime, str] | None
 
 
+class Ownership(NamedTuple):
+    """The owner of a run and the expiry of its lease; both are `None` for an unowned run."""
+
+    owner: str | None
+    expires_at: datetime | None
+
+
 class Row(NamedTuple):
     """One listed run, as a backend reads it."""
 
@@ -56,6 +64,7 @@ class Row(NamedTuple):
     updated_at: datetime
     status: RunStatus
     workflow: str | None
+    owner: str | None
 
 
 class Backend(Protocol):
@@ -90,6 +99,10 @@ class Backend(Protocol):
     async def append(self, entries: Sequence[Entry]) -> Sequence[Verdict]: ...
 
     async def acquire(self, requests: Sequence[LeaseRequest]) -> Sequence[Granted | None]: ...
+
+    async def owners(self, ids: Sequence[str]) -> Sequence[Ownership | None]:
+        """Return the ownership of each run; `None` for a missing run."""
+        ...
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta) -> Sequence[Lease | None]: ...
 
@@ -196,17 +209,27 @@ class StoreShell(AsyncCloseable, Generic[B]):
         check_entries(entries, self._max_value_size)
         return await self._backend.append(entries) if entries else []
 
-    async def acquire(self, requests: Sequence[LeaseRequest], /) -> Sequence[Grant | None]:
-        """Return for each request its lease and the run read under it, or `None`."""
+    async def acquire(self, requests: Sequence[LeaseRequest], /) -> Sequence[Grant | Refusal]:
+        """Return for each request its lease and the run read under it, or the reason why not."""
         await self._life.ready()
         for request in requests:
             check_id(request.id)
             check_id(request.owner, "owner")
             _check_workflow(request.workflow)
             self._check_size(f"the snapshot of run {request.id!r}", request.create or b"")
+            if request.instead_of is not None:
+                check_id(request.instead_of, "instead_of")
         if not requests:
             return []
-        return await acquire_readable(await self._backend.acquire(requests), self.release)
+        granted = await acquire_readable(await self._backend.acquire(requests), self.release)
+        refused = [
+            request for request, grant in zip(requests, granted, strict=True) if grant is None
+        ]
+        # Asked only after a refusal, which is rare. The owner may have changed since then: what is
+        # taken over by `instead_of` is compared with the owner again.
+        owners = await self._backend.owners([request.id for request in refused]) if refused else ()
+        refusals = map(_refusal, refused, owners)
+        return [next(refusals) if grant is None else grant for grant in granted]
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
         """Extend all leases to `ttl` from now; return `None` for each that was lost."""
@@ -343,7 +366,16 @@ def _is_empty(workflows: Sequence[str] | None) -> bool:
 
 def _summary(row: Row) -> RunSummary:
     cursor = f"{row.updated_at.isoformat()} {row.id}"
-    return RunSummary(row.id, isoformat(row.updated_at), row.status, row.workflow, cursor)
+    updated_at = isoformat(row.updated_at)
+    return RunSummary(row.id, updated_at, row.status, row.workflow, cursor, row.owner)
+
+
+def _refusal(request: LeaseRequest, ownership: Ownership | None) -> Refusal:
+    if ownership is None:
+        return Refusal(request.id, "missing")
+    if not request.existing:
+        return Refusal(request.id, "exists", *ownership)
+    return Refusal(request.id, "owned", *ownership)
 
 
 def _read_cursor(cursor: str) -> tuple[datetime, str]:

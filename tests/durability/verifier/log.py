@@ -131,7 +131,7 @@ class Witness:
         self._log.write(Line("ask", self._process, n=question))
         grants: Sequence[Grant | None] = await ask(*arguments, **options)
         for grant in grants:
-            if grant is not None:
+            if isinstance(grant, Grant):
                 run = grant.lease.id
                 self._log.write(Line("grant", self._process, run, n=question))
                 self._durable(run, codec.dumps(grant.snapshot))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure.snapshot import Snapshot
-from perdure.store import Entry, LeaseRequest
+from perdure.store import Entry, Grant, LeaseRequest
 from perdure.stores.file import FileStore
 
 RUNS = ("one", "two", "three")
@@ -33,7 +33,7 @@ async def append_until_killed(directory: Path, acknowledged: int) -> None:
     async with FileStore(directory) as store:
         first = json.dumps(EMPTY).encode()
         requests = [LeaseRequest(id, "owner", timedelta(hours=1), create=first) for id in RUNS]
-        grants = [grant for grant in await store.acquire(requests) if grant is not None]
+        grants = [grant for grant in await store.acquire(requests) if isinstance(grant, Grant)]
         next_step = [len(grant.snapshot["steps"]) for grant in grants]
         os.write(acknowledged, b"ready\n")
         n = 0

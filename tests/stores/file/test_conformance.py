@@ -125,7 +125,7 @@ async def store(tmp_path: Path, clock: TestClock) -> AsyncIterator[FileStore]:
 
 async def granted(store: FileStore, id: str = "run") -> Grant:
     (grant,) = await store.acquire([LeaseRequest(id, "ana", HOUR, create=as_json(snapshot()))])
-    assert grant is not None
+    assert isinstance(grant, Grant)
     return grant
 
 

@@ -198,7 +198,7 @@ def processes(kv: MemoryKeyValue, clock: TestClock, seed: int) -> list[KeyValueR
 
 async def granted(store: KeyValueRuns, id: str = "run", owner: str = "ana") -> Grant:
     (grant,) = await store.acquire([LeaseRequest(id, owner, HOUR, create=as_json(snapshot()))])
-    assert grant is not None
+    assert isinstance(grant, Grant)
     return grant
 
 
@@ -264,7 +264,7 @@ class TestBetweenProcesses:
         requests = [LeaseRequest("run", f"owner {n}", HOUR, create=create) for n in range(20)]
         calls = (stores[n % 4].acquire([request]) for n, request in enumerate(requests))
         answers = [grant for (grant,) in await asyncio.gather(*calls)]
-        assert len([grant for grant in answers if grant is not None]) == 1
+        assert len([grant for grant in answers if isinstance(grant, Grant)]) == 1
 
     @pytest.mark.parametrize("seed", range(10))
     async def test_each_run_goes_to_one_claimant(
@@ -303,7 +303,7 @@ class TestBetweenProcesses:
             await SystemClock().sleep(0)
         await clock.advance(HOUR)
         (new,) = await second.acquire([LeaseRequest("run", "bob", HOUR)])
-        assert new is not None
+        assert isinstance(new, Grant)
         steps = list(new.snapshot["steps"])
         await appending
         assert steps[: len(accepted)] == accepted
@@ -610,5 +610,5 @@ class TestUse:
         (grant,) = await store.acquire(
             [LeaseRequest("run", "ana", timedelta(0), create=as_json(snapshot()))]
         )
-        assert grant is not None
+        assert isinstance(grant, Grant)
         assert [g.lease.owner for g in await store.claim("bob", HOUR, 1)] == ["bob"]

@@ -13,7 +13,7 @@ import pytest
 
 from perdure.errors import StoreError, StoreUnavailable, ValueTooLarge
 from perdure.snapshot import Snapshot
-from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
+from perdure.store import Entry, Grant, LeaseRequest, NewRun, Refusal, Rest, Verdict
 from perdure.stores.libsql import LibsqlStore, Transaction, libsql
 from perdure.stores.sqlite import statements as sql
 from perdure.stores.sqlite.statements import Statements
@@ -39,7 +39,7 @@ def opened(url: str, **options: object) -> LibsqlStore:
 async def granted(store: LibsqlStore, *ids: str) -> list[Grant]:
     create = as_json(snapshot())
     requests = [LeaseRequest(id, "ana", HOUR, create=create) for id in ids or ("run",)]
-    return [grant for grant in await store.acquire(requests) if grant is not None]
+    return [grant for grant in await store.acquire(requests) if isinstance(grant, Grant)]
 
 
 def entry(grant: Grant, n: int = 1) -> Entry:
@@ -92,13 +92,14 @@ async def test_a_run_that_is_lost_before_it_is_read_is_not_granted(sqld_url: str
             if b"_inbox" in request.content:
                 counting.client.event_hooks["request"].clear()
                 (grant,) = await another.acquire([LeaseRequest("run", "cem", HOUR)])
-                assert grant is not None
+                assert isinstance(grant, Grant)
                 whole = as_json(snapshot("step 1", "b"))
                 rest = Entry("run", grant.lease.epoch, 1, whole, rest=Rest("suspended"))
                 await another.append([rest])
 
         counting.client.event_hooks["request"] = [take_over]
-        assert await store.acquire([LeaseRequest("run", "bob", timedelta(0))]) == [None]
+        (answer,) = await store.acquire([LeaseRequest("run", "bob", timedelta(0))])
+        assert isinstance(answer, Refusal)
         await store.close()
 
 
@@ -201,7 +202,7 @@ async def test_awaitlys_rows_are_read_and_not_changed(sqld_url: str) -> None:
         [run] = await store.list()
         assert run.updated_at == "2024-05-01T09:30:00.000Z"
         [grant] = await store.acquire([LeaseRequest("run", "ana", HOUR)])
-        assert grant is not None
+        assert isinstance(grant, Grant)
         await store.append([entry(grant)])
         assert await steps(store) == ["a", "step 1"]
     rows = query(sqld_url, "SELECT id, snapshot, updated_at FROM awaitly_snapshots")
@@ -357,7 +358,7 @@ async def test_a_run_that_is_too_large_for_one_answer_is_read_in_pages(store: Li
         await store.append([Entry("run", grant.lease.epoch, n, as_json(large(key, 1_000_000)))])
     assert await steps(store) == keys
     (again,) = await store.acquire([LeaseRequest("run", "ana", HOUR)])
-    assert again is not None
+    assert isinstance(again, Grant)
     assert list(again.snapshot["steps"]) == keys
 
 

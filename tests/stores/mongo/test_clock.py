@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from perdure.clock import SystemClock
-from perdure.store import Entry, LeaseRequest, NewRun, Rest, Verdict
+from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
 from perdure.stores.mongo import mongo
 from perdure.stores.mongo.server_clock import ServerClock
 from perdure.testing.clock import TestClock
@@ -97,7 +97,7 @@ async def test_epochs_grow_across_processes(mongo_url: str) -> None:
     async with mongo(mongo_url) as one, mongo(mongo_url) as other:
         for store in (one, other) * 20:
             (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, as_json(snapshot()))])
-            assert grant is not None
+            assert isinstance(grant, Grant)
             epochs.append(grant.lease.epoch)
             delete = Entry("run", epochs[-1], 1, b"", rest=Rest("completed", delete=True))
             assert await store.append([delete]) == [Verdict.ACCEPTED]

@@ -73,7 +73,7 @@ def request(n: int = 0) -> LeaseRequest:
 
 async def leases(store: MongoStore, count: int) -> list[Grant]:
     grants = await store.acquire([request(n) for n in range(count)])
-    return [grant for grant in grants if grant is not None]
+    return [grant for grant in grants if isinstance(grant, Grant)]
 
 
 def step(grant: Grant, n: int) -> Entry:
@@ -116,13 +116,23 @@ async def test_a_batch_costs_as_much_as_one_run(store: MongoStore, commands: Com
     assert commands.names()[0] == "delete"
 
 
+async def test_a_refusal_costs_one_more_command(store: MongoStore, commands: CommandLog) -> None:
+    """However many leases are refused; a lease that is granted costs none."""
+    await leases(store, 3)
+    commands.flush()
+    await store.acquire([LeaseRequest(f"run {n}", "bob", HOUR) for n in range(3)])
+    assert commands.names() == ["update", "find", "find"]
+    await store.acquire([LeaseRequest("run 0", "bob", HOUR)])
+    assert commands.names() == ["findAndModify", "find"]
+
+
 async def test_entries_of_deleted_runs_are_deleted_together(
     store: MongoStore, commands: CommandLog, sandbox: Sandbox
 ) -> None:
     """The runs are deleted one by one and at once; their entries later, in one command."""
     for n in range(1, 6):
         (grant,) = await store.acquire([request(n)])
-        assert grant is not None
+        assert isinstance(grant, Grant)
         await store.append([step(grant, 1)])
         await store.append([end(grant, 2, Rest("completed", delete=True))])
     assert commands.names() == ["insert", "insert", "delete"] * 5
@@ -285,6 +295,18 @@ async def test_a_claim_examines_only_what_it_claims(
     claimed = await crowded.claim("ana", timedelta(milliseconds=1), 20, workflows=["w4"])
     assert len(claimed) == 20
     assert examined(sandbox, commands) <= 41
+
+
+async def test_leases_by_id_examine_only_these_runs(
+    crowded: MongoStore, sandbox: Sandbox, commands: CommandLog
+) -> None:
+    """Even if they are taken over from another owner, or refused."""
+    ids = [f"{n % 10}:{n:06}" for n in range(1_000, 1_020)]
+    for owner, instead_of in (("ana", None), ("bob", "ana"), ("cem", "ana")):
+        requests = [LeaseRequest(id, owner, HOUR, instead_of=instead_of) for id in ids]
+        answers = await crowded.acquire(requests)
+        assert all(isinstance(answer, Grant) for answer in answers) is (owner != "cem")
+        assert examined(sandbox, commands) <= 2 * len(ids) + 1
 
 
 async def test_a_load_examines_one_run(

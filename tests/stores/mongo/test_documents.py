@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from perdure import codec
 from perdure.errors import StoreCorrupted, ValueTooLarge
 from perdure.snapshot import Snapshot
-from perdure.store import Entry, LeaseRequest, Rest, Verdict
+from perdure.store import Entry, Grant, LeaseRequest, Rest, Verdict
 from perdure.stores.mongo import MongoStore, documents, mongo
 from perdure.stores.mongo.documents import encode_snapshot, read_run
 from perdure.stores.mongo.schema import RAW_CODEC
@@ -108,7 +108,7 @@ async def test_a_saved_run_has_the_document_that_awaitly_writes(
 async def test_a_rest_leaves_the_same_document(store: MongoStore, sandbox: Sandbox) -> None:
     """Nothing of the lease or the journal is left in it."""
     (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
-    assert grant is not None
+    assert isinstance(grant, Grant)
     epoch = grant.lease.epoch
     await store.append([Entry("run", epoch, 1, as_json(snapshot("a")))])
     whole = snapshot("a", "b", status="completed")
@@ -176,7 +176,7 @@ async def test_a_document_of_awaitly_is_listed_leased_and_counted(
     ]
     assert (await awaitly_store.stats()).by_status == {"running": 1, "completed": 1}
     (grant,) = await awaitly_store.acquire([LeaseRequest("running", "ana", HOUR)])
-    assert grant is not None
+    assert isinstance(grant, Grant)
     assert grant.snapshot["steps"]["price.eur"] == {"ok": True, "value": 9.5}
     assert await awaitly_store.prune(HOUR) == 1
 
@@ -265,7 +265,7 @@ async def test_a_run_larger_than_a_document_is_packed(store: MongoStore, sandbox
     whole = snapshot(a=numbers, b=numbers, status="completed")
     assert len(bson.encode(whole)) > 16 * 1024 * 1024
     (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
-    assert grant is not None
+    assert isinstance(grant, Grant)
     rest = Entry("run", grant.lease.epoch, 1, as_json(whole), rest=Rest("completed"))
     assert await store.append([rest]) == [Verdict.ACCEPTED]
     assert await store.load("run") == whole
@@ -278,7 +278,7 @@ async def test_a_run_too_large_even_when_packed_is_refused(
     """Before anything is written: the journal stays, and can be read."""
     monkeypatch.setattr(documents, "MAX_DOCUMENT_SIZE", 2_000)
     (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
-    assert grant is not None
+    assert isinstance(grant, Grant)
     epoch = grant.lease.epoch
     await store.append([Entry("run", epoch, 1, as_json(snapshot("a")))])
     noise = "".join(map(chr, range(1_000, 9_000)))
@@ -292,7 +292,7 @@ async def test_a_run_too_large_even_when_packed_is_refused(
 async def test_an_entry_of_the_maximum_size_is_accepted(store: MongoStore) -> None:
     """The size of the document around it does not count."""
     (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
-    assert grant is not None
+    assert isinstance(grant, Grant)
     frame = len(as_json(snapshot(big="")))
     whole: Snapshot = snapshot(big="x" * (store.capabilities.max_value_size - frame))
     entry = Entry("run", grant.lease.epoch, 1, as_json(whole), step="big")

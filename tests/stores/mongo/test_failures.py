@@ -47,7 +47,7 @@ async def store(sandbox: Sandbox) -> AsyncIterator[MongoStore]:
 async def lease(store: MongoStore, *ids: str) -> list[Grant]:
     create = as_json(snapshot())
     requests = [LeaseRequest(id, "ana", HOUR, create=create) for id in ids or ("run",)]
-    return [grant for grant in await store.acquire(requests) if grant is not None]
+    return [grant for grant in await store.acquire(requests) if isinstance(grant, Grant)]
 
 
 def step(grant: Grant, n: int) -> Entry:

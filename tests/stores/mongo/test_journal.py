@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure.store import Delivery, Entry, Grant, Lease, LeaseRequest, Rest, Verdict
+from perdure.store import Delivery, Entry, Grant, Lease, LeaseRequest, Refusal, Rest, Verdict
 from perdure.stores.mongo import MongoStore, inbox, journal, mongo, schema
 from perdure.stores.mongo.journal import MAX_POSITION_AGE
 from perdure.testing.clock import TestClock
@@ -47,7 +47,7 @@ async def another(sandbox: Sandbox) -> AsyncIterator[MongoStore]:
 
 async def lease(store: MongoStore, owner: str = "ana", ttl: timedelta = HOUR) -> Grant:
     (grant,) = await store.acquire([LeaseRequest("run", owner, ttl, create=as_json(snapshot()))])
-    assert grant is not None
+    assert isinstance(grant, Grant)
     return grant
 
 
@@ -55,6 +55,13 @@ async def take_over(store: MongoStore) -> Grant:
     """Return the lease of a run whose owner let it expire."""
     await asyncio.sleep(0.02)
     return await lease(store, "bob")
+
+
+async def replace(store: MongoStore, owner: str, *, by: str) -> Grant:
+    """Return the lease of a run whose owner is alive and has an unexpired one."""
+    (grant,) = await store.acquire([LeaseRequest("run", by, HOUR, instead_of=owner)])
+    assert isinstance(grant, Grant)
+    return grant
 
 
 def step(grant: Grant, n: int, key: str, *consumes: str) -> Entry:
@@ -141,6 +148,101 @@ def delay_first_seal(monkeypatch: pytest.MonkeyPatch, reached: asyncio.Event) ->
     monkeypatch.setattr(journal, "insert", late)
 
 
+async def test_a_live_owner_that_was_replaced_meets_the_seal(
+    store: MongoStore, another: MongoStore, sandbox: Sandbox
+) -> None:
+    """Its log is sealed as if its lease had expired: neither an entry nor a rest is written."""
+    old = await lease(store)
+    await store.append([step(old, 1, "a")])
+    new = await replace(another, "ana", by="bob")
+    assert list(new.snapshot["steps"]) == ["a"]
+    assert [("seal" in entry) for entry in stored_entries(sandbox)] == [False, True]
+    assert await store.append([step(old, 2, "b"), end(old, 3, "a", "b")]) == [FENCED, FENCED]
+    assert await store.renew([old.lease], HOUR) == [None]
+    assert await another.append([step(new, 1, "c")]) == [ACCEPTED]
+    assert await steps(store) == ["a", "c"]
+
+
+async def test_an_entry_of_a_live_owner_before_the_seal_counts(
+    store: MongoStore, another: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rest does not: the run has the new epoch already."""
+    old = await lease(store)
+    seal = asyncio.Event()
+    delay_first_seal(monkeypatch, seal)
+    takeover = asyncio.create_task(replace(another, "ana", by="bob"))
+    await seal.wait()
+    assert await store.append([step(old, 1, "a")]) == [ACCEPTED]
+    assert await store.append([end(old, 2, "a", "b")]) == [FENCED]
+    new = await takeover
+    assert list(new.snapshot["steps"]) == ["a"]
+    assert new.takeovers == 0
+
+
+async def test_live_owners_that_replace_each_other_share_one_history(
+    store: MongoStore, another: MongoStore
+) -> None:
+    """Each gets exactly what was accepted from the others, who write until they are fenced."""
+    keys: list[str] = []
+
+    async def write(writer: MongoStore, grant: Grant) -> None:
+        for n in range(1, 1_000):
+            key = f"{grant.lease.owner}.{n}"
+            if await writer.append([step(grant, n, key)]) != [ACCEPTED]:
+                return
+            keys.append(key)
+
+    grant = await lease(store, "owner 0")
+    for number in range(1, 20):
+        previous, next_store = ((another, store), (store, another))[number % 2]
+        writing = asyncio.create_task(write(previous, grant))
+        await asyncio.sleep(0.002 * (number % 5))
+        grant = await replace(next_store, grant.lease.owner, by=f"owner {number}")
+        await writing
+        assert list(grant.snapshot["steps"]) == keys
+    assert await steps(store) == keys
+
+
+@pytest.mark.parametrize("existing", [True, False])
+async def test_a_new_run_that_was_taken_over_is_not_taken_back(
+    store: MongoStore, another: MongoStore, monkeypatch: pytest.MonkeyPatch, existing: bool
+) -> None:
+    """Its creator, which did not get the reply, recognizes its run and that it lost the lease."""
+    leases = store._backend._leases
+    create = leases._create
+
+    async def lose_reply(*arguments: Any) -> None:
+        await create(*arguments)
+        await replace(another, "ana", by="bob")
+
+    monkeypatch.setattr(leases, "_create", lose_reply)
+    first = as_json(snapshot())
+    request = LeaseRequest("run", "ana", HOUR, create=first, existing=existing)
+    (refusal,) = await store.acquire([request])
+    assert isinstance(refusal, Refusal)
+    assert (refusal.reason, refusal.owner) == ("owned" if existing else "exists", "bob")
+
+
+async def test_a_batch_takes_over_only_from_the_owners_it_names(store: MongoStore) -> None:
+    """In one statement, which compares each run's owner with the one named for it."""
+    first = as_json(snapshot())
+    owners = ("ana", "ana", "bob", "cem", "cem")
+    ids = [f"{n}" for n in range(len(owners))]
+    await store.acquire(
+        [LeaseRequest(id, owner, HOUR, create=first) for id, owner in zip(ids, owners, strict=True)]
+    )
+    named = ("ana", None, "bob", "ana", "cem")
+    requests = [
+        LeaseRequest(id, "eva", HOUR, instead_of=owner)
+        for id, owner in zip(ids, named, strict=True)
+    ]
+    answers = [
+        answer.takeovers if isinstance(answer, Grant) else answer.owner
+        for answer in await store.acquire(requests)
+    ]
+    assert answers == [1, "ana", 1, "cem", 1]
+
+
 async def test_a_lease_that_is_lost_before_the_run_is_read_is_not_granted(
     store: MongoStore, another: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +258,8 @@ async def test_a_lease_that_is_lost_before_the_run_is_read_is_not_granted(
         await another.close()
 
     before_logs_are_read(monkeypatch, another_owner)
-    assert await store.acquire([LeaseRequest("run", "cem", timedelta(milliseconds=1))]) == [None]
+    answers = await store.acquire([LeaseRequest("run", "cem", timedelta(milliseconds=1))])
+    assert answers == [Refusal("run", "owned")]
 
 
 def before_logs_are_read(
@@ -301,7 +404,7 @@ async def test_a_previous_owner_cannot_delete_a_run(store: MongoStore, another: 
 async def test_a_batch_may_mix_everything(store: MongoStore, another: MongoStore) -> None:
     """Entries, rests and deletions of many runs, with a fenced and an unknown one among them."""
     requests = [LeaseRequest(f"{n}", "ana", HOUR, create=as_json(snapshot())) for n in range(6)]
-    grants = [grant for grant in await store.acquire(requests) if grant is not None]
+    grants = [grant for grant in await store.acquire(requests) if isinstance(grant, Grant)]
     epochs = [grant.lease.epoch for grant in grants]
     await another.save("2", snapshot("saved"))
     data, whole = as_json(snapshot("a")), as_json(snapshot("a", status="completed"))
@@ -329,7 +432,7 @@ async def test_a_batch_of_rests_wakes_runs_with_awaited_messages(store: MongoSto
     requests = [LeaseRequest(id, "ana", HOUR, create=as_json(snapshot())) for id in ids]
     await store.save("had a message", snapshot())
     await store.send("had a message", "paid", b"1")
-    grants = [grant for grant in await store.acquire(requests) if grant is not None]
+    grants = [grant for grant in await store.acquire(requests) if isinstance(grant, Grant)]
     await store.send("got a message", "paid", b"2")
     waiting = Rest("waiting", None, ("paid",))
     rests = [Rest("completed"), Rest("suspended", grants[0].now + HOUR), *[waiting] * 3]

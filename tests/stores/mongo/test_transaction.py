@@ -46,10 +46,16 @@ def opened(url: str) -> MongoReplicaSetStore:
 
 
 async def lease(
-    store: MongoReplicaSetStore, owner: str = "ana", ttl: timedelta = HOUR
+    store: MongoReplicaSetStore,
+    owner: str = "ana",
+    ttl: timedelta = HOUR,
+    instead_of: str | None = None,
 ) -> Grant | None:
-    (grant,) = await store.acquire([LeaseRequest("run", owner, ttl, create=as_json(snapshot()))])
-    return grant
+    first = as_json(snapshot())
+    (grant,) = await store.acquire(
+        [LeaseRequest("run", owner, ttl, create=first, instead_of=instead_of)]
+    )
+    return grant if isinstance(grant, Grant) else None
 
 
 async def first_lease(store: MongoReplicaSetStore, ttl: timedelta = HOUR) -> Grant:
@@ -121,13 +127,14 @@ async def test_the_lease_can_be_renewed_in_the_meantime(
     assert balances(sandbox) == [-5, 5]
 
 
+@pytest.mark.parametrize("instead_of", [None, "ana"])
 async def test_a_takeover_in_the_meantime_rolls_back(
-    store: MongoReplicaSetStore, sandbox: Sandbox
+    store: MongoReplicaSetStore, sandbox: Sandbox, instead_of: str | None
 ) -> None:
     """An owner that lost its lease while it worked writes nothing."""
-    grant = await first_lease(store, timedelta(milliseconds=1))
+    grant = await first_lease(store, HOUR if instead_of else timedelta(milliseconds=1))
     await asyncio.sleep(0.02)
-    work = paying(grant, 1, meanwhile=lease(store, "bob"))
+    work = paying(grant, 1, meanwhile=lease(store, "bob", instead_of=instead_of))
     assert await store.transact("run", grant.lease.epoch, work) is FENCED
     assert balances(sandbox) == []
     assert await steps(store) == []
@@ -147,16 +154,18 @@ async def test_a_rest_in_the_meantime_rolls_back(
     assert await steps(store) == []
 
 
+@pytest.mark.parametrize("instead_of", [None, "ana"])
 async def test_a_takeover_and_a_commit_exclude_each_other(
-    store: MongoReplicaSetStore, sandbox: Sandbox
+    store: MongoReplicaSetStore, sandbox: Sandbox, instead_of: str | None
 ) -> None:
     """Either the new owner sees the step and the money has moved, or neither."""
     async with opened(sandbox.url) as another:
         for _ in range(20):
-            grant = await first_lease(store, timedelta(milliseconds=1))
+            grant = await first_lease(store, HOUR if instead_of else timedelta(milliseconds=1))
             await asyncio.sleep(0.01)
             verdict, grant_of_bob = await asyncio.gather(
-                store.transact("run", grant.lease.epoch, paying(grant, 1)), lease(another, "bob")
+                store.transact("run", grant.lease.epoch, paying(grant, 1)),
+                lease(another, "bob", instead_of=instead_of),
             )
             assert grant_of_bob is not None
             recorded = list(grant_of_bob.snapshot["steps"])
@@ -237,13 +246,12 @@ async def test_a_conflict_of_the_users_own_writes_is_raised_unchanged(
 
     async def elsewhere() -> None:
         async with opened(sandbox.url) as another:
-            other = await another.acquire(
+            (other,) = await another.acquire(
                 [LeaseRequest("2", "bob", HOUR, create=as_json(snapshot()))]
             )
-            assert other[0] is not None
-            epoch = other[0].lease.epoch
+            assert isinstance(other, Grant)
             with pytest.raises(OperationFailure, match="WriteConflict"):
-                await another.transact("2", epoch, paying(other[0], 1))
+                await another.transact("2", other.lease.epoch, paying(other, 1))
 
     work = paying(grant, 1, meanwhile=elsewhere())
     assert await store.transact("run", grant.lease.epoch, work) is ACCEPTED

@@ -38,7 +38,7 @@ async def grants(store: MysqlStore, mysql_url: str) -> Sequence[Grant]:
     requests = [
         LeaseRequest(id, "ana", LONG, create=as_json(snapshot())) for id in ("another", *IDS)
     ]
-    _, *grants = [grant for grant in await store.acquire(requests) if grant is not None]
+    _, *grants = [grant for grant in await store.acquire(requests) if isinstance(grant, Grant)]
     await store.append([Entry(g.lease.id, g.lease.epoch, 1, delta("a")) for g in grants])
     for id in IDS:
         await store.send(id, "paid", b"1", dedup_id="x")
@@ -55,7 +55,7 @@ STATEMENTS: dict[str, tuple[str, Sequence[Value]]] = {
     "lock leased": (sql.LOCK_LEASED, [IDS]),
     "lock requested": (sql.LOCK_REQUESTED, [["ana"], IDS]),
     "queue inserted": (sql.QUEUE_INSERTED, [IDS]),
-    "lease": (sql.LEASE, [AT, 1, "ana", AT, IDS]),
+    "lease": (sql.LEASE, [False, AT, 1, "ana", AT, IDS]),
     "renew": (sql.RENEW, [AT, IDS]),
     "release": (sql.RELEASE, [AT, IDS]),
     "delete runs": (sql.DELETE_RUNS, [IDS]),

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import asyncmy
 import pytest
 
-from perdure.store import Delivery, Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
+from perdure.store import Delivery, Entry, Grant, LeaseRequest, NewRun, Refusal, Rest, Verdict
 from perdure.stores import mysql
 from perdure.stores.mysql import MysqlStore
 from perdure.testing.conformance.samples import as_json, delta, snapshot
@@ -81,7 +81,7 @@ async def other(mysql_url: str) -> AsyncIterator[Other]:
 async def acquire(store: MysqlStore, ttl: timedelta = LONG, owner: str = "ana") -> Grant:
     request = LeaseRequest("run", owner, ttl, create=as_json(snapshot()), workflow="order")
     (grant,) = await store.acquire([request])
-    assert grant is not None
+    assert isinstance(grant, Grant)
     return grant
 
 
@@ -93,10 +93,30 @@ async def test_an_acquisition_sees_the_entry_it_waited_for(store: MysqlStore, ot
         await other.write_entry(old, "late")
         task = await other.blocked(store.acquire([LeaseRequest("run", "bob", LONG)]))
     (grant,) = await task
-    assert grant is not None
+    assert isinstance(grant, Grant)
     assert list(grant.snapshot["steps"]) == ["late"]
     late = Entry("run", old.lease.epoch, 8, delta("stale"))
     assert await store.append([late]) == [Verdict.FENCED]
+
+
+async def test_the_owner_to_replace_is_compared_after_the_wait(
+    store: MysqlStore, other: Other
+) -> None:
+    """A run that another owner got in the meantime is not taken over."""
+    await acquire(store)
+    replace_ana = LeaseRequest("run", "bob", LONG, instead_of="ana")
+    async with other.locked_row():
+        await other.run("UPDATE perdure_runs SET owner = 'cem', epoch = epoch + 1")
+        task = await other.blocked(store.acquire([replace_ana]))
+    (refusal,) = await task
+    assert isinstance(refusal, Refusal)
+    assert refusal.owner == "cem"
+    async with other.locked_row():
+        await other.run("UPDATE perdure_runs SET owner = 'ana', epoch = epoch + 1")
+        task = await other.blocked(store.acquire([replace_ana]))
+    (grant,) = await task
+    assert isinstance(grant, Grant)
+    assert grant.takeovers == 1
 
 
 async def test_a_claim_skips_a_run_that_is_being_written(store: MysqlStore, other: Other) -> None:
@@ -138,7 +158,7 @@ async def test_one_refusal_in_a_batch_is_decided_under_locks(
     """The verdicts on the other entries are decided at the same time."""
     grant = await acquire(store)
     (kept,) = await store.acquire([LeaseRequest("kept", "ana", LONG, create=as_json(snapshot()))])
-    assert kept is not None
+    assert isinstance(kept, Grant)
     batch = [Entry(g.lease.id, g.lease.epoch, 1, delta("a")) for g in (kept, grant)]
     async with other.locked_row():
         task = await other.blocked(store.append(batch))
@@ -257,8 +277,8 @@ async def test_a_run_created_during_an_acquisition_is_found(
     task = await other.blocked(store.acquire(requests))
     await other.commit()
     run, new = await task
-    assert run is not None
-    assert new is not None
+    assert isinstance(run, Grant)
+    assert isinstance(new, Grant)
     assert (run.created, new.created) == (False, True)
     assert [list(grant.snapshot["steps"]) for grant in (run, new)] == [["theirs"], ["ours"]]
 
@@ -267,7 +287,7 @@ async def test_batches_in_any_order_never_deadlock(store: MysqlStore, mysql_url:
     """Rows are locked in the order of their ids, whatever the order of the batch."""
     ids = [f"run {number}" for number in range(30)]
     requests = [LeaseRequest(id, "ana", LONG, create=as_json(snapshot())) for id in ids]
-    grants = [grant for grant in await store.acquire(requests) if grant is not None]
+    grants = [grant for grant in await store.acquire(requests) if isinstance(grant, Grant)]
     before = deadlocks(mysql_url)
 
     async def write(number: int) -> None:
@@ -291,7 +311,7 @@ def deadlocks(url: str) -> object:
 async def test_a_deadlock_is_retried(store: MysqlStore, other: Other) -> None:
     """Another program locks the rows in another order."""
     requests = [LeaseRequest(id, "ana", LONG, create=as_json(snapshot())) for id in ("a", "b")]
-    grants = [grant for grant in await store.acquire(requests) if grant is not None]
+    grants = [grant for grant in await store.acquire(requests) if isinstance(grant, Grant)]
     # The server rolls back the transaction that has written less: the store's.
     await other.run(
         "INSERT INTO perdure_runs_inbox (run, name, payload, sent_at) VALUES " + MESSAGES

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from msgspec.structs import replace
 
 from perdure.errors import InvalidArgument, StoreError, StoreUnavailable
 from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest
@@ -100,7 +101,7 @@ async def test_the_table_may_include_a_database(mysql_url: str) -> None:
     async with mysql(elsewhere, table=f"{database}.runs") as store:
         await store.save("run", snapshot("a"))
         (grant,) = await store.acquire([LeaseRequest("run", "ana", LONG)])
-        assert grant is not None
+        assert isinstance(grant, Grant)
         entries = [Entry("run", grant.lease.epoch, n, delta(f"{n}")) for n in range(3)]
         await store.append(entries)
         await store.append([rest_entry(grant, 4)])
@@ -191,7 +192,7 @@ async def test_an_id_too_long_for_an_index_is_refused(mysql_url: str) -> None:
         (grant,) = await store.acquire(
             [LeaseRequest(longest, "ana", LONG, create=as_json(snapshot()))]
         )
-        assert grant is not None
+        assert isinstance(grant, Grant)
         await store.append([Entry(longest, grant.lease.epoch, n, delta(f"{n}")) for n in (1, 2)])
         await store.send(longest, "paid", b"1", dedup_id="x")
         loaded = await store.load(longest)
@@ -256,7 +257,11 @@ class TestPlans:
             LeaseRequest(f"new {n}", "ana", LONG, create=as_json(snapshot())) for n in range(40)
         ]
         await store.acquire(requests)
-        one, *many = [grant for grant in await store.acquire(requests) if grant is not None]
+        others = [LeaseRequest(request.id, "bob", LONG) for request in requests]
+        await store.acquire(others)
+        await store.acquire([replace(request, instead_of="ana") for request in others])
+        requests = [replace(request, instead_of="bob") for request in requests]
+        one, *many = [grant for grant in await store.acquire(requests) if isinstance(grant, Grant)]
         entries = [Entry(g.lease.id, g.lease.epoch, 1, delta("a")) for g in many]
         await store.append([Entry(one.lease.id, one.lease.epoch, 1, delta("a"))])
         await store.append(entries)

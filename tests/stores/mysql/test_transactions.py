@@ -29,7 +29,7 @@ async def store(mysql_url: str) -> AsyncIterator[MysqlStore]:
 async def grant(store: MysqlStore) -> Grant:
     request = LeaseRequest("run", "ana", LONG, create=as_json(snapshot()))
     (grant,) = await store.acquire([request])
-    assert grant is not None
+    assert isinstance(grant, Grant)
     return grant
 
 

@@ -10,7 +10,7 @@ import asyncmy
 import pytest
 
 from perdure.errors import InvalidArgument, StoreUnavailable
-from perdure.store import Entry, LeaseRequest, Rest, Store, Verdict
+from perdure.store import Entry, Grant, LeaseRequest, Rest, Store, Verdict
 from perdure.stores import mysql, open_store
 from perdure.stores.mysql.url import connect_options, host_and_database
 from perdure.testing.conformance.samples import as_json, snapshot
@@ -57,7 +57,7 @@ async def test_verdicts_do_not_depend_on_how_rows_are_counted(
         (grant,) = await store.acquire(
             [LeaseRequest("run", "ana", LONG, create=as_json(snapshot()))]
         )
-        assert grant is not None
+        assert isinstance(grant, Grant)
         epoch = grant.lease.epoch
         for n, rest in ((1, None), (2, Rest("completed"))):
             data = as_json(snapshot("b"))
@@ -77,7 +77,7 @@ async def test_a_session_without_autocommit_is_committed(mysql_url: str) -> None
         (grant,) = await store.acquire(
             [LeaseRequest("run", "ana", LONG, create=as_json(snapshot()))]
         )
-        assert grant is not None
+        assert isinstance(grant, Grant)
         for n in range(3):
             entry = Entry("run", grant.lease.epoch, n, as_json(snapshot(f"{n}")))
             for _ in range(2):

@@ -27,7 +27,7 @@ async def acquire(store: PostgresStore, *ids: str) -> list[Grant]:
     requests = [
         LeaseRequest(id, "ana", LONG, create=as_json(snapshot()), workflow="order") for id in ids
     ]
-    return [grant for grant in await store.acquire(requests) if grant is not None]
+    return [grant for grant in await store.acquire(requests) if isinstance(grant, Grant)]
 
 
 def entry(grant: Grant, n: int, key: str) -> Entry:

@@ -13,7 +13,7 @@ from typing import TypeVar
 import asyncpg
 import pytest
 
-from perdure.store import Delivery, Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
+from perdure.store import Delivery, Entry, Grant, LeaseRequest, NewRun, Refusal, Rest, Verdict
 from perdure.stores import postgres
 from perdure.stores.postgres import PostgresStore
 from perdure.testing.conformance.samples import as_json, delta, snapshot
@@ -39,7 +39,7 @@ async def other(postgres_url: str) -> AsyncIterator[asyncpg.Connection]:
 async def acquire(store: PostgresStore, ttl: timedelta = LONG, owner: str = "ana") -> Grant:
     request = LeaseRequest("run", owner, ttl, create=as_json(snapshot()), workflow="order")
     (grant,) = await store.acquire([request])
-    assert grant is not None
+    assert isinstance(grant, Grant)
     return grant
 
 
@@ -76,11 +76,31 @@ async def test_an_acquisition_sees_the_entry_it_waited_for(
         await write_entry(other, old, "late")
         task = await blocked(other, store.acquire([LeaseRequest("run", "bob", LONG)]))
     (grant,) = await task
-    assert grant is not None
+    assert isinstance(grant, Grant)
     assert list(grant.snapshot["steps"]) == ["late"]
     assert await store.append([Entry("run", old.lease.epoch, 8, delta("stale"))]) == [
         Verdict.FENCED
     ]
+
+
+async def test_the_owner_to_replace_is_compared_after_the_wait(
+    store: PostgresStore, other: asyncpg.Connection
+) -> None:
+    """A run that another owner got in the meantime is not taken over."""
+    await acquire(store)
+    replace_ana = LeaseRequest("run", "bob", LONG, instead_of="ana")
+    async with locked_row(other):
+        await other.execute("UPDATE perdure_runs SET owner = 'cem', epoch = epoch + 1")
+        task = await blocked(other, store.acquire([replace_ana]))
+    (refusal,) = await task
+    assert isinstance(refusal, Refusal)
+    assert refusal.owner == "cem"
+    async with locked_row(other):
+        await other.execute("UPDATE perdure_runs SET owner = 'ana', epoch = epoch + 1")
+        task = await blocked(other, store.acquire([replace_ana]))
+    (grant,) = await task
+    assert isinstance(grant, Grant)
+    assert grant.takeovers == 1
 
 
 async def test_a_run_that_is_lost_before_it_is_read_is_not_granted(
@@ -98,14 +118,15 @@ async def test_a_run_that_is_lost_before_it_is_read_is_not_granted(
         return await fetch(statement, *values, repeatable=repeatable)
 
     store._backend._leases._fetch = paused  # type: ignore[assignment]  # runs between the statements
-    assert await store.acquire([LeaseRequest("run", "bob", SHORT)]) == [None]
+    (refusal,) = await store.acquire([LeaseRequest("run", "bob", SHORT)])
+    assert isinstance(refusal, Refusal)
 
 
 async def take_over(url: str) -> None:
     """Lease and suspend the run in another process."""
     async with postgres(url) as another:
         (grant,) = await another.acquire([LeaseRequest("run", "cem", LONG)])
-        assert grant is not None
+        assert isinstance(grant, Grant)
         whole = as_json(snapshot("a", "b"))
         await another.append([Entry("run", grant.lease.epoch, 1, whole, rest=Rest("suspended"))])
 
@@ -131,7 +152,7 @@ async def test_an_acquisition_returns_the_current_inbox(
         await store.append([rest])
         await store.send("run", "new", b"2")
     _, grant = await task
-    assert grant is not None
+    assert isinstance(grant, Grant)
     assert [message.name for message in grant.inbox] == ["new"]
 
 
@@ -226,9 +247,9 @@ async def test_a_new_run_gets_nothing_of_a_deleted_one(
     new = await acquire(store)
     assert new.created
     assert new.inbox == ()
-    again = await store.acquire([LeaseRequest("run", "ana", LONG)])
-    assert again[0] is not None
-    assert again[0].snapshot["steps"] == {}
+    (again,) = await store.acquire([LeaseRequest("run", "ana", LONG)])
+    assert isinstance(again, Grant)
+    assert again.snapshot["steps"] == {}
     assert await store.inbox("run") == []
 
 
@@ -273,7 +294,7 @@ async def test_batches_in_any_order_never_deadlock(store: PostgresStore, postgre
     """Rows are locked in the order of their ids, whatever the order of the batch."""
     ids = [f"run {number}" for number in range(30)]
     requests = [LeaseRequest(id, "ana", LONG, create=as_json(snapshot())) for id in ids]
-    grants = [grant for grant in await store.acquire(requests) if grant is not None]
+    grants = [grant for grant in await store.acquire(requests) if isinstance(grant, Grant)]
 
     async def write(number: int) -> None:
         order = grants if number % 2 else grants[::-1]

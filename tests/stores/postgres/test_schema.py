@@ -185,8 +185,9 @@ class TestPlans:
     async def write(self, store: PostgresStore, number: int) -> None:
         ids = [f"new {number} {number}" for number in range(40)]
         requests = [LeaseRequest(id, "ana", LONG, create=as_json(snapshot())) for id in ids]
-        one, *many = [grant for grant in await store.acquire(requests) if grant is not None]
+        one, *many = [grant for grant in await store.acquire(requests) if isinstance(grant, Grant)]
         await store.acquire(requests)
+        await store.acquire([LeaseRequest(id, "bob", LONG) for id in ids])
         await store.acquire(
             [LeaseRequest(f"lone {number}", "ana", LONG, create=as_json(snapshot()))]
         )
@@ -201,8 +202,9 @@ class TestPlans:
         await store.send("run 5", "paid", b"1", dedup_id=f"{number}")
         await store.send("run 5", "paid", b"1")
         messages = [message.id for message in await store.inbox("run 5")]
-        [grant] = await store.acquire([LeaseRequest("run 5", "ana", LONG)])
-        assert grant is not None
+        await store.acquire([LeaseRequest("run 5", "bob", LONG)])
+        [grant] = await store.acquire([LeaseRequest("run 5", "ana", LONG, instead_of="bob")])
+        assert isinstance(grant, Grant)
         entry = Entry("run 5", grant.lease.epoch, number, b"{}", consumes=tuple(messages))
         assert await store.append([entry]) == [Verdict.ACCEPTED]
         assert await store.inbox("run 5") == []
@@ -299,7 +301,7 @@ class TestAwaitlysTable:
     ) -> None:
         """A run that awaitly began is finished here, and stored where awaitly reads it."""
         (grant,) = await store.acquire([LeaseRequest("wf1", "ana", LONG)])
-        assert grant is not None
+        assert isinstance(grant, Grant)
         assert list(grant.snapshot["steps"]) == ["getUser"]
         whole = {**grant.snapshot, "steps": {**grant.snapshot["steps"], "b": {"ok": True}}}
         entry = Entry("wf1", grant.lease.epoch, 1, as_json(whole), rest=Rest("suspended"))

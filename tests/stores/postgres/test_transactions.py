@@ -36,7 +36,7 @@ async def store(postgres_url: str, user: asyncpg.Connection) -> AsyncIterator[Po
 async def grant(store: PostgresStore) -> Grant:
     request = LeaseRequest("run", "ana", LONG, create=as_json(snapshot()))
     (grant,) = await store.acquire([request])
-    assert grant is not None
+    assert isinstance(grant, Grant)
     return grant
 
 

@@ -41,7 +41,7 @@ async def leased(store: RedisStore, *ids: str) -> list[Grant]:
     requests = [
         LeaseRequest(id, "ana", HOUR, create=create, workflow="order") for id in ids or ("run",)
     ]
-    return [grant for grant in await store.acquire(requests) if grant is not None]
+    return [grant for grant in await store.acquire(requests) if isinstance(grant, Grant)]
 
 
 def step(grant: Grant, n: int) -> Entry:

@@ -10,7 +10,7 @@ import pytest
 from redis import Connection, Redis
 
 from perdure.errors import StoreCorrupted, StoreError
-from perdure.store import Entry, LeaseRequest, NewRun, Rest, Verdict
+from perdure.store import Entry, Grant, LeaseRequest, NewRun, Refusal, Rest, Verdict
 from perdure.stores import open_store
 from perdure.stores.redis import RedisStore, redis
 from perdure.stores.redis.keys import SHARDS, STATUSES, Keys
@@ -128,14 +128,42 @@ async def test_requests_of_all_kinds_are_answered_in_order(store: RedisStore) ->
     ids = ("new 1", owned.lease.id, "missing", free.lease.id, "new\n2")
     create = as_json(snapshot("first"))
     requests = [LeaseRequest(id, "bob", HOUR, create=create if "new" in id else None) for id in ids]
-    first, *nothing, second, third = await store.acquire(requests)
-    assert nothing == [None, None]
+    first, *refusals, second, third = await store.acquire(requests)
+    assert refusals == [
+        Refusal(owned.lease.id, "owned", "ana", owned.lease.expires_at),
+        Refusal("missing", "missing"),
+    ]
     for id, grant in zip((ids[0], ids[3], ids[4]), (first, second, third), strict=True):
-        assert grant is not None
+        assert isinstance(grant, Grant)
         assert grant.lease.id == id
         assert grant.created == ("new" in id)
         assert grant.snapshot == await store.load(id)
         assert grant.lease.expires_at == grant.now + HOUR
+
+
+async def test_a_batch_takes_over_only_from_the_owners_it_names(store: RedisStore) -> None:
+    """In one script, which compares each run's owner with the one named for it."""
+    ids = ("a", "b", "c")
+    await leased(store, *ids)
+    requests = [
+        LeaseRequest(id, "bob", HOUR, instead_of=owner)
+        for id, owner in zip(ids, ("ana", None, "cem"), strict=True)
+    ]
+    first, *refusals = await store.acquire(requests)
+    assert isinstance(first, Grant)
+    assert first.takeovers == 1
+    owners = [refusal.owner for refusal in refusals if isinstance(refusal, Refusal)]
+    assert owners == ["ana", "ana"]
+
+
+@pytest.mark.parametrize("workflow", ["order\n1 2", None])
+async def test_a_listed_owner_may_have_any_name(store: RedisStore, workflow: str | None) -> None:
+    """Also one that looks like the other parts of a line."""
+    request = LeaseRequest("1 run", "1 2 ana\n", HOUR, as_json(snapshot()), workflow)
+    await store.acquire([request])
+    (run,) = await store.list()
+    assert (run.id, run.owner, run.workflow) == ("1 run", "1 2 ana\n", workflow)
+    assert await store.list(after=run.cursor) == []
 
 
 def test_a_command_is_packed_as_by_the_driver() -> None:

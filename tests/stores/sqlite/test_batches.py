@@ -10,7 +10,7 @@ from string import Template
 import pytest
 
 from perdure.errors import StoreError
-from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
+from perdure.store import Entry, Grant, LeaseRequest, NewRun, Refusal, Rest, Verdict
 from perdure.stores._migrations import read_migrations
 from perdure.stores.sqlite import SqliteStore, sqlite
 from perdure.stores.sqlite.schema import split_script
@@ -34,7 +34,7 @@ async def store(path: Path) -> AsyncIterator[SqliteStore]:
 
 async def granted(store: SqliteStore, *ids: str) -> list[Grant]:
     requests = [LeaseRequest(id, "ana", HOUR, create=FIRST) for id in ids]
-    return [grant for grant in await store.acquire(requests) if grant is not None]
+    return [grant for grant in await store.acquire(requests) if isinstance(grant, Grant)]
 
 
 def rest(grant: Grant, n: int, *names: str, delete: bool = False) -> Entry:
@@ -64,10 +64,11 @@ async def test_requests_for_the_same_run_are_handled_in_order(store: SqliteStore
     """The second owner is refused; the same owner gets a newer lease."""
     requests = [LeaseRequest("run", owner, HOUR, create=FIRST) for owner in ("ana", "bob", "ana")]
     first, other, again = await store.acquire(requests)
-    assert first is not None
+    assert isinstance(first, Grant)
     assert first.created
-    assert other is None
-    assert again is not None
+    assert isinstance(other, Refusal)
+    assert other.owner == "ana"
+    assert isinstance(again, Grant)
     assert not again.created
     assert again.lease.epoch > first.lease.epoch
 
@@ -85,8 +86,10 @@ async def test_requests_of_all_kinds_can_be_combined(store: SqliteStore) -> None
             LeaseRequest("mine", "ana", 2 * HOUR),
         ]
     )
-    leases = [None if one is None else (one.lease.id, one.created) for one in answers]
-    assert leases == [None, None, None, ("new", True), ("mine", False)]
+    leases = [
+        (one.lease.id, one.created) if isinstance(one, Grant) else one.reason for one in answers
+    ]
+    assert leases == ["missing", "exists", "owned", ("new", True), ("mine", False)]
 
 
 async def test_a_run_enqueued_twice_in_one_call_is_created_once(store: SqliteStore) -> None:

@@ -69,7 +69,7 @@ def locked(path: Path) -> Iterator[None]:
 
 async def granted(store: SqliteStore, *ids: str) -> list[Grant]:
     requests = [LeaseRequest(id, "ana", HOUR, create=as_json(snapshot())) for id in ids]
-    return [grant for grant in await store.acquire(requests) if grant is not None]
+    return [grant for grant in await store.acquire(requests) if isinstance(grant, Grant)]
 
 
 def entry(grant: Grant, n: int = 1) -> Entry:
@@ -364,7 +364,7 @@ async def test_a_file_that_was_deleted_or_replaced_is_not_written_to(
         (grant,) = await store.acquire(
             [LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))]
         )
-        assert grant is not None
+        assert isinstance(grant, Grant)
         path.rename(path.with_suffix(".old"))
         if change == "replaced":
             path.write_bytes(b"")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perdure.store import Entry, LeaseRequest, Verdict
+from perdure.store import Entry, Grant, LeaseRequest, Verdict
 from perdure.stores.sqlite import inline as inline_module
 from perdure.stores.sqlite.inline import InlineCommit
 from perdure.stores.sqlite.store import SqliteStore
@@ -40,7 +40,7 @@ async def run(tmp_path: Path) -> AsyncIterator[Run]:
         [grant] = await store.acquire(
             [LeaseRequest("run", "me", MINUTE, create=as_json(snapshot()))]
         )
-        assert grant is not None
+        assert isinstance(grant, Grant)
         yield Run(store, grant.lease.epoch)
 
 

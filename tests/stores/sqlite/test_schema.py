@@ -12,7 +12,7 @@ from string import Template
 import pytest
 
 from perdure.errors import StoreError
-from perdure.store import Entry, LeaseRequest, Rest, Verdict
+from perdure.store import Entry, Grant, LeaseRequest, Rest, Verdict
 from perdure.stores._migrations import read_migrations
 from perdure.stores.sqlite import sqlite
 from perdure.stores.sqlite.schema import split_script
@@ -139,7 +139,7 @@ async def test_awaitlys_resume_state_is_loaded_as_a_snapshot(
         assert loaded["steps"] == {"user:1": {"ok": True, "value": {"x": 1}}}
         assert loaded["execution"]["lastUpdated"] == "2024-05-01T09:30:00.000Z"
         [grant] = await store.acquire([LeaseRequest("run", "ana", HOUR)])
-        assert grant is not None
+        assert isinstance(grant, Grant)
         await store.append([Entry("run", grant.lease.epoch, 1, delta("b"))])
         merged = await store.load("run")
         assert merged is not None
@@ -191,7 +191,7 @@ async def test_awaitly_reads_what_perdure_writes(path: Path, awaitly: sqlite3.Co
         [grant] = await store.acquire(
             [LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))]
         )
-        assert grant is not None
+        assert isinstance(grant, Grant)
         epoch = grant.lease.epoch
         await store.append([Entry("run", epoch, 1, delta("a"))])
         whole = as_json(snapshot("a", status="completed"))
@@ -207,7 +207,7 @@ async def test_a_run_that_awaitly_started_is_continued(
     awaitly.execute(UPSERT_OF_AWAITLY, ("run", json.dumps(snapshot("a"))))
     async with sqlite(path, table="awaitly_snapshots") as store:
         [grant] = await store.acquire([LeaseRequest("run", "ana", HOUR)])
-        assert grant is not None
+        assert isinstance(grant, Grant)
         assert list(grant.snapshot["steps"]) == ["a"]
         entry = Entry("run", grant.lease.epoch, 1, delta("b"))
         assert await store.append([entry]) == [Verdict.ACCEPTED]
@@ -224,7 +224,7 @@ async def test_nothing_remains_of_a_row_that_awaitly_deletes(
         [grant] = await store.acquire(
             [LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))]
         )
-        assert grant is not None
+        assert isinstance(grant, Grant)
         await store.append([Entry("run", grant.lease.epoch, 1, delta("a"))])
         await store.send("run", "hello", b"1")
         awaitly.execute("DELETE FROM awaitly_snapshots")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perdure.errors import InvalidArgument, StoreError, StoreUnavailable, ValueTooLarge
-from perdure.store import Entry, LeaseRequest, Verdict
+from perdure.store import Entry, Grant, LeaseRequest, Verdict
 from perdure.stores.sqlite import SqliteStore, Transaction, sqlite
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 
@@ -35,7 +35,7 @@ async def store(path: Path) -> AsyncIterator[SqliteStore]:
 @pytest.fixture
 async def epoch(store: SqliteStore) -> int:
     [grant] = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
-    assert grant is not None
+    assert isinstance(grant, Grant)
     return grant.lease.epoch
 
 
@@ -276,7 +276,7 @@ async def test_an_entry_that_is_too_large_rolls_back(path: Path) -> None:
         [grant] = await store.acquire(
             [LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))]
         )
-        assert grant is not None
+        assert isinstance(grant, Grant)
         epoch = grant.lease.epoch
 
         async def work(transaction: Transaction) -> Entry:
@@ -295,7 +295,7 @@ async def test_a_transaction_on_a_locked_file_is_unavailable(path: Path) -> None
         [grant] = await store.acquire(
             [LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))]
         )
-        assert grant is not None
+        assert isinstance(grant, Grant)
 
         async def work(_: Transaction) -> Entry:
             raise AssertionError

@@ -114,7 +114,7 @@ def snapshot(*keys: str, status: str = "running") -> bytes:
 
 async def granted(store: AnyStore, run: str) -> Grant:
     [grant] = await store.acquire([LeaseRequest(run, "the writer", HOUR, create=snapshot())])
-    assert grant is not None
+    assert isinstance(grant, Grant)
     return grant
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from perdure.durable.committer import BatchQueue, Committer
 from perdure.errors import StoreClosed, StoreError, StoreUnavailable, ValueTooLarge
-from perdure.store import Entry, LeaseRequest, Verdict
+from perdure.store import Entry, Grant, LeaseRequest, Verdict
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
 from perdure.testing.faults import FaultyStore, How
@@ -79,7 +79,7 @@ async def test_an_entry_that_cannot_be_written_does_not_fail_its_batch() -> None
     entries = [
         Entry(grant.lease.id, grant.lease.epoch, 1, delta(data.decode()), step="big")
         for grant, data in zip(grants, sizes, strict=True)
-        if grant is not None
+        if isinstance(grant, Grant)
     ]
     good, bad, fine = await asyncio.gather(
         *(committer.append(entry) for entry in entries), return_exceptions=True
@@ -95,7 +95,7 @@ async def test_each_caller_gets_the_verdict_of_its_own_entry() -> None:
     store = MemoryStore()
     committer = Committer(store, store)
     grant = await committer.acquire(LeaseRequest("run", "me", MINUTE, create=FIRST))
-    assert grant is not None
+    assert isinstance(grant, Grant)
     epoch = grant.lease.epoch
     verdicts = await asyncio.gather(
         committer.append(Entry("run", epoch, 1, delta("a"))),
@@ -113,7 +113,7 @@ async def test_a_write_whose_answer_was_lost_is_written_once(how: How) -> None:
     store = FaultyStore(inner, fail_at=1, how=how, verbs={"append"})
     committer = Committer(store, inner)
     grant = await committer.acquire(LeaseRequest("run", "me", MINUTE, create=FIRST))
-    assert grant is not None
+    assert isinstance(grant, Grant)
     for n, key in enumerate("ab", 1):
         entry = Entry("run", grant.lease.epoch, n, delta(key))
         assert await committer.append(entry) is Verdict.ACCEPTED

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from perdure import Step, Workflow, codec, durable
-from perdure.store import Entry, Grant, LeaseRequest, Verdict
+from perdure.store import Entry, Grant, LeaseRequest, Refusal, Verdict
 from perdure.stores.memory import MemoryStore
 from perdure.testing.faults import FaultyStore
 
@@ -37,7 +37,7 @@ class YieldingStore(MemoryStore):
         await asyncio.sleep(0)
         return await super().append(entries)
 
-    async def acquire(self, requests: Sequence[LeaseRequest], /) -> Sequence[Grant | None]:
+    async def acquire(self, requests: Sequence[LeaseRequest], /) -> Sequence[Grant | Refusal]:
         await asyncio.sleep(0)
         return await super().acquire(requests)
 

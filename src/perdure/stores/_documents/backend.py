@@ -24,7 +24,7 @@ from perdure.stores._documents.leases import DocumentLeases
 from perdure.stores._documents.records import H, Head
 from perdure.stores._documents.storage import Storage
 from perdure.stores._reading import Granted
-from perdure.stores._shell import Query, Row
+from perdure.stores._shell import Ownership, Query, Row
 from perdure.stores._timestamps import from_microseconds, to_microseconds
 
 
@@ -61,6 +61,9 @@ class DocumentBackend(Generic[H]):
 
     async def acquire(self, requests: Sequence[LeaseRequest]) -> list[Granted | None]:
         return await self._execute(self._runs.acquire, requests, self._now())
+
+    async def owners(self, ids: Sequence[str]) -> list[Ownership | None]:
+        return await self._execute(self._runs.owners, ids)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta) -> list[Lease | None]:
         return await self._execute(self._runs.renew, leases, ttl, self._now())
@@ -106,6 +109,7 @@ class DocumentBackend(Generic[H]):
                 from_microseconds(head.updated_at),
                 head.status,
                 head.workflow,
+                head.owner,
             )
             for head in nlargest(query.limit, heads, key=_position)
         ]

@@ -16,6 +16,7 @@ from perdure.stores._documents.records import MAX_ATTEMPTS, H, Head, Wake, too_b
 from perdure.stores._documents.runs import DocumentRuns, HasId, unconsumed
 from perdure.stores._documents.storage import StoredRun
 from perdure.stores._reading import Granted, Unreadable, reading
+from perdure.stores._shell import Ownership
 from perdure.stores._timestamps import from_microseconds, to_microseconds
 
 T = TypeVar("T", bound=HasId)
@@ -60,7 +61,9 @@ class DocumentLeases(DocumentRuns[H]):
                 if not _is_available(head, request, now):
                     return None
                 if head is not None:
-                    grant = await self._grant(run, head, request.owner, request.ttl, now)
+                    grant = await self._grant(
+                        run, head, request.owner, request.ttl, now, request.instead_of
+                    )
                 else:
                     grant = await self._create_owned(run, request, now)
                 if grant is not None:
@@ -74,6 +77,10 @@ class DocumentLeases(DocumentRuns[H]):
         data = request.create or b""
         head = await self._create(run, data, request.workflow, end, now, owner=request.owner)
         return None if head is None else await self._read_grant(run, head, now, created=True)
+
+    async def owners(self, ids: Sequence[str]) -> list[Ownership | None]:
+        """Return who has the lease of each run."""
+        return [None if head is None else _ownership(head) for head in await self.heads(ids)]
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, now: int) -> list[Lease | None]:
         """Move the ends of leases; return `None` for each that was lost."""
@@ -225,10 +232,16 @@ class DocumentLeases(DocumentRuns[H]):
         return await run.settle(None, head, data)
 
     async def _grant(
-        self, run: StoredRun[H], head: H, owner: str, ttl: timedelta, now: int
+        self,
+        run: StoredRun[H],
+        head: H,
+        owner: str,
+        ttl: timedelta,
+        now: int,
+        instead_of: str | None = None,
     ) -> Granted | None:
         """Lease and read a run; `None` if another process was quicker."""
-        is_orphaned = head.owner is not None and not head.is_leased(now)
+        is_lost = head.owner is not None and (not head.is_leased(now) or head.owner == instead_of)
         new = replace(
             head,
             owner=owner,
@@ -236,7 +249,7 @@ class DocumentLeases(DocumentRuns[H]):
             status="running",
             awaits=(),
             wake_at=_after(now, ttl),
-            takeovers=head.takeovers + is_orphaned,
+            takeovers=head.takeovers + is_lost,
             released=False,
         )
         leased = await run.take(head, new)
@@ -285,7 +298,14 @@ class DocumentLeases(DocumentRuns[H]):
 def _is_available(head: Head | None, request: LeaseRequest, now: int) -> bool:
     if head is None:
         return request.create is not None
-    return request.existing and (head.owner == request.owner or not head.is_leased(now))
+    is_ours = head.owner is not None and head.owner in (request.owner, request.instead_of)
+    return request.existing and (is_ours or not head.is_leased(now))
+
+
+def _ownership(head: Head) -> Ownership:
+    if head.owner is None or head.wake_at is None:
+        return Ownership(head.owner, None)
+    return Ownership(head.owner, from_microseconds(head.wake_at))
 
 
 def _after(now: int, ttl: timedelta) -> int:

@@ -21,6 +21,7 @@ from perdure.store import (
     Grant,
     Lease,
     LeaseRequest,
+    Refusal,
     RunSummary,
 )
 from perdure.stores._timestamps import to_microseconds
@@ -130,25 +131,28 @@ class LeasedRunsStore(RunsStore):
         self._acquire = acquire
         self._release = release
 
-    async def acquire(self, requests: Sequence[LeaseRequest], /) -> Sequence[Grant | None]:
-        """Return for each request its lease and the run, or `None`."""
+    async def acquire(self, requests: Sequence[LeaseRequest], /) -> Sequence[Grant | Refusal]:
+        """Return for each request its lease and the run, or the reason why not.
+
+        The store does not name the owner, so `instead_of` has no effect.
+        """
         return [await self._grant(request) for request in requests]
 
-    async def _grant(self, request: LeaseRequest) -> Grant | None:
+    async def _grant(self, request: LeaseRequest) -> Grant | Refusal:
         existing = await self.load(request.id)
         if existing is not None and not request.existing:
-            return None
+            return Refusal(request.id, "exists")
         if existing is None:
             if request.create is None:
-                return None
+                return Refusal(request.id, "missing")
             # Some of these stores lease only an existing run.
             await self.save(request.id, codec.loads(request.create))
         if not await self._acquire(request.id, request.owner, request.ttl):
-            return None
+            return Refusal(request.id, "owned")
         now = self._clock.now()
         snapshot = await self.load(request.id)
         if snapshot is None:
-            return None
+            return Refusal(request.id, "missing")
         lease = Lease(request.id, request.owner, to_microseconds(now), now + request.ttl)
         return Grant(lease, snapshot, now, created=existing is None)
 

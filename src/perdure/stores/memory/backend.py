@@ -22,7 +22,7 @@ from perdure.store import (
     Verdict,
 )
 from perdure.stores._reading import Granted, read_grant
-from perdure.stores._shell import Query, Row
+from perdure.stores._shell import Ownership, Query, Row
 from perdure.stores.memory.rows import Run, Runs
 
 
@@ -75,7 +75,10 @@ class MemoryBackend:
             and (after is None or run.sort_key() < after)
         )
         newest = nlargest(query.limit, matching, key=Run.sort_key)
-        return [Row(self._id(run), run.updated_at, run.status, run.workflow) for run in newest]
+        return [
+            Row(self._id(run), run.updated_at, run.status, run.workflow, run.owner)
+            for run in newest
+        ]
 
     async def append(self, entries: Sequence[Entry]) -> Sequence[Verdict]:
         """Write the entries one by one."""
@@ -85,6 +88,14 @@ class MemoryBackend:
         """Lease runs by id, creating those that are missing."""
         now = self.clock.now()
         return [self._acquire(request, now) for request in requests]
+
+    async def owners(self, ids: Sequence[str]) -> Sequence[Ownership | None]:
+        """Return who has the lease of each run."""
+        runs = map(self._find, ids)
+        return [
+            None if run is None else Ownership(run.owner, run.wake_at if run.owner else None)
+            for run in runs
+        ]
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta) -> Sequence[Lease | None]:
         """Extend leases."""
@@ -116,7 +127,7 @@ class MemoryBackend:
         """Lease due runs from the index."""
         now = self.clock.now()
         runs = self.runs.index.due(now, limit, workflows, self.prefix)
-        return [self._grant(run, owner, now, ttl) for run in runs]
+        return [self._grant(run, owner, now, ttl, is_abandoned=True) for run in runs]
 
     async def send(self, id: str, name: str, payload: bytes, dedup_id: str | None) -> Delivery:
         """Put a message in an inbox."""
@@ -207,17 +218,24 @@ class MemoryBackend:
                 return None
             run = self._create(request.id, request.create, request.workflow)
             return self._grant(run, request.owner, now, request.ttl, created=True)
-        is_free = run.owner in (None, request.owner) or run.is_orphaned(now)
-        if not is_free or not request.existing:
+        is_abandoned = run.is_orphaned(now) or run.owner == request.instead_of
+        if not request.existing or not (is_abandoned or run.owner in (None, request.owner)):
             return None
-        return self._grant(run, request.owner, now, request.ttl)
+        return self._grant(run, request.owner, now, request.ttl, is_abandoned=is_abandoned)
 
     def _grant(
-        self, run: Run, owner: str, now: datetime, ttl: timedelta, *, created: bool = False
+        self,
+        run: Run,
+        owner: str,
+        now: datetime,
+        ttl: timedelta,
+        *,
+        created: bool = False,
+        is_abandoned: bool = False,
     ) -> Granted:
         if any(epoch == run.epoch for epoch, _ in run.journal):
             run.takeovers = 0
-        elif run.is_orphaned(now):
+        elif run.owner is not None and is_abandoned:
             run.takeovers += 1
         run.epoch = next(self.runs.epochs)
         run.owner = owner

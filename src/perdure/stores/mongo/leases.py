@@ -10,6 +10,7 @@ from pymongo.errors import PyMongoError
 from perdure import codec
 from perdure.store import Due, Grant, Lease, LeaseRequest, NewRun
 from perdure.stores._reading import Granted
+from perdure.stores._shell import Ownership
 from perdure.stores._timestamps import to_microseconds
 from perdure.stores.mongo.documents import encode_snapshot
 from perdure.stores.mongo.errors import is_connection_lost
@@ -176,8 +177,15 @@ class Leases:
     async def _lease_one(
         self, db: Collections, key: str, request: LeaseRequest, claim: ObjectId
     ) -> Any:
-        owner, existing = {"$literal": request.owner}, request.existing
-        stages = [lease_if_free(owner, request.ttl, claim, self._epochs.next(), existing=existing)]
+        lease = lease_if_free(
+            {"$literal": request.owner},
+            request.ttl,
+            claim,
+            self._epochs.next(),
+            existing=request.existing,
+            instead_of=_instead_of({key: request}),
+        )
+        stages = [lease]
         if request.create is not None:
             body = _encode(request.id, request.create)
             new = {**with_workflow(body, request.workflow), **new_header(claim)}
@@ -188,13 +196,23 @@ class Leases:
     async def _lease_many(
         self, db: Collections, requests: Mapping[str, LeaseRequest], claim: ObjectId
     ) -> list[Any]:
-        owners: dict[timedelta, dict[str, str]] = {}
+        by_ttl: dict[timedelta, dict[str, LeaseRequest]] = {}
         for key, request in requests.items():
-            owners.setdefault(request.ttl, {})[key] = request.owner
-        for ttl, some in owners.items():
-            lease = lease_if_free(owner_by_id(some), ttl, claim, self._epochs.next())
+            by_ttl.setdefault(request.ttl, {})[key] = request
+        for ttl, some in by_ttl.items():
+            owner = owner_by_id({key: request.owner for key, request in some.items()})
+            epoch, instead_of = self._epochs.next(), _instead_of(some)
+            lease = lease_if_free(owner, ttl, claim, epoch, instead_of=instead_of)
             await db.runs.update_many({"_id": {"$in": [*some]}}, [lease])
         return await _claimed(db, [*requests], claim)
+
+    async def owners(self, db: Collections, ids: Sequence[str]) -> list[Ownership | None]:
+        """Return who has the lease of each run; `None` for a missing run."""
+        keys = [self._prefix + id for id in ids]
+        fields = {"owner": 1, "wakeAt": 1}
+        found = db.runs.find({"_id": {"$in": keys}}, fields, batch_size=len(keys) + 1)
+        owners = {run["_id"]: _ownership(run) async for run in found}
+        return [owners.get(key) for key in keys]
 
     async def claim(
         self,
@@ -297,6 +315,18 @@ class Leases:
 
 def _encode(id: str, snapshot: bytes) -> Document:
     return encode_snapshot(snapshot, f"the snapshot of run {id!r}")
+
+
+def _instead_of(requests: Mapping[str, LeaseRequest]) -> Document | None:
+    """Return the expression of the owner that a run, given by `_id`, is taken over from."""
+    owners = {key: request.instead_of for key, request in requests.items()}
+    return owner_by_id(owners) if any(owners.values()) else None
+
+
+def _ownership(run: Mapping[str, Any]) -> Ownership:
+    owner = run.get("owner")
+    # The wake time of an unowned run is not the end of a lease.
+    return Ownership(owner, None if owner is None else run.get("wakeAt"))
 
 
 async def _claimed(db: Collections, keys: Sequence[str], claim: ObjectId) -> list[Any]:

@@ -35,7 +35,13 @@ from perdure.stores.mongo.updates import (
     with_workflow,
 )
 
-_ROW_FIELDS = {**STATUS_FIELDS, "updatedAt": 1, "workflow": 1, "snapshot.workflowName": 1}
+_ROW_FIELDS = {
+    **STATUS_FIELDS,
+    "updatedAt": 1,
+    "workflow": 1,
+    "owner": 1,
+    "snapshot.workflowName": 1,
+}
 _BASE_FIELDS = {"settled": 1, "epochs": 1}
 _SNAPSHOT_STATUS = {"$ifNull": ["$snapshot.execution.state", "$snapshot.execution.status"]}
 
@@ -179,7 +185,8 @@ class Runs:
     def _row(self, run: Any) -> Row:
         workflow = run.get("workflow") or run.get("snapshot", {}).get("workflowName")
         updated_at = run.get("updatedAt") or UNIX_EPOCH
-        return Row(run["_id"][len(self._prefix) :], updated_at, status_of(run), workflow)
+        id, owner = run["_id"][len(self._prefix) :], run.get("owner")
+        return Row(id, updated_at, status_of(run), workflow, owner)
 
     async def prune(
         self, db: Collections, older_than: timedelta, statuses: Sequence[RunStatus], limit: int

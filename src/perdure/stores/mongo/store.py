@@ -18,7 +18,7 @@ from perdure.store import (
     Verdict,
 )
 from perdure.stores._reading import Granted
-from perdure.stores._shell import NotifyShell, Query, Row, StoreShell, TransactionShell
+from perdure.stores._shell import NotifyShell, Ownership, Query, Row, StoreShell, TransactionShell
 from perdure.stores.mongo import inbox
 from perdure.stores.mongo.append import Appender
 from perdure.stores.mongo.cleanup import Cleanup
@@ -78,6 +78,10 @@ class _Backend:
     async def acquire(self, requests: Sequence[LeaseRequest]) -> Sequence[Granted | None]:
         with self._connection.use() as db:
             return await self._leases.acquire(db, requests)
+
+    async def owners(self, ids: Sequence[str]) -> Sequence[Ownership | None]:
+        with self._connection.use() as db:
+            return await self._leases.owners(db, ids)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta) -> Sequence[Lease | None]:
         with self._connection.use() as db:

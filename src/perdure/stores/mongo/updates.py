@@ -6,7 +6,7 @@ A stored run is `_id`, `snapshot` and `updatedAt`, as awaitly writes them, and i
 `owner`         holder of the lease, which ends at `wakeAt`
 `epoch`         of the last acquisition or save
 `epochs`        those whose journal is merged into the snapshot, oldest first
-`expired`       those since the last rest whose owners let the lease expire
+`expired`       those since the last rest whose lease expired or was taken over
 `settled`       epoch and number of the entry that wrote the snapshot
 `claim`         marks the documents that one call leased or created
 `incarnation`   the claim that created the run: tells it from an earlier run of the same id
@@ -132,8 +132,8 @@ def _equals(field: str, values: Mapping[str, Any]) -> Document:
     return {"$expr": {"$eq": [{"$ifNull": [f"${field}", None]}, _by_id(values)]}}
 
 
-def owner_by_id(owners: Mapping[str, str]) -> Document:
-    """Return the expression of a document's new owner, from owners by `_id`."""
+def owner_by_id(owners: Mapping[str, str | None]) -> Document:
+    """Return the expression of the owner that is given for a document's `_id`."""
     is_same = len(set(owners.values())) == 1
     return {"$literal": next(iter(owners.values()))} if is_same else _by_id(owners)
 
@@ -171,14 +171,27 @@ def create_if_missing(document: Mapping[str, Any]) -> Document:
 
 
 def lease_if_free(
-    owner: Document, ttl: timedelta, claim: ObjectId, epoch: Document, *, existing: bool = True
+    owner: Document,
+    ttl: timedelta,
+    claim: ObjectId,
+    epoch: Document,
+    *,
+    existing: bool = True,
+    instead_of: Document | None = None,
 ) -> Document:
-    """Return the stage that leases a run that is free or that `claim` created, and marks it."""
+    """Return the stage that leases a run that is free or that `claim` created, and marks it.
+
+    An unexpired lease is free, too, if its owner is `instead_of`.
+    """
     created = {"$eq": ["$incarnation", claim]}
     unowned = {"$lte": ["$owner", None]}
     own = {"$eq": ["$owner", owner]}
-    free = {"$or": [unowned, own, HAS_EXPIRED]} if existing else created
-    orphaned = {"$cond": [{"$and": [_HAS_OWNER, HAS_EXPIRED]}, ["$epoch"], []]}
+    abandoned: Document = HAS_EXPIRED
+    if instead_of is not None:
+        abandoned = {"$or": [HAS_EXPIRED, {"$eq": ["$owner", instead_of]}]}
+    # By the claim and not by the incarnation: another owner may have taken the new run over.
+    free = {"$or": [unowned, own, abandoned]} if existing else {"$eq": ["$claim", claim]}
+    orphaned = {"$cond": [{"$and": [_HAS_OWNER, abandoned]}, ["$epoch"], []]}
     leased = {
         "epoch": "$$epoch",
         "epochs": {"$concatArrays": [{"$ifNull": ["$epochs", []]}, ["$$epoch"]]},

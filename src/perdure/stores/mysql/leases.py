@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from perdure.store import Grant, Lease, LeaseRequest
 from perdure.stores._reading import Granted, read_grant
+from perdure.stores._shell import Ownership
 from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.mysql import statements as sql
 from perdure.stores.mysql.database import Database, Result, Transaction
@@ -37,9 +38,9 @@ class LockedRun(NamedTuple):
         """Whether its owner let the lease expire."""
         return self.owner is not None and self.wake_at is not None and self.wake_at <= self.now
 
-    def is_free_for(self, owner: str) -> bool:
-        """Return whether this owner may lease it."""
-        return self.owner in (None, owner) or self.is_orphaned
+    def is_free_for(self, request: LeaseRequest) -> bool:
+        """Return whether this request may be granted."""
+        return self.owner in (None, request.owner, request.instead_of) or self.is_orphaned
 
 
 class NewLease(NamedTuple):
@@ -48,6 +49,12 @@ class NewLease(NamedTuple):
     run: LockedRun
     owner: str
     ttl: timedelta
+    instead_of: str | None = None
+
+    @property
+    def is_replacement(self) -> bool:
+        """Whether the run's owner loses it although its lease may be unexpired."""
+        return self.run.owner is not None and self.run.owner == self.instead_of
 
 
 class Creation(NamedTuple):
@@ -78,6 +85,13 @@ class Leases:
                 grants[index] = granted.get(self._prefix + id)
             left = [index for index in left if first[requests[index].id] != index]
         return grants
+
+    async def owners(self, ids: Sequence[str]) -> list[Ownership | None]:
+        """Return the owner of each run and the end of its lease, in order."""
+        keys = [self._prefix + id for id in ids]
+        result = await self._database.run_alone(self._bind(sql.OWNERS, [*keys]))
+        owners = {key: _ownership(*columns) for key, *columns in result.rows}
+        return [owners.get(key) for key in keys]
 
     async def claim(
         self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
@@ -167,13 +181,14 @@ class Leases:
     async def _acquire_in(
         self, transaction: Transaction, requested: dict[str, LeaseRequest]
     ) -> dict[str, Granted]:
-        owners = sorted({request.owner for request in requested.values()})
+        pairs = ((request.owner, request.instead_of) for request in requested.values())
+        owners = sorted({owner for pair in pairs for owner in pair if owner is not None})
         [locked] = await transaction.run(self._bind(sql.LOCK_REQUESTED, owners, [*requested]))
         existing = {row[0]: _locked_run(row) for row in locked.rows}
         leases = [
-            NewLease(run, request.owner, request.ttl)
+            NewLease(run, request.owner, request.ttl, request.instead_of)
             for run, request in ((run, requested[run.key]) for run in existing.values())
-            if request.existing and run.is_free_for(request.owner)
+            if request.existing and run.is_free_for(request)
         ]
         missing = {key: requested[key] for key in requested if key not in existing}
         creations = list(self._create(missing))
@@ -196,13 +211,13 @@ class Leases:
             yield Creation(statement, {row[0] for row in chunk})
 
     def _lease(self, leases: Sequence[NewLease]) -> Sequence[Statement]:
-        keys_by_lease: dict[tuple[str, timedelta], list[Value]] = defaultdict(list)
-        for run, owner, ttl in leases:
-            keys_by_lease[owner, ttl].append(run.key)
+        keys_by_lease: dict[tuple[str, timedelta, bool], list[Value]] = defaultdict(list)
+        for lease in leases:
+            keys_by_lease[lease.owner, lease.ttl, lease.is_replacement].append(lease.run.key)
         now = leases[0].run.now if leases else from_microseconds(0)
         return [
-            self._bind(sql.LEASE, now, to_microseconds(now), owner, now + ttl, keys)
-            for (owner, ttl), keys in keys_by_lease.items()
+            self._bind(sql.LEASE, replaces, now, to_microseconds(now), owner, now + ttl, keys)
+            for (owner, ttl, replaces), keys in keys_by_lease.items()
         ]
 
     def _read(self, leases: Sequence[NewLease]) -> Sequence[Statement]:
@@ -216,13 +231,14 @@ class Leases:
         entries, messages = read_journals(journals.rows), read_inboxes(inboxes.rows)
         written_epochs = {(key, epoch) for key, epoch, _ in journals.rows}
         grants = {}
-        for run, owner, ttl in leases:
+        for new in leases:
+            run = new.run
             id, inbox = run.key.removeprefix(self._prefix), tuple(messages[run.key])
             epoch = max(run.epoch + 1, to_microseconds(run.now))
-            lease = Lease(id, owner, epoch, run.now + ttl, bool(inbox))
+            lease = Lease(id, new.owner, epoch, run.now + new.ttl, bool(inbox))
             read = partial(read_run, id, run.snapshot, entries[run.key])
             progressed = (run.key, run.epoch) in written_epochs
-            takeovers = 0 if progressed else run.takeovers + run.is_orphaned
+            takeovers = 0 if progressed else run.takeovers + (run.is_orphaned or new.is_replacement)
             grants[run.key] = read_grant(lease, read, run.now, inbox, takeovers)
         return grants
 
@@ -238,6 +254,10 @@ def _created(
             lease = Lease(request.id, request.owner, epoch, now + request.ttl)
             grants[key] = Grant(lease, read_run(request.id, request.create), now, created=True)
     return grants
+
+
+def _ownership(owner: str | None, expires_at: datetime | None) -> Ownership:
+    return Ownership(owner, None if expires_at is None else read_datetime(expires_at))
 
 
 def _locked_run(row: Sequence[Any]) -> LockedRun:

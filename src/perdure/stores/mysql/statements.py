@@ -20,7 +20,7 @@ LOAD = """
 """
 
 LIST = """
-    SELECT id, updated_at, status, workflow FROM {runs}
+    SELECT id, updated_at, status, workflow, owner FROM {runs}
     WHERE {conditions} ORDER BY updated_at DESC, id DESC LIMIT %s
 """
 # Not LIKE: with an index, MariaDB's LIKE misses ids whose next character is beyond U+FFFF.
@@ -183,12 +183,13 @@ LEASE = """
             EXISTS (
                 SELECT 1 FROM {journal} AS entry
                 WHERE entry.run = {runs}.id AND entry.epoch = {runs}.epoch
-            ), 0, takeovers + (owner IS NOT NULL AND wake_at <= %s)
+            ), 0, takeovers + (owner IS NOT NULL AND (%s OR wake_at <= %s))
         ),
         epoch = GREATEST(epoch + 1, %s),
         owner = %s, wake_at = %s, status = 'running', awaits = NULL, folded = -1
     WHERE id IN (%s)
 """
+OWNERS = "SELECT id, owner, IF(owner IS NULL, NULL, wake_at) FROM {runs} WHERE id IN (%s)"
 RENEW = "UPDATE {runs} FORCE INDEX (PRIMARY) SET wake_at = %s WHERE id IN (%s)"
 RELEASE = """
     UPDATE {runs} FORCE INDEX (PRIMARY) SET owner = NULL, wake_at = %s WHERE id IN (%s)

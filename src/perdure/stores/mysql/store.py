@@ -23,7 +23,7 @@ from perdure.store import (
     Verdict,
 )
 from perdure.stores._reading import Granted
-from perdure.stores._shell import Query, Row, TransactionShell
+from perdure.stores._shell import Ownership, Query, Row, TransactionShell
 from perdure.stores.mysql import statements as sql
 from perdure.stores.mysql.append import Writer
 from perdure.stores.mysql.database import Database, Transaction
@@ -143,8 +143,8 @@ class MysqlBackend:
         statement = self._statements.where(sql.LIST, conditions, query.limit)
         rows = (await self._database.run_alone(statement)).rows
         return [
-            Row(self._id(key), read_datetime(updated_at), status, workflow)
-            for key, updated_at, status, workflow in rows
+            Row(self._id(key), read_datetime(updated_at), *columns)
+            for key, updated_at, *columns in rows
         ]
 
     async def append(self, entries: Sequence[Entry]) -> Sequence[Verdict]:
@@ -177,6 +177,10 @@ class MysqlBackend:
         for request in requests:
             self._key(request.id)
         return await self._leases.acquire(requests)
+
+    async def owners(self, ids: Sequence[str]) -> Sequence[Ownership | None]:
+        """Read who has the leases in one statement."""
+        return await self._leases.owners(ids)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta) -> Sequence[Lease | None]:
         """Extend the leases in one transaction."""

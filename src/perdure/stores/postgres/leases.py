@@ -8,6 +8,7 @@ from typing import Any
 from perdure import codec
 from perdure.store import Grant, Lease, LeaseRequest
 from perdure.stores._reading import Granted, read_grant
+from perdure.stores._shell import Ownership
 from perdure.stores._timestamps import from_microseconds
 from perdure.stores.postgres.append import Fetch
 from perdure.stores.postgres.rows import read_message, read_run
@@ -16,6 +17,7 @@ from perdure.stores.postgres.statements import (
     CREATE,
     CREATE_ONE,
     LEASE,
+    OWNERS,
     READ_LEASED,
     RELEASE,
     RENEW,
@@ -45,6 +47,13 @@ class Leases:
                 grants[index] = granted.get(id)
             left = [index for index in left if first[requests[index].id] != index]
         return grants
+
+    async def owners(self, ids: Sequence[str]) -> list[Ownership | None]:
+        """Return the owner of each run and the end of its lease, in order."""
+        keys = [self._prefix + id for id in ids]
+        rows = await self._fetch(self._statements.sql(OWNERS), keys)
+        owners = {key: Ownership(owner, expires_at) for key, owner, expires_at in rows}
+        return [owners.get(key) for key in keys]
 
     async def claim(
         self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
@@ -141,6 +150,7 @@ class Leases:
             [self._prefix + request.id for request in requests],
             [request.owner for request in requests],
             [request.ttl for request in requests],
+            [request.instead_of for request in requests],
         )
         granted |= await self._read([row for row in rows if row["epoch"] is not None])
         return {row["existing"].removeprefix(self._prefix) for row in rows}

@@ -62,7 +62,7 @@ DELETE = """
 """
 
 LIST = """
-    SELECT run.id, run.updated_at, {status} AS status, {workflow} AS workflow
+    SELECT run.id, run.updated_at, {status} AS status, {workflow} AS workflow, run.owner
     FROM {runs} AS run
     WHERE starts_with(run.id, $1) {extra}
     ORDER BY run.updated_at DESC, run.id DESC
@@ -110,6 +110,7 @@ CREATE = """
 # `clean` stays if the run was unowned: its journal has not been written to since. An entry that was
 # committed while this statement waited for the row is missed: `takeovers` is then too high until
 # the next entry. EXISTS is avoided because the planner may read the whole journal for it.
+# `{instead_of}` is NULL unless a request names the owner that it replaces.
 _SET_LEASED = """
     status = 'running', awaits = '[]', clean = run.clean AND run.owner IS NULL,
     takeovers = CASE
@@ -118,8 +119,9 @@ _SET_LEASED = """
             SELECT true FROM {journal} AS entry
             WHERE entry.run = run.id AND entry.epoch = run.epoch LIMIT 1
         ) THEN 0
-        ELSE run.takeovers
-            + (run.owner IS NOT NULL AND run.wake_at <= statement_timestamp())::integer
+        ELSE run.takeovers + (run.owner IS NOT NULL AND (
+            run.wake_at <= statement_timestamp() OR run.owner IS NOT DISTINCT FROM {instead_of}
+        ))::integer
     END,
     epoch = greatest(run.epoch + 1, {clock})
 """
@@ -143,11 +145,12 @@ _INBOX_ROWS = """
 
 LEASE = """
     WITH locked AS MATERIALIZED (
-        SELECT request.owner, request.ttl, run.id, run.version,
-            run.owner IS NULL OR run.owner = request.owner
+        SELECT request.owner, request.ttl, request.instead_of, run.id, run.version,
+            run.owner IS NULL OR run.owner = request.owner OR run.owner = request.instead_of
                 OR run.wake_at <= statement_timestamp() AS free
-        FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::interval[]))
-            AS request (id, owner, ttl)
+        FROM unnest(
+            (SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::interval[]), (SELECT $4::text[])
+        ) AS request (id, owner, ttl, instead_of)
         CROSS JOIN LATERAL (
             SELECT id, owner, wake_at, xmin AS version FROM {runs} AS run
             WHERE run.id = request.id FOR NO KEY UPDATE
@@ -172,7 +175,7 @@ CLAIM = """
         FOR NO KEY UPDATE SKIP LOCKED
     ), leased AS (
         UPDATE {runs} AS run SET
-            {set_leased}, owner = $1, wake_at = statement_timestamp() + $2::interval
+            {set_claimed}, owner = $1, wake_at = statement_timestamp() + $2::interval
         WHERE run.id = ANY (ARRAY(SELECT id FROM locked))
         RETURNING {grant_columns}
     )
@@ -186,6 +189,11 @@ READ_LEASED = """
         WHERE entry.run = run.id AND (entry.epoch, entry.n) > (run.folded_epoch, run.folded_n)
     ) AS journal, {inbox_rows} AS inbox
     FROM {runs} AS run WHERE run.id = ANY ($1::text[])
+"""
+
+OWNERS = """
+    SELECT id, owner, CASE WHEN owner IS NOT NULL THEN wake_at END FROM {runs}
+    WHERE id = ANY ($1::text[])
 """
 
 INBOX = """
@@ -348,7 +356,10 @@ class Statements:
             "inbox_rows": tables.sql(_INBOX_ROWS),
             "is_stale": tables.sql(_IS_STALE),
         }
-        self._parts["set_leased"] = tables.sql(_SET_LEASED, **self._parts)
+        self._parts |= {
+            "set_leased": tables.sql(_SET_LEASED, instead_of="locked.instead_of", **self._parts),
+            "set_claimed": tables.sql(_SET_LEASED, instead_of="NULL", **self._parts),
+        }
         self._parts["grant_columns"] = tables.sql(_GRANT_COLUMNS, **self._parts)
         self._cache: dict[tuple[str, str], str] = {}
 

@@ -22,7 +22,7 @@ from perdure.store import (
     Verdict,
 )
 from perdure.stores._reading import Granted
-from perdure.stores._shell import NotifyShell, Query, Row, TransactionShell
+from perdure.stores._shell import NotifyShell, Ownership, Query, Row, TransactionShell
 from perdure.stores.postgres.append import Writer, names_as_json
 from perdure.stores.postgres.database import Database, Transaction
 from perdure.stores.postgres.leases import Leases
@@ -177,6 +177,10 @@ class PostgresBackend:
         for request in requests:
             self._key(request.id)
         return await self._leases.acquire(requests)
+
+    async def owners(self, ids: Sequence[str]) -> Sequence[Ownership | None]:
+        """Read who has the leases in one statement."""
+        return await self._leases.owners(ids)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta) -> Sequence[Lease | None]:
         """Extend the leases in one statement."""

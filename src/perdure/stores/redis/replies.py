@@ -11,7 +11,7 @@ from perdure import codec
 from perdure.snapshot import RunStatus, Snapshot
 from perdure.store import Due, Entry, Grant, Lease, LeaseRequest, Message, Rest
 from perdure.stores._reading import Granted, merged, read_grant, reading
-from perdure.stores._shell import Row
+from perdure.stores._shell import Ownership, Row
 from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.redis.node import Value
 
@@ -116,6 +116,15 @@ def grant_order(reply: Sequence[Any]) -> tuple[int, bytes]:
     return int(at), key
 
 
+def read_ownership(reply: Sequence[Any]) -> Ownership | None:
+    """Return who has the lease of a run, or `None` if it is missing."""
+    status, owner, wake = reply
+    if owner is None:
+        # The wake time of an unowned run is not the end of a lease.
+        return None if status is None else Ownership(None, None)
+    return Ownership(owner.decode(), from_microseconds(int(wake)))
+
+
 def renewed_lease(reply: Sequence[Any], lease: Lease) -> Lease:
     """Return a lease with its new end."""
     ends, has_messages = reply
@@ -138,17 +147,19 @@ def due_order(line: bytes) -> tuple[int, bytes]:
 
 def read_row(line: bytes, prefix: str, statuses: Sequence[RunStatus]) -> Row:
     """Return a listed run; the number of its list tells its status."""
-    number, at, member = line.split(b" ", 2)
+    number, at, rest = line.split(b" ", 2)
+    owner, _, member = rest.partition(b"\0")
     key, zero, workflow = member.partition(b"\0")
     return Row(
         key.decode()[len(prefix) :],
         from_microseconds(int(at)),
         statuses[(int(number) - 1) % len(statuses)],
         workflow.decode() if zero else None,
+        owner.decode() or None,
     )
 
 
 def list_order(line: bytes) -> tuple[int, bytes]:
     """Return the sort key of a listed run: its time, then its stored id."""
-    _, at, member = line.split(b" ", 2)
-    return int(at), member.partition(b"\0")[0]
+    _, at, rest = line.split(b" ", 2)
+    return int(at), rest.split(b"\0", 2)[1]

@@ -23,7 +23,7 @@ from perdure.store import (
 )
 from perdure.stores._durability import Durability, check_durability, survives
 from perdure.stores._reading import Granted
-from perdure.stores._shell import NotifyShell, Query, Row
+from perdure.stores._shell import NotifyShell, Ownership, Query, Row
 from perdure.stores._timestamps import to_microseconds
 from perdure.stores.redis import scripts
 from perdure.stores.redis.batches import Item
@@ -37,6 +37,7 @@ from perdure.stores.redis.replies import (
     read_acquired,
     read_due,
     read_messages,
+    read_ownership,
     read_row,
     read_snapshot,
     renewed_lease,
@@ -112,6 +113,10 @@ class _Backend:
             answer and self._grant(answer, request)
             for request, answer in zip(requests, answers, strict=True)
         ]
+
+    async def owners(self, ids: Sequence[str]) -> Sequence[Ownership | None]:
+        items = [Item(id, ()) for id in ids]
+        return [read_ownership(reply) for reply in await self._runs.each(scripts.OWNERS, items)]
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta) -> Sequence[Lease | None]:
         answers = await self._runs.each(scripts.RENEW, _lease_items(leases), ttl // _MICROSECOND)
@@ -224,6 +229,7 @@ def _request_item(request: LeaseRequest) -> Item:
         request.ttl // _MICROSECOND,
         int(request.existing),
         workflow_argument(request.workflow),
+        request.instead_of or "",
         snapshot,
     )
     return Item(request.id, values, len(snapshot))

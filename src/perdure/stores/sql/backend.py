@@ -88,8 +88,8 @@ class SqlBackend(Journal, Leases):
             values += updated_at, updated_at, self._prefix + query.after[1]
         page = await self._run(sql.LIST % filters, *values, query.limit)
         return [
-            Row(self._id(key), from_microseconds(updated_at), status, workflow)
-            for key, updated_at, status, workflow in page.rows
+            Row(self._id(key), from_microseconds(updated_at), status, workflow, owner)
+            for key, updated_at, status, workflow, owner in page.rows
         ]
 
     async def send(self, id: str, name: str, payload: bytes, dedup_id: str | None) -> Delivery:

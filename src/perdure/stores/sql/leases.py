@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from random import Random
@@ -11,6 +11,7 @@ from typing import Any
 from perdure import codec
 from perdure.store import Due, Grant, Lease, LeaseRequest, Message, NewRun
 from perdure.stores._reading import Granted, read_grant
+from perdure.stores._shell import Ownership
 from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.sql import statements as sql
 from perdure.stores.sql.client import SqlClient
@@ -34,18 +35,26 @@ class Leases(Executor):
         grants: list[Granted | None] = [None] * len(requests)
         left = list(range(len(requests)))
         while left:
-            # One batch has one owner, and requests each run once.
-            first = requests[left[0]]
+            # A statement leases runs for one owner, instead of one owner, and each run once.
+            alike = _batch_key(requests[left[0]])
             batch = {
                 requests[index].id: index
                 for index in reversed(left)
-                if (requests[index].owner, requests[index].ttl) == (first.owner, first.ttl)
+                if _batch_key(requests[index]) == alike
             }
             granted = await self._acquire_batch([requests[index] for index in batch.values()])
             for id, index in batch.items():
                 grants[index] = granted.get(id)
             left = [index for index in left if batch.get(requests[index].id) != index]
         return grants
+
+    async def owners(self, ids: Sequence[str]) -> list[Ownership | None]:
+        """Return who has the lease of each run; `None` for a missing run."""
+        keys = [self._key(id) for id in ids]
+        found: dict[str, Ownership] = {}
+        for chunk in chunks(keys):
+            found |= await self._owners(chunk)
+        return [found.get(key) for key in keys]
 
     async def claim(
         self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
@@ -55,7 +64,7 @@ class Leases(Executor):
         keys = [key for key, _ in await self._due(None, limit, workflows)]
         for chunk in chunks(keys):
             ticket = self._new_ticket()
-            values = (owner, ticket, to_micros(ttl), *sorted(chunk))
+            values = (None, owner, ticket, to_micros(ttl), *sorted(chunk))
             await self._run_many(sql.CLAIM, len(chunk), *values)
             granted |= await self._read_granted(chunk, owner, ticket)
         return [granted[id] for key in keys if (id := self._id(key)) in granted]
@@ -155,8 +164,9 @@ class Leases(Executor):
     ) -> Sequence[LeaseRequest]:
         """Add the grants of unowned runs; return the requests that are worth another try."""
         keys = [self._key(request.id) for request in requests]
-        owner, ttl, ticket = requests[0].owner, requests[0].ttl, self._new_ticket()
-        values = (owner, ticket, to_micros(ttl), *keys, owner)
+        owner, ttl, instead_of = _batch_key(requests[0])
+        ticket = self._new_ticket()
+        values = (instead_of, owner, ticket, to_micros(ttl), *keys, owner, instead_of)
         # One at a time: concurrent calls of one owner for the same run would keep replacing each
         # other's tickets.
         async with self._leasing:
@@ -164,9 +174,21 @@ class Leases(Executor):
             granted |= await self._read_granted(keys, owner, ticket)
         if all(request.id in granted for request in requests):
             return ()
+        owners = await self._owners(keys)
+        return [
+            request
+            for request, key in zip(requests, keys, strict=True)
+            if request.id not in granted and _may_retry(request, owners.get(key))
+        ]
+
+    async def _owners(self, keys: Sequence[str]) -> dict[str, Ownership]:
+        """Return who has the lease of each existing run, by key."""
         result = await self._run_many(sql.OWNERS, len(keys), *keys)
-        owners = {self._id(key): holder for key, holder in result.rows}
-        return [one for one in requests if one.id not in granted and _may_retry(one, owners)]
+        return {
+            # The wake time of an unowned run is not the end of a lease.
+            key: Ownership(owner, None if owner is None else from_microseconds(wake_at))
+            for key, owner, wake_at in result.rows
+        }
 
     async def _read_granted(
         self, keys: Sequence[str], owner: str, ticket: str
@@ -212,9 +234,13 @@ class Leases(Executor):
         return values
 
 
-def _may_retry(request: LeaseRequest, owners: Mapping[str, str | None]) -> bool:
-    if request.id not in owners:
+def _batch_key(request: LeaseRequest) -> tuple[str, timedelta, str | None]:
+    return request.owner, request.ttl, request.instead_of
+
+
+def _may_retry(request: LeaseRequest, current: Ownership | None) -> bool:
+    if current is None:
         # Neither created nor found: it was deleted in between.
         return request.create is not None
     # Another call of the same owner replaced the ticket.
-    return owners[request.id] == request.owner
+    return current.owner == request.owner

@@ -50,7 +50,8 @@ FRAGMENTS = {
                 SELECT 1 FROM $journal AS entry
                 WHERE entry.run = run.id AND entry.epoch = run.epoch
             ) THEN 0
-            WHEN run.owner IS NOT NULL AND run.wake_at <= $now THEN run.takeovers + 1
+            WHEN run.owner IS NOT NULL AND (run.wake_at <= $now OR run.owner = ?)
+            THEN run.takeovers + 1
             ELSE run.takeovers
         END,
         epoch = $greatest(run.epoch + 1, $now), status = 'running', awaits = NULL,
@@ -130,7 +131,7 @@ DELETE_ORPHANED_MESSAGES = """
 """
 
 LIST = """
-    SELECT run.id, run.updated_at, run.status, run.workflow FROM $runs AS run
+    SELECT run.id, run.updated_at, run.status, run.workflow, run.owner FROM $runs AS run
     WHERE $position(run.id, ?) = 1 %s
     ORDER BY run.updated_at DESC, run.id DESC
     LIMIT ?
@@ -207,7 +208,9 @@ CREATED = "SELECT id FROM $runs WHERE id IN ([?], ...) AND creator = ?"
 
 LEASE = """
     UPDATE $runs AS run SET $lease
-    WHERE run.id IN ([?], ...) AND (run.owner IS NULL OR run.owner = ? OR run.wake_at <= $now)
+    WHERE run.id IN ([?], ...) AND (
+        run.owner IS NULL OR run.owner = ? OR run.wake_at <= $now OR run.owner = ?
+    )
 """
 CLAIM = "UPDATE $runs AS run SET $lease WHERE run.id IN ([?], ...) AND run.wake_at <= $now"
 
@@ -228,7 +231,7 @@ INBOXES = """
     WHERE $inbox.run IN ([?], ...) AND $unconsumed
     ORDER BY $inbox.seq
 """
-OWNERS = "SELECT id, owner FROM $runs WHERE id IN ([?], ...)"
+OWNERS = "SELECT id, owner, wake_at FROM $runs WHERE id IN ([?], ...)"
 
 RENEW = """
     UPDATE $runs SET wake_at = $now + $number

@@ -83,6 +83,9 @@ class SqliteSchemaBackend(ABC):
         leased = await self._write(partial(self._leases.acquire, requests), inline=inline)
         return [one and _grant(one) for one in leased]
 
+    async def owners(self, ids: Sequence[str]) -> Sequence[shell.Ownership | None]:
+        return await self._read(partial(self._leases.owners, ids))
+
     async def renew(self, leases: Sequence[Lease], ttl: timedelta) -> Sequence[Lease | None]:
         return await self._write(partial(self._leases.renew, leases, ttl), repeatable=True)
 

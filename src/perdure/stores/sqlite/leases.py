@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from perdure.store import Due, Lease, LeaseRequest, Message, NewRun
+from perdure.stores import _shell as shell
 from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.sqlite import statements as sql
 from perdure.stores.sqlite.runs import (
@@ -43,6 +44,13 @@ class LeaseVerbs(Verbs):
         for distinct in _split_by_run(requests):
             leased += yield from self._acquire(distinct)
         return (yield from self._with_journals(leased))
+
+    def owners(self, ids: Sequence[str]) -> Verb[Sequence[shell.Ownership | None]]:
+        """Return who has the lease of each run; `None` for a missing run."""
+        keys = [self._prefix + id for id in ids]
+        [runs] = yield [self._statement(sql.LEASE_EXPIRIES, ids=json_text(keys))]
+        found = {key: _ownership(owner, wake_at) for key, owner, wake_at in runs.rows}
+        return [found.get(key) for key in keys]
 
     def renew(self, leases: Sequence[Lease], ttl: timedelta) -> Verb[Sequence[Lease | None]]:
         """Extend all leases; return `None` for each that was lost."""
@@ -119,7 +127,7 @@ class LeaseVerbs(Verbs):
         for request in requests:
             key, ttl = self._prefix + request.id, request.ttl // MICROSECOND
             if request.existing:
-                existing.append((key, request.owner, ttl, time[0]))
+                existing.append((key, request.owner, ttl, time[0], request.instead_of))
             if request.create is not None:
                 snapshot = decode_text(request.create)
                 new.append((key, snapshot, request.workflow, None, request.owner, ttl, *time))
@@ -180,6 +188,12 @@ def _split_by_run(requests: Sequence[LeaseRequest]) -> Iterator[Sequence[LeaseRe
             start, ids = at, set()
         ids.add(request.id)
     yield requests[start:]
+
+
+def _ownership(owner: str | None, wake_at: int | None) -> shell.Ownership:
+    """Return the owner, and its lease's end; the wake time of an unowned run is something else."""
+    expires_at = None if owner is None or wake_at is None else from_microseconds(wake_at)
+    return shell.Ownership(owner, expires_at)
 
 
 def _granted(request: LeaseRequest, row: Sequence[Any] | None) -> Leased | None:

@@ -127,8 +127,8 @@ class RunVerbs(Verbs):
             )
         ]
         return [
-            shell.Row(self._id(key), _read_stamp(listed_at), status, workflow)
-            for key, listed_at, status, workflow in page.rows
+            shell.Row(self._id(key), _read_stamp(listed_at), status, workflow, owner)
+            for key, listed_at, status, workflow, owner in page.rows
         ]
 
     def append(self, entries: Sequence[Entry]) -> Verb[Sequence[Verdict]]:

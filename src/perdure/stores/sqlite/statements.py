@@ -70,7 +70,7 @@ DELETE_OWNED_JOURNAL = """
 """
 
 LIST = """
-    SELECT id, listed_at, status, workflow FROM $runs
+    SELECT id, listed_at, status, workflow, owner FROM $runs
     WHERE (listed_at, id) < (:after, :after_id)
         AND substr(id, 1, length(:prefix)) = :prefix
         AND (:status IS NULL OR status = :status)
@@ -150,10 +150,12 @@ ACQUIRE = """
     UPDATE $runs SET $lease
     FROM (
         SELECT column1 AS key, column2 AS new_owner, column3 AS ttl,
-            coalesce(column4, $clock) AS now
+            coalesce(column4, $clock) AS now, column5 AS instead_of
         FROM ($rows)
     ) AS w
-    WHERE id = w.key AND (owner IS NULL OR owner = w.new_owner OR wake_at <= w.now)
+    WHERE id = w.key AND (
+        owner IS NULL OR owner = w.new_owner OR wake_at <= w.now OR owner = w.instead_of
+    )
     RETURNING id, epoch, wake_at, takeovers, CAST(snapshot AS BLOB), listed_at
 """
 
@@ -168,12 +170,16 @@ CLAIMABLE = """
 
 CLAIM = """
     UPDATE $runs SET $lease
-    FROM (SELECT $now AS now, :owner AS new_owner, :ttl AS ttl) AS w
+    FROM (SELECT $now AS now, :owner AS new_owner, :ttl AS ttl, NULL AS instead_of) AS w
     WHERE id IN ($claimable) AND wake_at <= w.now
     RETURNING id, epoch, wake_at, takeovers, CAST(snapshot AS BLOB), listed_at
 """
 
 OWNERS = "SELECT id, owner, listed_at FROM $runs WHERE id IN (SELECT value FROM json_each(:ids))"
+
+LEASE_EXPIRIES = """
+    SELECT id, owner, wake_at FROM $runs WHERE id IN (SELECT value FROM json_each(:ids))
+"""
 
 JOURNALS = """
     SELECT run, CAST(data AS BLOB) FROM $journal
@@ -272,7 +278,8 @@ _LEASE = """
     owner = w.new_owner, status = 'running', awaits = NULL, folded = -1,
     takeovers = CASE
         WHEN EXISTS (SELECT 1 FROM $journal AS j WHERE j.run = $runs.id AND j.epoch = $runs.epoch)
-        THEN 0 ELSE takeovers + (owner IS NOT NULL AND wake_at <= w.now)
+        THEN 0
+        ELSE takeovers + (owner IS NOT NULL AND (wake_at <= w.now OR owner IS w.instead_of))
     END,
     epoch = max(epoch + 1, w.now),
     wake_at = w.now + w.ttl

@@ -19,6 +19,7 @@ from perdure.store import (
     LeaseStore,
     MaintenanceStore,
     NotifyStore,
+    Refusal,
     Rest,
     RunSummary,
     ScheduleStore,
@@ -193,16 +194,24 @@ async def acquire_run(
     """Acquire a run, which is created if it is missing, and return the grant."""
     first = as_json(snapshot() if create is None else create)
     (grant,) = await store.acquire([LeaseRequest(id, owner, ttl, create=first, workflow=workflow)])
-    assert grant is not None, f"the run {id!r} was free but was not granted"
+    assert isinstance(grant, Grant), f"the run {id!r} was free but was not granted: {grant}"
     return grant
 
 
 async def request_run(
     store: LeaseStore, id: str = "run", owner: str = "bob", ttl: timedelta = LONG
 ) -> Grant | None:
-    """Request the lease of an existing run and return the answer."""
-    (grant,) = await store.acquire([LeaseRequest(id, owner, ttl)])
-    return grant
+    """Request the lease of an existing run; return the grant, or `None` if it was refused."""
+    (answer,) = await store.acquire([LeaseRequest(id, owner, ttl)])
+    return answer if isinstance(answer, Grant) else None
+
+
+async def refused(store: LeaseStore, request: LeaseRequest) -> Refusal:
+    """Make a request that must be refused, and return the refusal."""
+    (refusal,) = await store.acquire([request])
+    assert isinstance(refusal, Refusal), f"{request} was granted"
+    assert refusal.id == request.id
+    return refusal
 
 
 async def append_entries(store: JournalStore, *entries: Entry) -> list[Verdict]:

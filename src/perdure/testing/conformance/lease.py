@@ -2,7 +2,16 @@
 
 from datetime import timedelta
 
-from perdure.store import Lease, LeaseRequest, Rest, Store, Verdict
+from perdure.store import (
+    Grant,
+    Lease,
+    LeaseRequest,
+    LeaseStore,
+    Refusal,
+    Rest,
+    Store,
+    Verdict,
+)
 from perdure.testing.conformance.harness import (
     LONG,
     Harness,
@@ -11,6 +20,7 @@ from perdure.testing.conformance.harness import (
     need_inbox,
     need_journal,
     need_lease,
+    refused,
     request_run,
     step,
     steps_of,
@@ -60,8 +70,8 @@ class AcquireChecks(Harness):
         """Not granted when the run is missing and the request has no `create`."""
         leases = need_lease(store)
         assert await request_run(leases) is None
-        (only_new,) = await leases.acquire([LeaseRequest("run", "ana", LONG, existing=False)])
-        assert only_new is None
+        only_new = LeaseRequest("run", "ana", LONG, existing=False)
+        assert (await refused(leases, only_new)).reason == "missing"
         assert await leases.load("run") is None
 
     async def test_create_adds_a_missing_run(self, store: Store) -> None:
@@ -88,7 +98,7 @@ class AcquireChecks(Harness):
         create = as_json(snapshot("b"))
         await leases.save("run", snapshot("a", status="completed"))
         request = LeaseRequest("run", "ana", LONG, create=create, existing=False)
-        assert list(await leases.acquire([request])) == [None]
+        assert (await refused(leases, request)).reason == "exists"
         assert (await summary_of(leases)).status == "completed"
         assert await steps_of(leases) == ["a"]
 
@@ -98,7 +108,7 @@ class AcquireChecks(Harness):
         grant = await acquire_run(leases, owner="ana")
         create = as_json(snapshot())
         request = LeaseRequest("run", "ana", LONG, create=create, existing=False)
-        assert list(await leases.acquire([request])) == [None]
+        assert (await refused(leases, request)).reason == "exists"
         assert list(await leases.renew([grant.lease], LONG)) != [None]
 
     async def test_existing_false_grants_a_new_run(self, store: Store) -> None:
@@ -106,11 +116,11 @@ class AcquireChecks(Harness):
         leases = need_lease(store)
         request = LeaseRequest("run", "ana", LONG, create=as_json(snapshot("a")), existing=False)
         (grant,) = await leases.acquire([request])
-        assert grant is not None
+        assert isinstance(grant, Grant)
         assert grant.created
 
     async def test_requests_are_answered_in_order(self, store: Store) -> None:
-        """Return for each request its lease, or `None`."""
+        """Return for each request its lease, or the reason why not."""
         leases = need_lease(store)
         await acquire_run(leases, "taken", "bob")
         create = as_json(snapshot())
@@ -121,9 +131,67 @@ class AcquireChecks(Harness):
             LeaseRequest("other", "ana", LONG, create=create),
             LeaseRequest("new", "bob", LONG, create=create),
         ]
-        answers = [grant and grant.lease.id for grant in await leases.acquire(requests)]
-        assert answers == ["new", None, None, "other", None]
+        answers = [
+            answer.lease.id if isinstance(answer, Grant) else answer.reason
+            for answer in await leases.acquire(requests)
+        ]
+        assert answers == ["new", "owned", "missing", "other", "owned"]
         assert list(await leases.acquire([])) == []
+
+    async def test_a_refusal_names_the_owner_and_the_expiry(self, store: Store) -> None:
+        """A refusal names the owner of an unexpired lease and its expiry."""
+        leases = need_journal(store)
+        grant = await acquire_run(leases, owner="ana")
+        refusal = await refused(leases, LeaseRequest("run", "bob", LONG))
+        assert refusal == Refusal("run", "owned", "ana", grant.lease.expires_at)
+        assert await refused(leases, LeaseRequest("missing", "bob", LONG)) == Refusal(
+            "missing", "missing"
+        )
+
+    async def test_a_lease_is_taken_over_instead_of_its_owner(self, store: Store) -> None:
+        """An unexpired lease is not stolen, unless the request names exactly its owner."""
+        leases = need_journal(store)
+        first = await acquire_run(leases, owner="ana")
+        for other in ("cem", "an", "ana "):
+            request = LeaseRequest("run", "bob", LONG, instead_of=other)
+            assert (await refused(leases, request)).owner == "ana"
+        second = await self.take_over(leases, "ana", by="bob")
+        assert second.lease.epoch > first.lease.epoch
+        assert list(await leases.renew([first.lease], LONG)) == [None]
+        assert (await refused(leases, LeaseRequest("run", "ana", LONG))).owner == "bob"
+
+    async def test_taking_over_fences_the_previous_owner(self, store: Store) -> None:
+        """From the moment of the grant every entry of an older epoch is refused."""
+        journal = need_journal(store)
+        first = await acquire_run(journal, owner="ana")
+        assert await append_entries(journal, step(first, 1, "a")) == [Verdict.ACCEPTED]
+        second = await self.take_over(journal, "ana", by="bob")
+        assert await append_entries(journal, step(first, 2, "b")) == [Verdict.FENCED]
+        assert list(second.snapshot["steps"]) == ["a"]
+
+    async def test_an_owner_that_was_replaced_counts_as_a_takeover(self, store: Store) -> None:
+        """`takeovers` counts consecutive owners that were lost without writing an entry."""
+        journal = need_journal(store)
+        await acquire_run(journal, owner="ana")
+        second = await self.take_over(journal, "ana", by="bob")
+        third = await self.take_over(journal, "bob", by="cem")
+        await append_entries(journal, step(third, 1, "a"))
+        fourth = await self.take_over(journal, "cem", by="eva")
+        assert [grant.takeovers for grant in (second, third, fourth)] == [1, 2, 0]
+
+    async def take_over(self, store: LeaseStore, owner: str, *, by: str) -> Grant:
+        """Take over the run from an owner."""
+        (grant,) = await store.acquire([LeaseRequest("run", by, LONG, instead_of=owner)])
+        assert isinstance(grant, Grant)
+        return grant
+
+    async def test_a_list_names_the_owner_of_each_run(self, store: Store) -> None:
+        """`owner` has the run's lease."""
+        leases = need_journal(store)
+        grant = await acquire_run(leases, owner="ana")
+        assert (await summary_of(leases)).owner == "ana"
+        await leases.release([grant.lease])
+        assert (await summary_of(leases)).owner is None
 
     async def test_each_acquisition_increases_the_epoch(self, store: Store) -> None:
         """The epoch increases each time and is never used twice, even after `delete`."""

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import pytest
 
-from perdure.store import Delivery, LeaseRequest, Rest, Store, Verdict, capabilities
+from perdure.store import Delivery, Grant, LeaseRequest, Rest, Store, Verdict, capabilities
 from perdure.testing.conformance.harness import (
     LONG,
     Harness,
@@ -74,7 +74,7 @@ class LeaseRaceChecks(Harness):
             leases.acquire([LeaseRequest("run", f"owner {n}", LONG, create=create, existing=False)])
             for n in range(MANY)
         )
-        created = [grant.created for (grant,) in answers if grant is not None]
+        created = [grant.created for (grant,) in answers if isinstance(grant, Grant)]
         assert created == [True]
 
     async def test_concurrent_acquisitions_have_different_epochs(self, store: Store) -> None:

@@ -190,12 +190,13 @@ class StoreMachine(RuleBasedStateMachine):
         data = as_json(first) if create else None
         request = LeaseRequest(id, owner, ttl, create=data, workflow="order", existing=existing)
         (grant,) = self.do(self.store.acquire([request]))
+        is_granted = isinstance(grant, Grant)
         if run is None:
-            assert (grant is not None) == create
+            assert is_granted == create
         else:
             another = run.lease is not None and run.lease.owner != owner
-            assert (grant is not None) == (existing and not (another and run.is_owned(self.now)))
-        if grant is not None:
+            assert is_granted == (existing and not (another and run.is_owned(self.now)))
+        if isinstance(grant, Grant):
             assert grant.created == (run is None)
             self.check_grant(grant, self.runs.setdefault(id, ModelRun(first, "order")))
         self.compare(id)

@@ -1,5 +1,6 @@
--- Returns the header of a run. `is_free` also holds for a lease that has expired.
-local function read_header(run)
+-- Returns the header of a run. `is_free` also holds for a lease that has expired, and for one that
+-- belongs to `instead_of`, if it is given.
+local function read_header(run, instead_of)
     local status, workflow, updated, owner, epoch, ends, takeovers = unpack(
         redis.call(
             'HMGET', run, 'status', 'workflow', 'updated', 'owner', 'epoch', 'wake', 'takeovers'
@@ -11,7 +12,7 @@ local function read_header(run)
         updated = updated,
         owner = owner or nil,
         epoch = epoch,
-        is_free = not owner or tonumber(ends) <= now,
+        is_free = not owner or tonumber(ends) <= now or owner == instead_of,
         takeovers = takeovers or 0,
     }
 end

@@ -1,7 +1,7 @@
 -- Lists runs, the most recently updated first.
 -- KEYS: lists of runs by status. ARGV: limit, prefix, time and id to continue after or "", and
--- workflow. Returns where it stopped or nil, and "<number of the list> <time> <member>" for each
--- run.
+-- workflow. Returns where it stopped or nil, and for each run
+-- "<number of the list> <time> <owner or nothing>\0<member>".
 local prefix = ARGV[2]
 local mark = mark_of(ARGV[3], ARGV[4])
 local workflow = workflow_of(ARGV[5])
@@ -15,6 +15,8 @@ local from = mark and integer(mark.score) or '+inf'
 local lines, stopped = merge(KEYS, true, from, '-inf', mark, tonumber(ARGV[1]), is_wanted)
 for number, line in ipairs(lines) do
     local key, member, at = unpack(line)
-    lines[number] = key .. ' ' .. at .. ' ' .. member
+    local shard = string.match(KEYS[key], '^([^{]*{[^}]*}:)')
+    local owner = redis.call('HGET', shard .. 'run:' .. id_of(member), 'owner') or ''
+    lines[number] = key .. ' ' .. at .. ' ' .. owner .. '\0' .. member
 end
 return {stopped, lines}

@@ -1,0 +1,89 @@
+"""Owner ids: which process owns a run, and whether that process still exists.
+
+An owner id is `host/boot/namespace/pid/start/random`. The boot id and the inode of the pid
+namespace say in which list of processes the pid is to be looked up; the start time tells a process
+from a later one with the same pid. So a process on the same machine that was killed is recognised
+at once, and its runs need not wait for their leases to expire.
+
+Anything that is not certain counts as alive, and the lease decides: an owner on another machine or
+in another container, a platform without these facts, a process that is only stopped.
+"""
+
+import os
+import socket
+from functools import cache
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+_PROC = Path("/proc")
+_DEAD_STATES = ("Z", "X")
+_numbers = count(1)
+
+
+class Process(NamedTuple):
+    """A process, as far as it can be found again. `start` is in clock ticks since boot."""
+
+    host: str
+    boot: str
+    namespace: str
+    pid: str
+    start: str
+
+
+def new_owner(random: Random) -> str:
+    """Return a name that no other owner has."""
+    # The number keeps owners of one process apart, even if two generators have the same seed.
+    unique = f"{random.getrandbits(64):016x}-{next(_numbers)}"
+    # The pid is read each time: a forked process has another one.
+    return "/".join((*_this_process(os.getpid()), unique))
+
+
+def is_gone(owner: str) -> bool:
+    """Return whether the process that has this owner id certainly no longer exists."""
+    parts = owner.split("/")
+    if len(parts) != 6 or not all(parts):
+        return False
+    process, here = Process(*parts[:5]), _this_process(os.getpid())
+    if process[:3] != here[:3] or not process.pid.isdecimal():
+        return False
+    try:
+        # Not by its entry in /proc, which may be hidden from other users. Signal 0 is not sent.
+        os.kill(int(process.pid), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    stat = _stat(process.pid)
+    # A dead process keeps its pid until its parent has waited for it.
+    return stat is not None and (stat[0] in _DEAD_STATES or stat[1] != process.start)
+
+
+def describe_owner(owner: str) -> str:
+    """Return an owner for messages: its process and host, if the id has them."""
+    parts = owner.split("/")
+    return f"process {parts[3]} on {parts[0]}" if len(parts) == 6 else f"owner {owner!r}"
+
+
+@cache
+def _this_process(pid: int) -> Process:
+    stat = _stat(str(pid))
+    host = socket.gethostname().replace("/", "-")
+    try:
+        boot = (_PROC / "sys" / "kernel" / "random" / "boot_id").read_text().strip()
+        namespace = str((_PROC / "self" / "ns" / "pid").stat().st_ino)
+    except OSError:
+        boot = namespace = ""
+    return Process(host, boot, namespace, str(pid), "" if stat is None else stat[1])
+
+
+def _stat(pid: str) -> tuple[str, str] | None:
+    """Return the state and the start time of a process, or `None` if they cannot be read."""
+    try:
+        text = (_PROC / pid / "stat").read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
+    # The name, in parentheses, may contain anything; what follows it is separated by spaces.
+    fields = text.rpartition(")")[2].split()
+    return (fields[0], fields[19]) if len(fields) > 19 else None

@@ -80,6 +80,9 @@ async def run_once(request: Request) -> Result[Any, Any]:
             return await _run_in(session, request)
         finally:
             session.running[request.id] -= 1
+            if not session.running[request.id]:
+                # A worker keeps a session for as long as it runs: no id may stay behind.
+                del session.running[request.id]
 
 
 async def _run_in(session: Session, request: Request) -> Result[Any, Any]:

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import pytest
 
 from perdure import Err, Ok, Result, Step, durable
-from perdure.durable.session import LEASE_TTL
+from perdure.clock import SystemClock
+from perdure.durable.session import LEASE_TTL, borrow
 from perdure.errors import (
     AlreadyRunning,
     CodecError,
@@ -297,6 +298,15 @@ async def test_a_run_that_failed_does_not_count_as_running(leased_or_not: Store)
     cancelled.cancel()
     await asyncio.wait([cancelled])
     assert await run(version_2, leased_or_not) == Ok(["first", "second"])
+
+
+async def test_a_session_that_stays_open_keeps_no_ids_of_ended_runs() -> None:
+    """A worker's session lives as long as the worker."""
+    store = MemoryStore()
+    async with borrow(store, SystemClock(), LEASE_TTL) as session:
+        for n in range(3):
+            await durable.run({}, version_2, id=f"run-{n}", store=store)
+        assert not session.running
 
 
 async def test_all_events_were_handled_when_the_call_returns(store: Any) -> None:

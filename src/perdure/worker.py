@@ -144,10 +144,12 @@ class Worker:
             async with self.runtime.session() as session, asyncio.TaskGroup() as tasks:
                 listener = tasks.create_task(self._listen())
                 session.workers.add(self._wake.set)
-                await self._take_over(session, tasks)
-                while not self._draining:
-                    await self._claim_and_wait(session, tasks)
-                session.workers.discard(self._wake.set)
+                try:
+                    await self._take_over(session, tasks)
+                    while not self._draining:
+                        await self._claim_and_wait(session, tasks)
+                finally:
+                    session.workers.discard(self._wake.set)
                 await self._finish()
                 listener.cancel()
         except ExceptionGroup as errors:

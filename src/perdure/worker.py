@@ -166,7 +166,7 @@ class Worker:
             try:
                 await session.catch_up()
                 claimed = await self._store.claim(
-                    self._owner, self.runtime.lease_ttl, room, workflows=self.runtime.registry.names
+                    self._owner, self.runtime.lease_ttl, room, drives=self.runtime.registry.drives
                 )
             except StoreError as error:
                 logger.warning("claiming failed (%s); retrying", error)
@@ -262,7 +262,7 @@ class Worker:
         try:
             if grant.takeovers >= self._max_crashes:
                 return await self._pause_run(session, grant)
-            await self.runtime.driver.continue_run(session, grant)
+            await self.runtime.driver.continue_run(session, await session.with_inbox(grant))
             self.counters.finished += 1
         except PerdureError as error:
             self.counters.failed_to_drive += 1

@@ -28,6 +28,7 @@ from perdure.snapshot import Snapshot
 from perdure.store import LeaseRequest, Refusal
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
+from perdure.testing.conformance.harness import send_one
 from perdure.testing.faults import FaultyStore, How
 
 MINUTE = timedelta(minutes=1)
@@ -590,7 +591,7 @@ async def test_an_event_wakes_a_waiting_run(run: Run, store: MemoryStore, clock:
 
     running = asyncio.ensure_future(run(body))
     await begun(clock)
-    await store.send("order", "approved", b'{"by":"ana"}')
+    await send_one(store, "order", "approved", b'{"by":"ana"}')
     await clock.advance(2)
     assert await running == Ok({"by": "ana"})
 

@@ -10,7 +10,7 @@ from typing import Any
 from perdure.errors import StoreError
 from perdure.store import Delivery, Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
 from perdure.testing.clock import TestClock
-from perdure.testing.conformance.harness import FullStore
+from perdure.testing.conformance.harness import FullStore, send_one
 from perdure.testing.conformance.samples import as_json, snapshot
 
 HOUR = timedelta(hours=1)
@@ -56,7 +56,7 @@ VERBS: dict[str, Verb] = {
     "renew": lambda store, grant: store.renew([grant.lease], timedelta(minutes=1)),
     "release": lambda store, grant: store.release([grant.lease]),
     "take over": lambda store, grant: store.acquire([LeaseRequest("run", "ana", HOUR)]),
-    "send": lambda store, grant: store.send("run", "other", b"1"),
+    "send": lambda store, grant: send_one(store, "run", "other", b"1"),
     "enqueue": lambda store, grant: store.enqueue([NewRun("new", "w", as_json(snapshot()))]),
     "create": _create,
     "save": _save,
@@ -70,7 +70,7 @@ async def survives_crash(
     (grant,) = await store.acquire([LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()))])
     assert isinstance(grant, Grant)
     await store.append([step(grant, 1, "a"), step(grant, 2, "b")])
-    assert await store.send("run", "paid", b"1") is Delivery.DELIVERED
+    assert await send_one(store, "run", "paid", b"1") is Delivery.DELIVERED
     finished = await finishes(verb(crashing, grant))
     await clock.advance(3 * HOUR)
     claimed = {grant.lease.id: grant for grant in await store.claim("bob", HOUR, 10)}
@@ -107,7 +107,7 @@ async def check_delete(store: FullStore, crashing: FullStore) -> bool:
     (before,) = await store.acquire([request])
     assert isinstance(before, Grant)
     await store.append([step(before, 1, "a")])
-    await store.send("run", "paid", b"1")
+    await send_one(store, "run", "paid", b"1")
     finished = await finishes(crashing.delete("run"))
     assert not finished or await store.load("run") is None
     (after,) = await store.acquire([request])

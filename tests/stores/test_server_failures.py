@@ -17,6 +17,7 @@ from perdure.errors import StoreClosed, StoreError, StoreUnavailable
 from perdure.store import Delivery, Entry, Grant, LeaseRequest, NewRun, Refusal, Rest, Verdict
 from perdure.stores import mongo, redis
 from perdure.testing.clock import TestClock
+from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 from tests.servers.process import Server, free_port
 from tests.servers.proxy import TcpProxy
@@ -287,10 +288,10 @@ async def test_a_message_with_a_dedup_id_whose_reply_was_lost_is_sent_once(
 ) -> None:
     """In the same call or in the next one."""
     await acquire(proxied, "run")
-    await proxied.send("run", "first", b"1")
+    await send_one(proxied, "run", "first", b"1")
     place.drop_reply("message", "lost event")
     delivery = await call_again(
-        place.backend, "message", lambda: proxied.send("run", "lost event", b"2", dedup_id="x")
+        place.backend, "message", lambda: send_one(proxied, "run", "lost event", b"2", dedup_id="x")
     )
     assert delivery is Delivery.DUPLICATE
     assert proxy.dropped == 1
@@ -303,10 +304,10 @@ async def test_a_message_without_a_dedup_id_is_not_sent_twice(
 ) -> None:
     """The store does not repeat it by itself: the caller decides."""
     await acquire(proxied, "run")
-    await proxied.send("run", "first", b"1")
+    await send_one(proxied, "run", "first", b"1")
     place.drop_reply("message", "lost event")
     with pytest.raises(StoreUnavailable, match=place.backend.lost):
-        await proxied.send("run", "lost event", b"2")
+        await send_one(proxied, "run", "lost event", b"2")
     assert proxy.dropped == 1
     messages = [(message.name, message.payload) for message in await proxied.inbox("run")]
     assert messages == [("first", b"1"), ("lost event", b"2")]

@@ -13,6 +13,7 @@ from perdure.store import LeaseRequest, NewRun
 from perdure.stores.memory import MemoryStore
 from perdure.stores.memory.backend import MemoryBackend
 from perdure.stores.memory.rows import Runs
+from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.samples import as_json, snapshot
 
 MINUTE = timedelta(minutes=1)
@@ -62,9 +63,9 @@ EMPTY: dict[str, tuple[Verb, object]] = {
     "enqueue nothing": (lambda store: store.enqueue([]), []),
     "list none": (lambda store: store.list(limit=0), []),
     "due none": (lambda store: store.due(SystemClock().now(), 0), []),
-    "due of no workflow": (lambda store: store.due(SystemClock().now(), 1, workflows=[]), []),
+    "due of no workflow": (lambda store: store.due(SystemClock().now(), 1, drives=[]), []),
     "claim none": (lambda store: store.claim("ana", MINUTE, 0), []),
-    "claim of no workflow": (lambda store: store.claim("ana", MINUTE, 1, workflows=[]), []),
+    "claim of no workflow": (lambda store: store.claim("ana", MINUTE, 1, drives=[]), []),
     "prune none": (lambda store: store.prune(MINUTE, limit=0), 0),
     "prune what is not over": (lambda store: store.prune(MINUTE, status="waiting"), 0),
 }
@@ -95,7 +96,7 @@ REFUSED: dict[str, Verb] = {
     "limit of list": lambda store: store.list(limit=-1),
     "prefix of list": lambda store: store.list(prefix="a\0b"),
     "limit of prune": lambda store: store.prune(MINUTE, limit=-1),
-    "id of send": lambda store: store.send("", "paid", b"1"),
+    "id of send": lambda store: send_one(store, "", "paid", b"1"),
     "id of inbox": lambda store: store.inbox(""),
 }
 
@@ -115,7 +116,7 @@ TOO_LARGE: dict[str, Verb] = {
     "save": lambda store: store.save("run", snapshot(big="x" * 1000)),
     "acquire": lambda store: store.acquire([LeaseRequest("run", "ana", MINUTE, create=BIG)]),
     "enqueue": lambda store: store.enqueue([NewRun("run", "order", BIG)]),
-    "send": lambda store: store.send("run", "paid", BIG),
+    "send": lambda store: send_one(store, "run", "paid", BIG),
 }
 
 

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
 from typing import Any, cast
 
+from msgspec.structs import replace
+
 from perdure import codec
 from perdure.clock import SyncedClock, isoformat, parse_iso
 from perdure.durable.inbox import Inbox
@@ -23,9 +25,10 @@ from perdure.engine.history import EncodedRecord, History
 from perdure.engine.tasks import Interrupted, detached, finish
 from perdure.engine.waiting import UNCLAIMED
 from perdure.errors import LeaseLost
-from perdure.snapshot import ExecutionBlock, PendingWait
+from perdure.snapshot import ExecutionBlock, PendingWait, tags_of, version_of
 from perdure.snapshot.merge import step_delta, waits_delta
 from perdure.store import (
+    INBOX_PAGE,
     Entry,
     Grant,
     Lease,
@@ -100,8 +103,15 @@ class RunHost(calls.RunHost, ABC):
 
     async def read_inbox(self) -> list[Message]:
         """Return the run's unconsumed messages."""
-        store = self.session.store
-        return list(await store.inbox(self.id)) if can_inbox(store) else []
+        store, messages = self.session.store, list[Message]()
+        if not can_inbox(store):
+            return messages
+        while True:
+            last = messages[-1].id if messages else None
+            page = await store.inbox(self.id, after=last, limit=INBOX_PAGE)
+            messages += page
+            if len(page) < INBOX_PAGE:
+                return messages
 
     def give_back(self, key: str) -> None:
         """Make the event of an unclaimed record available to waits."""
@@ -153,6 +163,16 @@ class RunHost(calls.RunHost, ABC):
         if status == "running" and self.history.last_key is not None:
             block["currentStepId"] = self.history.last_key
         return cast(ExecutionBlock, block)
+
+    def _described(self, rest: Rest, block: ExecutionBlock, size: int) -> Rest:
+        """Return a rest with what lists show of the run."""
+        metadata = self.history.metadata
+        return replace(
+            rest,
+            version=version_of(metadata),
+            tags=tags_of(metadata),
+            summary=self.history.summarize(block, size),
+        )
 
     def running(self) -> ExecutionBlock:
         """Return the `execution` of a run that continues, with what it waits for."""
@@ -248,7 +268,10 @@ class JournaledRun(RunHost):
         """Replace snapshot and journal by the whole snapshot, set the wake time, and give up the
         lease: one fenced write.
         """
-        data = b"" if rest.delete else self.history.encode(block)
+        data = b""
+        if not rest.delete:
+            data = self.history.encode(block)
+            rest = self._described(rest, block, len(data))
         self._n += 1
         try:
             await self._write(Entry(self.id, self._epoch, self._n, data, tuple(consumes), rest))

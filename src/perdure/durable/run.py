@@ -23,7 +23,7 @@ from perdure.errors import AlreadyRunning, LeaseLost, StoreError, VersionMismatc
 from perdure.result import Result
 from perdure.snapshot import Snapshot, assert_valid_snapshot, new_snapshot
 from perdure.snapshot.record import outcome_of
-from perdure.store import Grant, LeaseRequest, Refusal, Rest, Store, can_lease
+from perdure.store import Grant, LeaseRequest, Refusal, Rest, Store, can_lease, header_of
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +131,13 @@ async def lease(session: Session, request: Request) -> Grant | Refusal:
     first = new_snapshot(request.id, now=request.clock.now(), metadata=request.metadata)
     owner = f"shared:{request.id}" if request.shared else new_owner(request.program.random)
     return await session.acquire(
-        LeaseRequest(request.id, owner, request.lease_ttl, create=codec.dumps(first))
+        LeaseRequest(
+            request.id,
+            owner,
+            request.lease_ttl,
+            create=codec.dumps(first),
+            **header_of(first),
+        )
     )
 
 

@@ -13,8 +13,18 @@ from perdure.clock import Clock, Duration, parse_duration
 from perdure.durable.committer import Committer
 from perdure.durable.owners import is_gone
 from perdure.engine.tasks import Interrupted, cancel_and_wait, detached, finish
-from perdure.errors import InvalidArgument, PerdureError, StoreError
-from perdure.store import Grant, Lease, LeaseRequest, Refusal, Store, can_journal, require_lease
+from perdure.errors import InvalidArgument, PerdureError, StoreCorrupted, StoreError
+from perdure.store import (
+    INBOX_PAGE,
+    Grant,
+    Lease,
+    LeaseRequest,
+    Refusal,
+    Store,
+    can_journal,
+    require_inbox,
+    require_lease,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -106,8 +116,22 @@ class Session:
         answer = await self._acquire(request)
         if isinstance(answer, Refusal) and answer.reason == "owned" and is_gone(answer.owner or ""):
             logger.info("run %r is taken over: its process no longer exists", request.id)
-            return await self._acquire(replace(request, instead_of=answer.owner))
-        return answer
+            answer = await self._acquire(replace(request, instead_of=answer.owner))
+        if isinstance(answer, Refusal) and answer.reason == "unreadable":
+            raise StoreCorrupted(answer.error)
+        return await self.with_inbox(answer) if isinstance(answer, Grant) else answer
+
+    async def with_inbox(self, grant: Grant) -> Grant:
+        """Return the grant with all messages; it came with the first page of them."""
+        messages = list(grant.inbox)
+        while messages and len(messages) % INBOX_PAGE == 0:
+            page = await require_inbox(self.store).inbox(
+                grant.lease.id, after=messages[-1].id, limit=INBOX_PAGE
+            )
+            if not page:
+                break
+            messages += page
+        return replace(grant, inbox=tuple(messages)) if len(messages) > INBOX_PAGE else grant
 
     async def _acquire(self, request: LeaseRequest) -> Grant | Refusal:
         with store_errors(self.store, f"lease run {request.id!r}"):

@@ -14,7 +14,16 @@ import msgspec
 
 from perdure import codec
 from perdure.engine.branches import join_path
-from perdure.snapshot import ExecutionBlock, PendingWait, Snapshot, StepRecord, open_waits
+from perdure.snapshot import (
+    ExecutionBlock,
+    PendingWait,
+    Snapshot,
+    StepRecord,
+    created_at_of,
+    open_waits,
+    version_of,
+)
+from perdure.snapshot.summary import Summary, encode_summary
 
 logger = logging.getLogger(__name__)
 
@@ -209,6 +218,18 @@ class History:
     def __len__(self) -> int:
         return len(self._records)
 
+    def summarize(self, execution: ExecutionBlock, size: int) -> bytes:
+        """Return the summary of the run whose snapshot has so many bytes."""
+        summary = Summary(
+            created=created_at_of(self.metadata),
+            version=version_of(self.metadata),
+            steps=len(self._records),
+            failed=sum(map(_is_failure, self._records.values())),
+            last_step=next(reversed(self._records), ""),
+            size=size,
+        )
+        return encode_summary(execution, summary)
+
     def open_wait(self, wait: PendingWait) -> PendingWait:
         """Begin a wait, or return the one that began under this id in an earlier activation."""
         # A wait that began before a crash or suspension keeps the wake time that was stored then.
@@ -304,6 +325,13 @@ def warnings_of(key: str, losses: Sequence[codec.Loss]) -> tuple[dict[str, str],
 def _is_below(branch: str, paths: set[str]) -> bool:
     parts = branch.split("/")
     return any("/".join(parts[:length]) in paths for length in range(1, len(parts) + 1))
+
+
+def _is_failure(record: bytes | StepRecord) -> bool:
+    # Records are encoded with `ok` first: those of successful steps need not be decoded.
+    if isinstance(record, bytes):
+        return not record.startswith(b'{"ok":true') and not codec.loads(record)["ok"]
+    return not record["ok"]
 
 
 def _embeddable(record: bytes | StepRecord) -> object:

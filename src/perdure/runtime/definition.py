@@ -42,7 +42,7 @@ class Definition(Generic[P, T]):
             raise InvalidArgument("fn", fn, _WANTED)
         self.name = check_id(name, "workflow")
         self.fn = fn
-        self.version = check_int(version, "version", minimum=0)
+        self.version = check_int(version, "version")
         self.errors = check_errors(errors)
         self.migrate = _check_migrate(migrate)
         parameter = _payload_parameter(fn)
@@ -160,7 +160,7 @@ def workflow(
         hint = 'Write @workflow("name") with the parentheses'
         raise InvalidArgument("name", name, "the workflow's name", hint)
     check_id(name, "name")
-    check_int(version, "version", minimum=0)
+    check_int(version, "version")
     return Decorator(name, version, check_errors(errors), _check_migrate(migrate))
 
 

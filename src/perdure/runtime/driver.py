@@ -7,6 +7,8 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import Any
 
+from msgspec.structs import replace
+
 from perdure import codec
 from perdure.durable.host import RunHost
 from perdure.durable.lifecycle import Program, log_failure, open_host, rewrite, run_to_rest
@@ -29,9 +31,18 @@ from perdure.events import Bus
 from perdure.result import Err, Result
 from perdure.runtime.definition import Definition
 from perdure.runtime.registry import Registry
-from perdure.snapshot import PendingWait, RunStatus, awaits_of, is_over, rest_status, wake_at_of
+from perdure.snapshot import (
+    PendingWait,
+    RunStatus,
+    Snapshot,
+    awaits_of,
+    is_over,
+    rest_status,
+    wake_at_of,
+    workflow_of,
+)
 from perdure.snapshot.record import encode_failure, outcome_of
-from perdure.store import Grant, LeaseRequest, Refusal, Rest, Store, require_lease
+from perdure.store import Grant, LeaseRequest, Refusal, Rest, Store, header_of, require_lease
 
 logger = logging.getLogger(__name__)
 
@@ -51,17 +62,17 @@ class Driver:
     suspend_after: timedelta
     always_replay: bool
 
-    def request(
-        self, run_id: str, create: bytes | None = None, workflow: str | None = None
-    ) -> LeaseRequest:
-        """Return a request for a run's lease: of a new run with `create`, else of a stored one."""
-        return LeaseRequest(
-            run_id,
-            new_owner(self.random),
-            self.lease_ttl,
-            create=create,
-            workflow=workflow,
-            existing=create is None,
+    def request(self, run_id: str, new: Snapshot | None = None) -> LeaseRequest:
+        """Return a request for a run's lease: of a new run with `new`, else of a stored one."""
+        request = LeaseRequest(run_id, new_owner(self.random), self.lease_ttl)
+        if new is None:
+            return request
+        return replace(
+            request,
+            create=codec.dumps(new),
+            workflow=workflow_of(new),
+            existing=False,
+            **header_of(new),
         )
 
     async def continue_run(

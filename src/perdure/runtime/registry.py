@@ -1,11 +1,12 @@
 """The workflow definitions that a runtime knows."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from perdure.errors import InvalidArgument, UnknownWorkflow, VersionMismatch
 from perdure.runtime.definition import Definition
 from perdure.snapshot import Snapshot, assert_valid_snapshot
+from perdure.store import Drivable
 
 
 class Registry:
@@ -35,6 +36,11 @@ class Registry:
     def names(self) -> list[str]:
         """The names of all known workflows."""
         return list(self._known)
+
+    @property
+    def drives(self) -> list[Drivable]:
+        """The versions of each workflow that can be driven here."""
+        return [drivable for versions in self._known.values() for drivable in _drivable(versions)]
 
     def newest(self, name: str) -> Definition[Any, Any]:
         """Return the definition with the highest version, or raise `UnknownWorkflow`."""
@@ -74,3 +80,10 @@ class Registry:
             raise VersionMismatch(run_id, stored, newest.version, hint) from error
         migrated["metadata"] = {**(migrated.get("metadata") or {}), "version": newest.version}
         return newest, migrated
+
+
+def _drivable(versions: Mapping[int, Definition[Any, Any]]) -> list[Drivable]:
+    newest = versions[max(versions)]
+    if newest.migrate is not None:
+        return [Drivable(newest.name, 1, newest.version)]
+    return [Drivable(newest.name, version, version) for version in sorted(versions)]

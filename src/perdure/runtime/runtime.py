@@ -45,16 +45,18 @@ from perdure.runtime.definition import Definition
 from perdure.runtime.driver import CANCEL, Driver
 from perdure.runtime.registry import Registry
 from perdure.runtime.run import Run, run_of
-from perdure.snapshot import RunStatus, Snapshot, is_over, new_snapshot, rest_status
+from perdure.snapshot import RunStatus, Snapshot, is_over, new_snapshot, rest_status, workflow_of
 from perdure.store import (
     Delivery,
     Grant,
     LeaseRequest,
+    NewMessage,
     NewRun,
     Refusal,
     RunSummary,
     Store,
     check_store,
+    header_of,
     require_inbox,
     require_journal,
     require_lease,
@@ -150,10 +152,10 @@ class Runtime:
             run_id = f"{definition.name}:{UUID(int=self.random.getrandbits(128), version=4)}"
         snapshot = self._first_snapshot(definition, data)
         if not wait:
-            await self._enqueue(check_id(run_id, "run_id"), definition, snapshot)
+            await self._enqueue(check_id(run_id, "run_id"), snapshot)
             return await self._require(run_id)
         async with self.session() as session:
-            request = self.driver.request(check_id(run_id, "run_id"), snapshot, definition.name)
+            request = self.driver.request(check_id(run_id, "run_id"), snapshot)
             grant = await session.acquire(request)
             if isinstance(grant, Refusal):
                 grant = await self._acquire_own(session, request, grant)
@@ -207,7 +209,9 @@ class Runtime:
         if dedup_id is not None:
             check_id(dedup_id, "dedup_id")
         data = codec.dumps(_encoded(payload))
-        delivery = await store.send(check_id(run_id, "run_id"), event, data, dedup_id=dedup_id)
+        message = NewMessage(check_id(run_id, "run_id"), event, data, dedup_id)
+        [receipt] = await store.send([message])
+        delivery = receipt.delivery
         if delivery is Delivery.UNKNOWN:
             return SignalResult(delivery, None)
         if delivery is Delivery.OVER:
@@ -231,7 +235,7 @@ class Runtime:
             raise InvalidArgument("limit", limit, "an int >= 1")
         store = require_schedule(self.store, "Runtime.sweep")
         at = self.clock.now() if now is None else as_utc(now, "now")
-        due = await store.due(at, limit, workflows=self.registry.names)
+        due = await store.due(at, limit, drives=self.registry.drives)
         async with self.session() as session:
             runs = await asyncio.gather(*(self._sweep_one(session, run.id, at) for run in due))
         return [run for run in runs if run is not None]
@@ -284,7 +288,7 @@ class Runtime:
         if (run := await self._cancel_at_rest(run_id, reason)) is not None:
             return run
         inbox = require_inbox(self.store, "Runtime.cancel of a run that is owned elsewhere")
-        await inbox.send(run_id, CANCEL, codec.dumps(reason))
+        await inbox.send([NewMessage(run_id, CANCEL, codec.dumps(reason))])
         await self._poke(run_id)
         # Its owner may have suspended it just before the message arrived.
         return await self._cancel_at_rest(run_id, reason) or await self._require(run_id)
@@ -339,16 +343,19 @@ class Runtime:
         self.registry.add(workflow)
         return workflow
 
-    def _first_snapshot(self, definition: Definition[Any, Any], data: Any) -> bytes:
+    def _first_snapshot(self, definition: Definition[Any, Any], data: Any) -> Snapshot:
         metadata = {"version": definition.version, "createdAt": isoformat(self.clock.now())}
         if data is not None:
             metadata["input"] = data
         now = self.clock.now()
-        return codec.dumps(new_snapshot(definition.name, now=now, metadata=metadata))
+        return new_snapshot(definition.name, now=now, metadata=metadata)
 
-    async def _enqueue(self, run_id: str, definition: Definition[Any, Any], data: bytes) -> None:
+    async def _enqueue(self, run_id: str, snapshot: Snapshot) -> None:
         store = require_schedule(self.store, "Runtime.trigger(wait=False)")
-        await store.enqueue([NewRun(run_id, definition.name, data)])
+        snapshot["execution"]["state"] = "queued"
+        name = workflow_of(snapshot) or ""
+        data = codec.dumps(snapshot)
+        await store.enqueue([NewRun(run_id, name, data, **header_of(snapshot))])
         wake_workers(self.store)
 
     async def _load(self, run_id: str) -> Snapshot:

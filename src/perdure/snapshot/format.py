@@ -14,16 +14,20 @@ from typing import Annotated, Any, Final, Literal, NotRequired, TypeAlias, Typed
 
 from perdure.clock import isoformat, parse_iso
 from perdure.codec import SerializedCause
+from perdure.validation import is_encodable
 
 T = TypeVar("T")
 
 FORMAT_VERSION: Final = 1
 
+MAX_TAGS: Final = 16
+MAX_TAG_LENGTH: Final = 256
+
 RunStatus: TypeAlias = Literal[
-    "running", "suspended", "waiting", "paused", "completed", "failed", "cancelled"
+    "queued", "running", "suspended", "waiting", "paused", "completed", "failed", "cancelled"
 ]
 ExecutionStatus: TypeAlias = Literal["running", "completed", "failed"]
-ExecutionState: TypeAlias = Literal["suspended", "waiting", "paused", "cancelled"]
+ExecutionState: TypeAlias = Literal["queued", "suspended", "waiting", "paused", "cancelled"]
 Origin: TypeAlias = Literal["result", "throw"]
 
 Timestamp: TypeAlias = Annotated[str, "ISO 8601 with a UTC offset"]
@@ -164,7 +168,7 @@ Snapshot: TypeAlias = WorkflowSnapshot
 def new_snapshot(
     workflow_name: str | None = None, *, now: datetime, metadata: Metadata | None = None
 ) -> Snapshot:
-    """Return the snapshot of a run that begins now."""
+    """Return the snapshot of a run that is created now."""
     snapshot: Snapshot = {
         "formatVersion": FORMAT_VERSION,
         "steps": {},
@@ -215,3 +219,32 @@ def open_waits(snapshot: Snapshot) -> list[PendingWait]:
 def workflow_of(snapshot: Snapshot) -> str | None:
     """Return the name of the run's workflow."""
     return snapshot.get("workflowName")
+
+
+def version_of(metadata: Metadata | None) -> int:
+    """Return the version of the definition that a run belongs to; 0 if none is stored."""
+    version: object = (metadata or {}).get("version")
+    if isinstance(version, int) and not isinstance(version, bool):
+        return max(version, 0)
+    return 0
+
+
+def tags_of(metadata: Metadata | None) -> tuple[str, ...]:
+    """Return a run's tags as sorted strings `name=value`; what cannot be a tag is left out."""
+    tags = (metadata or {}).get("tags")
+    if not isinstance(tags, dict):
+        return ()
+    pairs = (f"{name}={value}" for name, value in tags.items() if name and isinstance(value, str))
+    return tuple(sorted(filter(is_tag, pairs))[:MAX_TAGS])
+
+
+def is_tag(text: str) -> bool:
+    """Return whether this is a tag: `name=value`, of a bounded length, without NUL."""
+    is_short = len(text) <= MAX_TAG_LENGTH
+    return text.find("=") > 0 and is_short and "\0" not in text and is_encodable(text)
+
+
+def created_at_of(metadata: Metadata | None) -> str:
+    """Return when a run was created, as ISO 8601; an empty string if that is not stored."""
+    created = (metadata or {}).get("createdAt")
+    return created if isinstance(created, str) else ""

@@ -18,9 +18,10 @@ from perdure.store import Grant, Lease, Message
 
 logger = logging.getLogger(__name__)
 
-# How long an unreadable run is not claimed: short enough for one that is repaired, or that newer
-# processes of a deployment can read; long enough to cost nothing.
-SETBACK = timedelta(hours=1)
+# How long an unreadable run is not claimed: at first short enough for one that is repaired, or that
+# newer processes of a deployment can read; in the end long enough to cost nothing.
+FIRST_SETBACK, LONGEST_SETBACK = timedelta(seconds=10), timedelta(hours=1)
+_MOST_SETBACKS = 10_000
 
 _UNREADABLE: tuple[type[Exception], ...] = (CodecError, SnapshotFormatError, StateFormatError)
 
@@ -73,48 +74,64 @@ def read_grant(
     inbox: tuple[Message, ...] = (),
     takeovers: int = 0,
     created: bool = False,
+    *,
+    queue: str = "",
+    version: int = 0,
 ) -> Granted:
     """Return the grant of a leased run, or `Unreadable` if it cannot be read."""
     try:
-        return Grant(lease, read(), now, inbox, takeovers, created)
+        return Grant(lease, read(), now, inbox, takeovers, created, queue, version)
     except StoreCorrupted as error:
         return Unreadable(lease, now, error)
 
 
+class Setbacks:
+    """Runs that could not be read, as far as this process has met them, and their last delays."""
+
+    def __init__(self) -> None:
+        self._delays: dict[str, timedelta] = {}
+
+    async def postpone(self, unreadable: Sequence[Unreadable], release: Release) -> bool:
+        """Log runs that are new here and release them for later; return whether that succeeded."""
+        for lease, now, error in unreadable:
+            delay = self._grow(lease.id, error)
+            try:
+                await release([lease], wake_at=now + delay)
+            except StoreError as failure:
+                # Readable runs of the same claim must not be lost; these leases expire by
+                # themselves.
+                logger.warning("unreadable runs stay leased until their leases expire: %s", failure)
+                return False
+        return True
+
+    def _grow(self, id: str, error: StoreCorrupted) -> timedelta:
+        last = self._delays.pop(id, None)
+        if last is None:
+            logger.error("%s; it is left out of claims for a while", error, exc_info=error)
+        delay = FIRST_SETBACK if last is None else min(2 * last, LONGEST_SETBACK)
+        self._delays[id] = delay
+        if len(self._delays) > _MOST_SETBACKS:
+            del self._delays[next(iter(self._delays))]
+        return delay
+
+
 async def claim_readable(
-    claim: Callable[[int], Awaitable[Sequence[Granted]]], limit: int, release: Release
+    claim: Callable[[int, Mapping[str, int]], Awaitable[Sequence[Granted]]],
+    limit: int,
+    queues: Mapping[str, int],
+    postpone: Callable[[Sequence[Unreadable]], Awaitable[bool]],
 ) -> list[Grant]:
-    """Return up to `limit` claimed runs that can be read; log and postpone the others."""
+    """Return up to `limit` claimed runs that can be read, at most so many of each queue."""
     grants: list[Grant] = []
-    while len(grants) < limit:
-        claimed = await claim(limit - len(grants))
-        grants += (each for each in claimed if isinstance(each, Grant))
+    left = dict(queues)
+    while len(grants) < limit and left:
+        claimed = await claim(limit - len(grants), left)
+        readable = [each for each in claimed if isinstance(each, Grant)]
+        grants += readable
         unreadable = [each for each in claimed if isinstance(each, Unreadable)]
-        for each in unreadable:
-            logger.error("%s; it will not be claimed for an hour", each.error, exc_info=each.error)
-        if not unreadable or not await _postpone(unreadable, release):
+        if not unreadable or not await postpone(unreadable):
             break
+        for grant in readable:
+            left[grant.queue] -= 1
+        left = {queue: most for queue, most in left.items() if most > 0}
     return grants
-
-
-async def acquire_readable(
-    answers: Sequence[Granted | None], release: Release
-) -> list[Grant | None]:
-    """Return the grants; if a run cannot be read, postpone it and raise its error."""
-    unreadable = [each for each in answers if isinstance(each, Unreadable)]
-    if unreadable:
-        await _postpone(unreadable, release)
-        raise unreadable[0].error
-    return [each for each in answers if not isinstance(each, Unreadable)]
-
-
-async def _postpone(unreadable: Sequence[Unreadable], release: Release) -> bool:
-    """Release the runs until `SETBACK` has passed; return whether that succeeded."""
-    later = max(each.now for each in unreadable) + SETBACK
-    try:
-        await release([each.lease for each in unreadable], wake_at=later)
-    except StoreError as error:
-        # The readable runs of the same claim must not be lost; these leases expire without help.
-        logger.warning("unreadable runs stay leased until their leases expire: %s", error)
-        return False
-    return True

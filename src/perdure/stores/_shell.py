@@ -5,143 +5,67 @@ writes cursors, and skips runs that cannot be read. A `Backend` does what is spe
 database and may rely on checked arguments.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
+
+from msgspec.structs import replace
 
 from perdure import codec
-from perdure.clock import as_utc, isoformat, parse_iso
+from perdure.clock import as_utc
 from perdure.errors import InvalidArgument, ValueTooLarge
 from perdure.snapshot import RunStatus, Snapshot, is_over, workflow_of
 from perdure.store import (
     AsyncCloseable,
     Capabilities,
-    Delivery,
+    Count,
+    Drivable,
     Due,
     Entry,
     Grant,
     Lease,
     LeaseRequest,
     Message,
+    NewMessage,
     NewRun,
+    Page,
+    Query,
+    Receipt,
     Refusal,
-    Rest,
     RunSummary,
     Stats,
     Verdict,
     check_entries,
+    check_header,
+    check_rest,
     rest_of,
 )
+from perdure.stores._backend import (
+    Backend,
+    NotifyBackend,
+    Ownership,
+    PruneRequest,
+    TransactionBackend,
+)
 from perdure.stores._lifecycle import Lifecycle
-from perdure.stores._reading import Granted, acquire_readable, claim_readable
-from perdure.validation import check_id, check_limit, check_prefix
+from perdure.stores._reading import Setbacks, Unreadable, claim_readable
+from perdure.stores._searching import (
+    EXAMINED,
+    Found,
+    check_query,
+    count,
+    is_counted_by_index,
+    page_of,
+    queue_ranges,
+    read_cursor,
+    with_cursor,
+)
+from perdure.validation import check_flag, check_id, check_int, check_limit, check_prefix
 
 OVER: tuple[RunStatus, ...] = ("completed", "failed", "cancelled")
-
-
-class Query(NamedTuple):
-    """The arguments of `list`; `after` is the last update and the id of a listed run."""
-
-    prefix: str
-    limit: int
-    status: RunStatus | None
-    workflow: str | None
-    after: tuple[datetime, str] | None
-
-
-class Ownership(NamedTuple):
-    """The owner of a run and the expiry of its lease; both are `None` for an unowned run."""
-
-    owner: str | None
-    expires_at: datetime | None
-
-
-class Row(NamedTuple):
-    """One listed run, as a backend reads it."""
-
-    id: str
-    updated_at: datetime
-    status: RunStatus
-    workflow: str | None
-    owner: str | None
-
-
-class Backend(Protocol):
-    """One database behind a `StoreShell`.
-
-    Ids do not include the store's prefix, which a backend adds to form its keys. Times are aware
-    datetimes: those of arguments in UTC, those in records (`NewRun`, `Rest`) in any time zone.
-    Batches are not empty, and limits are at least 1. The docstrings of `perdure.store` define what
-    each verb must do.
-    """
-
-    async def open(self) -> None:
-        """Set the database up: connect, migrate, check its settings. Called before any verb."""
-        ...
-
-    def forget_loop(self) -> None:
-        """Drop what was bound to an event loop that has ended; `open` is not called again."""
-        ...
-
-    async def close(self) -> None:
-        """Close what `open` opened; called once."""
-        ...
-
-    async def save(self, id: str, data: bytes, workflow: str | None, rest: Rest) -> None: ...
-
-    async def load(self, id: str) -> Snapshot | None: ...
-
-    async def delete(self, id: str) -> bool: ...
-
-    async def list(self, query: Query) -> Sequence[Row]: ...
-
-    async def append(self, entries: Sequence[Entry]) -> Sequence[Verdict]: ...
-
-    async def acquire(self, requests: Sequence[LeaseRequest]) -> Sequence[Granted | None]: ...
-
-    async def owners(self, ids: Sequence[str]) -> Sequence[Ownership | None]:
-        """Return the ownership of each run; `None` for a missing run."""
-        ...
-
-    async def renew(self, leases: Sequence[Lease], ttl: timedelta) -> Sequence[Lease | None]: ...
-
-    async def release(self, leases: Sequence[Lease], wake_at: datetime | None) -> None: ...
-
-    async def enqueue(self, runs: Sequence[NewRun]) -> Sequence[bool]: ...
-
-    async def due(
-        self, now: datetime, limit: int, workflows: Sequence[str] | None
-    ) -> Sequence[Due]: ...
-
-    async def claim(
-        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
-    ) -> Sequence[Granted]: ...
-
-    async def send(self, id: str, name: str, payload: bytes, dedup_id: str | None) -> Delivery: ...
-
-    async def inbox(self, id: str) -> Sequence[Message]: ...
-
-    async def prune(
-        self, older_than: timedelta, statuses: Sequence[RunStatus], limit: int
-    ) -> int: ...
-
-    async def stats(self) -> Stats: ...
-
-
-class TransactionBackend(Backend, Protocol):
-    """A backend whose transaction can hold a user's writes beside a step's record."""
-
-    async def transact(
-        self, id: str, epoch: int, work: Callable[[Any], Awaitable[Entry]]
-    ) -> Verdict: ...
-
-
-class NotifyBackend(Backend, Protocol):
-    """A backend that is notified of runs that become due in other processes."""
-
-    def notifications(self) -> AsyncGenerator[None]: ...
-
+_MICROSECOND = timedelta(microseconds=1)
 
 B = TypeVar("B", bound=Backend)
 TB = TypeVar("TB", bound=TransactionBackend)
@@ -160,12 +84,14 @@ class StoreShell(AsyncCloseable, Generic[B]):
     ) -> None:
         self.capabilities = capabilities
         self._backend = backend
+        self._setbacks = Setbacks()
         self._life = Lifecycle(name, backend.open, on_move=backend.forget_loop, any_loop=any_loop)
 
     async def save(self, id: str, snapshot: Snapshot, /) -> None:
         """Replace the whole run by `snapshot`; the run's previous owner is fenced out."""
         check_id(id)
-        data, rest = codec.dumps(snapshot), rest_of(snapshot)
+        data = codec.dumps(snapshot)
+        rest = rest_of(snapshot, len(data))
         workflow = _check_workflow(workflow_of(snapshot))
         await self._life.ready()
         self._check_size(f"the snapshot of run {id!r}", data)
@@ -193,10 +119,19 @@ class StoreShell(AsyncCloseable, Generic[B]):
         after: str | None = None,
     ) -> Sequence[RunSummary]:
         """Return up to `limit` runs, the most recently updated first."""
-        place = None if after is None else _read_cursor(after)
-        query = Query(check_prefix(prefix), check_limit(limit), status, workflow, place)
+        statuses = () if status is None else (status,)
+        workflows = () if workflow is None else (workflow,)
+        query = check_query(Query(prefix=prefix, statuses=statuses, workflows=workflows))
+        found = Found((), read_cursor(after))
+        runs: list[RunSummary] = []
+        check_limit(limit)
         await self._life.ready()
-        return [_summary(row) for row in await self._backend.list(query)] if limit else []
+        while len(runs) < limit:
+            found = await self._backend.search(query, limit - len(runs), found.stopped_at)
+            runs += (with_cursor(query, run) for run in found.runs)
+            if found.stopped_at is None:
+                break
+        return runs
 
     async def close(self) -> None:
         """Close what the store opened itself; a client that was passed in stays open."""
@@ -213,23 +148,26 @@ class StoreShell(AsyncCloseable, Generic[B]):
         """Return for each request its lease and the run read under it, or the reason why not."""
         await self._life.ready()
         for request in requests:
-            check_id(request.id)
-            check_id(request.owner, "owner")
-            _check_workflow(request.workflow)
-            self._check_size(f"the snapshot of run {request.id!r}", request.create or b"")
-            if request.instead_of is not None:
-                check_id(request.instead_of, "instead_of")
+            self._check_request(request)
         if not requests:
             return []
-        granted = await acquire_readable(await self._backend.acquire(requests), self.release)
+        answers = await self._backend.acquire(requests)
+        unreadable = [answer for answer in answers if isinstance(answer, Unreadable)]
+        if unreadable:
+            await self._postpone(unreadable)
         refused = [
-            request for request, grant in zip(requests, granted, strict=True) if grant is None
+            request.id
+            for request, answer in zip(requests, answers, strict=True)
+            if not isinstance(answer, Grant)
         ]
         # Asked only after a refusal, which is rare. The owner may have changed since then: what is
         # taken over by `instead_of` is compared with the owner again.
-        owners = await self._backend.owners([request.id for request in refused]) if refused else ()
-        refusals = map(_refusal, refused, owners)
-        return [next(refusals) if grant is None else grant for grant in granted]
+        owners = await self._backend.owners(refused) if refused else ()
+        ownerships = dict(zip(refused, owners, strict=True))
+        return [
+            answer if isinstance(answer, Grant) else _refusal(request, answer, ownerships)
+            for request, answer in zip(requests, answers, strict=True)
+        ]
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
         """Extend all leases to `ttl` from now; return `None` for each that was lost."""
@@ -247,21 +185,25 @@ class StoreShell(AsyncCloseable, Generic[B]):
         """Create runs that wait for a claim; return `False` for each id that existed already."""
         await self._life.ready()
         for run in runs:
-            check_id(run.id)
-            _check_workflow(run.workflow)
-            if run.wake_at is not None:
-                as_utc(run.wake_at, "wake_at")
-            self._check_size(f"the snapshot of run {run.id!r}", run.snapshot)
-        return await self._backend.enqueue(runs) if runs else []
+            self._check_new(run)
+        return await self._backend.enqueue(_in_order(runs)) if runs else []
 
     async def due(
-        self, now: datetime, limit: int, /, *, workflows: Sequence[str] | None = None
+        self,
+        now: datetime,
+        limit: int,
+        /,
+        *,
+        drives: Sequence[Drivable] | None = None,
+        queues: Mapping[str, int] | None = None,
     ) -> Sequence[Due]:
         """Return up to `limit` runs whose wake time is at or before `now`, earliest first."""
         at = as_utc(now, "now")
-        nothing = check_limit(limit) == 0 or _is_empty(workflows)
+        limits = _queue_limits(queues, check_limit(limit))
         await self._life.ready()
-        return [] if nothing else await self._backend.due(at, limit, workflows)
+        if not limits or _is_empty(drives):
+            return []
+        return await self._backend.due(at, limit, drives, limits)
 
     async def claim(
         self,
@@ -270,46 +212,112 @@ class StoreShell(AsyncCloseable, Generic[B]):
         limit: int,
         /,
         *,
-        workflows: Sequence[str] | None = None,
+        drives: Sequence[Drivable] | None = None,
+        queues: Mapping[str, int] | None = None,
     ) -> Sequence[Grant]:
         """Lease and load up to `limit` runs that are due or orphaned, earliest first."""
         check_id(owner, "owner")
-        nothing = check_limit(limit) == 0 or _is_empty(workflows)
+        limits = _queue_limits(queues, check_limit(limit))
         await self._life.ready()
-        if nothing:
+        if not limits or _is_empty(drives):
             return []
         return await claim_readable(
-            lambda left: self._backend.claim(owner, ttl, left, workflows), limit, self.release
+            lambda left, queues: self._backend.claim(owner, ttl, left, drives, queues),
+            limit,
+            limits,
+            self._postpone,
         )
 
-    async def send(
-        self, id: str, name: str, payload: bytes, /, *, dedup_id: str | None = None
-    ) -> Delivery:
-        """Put a message in the run's inbox; an unowned run that awaits it becomes due."""
-        check_id(id)
+    async def queues(
+        self, now: datetime, limit: int, /, *, prefix: str = "", after: str = ""
+    ) -> Sequence[str]:
+        """Return up to `limit` queues that have due runs, by name, after the name `after`."""
+        at = as_utc(now, "now")
+        check_prefix(after, "after")
+        check_limit(limit)
         await self._life.ready()
-        self._check_size(f"the event {name!r} for run {id!r}", payload)
-        return await self._backend.send(id, name, payload, dedup_id)
+        names: list[str] = []
+        for low, high in queue_ranges(check_prefix(prefix), after):
+            if len(names) < limit:
+                names += await self._backend.queues(at, limit - len(names), low, high)
+        return names
 
-    async def inbox(self, id: str, /) -> Sequence[Message]:
+    async def send(self, messages: Sequence[NewMessage], /) -> Sequence[Receipt]:
+        """Put messages in the inboxes of runs; unowned runs that await them become due."""
+        await self._life.ready()
+        for message in messages:
+            check_id(message.to, "to")
+            what = f"the event {message.name!r} for run {message.to!r}"
+            self._check_size(what, message.payload)
+        return await self._backend.send(messages) if messages else []
+
+    async def inbox(
+        self, id: str, /, *, after: str | None = None, limit: int | None = None
+    ) -> Sequence[Message]:
         """Return the run's unconsumed messages in the order they were sent."""
         check_id(id)
+        if after is not None:
+            check_id(after, "after")
+        nothing = limit is not None and check_limit(limit) == 0
         await self._life.ready()
-        return await self._backend.inbox(id)
+        return [] if nothing else await self._backend.inbox(id, after, limit)
 
     async def prune(
-        self, older_than: timedelta, /, *, status: RunStatus | None = None, limit: int = 1000
+        self,
+        older_than: timedelta,
+        /,
+        *,
+        status: RunStatus | None = None,
+        workflow: str | None = None,
+        tags: Sequence[str] = (),
+        limit: int = 1000,
+        dry_run: bool = False,
     ) -> int:
         """Delete up to `limit` runs that are over and older than `older_than`; return how many."""
         statuses = OVER if status is None else (status,) if is_over(status) else ()
-        nothing = check_limit(limit) == 0 or not statuses
+        _check_workflow(workflow)
+        check_flag(dry_run, "dry_run")
+        for tag in tags:
+            check_id(tag, "tags")
+        check_limit(limit)
         await self._life.ready()
-        return 0 if nothing else await self._backend.prune(older_than, statuses, limit)
+        if not limit or not statuses:
+            return 0
+        request = PruneRequest(older_than, statuses, workflow, tuple(tags), limit, dry_run)
+        return await self._backend.prune(request)
 
     async def stats(self) -> Stats:
-        """Count the runs by status and find the oldest due one."""
+        """Count the runs by status and queue, and find the oldest due one."""
         await self._life.ready()
         return await self._backend.stats()
+
+    async def search(self, query: Query, limit: int, /, *, after: str | None = None) -> Page:
+        """Return up to `limit` runs that match, and how to continue."""
+        query, position = check_query(query), read_cursor(after)
+        check_limit(limit)
+        await self._life.ready()
+        if not limit:
+            return Page((), after)
+        return page_of(query, await self._backend.search(query, limit, position), limit)
+
+    async def summaries(self, ids: Sequence[str], /) -> Sequence[RunSummary | None]:
+        """Return the summary of each run, with its revision; `None` for a missing run."""
+        for id in ids:
+            check_id(id, "ids")
+        await self._life.ready()
+        return await self._backend.summaries(ids) if ids else []
+
+    async def counts(self, query: Query, cap: int, /) -> Sequence[Count]:
+        """Count the matching runs by workflow and status, up to `cap` in each group."""
+        query = check_query(query)
+        check_int(cap, "cap")
+        await self._life.ready()
+        if is_counted_by_index(query):
+            return await self._backend.counts(query, cap)
+        found = await self._backend.search(query, EXAMINED, None)
+        is_partial = found.stopped_at is not None or len(found.runs) == EXAMINED
+        counted = count(found.runs, query, cap)
+        return [replace(each, capped=True) for each in counted] if is_partial else counted
 
     @property
     def _max_value_size(self) -> int:
@@ -319,6 +327,29 @@ class StoreShell(AsyncCloseable, Generic[B]):
     def _check_size(self, what: str, data: bytes) -> None:
         if len(data) > self._max_value_size:
             raise ValueTooLarge(what, len(data), self._max_value_size)
+
+    def _check_request(self, request: LeaseRequest) -> None:
+        check_id(request.id)
+        check_id(request.owner, "owner")
+        _check_workflow(request.workflow)
+        check_header(request.version, request.tags, request.summary)
+        self._check_size(f"the snapshot of run {request.id!r}", request.create or b"")
+        if request.instead_of is not None:
+            check_id(request.instead_of, "instead_of")
+
+    def _check_new(self, run: NewRun) -> None:
+        check_id(run.id)
+        check_id(run.workflow, "workflow")
+        check_prefix(run.queue, "queue")
+        check_header(run.version, run.tags, run.summary)
+        if run.wake_at is not None:
+            as_utc(run.wake_at, "wake_at")
+        if run.rest is not None:
+            check_rest(run.rest)
+        self._check_size(f"the snapshot of run {run.id!r}", run.snapshot)
+
+    async def _postpone(self, unreadable: Sequence[Unreadable]) -> bool:
+        return await self._setbacks.postpone(unreadable, self.release)
 
 
 class TransactionShell(StoreShell[TB]):
@@ -360,26 +391,51 @@ def _check_workflow(workflow: str | None) -> str | None:
     return None if workflow is None else check_id(workflow, "workflow")
 
 
-def _is_empty(workflows: Sequence[str] | None) -> bool:
-    return workflows is not None and not workflows
+def _is_empty(drives: Sequence[Drivable] | None) -> bool:
+    return drives is not None and not drives
 
 
-def _summary(row: Row) -> RunSummary:
-    cursor = f"{row.updated_at.isoformat()} {row.id}"
-    updated_at = isoformat(row.updated_at)
-    return RunSummary(row.id, updated_at, row.status, row.workflow, cursor, row.owner)
+def _queue_limits(queues: Mapping[str, int] | None, limit: int) -> dict[str, int]:
+    """Return how many runs each queue may yield; "" stands for the runs in no queue."""
+    asked = {"": limit} if queues is None else queues
+    for name, most in asked.items():
+        check_prefix(name, "queues")
+        check_limit(most, "queues")
+    return {name: min(most, limit) for name, most in asked.items() if min(most, limit) > 0}
 
 
-def _refusal(request: LeaseRequest, ownership: Ownership | None) -> Refusal:
+def _in_order(runs: Sequence[NewRun]) -> Sequence[NewRun]:
+    """Return the runs with wake times that differ, so that they become due in this order.
+
+    They differ by microseconds. Of runs that are due at once, the last is due when it is created
+    and the others before: all of them are.
+    """
+    if len(runs) == 1:
+        return runs
+    at_once = sum(run.wake_at is None for run in runs)
+    scheduled = Counter[datetime]()
+    ordered: list[NewRun] = []
+    for run in runs:
+        if run.wake_at is None:
+            at_once -= 1
+            head_start = run.head_start + at_once * _MICROSECOND
+            ordered.append(replace(run, head_start=head_start) if at_once else run)
+        else:
+            ordered.append(
+                replace(run, wake_at=run.wake_at + scheduled[run.wake_at] * _MICROSECOND)
+            )
+            scheduled[run.wake_at] += 1
+    return ordered
+
+
+def _refusal(
+    request: LeaseRequest, answer: Unreadable | None, owners: Mapping[str, Ownership | None]
+) -> Refusal:
+    if answer is not None:
+        return Refusal(request.id, "unreadable", error=str(answer.error))
+    ownership = owners[request.id]
     if ownership is None:
         return Refusal(request.id, "missing")
     if not request.existing:
         return Refusal(request.id, "exists", *ownership)
     return Refusal(request.id, "owned", *ownership)
-
-
-def _read_cursor(cursor: str) -> tuple[datetime, str]:
-    time, _, id = cursor.partition(" ")
-    if not id:
-        raise InvalidArgument("after", cursor, "the cursor of a listed run")
-    return parse_iso(time, "after"), id

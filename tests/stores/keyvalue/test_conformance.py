@@ -26,7 +26,7 @@ from perdure.stores.keyvalue.documents import Documents
 from perdure.stores.keyvalue.wakes import KeyValueWakes
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance import StoreConformance, harness
-from perdure.testing.conformance.harness import request_run, write_rest
+from perdure.testing.conformance.harness import drives, request_run, send_one, write_rest
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.stores.append_speed import cost_of_length
 from tests.stores.crashes import (
@@ -343,7 +343,7 @@ class TestBetweenProcesses:
         data = as_json(snapshot(status="waiting"))
         entry = Entry("run", grant.lease.epoch, 9, data, rest=Rest("waiting", None, ("paid",)))
         (verdict,), sent = await asyncio.gather(
-            first.append([entry]), second.send("run", "paid", b"1")
+            first.append([entry]), send_one(second, "run", "paid", b"1")
         )
         assert (verdict, sent) == (Verdict.ACCEPTED, Delivery.DELIVERED)
         assert [grant.lease.id for grant in await third.claim("bob", HOUR, 10)] == ["run"]
@@ -355,8 +355,8 @@ class TestBetweenProcesses:
         """Of several with one `dedup_id` from several processes; others are not lost."""
         stores = processes(kv, clock, seed)
         await granted(stores[0])
-        same = (store.send("run", "paid", b"1", dedup_id="x") for store in stores)
-        others = (store.send("run", "paid", b"2") for store in stores)
+        same = (send_one(store, "run", "paid", b"1", dedup_id="x") for store in stores)
+        others = (send_one(store, "run", "paid", b"2") for store in stores)
         answers = Counter(await asyncio.gather(*same, *others))
         assert answers == {Delivery.DELIVERED: 5, Delivery.DUPLICATE: 3}
         assert len(await stores[0].inbox("run")) == 5
@@ -520,9 +520,9 @@ class TestUse:
         await store.enqueue([NewRun("run", "old", as_json(snapshot()))])
         whole = snapshot(status="suspended", wake_at=clock.now(), workflow="new")
         await store.save("run", whole)
-        assert list(await store.due(clock.now(), 10, workflows=["old"])) == []
-        assert list(await store.claim("ana", HOUR, 10, workflows=["old"])) == []
-        assert len(await store.claim("ana", HOUR, 10, workflows=["new"])) == 1
+        assert list(await store.due(clock.now(), 10, drives=drives("old"))) == []
+        assert list(await store.claim("ana", HOUR, 10, drives=drives("old"))) == []
+        assert len(await store.claim("ana", HOUR, 10, drives=drives("new"))) == 1
 
     def test_guarantees_are_declared(self) -> None:
         """Leases are atomic only if the key-value store has compare-and-set."""

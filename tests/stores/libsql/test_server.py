@@ -17,6 +17,7 @@ from perdure.store import Entry, Grant, LeaseRequest, NewRun, Refusal, Rest, Ver
 from perdure.stores.libsql import LibsqlStore, Transaction, libsql
 from perdure.stores.sqlite import statements as sql
 from perdure.stores.sqlite.statements import Statements
+from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 from tests.servers.proxy import TcpProxy
 from tests.servers.sqld import query
@@ -119,7 +120,7 @@ async def test_a_bad_write_fails_alone(store: LibsqlStore) -> None:
     [good] = await granted(store, "good")
     first, bad, second = await asyncio.gather(
         store.append([entry(good, 1)]),
-        store.send("good", "\ud800", b"1"),
+        send_one(store, "good", "\ud800", b"1"),
         store.append([entry(good, 2)]),
         return_exceptions=True,
     )
@@ -302,7 +303,9 @@ async def test_appends_in_the_same_request_as_such_a_write_are_repeated(sqld_url
         [grant] = await granted(store)
         proxy.drop_next_reply(to=b"_inbox")
         sent, appended = await asyncio.gather(
-            store.send("run", "hello", b"1"), store.append([entry(grant)]), return_exceptions=True
+            send_one(store, "run", "hello", b"1"),
+            store.append([entry(grant)]),
+            return_exceptions=True,
         )
         assert isinstance(sent, StoreUnavailable)
         assert appended == [Verdict.ACCEPTED]

@@ -11,7 +11,13 @@ from perdure.store import Entry, LeaseRequest, NewRun, Rest, Store
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance import StoreConformance
-from perdure.testing.conformance.harness import acquire_run, append_entries, step, write_rest
+from perdure.testing.conformance.harness import (
+    acquire_run,
+    append_entries,
+    send_one,
+    step,
+    write_rest,
+)
 from perdure.testing.conformance.samples import as_json, snapshot
 from perdure.testing.faults import FaultyStore
 
@@ -76,7 +82,7 @@ async def test_every_method_of_a_closed_store_raises_store_closed() -> None:
         store.enqueue([NewRun("b", "order", as_json(snapshot()))]),
         store.due(NOON, 1),
         store.claim("ana", MINUTE, 1),
-        store.send("run", "paid", b"1"),
+        send_one(store, "run", "paid", b"1"),
         store.inbox("run"),
         store.prune(MINUTE),
         store.stats(),

@@ -10,6 +10,7 @@ from pymongo import monitoring
 
 from perdure.store import Entry, Grant, Lease, LeaseRequest, NewRun, Rest, Verdict
 from perdure.stores.mongo import MongoStore, mongo
+from perdure.testing.conformance.harness import drives, send_one
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.process import Server
 from tests.stores.mongo.databases import Sandbox, sandbox_on
@@ -109,7 +110,7 @@ async def test_a_batch_costs_as_much_as_one_run(store: MongoStore, commands: Com
     assert commands.names()[0] == "update"
     await store._backend._cleanup.finish()
     commands.flush()
-    claimed = await store.claim("bob", HOUR, 200, workflows=["v", "w"])
+    claimed = await store.claim("bob", HOUR, 200, drives=drives("v", "w"))
     assert len(claimed) == 200
     assert commands.names() == ["find", "update", "find"]
     await store.append([end(grant, 1, Rest("completed", delete=True)) for grant in claimed])
@@ -144,11 +145,11 @@ async def test_entries_of_deleted_runs_are_deleted_together(
 async def test_a_deleted_run_leaves_no_messages(store: MongoStore, sandbox: Sandbox) -> None:
     """Nor those sent while it ran, nor those it consumed."""
     (grant, other) = await leases(store, 2)
-    await store.send(grant.lease.id, "paid", b"1", dedup_id="1")
+    await send_one(store, grant.lease.id, "paid", b"1", dedup_id="1")
     (message,) = await store.inbox(grant.lease.id)
     consuming = Entry(grant.lease.id, grant.lease.epoch, 1, as_json(snapshot("a")), (message.id,))
     await store.append([consuming])
-    await store.send(grant.lease.id, "paid", b"2")
+    await send_one(store, grant.lease.id, "paid", b"2")
     deletions = [end(each, 2, Rest("completed", delete=True)) for each in (grant, other)]
     assert await store.append(deletions) == [Verdict.ACCEPTED] * 2
     await store._backend._cleanup.finish()
@@ -170,7 +171,7 @@ async def test_every_command_about_a_run_names_its_id(
 ) -> None:
     """With `_id: "hashed"` as shard key, it goes to the one shard that has the run."""
     (grant,) = await leases(store, 1)
-    await store.send(grant.lease.id, "paid", b"1")
+    await send_one(store, grant.lease.id, "paid", b"1")
     await store.inbox(grant.lease.id)
     await store.append([step(grant, 1)])
     await store.load(grant.lease.id)
@@ -280,7 +281,7 @@ async def test_due_runs_are_read_from_an_index(
     now = datetime.now(UTC)
     assert len(await crowded.due(now, 20)) == 20
     assert examined(sandbox, commands) <= 26
-    assert len(await crowded.due(now, 20, workflows=["w1", "w2"])) == 20
+    assert len(await crowded.due(now, 20, drives=drives("w1", "w2"))) == 20
     assert examined(sandbox, commands) <= 22
     assert (await crowded.stats()).oldest_due is not None
 
@@ -292,7 +293,7 @@ async def test_a_claim_examines_only_what_it_claims(
     grants = await crowded.claim("ana", timedelta(milliseconds=1), 20)
     assert len(grants) == 20
     assert examined(sandbox, commands) <= 45
-    claimed = await crowded.claim("ana", timedelta(milliseconds=1), 20, workflows=["w4"])
+    claimed = await crowded.claim("ana", timedelta(milliseconds=1), 20, drives=drives("w4"))
     assert len(claimed) == 20
     assert examined(sandbox, commands) <= 41
 

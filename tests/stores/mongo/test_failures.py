@@ -18,6 +18,7 @@ from perdure.errors import InvalidArgument, StoreClosed, StoreError, StoreUnavai
 from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
 from perdure.stores import open_store
 from perdure.stores.mongo import MongoReplicaSetStore, MongoStore, leases, mongo
+from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.mongo import MongoStandalone
 from tests.servers.process import Server
@@ -70,7 +71,7 @@ async def test_a_deletion_is_accepted_if_the_marks_on_messages_are_lost(sandbox:
     """The reply to the mark of one run's message is lost; another run of the batch is deleted."""
     async with TcpProxy.before(sandbox.url) as proxy, mongo(through(proxy)) as store:
         settled, deleted = await lease(store, "settled", "deleted")
-        await store.send("settled", "paid", b"1")
+        await send_one(store, "settled", "paid", b"1")
         (message,) = await store.inbox("settled")
         whole = as_json(snapshot(status="completed"))
         epochs = settled.lease.epoch, deleted.lease.epoch

@@ -11,6 +11,7 @@ from perdure.store import Delivery, Entry, Grant, Lease, LeaseRequest, Refusal, 
 from perdure.stores.mongo import MongoStore, inbox, journal, mongo, schema
 from perdure.stores.mongo.journal import MAX_POSITION_AGE
 from perdure.testing.clock import TestClock
+from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.process import Server
 from tests.stores.mongo.databases import Sandbox, sandbox_on
@@ -382,7 +383,7 @@ async def test_nothing_is_left_of_a_deleted_run(store: MongoStore, sandbox: Sand
     """A rest with `delete` is one fenced write; sent again, the run is unknown."""
     grant = await lease(store)
     await store.append([step(grant, 1, "a")])
-    assert await store.send("run", "paid", b"1", dedup_id="x") is Delivery.DELIVERED
+    assert await send_one(store, "run", "paid", b"1", dedup_id="x") is Delivery.DELIVERED
     delete = Entry("run", grant.lease.epoch, 2, b"", rest=Rest("completed", delete=True))
     assert await store.append([delete]) == [ACCEPTED]
     assert await store.load("run") is None
@@ -431,9 +432,9 @@ async def test_a_batch_of_rests_wakes_runs_with_awaited_messages(store: MongoSto
     ids = ("over", "sleeps", "waits", "had a message", "got a message")
     requests = [LeaseRequest(id, "ana", HOUR, create=as_json(snapshot())) for id in ids]
     await store.save("had a message", snapshot())
-    await store.send("had a message", "paid", b"1")
+    await send_one(store, "had a message", "paid", b"1")
     grants = [grant for grant in await store.acquire(requests) if isinstance(grant, Grant)]
-    await store.send("got a message", "paid", b"2")
+    await send_one(store, "got a message", "paid", b"2")
     waiting = Rest("waiting", None, ("paid",))
     rests = [Rest("completed"), Rest("suspended", grants[0].now + HOUR), *[waiting] * 3]
     whole = as_json(snapshot("a"))
@@ -455,7 +456,7 @@ async def test_a_consumed_message_stays_consumed_without_its_mark(
     """The entry consumes it; the mark on the message may be lost in a crash."""
     grant = await lease(store, ttl=timedelta(milliseconds=1))
     for name in ("a", "b", "c"):
-        await store.send("run", name, b"1", dedup_id=name)
+        await send_one(store, "run", name, b"1", dedup_id=name)
     first, second, _ = await store.inbox("run")
     await store.append([step(grant, 1, "wait", first.id)])
     await lose_marks(sandbox)
@@ -480,23 +481,23 @@ async def test_messages_of_an_earlier_run_are_not_delivered(
 ) -> None:
     """What a crashed sender left is not found by a later run of the same id."""
     await lease(store)
-    await store.send("run", "paid", b"1", dedup_id="x")
+    await send_one(store, "run", "paid", b"1", dedup_id="x")
     left = list(sandbox.database["perdure_runs_inbox"].find())
     await store.delete("run")
     await store._backend._cleanup.finish()
     sandbox.database["perdure_runs_inbox"].insert_many(left)
     grant = await lease(store)
     assert grant.inbox == ()
-    assert await store.send("run", "paid", b"2", dedup_id="x") is Delivery.DELIVERED
+    assert await send_one(store, "run", "paid", b"2", dedup_id="x") is Delivery.DELIVERED
 
 
 async def test_a_renewal_ignores_messages_of_an_earlier_run(store: MongoStore) -> None:
     """Those of a deleted run are deleted a little later, in the background."""
     await lease(store)
-    await store.send("run", "paid", b"1")
+    await send_one(store, "run", "paid", b"1")
     await store.delete("run")
     grant = await lease(store)
-    await store.send("run", "paid", b"2")
+    await send_one(store, "run", "paid", b"2")
     (renewed,) = await store.renew([grant.lease], HOUR)
     assert renewed is not None
     assert renewed.has_messages
@@ -513,11 +514,11 @@ async def test_a_duplicate_completes_the_work_of_a_crashed_sender(
     """The message was stored, but the run was not woken: its duplicate wakes it."""
     grant = await lease(store)
     await store.append([end(grant, 1, rest=Rest("waiting", None, ("paid",)))])
-    await store.send("run", "paid", b"1", dedup_id="x")
+    await send_one(store, "run", "paid", b"1", dedup_id="x")
     change: dict[str, Any] = {"$unset": {"wakeAt": "", "messageCount": ""}}
     sandbox.database["perdure_runs"].update_one({"_id": "run"}, change)
     assert await store.claim("bob", HOUR, 1) == []
-    assert await store.send("run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
+    assert await send_one(store, "run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
     assert [claimed.lease.id for claimed in await store.claim("bob", HOUR, 1)] == ["run"]
 
 
@@ -529,12 +530,12 @@ async def test_a_message_reported_as_duplicate_is_never_withdrawn(
     grant = await lease(store)
 
     async def end_run() -> None:
-        assert await another.send("run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
+        assert await send_one(another, "run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
         await another.append([end(grant, 1, rest=Rest("failed"))])
-        assert await another.send("run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
+        assert await send_one(another, "run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
 
     after_the_message(monkeypatch, end_run)
-    assert await store.send("run", "paid", b"1", dedup_id="x") is Delivery.DELIVERED
+    assert await send_one(store, "run", "paid", b"1", dedup_id="x") is Delivery.DELIVERED
     assert [message.name for message in (await lease(another, "bob")).inbox] == ["paid"]
 
 
@@ -550,7 +551,7 @@ async def test_a_message_for_a_run_deleted_in_the_meantime_is_discarded(
         await lease(another)
 
     after_the_message(monkeypatch, recreate)
-    assert await store.send("run", "paid", b"1", dedup_id="x") is Delivery.UNKNOWN
+    assert await send_one(store, "run", "paid", b"1", dedup_id="x") is Delivery.UNKNOWN
     assert (await lease(store)).inbox == ()
     assert sandbox.database["perdure_runs_inbox"].count_documents({}) == 0
 

@@ -25,6 +25,7 @@ from perdure.store import Entry, Grant, LeaseRequest, NewRun, Verdict
 from perdure.stores import mysql
 from perdure.stores.mysql import MysqlStore
 from perdure.testing.clock import TestClock
+from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 from tests.servers.mysql import connect_arguments
 from tests.servers.proxy import TcpProxy
@@ -75,7 +76,7 @@ class TestLostConnection:
         """A transaction that cannot have been committed is always run again."""
         await acquire(store, "run")
         proxy.drop_next_reply(to=b"FOR UPDATE")
-        await store.send("run", "paid", b"1")
+        await send_one(store, "run", "paid", b"1")
         assert proxy.dropped == 1
         assert len(await store.inbox("run")) == 1
 
@@ -86,7 +87,7 @@ class TestLostConnection:
         await acquire(store, "run")
         proxy.cut()
         await asyncio.sleep(0.05)
-        await store.send("run", "paid", b"1")
+        await send_one(store, "run", "paid", b"1")
         assert len(await store.inbox("run")) == 1
 
     async def test_a_transaction_whose_commit_is_lost_is_not_repeated(
@@ -111,7 +112,7 @@ async def test_a_long_idle_connection_is_pinged(mysql_url: str) -> None:
         await acquire(store, "run")
         query(mysql_url, f"KILL {store_connections(mysql_url)[0][0]}")
         await clock.advance(timedelta(minutes=5))
-        await store.send("run", "paid", b"1")
+        await send_one(store, "run", "paid", b"1")
         assert len(store_connections(mysql_url)) == 1
 
 

@@ -16,6 +16,7 @@ from perdure.stores import mysql
 from perdure.stores.mysql import MysqlStore
 from perdure.stores.mysql import statements as sql
 from perdure.stores.mysql.literals import Value
+from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 from tests.servers.mysql import connect_arguments
 from tests.stores.mysql.kit import query
@@ -41,8 +42,8 @@ async def grants(store: MysqlStore, mysql_url: str) -> Sequence[Grant]:
     _, *grants = [grant for grant in await store.acquire(requests) if isinstance(grant, Grant)]
     await store.append([Entry(g.lease.id, g.lease.epoch, 1, delta("a")) for g in grants])
     for id in IDS:
-        await store.send(id, "paid", b"1", dedup_id="x")
-        await store.send(id, "paid", b"1")
+        await send_one(store, id, "paid", b"1", dedup_id="x")
+        await send_one(store, id, "paid", b"1")
     # Now the server knows how small the tables are, as it would find out by itself later.
     for table in ("perdure_runs", "perdure_runs_journal", "perdure_runs_inbox"):
         query(mysql_url, f"ANALYZE TABLE {table}")

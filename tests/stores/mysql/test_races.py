@@ -12,6 +12,7 @@ import pytest
 from perdure.store import Delivery, Entry, Grant, LeaseRequest, NewRun, Refusal, Rest, Verdict
 from perdure.stores import mysql
 from perdure.stores.mysql import MysqlStore
+from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 from tests.servers.mysql import connect_arguments
 from tests.stores.mysql.kit import query
@@ -237,7 +238,7 @@ async def test_a_message_that_waited_for_a_rest_wakes_the_run(
     """A message sent while its run is being suspended is not missed."""
     await acquire(store)
     async with other.locked_row():
-        task = await other.blocked(store.send("run", "paid", b"1"))
+        task = await other.blocked(send_one(store, "run", "paid", b"1"))
         await other.run(
             """UPDATE perdure_runs SET owner = NULL, wake_at = NULL, awaits = '["paid"]'"""
         )
@@ -250,7 +251,7 @@ async def test_a_new_run_gets_nothing_of_a_deleted_one(store: MysqlStore, other:
     old = await acquire(store)
     async with other.locked_row():
         await other.write_entry(old, "late")
-        await other.send("late", "x")
+        await send_one(other, "late", "x")
         task = await other.blocked(store.delete("run"))
     assert await task
     new = await acquire(store)
@@ -336,7 +337,7 @@ async def test_concurrent_workers_complete_each_run_once(store: MysqlStore) -> N
         while len(done) < 60:
             for grant in await store.claim(owner, LONG, 4):
                 lease = grant.lease
-                await store.send(lease.id, "paid", b"1")
+                await send_one(store, lease.id, "paid", b"1")
                 await store.append([Entry(lease.id, lease.epoch, 1, delta("a"))])
                 await store.renew([lease], LONG)
                 end = Entry(lease.id, lease.epoch, 2, as_json(snapshot()), rest=Rest("completed"))

@@ -17,6 +17,7 @@ from perdure.stores._migrations import read_migrations
 from perdure.stores.mysql import MysqlStore
 from perdure.stores.mysql.schema import Dialect, Tables, dialect_of
 from perdure.stores.mysql.statements import REST
+from perdure.testing.conformance.harness import drives, send_one
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 from tests.servers.proxy import TcpProxy
 from tests.stores.mysql.kit import query
@@ -194,7 +195,7 @@ async def test_an_id_too_long_for_an_index_is_refused(mysql_url: str) -> None:
         )
         assert isinstance(grant, Grant)
         await store.append([Entry(longest, grant.lease.epoch, n, delta(f"{n}")) for n in (1, 2)])
-        await store.send(longest, "paid", b"1", dedup_id="x")
+        await send_one(store, longest, "paid", b"1", dedup_id="x")
         loaded = await store.load(longest)
         assert loaded is not None
         assert list(loaded["steps"]) == ["1", "2"]
@@ -245,10 +246,10 @@ class TestPlans:
     async def schedule(self, store: MysqlStore) -> None:
         now = datetime.now(UTC)
         assert len(await store.due(now, 100)) == 100
-        await store.due(now, 100, workflows=["order", "other"])
+        await store.due(now, 100, drives=drives("order", "other"))
         grants = await store.claim("ana", LONG, 50)
         assert len(grants) == 50
-        assert len(await store.claim("ana", LONG, 50, workflows=["order"])) == 50
+        assert len(await store.claim("ana", LONG, 50, drives=drives("order"))) == 50
         await store.renew([grant.lease for grant in grants], LONG)
         await store.release([grant.lease for grant in grants])
 
@@ -270,7 +271,7 @@ class TestPlans:
         await store.append([rest_entry(many[2], 2, delete=True)])
 
     async def maintain(self, store: MysqlStore) -> None:
-        await store.send("run 5", "paid", b"1", dedup_id="x")
+        await send_one(store, "run 5", "paid", b"1", dedup_id="x")
         assert await store.inbox("run 5")
         await store.save("saved", snapshot())
         runs = [NewRun(f"queued {n}", "order", b"{}") for n in range(20)]

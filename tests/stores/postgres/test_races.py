@@ -16,6 +16,7 @@ import pytest
 from perdure.store import Delivery, Entry, Grant, LeaseRequest, NewRun, Refusal, Rest, Verdict
 from perdure.stores import postgres
 from perdure.stores.postgres import PostgresStore
+from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 
 LONG, SHORT = timedelta(minutes=5), timedelta(milliseconds=1)
@@ -139,7 +140,7 @@ async def test_an_acquisition_returns_the_current_inbox(
     The number of messages alone does not show the difference.
     """
     first = await acquire(store)
-    await store.send("run", "old", b"1")
+    await send_one(store, "run", "old", b"1")
     (message,) = await store.inbox("run")
     await store.acquire([LeaseRequest("another", "ana", SHORT, create=as_json(snapshot()))])
     async with other.transaction():
@@ -150,7 +151,7 @@ async def test_an_acquisition_returns_the_current_inbox(
             "run", first.lease.epoch, 1, as_json(snapshot()), (message.id,), Rest("suspended")
         )
         await store.append([rest])
-        await store.send("run", "new", b"2")
+        await send_one(store, "run", "new", b"2")
     _, grant = await task
     assert isinstance(grant, Grant)
     assert [message.name for message in grant.inbox] == ["new"]
@@ -223,7 +224,7 @@ async def test_a_message_that_waited_for_a_rest_wakes_the_run(
     """A message sent while its run is being suspended is not missed."""
     await acquire(store)
     async with locked_row(other):
-        task = await blocked(other, store.send("run", "paid", b"1"))
+        task = await blocked(other, send_one(store, "run", "paid", b"1"))
         await other.execute(
             """UPDATE perdure_runs SET owner = NULL, wake_at = NULL, awaits = '["paid"]'"""
         )
@@ -258,7 +259,7 @@ async def test_a_run_that_is_deleted_leaves_no_consumed_message(
 ) -> None:
     """A consumed message with a dedup id is kept only as long as its run."""
     grant = await acquire(store)
-    await store.send("run", "paid", b"1", dedup_id="x")
+    await send_one(store, "run", "paid", b"1", dedup_id="x")
     (message,) = await store.inbox("run")
     delete = Rest("completed", delete=True)
     end = Entry("run", grant.lease.epoch, 1, b"{}", consumes=(message.id,), rest=delete)
@@ -282,7 +283,7 @@ async def test_a_claim_of_settled_runs_is_one_statement(
     grants = await store.claim("bob", LONG, 10)
     assert len(grants) == 5
     assert len(statements) == 1
-    await store.send("0", "paid", b"1")
+    await send_one(store, "0", "paid", b"1")
     await store.release([grant.lease for grant in grants])
     statements.clear()
     again = await store.claim("bob", LONG, 10)

@@ -16,6 +16,7 @@ from perdure.stores import postgres
 from perdure.stores._migrations import read_migrations
 from perdure.stores.postgres import PostgresStore
 from perdure.stores.postgres.schema import Tables
+from perdure.testing.conformance.harness import drives, send_one
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 from tests.servers.proxy import TcpProxy
 
@@ -175,10 +176,10 @@ class TestPlans:
     async def schedule(self, store: PostgresStore, number: int) -> None:
         now = datetime.now(UTC)
         assert len(await store.due(now, 100)) == 100
-        await store.due(now, 100, workflows=["order", "other"])
+        await store.due(now, 100, drives=drives("order", "other"))
         grants = await store.claim("ana", LONG, 50)
         assert len(grants) == 50
-        await store.claim("ana", LONG, 50, workflows=["order"])
+        await store.claim("ana", LONG, 50, drives=drives("order"))
         await store.renew([grant.lease for grant in grants], LONG)
         await store.release([grant.lease for grant in grants])
 
@@ -199,8 +200,8 @@ class TestPlans:
         await store.append([rest_entry(many[2], 2, delete=True)])
 
     async def maintain(self, store: PostgresStore, number: int) -> None:
-        await store.send("run 5", "paid", b"1", dedup_id=f"{number}")
-        await store.send("run 5", "paid", b"1")
+        await send_one(store, "run 5", "paid", b"1", dedup_id=f"{number}")
+        await send_one(store, "run 5", "paid", b"1")
         messages = [message.id for message in await store.inbox("run 5")]
         await store.acquire([LeaseRequest("run 5", "bob", LONG)])
         [grant] = await store.acquire([LeaseRequest("run 5", "ana", LONG, instead_of="bob")])

@@ -14,6 +14,7 @@ from perdure.errors import StoreError, StoreUnavailable
 from perdure.store import Entry, NewRun, Rest, Verdict
 from perdure.stores.redis import RedisStore, redis
 from perdure.stores.redis.keys import SHARDS, Keys
+from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.hostile import NAMES
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.redis import SLOTS, RedisCluster
@@ -125,7 +126,7 @@ async def test_nothing_is_half_done_while_a_slot_moves(
 ) -> None:
     """Steps are recorded; what needs keys of both nodes is refused as a whole until the end."""
     (grant,) = await leased(store)
-    await store.send("run", "paid", b"1")
+    await send_one(store, "run", "paid", b"1")
     (message,) = await store.inbox("run")
     rest = Entry(
         *("run", grant.lease.epoch, 2, as_json(snapshot("1", "2", status="completed"))),

@@ -17,6 +17,7 @@ from redis.asyncio import Redis as AsyncRedis
 from perdure.errors import InvalidArgument, StoreClosed, StoreError, StoreUnavailable
 from perdure.store import NewRun, Verdict
 from perdure.stores.redis import RedisStore, redis
+from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.proxy import TcpProxy
 from tests.stores.redis.kit import HOUR, execute, leased, step, steps
@@ -184,7 +185,7 @@ async def test_a_client_that_was_passed_in_stays_open(
             assert await store.append([step(grant, 1)]) == [Verdict.ACCEPTED]
             notifications = store.notifications()
             await anext(notifications)
-            await store.send("run", "paid", b"1")
+            await send_one(store, "run", "paid", b"1")
             assert await steps(store) == ["1"]
             assert (await store.durability_report()).settings["appendfsync"] == "always"
         assert await client.ping()

@@ -16,6 +16,7 @@ from perdure.stores.redis import RedisStore, redis
 from perdure.stores.redis.keys import SHARDS, STATUSES, Keys
 from perdure.stores.redis.node import pack
 from perdure.stores.redis.scripts import SAVE
+from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.process import Server
 from tests.stores.redis.kit import HOUR, execute, leased, step, steps
@@ -82,7 +83,7 @@ async def test_a_deleted_run_leaves_nothing(
     grants = await leased(store, "a", "b", "c")
     for grant in grants:
         await store.append([step(grant, 1)])
-        await store.send(grant.lease.id, "paid", b"1", dedup_id="x")
+        await send_one(store, grant.lease.id, "paid", b"1", dedup_id="x")
     await store.delete("a")
     delete = Entry("b", grants[1].lease.epoch, 2, b"", rest=Rest("completed", delete=True))
     over = Entry("c", grants[2].lease.epoch, 2, as_json(snapshot()), rest=Rest("completed"))

@@ -19,7 +19,14 @@ from perdure.stores._migrations import Migration, read_migrations
 from perdure.stores.sql import sqlalchemy_client
 from perdure.stores.sql.client import query
 from perdure.stores.sql.dialects import number_parameters
-from perdure.testing.conformance.harness import acquire_run, request_run, step, write_rest
+from perdure.testing.conformance.harness import (
+    acquire_run,
+    drives,
+    request_run,
+    send_one,
+    step,
+    write_rest,
+)
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 from tests.stores.sql.clients import (
     AiosqliteClient,
@@ -35,10 +42,10 @@ LONG = timedelta(minutes=5)
 async def run_lifecycle(store: SqlStore) -> None:
     """Take a run through all of its states."""
     await store.enqueue([NewRun("run", "order", as_json(snapshot("a")))])
-    [grant] = await store.claim("ana", LONG, 10, workflows=["order"])
+    [grant] = await store.claim("ana", LONG, 10, drives=drives("order"))
     epoch = grant.lease.epoch
-    assert await store.send("run", "paid", b'"yes"', dedup_id="x") is Delivery.DELIVERED
-    assert await store.send("run", "paid", b'"yes"', dedup_id="x") is Delivery.DUPLICATE
+    assert await send_one(store, "run", "paid", b'"yes"', dedup_id="x") is Delivery.DELIVERED
+    assert await send_one(store, "run", "paid", b'"yes"', dedup_id="x") is Delivery.DUPLICATE
     [message] = await store.inbox("run")
     entry = Entry("run", epoch, 1, delta("b"), consumes=(message.id,))
     assert await store.append([entry]) == [Verdict.ACCEPTED]
@@ -143,7 +150,7 @@ async def test_a_crash_between_statements_leaves_the_state_before_or_after(
         for statements in range(30):
             grant = await acquire_run(store, "run")
             await store.append([step(grant, 1, "a")])
-            await store.send("run", "paid", b"1")
+            await send_one(store, "run", "paid", b"1")
             [message] = await store.inbox("run")
             crashing = SqlStore(CrashingClient(client, set_up + statements), dialect="sqlite")
             try:

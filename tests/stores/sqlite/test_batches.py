@@ -14,6 +14,7 @@ from perdure.store import Entry, Grant, LeaseRequest, NewRun, Refusal, Rest, Ver
 from perdure.stores._migrations import read_migrations
 from perdure.stores.sqlite import SqliteStore, sqlite
 from perdure.stores.sqlite.schema import split_script
+from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 
 HOUR = timedelta(hours=1)
@@ -140,9 +141,9 @@ async def test_an_older_file_is_migrated(path: Path) -> None:
             database.execute("INSERT INTO perdure_runs_migrations VALUES (?, ?)", migration[:2])
         async with sqlite(path) as store:
             [grant] = await granted(store, "run")
-            await store.send("run", "a", b"1")
-            await store.send("run", "b", b"1", dedup_id="x")
-            await store.send("run", "c", b"1", dedup_id="y")
+            await send_one(store, "run", "a", b"1")
+            await send_one(store, "run", "b", b"1", dedup_id="x")
+            await send_one(store, "run", "c", b"1", dedup_id="y")
             message = (await store.inbox("run"))[2].id
             entry = Entry("run", grant.lease.epoch, 1, delta("a"), consumes=(message,))
             await store.append([entry])

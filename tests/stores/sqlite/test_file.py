@@ -28,6 +28,7 @@ from perdure.stores.sqlite import threads as threads_module
 from perdure.stores.sqlite import watch as watch_module
 from perdure.stores.sqlite.runs import Verb
 from perdure.stores.sqlite.statements import Statement
+from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 
 HOUR = timedelta(hours=1)
@@ -159,7 +160,7 @@ async def test_a_bad_write_fails_alone(store: SqliteStore, path: Path) -> None:
     with locked(path):
         writes = [
             asyncio.ensure_future(store.append([entry(grants[0])])),
-            asyncio.ensure_future(store.send("a", "\ud800", b"1")),
+            asyncio.ensure_future(send_one(store, "a", "\ud800", b"1")),
             asyncio.ensure_future(store.append([entry(grants[1])])),
         ]
         await asyncio.sleep(0.05)

@@ -16,6 +16,7 @@ from perdure.store import Entry, Grant, LeaseRequest, Rest, Verdict
 from perdure.stores._migrations import read_migrations
 from perdure.stores.sqlite import sqlite
 from perdure.stores.sqlite.schema import split_script
+from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 
 AWAITLY = """
@@ -226,7 +227,7 @@ async def test_nothing_remains_of_a_row_that_awaitly_deletes(
         )
         assert isinstance(grant, Grant)
         await store.append([Entry("run", grant.lease.epoch, 1, delta("a"))])
-        await store.send("run", "hello", b"1")
+        await send_one(store, "run", "hello", b"1")
         awaitly.execute("DELETE FROM awaitly_snapshots")
         awaitly.execute(UPSERT_OF_AWAITLY, ("run", json.dumps(snapshot("new"))))
         assert await store.load("run") == snapshot("new")

@@ -2,27 +2,37 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from heapq import nlargest
 from itertools import islice
 
+from msgspec.structs import replace
+
 from perdure.clock import Clock, as_utc
-from perdure.snapshot import RunStatus, Snapshot, is_over
+from perdure.snapshot import Snapshot, is_over
 from perdure.store import (
+    INBOX_PAGE,
+    Count,
     Delivery,
+    Drivable,
     Due,
     Entry,
     Lease,
     LeaseRequest,
     Message,
+    NewMessage,
     NewRun,
+    Query,
+    QueueStats,
+    Receipt,
     Rest,
+    RunSummary,
     Stats,
     Verdict,
 )
+from perdure.stores._backend import Ownership, PruneRequest
 from perdure.stores._reading import Granted, read_grant
-from perdure.stores._shell import Ownership, Query, Row
+from perdure.stores._searching import Found, Position, count, find
 from perdure.stores.memory.rows import Run, Runs
 
 
@@ -50,7 +60,7 @@ class MemoryBackend:
         """Replace the run, except for its inbox."""
         run = self._find(id) or self._create(id, data)
         run.epoch = next(self.runs.epochs)
-        run.workflow = workflow
+        run.workflow, run.queue = workflow, ""
         self._rest(run, data, rest)
 
     async def load(self, id: str) -> Snapshot | None:
@@ -61,24 +71,6 @@ class MemoryBackend:
     async def delete(self, id: str) -> bool:
         """Delete a run."""
         return self.runs.remove(self.prefix + id)
-
-    async def list(self, query: Query) -> Sequence[Row]:
-        """Return the newest runs by a scan: the runs of one process are few enough."""
-        prefix = self.prefix + query.prefix
-        after = None if query.after is None else (query.after[0], self.prefix + query.after[1])
-        matching = (
-            run
-            for run in self.runs
-            if run.id.startswith(prefix)
-            and query.status in (None, run.status)
-            and query.workflow in (None, run.workflow)
-            and (after is None or run.sort_key() < after)
-        )
-        newest = nlargest(query.limit, matching, key=Run.sort_key)
-        return [
-            Row(self._id(run), run.updated_at, run.status, run.workflow, run.owner)
-            for run in newest
-        ]
 
     async def append(self, entries: Sequence[Entry]) -> Sequence[Verdict]:
         """Write the entries one by one."""
@@ -115,56 +107,88 @@ class MemoryBackend:
         return [self._enqueue(run, now) for run in runs]
 
     async def due(
-        self, now: datetime, limit: int, workflows: Sequence[str] | None
+        self,
+        now: datetime,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
     ) -> Sequence[Due]:
         """Return due runs from the index."""
-        runs = self.runs.index.due(now, limit, workflows, self.prefix)
+        runs = self.runs.index.due(now, limit, drives, queues, self.prefix)
         return [Due(self._id(run), run.wake_at) for run in runs if run.wake_at is not None]
 
     async def claim(
-        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
+        self,
+        owner: str,
+        ttl: timedelta,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
     ) -> Sequence[Granted]:
         """Lease due runs from the index."""
         now = self.clock.now()
-        runs = self.runs.index.due(now, limit, workflows, self.prefix)
+        runs = self.runs.index.due(now, limit, drives, queues, self.prefix)
         return [self._grant(run, owner, now, ttl, is_abandoned=True) for run in runs]
 
-    async def send(self, id: str, name: str, payload: bytes, dedup_id: str | None) -> Delivery:
-        """Put a message in an inbox."""
-        run = self._find(id)
-        if run is None:
-            return Delivery.UNKNOWN
-        if dedup_id is not None and dedup_id in run.dedup_ids:
-            return Delivery.DUPLICATE
-        if is_over(run.status):
-            return Delivery.OVER
-        if dedup_id is not None:
-            run.dedup_ids.add(dedup_id)
-        message = Message(str(next(self.runs.message_ids)), name, payload, self.clock.now())
-        run.inbox[message.id] = message
-        if name in run.awaits:
-            self._wake(run, message.sent_at)
-        return Delivery.DELIVERED
+    async def queues(self, now: datetime, limit: int, low: str, high: str | None) -> Sequence[str]:
+        """Return queues from the index."""
+        names = self.runs.index.queues(now, self.prefix)
+        return [name for name in names if name >= low and (high is None or name < high)][:limit]
 
-    async def inbox(self, id: str) -> Sequence[Message]:
+    async def send(self, messages: Sequence[NewMessage]) -> Sequence[Receipt]:
+        """Put messages in inboxes one by one."""
+        return [self._send(message) for message in messages]
+
+    async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Message]:
         """Return the messages of a run."""
         run = self._find(id)
-        return [] if run is None else [*run.inbox.values()]
+        messages = () if run is None else run.inbox.values()
+        last = 0 if after is None else int(after)
+        return [*islice((each for each in messages if int(each.id) > last), limit)]
 
-    async def prune(self, older_than: timedelta, statuses: Sequence[RunStatus], limit: int) -> int:
+    async def prune(self, request: PruneRequest) -> int:
         """Delete old runs, found by a scan."""
-        before = self.clock.now() - older_than
-        old = (run.id for run in self._mine() if run.status in statuses and run.updated_at < before)
-        pruned = [*islice(old, limit)]
-        for id in pruned:
+        before = self.clock.now() - request.older_than
+        old = (
+            run.id
+            for run in self._mine()
+            if run.status in request.statuses
+            and run.updated_at < before
+            and request.workflow in (None, run.workflow)
+            and all(tag in run.tags for tag in request.tags)
+        )
+        pruned = [*islice(old, request.limit)]
+        for id in () if request.dry_run else pruned:
             self.runs.remove(id)
         return len(pruned)
 
     async def stats(self) -> Stats:
         """Count the runs by a scan."""
+        now = self.clock.now()
+        by_queue: dict[str, QueueStats] = {}
+        for run in self._mine():
+            if run.wake_at is not None and not run.queue.startswith("~"):
+                name = run.queue.partition("/")[0]
+                by_queue[name] = _counted(by_queue.get(name, QueueStats()), run, now)
+        by_queue = {name: queue for name, queue in by_queue.items() if queue != QueueStats()}
+        oldest = [queue.oldest_due for queue in by_queue.values() if queue.oldest_due is not None]
         by_status = Counter[str](run.status for run in self._mine())
-        oldest = await self.due(self.clock.now(), 1, None)
-        return Stats(by_status, oldest[0].wake_at if oldest else None)
+        return Stats(by_status, min(oldest, default=None), by_queue)
+
+    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+        """Find runs by a scan: the runs of one process are few enough."""
+        return find(self._summaries(), query, limit, after)
+
+    async def summaries(self, ids: Sequence[str]) -> Sequence[RunSummary | None]:
+        """Return runs by id."""
+        return [
+            None if run is None else replace(run.summarized(self.prefix), revision=run.revision())
+            for run in map(self._find, ids)
+        ]
+
+    async def counts(self, query: Query, cap: int) -> Sequence[Count]:
+        """Count runs by a scan."""
+        return count(self._summaries(), query, cap)
 
     async def notifications(self) -> AsyncGenerator[None]:
         """Yield when a run of any store that shares these runs becomes due."""
@@ -199,8 +223,24 @@ class MemoryBackend:
             self._rest(run, entry.data, entry.rest)
         return Verdict.ACCEPTED
 
+    def _send(self, message: NewMessage) -> Receipt:
+        run = self._find(message.to)
+        if run is None:
+            return Receipt(Delivery.UNKNOWN)
+        if message.dedup_id is not None and message.dedup_id in run.dedup_ids:
+            return Receipt(Delivery.DUPLICATE, len(run.inbox))
+        if is_over(run.status):
+            return Receipt(Delivery.OVER)
+        if message.dedup_id is not None:
+            run.dedup_ids.add(message.dedup_id)
+        id, now = str(next(self.runs.message_ids)), self.clock.now()
+        run.inbox[id] = Message(id, message.name, message.payload, now)
+        if message.name in run.awaits:
+            self._wake(run, now)
+        return Receipt(Delivery.DELIVERED, len(run.inbox))
+
     def _rest(self, run: Run, snapshot: bytes, rest: Rest) -> None:
-        """Replace an unowned run's state; only its inbox stays."""
+        """Replace an unowned run's state; only its inbox and its queue stay."""
         now = run.updated_at = self.clock.now()
         run.snapshot = snapshot
         run.journal.clear()
@@ -208,6 +248,9 @@ class MemoryBackend:
         run.takeovers = 0
         run.status = rest.status
         run.awaits = rest.awaits
+        run.version = run.version if rest.version is None else rest.version
+        run.tags = run.tags if rest.tags is None else rest.tags
+        run.summary = run.summary if rest.summary is None else rest.summary
         has_awaited = any(message.name in rest.awaits for message in run.inbox.values())
         self._wake(run, now if has_awaited else rest.wake_at)
 
@@ -216,7 +259,7 @@ class MemoryBackend:
         if run is None:
             if request.create is None:
                 return None
-            run = self._create(request.id, request.create, request.workflow)
+            run = self._create(request.id, request.create, request)
             return self._grant(run, request.owner, now, request.ttl, created=True)
         is_abandoned = run.is_orphaned(now) or run.owner == request.instead_of
         if not request.existing or not (is_abandoned or run.owner in (None, request.owner)):
@@ -242,9 +285,18 @@ class MemoryBackend:
         run.status = "running"
         run.awaits = ()
         self._wake(run, now + ttl)
-        inbox = tuple(run.inbox.values())
+        inbox = tuple(islice(run.inbox.values(), INBOX_PAGE))
         lease = Lease(self._id(run), owner, run.epoch, now + ttl, bool(inbox))
-        return read_grant(lease, run.merged, now, inbox, run.takeovers, created)
+        return read_grant(
+            lease,
+            run.merged,
+            now,
+            inbox,
+            run.takeovers,
+            created,
+            queue=run.queue,
+            version=run.version,
+        )
 
     def _renew(self, lease: Lease, expires_at: datetime) -> Lease | None:
         run = self._owned(lease)
@@ -256,17 +308,27 @@ class MemoryBackend:
     def _enqueue(self, new: NewRun, now: datetime) -> bool:
         if self._find(new.id) is not None:
             return False
-        self._wake(self._create(new.id, new.snapshot, new.workflow), new.wake_at or now)
+        run = self._create(new.id, new.snapshot, new)
+        run.queue = new.queue
+        if new.rest is None:
+            run.status = "queued"
+            self._wake(run, new.wake_at or now - new.head_start)
+        else:
+            self._rest(run, new.snapshot, new.rest)
         return True
 
-    def _create(self, id: str, snapshot: bytes, workflow: str | None = None) -> Run:
+    def _create(self, id: str, snapshot: bytes, header: NewRun | LeaseRequest | None = None) -> Run:
+        now = self.clock.now()
         run = Run(
             id=self.prefix + id,
-            workflow=workflow,
             snapshot=snapshot,
-            updated_at=self.clock.now(),
+            updated_at=now,
+            created_at=now,
             epoch=next(self.runs.epochs),
         )
+        if header is not None:
+            run.workflow, run.version = header.workflow, header.version
+            run.tags, run.summary = header.tags, header.summary
         self.runs.add(run)
         return run
 
@@ -293,7 +355,22 @@ class MemoryBackend:
         return run
 
     def _mine(self) -> Iterator[Run]:
-        return (run for run in self.runs if run.id.startswith(self.prefix))
+        """Yield the runs of this store, without the engine's own."""
+        system = self.prefix + "~"
+        runs = (run for run in self.runs if run.id.startswith(self.prefix))
+        return (run for run in runs if not run.id.startswith(system))
+
+    def _summaries(self) -> Iterator[RunSummary]:
+        return (run.summarized(self.prefix) for run in self.runs if run.id.startswith(self.prefix))
 
     def _id(self, run: Run) -> str:
         return run.id[len(self.prefix) :]
+
+
+def _counted(queue: QueueStats, run: Run, now: datetime) -> QueueStats:
+    """Return the numbers of a queue with those of one more run that has a wake time."""
+    assert run.wake_at is not None, "the run has a wake time"
+    if run.wake_at > now:
+        return QueueStats(queue.due, queue.leased + (run.owner is not None), queue.oldest_due)
+    oldest = min(queue.oldest_due or run.wake_at, run.wake_at)
+    return QueueStats(queue.due + 1, queue.leased, oldest)

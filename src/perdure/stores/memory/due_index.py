@@ -1,66 +1,96 @@
-"""The due index of a memory store: runs by wake time, earliest first."""
+"""The due index of a memory store: runs by queue, workflow, version and wake time."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from heapq import heapify, heappop, heappush
-from itertools import count
+from heapq import heapify, heappop, heappush, merge
+from itertools import count, islice
 from typing import Generic, TypeVar
+
+from perdure.store import Drivable
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Indexed:
     """The fields of a run that a `DueIndex` uses.
 
-    `version` is the number of the run's current index entry; entries with another one are stale.
+    `entry` is the number of the run's current index entry; entries with another one are stale.
     """
 
     id: str
     workflow: str | None = None
-    wake_at: datetime | None = None
+    queue: str = ""
     version: int = 0
+    wake_at: datetime | None = None
+    entry: int = 0
 
 
 R = TypeVar("R", bound=Indexed)
 
 
 class DueIndex(Generic[R]):
-    """Runs by wake time, in one heap per workflow, so that a query skips no run of another."""
+    """Runs by wake time, in one heap per queue, workflow and version: no query skips a run that it
+    is not about.
+    """
 
     def __init__(self) -> None:
-        self._heaps: dict[str | None, _WakeHeap[R]] = {}
-        self._versions = count(1)
+        self._queues: dict[str, dict[tuple[str | None, int], _WakeHeap[R]]] = {}
+        self._entries = count(1)
 
     def put(self, run: R) -> None:
         """Index a run under its wake time; its previous entry becomes stale."""
-        run.version = next(self._versions)
+        run.entry = next(self._entries)
         if run.wake_at is None:
             return
-        heap = self._heaps.get(run.workflow)
+        heaps = self._queues.setdefault(run.queue, {})
+        heap = heaps.get((run.workflow, run.version))
         if heap is None:
-            heap = self._heaps[run.workflow] = _WakeHeap()
+            heap = heaps[run.workflow, run.version] = _WakeHeap()
         heap.push(run.wake_at, run)
 
     def remove(self, run: R) -> None:
         """Make the run's entry stale."""
-        run.version = 0
+        run.entry = 0
 
     def due(
-        self, now: datetime, limit: int, workflows: Sequence[str] | None, prefix: str
+        self,
+        now: datetime,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
+        prefix: str,
     ) -> list[R]:
         """Return up to `limit` due runs whose ids have the prefix, earliest first."""
-        names: Iterable[str | None] = self._heaps if workflows is None else dict.fromkeys(workflows)
-        heaps = [self._heaps[name] for name in names if name in self._heaps]
+        due: list[list[R]] = []
+        for queue, most in queues.items():
+            runs = self._due_in(queue, now, drives)
+            due.append([*islice((run for run in runs if run.id.startswith(prefix)), most)])
+        return [*islice(merge(*due, key=_wake_time), limit)]
+
+    def queues(self, now: datetime, prefix: str) -> list[str]:
+        """Return the queues that have due runs whose ids have the prefix, by name."""
+        return sorted(
+            queue
+            for queue in [*self._queues]
+            if any(run.id.startswith(prefix) for run in self._due_in(queue, now, None))
+        )
+
+    def _due_in(self, queue: str, now: datetime, drives: Sequence[Drivable] | None) -> Iterator[R]:
+        """Yield the due runs of a queue, earliest first; they stay in the index."""
+        heaps = self._queues.get(queue, {})
+        chosen = [heap for key, heap in heaps.items() if _is_drivable(*key, drives)]
         popped: list[R] = []
-        due: list[R] = []
-        while len(due) < limit and (heap := _earliest(heaps, now)) is not None:
-            run = heap.pop()
-            popped.append(run)
-            if run.id.startswith(prefix):
-                due.append(run)
-        for run in popped:
-            self.put(run)
-        return due
+        try:
+            while (heap := _earliest(chosen, now)) is not None:
+                popped.append(heap.pop())
+                yield popped[-1]
+        finally:
+            for key in [key for key, heap in heaps.items() if heap.first() is None]:
+                del heaps[key]
+            if not heaps:
+                self._queues.pop(queue, None)
+            for run in popped:
+                self.put(run)
 
 
 class _WakeHeap(Generic[R]):
@@ -73,11 +103,11 @@ class _WakeHeap(Generic[R]):
     def push(self, wake_at: datetime, run: R) -> None:
         if len(self._entries) >= self._compact_at:
             self._compact()
-        heappush(self._entries, (wake_at, run.version, run))
+        heappush(self._entries, (wake_at, run.entry, run))
 
     def first(self) -> datetime | None:
         entries = self._entries
-        while entries and entries[0][1] != entries[0][2].version:
+        while entries and entries[0][1] != entries[0][2].entry:
             heappop(entries)
         return entries[0][0] if entries else None
 
@@ -86,7 +116,7 @@ class _WakeHeap(Generic[R]):
 
     def _compact(self) -> None:
         # Without queries no stale entry ever reaches the top, and the heap would grow forever.
-        self._entries = [entry for entry in self._entries if entry[1] == entry[2].version]
+        self._entries = [entry for entry in self._entries if entry[1] == entry[2].entry]
         heapify(self._entries)
         self._compact_at = max(64, 2 * len(self._entries))
 
@@ -94,3 +124,16 @@ class _WakeHeap(Generic[R]):
 def _earliest(heaps: Iterable[_WakeHeap[R]], now: datetime) -> _WakeHeap[R] | None:
     due = [(time, heap) for heap in heaps if (time := heap.first()) is not None and time <= now]
     return min(due, key=lambda timed: timed[0])[1] if due else None
+
+
+def _wake_time(run: Indexed) -> datetime:
+    assert run.wake_at is not None, "a run in the index has a wake time"
+    return run.wake_at
+
+
+def _is_drivable(workflow: str | None, version: int, drives: Sequence[Drivable] | None) -> bool:
+    return drives is None or any(
+        drivable.workflow == workflow
+        and (not version or drivable.first <= version <= drivable.last)
+        for drivable in drives
+    )

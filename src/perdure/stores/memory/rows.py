@@ -8,7 +8,7 @@ from itertools import count
 
 from perdure import codec
 from perdure.snapshot import RunStatus, Snapshot
-from perdure.store import Message
+from perdure.store import Message, RunSummary
 from perdure.stores._reading import merged, reading
 from perdure.stores.memory.due_index import DueIndex, Indexed
 
@@ -23,7 +23,10 @@ class Run(Indexed):
 
     snapshot: bytes
     updated_at: datetime
+    created_at: datetime
     epoch: int
+    tags: tuple[str, ...] = ()
+    summary: bytes = b""
     status: RunStatus = "running"
     owner: str | None = None
     awaits: tuple[str, ...] = ()
@@ -43,9 +46,28 @@ class Run(Indexed):
         """Return whether the run has an owner whose lease has expired."""
         return self.owner is not None and self.wake_at is not None and self.wake_at <= now
 
-    def sort_key(self) -> tuple[datetime, str]:
-        """Return what runs are listed by; the id orders runs that were updated at the same time."""
-        return self.updated_at, self.id
+    def summarized(self, prefix: str) -> RunSummary:
+        """Return the run as a search does; its id is shown without the prefix."""
+        return RunSummary(
+            id=self.id.removeprefix(prefix),
+            updated_at=self.updated_at,
+            status=self.status,
+            workflow=self.workflow,
+            owner=self.owner,
+            version=self.version,
+            queue=self.queue,
+            tags=self.tags,
+            summary=self.summary,
+            created_at=self.created_at,
+            wake_at=self.wake_at,
+            awaits=self.awaits,
+            takeovers=self.takeovers,
+        )
+
+    def revision(self) -> str:
+        """Return a string that differs after every grant, release, entry, rest and message."""
+        last = max(self.journal, default=self.folded)
+        return f"{self.epoch}.{last[1]}.{len(self.inbox)}.{self.owner is not None:d}"
 
 
 class Runs:

@@ -11,6 +11,8 @@ from perdure.clock import SystemClock
 from perdure.snapshot import Snapshot
 from perdure.store import (
     Capabilities,
+    Delivery,
+    Drivable,
     Entry,
     Grant,
     InboxStore,
@@ -18,6 +20,7 @@ from perdure.store import (
     LeaseRequest,
     LeaseStore,
     MaintenanceStore,
+    NewMessage,
     NotifyStore,
     Refusal,
     Rest,
@@ -214,6 +217,11 @@ async def refused(store: LeaseStore, request: LeaseRequest) -> Refusal:
     return refusal
 
 
+def drives(*workflows: str) -> list[Drivable]:
+    """Return what a worker drives that knows every version of these workflows."""
+    return [Drivable(workflow, 1, 1_000_000) for workflow in workflows]
+
+
 async def append_entries(store: JournalStore, *entries: Entry) -> list[Verdict]:
     """Append the entries and return the verdicts."""
     return list(await store.append(entries))
@@ -226,6 +234,14 @@ async def write_rest(
     data = as_json(snapshot(*steps, status=rest.status))
     (verdict,) = await store.append([Entry(grant.lease.id, grant.lease.epoch, n, data, rest=rest)])
     return verdict
+
+
+async def send_one(
+    store: InboxStore, to: str, name: str, payload: bytes, *, dedup_id: str | None = None
+) -> Delivery:
+    """Send one message and return its delivery."""
+    (receipt,) = await store.send([NewMessage(to, name, payload, dedup_id)])
+    return receipt.delivery
 
 
 def step(grant: Grant, n: int, *keys: str, consumes: tuple[str, ...] = ()) -> Entry:

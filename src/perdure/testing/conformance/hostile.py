@@ -23,11 +23,13 @@ from perdure.testing.conformance.harness import (
     Harness,
     acquire_run,
     append_entries,
+    drives,
     need_inbox,
     need_journal,
     need_lease,
     need_schedule,
     refused,
+    send_one,
     step,
     steps_of,
     write_rest,
@@ -126,7 +128,8 @@ class HostileIdChecks(Harness):
             await store.save(id, snapshot(f"step {number}"))
         for number, id in enumerate(NAMES):
             assert await steps_of(store, id) == [f"step {number}"], ascii(id)
-        assert {run.id for run in await store.list(limit=1_000)} == set(NAMES)
+        listed = {run.id for run in await store.list(limit=1_000)}
+        assert listed == {id for id in NAMES if not id.startswith("~")}
 
     async def test_deleting_one_run_keeps_the_others(self, store: Store) -> None:
         """Delete the run, and no other."""
@@ -237,7 +240,7 @@ class HostileNameChecks(Harness):
         whole = as_json(snapshot())
         await schedule.enqueue([NewRun(f"{n}", name, whole) for n, name in enumerate(NAMES)])
         for number, name in enumerate(NAMES):
-            grants = await schedule.claim("ana", LONG, 10, workflows=[name])
+            grants = await schedule.claim("ana", LONG, 10, drives=drives(name))
             assert [grant.lease.id for grant in grants] == [f"{number}"], ascii(name)
 
     async def test_events_may_have_any_name(self, store: Store) -> None:
@@ -247,7 +250,7 @@ class HostileNameChecks(Harness):
             grant = await acquire_run(inboxes, f"{number}")
             await write_rest(inboxes, grant, Rest("waiting", None, (name, f"never {number}")))
         for number, name in enumerate(NAMES):
-            await inboxes.send(f"{number}", name, b"1")
+            await send_one(inboxes, f"{number}", name, b"1")
             (claimed,) = await inboxes.claim("ana", LONG, 10)
             assert claimed.lease.id == f"{number}", ascii(name)
             assert [message.name for message in claimed.inbox] == [name]
@@ -258,15 +261,15 @@ class HostileNameChecks(Harness):
         awaited = NAMES[::2]
         await write_rest(inboxes, await acquire_run(inboxes), Rest("waiting", None, tuple(awaited)))
         for name in NAMES[1::2]:
-            await inboxes.send("run", name, b"1")
+            await send_one(inboxes, "run", name, b"1")
         assert list(await inboxes.claim("ana", LONG, 10)) == []
 
     async def test_dedup_ids_may_be_any_string(self, store: Store) -> None:
         """A `dedup_id` is any string, and no two are equal."""
         inboxes = need_inbox(store)
         await acquire_run(inboxes)
-        first = [await inboxes.send("run", "paid", b"1", dedup_id=name) for name in NAMES]
-        again = [await inboxes.send("run", "paid", b"1", dedup_id=name) for name in NAMES]
+        first = [await send_one(inboxes, "run", "paid", b"1", dedup_id=name) for name in NAMES]
+        again = [await send_one(inboxes, "run", "paid", b"1", dedup_id=name) for name in NAMES]
         assert first == [Delivery.DELIVERED] * len(NAMES)
         assert again == [Delivery.DUPLICATE] * len(NAMES)
 

@@ -10,6 +10,7 @@ from perdure.testing.conformance.harness import (
     acquire_run,
     append_entries,
     need_inbox,
+    send_one,
     step,
     store_time,
     write_rest,
@@ -31,7 +32,7 @@ class SendChecks(Harness):
         inboxes = need_inbox(store)
         await acquire_run(inboxes)
         payload = as_json({"by": "ana", "n": [1, None]})
-        assert await inboxes.send("run", "paid", payload) is Delivery.DELIVERED
+        assert await send_one(inboxes, "run", "paid", payload) is Delivery.DELIVERED
         (message,) = await inboxes.inbox("run")
         assert (message.name, message.payload) == ("paid", payload)
         assert message.id
@@ -43,7 +44,7 @@ class SendChecks(Harness):
         await inboxes.save("run", snapshot())
         events = [f"event {number}" for number in range(12, 0, -1)]
         for name in events:
-            await inboxes.send("run", name, b"null")
+            await send_one(inboxes, "run", name, b"null")
         assert await names(inboxes) == events
 
     async def test_an_event_may_be_sent_repeatedly(self, store: Store) -> None:
@@ -51,14 +52,14 @@ class SendChecks(Harness):
         inboxes = need_inbox(store)
         await acquire_run(inboxes)
         for _ in range(3):
-            assert await inboxes.send("run", "paid", b"1") is Delivery.DELIVERED
+            assert await send_one(inboxes, "run", "paid", b"1") is Delivery.DELIVERED
         messages = await inboxes.inbox("run")
         assert len({message.id for message in messages}) == 3
 
     async def test_a_message_for_a_missing_run_is_unknown(self, store: Store) -> None:
         """No such run: nothing is kept for a later one."""
         inboxes = need_inbox(store)
-        assert await inboxes.send("run", "paid", b"1") is Delivery.UNKNOWN
+        assert await send_one(inboxes, "run", "paid", b"1") is Delivery.UNKNOWN
         await acquire_run(inboxes)
         assert await names(inboxes) == []
         assert list(await inboxes.inbox("missing")) == []
@@ -68,7 +69,7 @@ class SendChecks(Harness):
         inboxes = need_inbox(store)
         for status in ("completed", "failed", "cancelled"):
             await write_rest(inboxes, await acquire_run(inboxes), Rest(status))
-            assert await inboxes.send("run", "paid", b"1") is Delivery.OVER
+            assert await send_one(inboxes, "run", "paid", b"1") is Delivery.OVER
             assert await names(inboxes) == []
 
     async def test_a_dedup_id_that_was_used_is_a_duplicate(self, store: Store) -> None:
@@ -76,11 +77,11 @@ class SendChecks(Harness):
         inboxes = need_inbox(store)
         await acquire_run(inboxes)
         await acquire_run(inboxes, "other")
-        assert await inboxes.send("run", "paid", b"1", dedup_id="x") is Delivery.DELIVERED
-        assert await inboxes.send("run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
-        assert await inboxes.send("run", "other", b"2", dedup_id="x") is Delivery.DUPLICATE
-        assert await inboxes.send("run", "paid", b"1", dedup_id="X") is Delivery.DELIVERED
-        assert await inboxes.send("other", "paid", b"1", dedup_id="x") is Delivery.DELIVERED
+        assert await send_one(inboxes, "run", "paid", b"1", dedup_id="x") is Delivery.DELIVERED
+        assert await send_one(inboxes, "run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
+        assert await send_one(inboxes, "run", "other", b"2", dedup_id="x") is Delivery.DUPLICATE
+        assert await send_one(inboxes, "run", "paid", b"1", dedup_id="X") is Delivery.DELIVERED
+        assert await send_one(inboxes, "other", "paid", b"1", dedup_id="x") is Delivery.DELIVERED
         assert await names(inboxes) == ["paid", "paid"]
 
     async def test_a_dedup_id_is_a_duplicate_after_its_message_was_consumed(
@@ -89,12 +90,12 @@ class SendChecks(Harness):
         """Even after the first message was consumed, and after a rest."""
         inboxes = need_inbox(store)
         grant = await acquire_run(inboxes)
-        await inboxes.send("run", "paid", b"1", dedup_id="x")
+        await send_one(inboxes, "run", "paid", b"1", dedup_id="x")
         (message,) = await inboxes.inbox("run")
         await append_entries(inboxes, step(grant, 1, "a", consumes=(message.id,)))
-        assert await inboxes.send("run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
+        assert await send_one(inboxes, "run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
         await write_rest(inboxes, grant, Rest("waiting", None, ("paid",)))
-        assert await inboxes.send("run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
+        assert await send_one(inboxes, "run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
         assert await names(inboxes) == []
         assert await claimed_ids(inboxes) == []
 
@@ -102,12 +103,12 @@ class SendChecks(Harness):
         """Delete the run with its inbox: a new run with the id has none of its messages."""
         inboxes = need_inbox(store)
         await acquire_run(inboxes)
-        await inboxes.send("run", "paid", b"1", dedup_id="x")
+        await send_one(inboxes, "run", "paid", b"1", dedup_id="x")
         await inboxes.delete("run")
         assert await names(inboxes) == []
         grant = await acquire_run(inboxes)
         assert grant.inbox == ()
-        assert await inboxes.send("run", "paid", b"1", dedup_id="x") is Delivery.DELIVERED
+        assert await send_one(inboxes, "run", "paid", b"1", dedup_id="x") is Delivery.DELIVERED
 
 
 class ConsumeChecks(Harness):
@@ -118,7 +119,7 @@ class ConsumeChecks(Harness):
         inboxes = need_inbox(store)
         grant = await acquire_run(inboxes)
         for name in ("a", "b", "c"):
-            await inboxes.send("run", name, b"1")
+            await send_one(inboxes, "run", name, b"1")
         first, _, last = await inboxes.inbox("run")
         entry = step(grant, 1, "wait", consumes=(first.id, last.id))
         assert await append_entries(inboxes, entry) == [Verdict.ACCEPTED]
@@ -128,7 +129,7 @@ class ConsumeChecks(Harness):
         """`consumes` are the ids of messages that this write consumes, with `rest` as without."""
         inboxes = need_inbox(store)
         grant = await acquire_run(inboxes)
-        await inboxes.send("run", "paid", b"1")
+        await send_one(inboxes, "run", "paid", b"1")
         (message,) = await inboxes.inbox("run")
         rest = Rest("waiting", None, ("paid",))
         data = as_json(snapshot("a", status="waiting", event="paid"))
@@ -141,7 +142,7 @@ class ConsumeChecks(Harness):
         """In the same write: an entry that is refused consumes nothing."""
         inboxes = need_inbox(store)
         old = await acquire_run(inboxes)
-        await inboxes.send("run", "paid", b"1")
+        await send_one(inboxes, "run", "paid", b"1")
         (message,) = await inboxes.inbox("run")
         await inboxes.release([old.lease])
         await acquire_run(inboxes, owner="bob")
@@ -153,7 +154,7 @@ class ConsumeChecks(Harness):
         """In the same write: an entry of a closed epoch is refused and consumes nothing."""
         inboxes = need_inbox(store)
         grant = await acquire_run(inboxes)
-        await inboxes.send("run", "paid", b"1")
+        await send_one(inboxes, "run", "paid", b"1")
         (message,) = await inboxes.inbox("run")
         await write_rest(inboxes, grant, Rest("waiting", None, ("other",)), n=1)
         late = step(grant, 2, "wait", consumes=(message.id,))
@@ -164,7 +165,7 @@ class ConsumeChecks(Harness):
         """An entry sent again changes nothing, and a missing message is not an error."""
         inboxes = need_inbox(store)
         grant = await acquire_run(inboxes)
-        await inboxes.send("run", "paid", b"1")
+        await send_one(inboxes, "run", "paid", b"1")
         (message,) = await inboxes.inbox("run")
         entry = step(grant, 1, "wait", consumes=(message.id,))
         other = step(grant, 2, "more", consumes=(message.id, "no such message"))
@@ -176,7 +177,7 @@ class ConsumeChecks(Harness):
         inboxes = need_inbox(store)
         await inboxes.save("run", snapshot(status="waiting", event="b"))
         for name in ("b", "a"):
-            await inboxes.send("run", name, as_json(name))
+            await send_one(inboxes, "run", name, as_json(name))
         (grant,) = await inboxes.claim("ana", LONG, 1)
         assert [(message.name, message.payload) for message in grant.inbox] == [
             ("b", b'"b"'),
@@ -195,7 +196,7 @@ class WakeChecks(Harness):
         for id, wake_at in (("with timeout", later), ("without", None)):
             rest = Rest("waiting", wake_at, ("other", "paid"))
             await write_rest(inboxes, await acquire_run(inboxes, id), rest)
-            await inboxes.send(id, "paid", b"1")
+            await send_one(inboxes, id, "paid", b"1")
         assert sorted(await claimed_ids(inboxes)) == ["with timeout", "without"]
 
     async def test_only_an_awaited_event_wakes_a_paused_run(self, store: Store) -> None:
@@ -205,8 +206,8 @@ class WakeChecks(Harness):
             await write_rest(
                 inboxes, await acquire_run(inboxes, id), Rest("paused", None, ("resume",))
             )
-        assert await inboxes.send("paused", "paid", b"1") is Delivery.DELIVERED
-        await inboxes.send("woken", "resume", b"1")
+        assert await send_one(inboxes, "paused", "paid", b"1") is Delivery.DELIVERED
+        await send_one(inboxes, "woken", "resume", b"1")
         assert await claimed_ids(inboxes) == ["woken"]
         assert await names(inboxes, "paused") == ["paid"]
 
@@ -215,7 +216,7 @@ class WakeChecks(Harness):
         inboxes = need_inbox(store)
         await write_rest(inboxes, await acquire_run(inboxes), Rest("waiting", None, ("paid",)))
         for name in ("Paid", "pai", "paid ", "p_id"):
-            assert await inboxes.send("run", name, b"1") is Delivery.DELIVERED
+            assert await send_one(inboxes, "run", name, b"1") is Delivery.DELIVERED
         assert await claimed_ids(inboxes) == []
         assert len(await inboxes.inbox("run")) == 4
 
@@ -224,7 +225,7 @@ class WakeChecks(Harness):
         inboxes = need_inbox(store)
         now = await store_time(inboxes)
         await write_rest(inboxes, await acquire_run(inboxes), Rest("suspended", now + LONG))
-        await inboxes.send("run", "paid", b"1")
+        await send_one(inboxes, "run", "paid", b"1")
         assert await claimed_ids(inboxes) == []
         assert await due_ids(inboxes, now + 2 * LONG) == ["run"]
 
@@ -233,7 +234,7 @@ class WakeChecks(Harness):
         inboxes = need_inbox(store)
         await write_rest(inboxes, await acquire_run(inboxes), Rest("waiting", None, ("paid",)))
         owner = await acquire_run(inboxes)
-        await inboxes.send("run", "paid", b"1")
+        await send_one(inboxes, "run", "paid", b"1")
         assert await claimed_ids(inboxes, "bob") == []
         assert await append_entries(inboxes, step(owner, 1, "a")) == [Verdict.ACCEPTED]
 
@@ -243,7 +244,7 @@ class WakeChecks(Harness):
         """A run whose rest awaits an unconsumed message in its inbox is due at once."""
         inboxes = need_inbox(store)
         grant = await acquire_run(inboxes)
-        await inboxes.send("run", "paid", b"1")
+        await send_one(inboxes, "run", "paid", b"1")
         await write_rest(inboxes, grant, Rest("waiting", None, ("other", "paid")))
         assert await claimed_ids(inboxes) == ["run"]
 
@@ -251,7 +252,7 @@ class WakeChecks(Harness):
         """The name of an unconsumed message in its inbox: no other name."""
         inboxes = need_inbox(store)
         grant = await acquire_run(inboxes)
-        await inboxes.send("run", "other", b"1")
+        await send_one(inboxes, "run", "other", b"1")
         await write_rest(inboxes, grant, Rest("waiting", None, ("paid",)))
         assert await claimed_ids(inboxes) == []
 
@@ -259,7 +260,7 @@ class WakeChecks(Harness):
         """A message that is sent before the run waits for it is not lost."""
         inboxes = need_inbox(store)
         await inboxes.enqueue([new_run("run")])
-        await inboxes.send("run", "paid", b"1")
+        await send_one(inboxes, "run", "paid", b"1")
         (grant,) = await inboxes.claim("ana", LONG, 1)
         assert [message.name for message in grant.inbox] == ["paid"]
 

@@ -22,6 +22,7 @@ from perdure.testing.conformance.harness import (
     need_lease,
     refused,
     request_run,
+    send_one,
     step,
     steps_of,
     summary_of,
@@ -361,7 +362,7 @@ class RenewChecks(Harness):
         """`has_messages`: whether there were unconsumed messages when it was granted or renewed."""
         inboxes = need_inbox(store)
         first = await acquire_run(inboxes)
-        await inboxes.send("run", "paid", b"1")
+        await send_one(inboxes, "run", "paid", b"1")
         (renewed,) = await inboxes.renew([first.lease], LONG)
         second = await acquire_run(inboxes)
         (message,) = second.inbox

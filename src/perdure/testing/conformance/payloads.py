@@ -13,6 +13,7 @@ from perdure.testing.conformance.harness import (
     need_inbox,
     need_journal,
     need_lease,
+    send_one,
     steps_of,
     summary_of,
 )
@@ -92,7 +93,7 @@ class PayloadChecks(Harness):
         await acquire_run(inboxes)
         payloads = [as_json(value) for value in VALUES.values()] + [b'{ "b" : 1.0, "a":1e2 }']
         for payload in payloads:
-            await inboxes.send("run", "paid", payload)
+            await send_one(inboxes, "run", "paid", payload)
         assert [message.payload for message in await inboxes.inbox("run")] == payloads
 
     async def test_a_snapshot_that_is_too_large_is_refused(self, store: Store) -> None:
@@ -107,7 +108,9 @@ class PayloadChecks(Harness):
         inboxes = need_inbox(store)
         await acquire_run(inboxes)
         with pytest.raises(ValueTooLarge):
-            await inboxes.send("run", "paid", as_json("x" * capabilities(store).max_value_size))
+            await send_one(
+                inboxes, "run", "paid", as_json("x" * capabilities(store).max_value_size)
+            )
         assert list(await inboxes.inbox("run")) == []
 
     async def test_a_first_snapshot_that_is_too_large_is_refused(self, store: Store) -> None:

@@ -17,6 +17,7 @@ from perdure.testing.conformance.harness import (
     need_maintenance,
     need_schedule,
     request_run,
+    send_one,
     step,
     steps_of,
     store_time,
@@ -100,10 +101,10 @@ class PrefixChecks(Harness):
         async with self._two(store) as (first, second):
             one, two = need_inbox(first), need_inbox(second)
             await acquire_run(one)
-            assert await two.send("run", "paid", b"1") is Delivery.UNKNOWN
+            assert await send_one(two, "run", "paid", b"1") is Delivery.UNKNOWN
             await acquire_run(two)
-            assert await one.send("run", "paid", b"1", dedup_id="x") is Delivery.DELIVERED
-            assert await two.send("run", "paid", b"2", dedup_id="x") is Delivery.DELIVERED
+            assert await send_one(one, "run", "paid", b"1", dedup_id="x") is Delivery.DELIVERED
+            assert await send_one(two, "run", "paid", b"2", dedup_id="x") is Delivery.DELIVERED
             assert [message.payload for message in await two.inbox("run")] == [b"2"]
 
     async def test_maintenance_is_restricted_to_the_prefix(self, store: Store) -> None:

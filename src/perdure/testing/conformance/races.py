@@ -25,6 +25,7 @@ from perdure.testing.conformance.harness import (
     need_lease,
     need_schedule,
     request_run,
+    send_one,
     step,
     steps_of,
     summary_of,
@@ -187,7 +188,7 @@ class ScheduleRaceChecks(Harness):
         inboxes = need_inbox(store)
         await acquire_run(inboxes)
         answers = await together(
-            inboxes.send("run", "paid", b"1", dedup_id="x") for _ in range(MANY)
+            send_one(inboxes, "run", "paid", b"1", dedup_id="x") for _ in range(MANY)
         )
         assert Counter(answers) == {Delivery.DELIVERED: 1, Delivery.DUPLICATE: MANY - 1}
         assert len(await inboxes.inbox("run")) == 1
@@ -200,7 +201,7 @@ class ScheduleRaceChecks(Harness):
             grant = await acquire_run(inboxes, f"{number}")
             rest = Rest("waiting", None, ("paid",))
             await asyncio.gather(
-                inboxes.send(f"{number}", "paid", b"1"), write_rest(inboxes, grant, rest)
+                send_one(inboxes, f"{number}", "paid", b"1"), write_rest(inboxes, grant, rest)
             )
             assert await claimed_ids(inboxes, "bob") == [f"{number}"]
 

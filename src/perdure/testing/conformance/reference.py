@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from perdure.snapshot import RunStatus, Snapshot, is_over, merge_snapshots
 from perdure.store import (
     Delivery,
+    Drivable,
     Entry,
     Grant,
     Lease,
@@ -20,7 +21,7 @@ from perdure.store import (
     Verdict,
     rest_of,
 )
-from perdure.testing.conformance.harness import FullStore, Harness, store_time
+from perdure.testing.conformance.harness import FullStore, Harness, drives, send_one, store_time
 from perdure.testing.conformance.random_cases import Bridge
 from perdure.testing.conformance.samples import as_json, snapshot, with_step
 
@@ -79,6 +80,11 @@ class ModelRun:
         if self.lease is not None:
             return not self.is_owned(now)
         return self.wake_at is not None and self.wake_at <= now
+
+
+def driven(workflows: Sequence[str] | None) -> list[Drivable] | None:
+    """Return what a worker drives that knows these workflows."""
+    return None if workflows is None else drives(*workflows)
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -291,7 +297,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Claim all due runs."""
         expected = self.due_in_model(workflows)
         assert self.due_in_store(workflows) == expected
-        grants = self.do(self.store.claim(owner, ttl, 100, workflows=workflows))
+        grants = self.do(self.store.claim(owner, ttl, 100, drives=driven(workflows)))
         assert sorted(grant.lease.id for grant in grants) == expected
         for grant in grants:
             self.check_grant(grant, self.runs[grant.lease.id])
@@ -299,7 +305,7 @@ class StoreMachine(RuleBasedStateMachine):
     def due_in_store(self, workflows: Sequence[str] | None) -> list[str]:
         """Return the ids of the runs that are due in the store."""
         now = self.started_at + HOUR / 2 if self.clock is None else self.now
-        due = self.do(self.store.due(now, 100, workflows=workflows))
+        due = self.do(self.store.due(now, 100, drives=driven(workflows)))
         return sorted(run.id for run in due)
 
     def due_in_model(self, workflows: Sequence[str] | None) -> list[str]:
@@ -321,7 +327,7 @@ class StoreMachine(RuleBasedStateMachine):
     def send_one(self, id: str, name: str, dedup_id: str | None) -> None:
         """Send one message."""
         run = self.runs.get(id)
-        answer = self.do(self.store.send(id, name, b"1", dedup_id=dedup_id))
+        answer = self.do(send_one(self.store, id, name, b"1", dedup_id=dedup_id))
         if run is None:
             assert answer is Delivery.UNKNOWN
         elif run.status is not None and is_over(run.status):

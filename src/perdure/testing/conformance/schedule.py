@@ -8,8 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from perdure.errors import StoreCorrupted
-from perdure.store import Entry, LeaseRequest, NewRun, Rest, ScheduleStore, Store
+from perdure.store import Entry, Grant, LeaseRequest, NewRun, Refusal, Rest, ScheduleStore, Store
 from perdure.testing.conformance.harness import (
     LONG,
     Harness,
@@ -17,10 +16,12 @@ from perdure.testing.conformance.harness import (
     ScheduledStore,
     acquire_run,
     append_entries,
+    drives,
     need_inbox,
     need_notify,
     need_schedule,
     request_run,
+    send_one,
     step,
     steps_of,
     store_time,
@@ -43,7 +44,12 @@ async def due_ids(
     store: ScheduleStore, now: datetime, limit: int = 100, workflows: Sequence[str] | None = None
 ) -> list[str]:
     """Return the ids of the due runs, in order."""
-    return [due.id for due in await store.due(now, limit, workflows=workflows)]
+    return [
+        due.id
+        for due in await store.due(
+            now, limit, drives=None if workflows is None else drives(*workflows)
+        )
+    ]
 
 
 async def claimed_ids(
@@ -275,18 +281,18 @@ class ClaimChecks(Harness):
         assert (grant.lease.id, grant.takeovers) == ("soon", 0)
 
     async def test_claim_is_restricted_to_workflows(self, store: Store) -> None:
-        """`workflows` restricts the claim to runs of these names."""
+        """`drives` restricts the claim to runs of these workflows."""
         schedule = need_schedule(store)
         await schedule.enqueue([new_run("1", "a"), new_run("2", "b"), new_run("3", "A")])
         await acquire_run(schedule, "4", ttl=self.short, workflow="b")
         await self.expire()
-        assert list(await schedule.claim("ana", LONG, 10, workflows=[])) == []
-        grants = await schedule.claim("ana", LONG, 10, workflows=["b", "c"])
+        assert list(await schedule.claim("ana", LONG, 10, drives=[])) == []
+        grants = await schedule.claim("ana", LONG, 10, drives=drives("b", "c"))
         assert sorted(grant.lease.id for grant in grants) == ["2", "4"]
         assert sorted(await claimed_ids(schedule)) == ["1", "3"]
 
     async def test_an_unreadable_run_is_left_out_of_a_claim(self, store: Store) -> None:
-        """Left out: another takes its place, and it is not claimed again within the next hour."""
+        """Left out: another takes its place, and it is not claimed again until a delay passed."""
         schedule = need_schedule(store)
         await self._make_unreadable(schedule, "bad")
         await self.expire()
@@ -297,14 +303,20 @@ class ClaimChecks(Harness):
         assert list(await schedule.due(grants[0].now, 10)) == []
         assert await schedule.delete("bad") in {True, None}
 
-    async def test_an_unreadable_run_is_named_in_the_error(self, store: Store) -> None:
-        """A run that cannot be read raises `StoreCorrupted`, which names it, and is not leased."""
+    async def test_an_unreadable_run_is_refused_and_affects_no_other(self, store: Store) -> None:
+        """A run that cannot be read is refused, is not leased, and affects no other request."""
         journal = need_schedule(store)
         await self._make_unreadable(journal, "bad")
+        await acquire_run(journal, "good", ttl=self.short)
         await self.expire()
         for owner in ("ana", "bob"):
-            with pytest.raises(StoreCorrupted, match="'bad'"):
-                await journal.acquire([LeaseRequest("bad", owner, LONG)])
+            requests = [LeaseRequest(id, owner, self.short) for id in ("bad", "good")]
+            refusal, grant = await journal.acquire(requests)
+            assert isinstance(refusal, Refusal)
+            assert (refusal.id, refusal.reason) == ("bad", "unreadable")
+            assert "'bad'" in refusal.error
+            assert isinstance(grant, Grant)
+            await journal.release([grant.lease])
 
     async def _make_unreadable(self, store: ScheduledStore, id: str) -> None:
         """Write an entry that is not a delta, under a lease that expires soon."""
@@ -353,7 +365,7 @@ class NotifyChecks(Harness):
             for number in range(ATTEMPTS):
                 grant = await acquire_run(inboxes, f"{number}")
                 await write_rest(inboxes, grant, Rest("waiting", None, ("paid",)))
-                await inboxes.send(f"{number}", "paid", b"1")
+                await send_one(inboxes, f"{number}", "paid", b"1")
                 if await notified():
                     return
         pytest.fail("awaited events sent no notification")

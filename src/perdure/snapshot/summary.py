@@ -1,0 +1,92 @@
+"""The summary of a run: what a list shows of it, so that no snapshot has to be read for that."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from perdure.snapshot.format import Snapshot, StepRecord, created_at_of, version_of
+
+# Together at most 1,000 bytes, the numbers included: a store accepts 1 KiB.
+_MAX_STEP, _MAX_ERROR, _MAX_REASON = 200, 400, 200
+
+_encoder = msgspec.json.Encoder()
+
+
+class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is known about a run without its snapshot.
+
+    `created` is ISO 8601. `steps` counts the records, `failed` those of failed steps. `error` is
+    the first line of the error of a run that failed, `reason` why a run is paused. `size` is that
+    of the snapshot in bytes.
+    """
+
+    created: str = ""
+    version: int = 0
+    steps: int = 0
+    failed: int = 0
+    last_step: str = ""
+    error: str = ""
+    reason: str = ""
+    size: int = 0
+
+
+_decoder = msgspec.json.Decoder(Summary)
+
+
+def summarize(snapshot: Snapshot, size: int = 0) -> bytes:
+    """Return the summary of a run with this snapshot, as JSON of at most 1 KiB."""
+    steps, metadata = snapshot["steps"], snapshot.get("metadata")
+    summary = Summary(
+        created=created_at_of(metadata),
+        version=version_of(metadata),
+        steps=len(steps),
+        failed=sum(not record["ok"] for record in steps.values()),
+        last_step=next(reversed(steps), ""),
+        size=size,
+    )
+    return encode_summary(snapshot["execution"], summary)
+
+
+def encode_summary(execution: Mapping[str, Any], summary: Summary) -> bytes:
+    """Return the summary as JSON of at most 1 KiB, with the error and reason of `execution`."""
+    return _encoder.encode(
+        msgspec.structs.replace(
+            summary,
+            last_step=_clip(summary.last_step, _MAX_STEP),
+            error=_clip(_first_line(execution.get("error")), _MAX_ERROR),
+            reason=_clip(execution.get("reason") or "", _MAX_REASON),
+        )
+    )
+
+
+def read_summary(data: bytes) -> Summary:
+    """Return a stored summary; an empty or unknown one has only defaults."""
+    try:
+        return _decoder.decode(data) if data else Summary()
+    except msgspec.MsgspecError:
+        return Summary()
+
+
+def _first_line(record: StepRecord | Any) -> str:
+    """Return the first line of what is recorded of an error."""
+    if not isinstance(record, Mapping):
+        return ""
+    error, cause = record.get("error"), record.get("cause")
+    text = error if isinstance(error, str) else _message(cause) or _message(error)
+    return text.partition("\n")[0]
+
+
+def _message(error: Any) -> str:
+    if not isinstance(error, Mapping):
+        return ""
+    name, message = error.get("name"), error.get("message")
+    return ": ".join(part for part in (name, message) if isinstance(part, str) and part)
+
+
+def _clip(text: str, size: int) -> str:
+    """Return as much of the text as its JSON has room for in so many bytes."""
+    text = text[:size]
+    while len(_encoder.encode(text)) > size:
+        text = text[: len(text) * 3 // 4]
+    return text

@@ -1,0 +1,104 @@
+"""Checks of what is given to a store, and the base of its classes."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Self, TypedDict, cast
+
+from perdure.clock import as_utc
+from perdure.errors import InvalidArgument, ValueTooLarge
+from perdure.snapshot import Snapshot, awaits_of, rest_status, tags_of, version_of, wake_at_of
+from perdure.snapshot.format import MAX_TAG_LENGTH, MAX_TAGS, is_tag
+from perdure.snapshot.summary import summarize
+from perdure.store.contract import Store
+from perdure.store.records import MAX_SUMMARY_SIZE, Entry, Rest
+from perdure.validation import check_int
+
+
+class Header(TypedDict):
+    """What a store keeps of a run beside its snapshot, as fields of the records that write it."""
+
+    version: int
+    tags: tuple[str, ...]
+    summary: bytes
+
+
+def header_of(snapshot: Snapshot, size: int = 0) -> Header:
+    """Return the header of a run with this snapshot of so many bytes."""
+    metadata = snapshot.get("metadata")
+    return {
+        "version": version_of(metadata),
+        "tags": tags_of(metadata),
+        "summary": summarize(snapshot, size),
+    }
+
+
+def rest_of(snapshot: Snapshot, size: int = 0) -> Rest:
+    """Return the state of an unowned run with this snapshot of so many bytes."""
+    awaits = awaits_of(snapshot)
+    header = header_of(snapshot, size)
+    return Rest(rest_status(snapshot), wake_at_of(snapshot), awaits, **header)
+
+
+def check_store(store: object, parameter: str = "store") -> Store:
+    """Return the store, which must be an object with the five methods."""
+    methods = (getattr(store, name, None) for name in ("save", "load", "delete", "list", "close"))
+    if isinstance(store, type) or not all(map(callable, methods)):
+        expected = "a store: an object with save, load, delete, list and close"
+        hint = "perdure.stores.open_store(url) opens one" if isinstance(store, str) else ""
+        raise InvalidArgument(parameter, store, expected, hint)
+    return cast(Store, store)
+
+
+def check_entries(entries: Sequence[Entry], limit: int) -> None:
+    """Raise `ValueTooLarge`, naming the step, if an entry has more than `limit` bytes.
+
+    A rest that cannot be stored is `InvalidArgument`.
+    """
+    for entry in entries:
+        if entry.rest is not None:
+            check_rest(entry.rest)
+        if len(entry.data) > limit:
+            what = f"the record of step {entry.step!r}" if entry.step else "the snapshot"
+            raise ValueTooLarge(f"{what} of run {entry.id!r}", len(entry.data), limit)
+
+
+def check_rest(rest: Rest) -> None:
+    """Raise `InvalidArgument` if a run cannot be stored in this state."""
+    if rest.wake_at is not None:
+        as_utc(rest.wake_at, "wake_at")
+    check_header(rest.version or 0, rest.tags or (), rest.summary or b"")
+
+
+def check_header(version: int, tags: Sequence[str], summary: bytes) -> None:
+    """Raise `InvalidArgument` for a version, tags or a summary that cannot be stored."""
+    check_int(version, "version", minimum=0)
+    check_tags(tags)
+    if len(summary) > MAX_SUMMARY_SIZE:
+        raise InvalidArgument("summary", summary, f"at most {MAX_SUMMARY_SIZE} bytes")
+
+
+def check_tags(tags: Sequence[str]) -> None:
+    """Raise `InvalidArgument` unless the tags are sorted, distinct strings `name=value`."""
+    if not tags:
+        return
+    expected = f"at most {MAX_TAGS} distinct strings name=value, sorted"
+    if len(tags) > MAX_TAGS or list(tags) != sorted(set(tags)):
+        raise InvalidArgument("tags", tags, expected)
+    for tag in tags:
+        if not isinstance(tag, str) or not is_tag(tag):
+            each = f"strings name=value of at most {MAX_TAG_LENGTH} characters without NUL"
+            raise InvalidArgument("tags", tag, each)
+
+
+class AsyncCloseable(ABC):
+    """Makes a store usable with `async with`."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close what the store opened itself."""

@@ -219,7 +219,7 @@ async def test_a_worker_claims_only_runs_of_its_own_workflows(make: Make, clock:
         await clock.advance(10)
     assert worker.counters.claimed == 1
     assert await statuses(everything, [own]) == {"completed"}
-    assert await statuses(everything, [foreign]) == {"running"}
+    assert await statuses(everything, [foreign]) == {"queued"}
 
 
 async def test_the_run_of_a_dead_worker_is_taken_over_when_its_lease_expires(
@@ -231,7 +231,7 @@ async def test_the_run_of_a_dead_worker_is_taken_over_when_its_lease_expires(
     await store.claim("dead worker", TTL, 1)
     async with working(runtime, poll=1) as worker:
         await clock.advance(TTL - timedelta(seconds=1))
-        assert await statuses(runtime, [id]) == {"running"}
+        assert await statuses(runtime, [id]) == {"queued"}
         await clock.advance(3)
         assert await statuses(runtime, [id]) == {"completed"}
     assert worker.counters.taken_over == 1

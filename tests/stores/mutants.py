@@ -13,13 +13,14 @@ from msgspec.structs import replace
 
 from perdure.clock import Clock
 from perdure.snapshot import Snapshot
-from perdure.store import Capabilities, Entry, Rest, RunSummary, Verdict
+from perdure.store import Capabilities, Drivable, Entry, Query, Rest, RunSummary, Verdict
 from perdure.stores._reading import Granted
-from perdure.stores._shell import Query, Row
+from perdure.stores._searching import Found, Position
 from perdure.stores.memory import MemoryStore
 from perdure.stores.memory.backend import MemoryBackend
 from perdure.stores.memory.rows import Run, Runs
 
+Drives: TypeAlias = Sequence[Drivable] | None
 Mutant: TypeAlias = type[MemoryBackend] | type[MemoryStore]
 M = TypeVar("M", bound=Mutant)
 
@@ -108,10 +109,10 @@ class IgnoresItsPrefix(MemoryBackend):
 @caught_by("test_claims_are_restricted_to_the_prefix")
 class ClaimsAcrossPrefixes(MemoryBackend):
     async def claim(
-        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
+        self, owner: str, ttl: timedelta, limit: int, drives: Drives, queues: Mapping[str, int]
     ) -> Sequence[Granted]:
         now = self.clock.now()
-        runs = self.runs.index.due(now, limit, workflows, "")
+        runs = self.runs.index.due(now, limit, drives, queues, "")
         return [self._grant(run, owner, now, ttl) for run in runs]
 
 
@@ -121,9 +122,9 @@ class ListsByPattern(MemoryBackend):
     def matches(self, id: str, prefix: str) -> bool:
         raise NotImplementedError
 
-    async def list(self, query: Query) -> Sequence[Row]:
-        rows = await super().list(query._replace(prefix="", limit=100_000))
-        return [row for row in rows if self.matches(row.id, query.prefix)][: query.limit]
+    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+        found = await super().search(replace(query, prefix=""), 100_000, after)
+        return Found([run for run in found.runs if self.matches(run.id, query.prefix)][:limit])
 
 
 @caught_by("test_prefix_is_exact_and_case_sensitive")
@@ -140,10 +141,10 @@ class ListsWithWildcards(ListsByPattern):
 
 @caught_by("test_list_sorts_before_it_applies_the_limit")
 class LimitsBeforeSorting(MemoryBackend):
-    async def list(self, query: Query) -> Sequence[Row]:
-        first = [self._id(run) for run in self._mine()][: query.limit]
-        rows = await super().list(query._replace(limit=100_000))
-        return [row for row in rows if row.id in first]
+    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+        first = [self._id(run) for run in self._mine()][:limit]
+        found = await super().search(query, 100_000, after)
+        return Found([run for run in found.runs if run.id in first])
 
 
 @caught_by("test_a_limit_of_zero_returns_nothing")
@@ -154,15 +155,14 @@ class TreatsZeroAsUnlimited(MemoryStore):
 
 @caught_by("test_paging_skips_and_repeats_nothing")
 class PagesByTimeAlone(MemoryBackend):
-    async def list(self, query: Query) -> Sequence[Row]:
-        after = None if query.after is None else (query.after[0], "")
-        return await super().list(query._replace(after=after))
+    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+        return await super().search(query, limit, after and Position(after.time, ""))
 
 
 @caught_by("test_paging_skips_and_repeats_nothing")
 class HasNoLastPage(MemoryBackend):
-    async def list(self, query: Query) -> Sequence[Row]:
-        return await super().list(query._replace(after=None))
+    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+        return await super().search(query, limit, None)
 
 
 @caught_by("test_load_returns_an_independent_copy")

@@ -34,6 +34,7 @@ async def pages(store: MessagingStore, id: str, limit: int) -> list[Message]:
         last = messages[-1].id if messages else None
         page = await store.inbox(id, after=last, limit=limit)
         assert len(page) <= limit
+        assert not {each.id for each in page} & {each.id for each in messages}
         messages += page
         if len(page) < limit:
             return messages

@@ -111,7 +111,7 @@ class PruneChecks(Harness):
         await maintenance.enqueue([queued("e", workflow="x", tags=("p=1", "q=1"))])
         await self.pass_time(TICK)
         assert await maintenance.prune(NOW, workflow="z") == 0
-        assert await maintenance.prune(NOW, workflow="x", tags=("q=1", "p=1")) == 1
+        assert await maintenance.prune(NOW, workflow="x", tags=("p=1", "q=1")) == 1
         assert {run.id for run in await maintenance.list()} == {"b", "c", "d", "e"}
         assert await maintenance.prune(NOW, tags=("p=1",)) == 2
         assert await maintenance.prune(NOW, workflow="x", status="failed") == 0

@@ -23,6 +23,7 @@ from perdure.snapshot.format import (
     open_waits,
     outbox_of,
     rest_status,
+    set_generation,
     wake_at_of,
     workflow_of,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "open_waits",
     "outbox_of",
     "rest_status",
+    "set_generation",
     "step_delta",
     "validate_snapshot",
     "waits_delta",

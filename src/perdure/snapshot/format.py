@@ -156,8 +156,8 @@ class WorkflowSnapshot(TypedDict):
     """The whole state of a run.
 
     `waits` comes from a journal: the waits that began (or ended, if null) after the snapshot whose
-    `execution.pending` lists the waits that were open then. `outbox` contains, by name, what the run
-    does to other runs; null means that the item was delivered.
+    `execution.pending` lists the waits that were open then. `outbox` contains, by name, what the
+    run does to other runs; null means that the item was delivered.
     """
 
     formatVersion: Literal[1]
@@ -240,6 +240,13 @@ def generation_of(metadata: Metadata | None) -> int:
         problem = f"metadata.generation: expected an int >= 1, got {generation!r}"
         raise SnapshotFormatError([problem])
     return generation
+
+
+def set_generation(metadata: Metadata, generation: int) -> None:
+    """Store a run's generation in its metadata; the first one is left out."""
+    metadata.pop("generation", None)
+    if generation > 1:
+        metadata["generation"] = generation
 
 
 def workflow_of(snapshot: Snapshot) -> str | None:

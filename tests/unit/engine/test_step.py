@@ -179,14 +179,6 @@ class TestKeys:
         await run(body)
         assert len({*keys["a"], *keys["b"]}) == 4
 
-    async def test_there_is_no_idempotency_key_outside_a_step(self) -> None:
-        """The error says where to use it."""
-
-        async def body(step: Step) -> str:
-            return step.idempotency_key
-
-        assert "inside the step's function" in str(error_of(await run(body)))
-
 
 @pytest.mark.parametrize(
     ("call", "parameter"),

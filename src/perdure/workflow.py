@@ -37,7 +37,7 @@ from perdure.events import Bus, Coalesce, Event, Listener, Mode, StepComplete, c
 from perdure.result import Result
 from perdure.resume import ResumeState, ResumeStateCollector, as_resume_state, records_of
 from perdure.snapshot import ExecutionBlock, Snapshot, assert_valid_snapshot
-from perdure.validation import check_errors, check_int, check_random
+from perdure.validation import check_errors, check_int, check_random, check_unreserved
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Workflow(Generic[D]):
     def __init__(self, name: str, deps: Any = None, /, **options: Unpack[Options]) -> None:
         if not isinstance(name, str) or not name:
             raise InvalidArgument("name", name, "the workflow's name, a non-empty string")
-        self.name = name
+        self.name = check_unreserved(name, "name")
         self._deps = as_deps({} if deps is None else deps)
         self._options = check_options(options)
         self._events = Bus()

@@ -21,7 +21,7 @@ from perdure.errors import InvalidArgument, InvalidDuration, PerdureError
 from perdure.result import Err, Ok
 from perdure.retry import Retry, Timeout, as_retry, as_timeout
 from perdure.snapshot import PendingWait
-from perdure.validation import check_errors, check_int
+from perdure.validation import check_errors, check_event, check_int, check_unreserved
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -187,8 +187,7 @@ class Step:
         returns: type[Any] | None = None,
     ) -> Coroutine[Any, Any, Any]:
         """Return the payload of the run's next event of this name, or `None` after the timeout."""
-        if not isinstance(name, str) or not name:
-            raise InvalidArgument("name", name, "the event's name, a non-empty string")
+        name = check_event(name, "name")
         call = self._run.call(id, self.wait_for_event)
         call.kind = "event"
         call.returns = returns
@@ -354,4 +353,5 @@ def _thunks(thunks: object) -> dict[str, Callable[[], Any]]:
     for name, thunk in thunks.items():
         if not isinstance(name, str) or not name or not callable(thunk):
             raise InvalidArgument(f"thunks[{name!r}]", thunk, expected)
+        check_unreserved(name, "thunks")
     return dict(thunks)

@@ -73,6 +73,8 @@ class StepFacts(TypedDict, total=False):
     `unclaimed` names an event that a wait received but whose branch was cancelled by a race before
     it saw the event: the next wait for that name receives it. Empty means that a wait did. In both
     cases the record no longer answers its own call.
+
+    The names `by`, `spent`, `streams` and `undo` are reserved. They are ignored, and kept.
     """
 
     at: Timestamp
@@ -123,6 +125,8 @@ class ExecutionBlock(TypedDict):
     completed run, rebuilt from the workflow's return type if `outputTyped` is set. `failed` are the
     keys of the steps that ended a failed run. `truncated` means that its records were too large to
     be stored. `reason` is why a run is paused.
+
+    The names `rollback` and `started` are reserved, and ignored.
     """
 
     status: ExecutionStatus

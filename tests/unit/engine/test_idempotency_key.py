@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure import Step
+from perdure import ResumeState, Step
 from perdure.engine.call import idempotency_key
 from perdure.errors import InvalidArgument, SnapshotFormatError
 from tests.unit.engine.bodies import error_of, single, workflow
@@ -91,6 +91,16 @@ async def test_each_generation_has_its_own_keys() -> None:
     keys = [(await keys_of(body, snapshot=snapshot))[0] for snapshot in snapshots]
     expected = [idempotency_key("order-1", n, "", "pay") for n in (1, 1, 2, 12)]
     assert keys == expected
+
+
+async def test_a_resume_state_has_no_run_id_and_so_no_keys() -> None:
+    """A run that resumes from one has an id of its own, and with it other keys."""
+
+    async def body(step: Step, note: Any) -> None:
+        await step("pay", note)
+
+    first, second = [await keys_of(body, resume_state=ResumeState()) for _ in range(2)]
+    assert first != second
 
 
 async def test_a_snapshot_with_other_metadata_keeps_the_generation() -> None:

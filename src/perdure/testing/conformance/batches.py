@@ -1,6 +1,9 @@
 """Checks of messages in batches: receipts, counts, pages and logs."""
 
 import asyncio
+from contextlib import suppress
+
+import pytest
 
 from perdure.store import INBOX_PAGE, Delivery, Entry, Message, NewMessage, Receipt, Rest, Store
 from perdure.testing.conformance.harness import (
@@ -133,6 +136,26 @@ class BatchChecks(Harness):
             await other.close()
         assert len(await inboxes.inbox("run")) == SENDERS
         assert max(counted) == SENDERS
+
+    async def test_a_sender_that_crashed_counts_when_it_repeats_its_message(
+        self, store: Store
+    ) -> None:
+        """The same holds when senders crash between their writes and repeat them."""
+        inboxes = need_inbox(store)
+        await acquire_run(inboxes)
+        counted = 0
+        for writes in range(SENDERS):
+            crashing = await self.crashing(store, writes % 7)
+            if crashing is None:
+                pytest.skip(f"{type(self).__name__} has no crashing(): each write is atomic")
+            sent = message(f"{writes}", dedup_id=f"{writes}")
+            # The store's author chooses the error of a crash.
+            with suppress(Exception):
+                await need_inbox(crashing).send([sent])
+            (receipt,) = await inboxes.send([sent])
+            counted = max(counted, receipt.unconsumed)
+            assert len(await inboxes.inbox("run")) == writes + 1
+            assert counted >= writes + 1
 
 
 class PageChecks(Harness):

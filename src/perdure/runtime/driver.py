@@ -38,6 +38,7 @@ from perdure.snapshot import (
     awaits_of,
     is_over,
     rest_status,
+    version_of,
     wake_at_of,
     workflow_of,
 )
@@ -105,8 +106,8 @@ class Driver:
         # process that knows it.
         definition, payload, history = await self._load(grant)
         host = open_host(session, grant.lease.id, history, grant, not_before)
-        version = (grant.snapshot.get("metadata") or {}).get("version", 1)
-        if again or definition.version != version:
+        stored = version_of(grant.snapshot.get("metadata"))
+        if again or stored not in (0, definition.version):
             # A request to cancel that was sent before does not end what begins after it.
             old = [message.id for message in grant.inbox if message.name == CANCEL]
             await rewrite(host, old, wake_at=host.clock.now())

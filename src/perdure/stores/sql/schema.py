@@ -6,7 +6,8 @@ from perdure.stores.sql import statements as sql
 from perdure.stores.sql.client import SqlClient, query
 from perdure.stores.sql.dialects import Statements
 
-_ATTEMPTS = 5
+# More than a first set-up has statements: each may fail once because of another process.
+_ATTEMPTS = 30
 
 
 async def set_up(client: SqlClient, statements: Statements) -> None:

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -77,12 +78,11 @@ async def times(store: Any) -> dict[str, float]:
     search = require_search(store)
     measured = {}
     for name, query in queries().items():
-        measured[name] = await _median(lambda query=query: search.search(query, PAGE))
+        measured[name] = await _median(partial(search.search, query, PAGE))
     cursor = await _cursor_of_page(search, 1000)
-    measured["page 1,000 by cursor"] = await _median(
-        lambda: search.search(Query(), PAGE, after=cursor)
-    )
-    measured["counts"] = await _median(lambda: search.counts(Query(), CAP))
+    thousandth = partial(search.search, Query(), PAGE, after=cursor)
+    measured["page 1,000 by cursor"] = await _median(thousandth)
+    measured["counts"] = await _median(partial(search.counts, Query(), CAP))
     return measured
 
 

@@ -23,8 +23,8 @@ async def _open(place: Place) -> None:
         await store.load("due")
 
 
-def _open_or_die(place: Place, delay: float) -> bool:
-    """Open the database in a process that is killed after a delay; return whether it was done."""
+def _exit_code(place: Place, delay: float) -> int:
+    """Open the database in a process that is killed after a delay; return how it ended."""
     pid = os.fork()
     if pid == 0:
         asyncio.run(_open(place))
@@ -33,23 +33,22 @@ def _open_or_die(place: Place, delay: float) -> bool:
     while time.monotonic() < deadline:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            return os.waitstatus_to_exitcode(status) == 0
+            return os.waitstatus_to_exitcode(status)
         time.sleep(0.0005)
     os.kill(pid, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def main() -> None:
-    """Open until it succeeds."""
+    """Open until it succeeds; an opening that fails by itself is an error."""
     kind, address, namespace, seed = sys.argv[1:]
     place, jitter = Place(kind, address, namespace), random.Random(seed)
     killed, delay = 0, FIRST_DELAY
-    while not _open_or_die(place, delay):
+    while (code := _exit_code(place, delay)) == -signal.SIGKILL:
         killed += 1
         delay *= jitter.uniform(1.5, 2.5)
-        if delay > 60:
-            sys.exit("the database cannot be opened")
     print(killed)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

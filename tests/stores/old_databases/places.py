@@ -73,17 +73,23 @@ class Place:
         shapes = (*COPIED, "awaitly") if self.has_awaitly else COPIED
         return runs | {id: runs[shape] for id, shape in copy_ids(shapes, copies)}
 
-    def open(self) -> AbstractAsyncContextManager[Any]:
-        """Return the store, to be entered."""
+    @property
+    def table(self) -> str:
+        """The table of the runs, in a SQL database."""
+        return "workflow_runs" if self.kind.startswith("sql_") else "perdure_runs"
+
+    def open(self, table: str = "") -> AbstractAsyncContextManager[Any]:
+        """Return the store, to be entered; in a SQL database, perhaps with another table."""
+        table = table or self.table
         match self.kind:
             case "postgres" | "postgres_jsonb":
-                return postgres(self.address)
+                return postgres(self.address, table=table)
             case "mysql":
-                return mysql(self.address)
+                return mysql(self.address, table=table)
             case "sqlite":
-                return sqlite_store(self.address)
+                return sqlite_store(self.address, table=table)
             case "libsql":
-                return libsql(self.address)
+                return libsql(self.address, table=table)
             case "mongo":
                 return mongo(self.address)
             case "redis":
@@ -93,7 +99,7 @@ class Place:
             case "keyvalue":
                 return _on_keyvalue(self.address)
             case _:
-                return _on_client(self.kind, self.address)
+                return _on_client(self.kind, self.address, table)
 
 
 @asynccontextmanager
@@ -103,10 +109,10 @@ async def _on_keyvalue(path: str) -> AsyncIterator[Any]:
 
 
 @asynccontextmanager
-async def _on_client(kind: str, address: str) -> AsyncIterator[Any]:
+async def _on_client(kind: str, address: str, table: str) -> AsyncIterator[Any]:
     async with client_of(kind, address) as client:
         dialect: Any = kind.removeprefix("sql_")
-        async with SqlStore(client, dialect=dialect) as store:
+        async with SqlStore(client, dialect=dialect, table=table) as store:
             yield store
 
 

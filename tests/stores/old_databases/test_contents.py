@@ -1,20 +1,11 @@
 """Databases that an earlier version of perdure made: every run is found and continued."""
 
-import sqlite3
-from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
-import psycopg
-import pymysql
-import pytest
-
 from perdure import Runtime
-from perdure.errors import StoreError
 from perdure.store import Delivery, Entry, Grant, Refusal, Rest, Verdict
 from perdure.testing.conformance.samples import as_json
-from tests.servers import sqld
-from tests.servers.mysql import connect_arguments
 from tests.stores.old_databases import OWNER, Run, deleted_epoch
 from tests.stores.old_databases.checks import (
     acquire,
@@ -26,7 +17,7 @@ from tests.stores.old_databases.checks import (
     send,
     shape_of,
 )
-from tests.stores.old_databases.places import KINDS, SQL_KINDS, Place
+from tests.stores.old_databases.places import KINDS, Place
 from tests.stores.old_databases.workflows import order
 
 
@@ -140,40 +131,3 @@ async def test_a_run_that_awaitly_wrote_is_continued(store: Any, runs: dict[str,
     assert await store.append([entry]) == [Verdict.ACCEPTED]
     loaded = await store.load("awaitly")
     assert list(loaded["steps"]) == ["getUser", "more"]
-
-
-def mark_as_newer(place: Place) -> None:
-    """Record a migration that this version does not know."""
-    table = (
-        "workflow_runs_migrations" if place.kind.startswith("sql_") else "perdure_runs_migrations"
-    )
-    columns = "version" if place.kind.startswith("sql_") else "version, name"
-    values = "9999" if place.kind.startswith("sql_") else "9999, '9999_future'"
-    if place.kind == "mysql":
-        columns, values = f"{columns}, applied_at", f"{values}, UTC_TIMESTAMP(6)"
-    execute(place, f"INSERT INTO {table} ({columns}) VALUES ({values})")
-
-
-def execute(place: Place, sql: str) -> None:
-    match place.kind:
-        case "postgres" | "postgres_jsonb" | "sql_postgres":
-            with psycopg.connect(place.address) as connection:
-                connection.execute(sql.encode())
-        case "mysql" | "sql_mysql":
-            arguments = connect_arguments(place.address)
-            with pymysql.connect(**arguments, autocommit=True) as mysql, mysql.cursor() as cursor:
-                cursor.execute(sql)
-        case "libsql":
-            sqld.query(place.address, sql)
-        case _:
-            with closing(sqlite3.connect(place.address)) as file:
-                file.execute(sql)
-                file.commit()
-
-
-@of_kinds(*SQL_KINDS)
-async def test_tables_of_a_newer_version_are_refused(place: Place, runs: dict[str, Run]) -> None:
-    mark_as_newer(place)
-    async with place.open() as store:
-        with pytest.raises(StoreError, match=r"created by a newer version of perdure .* upgrade"):
-            await store.load("due")

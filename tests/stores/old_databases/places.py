@@ -52,6 +52,11 @@ class Place:
         """Whether awaitly wrote a run, too: where it has such a store."""
         return self.kind in _WITH_AWAITLY
 
+    @property
+    def copied(self) -> tuple[str, ...]:
+        """The runs of which copies exist."""
+        return (*COPIED, "awaitly") if self.has_awaitly else COPIED
+
     async def fill(self, copies: int) -> dict[str, Run]:
         """Create the old database, and return its runs by id."""
         match self.kind:
@@ -70,8 +75,7 @@ class Place:
 
     def _runs(self, copies: int) -> dict[str, Run]:
         runs = expected_runs(awaitly=self.has_awaitly)
-        shapes = (*COPIED, "awaitly") if self.has_awaitly else COPIED
-        return runs | {id: runs[shape] for id, shape in copy_ids(shapes, copies)}
+        return runs | {id: runs[shape] for id, shape in copy_ids(self.copied, copies)}
 
     @property
     def table(self) -> str:

@@ -94,13 +94,18 @@ async def unconsumed(db: Collections, runs: Mapping[str, str]) -> dict[str, list
     return messages
 
 
-async def runs_with_messages(db: Collections, runs: Mapping[str, str]) -> set[str]:
-    """Return those of the runs, given by key and incarnation, that have unconsumed messages."""
+async def runs_with_messages(
+    db: Collections, runs: Mapping[str, str], consumed: Collection[str]
+) -> set[str]:
+    """Return those of the runs, given by key and incarnation, that have unconsumed messages.
+
+    `consumed` are the ids of messages that are known to be consumed, although not marked yet.
+    """
     if not runs:
         return set()
     found = db.inbox.find({"run": {"$in": [*runs]}, "consumed": False}, {"_id": 1})
     parts = [document["_id"].partition("\0") async for document in found]
-    return {run for run, _, id in parts if id.startswith(f"{runs[run]}.")}
+    return {run for run, _, id in parts if id.startswith(f"{runs[run]}.") and id not in consumed}
 
 
 async def inbox(db: Collections, key: str) -> list[Message]:

@@ -60,6 +60,10 @@ SUSPECT = 2
 """A run is a suspect when this many owners in a row died with it before it wrote an entry."""
 
 
+_TURNS_TO_BEGIN = 2
+"""After how many iterations of the event loop a claimed run has begun to write, if it can."""
+
+
 class Worker:
     """Drives runs of a runtime's workflows, up to `concurrency` at once.
 
@@ -176,7 +180,18 @@ class Worker:
         self._hungry = len(claimed) == room
         if claimed and not can_notify(self._store):
             self._next_poll = min(SHORTEST_POLL, self._poll)
+        if claimed and self._wake.is_set():
+            await self._let_begin()
         await self._pause()
+
+    async def _let_begin(self) -> None:
+        """Let runs that were just claimed send their first write before the next claim.
+
+        A run that becomes due is often announced twice, in this process and by the store. So the
+        next claim often finds nothing, and the runs would only wait for it.
+        """
+        for _ in range(_TURNS_TO_BEGIN):
+            await self._sleep(0)
 
     async def _accept(self, session: Session, tasks: asyncio.TaskGroup, grant: Grant) -> None:
         if grant.takeovers < SUSPECT or not self._drives_suspect(session):
@@ -220,13 +235,16 @@ class Worker:
         # workers do not poll in step.
         pause = self._next_poll * (0.75 + self.runtime.random.random() / 2)
         self._next_poll = min(self._next_poll * 2, self._poll)
-        woken = detached(self._wake.wait())
-        timer = detached(self._sleep(pause))
+        timer = detached(self._wake_after(pause))
         try:
-            await asyncio.wait([woken, timer], return_when=asyncio.FIRST_COMPLETED)
+            # Not in a task of its own, so that the next iteration of the event loop claims.
+            await self._wake.wait()
         finally:
-            woken.cancel()
             timer.cancel()
+
+    async def _wake_after(self, seconds: float) -> None:
+        await self._sleep(seconds)
+        self._wake.set()
 
     async def _sleep(self, seconds: float) -> None:
         await self.runtime.clock.sleep(seconds)

@@ -1,5 +1,6 @@
-"""How soon a worker finds work on a store that sends no notifications."""
+"""How soon a worker finds work, and what it does first."""
 
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -7,6 +8,9 @@ import msgspec
 import pytest
 
 from perdure import Runtime, Step, Worker, workflow
+from perdure.durable.session import wake_workers
+from perdure.snapshot import Snapshot
+from perdure.store import Entry, Grant, Verdict
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
 
@@ -70,6 +74,55 @@ async def test_a_signal_from_this_process_wakes_its_worker(
         ended = await runtime.get_run(run.run_id)
     assert ended is not None
     assert ended.output == {"by": "ana"}
+
+
+class Noted(MemoryStore):
+    """A store that notes the calls of some verbs, and whose claims are announced once more."""
+
+    def __init__(self, clock: TestClock) -> None:
+        super().__init__(clock=clock)
+        self.calls: list[str] = []
+        self.on_claim: Callable[[], None] = lambda: None
+
+    async def load(self, id: str, /) -> Snapshot | None:
+        self.calls.append("load")
+        return await super().load(id)
+
+    async def append(self, entries: Sequence[Entry], /) -> Sequence[Verdict]:
+        self.calls.append("append")
+        return await super().append(entries)
+
+    async def claim(self, *arguments: Any, **options: Any) -> Sequence[Grant]:
+        self.calls.append("claim")
+        grants = await super().claim(*arguments, **options)
+        if grants:
+            self.on_claim()
+        return grants
+
+
+async def test_a_signal_that_does_not_wait_does_not_load_the_run(clock: TestClock) -> None:
+    store = Noted(clock)
+    runtime = Runtime(store, workflows=[approval], clock=clock)
+    run = await runtime.trigger(approval)
+    store.calls.clear()
+    result = await runtime.signal(run.run_id, "approved", {"by": "ana"}, wait=False)
+    assert result
+    assert result.run is None
+    assert store.calls == []
+
+
+async def test_a_claimed_run_writes_before_the_next_claim(clock: TestClock) -> None:
+    """A run that becomes due is announced twice, by this process and by the store."""
+    store = Noted(clock)
+    runtime = Runtime(store, workflows=[approval], clock=clock)
+    run = await runtime.trigger(approval)
+    async with Worker(runtime, poll="1h"):
+        await clock.advance(0)
+        store.on_claim = lambda: wake_workers(store)
+        store.calls.clear()
+        await runtime.signal(run.run_id, "approved", {"by": "ana"}, wait=False)
+        await clock.advance(0)
+    assert store.calls[:3] == ["claim", "append", "claim"]
 
 
 async def test_a_worker_that_found_work_soon_asks_again(

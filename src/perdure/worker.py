@@ -53,15 +53,14 @@ class Counters:
 SHORTEST_POLL = 0.02
 """How soon a worker that found work asks again, in seconds, where the store does not notify it."""
 
+SECOND_LOOK = 0.005
+"""How soon a worker asks again, in seconds, if it was woken during a claim that found runs."""
+
 PAGE, MOST_PAGES = 1000, 20
 """How many running runs a starting worker looks at, to find those of dead processes."""
 
 SUSPECT = 2
 """A run is a suspect when this many owners in a row died with it before it wrote an entry."""
-
-
-_TURNS_TO_BEGIN = 2
-"""After how many iterations of the event loop a claimed run has begun to write, if it can."""
 
 
 class Worker:
@@ -180,18 +179,17 @@ class Worker:
         self._hungry = len(claimed) == room
         if claimed and not can_notify(self._store):
             self._next_poll = min(SHORTEST_POLL, self._poll)
-        if claimed and self._wake.is_set():
-            await self._let_begin()
-        await self._pause()
+        await self._pause(self._is_woken_again(claimed))
 
-    async def _let_begin(self) -> None:
-        """Let runs that were just claimed send their first write before the next claim.
+    def _is_woken_again(self, claimed: Sequence[Grant]) -> bool:
+        """Return whether the worker was woken during this claim, probably for the same runs.
 
-        A run that becomes due is often announced twice, in this process and by the store. So the
-        next claim often finds nothing, and the runs would only wait for it.
+        A run that becomes due is announced by this process and by the store. At once, the next
+        claim would find nothing, and delay the runs that were just claimed. It may be about
+        another run, so the worker looks again soon.
         """
-        for _ in range(_TURNS_TO_BEGIN):
-            await self._sleep(0)
+        found_all = bool(claimed) and not self._hungry and not self._draining
+        return found_all and self._wake.is_set()
 
     async def _accept(self, session: Session, tasks: asyncio.TaskGroup, grant: Grant) -> None:
         if grant.takeovers < SUSPECT or not self._drives_suspect(session):
@@ -230,11 +228,14 @@ class Worker:
         if isinstance(grant, Grant):
             await self._accept(session, tasks, grant)
 
-    async def _pause(self) -> None:
+    async def _pause(self, is_woken_again: bool) -> None:
         # A full worker claims again when runs end. An idle one polls, with jitter, so that many
         # workers do not poll in step.
         pause = self._next_poll * (0.75 + self.runtime.random.random() / 2)
         self._next_poll = min(self._next_poll * 2, self._poll)
+        if is_woken_again:
+            self._wake.clear()
+            pause = min(pause, SECOND_LOOK)
         timer = detached(self._wake_after(pause))
         try:
             # Not in a task of its own, so that the next iteration of the event loop claims.

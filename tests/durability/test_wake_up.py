@@ -100,29 +100,70 @@ class Noted(MemoryStore):
         return grants
 
 
-async def test_a_signal_that_does_not_wait_does_not_load_the_run(clock: TestClock) -> None:
-    store = Noted(clock)
-    runtime = Runtime(store, workflows=[approval], clock=clock)
+async def test_a_signal_that_does_not_wait_does_not_load_the_run(
+    noted: Noted, clock: TestClock
+) -> None:
+    runtime = Runtime(noted, workflows=[approval], clock=clock)
     run = await runtime.trigger(approval)
-    store.calls.clear()
+    noted.calls.clear()
     result = await runtime.signal(run.run_id, "approved", {"by": "ana"}, wait=False)
     assert result
     assert result.run is None
-    assert store.calls == []
+    assert noted.calls == []
 
 
-async def test_a_claimed_run_writes_before_the_next_claim(clock: TestClock) -> None:
-    """A run that becomes due is announced twice, by this process and by the store."""
-    store = Noted(clock)
-    runtime = Runtime(store, workflows=[approval], clock=clock)
+@pytest.fixture
+def noted(clock: TestClock) -> Noted:
+    return Noted(clock)
+
+
+async def test_a_second_announcement_is_looked_at_after_the_run_has_written(
+    noted: Noted, clock: TestClock
+) -> None:
+    """A run that becomes due is announced by this process and by the store."""
+    runtime = Runtime(noted, workflows=[approval], clock=clock)
     run = await runtime.trigger(approval)
     async with Worker(runtime, poll="1h"):
         await clock.advance(0)
-        store.on_claim = lambda: wake_workers(store)
-        store.calls.clear()
+        noted.on_claim = lambda: wake_workers(noted)
+        noted.calls.clear()
         await runtime.signal(run.run_id, "approved", {"by": "ana"}, wait=False)
         await clock.advance(0)
-    assert store.calls[:3] == ["claim", "append", "claim"]
+        assert noted.calls == ["claim", "append", "append"]
+        await clock.advance(0.01)
+        assert noted.calls == ["claim", "append", "append", "claim"]
+        await clock.advance(60)
+        assert len(noted.calls) == 4
+
+
+async def test_an_announcement_after_a_claim_is_looked_at_at_once(
+    noted: Noted, clock: TestClock
+) -> None:
+    """Even when the worker is about to look again."""
+    runtime = Runtime(noted, workflows=[approval], clock=clock)
+    run = await runtime.trigger(approval)
+    async with Worker(runtime, poll="1h"):
+        await clock.advance(0)
+        noted.on_claim = lambda: wake_workers(noted)
+        await runtime.signal(run.run_id, "approved", {"by": "ana"}, wait=False)
+        await clock.advance(0)
+        noted.calls.clear()
+        wake_workers(noted)
+        await clock.advance(0)
+        assert noted.calls == ["claim"]
+
+
+async def test_a_worker_that_is_drained_during_a_claim_does_not_look_again(
+    noted: Noted, clock: TestClock
+) -> None:
+    runtime = Runtime(noted, workflows=[quick], clock=clock)
+    worker = Worker(runtime, poll="1h")
+    noted.on_claim = worker._stop
+    async with worker:
+        await clock.advance(0)
+        await runtime.trigger(quick, run_id="q", wait=False)
+        await clock.advance(0)
+    assert noted.calls.count("claim") == 2
 
 
 async def test_a_worker_that_found_work_soon_asks_again(

@@ -18,13 +18,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from bson.objectid import ObjectId
+from pymongo.errors import PyMongoError
 
 from perdure.snapshot import is_over
 from perdure.store import Delivery, Message
 from perdure.stores.mongo.connection import relaxed
 from perdure.stores.mongo.documents import MAX_DOCUMENT_SIZE, pack, unpack
+from perdure.stores.mongo.errors import is_connection_lost
 from perdure.stores.mongo.journal import consumed_messages, read_logs
-from perdure.stores.mongo.schema import Collections, find_and_update
+from perdure.stores.mongo.schema import Collections, find_and_update, update_once
 from perdure.stores.mongo.updates import (
     HEADER,
     STATUS_FIELDS,
@@ -57,8 +59,7 @@ async def send(
     if not message["consumed"]:
         # A duplicate wakes the run, too: the first sender may have died before it did.
         same_run = {"_id": key, "incarnation": run.get("incarnation")}
-        result = await db.runs.update_one(same_run, count_message(message["name"]))
-        if not result.matched_count:
+        if not await _count(db, same_run, message["name"]):
             # The run was deleted in the meantime, and its inbox with it.
             await db.inbox.delete_one({"_id": id})
             return Delivery.UNKNOWN
@@ -80,6 +81,19 @@ async def _put(
     projection = {"name": 1, "order": 1, "consumed": 1}
     stored: Mapping[str, Any] = await find_and_update(db.inbox, id, update, projection=projection)
     return stored
+
+
+async def _count(db: Collections, same_run: Mapping[str, Any], name: str) -> bool:
+    """Count a message, and wake the run if it awaits it; return whether the run exists."""
+    update = count_message(name)
+    try:
+        run = await update_once(db.runs, same_run, update, {"_id": 1})
+    except PyMongoError as error:
+        if not is_connection_lost(error):
+            raise
+        # Counted twice, a message only makes the owner look into the inbox once more.
+        run = await update_once(db.runs, same_run, update, {"_id": 1})
+    return run is not None
 
 
 async def unconsumed(db: Collections, runs: Mapping[str, str]) -> dict[str, list[Message]]:

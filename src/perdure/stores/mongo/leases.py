@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from bson.objectid import ObjectId
-from pymongo import ReturnDocument
 from pymongo.errors import PyMongoError
 
 from perdure import codec
@@ -20,7 +19,7 @@ from perdure.stores.mongo.grants import Grants
 from perdure.stores.mongo.inbox import runs_with_messages, unconsumed
 from perdure.stores.mongo.journal import Positions, seal_logs
 from perdure.stores.mongo.schedule import find_due
-from perdure.stores.mongo.schema import Collections, find_and_update, insert
+from perdure.stores.mongo.schema import Collections, find_and_update, insert, update_once
 from perdure.stores.mongo.server_clock import ServerClock
 from perdure.stores.mongo.updates import (
     HAS_EXPIRED,
@@ -261,9 +260,7 @@ class Leases:
         claim = ObjectId()
         lease = lease_if_free({"$literal": owner}, ttl, claim, self._epochs.next())
         if len(keys) == 1:
-            run: Any = await db.runs.find_one_and_update(
-                {"_id": keys[0], **IS_DUE}, [lease], return_document=ReturnDocument.AFTER
-            )
+            run = await update_once(db.runs, {"_id": keys[0], **IS_DUE}, [lease])
             return {} if run is None else {keys[0]: {**run}}
         await db.runs.update_many({"_id": {"$in": [*keys]}, **IS_DUE}, [lease])
         return {run["_id"]: {**run} for run in await _claimed(db, keys, claim)}

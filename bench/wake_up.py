@@ -44,15 +44,16 @@ async def waking(step: Step) -> None:
 
 @workflow("bench-restart")
 async def restarting(step: Step) -> None:
-    """Print when the second step begins, and never end it."""
+    """Print when the second step begins; the first process is killed in it."""
     await step("first", lambda: None)
-    await step("second", stay)
+    await step("second", print_time)
 
 
-async def stay() -> None:
-    """Stay until the process is killed."""
+async def print_time() -> None:
+    """Print the time, and stay in the step if this process is to be killed in it."""
     print(time.monotonic_ns(), flush=True)
-    await asyncio.sleep(3600)
+    if "crash" in sys.argv:
+        await asyncio.sleep(3600)
 
 
 async def measure(
@@ -101,24 +102,16 @@ async def _across_processes(url: str, runs: int) -> list[float]:
 
 
 async def _restart(url: str) -> float:
-    """Return the seconds from the start of a process to the next step of the run that another one
-    was killed with, minus those of a process that only starts and imports.
+    """Return the seconds in which a new process reaches the next step of the run that another one
+    was killed with, from when it has imported everything.
     """
-    await _until_printed("restart", url, "trigger")
-    bare = await _until_printed("bare", url)
-    return await _until_printed("restart", url, "continue") - bare
-
-
-async def _until_printed(*arguments: str) -> float:
-    """Return the seconds until another process prints the time, and kill it."""
-    before = time.monotonic_ns()
-    process = await _start(*arguments)
-    assert process.stdout is not None
-    after = int(await process.stdout.readline())
-    if process.returncode is None:
-        process.kill()
-    await process.wait()
-    return (after - before) / 1e9
+    first = await _start("crash", url)
+    assert first.stdout is not None
+    await first.stdout.readline()
+    first.kill()
+    await first.wait()
+    imported, reached = map(int, (await _line("continue", url)).split())
+    return (reached - imported) / 1e9
 
 
 async def _line(*arguments: str) -> bytes:
@@ -153,25 +146,26 @@ async def _idle(url: str, seconds: str) -> None:
         print((time.process_time() - used) / (now() - began) * 100)
 
 
-async def _continue(url: str, how: str) -> None:
+async def _crash(url: str) -> None:
+    runtime = Runtime(open_store(url), workflows=[restarting])
+    async with Worker(runtime) as worker:
+        await runtime.trigger(restarting, wait=False)
+        await finished(worker, 1)
+
+
+async def _continue(url: str) -> None:
     store = open_store(url)
-    runtime = Runtime(store, workflows=[restarting])
-    async with Worker(runtime):
-        if how == "trigger":
-            await runtime.trigger(restarting, wait=False)
-        await asyncio.sleep(3600)
-
-
-async def _bare(url: str) -> None:
-    await open_store(url).close()
-    print(time.monotonic_ns(), flush=True)
+    print(time.monotonic_ns())
+    async with Worker(Runtime(store, workflows=[restarting])) as worker:
+        await finished(worker, 1)
+    await store.close()
 
 
 ROLES: dict[str, Callable[..., Awaitable[None]]] = {
     "trigger": _trigger,
     "idle": _idle,
-    "restart": _continue,
-    "bare": _bare,
+    "crash": _crash,
+    "continue": _continue,
 }
 
 

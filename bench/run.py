@@ -68,8 +68,8 @@ FAST = Plan(
     due=300,
     sleepers=2000,
     shared=1000,
-    wake_ups=12,
-    idle_seconds=2.5,
+    wake_ups=10,
+    idle_seconds=2,
     peers={("A", 10): 10, ("A", 100): 100, ("B", 50): 50, ("C", 1000): 100, ("due", 300): 30},
 )
 

@@ -23,7 +23,7 @@ from perdure.stores import open_store
 
 ROOT = Path(__file__).parents[1]
 MEMORY = "memory://"
-SETTLE = 0.5
+SETTLE = 0.3
 # An idle worker polls less often, on a store without notifications: the first runs wake it up.
 WARM = 3
 GAPS = (0.1, 0.2)
@@ -63,7 +63,7 @@ async def measure(
     values = {"wake": await _in_this_process(url, runs)}
     if url != MEMORY:
         values["across"] = await _across_processes(url, runs)
-        values["across95"] = [quantiles(values["across"], n=20)[-1]]
+        values["across95"] = [quantiles(values["across"], n=20, method="inclusive")[-1]]
     values["idle"] = [float(await _line("idle", url, str(idle_seconds)))]
     if url.startswith("sqlite"):
         values["restart"] = [await _restart(url) for _ in range(restarts)]

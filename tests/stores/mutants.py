@@ -11,9 +11,10 @@ from typing import Any, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
+from perdure import codec
 from perdure.clock import Clock
 from perdure.snapshot import Snapshot
-from perdure.store import Capabilities, Entry, Rest, RunSummary, Verdict
+from perdure.store import Capabilities, Entry, Grant, Rest, RunSummary, Verdict
 from perdure.stores._reading import Granted
 from perdure.stores._shell import Query, Row
 from perdure.stores.memory import MemoryStore
@@ -97,6 +98,41 @@ class DropsOrder(MemoryBackend):
         if loaded is not None:
             loaded["steps"] = dict(sorted(loaded["steps"].items()))
         return loaded
+
+
+class ChangesTheOutbox(MemoryBackend):
+    """Stores another outbox than that of the entry."""
+
+    def changed(self, outbox: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _append(self, entry: Entry) -> Verdict:
+        part, run = codec.loads(entry.data), self._find(entry.id)
+        if run is not None and "outbox" in part:
+            before = run.merged().get("outbox") or {}
+            part["outbox"] = self.changed(part["outbox"], before)
+        return super()._append(replace(entry, data=codec.dumps(part)))
+
+
+@caught_by("test_outbox_items_are_merged_by_name_and_removed_by_null")
+class DropsNullsOfTheOutbox(ChangesTheOutbox):
+    def changed(self, outbox: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+        return {name: item for name, item in outbox.items() if item is not None}
+
+
+@caught_by("test_outbox_items_are_merged_by_name_and_removed_by_null")
+class ReplacesTheOutbox(ChangesTheOutbox):
+    def changed(self, outbox: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+        return {**dict.fromkeys(before), **outbox}
+
+
+@caught_by("test_outbox_items_are_merged_by_name_and_removed_by_null")
+class GrantsWithoutTheOutbox(MemoryBackend):
+    def _grant(self, run: Run, *arguments: Any, **options: Any) -> Granted:
+        granted = super()._grant(run, *arguments, **options)
+        if isinstance(granted, Grant):
+            granted.snapshot.pop("outbox", None)
+        return granted
 
 
 @caught_by("test_runs_of_another_prefix_are_invisible")

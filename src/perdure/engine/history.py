@@ -14,7 +14,14 @@ import msgspec
 
 from perdure import codec
 from perdure.engine.branches import join_path
-from perdure.snapshot import ExecutionBlock, PendingWait, Snapshot, StepRecord, open_waits
+from perdure.snapshot import (
+    ExecutionBlock,
+    PendingWait,
+    Snapshot,
+    StepRecord,
+    generation_of,
+    open_waits,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +85,11 @@ class History:
         self.waits = {wait["id"]: wait for wait in open_waits(snapshot)}
         self._stored_waits.update(self.waits)
         self.load(snapshot["steps"])
+
+    @property
+    def generation(self) -> int:
+        """How often the run began again from an earlier point, counted from 1."""
+        return generation_of(self.metadata)
 
     def load(self, records: Mapping[str, StepRecord]) -> None:
         """Add records that were made before, by us or by another writer of the format."""

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from perdure import codec
-from perdure.durable.host import RunHost
+from perdure.durable.host import REPLAY, RunHost
 from perdure.durable.lifecycle import Program, log_failure, open_host, rewrite, run_to_rest
 from perdure.durable.outcome import describe_outcome, failed_block, failures_to_retry
 from perdure.durable.owners import new_owner
@@ -36,7 +36,7 @@ from perdure.store import Grant, LeaseRequest, Refusal, Rest, Store, require_lea
 logger = logging.getLogger(__name__)
 
 CANCEL = "~cancel"
-"""The event that asks the owner of a run to end it; users' events may have any other name."""
+"""The event that asks the owner of a run to end it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +221,8 @@ def _unstarted(session: Session, grant: Grant) -> RunHost:
 
 
 def _at_rest(host: RunHost, waits: list[PendingWait]) -> tuple[Any, Rest]:
-    replays = any(wait["id"].startswith("replay:") for wait in waits)
-    waits = [wait for wait in waits if not wait["id"].startswith("replay:")]
+    replays = any(wait["id"].startswith(REPLAY) for wait in waits)
+    waits = [wait for wait in waits if not wait["id"].startswith(REPLAY)]
     listens = any(wait["kind"] == "event" for wait in waits)
     state: RunStatus = "waiting" if listens else "suspended"
     block = host.block(state=state, pending=waits)

@@ -5,7 +5,7 @@ from typing import Any
 
 from perdure.errors import InvalidArgument, UnknownWorkflow, VersionMismatch
 from perdure.runtime.definition import Definition
-from perdure.snapshot import Snapshot, assert_valid_snapshot
+from perdure.snapshot import Snapshot, assert_valid_snapshot, generation_of, set_generation
 
 
 class Registry:
@@ -67,10 +67,14 @@ class Registry:
                 newest.version,
                 "Register the old definition beside the new one, or pass migrate= to the new one",
             )
+        generation = generation_of(snapshot.get("metadata"))
         try:
             migrated = assert_valid_snapshot(newest.migrate(snapshot, stored))
         except Exception as error:  # the user's function
             hint = f"Its migrate= failed: {error!r}"
             raise VersionMismatch(run_id, stored, newest.version, hint) from error
-        migrated["metadata"] = {**(migrated.get("metadata") or {}), "version": newest.version}
+        metadata = {**(migrated.get("metadata") or {}), "version": newest.version}
+        # Whatever the migration did to the metadata: steps must keep their idempotency keys.
+        set_generation(metadata, generation)
+        migrated["metadata"] = metadata
         return newest, migrated

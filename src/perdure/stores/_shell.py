@@ -13,6 +13,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from perdure import codec
 from perdure.clock import as_utc, isoformat, parse_iso
 from perdure.errors import InvalidArgument, ValueTooLarge
+from perdure.keyvalue import Documents
 from perdure.snapshot import RunStatus, Snapshot, is_over, workflow_of
 from perdure.store import (
     AsyncCloseable,
@@ -33,6 +34,7 @@ from perdure.store import (
     check_entries,
     rest_of,
 )
+from perdure.stores._keyvalue import KeyValueBackend, StoreDocuments
 from perdure.stores._lifecycle import Lifecycle
 from perdure.stores._reading import Granted, acquire_readable, claim_readable
 from perdure.validation import check_id, check_limit, check_prefix
@@ -75,6 +77,11 @@ class Backend(Protocol):
     Batches are not empty, and limits are at least 1. The docstrings of `perdure.store` define what
     each verb must do.
     """
+
+    @property
+    def documents(self) -> KeyValueBackend:
+        """The documents beside the runs; their table is created when they are first used."""
+        ...
 
     async def open(self) -> None:
         """Set the database up: connect, migrate, check its settings. Called before any verb."""
@@ -161,6 +168,18 @@ class StoreShell(AsyncCloseable, Generic[B]):
         self.capabilities = capabilities
         self._backend = backend
         self._life = Lifecycle(name, backend.open, on_move=backend.forget_loop, any_loop=any_loop)
+        self._documents_life = Lifecycle(name, backend.documents.set_up, any_loop=True)
+
+    @property
+    def documents(self) -> Documents:
+        """Strings under keys in the same database, with compare-and-set and times to live.
+
+        They open and close with the store, and no store with another prefix sees them. A key is a
+        non-empty string of at most 512 characters, a value is as large as a snapshot may be;
+        neither contains NUL.
+        """
+        # Not cached: a reference to the store inside itself would delay its collection.
+        return StoreDocuments(self._backend.documents, self._documents_ready, self._check_size)
 
     async def save(self, id: str, snapshot: Snapshot, /) -> None:
         """Replace the whole run by `snapshot`; the run's previous owner is fenced out."""
@@ -310,6 +329,10 @@ class StoreShell(AsyncCloseable, Generic[B]):
         """Count the runs by status and find the oldest due one."""
         await self._life.ready()
         return await self._backend.stats()
+
+    async def _documents_ready(self) -> None:
+        await self._life.ready()
+        await self._documents_life.ready()
 
     @property
     def _max_value_size(self) -> int:

@@ -5,14 +5,16 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 
-from perdure.clock import Clock, SystemClock
+from perdure.clock import Clock, SystemClock, check_clock
 from perdure.errors import InvalidArgument
 from perdure.store import MAX_VALUE_SIZE, Capabilities
 from perdure.stores._documents.backend import DocumentBackend
 from perdure.stores._durability import Durability, check_durability, survives
+from perdure.stores._keyvalue import scope_of
 from perdure.stores._shell import NotifyShell
 from perdure.stores._watching import Notifications
 from perdure.stores.file.disk import Disk
+from perdure.stores.file.documents import FileDocuments
 from perdure.stores.file.layout import FileHead
 from perdure.stores.file.storage import FileStorage
 from perdure.validation import check_prefix
@@ -21,8 +23,10 @@ from perdure.validation import check_prefix
 class FileBackend(DocumentBackend[FileHead]):
     """A directory that is watched for what other processes write to it."""
 
-    def __init__(self, storage: FileStorage, prefix: str, clock: Clock) -> None:
-        super().__init__(storage, prefix, clock)
+    def __init__(
+        self, storage: FileStorage, documents: FileDocuments, prefix: str, clock: Clock
+    ) -> None:
+        super().__init__(storage, documents, prefix, clock)
         self._notifications = Notifications(storage.folder.notifications.watching)
 
     async def notifications(self) -> AsyncGenerator[None]:
@@ -73,7 +77,8 @@ class FileStore(NotifyShell[FileBackend]):
             max_value_size=max_value_size,
         )
         storage = FileStorage(Path(directory), Disk(sync=durability == "full"))
-        backend = FileBackend(storage, check_prefix(prefix), clock)
+        documents = FileDocuments(storage, check_clock(clock), scope_of(check_prefix(prefix)))
+        backend = FileBackend(storage, documents, prefix, clock)
         super().__init__(backend, "file", capabilities, any_loop=True)
 
 

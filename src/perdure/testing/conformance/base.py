@@ -198,7 +198,7 @@ class ListChecks(Harness):
 
     async def test_list_filters_by_status(self, store: Store) -> None:
         """`status` restricts the list to runs with this status."""
-        statuses: list[RunStatus] = ["running", "suspended", "waiting", "paused"]
+        statuses: list[RunStatus] = ["queued", "running", "suspended", "waiting", "paused"]
         over: list[RunStatus] = ["completed", "failed", "cancelled"]
         for status in statuses + over:
             await store.save(f"run {status}", snapshot(status=status))

@@ -36,6 +36,7 @@ class PruneChecks(Harness):
         await self.pass_time(TICK)
         assert await maintenance.prune(NOW) == 3
         assert {run.id for run in await maintenance.list()} == {
+            "queued",
             "running",
             "suspended",
             "waiting",

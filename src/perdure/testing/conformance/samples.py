@@ -45,7 +45,7 @@ def _execution(status: RunStatus) -> ExecutionBlock:
     match status:
         case "running" | "completed" | "failed":
             return {"status": status, "lastUpdated": AT}
-        case "suspended" | "waiting" | "paused":
+        case "queued" | "suspended" | "waiting" | "paused":
             return {"status": "running", "lastUpdated": AT, "state": status}
         case "cancelled":
             return {"status": "failed", "lastUpdated": AT, "state": status}

@@ -32,12 +32,13 @@ WORKS = {
     "sleeping": Work("F: memory that each of {size:,} sleeping runs holds", "bytes"),
     "react": Work("F: signal to the next step", "µs", 1e6),
     "workers": Work("G: worker processes: {size}", "runs/s"),
+    "migrate": Work("H: first opening of {size:,} runs of an earlier version", "s"),
     "twice": Work("G: steps executed twice by {size} processes", "steps"),
-    "wake": Work("H: trigger to first step, in one process, p50", "ms", 1e3),
-    "across": Work("H: trigger to first step, in another process, p50", "ms", 1e3),
-    "across95": Work("H: trigger to first step, in another process, p95", "ms", 1e3),
-    "idle": Work("H: an idle worker, of a core", "%"),
-    "restart": Work("H: kill -9 to next step, without start and imports", "ms", 1e3),
+    "wake": Work("I: trigger to first step, in one process, p50", "ms", 1e3),
+    "across": Work("I: trigger to first step, in another process, p50", "ms", 1e3),
+    "across95": Work("I: trigger to first step, in another process, p95", "ms", 1e3),
+    "idle": Work("I: an idle worker, of a core", "%"),
+    "restart": Work("I: kill -9 to next step, without start and imports", "ms", 1e3),
 }
 
 

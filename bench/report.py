@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import plots
+from bench import migrate, plots
 from bench.numbers import BULK, PERDURE, RAW, SHARED, TURN, WORKS, Numbers, shown
 
 # In the units that are shown: milliseconds, and percents of a core.
@@ -68,6 +68,7 @@ class Ratios:
             yield from self._throughput(place)
             yield from self._footprint(place)
             yield from self._wake_up(place)
+            yield from self._migration(place)
             for peer in self._numbers.contenders(place):
                 if peer not in OURS:
                     yield from self._peer(place, peer)
@@ -133,6 +134,13 @@ class Ratios:
             if value is not None:
                 label, unit, scale = WORKS[work]
                 yield Ratio(f"{place}: {label}, {unit}", value * scale, target)
+
+    def _migration(self, place: str) -> Iterator[Ratio]:
+        for size in self._numbers.sizes(place, "migrate"):
+            seconds = self._numbers.get(place, "migrate", size)
+            if seconds is not None:
+                what = f"{place}: H, seconds to migrate {size:,} runs"
+                yield Ratio(what, seconds, migrate.TARGETS[place])
 
     def _peer(self, place: str, peer: str) -> Iterator[Ratio | None]:
         for size in self._numbers.sizes(place, "A", peer):

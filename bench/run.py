@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import TypeAlias
 
-from bench import peers, raw, report, wake_up, workers, workloads
+from bench import migrate, peers, raw, report, wake_up, workers, workloads
 from bench.numbers import BULK, PERDURE, RAW, SHARED, TURN, WORKS, Key, Numbers, shown
 from bench.places import STARTERS, Place, place
 from bench.timing import loop_turn, now
@@ -48,6 +48,7 @@ class Plan:
     crowds: tuple[int, ...] = (1, 10, 50, 200, 1000)
     due: int = 1000
     sleepers: int = 5000
+    migrated: int = migrate.ROWS
     shared: int = 3000
     wake_ups: int = 60
     idle_seconds: float = 20
@@ -67,6 +68,7 @@ FAST = Plan(
     crowds=(1, 50, 200),
     due=300,
     sleepers=2000,
+    migrated=0,
     shared=1000,
     wake_ups=10,
     idle_seconds=2,
@@ -344,12 +346,18 @@ async def measure_place(
 
 
 async def measure_wake_ups(name: str, url: str, plan: Plan, numbers: Numbers) -> None:
-    """Measure how soon a worker starts runs, and what it costs while idle (H)."""
+    """Measure how soon a worker starts runs, and what it costs while idle (I)."""
     measured = await wake_up.measure(url, plan.wake_ups, plan.idle_seconds, plan.heavy_repeats)
     for work, values in measured.items():
         for value in values:
             numbers.add(Key(name, work, 1), value)
         say(f"{name:<8} {WORKS[work].label:<54} {shown(work, median(values))}")
+
+
+async def measure_migration(numbers: Numbers, name: str, runs: int) -> None:
+    """Measure the migration of a database of an earlier version, once: filling it takes longer."""
+    turns: dict[Key, Turn] = {Key(name, "migrate", runs): lambda: migrate.first_opening(name, runs)}
+    await take_turns(numbers, 1, turns)
 
 
 async def main() -> None:
@@ -377,6 +385,8 @@ async def main() -> None:
         with place(name) as here:
             about.places[name] = f"{here.version}; {here.settings}"
             about.peers.update(await measure_place(here, plan, numbers, names))
+        if plan.migrated and name in migrate.TARGETS:
+            await measure_migration(numbers, name, plan.migrated)
     print(report.write(about, numbers, chosen.out))
     say("done")
 

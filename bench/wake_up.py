@@ -1,4 +1,4 @@
-"""Workload H: how soon a worker starts a run, what it costs while idle, and how soon a process
+"""Workload I: how soon a worker starts a run, what it costs while idle, and how soon a process
 replaces one that was killed.
 
 `python -m bench.wake_up ROLE URL …` is one of the other processes. Times that they print are those

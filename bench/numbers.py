@@ -34,6 +34,11 @@ WORKS = {
     "workers": Work("G: worker processes: {size}", "runs/s"),
     "migrate": Work("H: first opening of {size:,} runs of an earlier version", "s"),
     "twice": Work("G: steps executed twice by {size} processes", "steps"),
+    "wake": Work("I: trigger to first step, in one process, p50", "ms", 1e3),
+    "across": Work("I: trigger to first step, in another process, p50", "ms", 1e3),
+    "across95": Work("I: trigger to first step, in another process, p95", "ms", 1e3),
+    "idle": Work("I: an idle worker, of a core", "%"),
+    "restart": Work("I: kill -9 to next step, without start and imports", "ms", 1e3),
 }
 
 

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from bench import migrate, plots
 from bench.numbers import BULK, PERDURE, RAW, SHARED, TURN, WORKS, Numbers, shown
 
+# In the units that are shown: milliseconds, and percents of a core.
+WAKE_UPS = {"wake": 5, "across": 25, "across95": 80, "idle": 1, "restart": 300}
 OURS = (PERDURE, RAW, SHARED, BULK, TURN)
 
 
@@ -60,10 +62,12 @@ class Ratios:
             yield self._ratio("memory: D, a step, in loop turns", (place, "D", 1000), turn, 8)
             what = "F, bytes a step handed to any store, 1,000 steps against 10"
             yield self._ratio(what, (place, "bytes", 1000), (place, "bytes", 10), 1.3)
+            yield from self._wake_up(place)
         else:
             yield from self._latency(place)
             yield from self._throughput(place)
             yield from self._footprint(place)
+            yield from self._wake_up(place)
             yield from self._migration(place)
             for peer in self._numbers.contenders(place):
                 if peer not in OURS:
@@ -123,6 +127,13 @@ class Ratios:
                 yield Ratio(what, held, 64)
         what = f"{place}: F, signal to next step against a raw write"
         yield self._ratio(what, (place, "react", 1), (place, "react", 1, RAW), 5)
+
+    def _wake_up(self, place: str) -> Iterator[Ratio | None]:
+        for work, target in WAKE_UPS.items():
+            value = self._numbers.get(place, work, 1)
+            if value is not None:
+                label, unit, scale = WORKS[work]
+                yield Ratio(f"{place}: {label}, {unit}", value * scale, target)
 
     def _migration(self, place: str) -> Iterator[Ratio]:
         for size in self._numbers.sizes(place, "migrate"):

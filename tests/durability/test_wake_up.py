@@ -169,13 +169,29 @@ async def test_a_worker_that_is_drained_during_a_claim_does_not_look_again(
 async def test_a_worker_that_found_work_soon_asks_again(
     runtime: Runtime, quiet: Quiet, clock: TestClock
 ) -> None:
-    """Each attempt that finds nothing doubles the pause, up to `poll`."""
+    """After 20 ms, and later after a tenth of the time since there was work, up to `poll`."""
     other = Runtime(quiet, workflows=[quick], clock=clock)
     await other.trigger(quick, wait=False)
     async with Worker(runtime, poll=0.5):
+        await clock.advance(20)
+    check_pauses(quiet.claims)
+
+
+async def test_a_worker_that_was_woken_without_work_soon_asks_again(
+    runtime: Runtime, quiet: Quiet, clock: TestClock
+) -> None:
+    """Another process may have been faster to claim the run, and more may follow."""
+    async with Worker(runtime, poll=0.5):
         await clock.advance(10)
-    pauses = [later - earlier for earlier, later in pairwise(quiet.claims)]
-    assert pauses[0] < 0.03
-    assert all(pause < 0.65 for pause in pauses)
-    assert all(later > earlier * 1.1 for earlier, later in pairwise(pauses[:4]))
-    assert min(pauses[8:]) > 0.3
+        quiet.claims.clear()
+        wake_workers(quiet)
+        await clock.advance(20)
+    check_pauses(quiet.claims)
+
+
+def check_pauses(claims: list[float]) -> None:
+    ages = [claim - claims[0] for claim in claims]
+    pauses = [later - earlier for earlier, later in pairwise(ages)]
+    assert pauses
+    for age, pause in zip(ages, pauses, strict=False):
+        assert 0.74 <= pause / min(max(0.02, age / 10), 0.5) <= 1.26

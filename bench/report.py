@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import migrate, plots
+from bench import migrate, plots, search
 from bench.numbers import BULK, PERDURE, RAW, SHARED, TURN, WORKS, Numbers, shown
 
 # In the units that are shown: milliseconds, and percents of a core.
@@ -69,6 +69,7 @@ class Ratios:
             yield from self._footprint(place)
             yield from self._wake_up(place)
             yield from self._migration(place)
+            yield from self._searches(place)
             for peer in self._numbers.contenders(place):
                 if peer not in OURS:
                     yield from self._peer(place, peer)
@@ -141,6 +142,18 @@ class Ratios:
             if seconds is not None:
                 what = f"{place}: H, seconds to migrate {size:,} runs"
                 yield Ratio(what, seconds, migrate.TARGETS[place])
+
+    def _searches(self, place: str) -> Iterator[Ratio | None]:
+        for work, target in search.TARGETS.items():
+            sizes = self._numbers.sizes(place, work)
+            seconds = self._numbers.get(place, work, sizes[-1]) if sizes else None
+            if seconds is not None:
+                label = WORKS[work].label.format(size=sizes[-1])
+                yield Ratio(f"{place}: {label}, ms", seconds * 1e3, target * 1e3)
+        if sizes := self._numbers.sizes(place, "counts"):
+            what = f"{place}: J, counts of {sizes[-1]:,} runs against {sizes[0]:,}"
+            large, small = (place, "counts", sizes[-1]), (place, "counts", sizes[0])
+            yield self._ratio(what, large, small, search.MOST_GROWTH)
 
     def _peer(self, place: str, peer: str) -> Iterator[Ratio | None]:
         for size in self._numbers.sizes(place, "A", peer):

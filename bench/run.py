@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import TypeAlias
 
-from bench import migrate, peers, raw, report, wake_up, workers, workloads
+from bench import migrate, peers, raw, report, search, wake_up, workers, workloads
 from bench.numbers import BULK, PERDURE, RAW, SHARED, TURN, WORKS, Key, Numbers, shown
 from bench.places import STARTERS, Place, place
 from bench.timing import loop_turn, now
@@ -49,6 +49,7 @@ class Plan:
     due: int = 1000
     sleepers: int = 5000
     migrated: int = migrate.ROWS
+    searched: int = 1_000_000
     shared: int = 3000
     wake_ups: int = 60
     idle_seconds: float = 20
@@ -69,6 +70,7 @@ FAST = Plan(
     due=300,
     sleepers=2000,
     migrated=0,
+    searched=0,
     shared=1000,
     wake_ups=10,
     idle_seconds=2,
@@ -360,6 +362,14 @@ async def measure_migration(numbers: Numbers, name: str, runs: int) -> None:
     await take_turns(numbers, 1, turns)
 
 
+async def measure_searches(numbers: Numbers, name: str, runs: int) -> None:
+    """Measure searches among many runs (J)."""
+    async for work, size, seconds in search.measure(name, runs):
+        numbers.add(Key(name, work, size), seconds)
+        label = WORKS[work].label.format(size=size)
+        say(f"{name:<8} {label:<54} {shown(work, seconds)}")
+
+
 async def main() -> None:
     """Measure, write the results, print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -387,6 +397,8 @@ async def main() -> None:
             about.peers.update(await measure_place(here, plan, numbers, names))
         if plan.migrated and name in migrate.TARGETS:
             await measure_migration(numbers, name, plan.migrated)
+        if plan.searched and name in search.PLACES:
+            await measure_searches(numbers, name, plan.searched)
     print(report.write(about, numbers, chosen.out))
     say("done")
 

@@ -43,7 +43,8 @@ APPEND = """
 """
 
 # The deletions depend on the rows that the fenced statement returns: by themselves they would see
-# the fence as it was before another owner took over.
+# the fence as it was before another owner took over. A rest that changes the run's tags, and the
+# deletion of a run that has any, are left to the statement of `_write_statement`.
 REST_ONE = """
     WITH rested AS (
         UPDATE {runs} AS run SET
@@ -55,9 +56,13 @@ REST_ONE = """
                     AND NOT message.consumed
             ) THEN statement_timestamp() ELSE $6 END,
             folded_epoch = $2, folded_n = $3, updated_at = statement_timestamp(),
-            owner = NULL, takeovers = 0, clean = true
-        FROM (SELECT $4::bytea AS data, $7::text::jsonb AS awaits) AS input
+            owner = NULL, takeovers = 0, clean = true,
+            version = coalesce($8, run.version), summary = coalesce($10, run.summary)
+        FROM (
+            SELECT $4::bytea AS data, $7::text::jsonb AS awaits, $9::text::jsonb AS tags
+        ) AS input
         WHERE run.id = $1 AND run.epoch = $2 AND run.owner IS NOT NULL
+            AND (input.tags IS NULL OR input.tags = run.tags)
         RETURNING run.id, {notify_if_due}
     ), deleted_entries AS (
         DELETE FROM {journal} WHERE run = (SELECT id FROM rested)
@@ -68,7 +73,7 @@ REST_ONE = """
 DELETE_ONE = """
     WITH deleted_runs AS (
         DELETE FROM {runs} AS run
-        WHERE run.id = $1 AND run.epoch = $2 AND run.owner IS NOT NULL
+        WHERE run.id = $1 AND run.epoch = $2 AND run.owner IS NOT NULL AND run.tags = '[]'
         RETURNING run.id
     ), deleted_entries AS (
         DELETE FROM {journal} WHERE run = (SELECT id FROM deleted_runs)
@@ -81,15 +86,21 @@ DELETE_ONE = """
 # The statement for any batch consists of the parts it needs, because each part costs planning time.
 _LOCKED = """
     WITH locked AS MATERIALIZED (
-        SELECT entry.*, run.epoch = entry.epoch AS newest, run.is_open,
-            (run.folded_epoch, run.folded_n) >= (entry.epoch, entry.n) AS folded
+        SELECT entry.*, run.epoch = entry.epoch AS newest, run.is_open, run.created_at,
+            (run.folded_epoch, run.folded_n) >= (entry.epoch, entry.n) AS folded,
+            run.tags <> coalesce(entry.tags::jsonb, run.tags) AS is_retagged
         FROM unnest(
             (SELECT $1::text[]), (SELECT $2::bigint[]), (SELECT $3::bigint[]), (SELECT $4::bytea[]),
             (SELECT $5::text[]), (SELECT $6::timestamptz[]), (SELECT $7::text[]),
-            (SELECT $8::boolean[])
-        ) WITH ORDINALITY AS entry (id, epoch, n, data, status, wake_at, awaits, is_deleted, i)
+            (SELECT $8::bigint[]), (SELECT $9::text[]), (SELECT $10::bytea[]),
+            (SELECT $11::boolean[])
+        ) WITH ORDINALITY AS entry (
+            id, epoch, n, data, status, wake_at, awaits, version, tags, summary, is_deleted, i
+        )
         CROSS JOIN LATERAL (
-            SELECT epoch, owner IS NOT NULL AS is_open, folded_epoch, folded_n FROM {runs} AS run
+            SELECT epoch, owner IS NOT NULL AS is_open, folded_epoch, folded_n, tags,
+                coalesce({created_at}, statement_timestamp()) AS created_at
+            FROM {runs} AS run
             WHERE run.id = entry.id FOR NO KEY UPDATE
         ) AS run
     ), writable AS MATERIALIZED (
@@ -106,7 +117,7 @@ _WRITTEN = """
 _CONSUMED = """
     matched AS MATERIALIZED (
         SELECT writable.id, consumes.seq
-        FROM unnest((SELECT $9::bigint[]), (SELECT $10::bigint[])) AS consumes (i, seq)
+        FROM unnest((SELECT $12::bigint[]), (SELECT $13::bigint[])) AS consumes (i, seq)
         JOIN writable USING (i)
         WHERE NOT writable.is_deleted
     ), removed AS (
@@ -142,7 +153,10 @@ _DELETED_ENTRIES = """
     )
 """
 _DELETED_RUNS = """
-    deleted_messages AS (
+    deleted_tags AS (
+        DELETE FROM {tags}
+        WHERE run = ANY (ARRAY(SELECT id FROM writable WHERE is_deleted))
+    ), deleted_messages AS (
         DELETE FROM {inbox}
         WHERE run = ANY (ARRAY(SELECT id FROM writable WHERE is_deleted))
     ), deleted_runs AS (
@@ -164,9 +178,14 @@ _RESTED = """
                     AND NOT message.consumed
             ) THEN statement_timestamp() ELSE input.wake_at END,
             folded_epoch = input.epoch, folded_n = input.n, updated_at = statement_timestamp(),
-            owner = NULL, takeovers = 0, clean = true, messages = run.messages - input.consumed
+            owner = NULL, takeovers = 0, clean = true, messages = run.messages - input.consumed,
+            version = coalesce(input.version, run.version),
+            tags = coalesce(input.tags, run.tags),
+            summary = coalesce(input.summary, run.summary),
+            created_at = CASE WHEN is_retagged THEN input.created_at ELSE run.created_at END
         FROM (
-            SELECT id, epoch, n, data, status, wake_at, awaits::jsonb AS awaits,
+            SELECT id, epoch, n, data, status, wake_at, awaits::jsonb AS awaits, version,
+                tags::jsonb AS tags, summary, created_at, is_retagged,
                 coalesce(counted.messages, 0) AS consumed
             FROM writable LEFT JOIN counted USING (id)
             WHERE status IS NOT NULL AND NOT is_deleted
@@ -174,6 +193,13 @@ _RESTED = """
         WHERE run.id = input.id
         RETURNING {notify_if_due}
     )
+"""
+
+_RETAGGED = """
+    retagged AS MATERIALIZED (
+        SELECT id, tags::jsonb AS tags, created_at FROM writable
+        WHERE status IS NOT NULL AND NOT is_deleted AND is_retagged
+    ), {replaced_tags}
 """
 
 # EXISTS is avoided because the planner may read the whole journal for it.
@@ -191,15 +217,16 @@ _VERDICTS = """
 
 
 class Needs(NamedTuple):
-    """What a batch writes: journal entries, rests, deletions, consumed messages."""
+    """What a batch writes: journal entries, rests, tags, deletions, consumed messages."""
 
     journal: bool
     rests: bool
+    tags: bool
     deletes: bool
     consumes: bool
 
 
-_JOURNAL_ONLY = Needs(journal=True, rests=False, deletes=False, consumes=False)
+_JOURNAL_ONLY = Needs(journal=True, rests=False, tags=False, deletes=False, consumes=False)
 
 
 class Fetch(Protocol):
@@ -343,10 +370,15 @@ def _deciding_entries(entries: Sequence[Entry]) -> list[int] | None:
 
 
 def _needs_of(entries: Sequence[Entry]) -> Needs:
-    rests = [entry.rest for entry in entries]
-    deletes = [rest.delete for rest in rests if rest is not None]
-    consumes = any(entry.consumes for entry in entries)
-    return Needs(len(deletes) < len(rests), not all(deletes), any(deletes), consumes)
+    rests = [entry.rest for entry in entries if entry.rest is not None]
+    stored = [rest for rest in rests if not rest.delete]
+    return Needs(
+        journal=len(rests) < len(entries),
+        rests=bool(stored),
+        tags=any(rest.tags is not None for rest in stored),
+        deletes=len(stored) < len(rests),
+        consumes=any(entry.consumes for entry in entries),
+    )
 
 
 @cache
@@ -358,6 +390,7 @@ def _write_statement(needs: Needs) -> str:
         _NOTHING_CONSUMED: not needs.consumes,
         _DELETED_ENTRIES: needs.rests or needs.deletes,
         _RESTED: needs.rests,
+        _RETAGGED: needs.tags,
         _DELETED_RUNS: needs.deletes,
     }
     return ",".join(part for part, is_needed in parts.items() if is_needed) + _VERDICTS
@@ -368,16 +401,22 @@ def _statement_for_one(entry: Entry) -> tuple[str, Sequence[object]]:
         return APPEND_ONE, (entry.n, entry.data)
     if entry.rest.delete:
         return DELETE_ONE, ()
-    status, wake_at, awaits, _ = _columns_of(entry.rest)
-    return REST_ONE, (entry.n, entry.data, status, wake_at, awaits)
+    return REST_ONE, (entry.n, entry.data, *rest_columns(entry.rest))
 
 
 def _columns_of(rest: Rest | None) -> tuple[object, ...]:
     if rest is None:
-        return None, None, None, False
-    return rest.status, rest.wake_at, names_as_json(rest.awaits), rest.delete
+        return None, None, None, None, None, None, False
+    return *rest_columns(rest), rest.delete
 
 
-def names_as_json(names: Sequence[str]) -> str:
-    """Return names of events as a JSON array."""
-    return codec.dumps(list(names)).decode()
+def rest_columns(rest: Rest) -> tuple[object, ...]:
+    """Return the columns of a run that a rest replaces; those that are `None` stay unchanged."""
+    tags = None if rest.tags is None else as_json(rest.tags)
+    awaits = as_json(rest.awaits)
+    return rest.status, rest.wake_at, awaits, rest.version, tags, rest.summary
+
+
+def as_json(names: Sequence[str]) -> str:
+    """Return names of events, or tags, as a JSON array."""
+    return codec.dumps(list(names)).decode() if names else "[]"

@@ -86,9 +86,9 @@ DELETE_ONE = """
 # The statement for any batch consists of the parts it needs, because each part costs planning time.
 _LOCKED = """
     WITH locked AS MATERIALIZED (
-        SELECT entry.*, run.epoch = entry.epoch AS newest, run.is_open, run.created_at,
+        SELECT entry.*, run.epoch = entry.epoch AS newest, run.is_open,
             (run.folded_epoch, run.folded_n) >= (entry.epoch, entry.n) AS folded,
-            run.tags <> coalesce(entry.tags::jsonb, run.tags) AS is_retagged
+            run.tags <> '[]' AS is_tagged, run.tags <> entry.tags::jsonb AS is_retagged
         FROM unnest(
             (SELECT $1::text[]), (SELECT $2::bigint[]), (SELECT $3::bigint[]), (SELECT $4::bytea[]),
             (SELECT $5::text[]), (SELECT $6::timestamptz[]), (SELECT $7::text[]),
@@ -98,10 +98,8 @@ _LOCKED = """
             id, epoch, n, data, status, wake_at, awaits, version, tags, summary, is_deleted, i
         )
         CROSS JOIN LATERAL (
-            SELECT epoch, owner IS NOT NULL AS is_open, folded_epoch, folded_n, tags,
-                coalesce({created_at}, statement_timestamp()) AS created_at
-            FROM {runs} AS run
-            WHERE run.id = entry.id FOR NO KEY UPDATE
+            SELECT epoch, owner IS NOT NULL AS is_open, folded_epoch, folded_n, tags
+            FROM {runs} AS run WHERE run.id = entry.id FOR NO KEY UPDATE
         ) AS run
     ), writable AS MATERIALIZED (
         SELECT * FROM locked WHERE newest AND is_open
@@ -155,7 +153,7 @@ _DELETED_ENTRIES = """
 _DELETED_RUNS = """
     deleted_tags AS (
         DELETE FROM {tags}
-        WHERE run = ANY (ARRAY(SELECT id FROM writable WHERE is_deleted))
+        WHERE run = ANY (ARRAY(SELECT id FROM writable WHERE is_deleted AND is_tagged))
     ), deleted_messages AS (
         DELETE FROM {inbox}
         WHERE run = ANY (ARRAY(SELECT id FROM writable WHERE is_deleted))
@@ -182,23 +180,23 @@ _RESTED = """
             version = coalesce(input.version, run.version),
             tags = coalesce(input.tags, run.tags),
             summary = coalesce(input.summary, run.summary),
-            created_at = CASE WHEN is_retagged THEN input.created_at ELSE run.created_at END
+            created_at = CASE WHEN input.is_retagged
+                THEN coalesce({created_at}, statement_timestamp()) ELSE run.created_at END
         FROM (
             SELECT id, epoch, n, data, status, wake_at, awaits::jsonb AS awaits, version,
-                tags::jsonb AS tags, summary, created_at, is_retagged,
+                tags::jsonb AS tags, summary, is_retagged,
                 coalesce(counted.messages, 0) AS consumed
             FROM writable LEFT JOIN counted USING (id)
             WHERE status IS NOT NULL AND NOT is_deleted
         ) AS input
         WHERE run.id = input.id
-        RETURNING {notify_if_due}
+        RETURNING run.id, run.tags, run.created_at, input.is_retagged, {notify_if_due}
     )
 """
 
 _RETAGGED = """
     retagged AS MATERIALIZED (
-        SELECT id, tags::jsonb AS tags, created_at FROM writable
-        WHERE status IS NOT NULL AND NOT is_deleted AND is_retagged
+        SELECT id, tags, created_at FROM rested WHERE is_retagged
     ), {replaced_tags}
 """
 

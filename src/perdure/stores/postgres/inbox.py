@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from perdure.errors import InvalidArgument
 from perdure.store import Delivery, Message, NewMessage, Receipt
@@ -21,8 +21,34 @@ INBOX = """
     LIMIT $3
 """
 
-# Messages are numbered under the lock of their run: whoever reads one has read all before it.
-# `messages` is what the inbox had before this statement.
+# Messages are numbered under the lock of their run: a reader of one has read all before it.
+# `messages` is how many the inbox had before this statement.
+SEND_ONE = """
+    WITH target AS MATERIALIZED (
+        SELECT id, first_epoch, messages,
+            coalesce(status, 'running') IN ('completed', 'failed', 'cancelled') AS is_over
+        FROM {runs} WHERE id = $1 FOR NO KEY UPDATE
+    ), sent AS (
+        INSERT INTO {inbox} (run, first_epoch, name, payload, dedup, sent_at)
+        SELECT id, first_epoch, $2, $3, $4, statement_timestamp() FROM target WHERE NOT is_over
+        ON CONFLICT DO NOTHING
+        RETURNING seq
+    ), updated AS (
+        UPDATE {runs} AS run SET
+            messages = run.messages + 1,
+            wake_at = CASE WHEN owner IS NULL AND awaits ? $2
+                THEN statement_timestamp() ELSE run.wake_at END
+        WHERE run.id = $1 AND EXISTS (SELECT FROM sent)
+        RETURNING {notify_if_due}
+    )
+    SELECT 1, is_over, EXISTS (SELECT FROM sent), messages, is_over AND EXISTS (
+        SELECT FROM {inbox} AS stored
+        WHERE stored.run = target.id AND stored.first_epoch = target.first_epoch
+            AND stored.dedup = $4
+    )
+    FROM target
+"""
+
 SEND = """
     WITH target AS MATERIALIZED (
         SELECT run.* FROM unnest((SELECT $1::text[])) AS target (id)
@@ -67,6 +93,13 @@ SEND = """
 """
 
 
+class _Row(NamedTuple):
+    key: str
+    name: str
+    payload: bytes
+    dedup: bytes | None
+
+
 class _Outcome(NamedTuple):
     is_over: bool
     is_sent: bool
@@ -84,25 +117,33 @@ class Inboxes:
 
     async def send(self, messages: Sequence[NewMessage]) -> list[Receipt]:
         """Insert the messages and wake the runs that await them; return a receipt for each."""
-        digests = [_digest(message.dedup_id) for message in messages]
+        rows = [self._row(message) for message in messages]
         first: dict[object, int] = {}
         # Of two messages with one dedup id, only the first is inserted.
         originals = [
-            index if digest is None else first.setdefault((messages[index].to, digest), index)
-            for index, digest in enumerate(digests)
+            index if dedup is None else first.setdefault((key, dedup), index)
+            for index, (key, _, _, dedup) in enumerate(rows)
         ]
         inserted = [index for index, original in enumerate(originals) if original == index]
-        rows = await self._fetch(
-            self._statements.sql(SEND),
-            sorted({self._prefix + message.to for message in messages}),
-            [self._prefix + messages[index].to for index in inserted],
-            [messages[index].name for index in inserted],
-            [messages[index].payload for index in inserted],
-            [digests[index] for index in inserted],
-            repeatable=None not in digests,
+        outcomes = await self._insert([rows[index] for index in inserted])
+        found = {inserted[place - 1]: _Outcome(*outcome) for place, *outcome in outcomes}
+        return _receipts(messages, originals, found)
+
+    async def _insert(self, rows: Sequence[_Row]) -> Sequence[Any]:
+        # Repeated after a lost reply, a message without a dedup id would be there twice.
+        repeatable = all(row.dedup is not None for row in rows)
+        if len(rows) == 1:
+            statement = self._statements.sql(SEND_ONE)
+            return await self._fetch(statement, *rows[0], repeatable=repeatable)
+        keys = sorted({row.key for row in rows})
+        columns = zip(*rows, strict=True)
+        statement = self._statements.sql(SEND)
+        return await self._fetch(statement, keys, *columns, repeatable=repeatable)
+
+    def _row(self, message: NewMessage) -> _Row:
+        return _Row(
+            self._prefix + message.to, message.name, message.payload, _digest(message.dedup_id)
         )
-        outcomes = {inserted[i - 1]: _Outcome(*columns) for i, *columns in rows}
-        return _receipts(messages, originals, outcomes)
 
     async def read(self, id: str, after: str | None, limit: int | None) -> list[Message]:
         """Return unconsumed messages in the order they were sent."""

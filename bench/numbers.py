@@ -32,6 +32,7 @@ WORKS = {
     "sleeping": Work("F: memory that each of {size:,} sleeping runs holds", "bytes"),
     "react": Work("F: signal to the next step", "µs", 1e6),
     "workers": Work("G: worker processes: {size}", "runs/s"),
+    "migrate": Work("H: first opening of {size:,} runs of an earlier version", "s"),
     "twice": Work("G: steps executed twice by {size} processes", "steps"),
 }
 

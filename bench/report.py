@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import plots
+from bench import migrate, plots
 from bench.numbers import BULK, PERDURE, RAW, SHARED, TURN, WORKS, Numbers, shown
 
 OURS = (PERDURE, RAW, SHARED, BULK, TURN)
@@ -64,6 +64,7 @@ class Ratios:
             yield from self._latency(place)
             yield from self._throughput(place)
             yield from self._footprint(place)
+            yield from self._migration(place)
             for peer in self._numbers.contenders(place):
                 if peer not in OURS:
                     yield from self._peer(place, peer)
@@ -122,6 +123,13 @@ class Ratios:
                 yield Ratio(what, held, 64)
         what = f"{place}: F, signal to next step against a raw write"
         yield self._ratio(what, (place, "react", 1), (place, "react", 1, RAW), 5)
+
+    def _migration(self, place: str) -> Iterator[Ratio]:
+        for size in self._numbers.sizes(place, "migrate"):
+            seconds = self._numbers.get(place, "migrate", size)
+            if seconds is not None:
+                what = f"{place}: H, seconds to migrate {size:,} runs"
+                yield Ratio(what, seconds, migrate.TARGETS[place])
 
     def _peer(self, place: str, peer: str) -> Iterator[Ratio | None]:
         for size in self._numbers.sizes(place, "A", peer):

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import TypeAlias
 
-from bench import peers, raw, report, workers, workloads
+from bench import migrate, peers, raw, report, workers, workloads
 from bench.numbers import BULK, PERDURE, RAW, SHARED, TURN, WORKS, Key, Numbers, shown
 from bench.places import STARTERS, Place, place
 from bench.timing import loop_turn, now
@@ -48,6 +48,7 @@ class Plan:
     crowds: tuple[int, ...] = (1, 10, 50, 200, 1000)
     due: int = 1000
     sleepers: int = 5000
+    migrated: int = migrate.ROWS
     shared: int = 3000
     peers: Mapping[tuple[str, int], int] = field(
         default_factory=lambda: {
@@ -65,6 +66,7 @@ FAST = Plan(
     crowds=(1, 50, 200),
     due=300,
     sleepers=2000,
+    migrated=0,
     shared=1000,
     peers={("A", 10): 10, ("A", 100): 100, ("B", 50): 50, ("C", 1000): 100, ("due", 300): 30},
 )
@@ -321,6 +323,12 @@ async def measure_alone(numbers: Numbers) -> None:
     await take_turns(numbers, 3, turns)
 
 
+async def measure_migration(numbers: Numbers, name: str, runs: int) -> None:
+    """Measure the migration of a database of an earlier version, once: filling it takes longer."""
+    turns: dict[Key, Turn] = {Key(name, "migrate", runs): lambda: migrate.first_opening(name, runs)}
+    await take_turns(numbers, 1, turns)
+
+
 async def main() -> None:
     """Measure, write the results, print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -347,6 +355,8 @@ async def main() -> None:
             async with opened(here) as (store, driver), started_peers(here, names) as others:
                 about.peers.update({f"{peer.name} on {name}": peer.version for peer in others})
                 await Bench(here, plan, numbers, store, driver, others).measure()
+        if plan.migrated and name in migrate.TARGETS:
+            await measure_migration(numbers, name, plan.migrated)
     print(report.write(about, numbers, chosen.out))
     say("done")
 

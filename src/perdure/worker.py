@@ -53,6 +53,9 @@ class Counters:
 SHORTEST_POLL = 0.02
 """How soon a worker that found work asks again, in seconds, where the store does not notify it."""
 
+SECOND_LOOK = 0.005
+"""How soon a worker asks again, in seconds, if it was woken during a claim that found runs."""
+
 PAGE, MOST_PAGES = 1000, 20
 """How many running runs a starting worker looks at, to find those of dead processes."""
 
@@ -176,7 +179,17 @@ class Worker:
         self._hungry = len(claimed) == room
         if claimed and not can_notify(self._store):
             self._next_poll = min(SHORTEST_POLL, self._poll)
-        await self._pause()
+        await self._pause(self._is_woken_again(claimed))
+
+    def _is_woken_again(self, claimed: Sequence[Grant]) -> bool:
+        """Return whether the worker was woken during this claim, probably for the same runs.
+
+        A run that becomes due is announced by this process and by the store. At once, the next
+        claim would find nothing, and delay the runs that were just claimed. It may be about
+        another run, so the worker looks again soon.
+        """
+        found_all = bool(claimed) and not self._hungry and not self._draining
+        return found_all and self._wake.is_set()
 
     async def _accept(self, session: Session, tasks: asyncio.TaskGroup, grant: Grant) -> None:
         if grant.takeovers < SUSPECT or not self._drives_suspect(session):
@@ -215,18 +228,24 @@ class Worker:
         if isinstance(grant, Grant):
             await self._accept(session, tasks, grant)
 
-    async def _pause(self) -> None:
+    async def _pause(self, is_woken_again: bool) -> None:
         # A full worker claims again when runs end. An idle one polls, with jitter, so that many
         # workers do not poll in step.
         pause = self._next_poll * (0.75 + self.runtime.random.random() / 2)
         self._next_poll = min(self._next_poll * 2, self._poll)
-        woken = detached(self._wake.wait())
-        timer = detached(self._sleep(pause))
+        if is_woken_again:
+            self._wake.clear()
+            pause = min(pause, SECOND_LOOK)
+        timer = detached(self._wake_after(pause))
         try:
-            await asyncio.wait([woken, timer], return_when=asyncio.FIRST_COMPLETED)
+            # Not in a task of its own, so that the next iteration of the event loop claims.
+            await self._wake.wait()
         finally:
-            woken.cancel()
             timer.cancel()
+
+    async def _wake_after(self, seconds: float) -> None:
+        await self._sleep(seconds)
+        self._wake.set()
 
     async def _sleep(self, seconds: float) -> None:
         await self.runtime.clock.sleep(seconds)

@@ -20,7 +20,7 @@ from perdure import Err, Ok, durable
 from perdure.store import Store
 from tests.interop.checkout import BOUGHT, OutOfStock, checkout, open_store
 from tests.servers.fixtures import started
-from tests.servers.sqld import node_package
+from tests.servers.process import node_package
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "awaitly.mjs"
@@ -115,6 +115,22 @@ async def test_one_save_makes_a_journaled_run_readable_for_node(sides: Sides, st
     left = await store.load(RUN)
     assert left is not None
     await store.save(RUN, left)
+    assert sides.node() == {"ok": True, "value": BOUGHT}
+    assert sides.effects() == ["python user", "python quote", "node charge"]
+
+
+async def test_node_continues_a_run_with_fields_that_it_does_not_know(
+    sides: Sides, store: Store
+) -> None:
+    """An outbox, a generation, a state and reserved fields do not disturb it."""
+    sides.python(crash_in="charge")
+    snapshot: Any = await store.load(RUN)
+    snapshot["outbox"] = {"note": {"send": {"to": "other"}}, "delivered": None}
+    snapshot["metadata"]["generation"] = 2
+    snapshot["execution"] |= {"state": "queued", "started": [], "rollback": {}}
+    for record in snapshot["steps"].values():
+        record |= {"by": "ana", "spent": {}, "streams": [], "undo": {}}
+    await store.save(RUN, snapshot)
     assert sides.node() == {"ok": True, "value": BOUGHT}
     assert sides.effects() == ["python user", "python quote", "node charge"]
 

@@ -14,6 +14,8 @@ from random import Random, SystemRandom
 from typing import Any, TypeVar, get_args
 from uuid import UUID
 
+from msgspec.structs import replace
+
 from perdure import codec
 from perdure.clock import (
     Clock,
@@ -55,6 +57,7 @@ from perdure.store import (
     Refusal,
     RunSummary,
     Store,
+    can_search,
     check_store,
     header_of,
     require_inbox,
@@ -62,7 +65,15 @@ from perdure.store import (
     require_lease,
     require_schedule,
 )
-from perdure.validation import check_flag, check_id, check_limit, check_prefix, check_random
+from perdure.validation import (
+    check_event,
+    check_flag,
+    check_id,
+    check_limit,
+    check_prefix,
+    check_random,
+    check_user_id,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +85,10 @@ SUSPEND_AFTER = timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True)
 class SignalResult:
-    """The outcome of a signal, and the run afterwards (`None` if there is no such run)."""
+    """The outcome of a signal, and the run afterwards.
+
+    `run` is `None` if there is no such run, and with `wait=False`.
+    """
 
     delivery: Delivery
     run: Run | None
@@ -150,12 +164,13 @@ class Runtime:
         check_flag(wait, "wait")
         if run_id is None:
             run_id = f"{definition.name}:{UUID(int=self.random.getrandbits(128), version=4)}"
+        check_user_id(run_id, "run_id")
         snapshot = self._first_snapshot(definition, data)
         if not wait:
-            await self._enqueue(check_id(run_id, "run_id"), snapshot)
+            await self._enqueue(run_id, snapshot)
             return await self._require(run_id)
         async with self.session() as session:
-            request = self.driver.request(check_id(run_id, "run_id"), snapshot)
+            request = self.driver.request(run_id, snapshot)
             grant = await session.acquire(request)
             if isinstance(grant, Refusal):
                 grant = await self._acquire_own(session, request, grant)
@@ -200,27 +215,26 @@ class Runtime:
         """Send an event to a run. It is neither lost nor doubled, whether or not the run waits for
         it yet.
 
-        Then continue the run as `resume` does; with `wait=False` leave that to a worker.
+        Then continue the run as `resume` does; with `wait=False` leave that to a worker, and do not
+        load the run.
         """
-        if not isinstance(event, str) or not event or event == CANCEL:
-            raise InvalidArgument("event", event, "the event's name, a non-empty string")
+        event = check_event(event, "event")
         store = require_inbox(self.store, "Runtime.signal")
         check_flag(wait, "wait")
         if dedup_id is not None:
-            check_id(dedup_id, "dedup_id")
+            check_user_id(dedup_id, "dedup_id")
         data = codec.dumps(_encoded(payload))
-        message = NewMessage(check_id(run_id, "run_id"), event, data, dedup_id)
+        message = NewMessage(check_user_id(run_id, "run_id"), event, data, dedup_id)
         [receipt] = await store.send([message])
         delivery = receipt.delivery
         if delivery is Delivery.UNKNOWN:
             return SignalResult(delivery, None)
         if delivery is Delivery.OVER:
-            return SignalResult(delivery, await self.get_run(run_id))
+            return SignalResult(delivery, await self.get_run(run_id) if wait else None)
+        if not wait:
+            wake_workers(self.store)
         await self._poke(run_id)
-        if wait:
-            return SignalResult(delivery, await self._continue(run_id, paused=False))
-        wake_workers(self.store)
-        return SignalResult(delivery, await self._require(run_id))
+        return SignalResult(delivery, await self._continue(run_id, paused=False) if wait else None)
 
     async def _poke(self, run_id: str) -> None:
         async with self.session() as session:
@@ -253,8 +267,19 @@ class Runtime:
 
     async def get_run(self, run_id: str) -> Run | None:
         """Return the run with its history, or `None` if there is no such run."""
-        snapshot = await self.store.load(check_id(run_id, "run_id"))
-        return None if snapshot is None else self._run(run_id, snapshot)
+        is_owned = await self._is_owned(check_id(run_id, "run_id"))
+        snapshot = await self.store.load(run_id)
+        if snapshot is None:
+            return None
+        run = self._run(run_id, snapshot)
+        # The snapshot of a run that has just been claimed says what it was before.
+        return replace(run, status="running") if is_owned and not run.over else run
+
+    async def _is_owned(self, run_id: str) -> bool:
+        if not can_search(self.store):
+            return False
+        (run,) = await self.store.summaries([run_id])
+        return run is not None and run.owner is not None
 
     async def list_runs(
         self,
@@ -365,7 +390,10 @@ class Runtime:
         return snapshot
 
     async def _require(self, run_id: str) -> Run:
-        return self._run(run_id, await self._load(run_id))
+        run = await self.get_run(run_id)
+        if run is None:
+            raise RunNotFound(run_id)
+        return run
 
     def _run(self, run_id: str, snapshot: Snapshot) -> Run:
         errors = (Cancelled, RunFailed)

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from perdure.errors import StoreUnavailable
 from perdure.snapshot import RunStatus, Snapshot
-from perdure.store import RunSummary, Store, capabilities
+from perdure.store import NewMessage, RunSummary, Store, capabilities
 
 How = Literal["before", "after", "hang"]
 
@@ -123,6 +123,16 @@ def _ids(verb: str, arguments: tuple[Any, ...]) -> tuple[str, ...]:
         case (str(id), *_) if verb != "claim":
             return (id,)
         case ([*items], *_):
-            return tuple(item.id for item in items)
+            return tuple(map(_id, items))
         case _:
             return ()
+
+
+def _id(item: Any) -> str:
+    match item:
+        case str():
+            return item
+        case NewMessage():
+            return item.to
+        case _:
+            return str(item.id)

@@ -23,6 +23,7 @@ from bson.objectid import ObjectId
 from perdure.clock import as_utc
 from perdure.snapshot import ExecutionState, RunStatus
 from perdure.store import Entry, Rest
+from perdure.stores._prefix import end_of_prefix
 
 Document: TypeAlias = dict[str, Any]
 Pipeline: TypeAlias = list[Document]
@@ -38,6 +39,7 @@ HEADER: Document = {
     "status": 1,
     "wakeAt": 1,
 }
+STATE_FIELDS: Document = {"epochs": 1, "settled": 1, "incarnation": 1, "messageCount": 1}
 STATUS_FIELDS: Document = {
     "status": 1,
     "snapshot.execution.status": 1,
@@ -71,13 +73,8 @@ def has_prefix(prefix: str) -> Document:
     """Match ids that start with a prefix, by a range of the index."""
     if not prefix:
         return {}
-    shorter = prefix.rstrip(chr(0x10FFFF))
-    if not shorter:
-        return {"_id": {"$gte": prefix}}
-    last = ord(shorter[-1]) + 1
-    # Surrogates are not characters, and cannot be encoded.
-    after = shorter[:-1] + chr(0xE000 if last == 0xD800 else last)
-    return {"_id": {"$gte": prefix, "$lt": after}}
+    end = end_of_prefix(prefix)
+    return {"_id": {"$gte": prefix} if end is None else {"$gte": prefix, "$lt": end}}
 
 
 def has_status(statuses: Sequence[str]) -> Document:
@@ -100,6 +97,22 @@ def incarnation_of(run: Mapping[str, Any]) -> str:
     """Return what tells a run from other runs of its id; awaitly's documents have none."""
     incarnation = run.get("incarnation")
     return "0" if incarnation is None else str(incarnation)
+
+
+def runs_with_count(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return the incarnations of those runs, given by `_id`, to which messages were sent."""
+    return {key: incarnation_of(run) for key, run in runs.items() if run.get("messageCount")}
+
+
+def is_unchanged(run: Mapping[str, Any], leased: Mapping[str, Any] | None) -> bool:
+    """Return whether nothing happened to a run before it was leased: no other owner, no message.
+
+    Both have `STATE_FIELDS`. Every owner leaves an epoch or a rest.
+    """
+    if leased is None:
+        return False
+    before = {**leased, "epochs": leased["epochs"][:-1]}
+    return all((run.get(name) or None) == (before.get(name) or None) for name in STATE_FIELDS)
 
 
 def is_owned(epochs: Mapping[str, int], counts: Mapping[str, int | None] | None = None) -> Document:

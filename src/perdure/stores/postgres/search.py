@@ -7,7 +7,8 @@ from typing import Any, get_args
 from perdure import codec
 from perdure.snapshot import RunStatus
 from perdure.store import Count, Query, RunSummary
-from perdure.stores._searching import EXAMINED, Found, Position, end_of_prefix
+from perdure.stores._prefix import end_of_prefix
+from perdure.stores._searching import EXAMINED, Found, Position
 from perdure.stores.postgres.append import Fetch
 from perdure.stores.postgres.statements import Statements, compose
 from perdure.stores.postgres.walks import HEADER, Group, Walk

@@ -26,12 +26,14 @@ from perdure.store import (
     Verdict,
 )
 from perdure.stores._backend import Ownership, PruneRequest
+from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted
 from perdure.stores._searching import Found, Position
 from perdure.stores._shell import NotifyShell, TransactionShell
 from perdure.stores.postgres.append import Writer, as_json, rest_columns
 from perdure.stores.postgres.database import Database, Transaction
 from perdure.stores.postgres.inbox import Inboxes
+from perdure.stores.postgres.keyvalue import KeyValueTable
 from perdure.stores.postgres.leases import Leases
 from perdure.stores.postgres.maintenance import Maintenance
 from perdure.stores.postgres.notify import Notifications
@@ -86,6 +88,8 @@ class PostgresBackend:
         self._prefix = check_prefix(prefix)
         self._database = database
         self._tables = tables
+        documents = Tables(tables.table, "_documents")
+        self.documents = KeyValueTable(database, documents, scope_of(prefix))
         self._notifications = Notifications(database, tables.channel, clock)
 
     async def open(self) -> None:

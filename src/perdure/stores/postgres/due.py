@@ -135,7 +135,6 @@ _PAIR = """
         SELECT true FROM {runs} AS due
         WHERE due.queue = run.queue AND coalesce(due.workflow, '') = coalesce(run.workflow, '')
             AND due.wake_at <= $1 AND starts_with(due.id, $4)
-            AND (due.owner IS NULL OR due.wake_at <= statement_timestamp())
         ORDER BY due.wake_at
         LIMIT 1
     ) IS NOT NULL AS is_due

@@ -92,7 +92,7 @@ class Searches:
         """Count the runs of each group; the effort does not depend on how many there are."""
         groups = await self.groups(query.workflows, query.statuses)
         walk = Walk(query, self._prefix, max(_examined(groups), cap + 1))
-        rows = await self._fetch_walk(walk, walk.counts(groups, cap + 1))
+        rows = await self._fetch_walk(walk, walk.counts(groups))
         return [
             Count(workflow, status, min(count, cap), capped=count > cap or is_partial)
             for workflow, status, count, is_partial in rows

@@ -59,11 +59,10 @@ _IN_GROUPS = """
     SELECT {columns}
     FROM unnest((SELECT {workflows}::text[]), (SELECT {statuses}::text[]))
         AS searched (workflow, status)
-    CROSS JOIN LATERAL ({first}) AS found
+    CROSS JOIN LATERAL ({places}) AS found
 """
-_COUNTED = """
-    searched.workflow, searched.status, count(*) FILTER (WHERE found.matches),
-    bool_or(found.n = {examined})
+_COUNT = """
+    SELECT count(*) FILTER (WHERE walked.matches), count(*) = {examined} FROM ({walk}) AS walked
 """
 
 _WITH_HEADERS = """
@@ -121,10 +120,9 @@ class Walk:
     def by_tag(self, tag: str, limit: int) -> str:
         """Return a search along the runs with a tag, by creation."""
         tags = f"run.tags ?& {self._bind(list(self._query.tags))}::text[]"
-        matches = [tags, *self._filters, *self._by_group(), *self._updated()]
         walk = compose(
             _ALONG_TAG,
-            matches=" AND ".join(matches),
+            matches=_all([tags, *self._filters, *self._by_group(), *self._updated()]),
             tag=self._bind(tag),
             bounds=_all(self._continued("tagged.created_at, tagged.run")),
         )
@@ -132,29 +130,27 @@ class Walk:
 
     def by_group(self, groups: Sequence[Group], limit: int) -> str:
         """Return a search along the runs of each group."""
-        return self._with_headers(self._in_groups(groups, limit, "found.*"))
+        places = self._first(self._along_group(), limit)
+        return self._with_headers(self._in_groups(groups, "found.*", places))
 
-    def counts(self, groups: Sequence[Group], limit: int) -> str:
+    def counts(self, groups: Sequence[Group]) -> str:
         """Return a count of the runs of each group, and whether it is partial."""
-        return self._in_groups(groups, limit, _COUNTED) + " GROUP BY 1, 2"
+        count = compose(_COUNT, walk=self._along_group(), **self._parts)
+        return self._in_groups(groups, "searched.*, found.*", count)
 
-    def _in_groups(self, groups: Sequence[Group], limit: int, columns: str) -> str:
+    def _in_groups(self, groups: Sequence[Group], columns: str, places: str) -> str:
         workflows, statuses = (self._bind(list(names)) for names in zip(*groups, strict=True))
+        return compose(
+            _IN_GROUPS, columns=columns, workflows=workflows, statuses=statuses, places=places
+        )
+
+    def _along_group(self) -> str:
         bounds = self._bounds()
         walks = (self._along(_RUNS, [group, *bounds]) for group in (NAMED, UNNAMED))
-        first = self._first("({}) UNION ALL ({})".format(*walks), limit)
-        return compose(
-            _IN_GROUPS,
-            columns=compose(columns, **self._parts),
-            workflows=workflows,
-            statuses=statuses,
-            first=first,
-        )
+        return "({}) UNION ALL ({})".format(*walks)
 
     def _along(self, runs: str, bounds: Sequence[str]) -> str:
-        return compose(
-            _ALONG, source=runs, matches=" AND ".join(self._filters), bounds=_all(bounds)
-        )
+        return compose(_ALONG, source=runs, matches=_all(self._filters), bounds=_all(bounds))
 
     def _first(self, walk: str, limit: int) -> str:
         self._parts["limit"] = self._bind(limit)
@@ -182,7 +178,8 @@ class Walk:
             yield f"({place}) {'>' if self._query.oldest_first else '<'} ({time}, {id})"
 
     def _by_header(self) -> Iterator[str]:
-        yield f"starts_with(run.id, {self._bind(self._prefix + self._query.prefix)})"
+        if prefix := self._prefix + self._query.prefix:
+            yield f"starts_with(run.id, {self._bind(prefix)})"
         if not shows_system_runs(self._query):
             yield f"NOT starts_with(run.id, {self._bind(self._prefix + '~')})"
         if self._query.queue is not None:

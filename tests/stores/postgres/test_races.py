@@ -320,7 +320,7 @@ async def test_a_message_that_is_sent_while_another_is_consumed_is_counted(
     store: PostgresStore, other: asyncpg.Connection
 ) -> None:
     grant = await acquire(store)
-    await store.send("run", "go", b"1")
+    await send_one(store, "run", "go", b"1")
     entry = await consuming(store, grant)
     async with locked_row(other):
         await other.execute(
@@ -340,7 +340,7 @@ async def test_an_entry_that_waited_for_the_next_owner_consumes_nothing(
     store: PostgresStore, other: asyncpg.Connection
 ) -> None:
     grant = await acquire(store)
-    await store.send("run", "go", b"1")
+    await send_one(store, "run", "go", b"1")
     entry = await consuming(store, grant)
     async with locked_row(other):
         await other.execute("UPDATE perdure_runs SET owner = 'bob', epoch = epoch + 1")
@@ -356,9 +356,9 @@ async def test_a_message_that_is_consumed_twice_is_counted_once(
 ) -> None:
     """Nor is a message that never existed: the count decides whether the inbox is read."""
     grant = await acquire(store)
-    await store.send("run", "go", b"1", dedup_id=dedup_id)
+    await send_one(store, "run", "go", b"1", dedup_id=dedup_id)
     (message,) = await store.inbox("run")
-    await store.send("run", "go", b"2")
+    await send_one(store, "run", "go", b"2")
     epoch = grant.lease.epoch
     for n, id in enumerate((message.id, message.id, "123456789", "never"), start=1):
         assert await store.append([Entry("run", epoch, n, delta(f"{n}"), (id,))]) == [

@@ -20,9 +20,14 @@ HEADER = """
 """
 
 _RUNS = "{runs} AS run"
-NAMED = "{workflow} = searched.workflow AND {status} = searched.status"
-UNNAMED = "searched.workflow IS NULL AND {workflow} IS NULL AND {status} = searched.status"
 
+# BETWEEN is redundant, but makes the planner expect few runs in a group. Otherwise it may walk along
+# all runs by update, which have the right order too, and find that none of them is in the group.
+_IN_GROUP = """
+    {status} = searched.status AND {status} BETWEEN searched.status AND searched.status
+"""
+NAMED = "{workflow} = searched.workflow AND" + _IN_GROUP
+UNNAMED = "searched.workflow IS NULL AND {workflow} IS NULL AND" + _IN_GROUP
 
 # A place on the way, of all runs that a condition restricts.
 _ALONG = """

@@ -97,7 +97,7 @@ def scans_in(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(params=["our own", "awaitly's"])
 def table(request: pytest.FixtureRequest) -> str:
-    """Who created the table."""
+    """The program that created the table."""
     return str(request.param)
 
 
@@ -225,7 +225,7 @@ CLAIMS: dict[str, tuple[dict[str, Any], int]] = {
 async def test_a_claim_examines_only_runs_that_it_may_take(
     store: PostgresStore, plans: list[Plan], name: str
 ) -> None:
-    """Whatever else is due, also if none of it can be driven."""
+    """Whatever else is due, even when none of it can be driven."""
     restrictions, count = CLAIMS[name]
     assert len(await store.due(datetime.now(UTC), 10, **restrictions)) == count
     assert len(await store.claim("ana", LONG, 10, **restrictions)) == count

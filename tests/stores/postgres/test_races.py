@@ -13,7 +13,19 @@ from typing import TypeVar
 import asyncpg
 import pytest
 
-from perdure.store import Delivery, Entry, Grant, LeaseRequest, NewRun, Refusal, Rest, Verdict
+from perdure.store import (
+    Delivery,
+    Entry,
+    Grant,
+    LeaseRequest,
+    NewMessage,
+    NewRun,
+    Page,
+    Query,
+    Refusal,
+    Rest,
+    Verdict,
+)
 from perdure.stores import postgres
 from perdure.stores.postgres import PostgresStore
 from perdure.testing.conformance.harness import drives, send_one
@@ -308,6 +320,58 @@ async def test_batches_in_any_order_never_deadlock(store: PostgresStore, postgre
         loaded = await another.load("run 7")
     assert loaded is not None
     assert len(loaded["steps"]) == 20
+
+
+async def test_messages_in_any_order_never_deadlock(store: PostgresStore) -> None:
+    """Rows are locked in the order of their ids, whatever the order of the call."""
+    ids = [f"run {number}" for number in range(30)]
+    await store.enqueue([NewRun(id, "order", as_json(snapshot())) for id in ids])
+
+    async def send(number: int) -> None:
+        order = ids if number % 2 else ids[::-1]
+        receipts = await store.send([NewMessage(id, "paid", b"1") for id in order])
+        assert {receipt.delivery for receipt in receipts} == {Delivery.DELIVERED}
+
+    await asyncio.gather(*(send(number) for number in range(20)))
+    assert len(await store.inbox("run 7")) == 20
+
+
+async def test_a_new_run_is_not_found_by_the_tags_of_a_deleted_one(
+    store: PostgresStore, other: asyncpg.Connection
+) -> None:
+    """A tag that is added during the deletion stays behind, and belongs to no run."""
+    await acquire(store)
+    async with locked_row(other):
+        await other.execute("""UPDATE perdure_runs SET tags = '["customer=1"]'""")
+        await other.execute(
+            "INSERT INTO perdure_runs_tags (run, tag, created_at) "
+            "SELECT id, sha256('customer=1'), created_at FROM perdure_runs"
+        )
+        task = await blocked(other, store.delete("run"))
+    assert await task
+    query = Query(tags=("customer=1",))
+    assert await store.search(query, 10) == Page(())
+    new = await acquire(store)
+    assert await store.search(query, 10) == Page(())
+    rest = Rest("suspended", tags=query.tags)
+    await store.append([Entry("run", new.lease.epoch, 1, as_json(snapshot()), rest=rest)])
+    assert [run.id for run in (await store.search(query, 10)).runs] == ["run"]
+
+
+async def test_a_rest_that_waited_replaces_the_tags_it_finds(
+    store: PostgresStore, other: asyncpg.Connection
+) -> None:
+    """The tags are compared with those of the locked row."""
+    grant = await acquire(store)
+    rest = Rest("suspended", tags=("customer=2",))
+    entry = Entry("run", grant.lease.epoch, 1, as_json(snapshot()), rest=rest)
+    async with locked_row(other):
+        task = await blocked(other, store.append([entry]))
+        await other.execute("""UPDATE perdure_runs SET tags = '["customer=1"]'""")
+    assert await task == [Verdict.ACCEPTED]
+    assert (await store.search(Query(tags=("customer=1",)), 10)).runs == ()
+    (run,) = (await store.search(Query(tags=("customer=2",)), 10)).runs
+    assert run.tags == ("customer=2",)
 
 
 async def consuming(store: PostgresStore, grant: Grant) -> Entry:

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from perdure.errors import InvalidArgument, StoreError, StoreUnavailable
-from perdure.store import Entry, Grant, LeaseRequest, Rest, Verdict
+from perdure.store import Count, Entry, Grant, LeaseRequest, NewRun, Query, Rest, Verdict
 from perdure.stores import postgres
 from perdure.stores._migrations import read_migrations
 from perdure.stores.postgres import PostgresStore
@@ -92,6 +92,101 @@ async def test_tables_of_a_newer_version_are_refused(postgres_url: str) -> None:
             await store.load("run")
 
 
+def migrate_until(connection: psycopg.Connection, version: int) -> None:
+    """Apply the migrations up to a version, as an earlier perdure did."""
+    connection.execute(
+        "CREATE TABLE perdure_runs_migrations (version integer PRIMARY KEY, name text NOT NULL, "
+        "applied_at timestamptz NOT NULL DEFAULT now())"
+    )
+    for migration in read_migrations("perdure.stores.postgres")[:version]:
+        connection.execute(Tables("perdure_runs").sql(migration.script).encode())
+        record = "INSERT INTO perdure_runs_migrations VALUES (%s, %s)"
+        connection.execute(record, [migration.version, migration.name])
+
+
+def documented_statements() -> list[str]:
+    """Return the statements that the fourth migration advises to run beforehand."""
+    script = Tables("perdure_runs").sql(read_migrations("perdure.stores.postgres")[3].script)
+    lines = [line[7:] for line in script.splitlines() if line.startswith("--     ")]
+    return "\n".join(lines).split(";")[:3]
+
+
+async def test_indexes_that_were_built_beforehand_are_used(postgres_url: str) -> None:
+    """They can be built without blocking writers; the result is the same schema."""
+    async with postgres(postgres_url) as store:
+        await store.load("run")
+    indexes = schema_at(postgres_url)
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        migrate_until(connection, 3)
+        for statement in documented_statements():
+            connection.execute(statement.encode())
+        built = connection.execute(INDEX_FILES).fetchall()
+        assert len(built) == 2
+        async with postgres(postgres_url) as store:
+            await store.load("run")
+        assert connection.execute(INDEX_FILES).fetchall() == built
+    assert sorted(map(str, schema_at(postgres_url))) == sorted(map(str, indexes))
+
+
+async def test_an_index_whose_build_failed_is_replaced(postgres_url: str) -> None:
+    """The server keeps such an index, and never uses it."""
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        migrate_until(connection, 3)
+        for statement in documented_statements():
+            connection.execute(statement.encode())
+        connection.execute(
+            "UPDATE pg_index SET indisvalid = false "
+            "WHERE indexrelid = 'perdure_runs_due_idx'::regclass"
+        )
+        async with postgres(postgres_url) as store:
+            await store.load("run")
+        assert connection.execute(
+            "SELECT bool_and(indisvalid), count(*) FROM pg_index "
+            "WHERE indrelid = 'perdure_runs'::regclass"
+        ).fetchone() == (True, 4)
+
+
+INDEX_FILES = """
+    SELECT relname, relfilenode FROM pg_class
+    WHERE relname IN ('perdure_runs_due_idx', 'perdure_runs_workflow_idx') ORDER BY 1
+"""
+
+
+async def test_a_run_of_an_earlier_version_has_its_time_of_creation(postgres_url: str) -> None:
+    """It is known without the column, and is used when the run gets its first tags."""
+    async with postgres(postgres_url) as store:
+        await store.enqueue([NewRun("run", "order", as_json(snapshot()))])
+        (created,) = await store.summaries(["run"])
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute("UPDATE perdure_runs SET created_at = NULL")
+        assert await store.summaries(["run"]) == [created]
+        (grant,) = await store.acquire([LeaseRequest("run", "ana", LONG)])
+        assert isinstance(grant, Grant)
+        rest = Rest("suspended", tags=("customer=1",))
+        await store.append([Entry("run", grant.lease.epoch, 1, as_json(snapshot()), rest=rest)])
+        (found,) = (await store.search(Query(tags=("customer=1",)), 10)).runs
+    assert created is not None
+    assert found.created_at == created.created_at
+
+
+async def test_names_that_are_too_long_for_an_index_are_refused(postgres_url: str) -> None:
+    """Before anything is written. Names of ASCII characters are never too long."""
+    name = "".join(map(chr, range(0x20000, 0x20000 + 512)))
+    async with postgres(postgres_url) as store:
+        await store.enqueue([NewRun(name, "order", as_json(snapshot()), queue=name)])
+        await store.enqueue([NewRun("run", name, as_json(snapshot()), queue="emails")])
+        for run in (
+            NewRun(name, name, as_json(snapshot())),
+            NewRun("another", name, as_json(snapshot()), queue=name),
+        ):
+            with pytest.raises(InvalidArgument, match="workflow"):
+                await store.enqueue([run])
+        with pytest.raises(InvalidArgument, match="workflow"):
+            await store.save(name, snapshot(workflow=name))
+        assert len(await store.list()) == 2
+
+
 async def test_the_table_may_include_a_schema(postgres_url: str) -> None:
     """All tables of the store are created beside it."""
     with psycopg.connect(postgres_url, autocommit=True) as connection:
@@ -170,6 +265,31 @@ class TestAwaitlysTable:
         assert list(loaded["steps"]) == ["user:1", "b"]
         assert loaded["steps"]["user:1"] == {"ok": True, "value": {"x": 1}}
         assert loaded["steps"]["b"]["ok"] is False
+
+    async def test_its_rows_are_found_by_what_their_snapshots_contain(
+        self, store: PostgresStore
+    ) -> None:
+        """Rows that awaitly wrote have no workflow and no status of their own."""
+        for query in (Query(workflows=("wf1",)), Query(workflows=("wf1",), statuses=("running",))):
+            assert [run.id for run in (await store.search(query, 10)).runs] == ["wf1"]
+        counts = await store.counts(Query(), 10)
+        assert sorted(counts, key=str) == [
+            Count("wf1", "running", 1),
+            Count(None, "running", 1),
+        ]
+
+    async def test_its_rows_are_found_by_tags_that_they_get(self, store: PostgresStore) -> None:
+        """From then on they have a time of creation, because pages are ordered by it."""
+        for id in ("wf1", "state"):
+            (grant,) = await store.acquire([LeaseRequest(id, "ana", LONG)])
+            assert isinstance(grant, Grant)
+            rest = Rest("suspended", tags=("customer=1",))
+            whole = as_json(grant.snapshot)
+            await store.append([Entry(id, grant.lease.epoch, 1, whole, rest=rest)])
+        query = Query(tags=("customer=1",))
+        first = await store.search(query, 1)
+        second = await store.search(query, 1, after=first.cursor)
+        assert [run.id for run in (*first.runs, *second.runs)] == ["state", "wf1"]
 
     async def test_its_rows_are_not_rewritten(
         self, store: PostgresStore, awaitly: asyncpg.Connection

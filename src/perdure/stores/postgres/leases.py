@@ -10,7 +10,8 @@ from perdure.store import Drivable, Due, Grant, Lease, LeaseRequest
 from perdure.stores._backend import Ownership
 from perdure.stores._reading import Granted, read_grant
 from perdure.stores._timestamps import from_microseconds
-from perdure.stores.postgres.append import Fetch, as_json
+from perdure.stores.postgres.append import Fetch
+from perdure.stores.postgres.batch import as_json
 from perdure.stores.postgres.due import (
     CLAIM,
     CLAIM_ONE,

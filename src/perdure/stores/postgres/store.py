@@ -30,7 +30,8 @@ from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted
 from perdure.stores._searching import Found, Position
 from perdure.stores._shell import NotifyShell, TransactionShell
-from perdure.stores.postgres.append import Writer, as_json, rest_columns
+from perdure.stores.postgres.append import Writer
+from perdure.stores.postgres.batch import as_json, rest_columns
 from perdure.stores.postgres.database import Database, Transaction
 from perdure.stores.postgres.inbox import Inboxes
 from perdure.stores.postgres.keyvalue import KeyValueTable

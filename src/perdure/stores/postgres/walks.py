@@ -21,8 +21,8 @@ HEADER = """
 
 _RUNS = "{runs} AS run"
 
-# BETWEEN is redundant, but makes the planner expect few runs in a group. Otherwise it may walk along
-# all runs by update, which have the right order too, and find that none of them is in the group.
+# BETWEEN is redundant, but makes the planner expect few runs in a group. Otherwise it may walk
+# along all runs by update, which have the right order too, to find that none is in the group.
 _IN_GROUP = """
     {status} = searched.status AND {status} BETWEEN searched.status AND searched.status
 """

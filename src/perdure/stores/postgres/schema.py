@@ -40,8 +40,20 @@ class Tables:
             "migrations": f'{dot}"{name}_migrations"',
             "journal": f'{dot}"{name}_journal"',
             "inbox": f'{dot}"{name}_inbox"',
+            "tags": f'{dot}"{name}_tags"',
+            "schema": dot,
         }
-        indexes = "updated_at", "status", "wake_at", "expires_at", "inbox_run", "inbox_dedup"
+        indexes = (
+            "updated_at",
+            "status",
+            "wake_at",
+            "expires_at",
+            "inbox_run",
+            "inbox_dedup",
+            "workflow",
+            "due",
+            "tags_tag",
+        )
         self.names |= {f"{index}_idx": f'"{name}_{index}_idx"' for index in indexes}
 
     def sql(self, template: str, **parts: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 from pymongo import MongoClient
 
 from perdure.stores.mongo import MongoStore, mongo
-from perdure.stores.mongo.schema import Collections
+from perdure.stores.mongo.schema import collections_of
 from tests.servers.mongo import ADMIN, fresh_database
 from tests.servers.process import Server
 from tests.stores.crashes import Crash
@@ -75,16 +75,13 @@ def no_garbage_left() -> Iterator[None]:
     gc.collect()
 
 
-def crashing_store(url: str, writes: int) -> MongoStore:
-    """Return a store that makes that many writes and crashes before the next."""
+async def crashing_store(url: str, writes: int) -> MongoStore:
+    """Return an open store that makes that many writes and crashes before the next."""
     store = mongo(url)
+    await store.load("nothing")
     connection = store._backend._connection
-    bind, budget = connection._bind, Budget(writes)
-
-    def bind_crashing(database: Any) -> Collections:
-        return bind(cast(Any, Crashing(database, budget)))
-
-    connection._bind = bind_crashing
+    database = cast(Any, Crashing(connection.bound().database, Budget(writes)))
+    connection._bound = collections_of(database, connection.bound().runs.name)
     return store
 
 

@@ -18,15 +18,22 @@ from perdure.errors import StoreUnavailable
 from perdure.store import Entry, Rest, Verdict
 from perdure.stores.mongo.batch import RunBatch
 from perdure.stores.mongo.cleanup import Cleanup
-from perdure.stores.mongo.connection import Collection
+from perdure.stores.mongo.connection import Collection, relaxed
 from perdure.stores.mongo.documents import encode_snapshot
 from perdure.stores.mongo.errors import DUPLICATE_KEY, is_connection_lost
-from perdure.stores.mongo.inbox import has_awaited_message, mark_consumed, message_keys
+from perdure.stores.mongo.inbox import (
+    has_awaited_message,
+    inbox_of,
+    mark_consumed,
+    message_keys,
+)
 from perdure.stores.mongo.journal import (
     Log,
     Positions,
+    consumed_by,
     consumed_messages,
     entry_document,
+    message_name,
     read_logs,
     seal_logs,
     slot_id,
@@ -177,14 +184,22 @@ class Appender:
             position.last_n = batch.last.n
 
     async def _consume(self, db: Collections, batches: Iterable[RunBatch]) -> None:
-        """Mark the messages that entries consumed."""
+        """Mark the messages that entries consumed, and count them."""
         keys: list[str] = []
+        counts: list[UpdateOne] = []
         for batch in batches:
             if consumes := batch.consumes:
                 keys += message_keys(batch.key, consumes)
-                self._positions.remove_messages(batch.key, batch.last.epoch, consumes)
+                epoch = batch.last.epoch
+                count = self._positions.consume(batch.key, epoch, consumes)
+                if count is not None:
+                    owned = is_owned({batch.key: epoch})
+                    counts.append(UpdateOne(owned, {"$set": {"consumedSince": count}}))
         if keys:
-            await mark_consumed(db, keys)
+            works: list[Awaitable[object]] = [mark_consumed(db, keys)]
+            if counts:
+                works.append(relaxed(db.runs).bulk_write(counts, ordered=False))
+            await gather_all(works)
 
     async def _finish_rests(
         self, db: Collections, batches: Sequence[RunBatch], *, may_have_messages: bool = True
@@ -300,13 +315,17 @@ class Appender:
         epochs = {batch.key: entry.epoch}
         if rest.delete:
             return PendingWrite(db.runs, DeleteOne(is_owned(epochs)))
-        consumed = [*consumed_messages(run, [log]), *batch.consumes]
+        consumed = consumed_messages(run, [log]) | {*map(message_name, batch.consumes)}
         count = run.get("messageCount")
         due = bool(count and rest.awaits) and await has_awaited_message(
-            db, batch.key, batch.incarnation, consumed, rest.awaits
+            db, batch.key, inbox_of(run), consumed, rest.awaits
         )
         body = encode_snapshot(entry.data, f"the snapshot of run {entry.id!r}")
-        fields = rest_fields(entry, rest, body, consumed, due=due)
+        fields = rest_fields(entry, rest, body, [*consumed], due=due)
+        if count:
+            logs = (await read_logs(db, {batch.key: run.get("epochs", ())}))[batch.key]
+            since = consumed_by(logs) | {*map(message_name, batch.consumes)}
+            fields["consumedCount"] = run.get("consumedCount", 0) + len(since)
         update = settle_runs({batch.key: fields})
         return PendingWrite(db.runs, UpdateOne(is_owned(epochs, {batch.key: count}), update))
 

@@ -1,20 +1,25 @@
 """What the new owner of a run gets: the run as it is under the lease, and its messages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from pymongo import UpdateOne
+
 from perdure.snapshot import Snapshot
-from perdure.store import Lease, Message
+from perdure.store import INBOX_PAGE, Lease, Message
 from perdure.stores._reading import Granted, read_grant
+from perdure.stores.mongo.connection import relaxed
 from perdure.stores.mongo.documents import read_run
-from perdure.stores.mongo.inbox import mark_consumed, message_keys, unconsumed
+from perdure.stores.mongo.inbox import first_messages, inbox_of, mark_consumed, message_keys
 from perdure.stores.mongo.journal import (
     Log,
     Positions,
+    consumed_by,
     consumed_messages,
     journal_data,
+    message_name,
     seal_logs,
 )
 from perdure.stores.mongo.schema import Collections
@@ -34,9 +39,9 @@ class Grants:
         """Fence out the previous owners of leased runs, and return the grants by `_id`."""
         older = {key: run["epochs"][:-1] for key, run in leased.items() if len(run["epochs"]) > 1}
         with_messages = {
-            key: incarnation_of(run) for key, run in leased.items() if run.get("messageCount")
+            key: inbox_of(run) for key, run in leased.items() if run.get("messageCount")
         }
-        messages = await unconsumed(db, with_messages)
+        messages = await first_messages(db, with_messages) if with_messages else {}
         logs = await seal_logs(db, older) if older else {}
         lost = await _lost(db, [leased[key] for key in {*older, *with_messages}])
         grants: dict[str, Granted] = {}
@@ -47,11 +52,13 @@ class Grants:
             consumed = consumed_messages(run, logs.get(key, ()))
             stored = messages.get(key, [])
             # A crash may have come between an entry and the mark on the message it consumed.
-            to_mark += message_keys(key, (each.id for each in stored if each.id in consumed))
-            inbox = tuple(each for each in stored if each.id not in consumed)
+            names = {each.id: message_name(each.id) for each in stored}
+            to_mark += message_keys(key, (id for id, name in names.items() if name in consumed))
+            inbox = tuple(each for each in stored if names[each.id] not in consumed)
             grants[key] = self._grant(run, ttls[key], logs.get(key, ()), inbox)
         if to_mark:
             await mark_consumed(db, to_mark)
+        await _reset_takeovers(db, leased.values(), logs)
         return grants
 
     def _grant(
@@ -59,25 +66,49 @@ class Grants:
     ) -> Granted:
         id, expires_at = run["_id"][len(self._prefix) :], run["wakeAt"]
         lease = Lease(id, run["owner"], run["epoch"], expires_at, bool(inbox))
+        count = run.get("messageCount", 0)
         self._positions.add(
             run["_id"],
             lease.epoch,
             incarnation_of(run),
             has_older_logs=bool(logs),
-            message_count=run.get("messageCount", 0),
-            messages={message.id: message.name for message in inbox},
+            # With more messages than a page, the owner does not know them all: no count is equal.
+            message_count=count if count <= INBOX_PAGE else -1,
+            messages={message_name(message.id): message.name for message in inbox},
+            consumed=consumed_by(logs),
+            consumed_count=run.get("consumedCount", 0),
         )
         now = expires_at - timedelta(milliseconds=to_milliseconds(ttl))
         created = run.get("incarnation") == run["claim"]
         # Counted only now: entries could still be added until the logs were sealed.
-        last_written = max((log.epoch for log in logs if log.entries), default=0)
-        takeovers = sum(epoch > last_written for epoch in run["expired"])
+        takeovers = sum(epoch > _last_written(logs) for epoch in run["expired"])
         read = partial(_read, id, run, logs)
-        return read_grant(lease, read, now, inbox, takeovers, created)
+        header = {"queue": run["queue"], "version": run["version"]}
+        return read_grant(lease, read, now, inbox, takeovers, created, **header)
 
 
 def _read(id: str, run: Mapping[str, Any], logs: Sequence[Log]) -> Snapshot:
     return read_run(id, run, journal_data(logs))
+
+
+def _last_written(logs: Iterable[Log]) -> int:
+    return max((log.epoch for log in logs if log.entries), default=0)
+
+
+async def _reset_takeovers(
+    db: Collections, leased: Iterable[Any], logs: Mapping[str, Sequence[Log]]
+) -> None:
+    """Forget expired leases up to one that wrote an entry: lists show the others."""
+    writes = [
+        UpdateOne(
+            {"_id": run["_id"], "epoch": run["epoch"]}, {"$pull": {"expired": {"$lte": last}}}
+        )
+        for run in leased
+        if run["expired"]
+        and (last := _last_written(logs.get(run["_id"], ()))) >= min(run["expired"])
+    ]
+    if writes:
+        await relaxed(db.runs).bulk_write(writes, ordered=False)
 
 
 async def _lost(db: Collections, leased: Sequence[Any]) -> set[str]:

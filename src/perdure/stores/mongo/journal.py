@@ -105,10 +105,21 @@ def journal_data(logs: Iterable[Log]) -> Iterator[bytes]:
     return (entries[place].data() for place in sorted(entries))
 
 
+def message_name(id: str) -> str:
+    """Return the id of a message without its number, which messages of layout 1 do not have."""
+    number, _, name = id.partition(":")
+    return name if name and number.lstrip("-").isdecimal() else id
+
+
+def consumed_by(logs: Iterable[Log]) -> set[str]:
+    """Return the names of the messages that the entries of logs consumed."""
+    entries = (entry for log in logs for entry in log.entries)
+    return {message_name(id) for entry in entries for id in entry.consumes}
+
+
 def consumed_messages(run: Mapping[str, Any], logs: Iterable[Log] = ()) -> set[str]:
-    """Return the ids of messages that a run's last rest and the entries since consumed."""
-    in_logs = (id for log in logs for entry in log.entries for id in entry.consumes)
-    return {*run.get("consumed", ()), *in_logs}
+    """Return the names of messages that a run's last rest and the entries since consumed."""
+    return {*map(message_name, run.get("consumed", ())), *consumed_by(logs)}
 
 
 async def read_logs(db: Collections, epochs: Mapping[str, Sequence[int]]) -> dict[str, list[Log]]:
@@ -149,8 +160,9 @@ class Position:
     """Where the next entry of a lease goes, and what the owner knows of the run's messages.
 
     `is_certain` is false while a write was sent and not answered. `has_older_logs` says that logs
-    of earlier epochs count, too. `messages` are the names of the messages that were not consumed
-    at the time of the grant, by id.
+    of earlier epochs count, too. `messages` are the events of the messages that were not consumed
+    at the time of the grant, by name; `consumed` are those that entries consumed since the last
+    rest, and `consumed_count` is how many were before it.
     """
 
     epoch: int
@@ -162,6 +174,8 @@ class Position:
     has_older_logs: bool = False
     message_count: int = 0
     messages: dict[str, str] = field(default_factory=dict)
+    consumed: set[str] = field(default_factory=set)
+    consumed_count: int = 0
 
 
 class Positions:
@@ -198,12 +212,15 @@ class Positions:
             position.confirmed_at = self._clock.monotonic()
         return position
 
-    def remove_messages(self, run: str, epoch: int, ids: Iterable[str]) -> None:
-        """Note that messages were consumed."""
+    def consume(self, run: str, epoch: int, ids: Iterable[str]) -> int | None:
+        """Note that messages were consumed; return how many were since the last rest."""
         position = self.get(run, epoch)
-        if position is not None:
-            for id in ids:
-                position.messages.pop(id, None)
+        if position is None:
+            return None
+        for name in map(message_name, ids):
+            position.messages.pop(name, None)
+            position.consumed.add(name)
+        return len(position.consumed)
 
     def remove(self, run: str, epoch: int) -> None:
         """Forget a lease that has ended."""

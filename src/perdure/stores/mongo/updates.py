@@ -30,7 +30,7 @@ from bson.objectid import ObjectId
 from perdure.clock import as_utc
 from perdure.snapshot import ExecutionState, RunStatus
 from perdure.store import Entry, LeaseRequest, NewRun, Rest
-from perdure.stores._searching import end_of_prefix
+from perdure.stores._prefix import end_of_prefix
 
 Document: TypeAlias = dict[str, Any]
 Pipeline: TypeAlias = list[Document]

@@ -22,7 +22,9 @@ from perdure.store import (
 )
 from perdure.stores import _shell as shell
 from perdure.stores._awaitly import as_snapshot
+from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted, merged, read_grant, reading
+from perdure.stores.sqlite.keyvalue import KeyValueTable
 from perdure.stores.sqlite.leases import Leased, LeaseVerbs
 from perdure.stores.sqlite.runs import RunVerbs, Verb
 from perdure.stores.sqlite.statements import Statements
@@ -41,6 +43,8 @@ class SqliteSchemaBackend(ABC):
     def __init__(self, statements: Statements, prefix: str, now: Callable[[], int | None]) -> None:
         self._runs = RunVerbs(statements, check_prefix(prefix), now)
         self._leases = LeaseVerbs(statements, prefix, now)
+        table = f"{statements.table}_documents"
+        self.documents = KeyValueTable(self._read, self._write, table, now, scope_of(prefix))
 
     @abstractmethod
     async def _write(

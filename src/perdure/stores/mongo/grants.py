@@ -12,7 +12,13 @@ from perdure.store import INBOX_PAGE, Lease, Message
 from perdure.stores._reading import Granted, read_grant
 from perdure.stores.mongo.connection import relaxed
 from perdure.stores.mongo.documents import read_run
-from perdure.stores.mongo.inbox import first_messages, inbox_of, mark_consumed, message_keys
+from perdure.stores.mongo.inbox import (
+    first_messages,
+    inbox_of,
+    mark_consumed,
+    message_keys,
+    unconsumed_count,
+)
 from perdure.stores.mongo.journal import (
     Log,
     Positions,
@@ -66,14 +72,14 @@ class Grants:
     ) -> Granted:
         id, expires_at = run["_id"][len(self._prefix) :], run["wakeAt"]
         lease = Lease(id, run["owner"], run["epoch"], expires_at, bool(inbox))
-        count = run.get("messageCount", 0)
+        is_whole = len(inbox) < INBOX_PAGE and unconsumed_count(run) < INBOX_PAGE
         self._positions.add(
             run["_id"],
             lease.epoch,
             incarnation_of(run),
             has_older_logs=bool(logs),
-            # With more messages than a page, the owner does not know them all: no count is equal.
-            message_count=count if count <= INBOX_PAGE else -1,
+            # If there may be more, the owner does not know them all: no count is equal.
+            message_count=run.get("messageCount", 0) if is_whole else -1,
             messages={message_name(message.id): message.name for message in inbox},
             consumed=consumed_by(logs),
             consumed_count=run.get("consumedCount", 0),

@@ -31,19 +31,21 @@ _OLD_NUMBERS = -(10**16)
 
 
 class Inbox(NamedTuple):
-    """What a run's document says of its messages: the number of the last one, and numbers and times
-    of the newest by name.
+    """What a run's document says of its messages: the number of the last one, how many are not
+    consumed, and numbers and times of the newest by name.
     """
 
     incarnation: str
     last: int
+    unconsumed: int
     newest: Mapping[str, tuple[int, datetime]]
 
 
 def inbox_of(run: Mapping[str, Any]) -> Inbox:
     """Return what a run's document says of its messages."""
     newest = {each["name"]: (each["number"], each["at"]) for each in run.get("newest", ())}
-    return Inbox(incarnation_of(run), run.get("messageCount", 0), newest)
+    last = run.get("messageCount", 0)
+    return Inbox(incarnation_of(run), last, unconsumed_count(run), newest)
 
 
 def unconsumed_count(run: Mapping[str, Any]) -> int:
@@ -60,19 +62,14 @@ def messages_of(run: str, incarnation: str) -> dict[str, str]:
 
 async def first_messages(db: Collections, inboxes: Mapping[str, Inbox]) -> dict[str, list[Message]]:
     """Return up to a page of the messages not marked as consumed, for runs given by key."""
-    large = [key for key, inbox in inboxes.items() if inbox.last > INBOX_PAGE]
-    small = {key: inbox for key, inbox in inboxes.items() if inbox.last <= INBOX_PAGE}
+    large = [key for key, inbox in inboxes.items() if inbox.unconsumed > INBOX_PAGE]
+    small: dict[str, list[Any]] = {key: [] for key in inboxes if key not in large}
     pages = await gather_all([_page(db, key, inboxes[key], None, INBOX_PAGE) for key in large])
-    messages = dict(zip(large, pages, strict=True))
     if small:
-        messages |= {key: [] for key in small}
         async for document in db.inbox.find({"run": {"$in": [*small]}, "consumed": False}):
-            key = document["run"]
-            if (message := _message(document, small[key])) is not None:
-                messages[key].append(message)
-        for found in messages.values():
-            found.sort(key=lambda message: number_of(message.id))
-    return messages
+            small[document["run"]].append(document)
+    in_order = {key: _in_order(found, inboxes[key])[:INBOX_PAGE] for key, found in small.items()}
+    return in_order | dict(zip(large, pages, strict=True))
 
 
 async def _page(
@@ -87,11 +84,15 @@ async def _page(
     unnumbered = await db.inbox.find({**mine, "number": None}).to_list()
     found = db.inbox.find({**mine, "number": numbered}).sort("number")
     documents = await (found if limit is None else found.limit(limit)).to_list()
-    # A message may get its number in between, and be found twice.
-    by_id = {document["_id"]: document for document in [*unnumbered, *documents]}
-    messages = [each for each in (_message(doc, inbox) for doc in by_id.values()) if each]
-    messages.sort(key=lambda message: number_of(message.id))
+    messages = _in_order([*unnumbered, *documents], inbox)
     return [each for each in messages if after is None or number_of(each.id) > after][:limit]
+
+
+def _in_order(documents: Iterable[Mapping[str, Any]], inbox: Inbox) -> list[Message]:
+    # A message that gets its number while the index is read may be found twice.
+    by_id = {document["_id"]: document for document in documents}
+    messages = filter(None, (_message(document, inbox) for document in by_id.values()))
+    return sorted(messages, key=lambda message: number_of(message.id))
 
 
 async def runs_with_messages(db: Collections, inboxes: Mapping[str, Inbox]) -> set[str]:

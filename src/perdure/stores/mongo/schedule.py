@@ -43,12 +43,15 @@ async def find_due(
         drivable = [*_drivable(drives)]
     mine = {**is_due, **has_prefix(prefix)}
     chosen = [
-        ({"queue": queue, **each, **mine}, queues[queue]) for queue in queues for each in drivable
+        ({"queue": queue, **each, **mine}, min(most, limit))
+        for queue, most in queues.items()
+        for each in drivable
     ]
     if len(chosen) == 1:
         # In one batch: by default the server returns the first hundred, and waits to be asked.
-        found = db.runs.find(chosen[0][0], _FIELDS, batch_size=limit + 1, hint=DUE_INDEX)
-        return await found.sort(_ORDER).limit(limit).to_list()
+        only, most = chosen[0]
+        found = db.runs.find(only, _FIELDS, batch_size=most + 1, hint=DUE_INDEX)
+        return await found.sort(_ORDER).limit(most).to_list()
     parts: list[Pipeline] = [
         [{"$match": each}, {"$sort": _ORDER}, {"$limit": most}, {"$project": _FIELDS}]
         for each, most in chosen

@@ -147,7 +147,7 @@ async def insert(
     an insert whose reply was lost took place.
     """
     if size > MAX_COMMAND_SIZE:
-        return await _insert_in_parts(collection, documents)
+        return await insert_with_retries(collection, documents)
     reply = await collection.database.command(
         {
             "insert": collection.name,
@@ -161,9 +161,10 @@ async def insert(
     return _duplicates(reply.get("writeErrors", ()))
 
 
-async def _insert_in_parts(
+async def insert_with_retries(
     collection: Collection, documents: Sequence[Mapping[str, Any]]
 ) -> set[int]:
+    """Insert documents as the driver does; return the indexes of those whose `_id` existed."""
     try:
         await collection.insert_many(documents, ordered=False)
     except BulkWriteError as error:

@@ -46,6 +46,7 @@ from perdure.stores.mongo.updates import (
     Pipeline,
     has_prefix,
     has_snapshot_status,
+    incarnation_of,
     is_not_system,
     status_of,
     to_date,
@@ -59,9 +60,9 @@ _FIELDS = {
     **STATUS_FIELDS,
     "snapshot.workflowName": 1,
     **dict.fromkeys(("workflow", "owner", "queue", "version", "tags", "summary", "awaits"), 1),
-    **dict.fromkeys(("updatedAt", "createdAt", "wakeAt", "turn", "expired", "epochs"), 1),
+    **dict.fromkeys(("updatedAt", "createdAt", "wakeAt", "turn", "expired"), 1),
 }
-_REVISION_FIELDS = {"epoch": 1, "settled": 1, "messageCount": 1}
+_REVISION_FIELDS = {"incarnation": 1, "epoch": 1, "settled": 1, "messageCount": 1}
 # Up to so many ids with a prefix are all read, and sorted here.
 _FEW = 1_000
 
@@ -212,7 +213,7 @@ class Searcher:
             for chosen, _ in walk.ranges
         ]
         positions = [
-            Position(run[walk.by], run["_id"][len(self._prefix) :])
+            Position(run.get(walk.by) or UNIX_EPOCH, run["_id"][len(self._prefix) :])
             for part in await gather_all(works)
             for run in part
         ]
@@ -321,7 +322,8 @@ def _revision(run: Mapping[str, Any], last_slot: str) -> str:
     settled: Mapping[str, int] = run.get("settled", {})
     last = last_slot or settled.get("n", "")
     owned = run.get("owner") is not None
-    return f"{run.get('epoch', 0)}.{last}.{run.get('messageCount', 0)}.{owned:d}"
+    epoch, messages = run.get("epoch", 0), run.get("messageCount", 0)
+    return f"{incarnation_of(run)}.{epoch}.{last}.{messages}.{owned:d}"
 
 
 async def _last_slots(db: Collections, runs: Iterable[Any]) -> dict[str, str]:

@@ -27,7 +27,7 @@ from perdure.stores.mongo.inbox import (
     name_of,
     unconsumed_count,
 )
-from perdure.stores.mongo.schema import Collections, gather_all, insert
+from perdure.stores.mongo.schema import Collections, gather_all, insert_with_retries
 from perdure.stores.mongo.updates import (
     HAS_EXPIRED,
     HEADER,
@@ -41,6 +41,8 @@ from perdure.stores.mongo.updates import (
 _FIELDS = {**HEADER, **STATUS_FIELDS}
 _MAX_NEWEST = 50
 _MAX_CONCURRENT = 16
+# All may be for one run, whose document must hold their numbers.
+_MAX_MESSAGES = 5_000
 _IS_DUE = {"$and": [{"$gt": ["$wakeAt", None]}, HAS_EXPIRED]}
 _OVER = ["completed", "failed", "cancelled"]
 
@@ -100,14 +102,15 @@ class _Batch:
 
 async def send(db: Collections, prefix: str, messages: Sequence[NewMessage]) -> list[Receipt]:
     """Put messages in the inboxes of runs, and wake the runs that await them."""
-    batches: dict[str, _Batch] = {}
-    for index, message in enumerate(messages):
-        key = prefix + message.to
-        batches.setdefault(key, _Batch(key)).messages.append(_Outgoing(index, message))
     receipts: dict[int, Receipt] = {}
-    left = [batches[key] for key in sorted(batches)]
-    while left:
-        left = await _send(db, left, receipts)
+    for start in range(0, len(messages), _MAX_MESSAGES):
+        batches: dict[str, _Batch] = {}
+        for index, message in enumerate(messages[start : start + _MAX_MESSAGES], start):
+            key = prefix + message.to
+            batches.setdefault(key, _Batch(key)).messages.append(_Outgoing(index, message))
+        left = [batches[key] for key in sorted(batches)]
+        while left:
+            left = await _send(db, left, receipts)
     return [receipts[index] for index in range(len(messages))]
 
 
@@ -171,8 +174,7 @@ async def _insert(db: Collections, batches: Iterable[_Batch]) -> None:
     ]
     if not new:
         return
-    size = sum(len(each.message.payload) for _, each, _ in new)
-    existing = await insert(db.inbox, [document for *_, document in new], size)
+    existing = await insert_with_retries(db.inbox, [document for *_, document in new])
     for position, (batch, each, document) in enumerate(new):
         if position not in existing:
             batch.events[each.name] = each.message.name

@@ -6,7 +6,7 @@ one from the reply. Unless it was set in the meantime, the server's clock is bet
 """
 
 from collections.abc import Awaitable, Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from perdure.clock import Clock, SystemClock
 
@@ -27,7 +27,8 @@ class ServerClock:
         self._clock = clock
         self._answer: datetime | None = None
         self._asked_at = self._answered_at = 0.0
-        self._answered_on = self._past = clock.now()
+        self._answered_on = clock.now()
+        self._past = datetime.min.replace(tzinfo=UTC)
 
     async def now(self) -> datetime:
         """Return a time shortly ahead of the server's clock."""

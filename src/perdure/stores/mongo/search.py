@@ -1,15 +1,15 @@
 """Runs found by what is in their headers, along an index and with bounded effort.
 
 A search reads a page of an index and filters it here. If that is not enough, it asks for the
-position up to which it may examine runs, and lets the server filter those before it. What it
-examined does not depend on changes in between: the position is a time and an id, not a number of
-runs.
+position of a run further on, and lets the server filter those up to it: first a stretch, then as
+many as a search may examine. No change in between makes it skip a run, because a position is a time
+and an id, not a number of runs.
 
 Runs that awaitly wrote have neither workflow nor status: both are in their snapshots. They are in
 a range of their own.
 """
 
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from heapq import merge
 from itertools import islice
@@ -94,11 +94,15 @@ class Searcher:
         runs = [*islice((run for run in page if matches(query, run)), limit)]
         if len(runs) == limit or len(page) < size:
             return Found(runs)
-        last = position_of(query, page[-1])
-        stop = await self._stop(db, walk, query, last, EXAMINED - size)
-        if size < EXAMINED:
-            runs += await self._page(db, walk, query, last, stop, limit - len(runs), filtered=True)
-        return Found(runs, stop if len(runs) < limit else None)
+        last: Position | None = position_of(query, page[-1])
+        for more in _stretches(size, len(walk.ranges)):
+            stop = await self._stop(db, walk, query, last, more)
+            left = limit - len(runs)
+            runs += await self._page(db, walk, query, last, stop, left, filtered=True)
+            last = stop
+            if len(runs) == limit or stop is None:
+                return Found(runs)
+        return Found(runs, last)
 
     async def summaries(self, db: Collections, ids: Sequence[str]) -> list[RunSummary | None]:
         """Return runs by id, with their revisions."""
@@ -117,7 +121,7 @@ class Searcher:
         """Count runs by workflow and status, up to `cap` each."""
         workflows = query.workflows or await stored_workflows(db)
         groups = [(name, status) for name in workflows for status in query.statuses or STATUSES]
-        mine = self._is_mine(query)
+        mine = _and(has_prefix(self._prefix), is_not_system(self._prefix))
         parts: list[Pipeline] = [
             [
                 {"$match": {"workflow": workflow, "status": status, **mine}},
@@ -132,12 +136,10 @@ class Searcher:
             for each in counted
             for workflow, status in [groups[each["_id"]]]
         ]
-        return _added(counts, await self._count_headless(db, query, cap), cap)
-
-    async def _count_headless(self, db: Collections, query: Query, cap: int) -> list[Count]:
-        found = db.runs.find({**HEADLESS, **self._is_mine(query)}, _FIELDS, hint=STATUS_INDEX)
-        runs = [self._summary(run) async for run in found.limit(EXAMINED)]
-        return count(runs, query, cap)
+        headless = db.runs.find({**HEADLESS, **mine}, _FIELDS, hint=STATUS_INDEX).limit(EXAMINED)
+        return _added(
+            counts, count([self._summary(run) async for run in headless], query, cap), cap
+        )
 
     async def _few(self, db: Collections, query: Query) -> list[RunSummary] | None:
         """Return all runs with the prefix if they are few."""
@@ -198,12 +200,10 @@ class Searcher:
         return [*islice(ordered, limit)]
 
     async def _stop(
-        self, db: Collections, walk: _Walk, query: Query, after: Position, size: int
+        self, db: Collections, walk: _Walk, query: Query, after: Position | None, size: int
     ) -> Position | None:
         """Return the position of the last run to be examined; `None` if there are not so many."""
-        if size < len(walk.ranges):
-            return after
-        bounds = self._bounds(walk, query, after, None)
+        bounds = self._bounds(walk, query, after, None, in_index=True)
         works: list[Awaitable[list[Any]]] = [
             db.runs.find(_and(chosen, *bounds), {walk.by: 1}, hint=walk.hint)
             .sort(_order(walk, query))
@@ -221,15 +221,21 @@ class Searcher:
         return nearest(positions, default=None)
 
     def _bounds(
-        self, walk: _Walk, query: Query, after: Position | None, stop: Position | None
+        self,
+        walk: _Walk,
+        query: Query,
+        after: Position | None,
+        stop: Position | None,
+        *,
+        in_index: bool = False,
     ) -> list[Document]:
-        """Return the conditions that bound the walk."""
+        """Return the conditions that bound the walk; with `in_index`, no run is read for them."""
         bounds: list[Document] = []
         later, earlier = ("$gt", "$lt") if query.oldest_first else ("$lt", "$gt")
         for position, beyond in ((after, later), (stop, earlier)):
             if position is not None:
                 bound = Position(to_date(position.time), self._prefix + position.id)
-                bounds.append(_beyond(walk.by, bound, beyond, is_included=position is stop))
+                bounds.append(_beyond(walk.by, bound, beyond, position is stop, in_index))
         if walk.by == "updatedAt":
             bounds += _between(query.since, query.until)
         return bounds
@@ -250,7 +256,10 @@ class Searcher:
 
     def _is_mine(self, query: Query) -> Document:
         mine = has_prefix(self._prefix + query.prefix)
-        return mine if shows_system_runs(query) else _and(mine, is_not_system(self._prefix))
+        if shows_system_runs(query):
+            return mine
+        # Not as two ranges of ids: the server would read the index once for each of them.
+        return _and(mine, {"$nor": [has_prefix(f"{self._prefix}~")]})
 
     def _summary(self, run: Any) -> RunSummary:
         has_header = run.get("status") is not None
@@ -277,6 +286,12 @@ async def stored_workflows(db: Collections) -> list[str | None]:
     return [group["_id"] async for group in await db.runs.aggregate(distinct, hint=STATUS_INDEX)]
 
 
+def _stretches(examined: int, ranges: int) -> Iterator[int]:
+    """Yield how many runs to examine next: not all that are allowed, if some of them may do."""
+    few = min(10 * examined, EXAMINED - examined)
+    return (size for size in (few, EXAMINED - examined - few) if size >= ranges)
+
+
 def _is_plain(query: Query) -> bool:
     """Return whether all runs in the ranges match, except for the engine's own."""
     return not query.tags and query.queue is None and not query.prefix
@@ -300,11 +315,19 @@ def _between(since: datetime | None, until: datetime | None) -> list[Document]:
     return after + before
 
 
-def _beyond(by: str, position: Position, operator: str, *, is_included: bool) -> Document:
+def _beyond(
+    by: str, position: Position, operator: str, is_included: bool, in_index: bool
+) -> Document:
     """Match runs on one side of a position."""
-    same = {"$lt": "$lte", "$gt": "$gte"}[operator]
-    id = {same if is_included else operator: position.id}
-    return {by: {same: position.time}, "$or": [{by: {operator: position.time}}, {"_id": id}]}
+    same = {"$lt": "$lte", "$gt": "$gte"}
+    bound = {by: {same[operator]: position.time}}
+    if in_index:
+        # As one of two ranges: the server reads the index once for each of them, and no runs.
+        id = {same[operator] if is_included else operator: position.id}
+        return {**bound, "$or": [{by: {operator: position.time}}, {"_id": id}]}
+    opposite = {"$lt": "$gt", "$gt": "$lt"}[operator]
+    id = {opposite if is_included else same[opposite]: position.id}
+    return {**bound, "$nor": [{by: position.time, "_id": id}]}
 
 
 def _order(walk: _Walk, query: Query) -> dict[str, int]:

@@ -21,6 +21,7 @@ from perdure.stores.mongo.schedule import find_due, is_due_at
 from perdure.stores.mongo.schema import Collections, find_and_update, insert
 from perdure.stores.mongo.server_clock import ServerClock
 from perdure.stores.mongo.updates import (
+    HAS_WAKE_TIME,
     HEADER,
     IS_DUE,
     Document,
@@ -227,7 +228,10 @@ class Leases:
     ) -> list[Granted]:
         """Lease and load runs that are due, earliest first."""
         for _ in range(_MAX_ATTEMPTS):
-            runs = await find_due(db, self._prefix, limit, drives, queues)
+            # By an estimate that is not behind the server's clock, which decides in the update: to
+            # compare the times with its own, the server would read each run here.
+            is_due = {"wakeAt": {**HAS_WAKE_TIME, "$lte": await self._clock.now()}}
+            runs = await find_due(db, self._prefix, limit, drives, queues, is_due)
             keys = [run["_id"] for run in runs]
             if not keys:
                 break

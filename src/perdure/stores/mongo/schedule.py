@@ -9,7 +9,6 @@ from perdure.stores.mongo.schema import DUE_INDEX, Collections, aggregate_all
 from perdure.stores.mongo.updates import (
     HAS_EXPIRED,
     HAS_WAKE_TIME,
-    IS_DUE,
     Document,
     Pipeline,
     has_prefix,
@@ -31,14 +30,14 @@ async def find_due(
     limit: int,
     drives: Sequence[Drivable] | None,
     queues: Mapping[str, int],
-    is_due: Mapping[str, Any] = IS_DUE,
+    is_due: Document,
 ) -> list[Any]:
     """Return `_id`, queue and wake time of up to `limit` due runs, earliest first.
 
     There are at most as many of each queue as `queues` says.
     """
     if drives is None:
-        drivable: list[Document] = [*_any_of(await _scheduled_workflows(db, queues))]
+        drivable = [*_any_of(await _scheduled_workflows(db, queues))]
     else:
         drivable = [*_drivable(drives)]
     mine = {**is_due, **has_prefix(prefix)}
@@ -48,15 +47,18 @@ async def find_due(
         for each in drivable
     ]
     if len(chosen) == 1:
-        # In one batch: by default the server returns the first hundred, and waits to be asked.
-        only, most = chosen[0]
-        found = db.runs.find(only, _FIELDS, batch_size=most + 1, hint=DUE_INDEX)
-        return await found.sort(_ORDER).limit(most).to_list()
+        return await _find_first(db, *chosen[0])
     parts: list[Pipeline] = [
         [{"$match": each}, {"$sort": _ORDER}, {"$limit": most}, {"$project": _FIELDS}]
         for each, most in chosen
     ]
     return _earliest(await aggregate_all(db.runs, parts), limit, queues)
+
+
+async def _find_first(db: Collections, chosen: Document, limit: int) -> list[Any]:
+    # In one batch: by default the server returns the first hundred, and waits to be asked for more.
+    found = db.runs.find(chosen, _FIELDS, batch_size=limit + 1, hint=DUE_INDEX)
+    return await found.sort(_ORDER).limit(limit).to_list()
 
 
 def _earliest(runs: Iterable[Any], limit: int, queues: Mapping[str, int]) -> list[Any]:

@@ -43,6 +43,7 @@ _MAX_NEWEST = 50
 _MAX_CONCURRENT = 16
 # All may be for one run, whose document must hold their numbers.
 _MAX_MESSAGES = 5_000
+_COUNT = {"$ifNull": ["$messageCount", 0]}
 _IS_DUE = {"$and": [{"$gt": ["$wakeAt", None]}, HAS_EXPIRED]}
 _OVER = ["completed", "failed", "cancelled"]
 
@@ -55,6 +56,14 @@ class _Outgoing:
     message: NewMessage
     order: ObjectId = field(default_factory=ObjectId)
     name: str = ""
+
+    @property
+    def suffix(self) -> str:
+        """What tells the message from others for its run."""
+        dedup_id = self.message.dedup_id
+        return (
+            f"{WITHOUT_DEDUP_ID}{self.order}" if dedup_id is None else f"{WITH_DEDUP_ID}{dedup_id}"
+        )
 
     def document(self, key: str) -> Document:
         """Return the message's document, which does not count yet."""
@@ -88,12 +97,13 @@ class _Batch:
         """Start with the run as it is now."""
         self.run, self.events = run, {}
         self.sent = {each["name"] for each in run.get("newest", ())}
-        incarnation = incarnation_of(run)
         for each in self.messages:
-            dedup_id = each.message.dedup_id
-            has_none = dedup_id is None
-            kind = f"{WITHOUT_DEDUP_ID}{each.order}" if has_none else f"{WITH_DEDUP_ID}{dedup_id}"
-            each.name = f"{incarnation}.{kind}"
+            each.name = f"{incarnation_of(run)}.{each.suffix}"
+
+    def events_in_order(self) -> dict[str, str]:
+        """Return the messages that do not count yet, in the order of the call."""
+        names = [each.name for each in self.messages if each.name in self.events]
+        return {name: self.events[name] for name in names}
 
     def unresolved(self) -> list[_Outgoing]:
         """Return the messages of which it is unknown whether they count."""
@@ -124,10 +134,12 @@ async def _send(
     await _look_up(db, present)
     call = ObjectId()
     counted = await _count_all(db, [batch for batch in present if batch.events], call)
-    left = [batch for batch in present if batch.events and batch.key not in counted]
+    left: list[_Batch] = []
     for batch in present:
-        if batch not in left:
-            receipts |= _receipts(batch, counted.get(batch.key, batch.run), call)
+        if batch.events and batch.key not in counted:
+            left.append(batch)
+        else:
+            receipts.update(_receipts(batch, counted.get(batch.key, batch.run), call))
     for run in counted.values():
         if len(run["newest"]) > _MAX_NEWEST:
             await _number_messages(db, run)
@@ -143,20 +155,20 @@ async def _read_runs(
     runs = {run["_id"]: run async for run in found}
     present: list[_Batch] = []
     for batch in batches:
-        run = runs.get(batch.key)
-        is_other = batch.run is not None and run is not None and _is_other(batch.run, run)
-        if run is None or is_other:
+        if _is_same_run(batch, runs.get(batch.key)):
+            batch.read(runs[batch.key])
+            present.append(batch)
+        else:
             # Deleted, maybe in the meantime: the run's inbox was deleted with it.
             await _withdraw(db, batch)
-            receipts |= {each.index: Receipt(Delivery.UNKNOWN) for each in batch.messages}
-        else:
-            batch.read(run)
-            present.append(batch)
+            receipts.update({each.index: Receipt(Delivery.UNKNOWN) for each in batch.messages})
     return present
 
 
-def _is_other(before: Any, now: Any) -> bool:
-    return incarnation_of(before) != incarnation_of(now)
+def _is_same_run(batch: _Batch, run: Any) -> bool:
+    if run is None or batch.run is None:
+        return run is not None
+    return incarnation_of(batch.run) == incarnation_of(run)
 
 
 async def _withdraw(db: Collections, batch: _Batch) -> None:
@@ -217,7 +229,7 @@ async def _count(db: Collections, batch: _Batch, call: ObjectId) -> Any:
     }
     return await db.runs.find_one_and_update(
         same_run,
-        count_messages(batch.events, call),
+        count_messages(batch.events_in_order(), call),
         projection=_FIELDS,
         return_document=ReturnDocument.AFTER,
     )
@@ -228,27 +240,22 @@ def count_messages(events: Mapping[str, str], call: ObjectId) -> Pipeline:
 
     `events` are the awaited names, by the names of the messages.
     """
-    known = {"$ifNull": ["$newest.name", []]}
-    messages = [{"name": name, "event": event} for name, event in events.items()]
-    is_new = {"$not": [{"$in": ["$$this.name", known]}]}
-    new = {"$filter": {"input": {"$literal": messages}, "cond": is_new}}
-    count = {"$ifNull": ["$messageCount", 0]}
     numbered = {
         "name": {"$arrayElemAt": ["$new.name", "$$this"]},
-        "number": {"$add": [count, "$$this", 1]},
+        "number": {"$add": [_COUNT, "$$this", 1]},
         "at": "$$NOW",
         "by": call,
     }
     added = {"$map": {"input": {"$range": [0, {"$size": "$new"}]}, "in": numbered}}
     awaited = {"$setIntersection": ["$new.event", {"$ifNull": ["$awaits", []]}]}
-    # Also if it has an owner: then it awaits nothing.
+    # A run with an owner awaits nothing.
     wakes = {"$and": [{"$ne": [awaited, []]}, {"$not": [_IS_DUE]}]}
     return [
-        {"$set": {"new": {"$cond": [{"$in": ["$status", _OVER]}, [], new]}}},
+        {"$set": {"new": {"$cond": [{"$in": ["$status", _OVER]}, [], _new_messages(events)]}}},
         {
             "$set": {
                 "newest": {"$concatArrays": [{"$ifNull": ["$newest", []]}, added]},
-                "messageCount": {"$add": [count, {"$size": "$new"}]},
+                "messageCount": {"$add": [_COUNT, {"$size": "$new"}]},
                 "wakeAt": {"$cond": [wakes, "$$NOW", "$wakeAt"]},
                 "turn": {"$cond": [wakes, 0, "$turn"]},
             }
@@ -257,18 +264,26 @@ def count_messages(events: Mapping[str, str], call: ObjectId) -> Pipeline:
     ]
 
 
+def _new_messages(events: Mapping[str, str]) -> Document:
+    """Return the expression of those messages that the run does not know."""
+    known = {"$ifNull": ["$newest.name", []]}
+    messages = [{"name": name, "event": event} for name, event in events.items()]
+    is_new = {"$not": [{"$in": ["$$this.name", known]}]}
+    return {"$filter": {"input": {"$literal": messages}, "cond": is_new}}
+
+
 def _receipts(batch: _Batch, run: Any, call: ObjectId) -> dict[int, Receipt]:
     """Return the receipts of messages, by their places in the call."""
-    total = unconsumed_count(run)
-    numbers = {each["name"]: each["number"] for each in run.get("newest", ()) if each["by"] == call}
+    total, newest = unconsumed_count(run), run.get("newest", ())
+    sent = batch.sent | {each["name"] for each in newest}
+    numbers = {each["name"]: each["number"] for each in newest if each["by"] == call}
     count = total - len(numbers)
     receipts: dict[int, Receipt] = {}
     for each in batch.messages:
         if (number := numbers.pop(each.name, None)) is not None:
             count = max(1, total - run["messageCount"] + number)
             receipts[each.index] = Receipt(Delivery.DELIVERED, count)
-            batch.sent.add(each.name)
-        elif each.name in batch.sent or each.name in {new["name"] for new in run.get("newest", ())}:
+        elif each.name in sent:
             receipts[each.index] = Receipt(Delivery.DUPLICATE, count)
         else:
             receipts[each.index] = Receipt(Delivery.OVER)

@@ -1,7 +1,7 @@
 """Databases for tests of the MongoDB store, and stores that crash between two writes."""
 
 import gc
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, cast
@@ -58,7 +58,7 @@ class Sandbox:
 
 
 @contextmanager
-def sandbox_on(server: Server) -> Iterator[Sandbox]:
+def sandbox_on(server: Server) -> Generator[Sandbox]:
     """Provide a database; at the end no client of the tests may be connected."""
     with fresh_database(server) as url:
         sandbox = Sandbox(url)

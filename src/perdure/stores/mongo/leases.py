@@ -231,12 +231,13 @@ class Leases:
             # By an estimate that is not behind the server's clock, which decides in the update: to
             # compare the times with its own, the server would read each run here.
             is_due = {"wakeAt": {**HAS_WAKE_TIME, "$lte": await self._clock.now()}}
-            runs = await find_due(db, self._prefix, limit, drives, queues, is_due)
+            runs = await find_due(db, self._prefix, limit, drives, queues, is_due, {"_id": 1})
             keys = [run["_id"] for run in runs]
             if not keys:
                 break
             claim = ObjectId()
-            lease = lease_if_free({"$literal": owner}, ttl, claim, self._epochs.next())
+            epoch = self._epochs.next()
+            lease = lease_if_free({"$literal": owner}, ttl, claim, epoch, is_due=True)
             await db.runs.update_many({"_id": {"$in": keys}, **IS_DUE}, [lease])
             if runs := await _claimed(db, keys, claim):
                 leased = {run["_id"]: {**run} for run in runs}

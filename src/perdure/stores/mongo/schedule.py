@@ -31,8 +31,9 @@ async def find_due(
     drives: Sequence[Drivable] | None,
     queues: Mapping[str, int],
     is_due: Document,
+    fields: Mapping[str, int] = _FIELDS,
 ) -> list[Any]:
-    """Return `_id`, queue and wake time of up to `limit` due runs, earliest first.
+    """Return `_id` and at least these fields of up to `limit` due runs, earliest first.
 
     There are at most as many of each queue as `queues` says.
     """
@@ -47,7 +48,7 @@ async def find_due(
         for each in drivable
     ]
     if len(chosen) == 1:
-        return await _find_first(db, *chosen[0])
+        return await _find_first(db, *chosen[0], fields)
     parts: list[Pipeline] = [
         [{"$match": each}, {"$sort": _ORDER}, {"$limit": most}, {"$project": _FIELDS}]
         for each, most in chosen
@@ -55,9 +56,11 @@ async def find_due(
     return _earliest(await aggregate_all(db.runs, parts), limit, queues)
 
 
-async def _find_first(db: Collections, chosen: Document, limit: int) -> list[Any]:
+async def _find_first(
+    db: Collections, chosen: Document, limit: int, fields: Mapping[str, int]
+) -> list[Any]:
     # In one batch: by default the server returns the first hundred, and waits to be asked for more.
-    found = db.runs.find(chosen, _FIELDS, batch_size=limit + 1, hint=DUE_INDEX)
+    found = db.runs.find(chosen, fields, batch_size=limit + 1, hint=DUE_INDEX)
     return await found.sort(_ORDER).limit(limit).to_list()
 
 

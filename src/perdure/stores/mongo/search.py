@@ -92,8 +92,10 @@ class Searcher:
     async def counts(self, db: Collections, query: Query, cap: int) -> list[Count]:
         """Count runs by workflow and status, up to `cap` each."""
         workflows = query.workflows or await stored_workflows(db)
-        statuses: Sequence[RunStatus] = query.statuses or STATUSES
-        groups = [(workflow, status) for workflow in workflows for status in statuses]
+        statuses = query.statuses or STATUSES
+        groups: list[tuple[str | None, RunStatus]] = [
+            (workflow, status) for workflow in workflows for status in statuses
+        ]
         mine = all_of(has_prefix(self._prefix), is_not_system(self._prefix))
         counted = await aggregate_all(db.runs, _counting(groups, mine, cap))
         numbers = {groups[each["_id"]]: each["count"] for each in counted}

@@ -63,6 +63,8 @@ IS_DUE = {"wakeAt": HAS_WAKE_TIME, "$expr": HAS_EXPIRED}
 _MILLISECOND = timedelta(milliseconds=1)
 _IS_NEW = {"$eq": [{"$type": "$snapshot"}, "missing"]}
 _HAS_OWNER = {"$gt": ["$owner", None]}
+# Documents of awaitly have neither; the index of due runs needs them.
+_DEFAULTS = {"queue": {"$ifNull": ["$queue", ""]}, "version": {"$ifNull": ["$version", 0]}}
 # Runs that an older version created have no such field, but the time is part of their incarnation.
 _CREATED_AT = {"$ifNull": ["$createdAt", {"$ifNull": [{"$toDate": "$incarnation"}, "$updatedAt"]}]}
 
@@ -219,10 +221,12 @@ def lease_if_free(
     *,
     existing: bool = True,
     instead_of: Document | None = None,
+    is_due: bool = False,
 ) -> Document:
     """Return the stage that leases a run that is free or that `claim` created, and marks it.
 
-    An unexpired lease is free, too, if its owner is `instead_of`.
+    An unexpired lease is free, too, if its owner is `instead_of`. A run that `is_due` was found by
+    the index, and has what the index needs.
     """
     created = {"$eq": ["$incarnation", claim]}
     unowned = {"$lte": ["$owner", None]}
@@ -239,15 +243,14 @@ def lease_if_free(
         "owner": owner,
         "wakeAt": from_now(ttl),
         "turn": 0,
-        # Documents of awaitly have neither; the index of due runs needs them.
-        "queue": {"$ifNull": ["$queue", ""]},
-        "version": {"$ifNull": ["$version", 0]},
         "status": "running",
         "awaits": [],
         "expired": {"$concatArrays": [{"$ifNull": ["$expired", []]}, orphaned]},
         "updatedAt": {"$cond": [created, "$$NOW", "$updatedAt"]},
         "claim": claim,
     }
+    if not is_due:
+        leased |= _DEFAULTS
     granted = {
         "$let": {"vars": {"epoch": epoch}, "in": {"$mergeObjects": ["$$ROOT", leased]}},
     }
@@ -316,11 +319,16 @@ def rest_fields(
 
 def settle_runs(rests: Mapping[str, Document]) -> Pipeline:
     """Return the update that writes rests, given by `_id`: snapshot, header and end of lease."""
+    replaced = ["owner", "packed", "consumed", "consumedSince", "wakeAt", "turn"]
+    corrected: Document = {}
+    if all("tags" in fields for fields in rests.values()):
+        replaced.append("tags")
+        rests = {key: without_null(fields) for key, fields in rests.items()}
+    else:
+        corrected["tags"] = {"$ifNull": ["$tags", "$$REMOVE"]}
+    if any(fields.get("wakeAt") is True for fields in rests.values()):
+        corrected["wakeAt"] = {"$cond": [{"$eq": ["$wakeAt", True]}, "$$NOW", "$wakeAt"]}
     times = {"updatedAt": "$$NOW", "createdAt": _CREATED_AT}
     merged = {"$mergeObjects": ["$$ROOT", _by_id(rests), times]}
-    wake_at = {"$cond": [{"$eq": ["$wakeAt", True]}, "$$NOW", "$wakeAt"]}
-    return [
-        {"$unset": ["owner", "packed", "consumed", "consumedSince", "wakeAt", "turn"]},
-        {"$replaceWith": merged},
-        {"$set": {"wakeAt": wake_at, "tags": {"$ifNull": ["$tags", "$$REMOVE"]}}},
-    ]
+    stages: Pipeline = [{"$unset": replaced}, {"$replaceWith": merged}]
+    return [*stages, {"$set": corrected}] if corrected else stages

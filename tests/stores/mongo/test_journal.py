@@ -572,7 +572,7 @@ def after_the_message(
     monkeypatch: pytest.MonkeyPatch, event: Callable[[], Awaitable[None]]
 ) -> None:
     """Call `event` between the two writes of the next sender."""
-    insert = schema.insert_with_retries
+    insert = schema.insert
 
     async def slow(*arguments: Any) -> set[int]:
         monkeypatch.undo()
@@ -580,7 +580,7 @@ def after_the_message(
         await event()
         return existing
 
-    monkeypatch.setattr(sending, "insert_with_retries", slow)
+    monkeypatch.setattr(sending, "insert", slow)
 
 
 async def test_a_message_to_a_run_that_ends_before_it_counts_is_refused(

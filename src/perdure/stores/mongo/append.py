@@ -6,7 +6,8 @@ a lease that another process acquired) is resolved run by run from what the data
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -14,11 +15,12 @@ from pymongo import DeleteOne, InsertOne, UpdateOne
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import BulkWriteError, PyMongoError
 
+from perdure.engine.tasks import detached
 from perdure.errors import StoreUnavailable
 from perdure.store import Entry, Rest, Verdict
+from perdure.stores.mongo import connection
 from perdure.stores.mongo.batch import RunBatch
 from perdure.stores.mongo.cleanup import Cleanup
-from perdure.stores.mongo.connection import Collection, relaxed
 from perdure.stores.mongo.documents import encode_snapshot
 from perdure.stores.mongo.errors import DUPLICATE_KEY, is_connection_lost
 from perdure.stores.mongo.inbox import (
@@ -49,6 +51,8 @@ from perdure.stores.mongo.updates import (
     settle_runs,
 )
 
+logger = logging.getLogger(__name__)
+
 _MAX_ATTEMPTS = 20
 _MAX_CONCURRENT = 16
 
@@ -56,7 +60,7 @@ _MAX_CONCURRENT = 16
 class PendingWrite(NamedTuple):
     """One write of an entry that is still to be made."""
 
-    collection: Collection
+    collection: connection.Collection
     write: "InsertOne[Any] | UpdateOne | DeleteOne"
 
     async def execute(self, session: AsyncClientSession | None = None) -> bool:
@@ -80,9 +84,20 @@ class Appender:
         self.forget_loop()
 
     def forget_loop(self) -> None:
-        """Drop the locks, whose holders ended with their event loop."""
+        """Drop the locks and tasks, which ended with their event loop."""
         self._locked: set[str] = set()
         self._unlocked = asyncio.Event()
+        self._marking: dict[asyncio.Task[None], set[str]] = {}
+
+    async def finish(self, keys: Collection[str] | None = None) -> None:
+        """Wait until the messages that entries consumed are marked, of these runs or of all."""
+        tasks = [
+            task
+            for task, runs in self._marking.items()
+            if keys is None or not runs.isdisjoint(keys)
+        ]
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def append(self, db: Collections, entries: Sequence[Entry]) -> list[Verdict]:
         """Write the entries and return a verdict on each."""
@@ -161,7 +176,7 @@ class Appender:
         written = [batch for batch in batches if batch.key not in doubtful]
         for batch in written:
             self._advance(batch)
-        await self._consume(db, written)
+        self._mark_later(db, written)
         return [batch for batch in batches if batch.key in doubtful]
 
     async def _settle(self, db: Collections, batches: list[RunBatch]) -> list[RunBatch]:
@@ -183,23 +198,45 @@ class Appender:
             position.slot += len(batch.entries)
             position.last_n = batch.last.n
 
-    async def _consume(self, db: Collections, batches: Iterable[RunBatch]) -> None:
-        """Mark the messages that entries consumed, and count them."""
-        keys: list[str] = []
-        counts: list[UpdateOne] = []
+    def _mark_later(self, db: Collections, batches: Iterable[RunBatch]) -> None:
+        """Mark the messages that entries consumed, without making the caller wait.
+
+        The entries are written, and they are what consumes a message. A rest that replaces them
+        before the marks are written names the messages; another owner finds them in the journal.
+        """
+        if consuming := self._consumed_by(batches):
+            task = detached(self._try_to_mark(db, consuming))
+            self._marking[task] = {batch.key for batch in consuming}
+            task.add_done_callback(self._marking.pop)
+
+    def _consumed_by(self, batches: Iterable[RunBatch]) -> list[RunBatch]:
+        """Note which messages were consumed; return the batches whose messages are to be marked."""
+        consuming = [batch for batch in batches if batch.consumes]
+        for batch in consuming:
+            self._positions.consume(batch.key, batch.last.epoch, batch.consumes)
+        return consuming
+
+    async def _try_to_mark(self, db: Collections, batches: Sequence[RunBatch]) -> None:
+        try:
+            await self._mark(db, batches)
+        except PyMongoError as error:
+            logger.warning("consumed messages are marked later: %s", error)
+
+    async def _mark(self, db: Collections, batches: Sequence[RunBatch]) -> None:
+        """Mark consumed messages, and write how many were since the last rest."""
+        keys = [key for batch in batches for key in message_keys(batch.key, batch.consumes)]
+        epochs = {batch.key: batch.last.epoch for batch in batches}
+        counts = [
+            UpdateOne(is_owned({key: epoch}), {"$set": {"consumedSince": len(position.consumed)}})
+            for key, epoch in epochs.items()
+            if (position := self._positions.get(key, epoch)) is not None
+        ]
+        works: list[Awaitable[object]] = [mark_consumed(db, keys)] if keys else []
+        if counts:
+            works.append(connection.relaxed(db.runs).bulk_write(counts, ordered=False))
+        await gather_all(works)
         for batch in batches:
-            if consumes := batch.consumes:
-                keys += message_keys(batch.key, consumes)
-                epoch = batch.last.epoch
-                count = self._positions.consume(batch.key, epoch, consumes)
-                if count is not None:
-                    owned = is_owned({batch.key: epoch})
-                    counts.append(UpdateOne(owned, {"$set": {"consumedSince": count}}))
-        if keys:
-            works: list[Awaitable[object]] = [mark_consumed(db, keys)]
-            if counts:
-                works.append(relaxed(db.runs).bulk_write(counts, ordered=False))
-            await gather_all(works)
+            self._positions.marked(batch.key, batch.last.epoch, batch.consumes)
 
     async def _finish_rests(
         self, db: Collections, batches: Sequence[RunBatch], *, may_have_messages: bool = True
@@ -336,7 +373,10 @@ class Appender:
         await self._finish(db, batch)
 
     async def _finish(self, db: Collections, batch: RunBatch) -> None:
-        await (self._consume if batch.last.rest is None else self._finish_rests)(db, [batch])
+        if batch.last.rest is None:
+            await self._mark(db, self._consumed_by([batch]))
+        else:
+            await self._finish_rests(db, [batch])
 
 
 async def _attempt(

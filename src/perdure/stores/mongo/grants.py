@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from pymongo import UpdateOne
@@ -14,7 +15,7 @@ from perdure.stores.mongo.connection import relaxed
 from perdure.stores.mongo.documents import read_run
 from perdure.stores.mongo.inbox import (
     first_messages,
-    inbox_of,
+    inboxes_of,
     mark_consumed,
     message_keys,
     unconsumed_count,
@@ -40,16 +41,21 @@ class Grants:
         self._positions = positions
 
     async def read(
-        self, db: Collections, leased: Mapping[str, Any], ttls: Mapping[str, timedelta]
+        self,
+        db: Collections,
+        leased: Mapping[str, Any],
+        ttls: Mapping[str, timedelta],
+        known: Mapping[str, list[Message]] = MappingProxyType({}),
     ) -> dict[str, Granted]:
-        """Fence out the previous owners of leased runs, and return the grants by `_id`."""
+        """Fence out the previous owners of leased runs, and return the grants by `_id`.
+
+        `known` are the messages of some runs that were read with the lease.
+        """
         older = {key: run["epochs"][:-1] for key, run in leased.items() if len(run["epochs"]) > 1}
-        with_messages = {
-            key: inbox_of(run) for key, run in leased.items() if run.get("messageCount")
-        }
-        messages = await first_messages(db, with_messages) if with_messages else {}
+        unread = {key: run for key, run in leased.items() if key not in known}
+        messages = {**known, **await first_messages(db, inboxes_of(unread))}
         logs = await seal_logs(db, older) if older else {}
-        lost = await _lost(db, [leased[key] for key in {*older, *with_messages}])
+        lost = await _lost(db, [leased[key] for key in older])
         grants: dict[str, Granted] = {}
         to_mark: list[str] = []
         for key, run in leased.items():
@@ -120,8 +126,9 @@ async def _reset_takeovers(
 async def _lost(db: Collections, leased: Sequence[Any]) -> set[str]:
     """Return the runs that got another owner, or were settled, since they were leased.
 
-    What was read of their logs and messages does not belong to the snapshot of the lease: an owner
-    in between may have removed some of it.
+    What was read of their logs does not belong to the snapshot of the lease: an owner in between
+    may have removed some of it, and finished steps would be executed again. Messages need no such
+    check: a wait that receives a message or misses one is recorded first, and that is refused.
     """
     if not leased:
         return set()

@@ -48,6 +48,11 @@ def inbox_of(run: Mapping[str, Any]) -> Inbox:
     return Inbox(incarnation_of(run), last, unconsumed_count(run), newest)
 
 
+def inboxes_of(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Inbox]:
+    """Return the inboxes of those runs, given by key, to which messages were sent."""
+    return {key: inbox_of(run) for key, run in runs.items() if run.get("messageCount")}
+
+
 def unconsumed_count(run: Mapping[str, Any]) -> int:
     """Return how many messages of a run are not consumed; rather too many than too few."""
     consumed: int = run.get("consumedCount", 0) + run.get("consumedSince", 0)
@@ -95,16 +100,22 @@ def _in_order(documents: Iterable[Mapping[str, Any]], inbox: Inbox) -> list[Mess
     return sorted(messages, key=lambda message: number_of(message.id))
 
 
-async def runs_with_messages(db: Collections, inboxes: Mapping[str, Inbox]) -> set[str]:
-    """Return those of the runs, given by key, that have messages not marked as consumed."""
+async def runs_with_messages(
+    db: Collections, inboxes: Mapping[str, Inbox], consumed: Collection[str]
+) -> set[str]:
+    """Return those of the runs, given by key, that have unconsumed messages.
+
+    `consumed` are the names of messages that are known to be consumed, although not marked yet.
+    """
     if not inboxes:
         return set()
-    fields = {"run": 1, "number": 1, "sentAt": 1}
+    fields = {"run": 1, "number": 1, "sentAt": 1, "order": 1}
     found = db.inbox.find({"run": {"$in": [*inboxes]}, "consumed": False}, fields)
     return {
         document["run"]
         async for document in found
         if _number(document, inboxes[document["run"]]) is not None
+        and name_of(document) not in consumed
     }
 
 

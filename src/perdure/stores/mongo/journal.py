@@ -162,7 +162,8 @@ class Position:
     `is_certain` is false while a write was sent and not answered. `has_older_logs` says that logs
     of earlier epochs count, too. `messages` are the events of the messages that were not consumed
     at the time of the grant, by name; `consumed` are those that entries consumed since the last
-    rest, and `consumed_count` is how many were before it.
+    rest, and `consumed_count` is how many were before it. `unmarked` are those that entries of this
+    lease consumed and whose marks are not written yet.
     """
 
     epoch: int
@@ -176,6 +177,7 @@ class Position:
     messages: dict[str, str] = field(default_factory=dict)
     consumed: set[str] = field(default_factory=set)
     consumed_count: int = 0
+    unmarked: set[str] = field(default_factory=set)
 
 
 class Positions:
@@ -212,15 +214,25 @@ class Positions:
             position.confirmed_at = self._clock.monotonic()
         return position
 
-    def consume(self, run: str, epoch: int, ids: Iterable[str]) -> int | None:
-        """Note that messages were consumed; return how many were since the last rest."""
+    def consume(self, run: str, epoch: int, ids: Iterable[str]) -> None:
+        """Note that messages were consumed, and are to be marked."""
         position = self.get(run, epoch)
-        if position is None:
-            return None
-        for name in map(message_name, ids):
-            position.messages.pop(name, None)
-            position.consumed.add(name)
-        return len(position.consumed)
+        if position is not None:
+            for name in map(message_name, ids):
+                position.messages.pop(name, None)
+                position.consumed.add(name)
+                position.unmarked.add(name)
+
+    def marked(self, run: str, epoch: int, ids: Iterable[str]) -> None:
+        """Note that consumed messages were marked."""
+        position = self.get(run, epoch)
+        if position is not None:
+            position.unmarked.difference_update(map(message_name, ids))
+
+    def unmarked(self, leases: Iterable[tuple[str, int]]) -> set[str]:
+        """Return the names of unmarked messages of leases, given by run and epoch."""
+        positions = (self.get(run, epoch) for run, epoch in leases)
+        return {name for position in positions if position for name in position.unmarked}
 
     def remove(self, run: str, epoch: int) -> None:
         """Forget a lease that has ended."""

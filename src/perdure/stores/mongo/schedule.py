@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 from perdure.store import Drivable
@@ -9,6 +10,7 @@ from perdure.stores.mongo.schema import DUE_INDEX, Collections, aggregate_all
 from perdure.stores.mongo.updates import (
     HAS_EXPIRED,
     HAS_WAKE_TIME,
+    IS_DUE,
     Document,
     Pipeline,
     has_prefix,
@@ -30,10 +32,11 @@ async def find_due(
     limit: int,
     drives: Sequence[Drivable] | None,
     queues: Mapping[str, int],
-    is_due: Document,
-    fields: Mapping[str, int] = _FIELDS,
+    is_due: Document = IS_DUE,
+    *,
+    fields: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Any]:
-    """Return `_id` and at least these fields of up to `limit` due runs, earliest first.
+    """Return queue, wake time and these fields of up to `limit` due runs, earliest first.
 
     There are at most as many of each queue as `queues` says.
     """
@@ -50,7 +53,7 @@ async def find_due(
     if len(chosen) == 1:
         return await _find_first(db, *chosen[0], fields)
     parts: list[Pipeline] = [
-        [{"$match": each}, {"$sort": _ORDER}, {"$limit": most}, {"$project": _FIELDS}]
+        [{"$match": each}, {"$sort": _ORDER}, {"$limit": most}, {"$project": {**_FIELDS, **fields}}]
         for each, most in chosen
     ]
     return _earliest(await aggregate_all(db.runs, parts), limit, queues)
@@ -60,7 +63,7 @@ async def _find_first(
     db: Collections, chosen: Document, limit: int, fields: Mapping[str, int]
 ) -> list[Any]:
     # In one batch: by default the server returns the first hundred, and waits to be asked for more.
-    found = db.runs.find(chosen, fields, batch_size=limit + 1, hint=DUE_INDEX)
+    found = db.runs.find(chosen, {**_FIELDS, **fields}, batch_size=limit + 1, hint=DUE_INDEX)
     return await found.sort(_ORDER).limit(limit).to_list()
 
 

@@ -11,23 +11,25 @@ The run's document holds the numbers of its newest messages only. When these are
 writes the numbers into the messages, and then removes them from the run.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from bson.objectid import ObjectId
-from pymongo import ReturnDocument, UpdateOne
+from pymongo import UpdateOne
+from pymongo.errors import PyMongoError
 
 from perdure.snapshot import is_over
 from perdure.store import Delivery, NewMessage, Receipt
 from perdure.stores.mongo.documents import MAX_DOCUMENT_SIZE, pack
+from perdure.stores.mongo.errors import is_connection_lost
 from perdure.stores.mongo.inbox import (
     WITH_DEDUP_ID,
     WITHOUT_DEDUP_ID,
     name_of,
     unconsumed_count,
 )
-from perdure.stores.mongo.schema import Collections, gather_all, insert_with_retries
+from perdure.stores.mongo.schema import Collections, gather_all, insert, update_once
 from perdure.stores.mongo.updates import (
     HAS_EXPIRED,
     HEADER,
@@ -37,6 +39,8 @@ from perdure.stores.mongo.updates import (
     incarnation_of,
     status_of,
 )
+
+T = TypeVar("T")
 
 _FIELDS = {**HEADER, **STATUS_FIELDS}
 _MAX_NEWEST = 50
@@ -186,7 +190,9 @@ async def _insert(db: Collections, batches: Iterable[_Batch]) -> None:
     ]
     if not new:
         return
-    existing = await insert_with_retries(db.inbox, [document for *_, document in new])
+    documents = [document for *_, document in new]
+    size = sum(len(each.message.payload) for _, each, _ in new)
+    existing = await _retried(lambda: insert(db.inbox, documents, size))
     for position, (batch, each, document) in enumerate(new):
         if position not in existing:
             batch.events[each.name] = each.message.name
@@ -227,12 +233,18 @@ async def _count(db: Collections, batch: _Batch, call: ObjectId) -> Any:
         "incarnation": batch.run.get("incarnation"),
         "numbered": batch.run.get("numbered"),
     }
-    return await db.runs.find_one_and_update(
-        same_run,
-        count_messages(batch.events_in_order(), call),
-        projection=_FIELDS,
-        return_document=ReturnDocument.AFTER,
-    )
+    update = count_messages(batch.events_in_order(), call)
+    return await _retried(lambda: update_once(db.runs, same_run, update, _FIELDS))
+
+
+async def _retried(write: Callable[[], Awaitable[T]]) -> T:
+    """Make a write that has the same effect if it is made twice, again if its reply is lost."""
+    try:
+        return await write()
+    except PyMongoError as error:
+        if not is_connection_lost(error):
+            raise
+        return await write()
 
 
 def count_messages(events: Mapping[str, str], call: ObjectId) -> Pipeline:

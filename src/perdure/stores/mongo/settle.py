@@ -57,7 +57,9 @@ def _settled(batch: RunBatch) -> SettledRun:
     consumes = [*map(message_name, batch.consumes)]
     due = is_awaited(position.messages, consumes, rest.awaits)
     body = encode_snapshot(entry.data, f"the snapshot of run {entry.id!r}")
-    fields = rest_fields(entry, rest, body, consumes, due=due)
+    # With the journal, the rest replaces what says that an unmarked message is consumed.
+    unmarked = [*position.unmarked.union(consumes)]
+    fields = rest_fields(entry, rest, body, unmarked, due=due)
     if consumed := position.consumed | {*consumes}:
         fields["consumedCount"] = position.consumed_count + len(consumed)
     checks_count = bool(rest.awaits) and not due

@@ -68,6 +68,7 @@ class _Backend:
             part.forget_loop()
 
     async def close(self) -> None:
+        await self._appender.finish()
         await self._cleanup.finish()
         await self._connection.close()
 
@@ -133,6 +134,8 @@ class _Backend:
             return await due_queues(db, self._prefix, now, limit, low, high)
 
     async def send(self, messages: Sequence[NewMessage]) -> Sequence[Receipt]:
+        # A receipt counts what this process has consumed before.
+        await self._appender.finish({self._prefix + message.to for message in messages})
         with self._connection.use() as db:
             return await send(db, self._prefix, messages)
 

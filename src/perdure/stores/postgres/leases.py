@@ -77,12 +77,11 @@ class Leases:
         ranges = await self._ranges(drives, queues)
         if not ranges:
             return []
-        values: list[object] = [owner, ttl, self._prefix]
-        if len(ranges) == 1:
-            rows = await self._fetch(self._statements.sql(CLAIM_ONE), *values, *ranges[0])
-        else:
-            columns = zip(*ranges, strict=True)
-            rows = await self._fetch(self._statements.sql(CLAIM), *values, *columns, limit)
+        template, values = CLAIM_ONE, [*ranges[0]]
+        if len(ranges) > 1:
+            template, values = CLAIM, [*zip(*ranges, strict=True), limit]
+        statement = self._statements.sql(template)
+        rows = await self._fetch(statement, owner, ttl, self._prefix, *values)
         return list((await self._read(rows)).values())
 
     async def due(
@@ -173,19 +172,17 @@ class Leases:
     async def _create(self, requests: Sequence[LeaseRequest]) -> dict[str, Granted]:
         if not requests:
             return {}
-        columns = [self._header(request) for request in requests]
-        if len(requests) == 1 and not requests[0].tags:
-            [(*values, _, summary)] = columns
-            rows = await self._fetch(self._statements.sql(CREATE_ONE), *values, summary)
-        else:
-            values = [list(column) for column in zip(*columns, strict=True)]
-            rows = await self._fetch(self._statements.sql(CREATE), *values)
+        rows = await self._insert([self._header(request) for request in requests])
         epochs = {key.removeprefix(self._prefix): epoch for key, epoch in rows}
-        return {
-            request.id: _created(request, epochs[request.id])
-            for request in requests
-            if request.id in epochs
-        }
+        created = [request for request in requests if request.id in epochs]
+        return {request.id: _created(request, epochs[request.id]) for request in created}
+
+    async def _insert(self, headers: Sequence[tuple[object, ...]]) -> Sequence[Any]:
+        [*values, tags, summary] = headers[0]
+        if len(headers) == 1 and tags == "[]":
+            return await self._fetch(self._statements.sql(CREATE_ONE), *values, summary)
+        columns = zip(*headers, strict=True)
+        return await self._fetch(self._statements.sql(CREATE), *columns)
 
     def _header(self, request: LeaseRequest) -> tuple[object, ...]:
         """Return the columns of a new run."""

@@ -11,7 +11,7 @@ from perdure.stores._prefix import end_of_prefix
 from perdure.stores._searching import EXAMINED, Found, Position
 from perdure.stores.postgres.append import Fetch
 from perdure.stores.postgres.statements import Statements, compose
-from perdure.stores.postgres.walks import HEADER, Group, Walk
+from perdure.stores.postgres.walks import HEADER, HEADER_COLUMNS, Group, Walk
 
 # As many runs are read by their ids, and sorted, rather than found by a walk.
 _SELECTIVE = 1_000
@@ -50,7 +50,7 @@ SUMMARIES = compose(
             ORDER BY entry.n DESC
             LIMIT 1
         ), run.folded_n), run.messages, (run.owner IS NOT NULL)::integer
-    )
+    ) AS revision
     FROM {runs} AS run WHERE run.id = ANY ($1::text[])
     """,
     header=HEADER,
@@ -85,7 +85,7 @@ class Searches:
         """Return the summaries of runs with their revisions, in order."""
         keys = [self._prefix + id for id in ids]
         rows = await self._fetch(self._statements.sql(SUMMARIES), keys)
-        found = {key: self._summary(key, *columns) for key, *columns in rows}
+        found = {row["id"]: self._summary(row, row["revision"]) for row in rows}
         return [found.get(key) for key in keys]
 
     async def counts(self, query: Query, cap: int) -> list[Count]:
@@ -119,47 +119,18 @@ class Searches:
 
     def _found(self, rows: Sequence[Any], limit: int) -> Found:
         runs: list[RunSummary] = []
-        for time, key, matches, is_last, *columns in rows:
-            if matches:
-                runs.append(self._summary(key, *columns))
+        for row in rows:
+            if row["matches"]:
+                runs.append(self._summary(row))
             # Beyond the last place of one group, the other groups are not complete.
-            if is_last and len(runs) < limit:
-                return Found(runs, Position(time, self._id(key)))
+            if row["is_last"] and len(runs) < limit:
+                return Found(runs, Position(row["time"], self._id(row["id"])))
         return Found(runs)
 
-    def _summary(
-        self,
-        key: str,
-        updated_at: Any,
-        status: Any,
-        workflow: str | None,
-        owner: str | None,
-        version: int,
-        queue: str,
-        tags: str,
-        summary: bytes,
-        created_at: Any,
-        wake_at: Any,
-        awaits: str,
-        takeovers: int,
-        revision: str = "",
-    ) -> RunSummary:
-        return RunSummary(
-            id=self._id(key),
-            updated_at=updated_at,
-            status=status,
-            workflow=workflow,
-            owner=owner,
-            version=version,
-            queue=queue,
-            tags=_names(tags),
-            summary=summary,
-            created_at=created_at,
-            wake_at=wake_at,
-            awaits=_names(awaits),
-            takeovers=takeovers,
-            revision=revision,
-        )
+    def _summary(self, row: Any, revision: str = "") -> RunSummary:
+        columns = {name: row[name] for name in HEADER_COLUMNS}
+        columns |= {name: _names(row[name]) for name in ("tags", "awaits")}
+        return RunSummary(id=self._id(row["id"]), revision=revision, **columns)
 
     def _id(self, key: str) -> str:
         return key.removeprefix(self._prefix)

@@ -18,6 +18,10 @@ HEADER = """
     run.version, run.queue, run.tags, run.summary, {created_at} AS created_at, run.wake_at,
     run.awaits, run.takeovers
 """
+HEADER_COLUMNS = (
+    *("updated_at", "status", "workflow", "owner", "version", "queue", "tags", "summary"),
+    *("created_at", "wake_at", "awaits", "takeovers"),
+)
 
 _RUNS = "{runs} AS run"
 
@@ -71,7 +75,7 @@ _COUNT = """
 """
 
 _WITH_HEADERS = """
-    SELECT found.time, found.id, found.matches, found.n = {examined}, run.*
+    SELECT found.time, found.id, found.matches, found.n = {examined} AS is_last, run.*
     FROM (
         SELECT * FROM ({places}) AS found
         ORDER BY found.time {order}, found.id {order}

@@ -43,7 +43,7 @@ from perdure.stores.mongo.updates import (
     without_null,
 )
 
-# What tells whether a run changed, and where its messages are.
+# By which a change of the run is noticed, and its messages are found.
 _STATE = {**STATE_FIELDS, "newest": 1, "consumedCount": 1, "consumedSince": 1}
 _MAX_ATTEMPTS = 3
 # For each run, the server searches the list of all leases of the statement.

@@ -11,9 +11,9 @@ The run's document holds the numbers of its newest messages only. When these are
 writes the numbers into the messages, and then removes them from the run.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from bson.objectid import ObjectId
 from pymongo import UpdateOne
@@ -39,8 +39,6 @@ from perdure.stores.mongo.updates import (
     incarnation_of,
     status_of,
 )
-
-T = TypeVar("T")
 
 _FIELDS = {**HEADER, **STATUS_FIELDS}
 _MAX_NEWEST = 50
@@ -192,7 +190,7 @@ async def _insert(db: Collections, batches: Iterable[_Batch]) -> None:
         return
     documents = [document for *_, document in new]
     size = sum(len(each.message.payload) for _, each, _ in new)
-    existing = await _retried(lambda: insert(db.inbox, documents, size))
+    existing = await insert(db.inbox, documents, size)
     for position, (batch, each, document) in enumerate(new):
         if position not in existing:
             batch.events[each.name] = each.message.name
@@ -234,17 +232,13 @@ async def _count(db: Collections, batch: _Batch, call: ObjectId) -> Any:
         "numbered": batch.run.get("numbered"),
     }
     update = count_messages(batch.events_in_order(), call)
-    return await _retried(lambda: update_once(db.runs, same_run, update, _FIELDS))
-
-
-async def _retried(write: Callable[[], Awaitable[T]]) -> T:
-    """Make a write that has the same effect if it is made twice, again if its reply is lost."""
     try:
-        return await write()
+        return await update_once(db.runs, same_run, update, _FIELDS)
     except PyMongoError as error:
         if not is_connection_lost(error):
             raise
-        return await write()
+        # The run knows by their names which messages it has counted.
+        return await update_once(db.runs, same_run, update, _FIELDS)
 
 
 def count_messages(events: Mapping[str, str], call: ObjectId) -> Pipeline:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from perdure.store import Drivable, Due
 from perdure.stores.mysql.database import Database
-from perdure.stores.mysql.literals import Rows, Statement, Value, read_datetime
+from perdure.stores.mysql.literals import Rows, Statement, read_datetime
 from perdure.stores.mysql.statements import Conditions, Statements
 
 # Each select in a UNION costs about as much as ten seeks in an index.
@@ -100,8 +100,7 @@ class DueRuns:
         queues: Mapping[str, int],
     ) -> list[Due]:
         """Return up to `limit` runs that are due, earliest first."""
-        is_due = self._is_due(now)
-        runs, _ = await self._earliest(now, is_due, limit, drives, queues)
+        runs, _ = await self._earliest(now, limit, drives, queues)
         return [Due(run.key.removeprefix(self._prefix), run.wake_at) for run in runs]
 
     async def claims(
@@ -112,28 +111,20 @@ class DueRuns:
         The earliest runs of all ranges decide how many to lock in each: locking the limit in each
         would hide runs from other claimants that this claim then leaves.
         """
-        is_due = self._is_due(NOW)
-        workflows = _versions_by_lane(drives)
-        if workflows is not None and len(workflows) == len(queues) == 1:
-            [(lane, versions)], [(queue, most)] = workflows.items(), queues.items()
-            return [self._claim(Range(queue, lane, versions, min(most, limit)), is_due)]
-        runs, ranges = await self._earliest(NOW, is_due, limit, drives, queues)
+        versions = _versions_by_lane(drives)
+        if versions is not None and len(versions) == len(queues) == 1:
+            [lane], [(queue, most)] = versions, queues.items()
+            return [self._claim(Range(queue, lane, versions[lane], min(most, limit)))]
+        runs, ranges = await self._earliest(NOW, limit, drives, queues)
         numbers = Counter(run.place for run in runs)
-        return [
-            self._claim(ranges[place]._replace(most=number), is_due)
-            for place, number in numbers.items()
-        ]
+        return [self._claim(ranges[place]._replace(most=numbers[place])) for place in numbers]
 
     async def queues(self, now: datetime, limit: int, low: str, high: str | None) -> list[str]:
         """Return the names of queues with due runs, in order."""
         names: list[str] = []
         lanes = limit + _RANGES_PER_STATEMENT
         while len(names) < limit:
-            within = Conditions()
-            within.add(_FROM_QUEUE, low)
-            if high is not None:
-                within.add(_BEFORE_QUEUE, high)
-            heads = self._statements.bind(HEADS, self._statements.all(within), now, lanes)
+            heads = self._statements.bind(HEADS, self._between(low, high), now, lanes)
             rows = (await self._database.run_alone(self._statements.bind(QUEUES, heads))).rows
             names += await self._of_this_store(now, [queue for queue, _ in rows])
             if sum(number for _, number in rows) < lanes:
@@ -141,6 +132,13 @@ class DueRuns:
             # Nothing is between a name and that name followed by U+0001: names have no NUL.
             low = rows[-1][0] + "\x01"
         return names[:limit]
+
+    def _between(self, low: str, high: str | None) -> Statement:
+        conditions = Conditions()
+        conditions.add(_FROM_QUEUE, low)
+        if high is not None:
+            conditions.add(_BEFORE_QUEUE, high)
+        return self._statements.all(conditions)
 
     async def _of_this_store(self, now: datetime, queues: Sequence[str]) -> Sequence[str]:
         """Return those of the queues in which a run with the prefix is due."""
@@ -154,7 +152,6 @@ class DueRuns:
     async def _earliest(
         self,
         now: datetime | Statement,
-        is_due: Conditions,
         limit: int,
         drives: Sequence[Drivable] | None,
         queues: Mapping[str, int],
@@ -169,15 +166,19 @@ class DueRuns:
         for start in range(0, len(ranges), _RANGES_PER_STATEMENT):
             if len(runs) == limit and runs[-1].wake_at <= heads[start]:
                 break
-            chunk = ranges[start : start + _RANGES_PER_STATEMENT]
-            rows: list[Sequence[Value]] = [
-                (place, each.queue, each.lane, self._in_range(each, is_due), each.most)
-                for place, each in enumerate(chunk, start)
-            ]
-            result = await self._database.run_alone(self._statements.union(DUE_IN_RANGE, rows))
-            found = (DueRun(read_datetime(at), key, place) for place, at, key in result.rows)
+            found = await self._due_in(ranges, slice(start, start + _RANGES_PER_STATEMENT), now)
             runs = _first(sorted([*runs, *found]), limit, ranges, queues)
         return runs, ranges
+
+    async def _due_in(
+        self, ranges: Sequence[Range], some: slice, now: datetime | Statement
+    ) -> Sequence[DueRun]:
+        rows = [
+            (place, each.queue, each.lane, self._in_range(each, now), each.most)
+            for place, each in [*enumerate(ranges)][some]
+        ]
+        result = await self._database.run_alone(self._statements.union(DUE_IN_RANGE, rows))
+        return [DueRun(read_datetime(at), key, place) for place, at, key in result.rows]
 
     async def _ranges(
         self,
@@ -207,12 +208,12 @@ class DueRuns:
         conditions.add_prefix(self._prefix)
         return conditions
 
-    def _claim(self, where: Range, is_due: Conditions) -> Statement:
-        condition = self._in_range(where, is_due)
+    def _claim(self, where: Range) -> Statement:
+        condition = self._in_range(where, NOW)
         return self._statements.bind(CLAIM, where.queue, where.lane, condition, where.most)
 
-    def _in_range(self, where: Range, is_due: Conditions) -> Statement:
-        conditions = is_due.copy()
+    def _in_range(self, where: Range, now: datetime | Statement) -> Statement:
+        conditions = self._is_due(now)
         if where.versions is not None:
             conditions.add(_WITH_VERSION, Rows(_OR_BETWEEN, where.versions, b" "))
         return self._statements.all(conditions)

@@ -28,7 +28,7 @@ FIND_DUPLICATES = """
         ON message.run = new.run AND message.dedup = new.dedup
 """
 _FIND_ROW = b" UNION ALL SELECT %s, %s"
-# Messages are numbered under the locks of their runs: whoever reads one has read all before it.
+# Messages are numbered under the locks of their runs: a reader sees none before all earlier ones.
 SEND = "INSERT INTO {inbox} (run, name, payload, sent_at, dedup) VALUES %s"
 COUNT_SENT = """
     UPDATE {runs} FORCE INDEX (PRIMARY) SET messages = messages + %s, wake_at = IF(%s, %s, wake_at)

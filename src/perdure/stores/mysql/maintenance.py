@@ -104,13 +104,11 @@ class Maintenance:
             self._statements.bind(COUNT_LEASED, self._statements.all(queued)),
         )
         owned = dict(leased.rows)
-        queues = {
-            name: QueueStats(number, owned.pop(name, 0), read_datetime(oldest))
-            for name, number, oldest in due.rows
-        }
-        oldest = [queue.oldest_due for queue in queues.values() if queue.oldest_due is not None]
-        queues |= {name: QueueStats(leased=number) for name, number in owned.items()}
-        return Stats(dict(statuses.rows), min(oldest, default=None), queues)
+        queues = {name: QueueStats(leased=number) for name, number in leased.rows}
+        for name, number, oldest in due.rows:
+            queues[name] = QueueStats(number, owned.get(name, 0), read_datetime(oldest))
+        times = [queue.oldest_due for queue in queues.values() if queue.oldest_due is not None]
+        return Stats(dict(statuses.rows), min(times, default=None), queues)
 
     async def _find_by_tag(self, request: PruneRequest, old: Conditions) -> list[str]:
         first, *others = request.tags

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.stores._migrations import Migration, check_table, pending, read_migrations
 from perdure.stores.mysql.database import Database, Transaction
-from perdure.stores.mysql.errors import DUPLICATE_COLUMN, NO_SUCH_TABLE, code_of
+from perdure.stores.mysql.errors import NO_SUCH_COLUMN, NO_SUCH_TABLE, code_of
 from perdure.stores.mysql.literals import Statement, Value
 
 # MySQL accepts names of up to 64 characters, and this is the longest suffix that is added.
@@ -33,6 +33,8 @@ _CREATE_MIGRATIONS_TABLE = """
 _RECORD_MIGRATION = """
     INSERT INTO {migrations} (version, name, applied_at) VALUES (%s, %s, UTC_TIMESTAMP(6))
 """
+# A table is altered by one statement: if one of the columns exists, all of the others do.
+_ALTERED = {"0004_headers": "SELECT lane FROM {runs} LIMIT 0"}
 # Of many processes that start together, one creates the tables and the others wait. A transaction
 # would not do: it ends with the first CREATE TABLE.
 _LOCK = "SELECT GET_LOCK(%s, %s)"
@@ -122,15 +124,22 @@ class Schema:
             await transaction.alone(self._bind(_UNLOCK, lock))
 
     async def _apply(self, transaction: Transaction, migration: Migration) -> None:
-        script = self._bind(migration.script.strip(" \n;"))
-        try:
-            await transaction.alone(script)
-        except transaction.errors as error:
-            # A table is altered by one statement: if one of its columns exists, all of them do.
-            if code_of(error) != DUPLICATE_COLUMN:
-                raise
+        if not await self._was_applied(transaction, migration):
+            await transaction.alone(self._bind(migration.script.strip(" \n;")))
         record = self._bind(_RECORD_MIGRATION, migration.version, migration.name)
         await transaction.alone(record)
+
+    async def _was_applied(self, transaction: Transaction, migration: Migration) -> bool:
+        """Return whether a table was altered already, but the process crashed before it said so."""
+        probe = _ALTERED.get(migration.name)
+        try:
+            if probe is not None:
+                await transaction.alone(self._bind(probe))
+        except transaction.errors as error:
+            if code_of(error) != NO_SUCH_COLUMN:
+                raise
+            return False
+        return probe is not None
 
     async def _pending(self, transaction: Transaction) -> Sequence[Migration]:
         try:

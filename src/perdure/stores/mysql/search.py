@@ -16,8 +16,9 @@ from perdure.stores.mysql.walks import HEADER, IN_GROUP, Group, Walk, add_listed
 
 # As many runs are read by their ids, and sorted, rather than found by a walk.
 _SELECTIVE = 1_000
-# Most pages are full long before all runs that may be examined were.
-_EXAMINED_FIRST = 1_000
+# How many runs each attempt to fill a page examines, if a page needs no more: most pages are full
+# long before all runs that may be examined were.
+_ATTEMPTS = (0, 2_000, EXAMINED)
 # With more groups, a walk along all runs costs less than one along each of the groups.
 _MAX_GROUPS = 200
 
@@ -65,10 +66,12 @@ class Searches:
             groups = await self.groups(query.workflows, query.statuses)
             if not groups:
                 return Found(())
-        found = await self._find(_along(walk, query, groups, limit, _EXAMINED_FIRST))
-        if found.stopped_at is None:
-            return found
-        return await self._find(_along(walk, query, groups, limit, EXAMINED))
+        found = Found(())
+        for examined in _ATTEMPTS:
+            found = await self._find(_along(walk, query, groups, limit, examined))
+            if found.stopped_at is None:
+                break
+        return found
 
     async def summaries(self, ids: Sequence[str]) -> list[RunSummary | None]:
         """Return the summaries of runs with their revisions, in order."""
@@ -121,52 +124,44 @@ class Searches:
             runs.append(self._summary(key, *columns))
         return Found(runs)
 
-    def _summary(
-        self,
-        key: str,
-        updated_at: datetime,
-        status: Any,
-        workflow: str | None,
-        owner: str | None,
-        version: int,
-        queue: str,
-        tags: str | None,
-        summary: bytes | None,
-        created_at: datetime | None,
-        wake_at: datetime | None,
-        awaits: str | None,
-        takeovers: int,
-        revision: str = "",
-    ) -> RunSummary:
+    def _summary(self, key: str, *columns: Any) -> RunSummary:
+        """Return the summary in the columns of `HEADER` and, if there is one more, a revision."""
+        updated_at, status, workflow, owner, version, queue, tags, summary, *others = columns
+        created_at, wake_at, awaits, takeovers, *revision = others
         return RunSummary(
-            id=self._id(key),
-            updated_at=read_datetime(updated_at),
-            status=status,
-            workflow=workflow,
-            owner=owner,
-            version=version,
-            queue=queue,
-            tags=read_names(tags),
-            summary=summary or b"",
-            created_at=None if created_at is None else read_datetime(created_at),
-            wake_at=None if wake_at is None else read_datetime(wake_at),
-            awaits=read_names(awaits),
-            takeovers=takeovers,
-            revision=revision,
+            self._id(key),
+            read_datetime(updated_at),
+            status,
+            workflow,
+            "",
+            owner,
+            version,
+            queue,
+            read_names(tags),
+            summary or b"",
+            _time(created_at),
+            _time(wake_at),
+            read_names(awaits),
+            takeovers,
+            *revision,
         )
 
     def _id(self, key: str) -> str:
         return key.removeprefix(self._prefix)
 
 
+def _time(stored: datetime | None) -> datetime | None:
+    return None if stored is None else read_datetime(stored)
+
+
 def _along(
     walk: Walk, query: Query, groups: Sequence[Group], limit: int, examined: int
 ) -> Statement:
-    """Return the search along an index that examines about so many runs, or enough for a page."""
-    enough = max(examined, min(2 * limit, EXAMINED))
+    """Return the search along an index that examines so many runs, or enough for a page."""
+    walks = len(groups) if 0 < len(groups) <= _MAX_GROUPS else 1
+    examined = min(max(examined // walks, 2 * limit), EXAMINED // walks)
     if query.tags:
-        return walk.by_tag(limit, enough)
-    if not groups or len(groups) > _MAX_GROUPS:
-        return walk.by_update(limit, enough)
-    most = EXAMINED // len(groups)
-    return walk.by_group(groups, limit, min(max(examined // len(groups), 2 * limit), most))
+        return walk.by_tag(limit, examined)
+    if walks == len(groups):
+        return walk.by_group(groups, limit, examined)
+    return walk.by_update(limit, examined)

@@ -18,7 +18,7 @@ DELETE_TAGS = """
     DELETE tagged FROM {tags} AS tagged FORCE INDEX (PRIMARY) WHERE tagged.run IN (%s)
 """
 # A run that was created before there were tags is found as if it was created when it got its first.
-_SET_CREATED = """
+SET_CREATED = """
     UPDATE {runs} FORCE INDEX (PRIMARY) SET created_at = COALESCE(created_at, updated_at)
     WHERE id IN (%s)
 """
@@ -40,5 +40,5 @@ def replace_tags(statements: Statements, tags: Mapping[str, Sequence[str]]) -> I
     """Yield the statements that replace the tags of locked runs, by their stored ids."""
     if tags:
         yield statements.bind(DELETE_TAGS, [*tags])
-        yield statements.bind(_SET_CREATED, [*tags])
+        yield statements.bind(SET_CREATED, [*tags])
         yield from add_tags(statements, tags)

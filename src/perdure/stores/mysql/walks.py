@@ -142,12 +142,15 @@ class Walk:
         examined: int,
     ) -> Statement:
         condition = self._statements.all(matches)
-        rows: list[Sequence[Value]] = []
-        for bound in map(self._statements.all, bounds):
-            walk = self._bind(template, condition, bound, 0, examined)
-            last = self._bind(template, Statement(b"0"), bound, examined - 1, 1)
-            rows.append((walk, limit, last))
-        places = Rows(self._bind(_PLACES).sql, rows, b" UNION ALL ")
+        walks = [
+            (
+                self._bind(template, condition, bound, 0, examined),
+                limit,
+                self._bind(template, Statement(b"0"), bound, examined - 1, 1),
+            )
+            for bound in map(self._statements.all, bounds)
+        ]
+        places = Rows(self._bind(_PLACES).sql, walks, b" UNION ALL ")
         return self._bind(_SEARCH, HEADER, places, limit)
 
     def _bind(self, template: str, *values: Value) -> Statement:

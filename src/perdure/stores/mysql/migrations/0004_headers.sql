@@ -1,6 +1,6 @@
--- This rebuilds the table, and blocks writers meanwhile. For a large table that is in use, run the
+-- This rebuilds the table, and writers wait for it. For a large table that is in use, run the
 -- statement beforehand with a tool that copies tables online, such as pt-online-schema-change or
--- gh-ost; columns that exist already mean that it was run.
+-- gh-ost; it is not run again if the columns exist.
 --
 -- One index cannot contain a queue and a workflow in full: `lane` is a digest of the workflow. It is
 -- not a generated column, because MariaDB reads all rows of an index on one to find its distinct

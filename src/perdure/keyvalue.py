@@ -67,6 +67,11 @@ class GetMany(Protocol):
         ...
 
 
+@runtime_checkable
+class Documents(KeyValueStore, CompareAndSet, GetMany, Protocol):
+    """A key-value store with all abilities, such as `store.documents`."""
+
+
 class AsyncKeyValue(Protocol):
     """The part of a `py-key-value-aio` driver that is used here."""
 

@@ -7,6 +7,9 @@ from perdure.errors import InvalidArgument
 
 MAX_ID_LENGTH = 512
 
+RESERVED = "~"
+"""Begins the names of the engine's own runs, workflows, events and steps, such as `~cancel`."""
+
 
 def check_flag(value: object, parameter: str) -> bool:
     """Check for exactly `True` or `False`."""
@@ -53,6 +56,30 @@ def check_id(id: object, parameter: str = "id") -> str:
     if len(id) > MAX_ID_LENGTH or "\0" in id or not is_encodable(id):
         raise InvalidArgument(parameter, id, expected)
     return id
+
+
+def check_unreserved(name: str, parameter: str) -> str:
+    """Check that a name which the user chose does not begin with `~`: such names are the engine's.
+
+    Stores accept them, since they keep the engine's own runs and messages.
+    """
+    if name.startswith(RESERVED):
+        hint = f"Names that begin with {RESERVED!r} are reserved for perdure: choose another one"
+        raise InvalidArgument(
+            parameter, name, f"a name that does not begin with {RESERVED!r}", hint
+        )
+    return name
+
+
+def check_user_id(id: object, parameter: str = "id") -> str:
+    """Check an id that the user chose: like `check_id`, and not reserved."""
+    return check_unreserved(check_id(id, parameter), parameter)
+
+
+def check_event(name: object, parameter: str) -> str:
+    """Check the name of an event of the user."""
+    expected = "the event's name, a non-empty string"
+    return check_unreserved(check_text(name, parameter, expected), parameter)
 
 
 def check_prefix(prefix: object, parameter: str = "prefix") -> str:

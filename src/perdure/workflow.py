@@ -37,7 +37,7 @@ from perdure.events import Bus, Coalesce, Event, Listener, Mode, StepComplete, c
 from perdure.result import Result
 from perdure.resume import ResumeState, ResumeStateCollector, as_resume_state, records_of
 from perdure.snapshot import ExecutionBlock, Snapshot, assert_valid_snapshot
-from perdure.validation import check_errors, check_int, check_random
+from perdure.validation import check_errors, check_int, check_random, check_unreserved
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Workflow(Generic[D]):
     def __init__(self, name: str, deps: Any = None, /, **options: Unpack[Options]) -> None:
         if not isinstance(name, str) or not name:
             raise InvalidArgument("name", name, "the workflow's name, a non-empty string")
-        self.name = name
+        self.name = check_unreserved(name, "name")
         self._deps = as_deps({} if deps is None else deps)
         self._options = check_options(options)
         self._events = Bus()
@@ -158,7 +158,7 @@ class Workflow(Generic[D]):
 
         `include` selects all, completed or failed steps, `since` those after a step, and `limit`
         at most that many of them. `metadata` replaces that of the previous snapshot, except for the
-        definition's hash and the run's id.
+        definition's hash, the run's id and its generation.
         """
         if include not in ("all", "completed", "failed"):
             raise InvalidArgument("include", include, "'all', 'completed' or 'failed'")
@@ -198,7 +198,7 @@ class Workflow(Generic[D]):
         return LocalRun(self.name, options, self._events, self._snapshots)
 
 
-_OWN_METADATA = ("definitionHash", "workflowId")
+_OWN_METADATA = ("definitionHash", "generation", "workflowId")
 
 
 class LocalRun:
@@ -323,6 +323,9 @@ def encode_metadata(metadata: object) -> dict[str, Any]:
     expected = "a mapping of strings to JSON values"
     if not isinstance(metadata, Mapping) or not all(isinstance(name, str) for name in metadata):
         raise InvalidArgument("metadata", metadata, expected)
+    if "generation" in metadata:
+        hint = "The engine counts generations under this name: choose another one"
+        raise InvalidArgument("metadata", metadata, f"{expected}, without 'generation'", hint)
     try:
         return cast("dict[str, Any]", codec.encode(dict(metadata)))
     except CodecError as error:

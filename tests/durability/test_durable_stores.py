@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ class FiveMethods:
 
     async def list(self, *, prefix: str = "", limit: int = 100) -> Sequence[RunSummary]:
         ids = [id for id in reversed(self.runs) if id.startswith(prefix)]
-        return [RunSummary(id, "2030-01-01T00:00:00.000Z") for id in ids[:limit]]
+        return [RunSummary(id, datetime(2030, 1, 1, tzinfo=UTC)) for id in ids[:limit]]
 
     async def close(self) -> None: ...
 

@@ -429,11 +429,11 @@ class ShyInbox(MemoryStore):
 
     unreadable = 0
 
-    async def inbox(self, id: str, /) -> Sequence[Message]:
+    async def inbox(self, id: str, /, **page: Any) -> Sequence[Message]:
         if self.unreadable:
             self.unreadable -= 1
             raise StoreUnavailable("for a moment")
-        return await super().inbox(id)
+        return await super().inbox(id, **page)
 
 
 async def test_a_wait_does_not_time_out_if_its_event_was_delivered() -> None:
@@ -462,12 +462,12 @@ async def test_a_wait_that_is_cancelled_as_its_event_arrives_leaves_it_to_the_ne
     class Gated(MemoryStore):
         readers = 0
 
-        async def inbox(self, id: str, /) -> Sequence[Message]:
+        async def inbox(self, id: str, /, **page: Any) -> Sequence[Message]:
             self.readers += 1
             if self.readers == 2:  # the check for a cancel, and the wait
                 reading.set()
             await gate.wait()
-            return await super().inbox(id)
+            return await super().inbox(id, **page)
 
     async def send() -> None:
         await runtime.signal("r", "go", "seen", wait=False)

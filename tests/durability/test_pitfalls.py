@@ -17,6 +17,7 @@ from perdure import (
     Step,
     Worker,
     Workflow,
+    codec,
     durable,
     merge_snapshots,
     validate_snapshot,
@@ -26,7 +27,7 @@ from perdure.caches import FileCache, MemoryCache
 from perdure.errors import InvalidArgument, SnapshotMismatch, StepFailed, StoreError
 from perdure.keyvalue import MemoryKeyValue
 from perdure.snapshot import Snapshot, looks_like_workflow_snapshot, new_snapshot
-from perdure.store import BASE, Entry, Grant, Lease, LeaseRequest, NewRun, Verdict
+from perdure.store import Capabilities, Entry, Grant, Lease, LeaseRequest, NewRun, Verdict
 from perdure.stores import keyvalue, libsql, sqlite
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
@@ -84,7 +85,7 @@ async def test_parallel_steps_do_not_lose_updates() -> None:
             await super().save(id, snapshot)
 
     store = SlowAtFirst()
-    store.capabilities = BASE
+    store.capabilities = Capabilities()
 
     async def body(step: Step) -> list[int]:
         return await asyncio.gather(*(step(f"n{n}", double, n) for n in range(10)))
@@ -426,7 +427,7 @@ async def test_a_queue_is_processed_in_order_and_each_run_once() -> None:
     async def job(step: Step) -> None:
         await step("work", lambda: order.append(step.run_id))
 
-    data = Runtime(store)._first_snapshot(job, None)
+    data = codec.dumps(Runtime(store)._first_snapshot(job, None))
     at = datetime.now(UTC) - MINUTE
     for n in range(100):
         await store.enqueue([NewRun(f"job-{n:03}", "job", data, at + timedelta(milliseconds=n))])

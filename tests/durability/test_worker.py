@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from perdure import Runtime, Step, Worker, workflow
+from perdure import Runtime, Step, Worker, codec, workflow
 from perdure.errors import InvalidArgument, MissingAbility, StoreError
 from perdure.runtime.definition import Definition
+from perdure.snapshot import new_snapshot
 from perdure.store import Grant, LeaseRequest, NewRun
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
@@ -219,7 +220,50 @@ async def test_a_worker_claims_only_runs_of_its_own_workflows(make: Make, clock:
         await clock.advance(10)
     assert worker.counters.claimed == 1
     assert await statuses(everything, [own]) == {"completed"}
-    assert await statuses(everything, [foreign]) == {"running"}
+    assert await statuses(everything, [foreign]) == {"queued"}
+
+
+async def test_a_run_of_a_newer_version_waits_for_a_worker_that_knows_it(
+    make: Make, clock: TestClock, store: MemoryStore
+) -> None:
+    """In a rolling deployment no old worker holds it up: the first new worker drives it at once."""
+
+    @workflow("deployed", version=1)
+    async def old(step: Step) -> str:
+        return "old"
+
+    @workflow("deployed", version=2)
+    async def new(step: Step) -> str:
+        return "new"
+
+    async with working(make(old)) as old_worker:
+        deployed = make(new)
+        run = await deployed.trigger(new, run_id="run", wait=False)
+        await clock.advance(10)
+        assert (old_worker.counters.claimed, run.status) == (0, "queued")
+        async with working(deployed):
+            await clock.advance(1)
+            assert (await deployed._require("run")).output == "new"
+
+
+async def test_a_run_that_is_bound_to_no_version_is_driven_by_the_first_worker(
+    make: Make, clock: TestClock, store: MemoryStore
+) -> None:
+    """Its next rest stores the version that drove it."""
+
+    @workflow("unbound", version=3)
+    async def unbound(step: Step) -> str:
+        await step.sleep("long", "1h")
+        return "done"
+
+    runtime = make(unbound)
+    first = codec.dumps(new_snapshot("unbound", now=clock.now(), metadata={}))
+    await store.enqueue([NewRun("run", "unbound", first)])
+    async with working(runtime):
+        await clock.advance(1)
+        (run,) = await store.summaries(["run"])
+        assert run is not None
+        assert (run.version, run.status) == (3, "suspended")
 
 
 async def test_the_run_of_a_dead_worker_is_taken_over_when_its_lease_expires(
@@ -231,7 +275,7 @@ async def test_the_run_of_a_dead_worker_is_taken_over_when_its_lease_expires(
     await store.claim("dead worker", TTL, 1)
     async with working(runtime, poll=1) as worker:
         await clock.advance(TTL - timedelta(seconds=1))
-        assert await statuses(runtime, [id]) == {"running"}
+        assert await statuses(runtime, [id]) == {"queued"}
         await clock.advance(3)
         assert await statuses(runtime, [id]) == {"completed"}
     assert worker.counters.taken_over == 1

@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from perdure import Err, Ok, Runtime, Step, Workflow, durable, workflow
-from perdure.clock import SystemClock, isoformat
+from perdure.clock import SystemClock
 from perdure.errors import MissingAbility, StoreError
 from perdure.keyvalue import MemoryKeyValue
 from perdure.snapshot import RunStatus, Snapshot
@@ -19,14 +20,14 @@ class MyStore:
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
-        self.times: dict[str, str] = {}
+        self.times: dict[str, datetime] = {}
         self.down = False
 
     async def save(self, id: str, snapshot: Snapshot) -> None:
         if self.down:
             raise TimeoutError("no answer")
         self.texts[id] = json.dumps(snapshot)
-        self.times[id] = isoformat(SystemClock().now())
+        self.times[id] = SystemClock().now()
 
     async def load(self, id: str) -> Snapshot | None:
         text = self.texts.get(id)

@@ -7,7 +7,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from perdure import Cron, Runtime, Step, Worker, workflow
-from perdure.errors import Cancelled, InvalidPayload, MissingAbility, RunNotFound
+from perdure.errors import (
+    Cancelled,
+    InvalidArgument,
+    InvalidPayload,
+    MissingAbility,
+    RunNotFound,
+)
 from perdure.events import Event
 from perdure.stores import MemoryStore
 from perdure.testing import TestClock
@@ -169,6 +175,17 @@ async def test_a_run_can_have_your_own_id(runtime: Runtime) -> None:
     again = await runtime.trigger(welcome, {"email": "ana@example.com"}, run_id="signup-1")
     assert first.run_id == again.run_id == "signup-1"
     assert len(await runtime.list_runs(workflow="welcome", status="suspended")) == 1
+
+
+async def test_names_that_begin_with_a_tilde_are_reserved(runtime: Runtime) -> None:
+    """For perdure itself: ids, names of workflows and events, ids and keys of steps."""
+    with pytest.raises(InvalidArgument, match="run_id: expected a name that does not begin with"):
+        await runtime.trigger(digest, run_id="~mine")
+    run = await runtime.trigger(digest)
+    with pytest.raises(InvalidArgument, match="event: expected a name that does not begin with"):
+        await runtime.signal(run.run_id, "~cancel")
+    with pytest.raises(InvalidArgument, match="name: expected a name that does not begin with"):
+        workflow("~digest")
 
 
 async def test_get_run_returns_the_whole_history(runtime: Runtime) -> None:

@@ -100,6 +100,25 @@ async def test_a_step_can_be_retried(shop: Shop) -> None:
     assert len(shop.calls) == 3
 
 
+async def test_a_service_can_recognize_a_repeated_call() -> None:
+    """`step.idempotency_key` is the same for each attempt of a step, and for no other step."""
+    keys: list[str] = []
+
+    async def charge(step: Step) -> None:
+        keys.append(step.idempotency_key)
+        if len(keys) == 1:
+            raise ConnectionError("no answer")
+
+    async def body(step: Step) -> None:
+        await step("charge", charge, step, retry=Retry(attempts=2, delay=0))
+        await step("tip", charge, step)
+
+    assert (await Workflow("w").run(body)).ok
+    first, again, tip = keys
+    assert first == again != tip
+    assert len(tip) == 32
+
+
 async def test_a_step_can_have_a_timeout(clock: TestClock) -> None:
     """`timeout=` fails a step that takes longer; with a test clock it takes no real time."""
 

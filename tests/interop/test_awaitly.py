@@ -119,6 +119,22 @@ async def test_one_save_makes_a_journaled_run_readable_for_node(sides: Sides, st
     assert sides.effects() == ["python user", "python quote", "node charge"]
 
 
+async def test_node_continues_a_run_with_fields_that_it_does_not_know(
+    sides: Sides, store: Store
+) -> None:
+    """An outbox, a generation, a state and reserved fields do not disturb it."""
+    sides.python(crash_in="charge")
+    snapshot: Any = await store.load(RUN)
+    snapshot["outbox"] = {"note": {"send": {"to": "other"}}, "delivered": None}
+    snapshot["metadata"]["generation"] = 2
+    snapshot["execution"] |= {"state": "queued", "started": [], "rollback": {}}
+    for record in snapshot["steps"].values():
+        record |= {"by": "ana", "spent": {}, "streams": [], "undo": {}}
+    await store.save(RUN, snapshot)
+    assert sides.node() == {"ok": True, "value": BOUGHT}
+    assert sides.effects() == ["python user", "python quote", "node charge"]
+
+
 @pytest.mark.parametrize("first", ["node", "python"])
 async def test_a_run_goes_back_and_forth(sides: Sides, store: Store, first: str) -> None:
     """Each side continues from what the other one wrote over its own record."""

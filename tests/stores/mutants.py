@@ -11,15 +11,17 @@ from typing import Any, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
+from perdure import codec
 from perdure.clock import Clock
 from perdure.snapshot import Snapshot
-from perdure.store import Capabilities, Entry, Rest, RunSummary, Verdict
+from perdure.store import Capabilities, Drivable, Entry, Grant, Query, Rest, RunSummary, Verdict
 from perdure.stores._reading import Granted
-from perdure.stores._shell import Query, Row
+from perdure.stores._searching import Found, Position
 from perdure.stores.memory import MemoryStore
 from perdure.stores.memory.backend import MemoryBackend
 from perdure.stores.memory.rows import Run, Runs
 
+Drives: TypeAlias = Sequence[Drivable] | None
 Mutant: TypeAlias = type[MemoryBackend] | type[MemoryStore]
 M = TypeVar("M", bound=Mutant)
 
@@ -99,6 +101,41 @@ class DropsOrder(MemoryBackend):
         return loaded
 
 
+class ChangesTheOutbox(MemoryBackend):
+    """Stores another outbox than that of the entry."""
+
+    def changed(self, outbox: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _append(self, entry: Entry) -> Verdict:
+        part, run = codec.loads(entry.data), self._find(entry.id)
+        if run is not None and "outbox" in part:
+            before = run.merged().get("outbox") or {}
+            part["outbox"] = self.changed(part["outbox"], before)
+        return super()._append(replace(entry, data=codec.dumps(part)))
+
+
+@caught_by("test_outbox_items_are_merged_by_name_and_removed_by_null")
+class DropsNullsOfTheOutbox(ChangesTheOutbox):
+    def changed(self, outbox: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+        return {name: item for name, item in outbox.items() if item is not None}
+
+
+@caught_by("test_outbox_items_are_merged_by_name_and_removed_by_null")
+class ReplacesTheOutbox(ChangesTheOutbox):
+    def changed(self, outbox: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+        return {**dict.fromkeys(before), **outbox}
+
+
+@caught_by("test_outbox_items_are_merged_by_name_and_removed_by_null")
+class GrantsWithoutTheOutbox(MemoryBackend):
+    def _grant(self, run: Run, *arguments: Any, **options: Any) -> Granted:
+        granted = super()._grant(run, *arguments, **options)
+        if isinstance(granted, Grant):
+            granted.snapshot.pop("outbox", None)
+        return granted
+
+
 @caught_by("test_runs_of_another_prefix_are_invisible")
 class IgnoresItsPrefix(MemoryBackend):
     def __init__(self, runs: Runs, prefix: str, clock: Clock) -> None:
@@ -108,10 +145,10 @@ class IgnoresItsPrefix(MemoryBackend):
 @caught_by("test_claims_are_restricted_to_the_prefix")
 class ClaimsAcrossPrefixes(MemoryBackend):
     async def claim(
-        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
+        self, owner: str, ttl: timedelta, limit: int, drives: Drives, queues: Mapping[str, int]
     ) -> Sequence[Granted]:
         now = self.clock.now()
-        runs = self.runs.index.due(now, limit, workflows, "")
+        runs = self.runs.index.due(now, limit, drives, queues, "")
         return [self._grant(run, owner, now, ttl) for run in runs]
 
 
@@ -121,9 +158,9 @@ class ListsByPattern(MemoryBackend):
     def matches(self, id: str, prefix: str) -> bool:
         raise NotImplementedError
 
-    async def list(self, query: Query) -> Sequence[Row]:
-        rows = await super().list(query._replace(prefix="", limit=100_000))
-        return [row for row in rows if self.matches(row.id, query.prefix)][: query.limit]
+    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+        found = await super().search(replace(query, prefix=""), 100_000, after)
+        return Found([run for run in found.runs if self.matches(run.id, query.prefix)][:limit])
 
 
 @caught_by("test_prefix_is_exact_and_case_sensitive")
@@ -140,10 +177,10 @@ class ListsWithWildcards(ListsByPattern):
 
 @caught_by("test_list_sorts_before_it_applies_the_limit")
 class LimitsBeforeSorting(MemoryBackend):
-    async def list(self, query: Query) -> Sequence[Row]:
-        first = [self._id(run) for run in self._mine()][: query.limit]
-        rows = await super().list(query._replace(limit=100_000))
-        return [row for row in rows if row.id in first]
+    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+        first = [self._id(run) for run in self._mine()][:limit]
+        found = await super().search(query, 100_000, after)
+        return Found([run for run in found.runs if run.id in first])
 
 
 @caught_by("test_a_limit_of_zero_returns_nothing")
@@ -154,15 +191,14 @@ class TreatsZeroAsUnlimited(MemoryStore):
 
 @caught_by("test_paging_skips_and_repeats_nothing")
 class PagesByTimeAlone(MemoryBackend):
-    async def list(self, query: Query) -> Sequence[Row]:
-        after = None if query.after is None else (query.after[0], "")
-        return await super().list(query._replace(after=after))
+    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+        return await super().search(query, limit, after and Position(after.time, ""))
 
 
 @caught_by("test_paging_skips_and_repeats_nothing")
 class HasNoLastPage(MemoryBackend):
-    async def list(self, query: Query) -> Sequence[Row]:
-        return await super().list(query._replace(after=None))
+    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+        return await super().search(query, limit, None)
 
 
 @caught_by("test_load_returns_an_independent_copy")

@@ -1,31 +1,31 @@
 """More memory stores with one bug each: in leases, schedule, inbox and maintenance."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from msgspec.structs import replace
 
 from perdure.clock import Clock
-from perdure.snapshot import RunStatus
 from perdure.store import (
-    Delivery,
     Due,
     Entry,
     Grant,
     Lease,
     LeaseRequest,
     Message,
+    NewMessage,
     NewRun,
+    Receipt,
     Rest,
     Verdict,
 )
+from perdure.stores._backend import PruneRequest
 from perdure.stores._reading import Granted
 from perdure.stores.memory.backend import MemoryBackend
 from perdure.stores.memory.rows import Run, Runs
-from perdure.testing.conformance.harness import send_one
-from tests.stores.mutants import caught_by
+from tests.stores.mutants import Drives, caught_by
 
 
 @caught_by("test_another_owners_unexpired_lease_is_never_stolen")
@@ -147,18 +147,18 @@ class EnqueuesOverRuns(MemoryBackend):
 @caught_by("test_due_returns_the_earliest_first")
 class SortsDueRunsById(MemoryBackend):
     async def due(
-        self, now: datetime, limit: int, workflows: Sequence[str] | None
+        self, now: datetime, limit: int, drives: Drives, queues: Mapping[str, int]
     ) -> Sequence[Due]:
-        due = await super().due(now, limit, workflows)
+        due = await super().due(now, limit, drives, queues)
         return sorted(due, key=lambda run: run.id, reverse=True)
 
 
 @caught_by("test_concurrent_claims_share_the_due_runs")
 class ClaimsTwice(MemoryBackend):
     async def claim(
-        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
+        self, owner: str, ttl: timedelta, limit: int, drives: Drives, queues: Mapping[str, int]
     ) -> Sequence[Granted]:
-        due = self.runs.index.due(self.clock.now(), limit, workflows, self.prefix)
+        due = self.runs.index.due(self.clock.now(), limit, drives, queues, self.prefix)
         await asyncio.sleep(0)
         return [self._grant(run, owner, self.clock.now(), ttl) for run in due]
 
@@ -166,17 +166,17 @@ class ClaimsTwice(MemoryBackend):
 @caught_by("test_claim_is_restricted_to_workflows")
 class ClaimsAnyWorkflow(MemoryBackend):
     async def claim(
-        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
+        self, owner: str, ttl: timedelta, limit: int, drives: Drives, queues: Mapping[str, int]
     ) -> Sequence[Granted]:
-        return await super().claim(owner, ttl, limit, None)
+        return await super().claim(owner, ttl, limit, None, queues)
 
 
 @caught_by("test_an_orphaned_run_is_claimed")
 class IgnoresOrphans(MemoryBackend):
     async def claim(
-        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
+        self, owner: str, ttl: timedelta, limit: int, drives: Drives, queues: Mapping[str, int]
     ) -> Sequence[Granted]:
-        due = self.runs.index.due(self.clock.now(), limit, workflows, self.prefix)
+        due = self.runs.index.due(self.clock.now(), limit, drives, queues, self.prefix)
         unowned = [run for run in due if run.owner is None]
         return [self._grant(run, owner, self.clock.now(), ttl) for run in unowned]
 
@@ -223,17 +223,17 @@ class IgnoresTheInboxAtRest(MemoryBackend):
 
 @caught_by("test_an_awaited_event_makes_an_unowned_run_due")
 class SendsWithoutWaking(MemoryBackend):
-    async def send(self, id: str, name: str, payload: bytes, dedup_id: str | None) -> Delivery:
-        run = self._find(id)
+    def _send(self, message: NewMessage) -> Receipt:
+        run = self._find(message.to)
         if run is not None:
             run.awaits = ()
-        return await send_one(super(), id, name, payload, dedup_id)
+        return super()._send(message)
 
 
 @caught_by("test_messages_are_returned_in_the_order_they_were_sent")
 class SortsMessagesByName(MemoryBackend):
-    async def inbox(self, id: str) -> Sequence[Message]:
-        return sorted(await super().inbox(id), key=lambda message: message.name)
+    async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Message]:
+        return sorted(await super().inbox(id, after, limit), key=lambda message: message.name)
 
 
 @caught_by("test_delete_removes_the_inbox")
@@ -250,7 +250,7 @@ class KeepsDedupIdsOfDeletedRuns(MemoryBackend):
 
 @caught_by("test_prune_deletes_runs_that_are_over")
 class PrunesRunsThatAreNotOver(MemoryBackend):
-    async def prune(self, older_than: timedelta, statuses: Sequence[RunStatus], limit: int) -> int:
+    async def prune(self, request: PruneRequest) -> int:
         for run in self._mine():
             run.status = "completed"
-        return await super().prune(older_than, statuses, limit)
+        return await super().prune(request)

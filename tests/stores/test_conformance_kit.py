@@ -24,6 +24,12 @@ from tests.stores.mutants_owning import (
     RenewsLostLeases,
     StealsLeases,
 )
+from tests.stores.mutants_searching import (
+    ClaimsAnyVersion,
+    ClaimsFromAnyQueue,
+    CountsBeforeDelivery,
+    KeepsTheFirstHeader,
+)
 
 settings.register_profile("derandomized", settings.get_profile("perdure"), derandomize=True)
 
@@ -103,6 +109,10 @@ async def test_an_error_in_a_mutant_is_not_a_caught_bug(error: type[Exception]) 
         ClaimsAnyWorkflow,
         GrantsWithOldStatus,
         IgnoresTheInboxAtRest,
+        ClaimsAnyVersion,
+        ClaimsFromAnyQueue,
+        CountsBeforeDelivery,
+        KeepsTheFirstHeader,
     ],
 )
 async def test_the_model_catches_bugs_without_the_other_checks(mutant: Mutant) -> None:

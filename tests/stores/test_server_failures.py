@@ -508,3 +508,32 @@ async def test_a_second_event_loop_at_the_same_time_is_refused(store: Any) -> No
     with pytest.raises(StoreError, match="another event loop"):
         await asyncio.to_thread(lambda: asyncio.run(store.load("run")))
     assert await steps(store) == ["a"]
+
+
+async def test_a_replaced_document_whose_reply_was_lost_is_an_error(
+    place: Place, proxied: Any, proxy: TcpProxy
+) -> None:
+    """The call is not repeated: it would return `False` for its own success."""
+    documents = proxied.documents
+    assert await documents.replace("counter", None, "1")
+    assert await documents.replace("counter", "1", "2")
+    place.drop_reply("document", "lost value")
+    with pytest.raises(StoreUnavailable, match=place.backend.lost):
+        await documents.replace("counter", "2", "lost value")
+    assert proxy.dropped == 1
+    assert await documents.get("counter") == "lost value"
+
+
+async def test_a_document_whose_reply_was_lost_is_set(
+    place: Place, proxied: Any, proxy: TcpProxy
+) -> None:
+    """By the same call or by the caller's next one."""
+    documents = proxied.documents
+    await documents.set("counter", "1")
+    place.drop_reply("document", "lost value")
+    try:
+        await documents.set("counter", "lost value")
+    except StoreUnavailable:
+        await documents.set("counter", "lost value")
+    assert proxy.dropped == 1
+    assert await documents.get("counter") == "lost value"

@@ -54,6 +54,7 @@ ANYTHING: tuple[Any, ...] = ()
 
 NO_TEXT = (5, None, b"x", ["x"])
 NO_NAME = (*NO_TEXT, "")
+RESERVED = ("~", "~log:x")
 NO_COUNT = ("3", 1.5, True, None, -1)
 NO_DURATION: tuple[Any, ...] = ("soon", -1, float("nan"), None, [], True, 10**400)
 NO_FLAG = ("yes", None, 1)
@@ -110,19 +111,19 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 DURABLE: dict[str, tuple[Any, ...]] = {
     "deps": ANYTHING,
     "fn": (5, None, "x", lambda step: 1, print),
-    "id": (*NO_NAME, "x" * 513, "a\0b", "\ud800"),
+    "id": (*NO_NAME, "x" * 513, "a\0b", "\ud800", *RESERVED),
     "store": NO_STORE,
     "version": NO_COUNT,
     "keep": NO_FLAG,
     "input": ANYTHING,
-    "metadata": (5, "x", [1]),
+    "metadata": (5, "x", [1], {"generation": 2}),
     "on_event": NO_LISTENER,
     "errors": NO_ERRORS,
     "lease_ttl": (*NO_DURATION, 0),
     "allow_concurrent": NO_FLAG,
     "on_version_mismatch": ("retry", None, 5),
     "replay_errors": NO_FLAG,
-    "idempotency_key": ("", 5, "x" * 513),
+    "idempotency_key": ("", 5, "x" * 513, *RESERVED),
     "clock": NO_CLOCK,
 }
 
@@ -134,7 +135,9 @@ STORE: dict[str, tuple[Any, ...]] = {
 
 CASES: dict[str, Case] = {
     "Workflow": Case(
-        of(Workflow), {"name": NO_NAME, "deps": ANYTHING, **OPTIONS}, {"name": "w"}
+        of(Workflow),
+        {"name": (*NO_NAME, *RESERVED), "deps": ANYTHING, **OPTIONS},
+        {"name": "w"},
     ),
     "Workflow.run": Case(
         lambda: Workflow("w").run,
@@ -150,7 +153,7 @@ CASES: dict[str, Case] = {
         lambda: Workflow("w").snapshot,
         {
             "include": ("some", None, 5),
-            "metadata": (5, "x", [1], {1: 2}),
+            "metadata": (5, "x", [1], {1: 2}, {"generation": 2}),
             "limit": ("3", 1.5, True, -1),
             "since": (5, ["a"]),
         },
@@ -253,7 +256,7 @@ CASES: dict[str, Case] = {
     "workflow": Case(
         of(workflow),
         {
-            "name": (*NO_NAME, "x" * 513, body),
+            "name": (*NO_NAME, "x" * 513, body, *RESERVED),
             "version": NO_COUNT,
             "errors": NO_ERRORS,
             "migrate": (5, "x"),
@@ -286,7 +289,7 @@ CASES: dict[str, Case] = {
         {
             "workflow": (5, None, body),
             "payload": ("x", [], {"a": 1}),
-            "run_id": ("", 5, "x" * 513),
+            "run_id": ("", 5, "x" * 513, *RESERVED),
             "wait": NO_FLAG,
         },
         {"workflow": known, "payload": 1},
@@ -295,10 +298,10 @@ CASES: dict[str, Case] = {
     "Runtime.signal": Case(
         lambda: runtime().signal,
         {
-            "run_id": NO_NAME,
-            "event": NO_NAME,
+            "run_id": (*NO_NAME, *RESERVED),
+            "event": (*NO_NAME, "\ud800", "~cancel", *RESERVED),
             "payload": (object(), lambda: 1),
-            "dedup_id": ("", 5, "x" * 513),
+            "dedup_id": ("", 5, "x" * 513, *RESERVED),
             "wait": NO_FLAG,
         },
         {"run_id": "r", "event": "e"},

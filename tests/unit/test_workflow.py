@@ -313,6 +313,22 @@ class TestSnapshot:
         await Workflow("w", snapshot=foreign, on_event=events.append).run(body)
         assert [event.result for event in events[1:3]] == [Ok(user), Ok(None)]
 
+    async def test_reserved_fields_are_ignored_and_those_of_records_are_kept(self) -> None:
+        """A later version may write them into a run that this one continues."""
+        fields = {"by": "ana", "spent": {"usd": 1}, "streams": ["tokens"], "undo": {"key": "x"}}
+        counted = Counted()
+        workflow = Workflow("w")
+        await workflow.run(counted.body)
+        snapshot: Any = workflow.snapshot()
+        for record in snapshot["steps"].values():
+            record.update(fields)
+        snapshot["execution"] |= {"started": ["a"], "rollback": {"left": ["a"]}}
+        assert validate_snapshot(snapshot).valid
+        resumed = Workflow("w", snapshot=snapshot)
+        await resumed.run(counted.body)
+        assert counted.ran == list("abcd")
+        assert resumed.snapshot()["steps"] == snapshot["steps"]
+
 
 class TestUnknownSteps:
     async def resumed(self, body: Body, **options: Any) -> Any:

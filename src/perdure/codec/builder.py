@@ -15,7 +15,7 @@ from perdure.codec.annotations import strip_annotation, substitute, union_member
 from perdure.codec.classes import ClassInfo, class_info, hints_of, load_field
 from perdure.codec.exceptions import name_of, restore, safe_text
 from perdure.codec.reader import collect, dict_of, list_of, pair_of, split_tag, untag
-from perdure.codec.tags import LEAF_BY_NAME, JSONValue
+from perdure.codec.tags import LEAF_BY_NAME, VERSION, JSONValue
 from perdure.errors import CodecError
 from perdure.result import Err, Ok
 
@@ -300,6 +300,11 @@ def _class_with_fields(cls: type, info: ClassInfo, meaning: Any) -> Plan:
         tag, payload = split_tag(content)
         if not is_instance or tag not in (None, "") or type(payload) is not dict:
             return untag(data, path)
+        if tag is None and VERSION in payload:
+            text = (
+                f"{cls.__name__} has a version ({VERSION!r}); was this written by a newer perdure?"
+            )
+            raise CodecError(text, path)
         if missing := info.required - set(payload):
             raise CodecError(f"{cls.__name__}: field {min(missing)!r} is missing", path)
         values: dict[str, Any] = {}

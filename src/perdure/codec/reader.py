@@ -4,16 +4,19 @@ from collections.abc import Callable
 from typing import Any
 
 from perdure.codec.exceptions import restore
-from perdure.codec.tags import LEAF_BY_NAME, MALFORMED, JSONValue, is_tagged
+from perdure.codec.tags import LEAF_BY_NAME, MALFORMED, RESERVED, JSONValue, is_tagged
 from perdure.errors import CodecError
 from perdure.result import Err, Ok
 
 
 def split_tag(data: JSONValue) -> tuple[str | None, JSONValue]:
-    """Return the tag of data and its payload; without a tag, `None` and the data itself."""
+    """Return the tag of data and its payload; without a tag, `None` and the data itself.
+
+    The tag is without its `~`; a reserved key is returned as it is.
+    """
     if type(data) is dict and is_tagged(data):
         ((key, payload),) = data.items()
-        return key[1:], payload
+        return key.removeprefix("~"), payload
     return None, data
 
 
@@ -38,7 +41,8 @@ def _untag(tag: str, payload: JSONValue, path: str) -> Any:
             raise CodecError(f"malformed {tag}: {error}", path) from error
     if container := _CONTAINERS.get(tag):
         return container(payload, path)
-    raise CodecError(f"unknown tag '~{tag}'; was this written by a newer perdure?", path)
+    name = tag if tag in RESERVED else f"~{tag}"
+    raise CodecError(f"unknown tag {name!r}; was this written by a newer perdure?", path)
 
 
 def list_of(payload: JSONValue, path: str) -> list[Any]:

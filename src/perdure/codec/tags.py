@@ -20,6 +20,15 @@ MAX_DEPTH = 90
 MySQL and MongoDB allow 100 levels, and a value is some levels deep in its snapshot.
 """
 
+VERSION = "$v"
+"""Reserved among the fields of a class, for the version of the class that wrote them."""
+
+RESERVED = frozenset({VERSION, "$sealed", "$blob"})
+"""Reserved as the only key of an object, for values that are encrypted or stored elsewhere.
+
+Users' objects with these keys are escaped, so that a later version can give the keys a meaning.
+"""
+
 SMALLEST_INT = -(2**63)
 LARGEST_INT = 2**63 - 1
 
@@ -110,11 +119,11 @@ def is_shallow(data: JSONValue, room: int = MAX_DEPTH) -> bool:
 
 
 def is_tagged(data: Mapping[Any, Any]) -> bool:
-    """Return whether an object looks like a tag: one key, which starts with `~`."""
+    """Return whether an object looks like a tag: one key, which starts with `~` or is reserved."""
     if len(data) != 1:
         return False
     (key,) = data
-    return type(key) is str and key.startswith("~")
+    return type(key) is str and (key.startswith("~") or key in RESERVED)
 
 
 def _write_offset(offset: timedelta) -> list[int]:

@@ -14,6 +14,7 @@ from perdure.codec.exceptions import cause_of, full_name, is_known, name_of, saf
 from perdure.codec.tags import (
     LEAF_BY_TYPE,
     MAX_DEPTH,
+    VERSION,
     ForeignZone,
     JSONValue,
     Tag,
@@ -198,7 +199,8 @@ class Writer:
                     data[name] = {"~dumped": dumped}
                     self.lost = lost
                     del self.losses[known_losses:]
-        return self._classed(value, {"~": data} if is_tagged(data) else data, path)
+        is_escaped = VERSION in data or is_tagged(data)
+        return self._classed(value, {"~": data} if is_escaped else data, path)
 
     def _error(self, error: BaseException, path: str) -> JSONValue:
         if self.form is Form.FINGERPRINT:

@@ -39,7 +39,7 @@ from perdure.events import Bus, Listener, check_listener
 from perdure.result import Result
 from perdure.snapshot.record import outcome_of
 from perdure.store import Store, check_store
-from perdure.validation import check_errors, check_flag, check_id, check_int
+from perdure.validation import check_errors, check_flag, check_id, check_int, check_user_id
 from perdure.workflow import encode_metadata
 
 __all__ = [
@@ -102,7 +102,7 @@ async def run(
     releases the lease.
     """
     request = Request(
-        id=check_id(id),
+        id=check_user_id(id),
         store=default_store() if store is None else check_store(store),
         program=_program(deps, fn, on_event, errors),
         fn=fn,
@@ -156,7 +156,7 @@ def _check_migration(migration: OnVersionMismatch) -> OnVersionMismatch:
 
 
 def _check_key(key: str) -> str:
-    check_id(key, "idempotency_key")
+    check_user_id(key, "idempotency_key")
     check_id(f"idem:{key}", "idempotency_key")
     return key
 

@@ -41,6 +41,9 @@ from perdure.store import (
     require_transaction,
 )
 
+REPLAY = "~replay:"
+"""Begins the ids of waits that only let `always_replay` suspend the run."""
+
 
 class RunHost(calls.RunHost, ABC):
     """One run in this process: its history, its lease, and the execution once that has started."""
@@ -127,7 +130,7 @@ class RunHost(calls.RunHost, ABC):
 
     async def halt(self, key: str) -> None:
         """Stop the calling branch until the run has been suspended and resumed."""
-        await self.suspension.halt(f"replay:{key}")
+        await self.suspension.halt(REPLAY + key)
 
     def renewed(self, lease: Lease) -> None:
         """Continue with the lease's new expiry, and look at messages that have arrived."""

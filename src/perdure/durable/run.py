@@ -21,7 +21,7 @@ from perdure.durable.session import Session, borrow, is_running, store_errors
 from perdure.engine.history import History
 from perdure.errors import AlreadyRunning, LeaseLost, StoreError, VersionMismatch
 from perdure.result import Result
-from perdure.snapshot import Snapshot, assert_valid_snapshot, new_snapshot
+from perdure.snapshot import Snapshot, assert_valid_snapshot, new_snapshot, set_generation
 from perdure.snapshot.record import outcome_of
 from perdure.store import Grant, LeaseRequest, Refusal, Rest, Store, can_lease, header_of
 
@@ -151,12 +151,16 @@ async def _resume(
     """
     host = open_host(session, request.id, History(request.id, stored), grant)
     try:
+        generation = host.history.generation
         migrated = None if stored is None else await _at_version(request, stored)
     except BaseException:
         await log_failure(host.release())
         raise
     host.history = history = History(request.id, migrated)
     history.metadata.update(request.metadata)
+    if migrated is not None:
+        # Whatever a migration did to the metadata: steps must keep their idempotency keys.
+        set_generation(history.metadata, generation)
     is_retried = migrated is not None and _drop_failures(request, history, migrated)
     if migrated is stored and not is_retried:
         return host

@@ -1,5 +1,6 @@
 """A call of a step, and the host through which its record becomes durable."""
 
+import hashlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
 from types import MappingProxyType
@@ -83,6 +84,18 @@ class StepCall(Leaf):
     def place(self) -> str:
         """Return the step's name for people."""
         return f"step {self.call!r}" + (f" of branch {self.path!r}" if self.path else "")
+
+
+def idempotency_key(run_id: str, generation: int, branch: str, call: str) -> str:
+    """Return 32 hexadecimal digits that identify a call of a run in one of its generations.
+
+    Never change this: another key for the same call would repeat the payments of runs that are
+    under way. The call is identified by its branch and name, which are the same on every replay;
+    the key of its record is not, since it depends on which branch was first.
+    """
+    # As JSON: joined by any separator, an id that contains the separator could imitate another.
+    identity = codec.dumps([run_id, generation, branch, call])
+    return hashlib.sha256(identity).hexdigest()[:32]
 
 
 class RunHost(Protocol):

@@ -45,7 +45,9 @@ from perdure.snapshot.record import (
     result_of,
     success_record,
 )
-from perdure.validation import check_text
+from perdure.validation import RESERVED, check_text, check_unreserved
+
+_STEP_NAME = "the step's name, a non-empty string"
 
 
 class Execution:
@@ -116,14 +118,14 @@ class Execution:
         # that come after it.
         if self._broken is not None or self._over:
             self.check_live(id)
-        if type(id) is not str or not id or not id.isascii():
-            id = check_text(id, "id", "the step's name, a non-empty string")
+        if type(id) is not str or not id or not id.isascii() or id[0] == RESERVED:
+            id = check_unreserved(check_text(id, "id", _STEP_NAME), "id")
         if branch is None:
             branch = self.branches.current(self.run_id, id)
         if not callable(fn):
             check_callable(id, fn)
         if key is not None:
-            key = check_text(key, "key", "a non-empty string, or None")
+            key = check_unreserved(check_text(key, "key", "a non-empty string, or None"), "key")
         return StepCall(id, branch, key, fn, args)
 
     def end(self) -> None:

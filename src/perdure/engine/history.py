@@ -20,6 +20,7 @@ from perdure.snapshot import (
     Snapshot,
     StepRecord,
     created_at_of,
+    generation_of,
     open_waits,
     version_of,
 )
@@ -87,6 +88,11 @@ class History:
         self.waits = {wait["id"]: wait for wait in open_waits(snapshot)}
         self._stored_waits.update(self.waits)
         self.load(snapshot["steps"])
+
+    @property
+    def generation(self) -> int:
+        """How often the run began again from an earlier point, counted from 1."""
+        return generation_of(self.metadata)
 
     def load(self, records: Mapping[str, StepRecord]) -> None:
         """Add records that were made before, by us or by another writer of the format."""

@@ -6,7 +6,6 @@ await step.sleep("settle", "1d")
 """
 
 import asyncio
-import hashlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -14,7 +13,7 @@ from typing import Any, TypeVar, TypeVarTuple, overload
 
 from perdure.clock import Cron, Duration, isoformat, parse_duration
 from perdure.engine.branches import Branch, Leaf
-from perdure.engine.call import StepCall
+from perdure.engine.call import StepCall, idempotency_key
 from perdure.engine.execution import Execution
 from perdure.engine.tasks import POSITION, Task, cancel_and_wait
 from perdure.engine.waiting import race, transact, wait
@@ -22,7 +21,7 @@ from perdure.errors import InvalidArgument, InvalidDuration, PerdureError
 from perdure.result import Err, Ok
 from perdure.retry import Retry, Timeout, as_retry, as_timeout
 from perdure.snapshot import PendingWait
-from perdure.validation import check_errors, check_int
+from perdure.validation import check_errors, check_event, check_int, check_unreserved
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -58,7 +57,8 @@ class Step:
     def idempotency_key(self) -> str:
         """A string that is the same for every attempt of this step in this run, also after a crash.
 
-        Pass it to services that accept an idempotency key. For use inside a step's function.
+        Pass it to services that accept an idempotency key. It is 32 hexadecimal digits, different
+        for each run, step and generation. For use inside a step's function.
         """
         call = POSITION.get()
         if not isinstance(call, Leaf):
@@ -66,8 +66,8 @@ class Step:
                 "step.idempotency_key belongs to a step: ask for it inside the step's function, "
                 "for example step('pay', lambda: pay(amount, step.idempotency_key))"
             )
-        identity = "\0".join((self._run.run_id, call.path, call.call))
-        return hashlib.sha256(identity.encode()).hexdigest()[:32]
+        run = self._run
+        return idempotency_key(run.run_id, run.history.generation, call.path, call.call)
 
     # A Result is a value too: the first overload that fits unwraps it.
     @overload
@@ -187,8 +187,7 @@ class Step:
         returns: type[Any] | None = None,
     ) -> Coroutine[Any, Any, Any]:
         """Return the payload of the run's next event of this name, or `None` after the timeout."""
-        if not isinstance(name, str) or not name:
-            raise InvalidArgument("name", name, "the event's name, a non-empty string")
+        name = check_event(name, "name")
         call = self._run.call(id, self.wait_for_event)
         call.kind = "event"
         call.returns = returns
@@ -354,4 +353,5 @@ def _thunks(thunks: object) -> dict[str, Callable[[], Any]]:
     for name, thunk in thunks.items():
         if not isinstance(name, str) or not name or not callable(thunk):
             raise InvalidArgument(f"thunks[{name!r}]", thunk, expected)
+        check_unreserved(name, "thunks")
     return dict(thunks)

@@ -17,7 +17,7 @@ from perdure.errors import (
     InvalidPayload,
 )
 from perdure.snapshot import Snapshot
-from perdure.validation import check_errors, check_id, check_int
+from perdure.validation import check_errors, check_id, check_int, check_user_id
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -159,7 +159,7 @@ def workflow(
     if not isinstance(name, str):
         hint = 'Write @workflow("name") with the parentheses'
         raise InvalidArgument("name", name, "the workflow's name", hint)
-    check_id(name, "name")
+    check_user_id(name, "name")
     check_int(version, "version")
     return Decorator(name, version, check_errors(errors), _check_migrate(migrate))
 

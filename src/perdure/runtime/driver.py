@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from perdure import codec
-from perdure.durable.host import RunHost
+from perdure.durable.host import REPLAY, RunHost
 from perdure.durable.lifecycle import Program, log_failure, open_host, rewrite, run_to_rest
 from perdure.durable.outcome import describe_outcome, failed_block, failures_to_retry
 from perdure.durable.owners import new_owner
@@ -38,6 +38,7 @@ from perdure.snapshot import (
     awaits_of,
     is_over,
     rest_status,
+    version_of,
     wake_at_of,
     workflow_of,
 )
@@ -47,7 +48,7 @@ from perdure.store import Grant, LeaseRequest, Refusal, Rest, Store, header_of, 
 logger = logging.getLogger(__name__)
 
 CANCEL = "~cancel"
-"""The event that asks the owner of a run to end it; users' events may have any other name."""
+"""The event that asks the owner of a run to end it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,8 @@ class Driver:
         # process that knows it.
         definition, payload, history = await self._load(grant)
         host = open_host(session, grant.lease.id, history, grant, not_before)
-        version = (grant.snapshot.get("metadata") or {}).get("version", 1)
-        if again or definition.version != version:
+        stored = version_of(grant.snapshot.get("metadata"))
+        if again or stored not in (0, definition.version):
             # A request to cancel that was sent before does not end what begins after it.
             old = [message.id for message in grant.inbox if message.name == CANCEL]
             await rewrite(host, old, wake_at=host.clock.now())
@@ -232,8 +233,8 @@ def _unstarted(session: Session, grant: Grant) -> RunHost:
 
 
 def _at_rest(host: RunHost, waits: list[PendingWait]) -> tuple[Any, Rest]:
-    replays = any(wait["id"].startswith("replay:") for wait in waits)
-    waits = [wait for wait in waits if not wait["id"].startswith("replay:")]
+    replays = any(wait["id"].startswith(REPLAY) for wait in waits)
+    waits = [wait for wait in waits if not wait["id"].startswith(REPLAY)]
     listens = any(wait["kind"] == "event" for wait in waits)
     state: RunStatus = "waiting" if listens else "suspended"
     block = host.block(state=state, pending=waits)

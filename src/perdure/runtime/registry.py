@@ -5,7 +5,13 @@ from typing import Any
 
 from perdure.errors import InvalidArgument, UnknownWorkflow, VersionMismatch
 from perdure.runtime.definition import Definition
-from perdure.snapshot import Snapshot, assert_valid_snapshot
+from perdure.snapshot import (
+    Snapshot,
+    assert_valid_snapshot,
+    generation_of,
+    set_generation,
+    version_of,
+)
 from perdure.store import Drivable
 
 
@@ -57,10 +63,15 @@ class Registry:
     def for_run(self, run_id: str, snapshot: Snapshot) -> tuple[Definition[Any, Any], Snapshot]:
         """Return the definition that continues a run, and the snapshot it continues from.
 
-        A run of a newer version than is known here is left to a process that knows it.
+        A run of a newer version than is known here is left to a process that knows it. One that is
+        bound to no version is bound to the newest.
         """
         newest = self.newest(snapshot.get("workflowName") or "")
-        stored = (snapshot.get("metadata") or {}).get("version", 1)
+        stored = version_of(snapshot.get("metadata"))
+        if not stored:
+            metadata = {**(snapshot.get("metadata") or {}), "version": newest.version}
+            bound: Snapshot = {**snapshot, "metadata": metadata}
+            return newest, bound
         if stored in self._known[newest.name]:
             return self._known[newest.name][stored], snapshot
         if stored > newest.version:
@@ -73,12 +84,16 @@ class Registry:
                 newest.version,
                 "Register the old definition beside the new one, or pass migrate= to the new one",
             )
+        generation = generation_of(snapshot.get("metadata"))
         try:
             migrated = assert_valid_snapshot(newest.migrate(snapshot, stored))
         except Exception as error:  # the user's function
             hint = f"Its migrate= failed: {error!r}"
             raise VersionMismatch(run_id, stored, newest.version, hint) from error
-        migrated["metadata"] = {**(migrated.get("metadata") or {}), "version": newest.version}
+        metadata = {**(migrated.get("metadata") or {}), "version": newest.version}
+        # Whatever the migration did to the metadata: steps must keep their idempotency keys.
+        set_generation(metadata, generation)
+        migrated["metadata"] = metadata
         return newest, migrated
 
 

@@ -62,7 +62,15 @@ from perdure.store import (
     require_lease,
     require_schedule,
 )
-from perdure.validation import check_flag, check_id, check_limit, check_prefix, check_random
+from perdure.validation import (
+    check_event,
+    check_flag,
+    check_id,
+    check_limit,
+    check_prefix,
+    check_random,
+    check_user_id,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -150,12 +158,13 @@ class Runtime:
         check_flag(wait, "wait")
         if run_id is None:
             run_id = f"{definition.name}:{UUID(int=self.random.getrandbits(128), version=4)}"
+        check_user_id(run_id, "run_id")
         snapshot = self._first_snapshot(definition, data)
         if not wait:
-            await self._enqueue(check_id(run_id, "run_id"), snapshot)
+            await self._enqueue(run_id, snapshot)
             return await self._require(run_id)
         async with self.session() as session:
-            request = self.driver.request(check_id(run_id, "run_id"), snapshot)
+            request = self.driver.request(run_id, snapshot)
             grant = await session.acquire(request)
             if isinstance(grant, Refusal):
                 grant = await self._acquire_own(session, request, grant)
@@ -202,14 +211,13 @@ class Runtime:
 
         Then continue the run as `resume` does; with `wait=False` leave that to a worker.
         """
-        if not isinstance(event, str) or not event or event == CANCEL:
-            raise InvalidArgument("event", event, "the event's name, a non-empty string")
+        event = check_event(event, "event")
         store = require_inbox(self.store, "Runtime.signal")
         check_flag(wait, "wait")
         if dedup_id is not None:
-            check_id(dedup_id, "dedup_id")
+            check_user_id(dedup_id, "dedup_id")
         data = codec.dumps(_encoded(payload))
-        message = NewMessage(check_id(run_id, "run_id"), event, data, dedup_id)
+        message = NewMessage(check_user_id(run_id, "run_id"), event, data, dedup_id)
         [receipt] = await store.send([message])
         delivery = receipt.delivery
         if delivery is Delivery.UNKNOWN:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal, NotRequired, TypeAlias, Typed
 
 from perdure.clock import isoformat, parse_iso
 from perdure.codec import SerializedCause
+from perdure.errors import SnapshotFormatError
 from perdure.validation import is_encodable
 
 T = TypeVar("T")
@@ -42,11 +43,16 @@ Metadata: TypeAlias = dict[str, Any]
 
 
 class KnownMetadata(TypedDict, total=False):
-    """The metadata that perdure and other readers of the format interpret."""
+    """The metadata that perdure and other readers of the format interpret.
+
+    `generation` counts how often the run began again from an earlier point. Without it, the run is
+    in its first generation. Only the engine sets it.
+    """
 
     workflowId: OrNull[str]
     definitionHash: OrNull[str]
     input: Any
+    generation: Count
 
 
 class StepMeta(TypedDict):
@@ -71,6 +77,8 @@ class StepFacts(TypedDict, total=False):
     `unclaimed` names an event that a wait received but whose branch was cancelled by a race before
     it saw the event: the next wait for that name receives it. Empty means that a wait did. In both
     cases the record no longer answers its own call.
+
+    The names `by`, `spent`, `streams` and `undo` are reserved. They are ignored, and kept.
     """
 
     at: Timestamp
@@ -121,6 +129,8 @@ class ExecutionBlock(TypedDict):
     completed run, rebuilt from the workflow's return type if `outputTyped` is set. `failed` are the
     keys of the steps that ended a failed run. `truncated` means that its records were too large to
     be stored. `reason` is why a run is paused.
+
+    The names `rollback` and `started` are reserved, and ignored.
     """
 
     status: ExecutionStatus
@@ -137,6 +147,10 @@ class ExecutionBlock(TypedDict):
     reason: NotRequired[str]
 
 
+OutboxItem: TypeAlias = dict[str, object]
+"""What a run does to another run once the write that contains it is durable, as a JSON object."""
+
+
 class SnapshotWarning(TypedDict):
     """A part of a step's value that could not be recorded as it was, and its path."""
 
@@ -150,7 +164,8 @@ class WorkflowSnapshot(TypedDict):
     """The whole state of a run.
 
     `waits` comes from a journal: the waits that began (or ended, if null) after the snapshot whose
-    `execution.pending` lists the waits that were open then.
+    `execution.pending` lists the waits that were open then. `outbox` contains, by name, what the
+    run does to other runs; null means that the item was delivered.
     """
 
     formatVersion: Literal[1]
@@ -158,6 +173,7 @@ class WorkflowSnapshot(TypedDict):
     steps: dict[str, StepRecord]
     execution: ExecutionBlock
     waits: NotRequired[OrNull[dict[str, PendingWait | None]]]
+    outbox: NotRequired[OrNull[dict[str, OutboxItem | None]]]
     metadata: NotRequired[OrNull[Metadata]]
     warnings: NotRequired[OrNull[list[SnapshotWarning]]]
 
@@ -214,6 +230,31 @@ def open_waits(snapshot: Snapshot) -> list[PendingWait]:
     }
     waits.update(snapshot.get("waits") or {})
     return [wait for wait in waits.values() if wait is not None]
+
+
+def outbox_of(snapshot: Snapshot) -> dict[str, OutboxItem]:
+    """Return the outbox items that are not known to be delivered, by name."""
+    outbox = snapshot.get("outbox") or {}
+    return {name: item for name, item in outbox.items() if item is not None}
+
+
+def generation_of(metadata: Metadata | None) -> int:
+    """Return the generation of a run, or raise `SnapshotFormatError` if it is malformed.
+
+    A generation that is misread makes a step's idempotency key that of another payment.
+    """
+    generation = (metadata or {}).get("generation", 1)
+    if type(generation) is not int or generation < 1:
+        problem = f"metadata.generation: expected an int >= 1, got {generation!r}"
+        raise SnapshotFormatError([problem])
+    return generation
+
+
+def set_generation(metadata: Metadata, generation: int) -> None:
+    """Store a run's generation in its metadata; the first one is left out."""
+    metadata.pop("generation", None)
+    if generation > 1:
+        metadata["generation"] = generation
 
 
 def workflow_of(snapshot: Snapshot) -> str | None:

@@ -25,6 +25,8 @@ _STEP_DELTA = (
 )
 _WAITS_DELTA = b'{"formatVersion":1,"steps":{},"execution":%b,"waits":%b}'
 
+_OPTIONAL_BY_NAME = ("waits", "outbox", "metadata")
+
 
 def step_delta(
     key: str,
@@ -61,12 +63,14 @@ def merge_snapshots(base: Snapshot, *deltas: Mapping[str, object]) -> Snapshot:
 
     A step in a delta replaces the step with the same key in its place; new steps are appended.
     The last `execution` and the last `workflowName` win, but an `execution` without `pending` keeps
-    the earlier `pending`. `metadata` and `waits` are merged by name. Warnings about a step are
-    dropped when the step is recorded again. Merging is associative and takes linear time.
+    the earlier `pending`. `metadata`, `waits` and `outbox` are merged by name. A null in `waits` or
+    `outbox` removes the entry of that name, and stays: in the merge of two deltas it still has to
+    remove the entry of the base. Warnings about a step are dropped when the step is recorded again.
+    Merging is associative and takes linear time.
     """
     parts = (base, *deltas)
     merged: dict[str, object] = {"formatVersion": FORMAT_VERSION}
-    by_name: dict[str, dict[str, object]] = {"steps": {}, "waits": {}, "metadata": {}}
+    by_name: dict[str, dict[str, object]] = {name: {} for name in ("steps", *_OPTIONAL_BY_NAME)}
     pending: object = None
     for part in parts:
         _check_delta(part)
@@ -79,7 +83,7 @@ def merge_snapshots(base: Snapshot, *deltas: Mapping[str, object]) -> Snapshot:
         execution = merged["execution"] = dict(_dict_in(merged, "execution"))
         if pending is not None:
             execution["pending"] = pending
-    for name in ("waits", "metadata"):
+    for name in _OPTIONAL_BY_NAME:
         if name in merged:
             merged[name] = by_name[name]
     if "warnings" in merged:

@@ -204,6 +204,7 @@ def _check_cause(cause: Any) -> Sequence[str]:
 
 _CHECKS: dict[Any, Check] = {
     Any: _check_anything,
+    object: _check_anything,
     str: _check_string,
     bool: _check_bool,
     Count: _check_count,

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from perdure.keyvalue import KeyValueStore
+from perdure.keyvalue import Documents
 from perdure.snapshot import RunStatus, Snapshot
 from perdure.store.records import (
     Count,
@@ -302,7 +302,7 @@ class SearchStore(Store, Protocol):
     """
 
     @property
-    def documents(self) -> KeyValueStore:
+    def documents(self) -> Documents:
         """Small documents in the same database, with time to live, `replace` and `get_many`.
 
         No run needs them to be correct.

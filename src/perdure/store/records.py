@@ -219,8 +219,9 @@ class Refusal(msgspec.Struct, frozen=True):
 class NewRun(msgspec.Struct, frozen=True):
     """A run to be created unowned: `snapshot` is JSON.
 
-    Without `wake_at` the run is due at once, in the order in which runs were enqueued; a
-    `head_start` orders it as if it had been enqueued that much earlier. `queue` is empty, a name
+    Without `wake_at` the run is due at once, in the order in which runs were enqueued (calls within
+    a few milliseconds have no order); a `head_start` orders it as if it had been enqueued that much
+    earlier. `queue` is empty, a name
     ("emails"), or a name and a key ("emails/customer-42"). `version` is that of the workflow's
     definition, from 1; with 0, the first owner determines it. `tags` are sorted strings
     "name=value". With `rest` the run is created in that state instead of queued.

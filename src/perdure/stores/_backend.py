@@ -22,6 +22,7 @@ from perdure.store import (
     Stats,
     Verdict,
 )
+from perdure.stores._keyvalue import KeyValueBackend
 from perdure.stores._reading import Granted
 from perdure.stores._searching import Found, Position
 
@@ -53,6 +54,11 @@ class Backend(Protocol):
     counts of queues are at least 1. A run that is due at once has the wake time `now - head_start`.
     The docstrings of `perdure.store` define what each verb must do.
     """
+
+    @property
+    def documents(self) -> KeyValueBackend:
+        """The documents beside the runs; their table is created when they are first used."""
+        ...
 
     async def open(self) -> None:
         """Set the database up: connect, migrate, check its settings. Called before any verb."""

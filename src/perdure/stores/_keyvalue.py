@@ -1,39 +1,75 @@
-"""What the key-value stores on databases have in common: checks, lifecycle and compare-and-set."""
+"""The verbs of key-value stores on databases, and of the documents of stores, written once.
+
+`KeyValueShell` checks arguments, sets the backend up when it is first used, adds its prefix and
+matches patterns. A `KeyValueBackend` does what is special about one database.
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 
 from perdure.clock import Duration, parse_duration
 from perdure.errors import InvalidArgument
+from perdure.keyvalue import glob_match
 from perdure.store import AsyncCloseable
 from perdure.stores._lifecycle import Lifecycle
+from perdure.validation import check_id, is_encodable
+
+MAX_KEY_BYTES = 2_500
+"""The longest stored key of a document: an index of PostgreSQL or MySQL has no room for more."""
+
+SETS_PER_SWEEP = 100
+"""How often expired keys are deleted where a sweep would slow down every write."""
 
 
-async def _no_set_up() -> None:
-    """Connections are opened when they are needed."""
+class KeyValueBackend(ABC):
+    """Strings under keys in one table, collection or directory of a database.
 
-
-class DatabaseKeyValue(AsyncCloseable, ABC):
-    """A `KeyValueStore` with compare-and-set, in a database.
-
-    `name` is the database's, for messages; `set_up`, `close`, `forget_loop` and `any_loop` are
-    about its connections, as in `Lifecycle`. A subclass implements one underscored method per
-    operation, and may rely on arguments that have been checked.
+    All its keys begin with `prefix`, which is part of the keys in the arguments and in the results.
+    Expired keys are invisible at once, and removed eventually.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        set_up: Callable[[], Awaitable[None]] = _no_set_up,
-        close: Callable[[], Awaitable[None]],
-        forget_loop: Callable[[], object] = lambda: None,
-        any_loop: bool = False,
-    ) -> None:
-        life_name = f"{name} key-value"
-        self._life = Lifecycle(life_name, set_up, on_move=forget_loop, any_loop=any_loop)
-        self._disconnect = close
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix
+
+    @abstractmethod
+    async def set_up(self) -> None:
+        """Create the table; called before the first verb. Concurrent callers are safe."""
+
+    @abstractmethod
+    async def get(self, keys: Sequence[str]) -> Mapping[str, str]:
+        """Return the values of the keys that exist and have not expired; there is a key."""
+
+    @abstractmethod
+    async def set(self, key: str, value: str, ttl: timedelta | None) -> None:
+        """Store the value and its time to live in place of previous ones."""
+
+    @abstractmethod
+    async def delete(self, key: str) -> bool:
+        """Delete the key; return whether it existed and had not expired."""
+
+    async def exists(self, key: str) -> bool:
+        """Return whether the key exists and has not expired."""
+        return key in await self.get([key])
+
+    @abstractmethod
+    async def keys(self, prefix: str) -> Iterable[str]:
+        """Return the keys that begin with `prefix` and have not expired, in any order."""
+
+    @abstractmethod
+    async def replace(self, key: str, old: str | None, new: str | None) -> bool:
+        """Replace the value if it is `old`, without a time to live; return whether it was.
+
+        Not both of them are `None`.
+        """
+
+
+class KeyValueShell:
+    """The public verbs. `ready` is called before each of them."""
+
+    def __init__(self, backend: KeyValueBackend, ready: Callable[[], Awaitable[None]]) -> None:
+        self._backend = backend
+        self._ready = ready
 
     async def get(self, key: str, /) -> str | None:
         """Return the value, or `None` if the key is missing or has expired."""
@@ -42,81 +78,147 @@ class DatabaseKeyValue(AsyncCloseable, ABC):
 
     async def get_many(self, keys: Sequence[str], /) -> list[str | None]:
         """Return the value of each key, in order."""
-        for key in keys:
-            self._check(key, "key")
-        await self._life.ready()
-        values = await self._get(keys) if keys else {}
-        return [values.get(key) for key in keys]
+        stored = [self._key(key) for key in keys]
+        await self._ready()
+        values = await self._backend.get(stored) if stored else {}
+        return [values.get(key) for key in stored]
 
     async def set(self, key: str, value: str, /, *, ttl: Duration | None = None) -> None:
         """Store the value: for `ttl`, or until it is deleted."""
         lifetime = None if ttl is None else parse_duration(ttl, "ttl")
-        self._check(key, "key")
+        stored = self._key(key)
         self._check(value, "value")
-        await self._life.ready()
-        await self._set(key, value, lifetime)
+        await self._ready()
+        self._check_size(key, value)
+        await self._backend.set(stored, value, lifetime)
 
     async def delete(self, key: str, /) -> bool:
         """Delete the key; return whether it existed."""
-        self._check(key, "key")
-        await self._life.ready()
-        return await self._delete(key)
+        stored = self._key(key)
+        await self._ready()
+        return await self._backend.delete(stored)
 
     async def exists(self, key: str, /) -> bool:
         """Return whether the key exists and has not expired."""
-        self._check(key, "key")
-        await self._life.ready()
-        return await self._exists(key)
+        stored = self._key(key)
+        await self._ready()
+        return await self._backend.exists(stored)
 
     async def keys(self, pattern: str = "*", /) -> list[str]:
-        """Return the keys that match, in order; `*` matches any string, nothing else is special."""
+        """Return the keys that match, in order; `*` matches any string, nothing else is special.
+
+        Only keys that begin with the part before the first `*` are read.
+        """
         self._check(pattern, "pattern")
-        await self._life.ready()
-        return await self._keys(pattern)
+        await self._ready()
+        prefix = self._backend.prefix
+        literal = pattern.partition("*")[0]
+        stored = await self._backend.keys(prefix + literal)
+        keys = sorted({key[len(prefix) :] for key in stored})
+        return keys if pattern == f"{literal}*" else [k for k in keys if glob_match(pattern, k)]
 
     async def replace(self, key: str, old: str | None, new: str | None, /) -> bool:
         """Replace `old` by `new` atomically, if it is the value; `None` stands for a missing key.
 
-        Return whether it was replaced.
+        Return whether it was replaced. The new value has no time to live.
         """
         for parameter, value in (("old", old), ("new", new)):
             if value is not None:
                 self._check(value, parameter)
         if old is None and new is None:
             return not await self.exists(key)
+        stored = self._key(key)
+        await self._ready()
+        self._check_size(key, new or "")
+        return await self._backend.replace(stored, old, new)
+
+    def _key(self, key: str) -> str:
+        """Return the stored key of a checked one."""
         self._check(key, "key")
-        await self._life.ready()
-        return await self._replace(key, old, new)
+        return self._backend.prefix + key
+
+    def _check(self, value: object, parameter: str) -> None:
+        if not isinstance(value, str):
+            raise InvalidArgument(parameter, value, "a string")
+
+    def _check_size(self, key: str, value: str) -> None:
+        """Raise if the value is larger than the database accepts."""
+
+
+class DatabaseKeyValue(KeyValueShell, AsyncCloseable):
+    """A `KeyValueStore` with compare-and-set, in a database of its own connections.
+
+    `name` is the database's, for messages; `open`, `close`, `forget_loop` and `any_loop` are about
+    its connections, as in `Lifecycle`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        backend: KeyValueBackend,
+        *,
+        open: Callable[[], Awaitable[None]] | None = None,
+        close: Callable[[], Awaitable[None]],
+        forget_loop: Callable[[], object] = lambda: None,
+        any_loop: bool = False,
+    ) -> None:
+        async def set_up() -> None:
+            if open is not None:
+                await open()
+            await backend.set_up()
+
+        life_name = f"{name} key-value"
+        self._life = Lifecycle(life_name, set_up, on_move=forget_loop, any_loop=any_loop)
+        self._disconnect = close
+        super().__init__(backend, self._life.ready)
 
     async def close(self) -> None:
         """Close what the store opened itself; a client that was passed in stays open."""
         if self._life.close():
             await self._disconnect()
 
+
+class StoreDocuments(KeyValueShell):
+    """The documents of a store: all databases accept the same keys and values.
+
+    `check_size` raises for a value that the store does not accept.
+    """
+
+    def __init__(
+        self,
+        backend: KeyValueBackend,
+        ready: Callable[[], Awaitable[None]],
+        check_size: Callable[[str, bytes], None],
+    ) -> None:
+        super().__init__(backend, ready)
+        self._check_bytes = check_size
+
+    def _key(self, key: str) -> str:
+        stored = self._backend.prefix + check_id(key, "key")
+        if 4 * len(stored) > MAX_KEY_BYTES and len(stored.encode()) > MAX_KEY_BYTES:
+            expected = f"at most {MAX_KEY_BYTES:,} bytes including the store's prefix"
+            raise InvalidArgument("key", key, expected)
+        return stored
+
     def _check(self, value: object, parameter: str) -> None:
-        if not isinstance(value, str):
-            raise InvalidArgument(parameter, value, "a string")
+        if not isinstance(value, str) or "\0" in value or not is_encodable(value):
+            raise InvalidArgument(parameter, value, "a string without NUL")
 
-    @abstractmethod
-    async def _get(self, keys: Sequence[str]) -> Mapping[str, str]:
-        """Return the values of the keys that exist and have not expired."""
+    def _check_size(self, key: str, value: str) -> None:
+        self._check_bytes(f"the document {key!r}", value.encode())
 
-    @abstractmethod
-    async def _set(self, key: str, value: str, ttl: timedelta | None) -> None:
-        """Store the value and its time to live in place of previous ones."""
 
-    @abstractmethod
-    async def _delete(self, key: str) -> bool:
-        """Delete the key; return whether it existed and had not expired."""
+async def keys_with_prefix(
+    keys: Callable[[str], Awaitable[Iterable[str]]], prefix: str
+) -> Iterable[str]:
+    """Return the keys that begin with a prefix, which is literal even if it contains `*`."""
+    found = await keys(prefix.partition("*")[0] + "*")
+    return [key for key in found if key.startswith(prefix)]
 
-    async def _exists(self, key: str) -> bool:
-        """Return whether the key exists and has not expired."""
-        return key in await self._get([key])
 
-    @abstractmethod
-    async def _keys(self, pattern: str) -> list[str]:
-        """Return the keys that match and have not expired, in order."""
+def scope_of(prefix: str) -> str:
+    """Return what the documents of a store begin with, which no other store's begin with.
 
-    @abstractmethod
-    async def _replace(self, key: str, old: str | None, new: str | None) -> bool:
-        """Replace the value if it is `old`; return whether it was. Not both of them are `None`."""
+    With the bare prefix, the store whose prefix is empty would have the documents of all others.
+    """
+    return f"{len(prefix)}:{prefix}"

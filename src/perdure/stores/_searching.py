@@ -11,12 +11,11 @@ from perdure.clock import as_utc, parse_iso
 from perdure.errors import InvalidArgument
 from perdure.snapshot import RunStatus
 from perdure.store import Count, Page, Query, RunSummary
+from perdure.stores._prefix import end_of_prefix
 from perdure.validation import check_flag, check_id, check_prefix
 
 EXAMINED = 20_000
 """How many runs one search examines at most."""
-
-_LAST_CHARACTER, _SURROGATES, _AFTER_SURROGATES = 0x10FFFF, 0xD800, 0xE000
 
 
 class Position(NamedTuple):
@@ -151,12 +150,3 @@ def queue_ranges(prefix: str, after: str) -> Iterator[tuple[str, str | None]]:
     if not prefix:
         ranges = [(first, "~"), (max(first, "\x7f"), None)]
     return ((low, high) for low, high in ranges if high is None or low < high)
-
-
-def end_of_prefix(prefix: str) -> str | None:
-    """Return the least string above all that have the prefix, by code points; `None` if none is."""
-    kept = prefix.rstrip(chr(_LAST_CHARACTER))
-    if not kept:
-        return None
-    following = ord(kept[-1]) + 1
-    return kept[:-1] + chr(_AFTER_SURROGATES if following == _SURROGATES else following)

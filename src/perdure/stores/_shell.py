@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from perdure import codec
 from perdure.clock import as_utc
 from perdure.errors import InvalidArgument, ValueTooLarge
+from perdure.keyvalue import Documents
 from perdure.snapshot import RunStatus, Snapshot, is_over, workflow_of
 from perdure.store import (
     AsyncCloseable,
@@ -49,6 +50,7 @@ from perdure.stores._backend import (
     PruneRequest,
     TransactionBackend,
 )
+from perdure.stores._keyvalue import StoreDocuments
 from perdure.stores._lifecycle import Lifecycle
 from perdure.stores._reading import Setbacks, Unreadable, claim_readable
 from perdure.stores._searching import (
@@ -86,6 +88,18 @@ class StoreShell(AsyncCloseable, Generic[B]):
         self._backend = backend
         self._setbacks = Setbacks()
         self._life = Lifecycle(name, backend.open, on_move=backend.forget_loop, any_loop=any_loop)
+        self._documents_life = Lifecycle(name, backend.documents.set_up, any_loop=True)
+
+    @property
+    def documents(self) -> Documents:
+        """Strings under keys in the same database, with compare-and-set and times to live.
+
+        They open and close with the store, and no store with another prefix sees them. A key is a
+        non-empty string of at most 512 characters, a value is as large as a snapshot may be;
+        neither contains NUL.
+        """
+        # Not cached: a reference to the store inside itself would delay its collection.
+        return StoreDocuments(self._backend.documents, self._documents_ready, self._check_size)
 
     async def save(self, id: str, snapshot: Snapshot, /) -> None:
         """Replace the whole run by `snapshot`; the run's previous owner is fenced out."""
@@ -318,6 +332,10 @@ class StoreShell(AsyncCloseable, Generic[B]):
         is_partial = found.stopped_at is not None or len(found.runs) == EXAMINED
         counted = count(found.runs, query, cap)
         return [replace(each, capped=True) for each in counted] if is_partial else counted
+
+    async def _documents_ready(self) -> None:
+        await self._life.ready()
+        await self._documents_life.ready()
 
     @property
     def _max_value_size(self) -> int:

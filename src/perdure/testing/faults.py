@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from perdure.errors import StoreUnavailable
 from perdure.snapshot import RunStatus, Snapshot
-from perdure.store import RunSummary, Store, capabilities
+from perdure.store import NewMessage, RunSummary, Store, capabilities
 
 How = Literal["before", "after", "hang"]
 
@@ -123,6 +123,6 @@ def _ids(verb: str, arguments: tuple[Any, ...]) -> tuple[str, ...]:
         case (str(id), *_) if verb != "claim":
             return (id,)
         case ([*items], *_):
-            return tuple(item.id for item in items)
+            return tuple(item.to if isinstance(item, NewMessage) else item.id for item in items)
         case _:
             return ()

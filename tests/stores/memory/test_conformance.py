@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from perdure.errors import CodecError, InvalidArgument, StoreClosed, StoreCorrupted
-from perdure.store import Entry, LeaseRequest, NewRun, Rest, Store
+from perdure.store import Entry, LeaseRequest, NewRun, Refusal, Rest, Store
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance import StoreConformance
@@ -106,9 +106,11 @@ async def test_an_unreadable_run_is_named_and_can_be_deleted() -> None:
     """The error names the run, which cannot be leased."""
     store = MemoryStore()
     await store.enqueue([NewRun("bad", "order", b"{not json")])
-    for attempt in (store.load("bad"), store.acquire([LeaseRequest("bad", "ana", MINUTE)])):
-        with pytest.raises(StoreCorrupted, match="bad"):
-            await attempt
+    with pytest.raises(StoreCorrupted, match="bad"):
+        await store.load("bad")
+    [refusal] = await store.acquire([LeaseRequest("bad", "ana", MINUTE)])
+    assert isinstance(refusal, Refusal)
+    assert "bad" in refusal.error
     assert await store.delete("bad")
 
 

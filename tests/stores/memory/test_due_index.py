@@ -16,9 +16,9 @@ def test_stale_entries_are_dropped_without_queries() -> None:
         run = runs[turn % 10]
         run.wake_at = NOON + turn * MINUTE
         index.put(run)
-    (heap,) = index._heaps.values()
+    (heap,) = index._queues[""].values()
     assert len(heap._entries) <= 64
-    due = index.due(NOON + 20_000 * MINUTE, 100, None, "")
+    due = index.due(NOON + 20_000 * MINUTE, 100, None, {"": 100}, "")
     assert [run.id for run in due] == [f"{number}" for number in range(10)]
 
 
@@ -31,4 +31,4 @@ def test_a_run_that_was_removed_or_has_no_wake_time_is_not_due() -> None:
     index.remove(removed)
     asleep.wake_at = None
     index.put(asleep)
-    assert index.due(NOON, 10, None, "") == []
+    assert index.due(NOON, 10, None, {"": 10}, "") == []

@@ -320,6 +320,21 @@ def test_fields_are_stored_as_a_plain_object() -> None:
     }
 
 
+def test_a_versioned_class_is_refused() -> None:
+    """A later version may store `$v` among the fields; here it would be ignored."""
+    data = prepared(ANN, User).data
+    with pytest.raises(CodecError, match=r"User has a version \('\$v'\)"):
+        decode({"$v": 2, **data}, User, typed=True)
+
+
+def test_a_users_field_that_is_named_like_the_version_is_escaped() -> None:
+    """Only a class that accepts any field can have one."""
+    value = Account.model_validate({"accountNumber": 1, "$v": NOON})
+    result = prepared(value, Account)
+    assert (result.losses, list(result.data)) == ((), ["~"])
+    assert decode(result.data, Account, typed=True) == value
+
+
 def test_a_class_is_named_only_if_the_type_is_ambiguous() -> None:
     """Two classes with the same fields are distinguished by their names."""
     assert prepared(Approved("a"), Approved | Rejected).data == {"by": "a"}

@@ -108,6 +108,10 @@ TAGGED = [
     {"~datetime": "not a date"},
     {"~": {"~": {"~": 1}}},
     {"~tuple": (1, 2)},
+    {"$sealed": "x"},
+    {"$blob": {"$v": b"x"}},
+    [{"$v": 1}, {"$v": 2, "when": date(2024, 1, 1)}],
+    {"~": {"$sealed": 1}},
     [{"deep": [{"when": date(2024, 1, 1)}]}],
     Ok((1, 2)),
     Err("no", {1}),
@@ -354,7 +358,27 @@ def test_the_depth_limit_does_not_depend_on_the_stack() -> None:
     assert at_stack_depth(450, lambda: round_trip(value)) == value
 
 
+@pytest.mark.parametrize("key", ["$v", "$sealed", "$blob"])
+def test_reserved_keys_are_escaped_and_never_misread(key: str) -> None:
+    """A later version may give them a meaning: what a user stores is not taken for that."""
+    assert encode({key: 1}) == {"~": {key: 1}}
+    assert round_trip([{key: {key: 1}}]) == [{key: {key: 1}}]
+    assert encode({key: 1, "more": 2}) == {key: 1, "more": 2}
+    with pytest.raises(
+        CodecError, match=r"unknown tag '\$\w+'; was this written by a newer perdure"
+    ):
+        decode([{key: 1}])
+
+
+@pytest.mark.parametrize("key", ["$", "$V", "$sealed ", "$blobs", "sealed", "$oid"])
+def test_other_keys_with_a_dollar_are_stored_as_they_are(key: str) -> None:
+    assert encode({key: 1}) == decode({key: 1}) == {key: 1}
+
+
 MALFORMED: list[JSONValue] = [
+    {"$v": 1},
+    {"$sealed": "x"},
+    {"$blob": "sha256:0"},
     {"~": 1},
     {"~nothing": 1},
     {"~type": "builtins.dict"},

@@ -27,6 +27,7 @@ from perdure.result import Err, Ok
 OFFSETS = st.timedeltas(timedelta(hours=-23), timedelta(hours=23))
 ZONES = st.one_of(st.none(), st.timezones(), st.builds(timezone, OFFSETS))
 
+MARKED = ["~", "~set", "$v", "$sealed", "$blob"]
 LEAVES: st.SearchStrategy[Hashable] = st.one_of(
     st.none(),
     st.booleans(),
@@ -65,7 +66,7 @@ def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.one_of(
         st.lists(inner, max_size=4),
         st.lists(inner, max_size=4).map(tuple),
-        st.dictionaries(st.text(max_size=5) | st.sampled_from(["~", "~set"]), inner, max_size=4),
+        st.dictionaries(st.text(max_size=5) | st.sampled_from(MARKED), inner, max_size=4),
         st.dictionaries(KEYS, inner, max_size=3),
         st.sets(KEYS, max_size=4),
         st.binary().map(bytearray),
@@ -118,7 +119,7 @@ TAGGED_JSON = st.recursive(
         st.lists(inner, max_size=4)
         | st.dictionaries(st.text(max_size=5), inner, max_size=4)
         | st.dictionaries(
-            st.sampled_from(["~" + name for name in TAGS]),
+            st.sampled_from(["~" + name for name in TAGS] + MARKED),
             inner,
             min_size=1,
             max_size=1,

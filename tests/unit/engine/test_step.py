@@ -179,14 +179,6 @@ class TestKeys:
         await run(body)
         assert len({*keys["a"], *keys["b"]}) == 4
 
-    async def test_there_is_no_idempotency_key_outside_a_step(self) -> None:
-        """The error says where to use it."""
-
-        async def body(step: Step) -> str:
-            return step.idempotency_key
-
-        assert "inside the step's function" in str(error_of(await run(body)))
-
 
 @pytest.mark.parametrize(
     ("call", "parameter"),
@@ -195,6 +187,19 @@ class TestKeys:
         (lambda step: step(5, lambda: 1), "id"),
         (lambda step: step("\ud800", lambda: 1), "id"),
         (lambda step: step("x", lambda: 1, key="\ud800"), "key"),
+        (lambda step: step("~", lambda: 1), "id"),
+        (lambda step: step("~undo:x", lambda: 1), "id"),
+        (lambda step: step("~é", lambda: 1), "id"),
+        (lambda step: step("x", lambda: 1, key="~x"), "key"),
+        (lambda step: step.sleep("~x", 1), "id"),
+        (lambda step: step.wait_for_event("~x", "y"), "id"),
+        (lambda step: step.wait_for_event("x", "~cancel"), "name"),
+        (lambda step: step.wait_for_event("x", "\ud800"), "name"),
+        (lambda step: step.all({"~a": lambda: 1}), "thunks"),
+        (lambda step: step.map("~x", [1], lambda item: item), "id"),
+        (lambda step: step.race("~x", {"a": lambda: 1}), "id"),
+        (lambda step: step.race("x", {"~a": lambda: 1}), "thunks"),
+        (lambda step: step.transaction("~x", print), "id"),
         (lambda step: step("x", 5), "fn"),
         (lambda step: step("x", None), "fn"),
         (lambda step: step("x", lambda: 1, key=""), "key"),

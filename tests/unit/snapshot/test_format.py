@@ -4,11 +4,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from perdure.errors import SnapshotFormatError
 from perdure.snapshot import (
     RunStatus,
     Snapshot,
     awaits_of,
+    generation_of,
     is_over,
     new_snapshot,
     rest_status,
@@ -16,7 +19,7 @@ from perdure.snapshot import (
     wake_at_of,
     workflow_of,
 )
-from perdure.store import Rest, rest_of
+from perdure.store import Rest, header_of, rest_of
 
 AT = "2030-01-01T00:00:00.000Z"
 LATER = "2030-01-02T00:00:00.000Z"
@@ -61,6 +64,8 @@ PENDING = [
         (with_execution(status="failed"), Rest("failed")),
         (with_execution(status="failed", state="cancelled", pending=PENDING), Rest("cancelled")),
         (with_execution(pending=PENDING), Rest("running")),
+        (with_execution(state="queued", pending=PENDING), Rest("queued")),
+        (with_execution(state="paused", pending=PENDING), Rest("paused")),
         (with_execution(state="suspended"), Rest("suspended")),
         (
             with_execution(state="suspended", pending=PENDING),
@@ -74,7 +79,8 @@ PENDING = [
 )
 def test_what_a_suspended_run_waits_for(run: Snapshot, rest: Rest) -> None:
     """It wakes at the earliest time it waits for, or by any of its events; other runs by none."""
-    assert rest_of(run) == rest
+    header = header_of(run)
+    assert rest_of(run) == replace(rest, **header)
     assert (rest_status(run), wake_at_of(run), awaits_of(run)) == (
         rest.status,
         rest.wake_at,
@@ -88,11 +94,28 @@ def test_the_name_of_the_workflow_is_optional() -> None:
 
 
 @pytest.mark.parametrize(
+    ("metadata", "generation"),
+    [(None, 1), ({}, 1), ({"generation": 1}, 1), ({"generation": 7}, 7)],
+)
+def test_generations_count_from_one(metadata: Any, generation: int) -> None:
+    assert generation_of(metadata) == generation
+
+
+@pytest.mark.parametrize("malformed", [0, -1, True, 1.0, "2", None, []])
+def test_a_malformed_generation_is_refused(malformed: object) -> None:
+    """Read as another number, it would repeat or suppress payments."""
+    with pytest.raises(SnapshotFormatError, match=r"metadata\.generation"):
+        generation_of({"generation": malformed})
+
+
+@pytest.mark.parametrize(
     ("status", "over"),
     [
+        ("queued", False),
         ("running", False),
         ("suspended", False),
         ("waiting", False),
+        ("paused", False),
         ("completed", True),
         ("failed", True),
         ("cancelled", True),

@@ -14,6 +14,7 @@ from perdure.snapshot import (
     merge_snapshots,
     new_snapshot,
     open_waits,
+    outbox_of,
     step_delta,
     validate_snapshot,
     waits_delta,
@@ -81,6 +82,39 @@ def test_fields_that_a_delta_lacks_are_kept() -> None:
     assert "metadata" not in merge_snapshots(snapshot(), snapshot())
 
 
+NOTE: Any = {"send": {"to": "other", "dedup_id": "run/1/note"}}
+START: Any = {"start": {"run_id": "run/1/pay"}}
+
+
+def test_the_outbox_is_merged_by_name() -> None:
+    """An item of a delta replaces the item of the same name in its place; new ones follow."""
+    base = snapshot(outbox={"note": NOTE, "pay": START})
+    merged = merge_snapshots(base, {"outbox": {"note": START}}, {"outbox": {"more": NOTE}})
+    assert list(outbox_of(merged).items()) == [("note", START), ("pay", START), ("more", NOTE)]
+
+
+def test_a_null_in_a_delta_removes_an_outbox_item() -> None:
+    base = snapshot(outbox={"note": NOTE, "pay": START})
+    assert outbox_of(merge_snapshots(base, {"outbox": {"note": None}})) == {"pay": START}
+    again = merge_snapshots(base, {"outbox": {"note": None}}, {"outbox": {"note": START}})
+    assert outbox_of(again) == {"note": START, "pay": START}
+
+
+def test_a_null_removes_an_item_of_the_base_when_deltas_are_merged_first() -> None:
+    """The null stays in the merge of two deltas, which do not contain the item."""
+    both = merge_snapshots({"outbox": {"note": None}}, {"outbox": {"more": NOTE}})  # type: ignore[typeddict-item]
+    assert both.get("outbox") == {"note": None, "more": NOTE}
+    assert outbox_of(merge_snapshots(snapshot(outbox={"note": NOTE}), both)) == {"more": NOTE}
+
+
+def test_an_outbox_that_became_empty_is_kept_and_has_no_items() -> None:
+    """It is absent only if no part has one; then merging adds none."""
+    merged = merge_snapshots(snapshot(outbox={"note": NOTE}), {"outbox": {"note": None}})
+    assert (merged.get("outbox"), outbox_of(merged)) == ({"note": None}, {})
+    assert merge_snapshots(snapshot(outbox={}), {}) == snapshot(outbox={})
+    assert "outbox" not in merge_snapshots(snapshot(), {"outbox": None}, {"steps": {}})
+
+
 @pytest.mark.parametrize(
     "delta",
     [
@@ -91,6 +125,7 @@ def test_fields_that_a_delta_lacks_are_kept() -> None:
         {"steps": []},
         {"execution": "done"},
         {"metadata": 5},
+        {"outbox": ["note"]},
         {"warnings": {}},
         {"warnings": [{}]},
         {1: 2},
@@ -104,6 +139,7 @@ def test_a_malformed_delta_is_refused(delta: Any) -> None:
 
 keys = st.sampled_from("abcde")
 records = st.fixed_dictionaries({"ok": st.just(True), "value": st.integers(0, 9)})
+items = st.fixed_dictionaries({"send": st.fixed_dictionaries({"to": keys})})
 deltas = st.fixed_dictionaries(
     {},
     optional={
@@ -114,6 +150,7 @@ deltas = st.fixed_dictionaries(
             {"status": st.sampled_from(["running", "completed"]), "lastUpdated": st.just(AT)}
         ),
         "metadata": st.dictionaries(keys, st.integers(0, 9)) | st.none(),
+        "outbox": st.dictionaries(keys, items | st.none()) | st.none(),
         "warnings": st.lists(st.builds(warning, keys, st.sampled_from("pq"))) | st.none(),
         "later": st.integers(),
     },
@@ -129,6 +166,7 @@ def test_merging_is_associative(base: Any, first: Any, second: Any) -> None:
     at_once = merge_snapshots(base, first, second)
     assert step_by_step == grouped == at_once
     assert list(step_by_step["steps"]) == list(grouped["steps"]) == list(at_once["steps"])
+    assert list(outbox_of(step_by_step)) == list(outbox_of(grouped)) == list(outbox_of(at_once))
 
 
 @given(bases, st.lists(deltas))
@@ -140,6 +178,7 @@ def test_merging_does_not_change_its_arguments(base: Any, journal: list[Any]) ->
     merged["steps"]["new"] = {"ok": True}
     merged["execution"]["status"] = "failed"
     merged.get("metadata", {})["new"] = 1
+    merged.get("outbox", {})["new"] = {}
     merged.get("warnings", []).append(warning("new"))
     assert (base, journal) == before
 

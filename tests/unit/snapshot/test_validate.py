@@ -77,6 +77,12 @@ IDEMPOTENCY = json.loads("""
         snapshot(workflowName="checkout", metadata={"workflowId": "w", "input": None}),
         snapshot(metadata={}, warnings=[]),
         snapshot(unknown={"to": "us"}),
+        snapshot(metadata={"generation": 2}),
+        snapshot(outbox=None),
+        snapshot(outbox={}),
+        snapshot(outbox={"note": {"send": {"to": "a"}}, "input": {"input": 1, "generation": "x"}}),
+        snapshot(outbox={"delivered": None, "": {}}),
+        with_execution(state="queued"),
         snapshot(workflowName=None, metadata=None, warnings=None),
         with_execution(completedAt=None, currentStepId=None),
         with_execution(status="completed", completedAt=LATER),
@@ -223,8 +229,8 @@ def test_valid_snapshots_are_returned_unchanged(good: Any) -> None:
         (
             with_execution(state="running"),
             (
-                'execution.state: expected "suspended" or "waiting" or "paused" or "cancelled", '
-                "got 'running'"
+                'execution.state: expected "queued" or "suspended" or "waiting" or "paused" or '
+                "\"cancelled\", got 'running'"
             ),
         ),
         (
@@ -245,6 +251,14 @@ def test_valid_snapshots_are_returned_unchanged(good: Any) -> None:
         (
             with_execution(pending=[{"id": "a", "kind": []}]),
             'execution.pending[0].kind: expected "sleep" or "event", got list',
+        ),
+        (snapshot(outbox=[]), "outbox: expected an object, got list"),
+        (snapshot(outbox={"note": "sent"}), "outbox[\"note\"]: expected an object, got 'sent'"),
+        (snapshot(outbox={"note": {1: 2}}), 'outbox["note"]: expected strings as keys, got 1'),
+        (snapshot(metadata={"generation": 0}), "metadata.generation: expected an int >= 1, got 0"),
+        (
+            snapshot(metadata={"generation": None}),
+            "metadata.generation: expected an int >= 1, got None",
         ),
         (
             snapshot(waits={"nap": {"id": "nap", "kind": "sleep"}}),

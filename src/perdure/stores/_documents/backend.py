@@ -23,6 +23,7 @@ from perdure.store import (
 from perdure.stores._documents.leases import DocumentLeases
 from perdure.stores._documents.records import H, Head
 from perdure.stores._documents.storage import Storage
+from perdure.stores._keyvalue import KeyValueBackend
 from perdure.stores._reading import Granted
 from perdure.stores._shell import Ownership, Query, Row
 from perdure.stores._timestamps import from_microseconds, to_microseconds
@@ -31,7 +32,10 @@ from perdure.stores._timestamps import from_microseconds, to_microseconds
 class DocumentBackend(Generic[H]):
     """A storage and a clock behind a `StoreShell`. `list`, `prune` and `stats` read all heads."""
 
-    def __init__(self, storage: Storage[H], prefix: str, clock: Clock) -> None:
+    def __init__(
+        self, storage: Storage[H], documents: KeyValueBackend, prefix: str, clock: Clock
+    ) -> None:
+        self.documents = documents
         self._storage = storage
         self._execute = storage.execute
         self._runs = DocumentLeases(storage, prefix)

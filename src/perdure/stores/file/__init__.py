@@ -3,13 +3,15 @@
 import os
 from pathlib import Path
 
-from perdure.clock import Clock, SystemClock
+from perdure.clock import Clock, SystemClock, check_clock
 from perdure.errors import InvalidArgument
 from perdure.store import MAX_VALUE_SIZE, Capabilities
 from perdure.stores._documents.backend import DocumentBackend
 from perdure.stores._durability import Durability, check_durability, survives
+from perdure.stores._keyvalue import scope_of
 from perdure.stores._shell import StoreShell
 from perdure.stores.file.disk import Disk
+from perdure.stores.file.documents import FileDocuments
 from perdure.stores.file.layout import FileHead
 from perdure.stores.file.storage import FileStorage
 from perdure.validation import check_prefix
@@ -48,5 +50,6 @@ class FileStore(StoreShell[DocumentBackend[FileHead]]):
             max_value_size=max_value_size,
         )
         storage = FileStorage(Path(directory), Disk(sync=durability == "full"))
-        backend = DocumentBackend(storage, check_prefix(prefix), clock)
+        documents = FileDocuments(storage, check_clock(clock), scope_of(check_prefix(prefix)))
+        backend = DocumentBackend(storage, documents, prefix, clock)
         super().__init__(backend, "file", capabilities, any_loop=True)

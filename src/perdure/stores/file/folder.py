@@ -14,6 +14,7 @@ class Folder:
         self.disk = disk
         self.runs = root / "runs"
         self.wakes = root / "wakes"
+        self.documents = root / "documents"
         self.locks = root / "locks"
         self.gate = self.locks / "gate"
         self.journals = KnownJournals()

@@ -7,10 +7,12 @@ from perdure.errors import InvalidArgument
 from perdure.keyvalue import AsyncKeyValue, KeyValueStore, MemoryKeyValue, as_keyvalue
 from perdure.store import MAX_VALUE_SIZE, Capabilities
 from perdure.stores._documents.backend import DocumentBackend
+from perdure.stores._keyvalue import scope_of
 from perdure.stores._shell import StoreShell
 from perdure.stores.keyvalue.documents import Documents
 from perdure.stores.keyvalue.layout import KeyValueHead
 from perdure.stores.keyvalue.storage import KeyValueStorage
+from perdure.stores.keyvalue.user_documents import UserDocuments
 from perdure.validation import check_prefix
 
 Survives: TypeAlias = Literal["nothing", "process_crash", "power_loss"]
@@ -21,7 +23,8 @@ class KeyValueRuns(StoreShell[DocumentBackend[KeyValueHead]]):
 
     If the key-value store has compare-and-set (`perdure.keyvalue.CompareAndSet`), leases are atomic
     and processes may share the runs. Otherwise the guarantees hold between the tasks of one
-    process, which the store declares: `lease="best_effort"`, `shared="process"`.
+    process, which the store declares: `lease="best_effort"`, `shared="process"`. The same holds for
+    `replace` of its `documents`, whose times to live are those of the key-value store.
     """
 
     def __init__(
@@ -38,7 +41,8 @@ class KeyValueRuns(StoreShell[DocumentBackend[KeyValueHead]]):
             survives=survives,
             max_value_size=max_value_size,
         )
-        backend = DocumentBackend(KeyValueStorage(documents), prefix, clock)
+        beside = UserDocuments(kv, documents, scope_of(prefix))
+        backend = DocumentBackend(KeyValueStorage(documents), beside, prefix, clock)
         super().__init__(backend, "key-value", capabilities, any_loop=True)
 
 

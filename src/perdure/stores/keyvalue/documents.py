@@ -6,7 +6,7 @@ the tasks of one process, which share a lock for each key.
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
@@ -58,31 +58,35 @@ class Documents:
             if not key_lock.users:
                 del self._locks[key]
 
+    def lock_swap(self, key: str) -> AbstractAsyncContextManager[None]:
+        """Lock a key against a `swap` that is not atomic by itself."""
+        return self.lock(f"swap {key}")
+
     async def read(self, key: str) -> str | None:
         """Return a document, or `None`."""
-        return await _translate_errors(self._kv.get(key))
+        return await translate_errors(self._kv.get(key))
 
     async def read_many(self, keys: Sequence[str]) -> list[str | None]:
         """Return the document of each key, in as few round trips as the key-value store allows."""
         if not keys:
             return []
         if isinstance(self._kv, GetMany):
-            return list(await _translate_errors(self._kv.get_many(keys)))
+            return list(await translate_errors(self._kv.get_many(keys)))
         return await concurrently(self.read, keys)
 
     async def write(self, key: str, text: str) -> None:
         """Write a document that no other process writes."""
-        await _translate_errors(self._kv.set(key, text))
+        await translate_errors(self._kv.set(key, text))
 
     async def remove(self, key: str) -> None:
         """Remove a document, if it exists."""
-        await _translate_errors(self._kv.delete(key))
+        await translate_errors(self._kv.delete(key))
 
     async def swap(self, key: str, old: str | None, new: str | None) -> bool:
         """Replace `old` by `new` (`None`: no document); return whether `old` was there."""
         if self._compare_and_set is not None:
-            return await _translate_errors(self._compare_and_set.replace(key, old, new))
-        async with self.lock(f"swap {key}"):
+            return await translate_errors(self._compare_and_set.replace(key, old, new))
+        async with self.lock_swap(key):
             if await self.read(key) != old:
                 return False
             if new is None:
@@ -116,7 +120,8 @@ def _locks_of(kv: object) -> dict[str, _KeyLock]:
         return {}
 
 
-async def _translate_errors(answer: Awaitable[T]) -> T:
+async def translate_errors(answer: Awaitable[T]) -> T:
+    """Return what the key-value store answers; raise its errors as those of a store."""
     try:
         return await answer
     except PerdureError:

@@ -31,8 +31,10 @@ from perdure.store import (
     Verdict,
 )
 from perdure.stores._backend import Ownership, PruneRequest
+from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted, read_grant
 from perdure.stores._searching import Found, Position, count, find
+from perdure.stores.memory.documents import MemoryDocuments
 from perdure.stores.memory.rows import Run, Runs
 
 
@@ -43,6 +45,7 @@ class MemoryBackend:
         self.runs = runs
         self.prefix = prefix
         self.clock = clock
+        self.documents = MemoryDocuments(runs.documents(clock), scope_of(prefix))
         self._is_closed = False
 
     async def open(self) -> None:

@@ -7,6 +7,8 @@ from datetime import datetime
 from itertools import count
 
 from perdure import codec
+from perdure.clock import Clock
+from perdure.keyvalue import MemoryKeyValue
 from perdure.snapshot import RunStatus, Snapshot
 from perdure.store import Message, RunSummary
 from perdure.stores._reading import merged, reading
@@ -80,9 +82,16 @@ class Runs:
         self.message_ids = count(1)
         self.listeners: set[asyncio.Event] = set()
         self._by_id: dict[str, Run] = {}
+        self._documents: MemoryKeyValue | None = None
 
     def __iter__(self) -> Iterator[Run]:
         return iter(self._by_id.values())
+
+    def documents(self, clock: Clock) -> MemoryKeyValue:
+        """Return the documents beside the runs, which expire by the first store's clock."""
+        if self._documents is None:
+            self._documents = MemoryKeyValue(clock=clock)
+        return self._documents
 
     def get(self, id: str) -> Run | None:
         """Return the run, or `None`."""

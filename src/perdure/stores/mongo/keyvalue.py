@@ -1,15 +1,14 @@
 """Strings by key in a MongoDB collection, with expiry by the server's clock."""
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pymongo import IndexModel
 from pymongo.errors import DuplicateKeyError
 
 from perdure.clock import Clock, SystemClock
-from perdure.stores._keyvalue import DatabaseKeyValue
+from perdure.stores._keyvalue import DatabaseKeyValue, KeyValueBackend
 from perdure.stores.mongo.connection import (
     Collection,
     Connection,
@@ -20,11 +19,62 @@ from perdure.stores.mongo.connection import (
 from perdure.stores.mongo.driver import AsyncMongoClient
 from perdure.stores.mongo.updates import Document, from_now, has_prefix
 
+T = TypeVar("T")
+
 _INDEXES = (IndexModel([("expiresAt", 1)], name="expiresAt_ttl", expireAfterSeconds=0),)
 # The server deletes expired documents about once a minute; until then they are hidden.
 _IS_LIVE = {"$or": [{"expiresAt": None}, {"$expr": {"$gt": ["$expiresAt", "$$NOW"]}}]}
 _IS_MISSING = {"$lte": ["$value", None]}
 _HAS_EXPIRED = {"$and": [{"$gt": ["$expiresAt", None]}, {"$lte": ["$expiresAt", "$$NOW"]}]}
+
+
+class KeyValueCollection(KeyValueBackend, Generic[T]):
+    """Strings in one collection, which `choose` returns; the server deletes what has expired."""
+
+    def __init__(
+        self, connection: Connection[T], choose: Callable[[T], Collection], prefix: str = ""
+    ) -> None:
+        super().__init__(prefix)
+        self._connection = connection
+        self._choose = choose
+
+    async def set_up(self) -> None:
+        with self._connection.use() as bound:
+            await create_indexes(self._choose(bound), _INDEXES)
+
+    async def get(self, keys: Sequence[str]) -> Mapping[str, str]:
+        with self._connection.use() as bound:
+            matching = {"_id": {"$in": [*keys]}, **_IS_LIVE}
+            documents = self._choose(bound).find(matching, {"value": 1})
+            return {document["_id"]: document["value"] async for document in documents}
+
+    async def set(self, key: str, value: str, ttl: timedelta | None) -> None:
+        with self._connection.use() as bound:
+            await _upsert(self._choose(bound), key, [{"$replaceWith": _document(value, ttl)}])
+
+    async def delete(self, key: str) -> bool:
+        with self._connection.use() as bound:
+            deleted = await self._choose(bound).delete_one({"_id": key, **_IS_LIVE})
+            return deleted.deleted_count == 1
+
+    async def keys(self, prefix: str) -> list[str]:
+        with self._connection.use() as bound:
+            matching = {**has_prefix(prefix), **_IS_LIVE}
+            documents = self._choose(bound).find(matching, {"_id": 1})
+            return [document["_id"] async for document in documents]
+
+    async def replace(self, key: str, old: str | None, new: str | None) -> bool:
+        expected = {"_id": key, "value": old, **_IS_LIVE}
+        with self._connection.use() as bound:
+            collection = self._choose(bound)
+            if new is None:
+                return (await collection.delete_one(expected)).deleted_count == 1
+            if old is not None:
+                update = [{"$replaceWith": _document(new, None)}]
+                return (await collection.update_one(expected, update)).matched_count == 1
+            is_absent = {"$or": [_IS_MISSING, _HAS_EXPIRED]}
+            added = {"$replaceWith": {"$cond": [is_absent, _document(new, None), "$$ROOT"]}}
+            return await _upsert(collection, key, [added])
 
 
 class MongoKeyValue(DatabaseKeyValue):
@@ -47,7 +97,7 @@ class MongoKeyValue(DatabaseKeyValue):
         clock: Clock = SystemClock(),
     ) -> None:
         name = check_collection(collection)
-        self._connection = Connection(
+        connection = Connection(
             url,
             target=parse_target(url, database, replica_set=False),
             client=client,
@@ -58,46 +108,15 @@ class MongoKeyValue(DatabaseKeyValue):
         )
         super().__init__(
             "MongoDB",
-            set_up=self._connection.open,
-            close=self._connection.close,
-            forget_loop=self._connection.forget_loop,
+            KeyValueCollection(connection, lambda collection: collection),
+            open=connection.open,
+            close=connection.close,
+            forget_loop=connection.forget_loop,
         )
-
-    async def _get(self, keys: Sequence[str]) -> Mapping[str, str]:
-        with self._connection.use() as collection:
-            documents = collection.find({"_id": {"$in": [*keys]}, **_IS_LIVE}, {"value": 1})
-            return {document["_id"]: document["value"] async for document in documents}
-
-    async def _set(self, key: str, value: str, ttl: timedelta | None) -> None:
-        with self._connection.use() as collection:
-            await _upsert(collection, key, [{"$replaceWith": _document(value, ttl)}])
-
-    async def _delete(self, key: str) -> bool:
-        with self._connection.use() as collection:
-            return (await collection.delete_one({"_id": key, **_IS_LIVE})).deleted_count == 1
-
-    async def _keys(self, pattern: str) -> list[str]:
-        prefix = pattern.partition("*")[0]
-        matching = {"$and": [has_prefix(prefix), {"_id": {"$regex": _regex(pattern)}}]}
-        with self._connection.use() as collection:
-            documents = collection.find({**matching, **_IS_LIVE}, {"_id": 1}).sort("_id")
-            return [document["_id"] async for document in documents]
-
-    async def _replace(self, key: str, old: str | None, new: str | None) -> bool:
-        expected = {"_id": key, "value": old, **_IS_LIVE}
-        with self._connection.use() as collection:
-            if new is None:
-                return (await collection.delete_one(expected)).deleted_count == 1
-            if old is not None:
-                update = [{"$replaceWith": _document(new, None)}]
-                return (await collection.update_one(expected, update)).matched_count == 1
-            is_absent = {"$or": [_IS_MISSING, _HAS_EXPIRED]}
-            added = {"$replaceWith": {"$cond": [is_absent, _document(new, None), "$$ROOT"]}}
-            return await _upsert(collection, key, [added])
 
 
 async def _prepare(collection: Collection) -> None:
-    await create_indexes(collection, _INDEXES)
+    """Do nothing: `KeyValueCollection` creates its indexes itself."""
 
 
 def _document(value: str, ttl: timedelta | None) -> Document:
@@ -116,9 +135,3 @@ async def _upsert(collection: Collection, key: str, update: list[Document]) -> b
             # Another process inserted it at the same time: now there is one to update.
             continue
         return result.upserted_id is not None or result.modified_count == 1
-
-
-def _regex(pattern: str) -> str:
-    """Return the server's regular expression for a pattern; NUL must be escaped in it."""
-    parts = (re.escape(part).replace("\0", r"\x00") for part in pattern.split("*"))
-    return r"(?s)\A" + ".*".join(parts) + r"\z"

@@ -17,13 +17,15 @@ from perdure.store import (
     Stats,
     Verdict,
 )
+from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted
 from perdure.stores._shell import NotifyShell, Ownership, Query, Row, StoreShell, TransactionShell
 from perdure.stores.mongo import inbox
 from perdure.stores.mongo.append import Appender
 from perdure.stores.mongo.cleanup import Cleanup
-from perdure.stores.mongo.connection import Connection
+from perdure.stores.mongo.connection import Collection, Connection
 from perdure.stores.mongo.journal import Positions
+from perdure.stores.mongo.keyvalue import KeyValueCollection
 from perdure.stores.mongo.leases import Epochs, Leases
 from perdure.stores.mongo.notify import notifications
 from perdure.stores.mongo.runs import Runs
@@ -38,6 +40,7 @@ class _Backend:
     def __init__(self, connection: Connection[Collections], prefix: str) -> None:
         self._connection = connection
         self._prefix = prefix
+        self.documents = KeyValueCollection(connection, _documents, scope_of(prefix))
         self._cleanup = Cleanup(connection)
         positions, epochs = Positions(connection.clock), Epochs()
         self._runs = Runs(prefix, epochs, self._cleanup)
@@ -147,3 +150,7 @@ class MongoReplicaSetStore(MongoStore, TransactionShell[_Backend], NotifyShell[_
     `transact` passes a `MongoTransaction` to the work. Work that conflicts with another transaction
     fails with the driver's error, as it would outside of perdure, and is not called again.
     """
+
+
+def _documents(db: Collections) -> Collection:
+    return db.database.get_collection(f"{db.runs.name}_documents")

@@ -23,6 +23,7 @@ from bson.objectid import ObjectId
 from perdure.clock import as_utc
 from perdure.snapshot import ExecutionState, RunStatus
 from perdure.store import Entry, Rest
+from perdure.stores._prefix import end_of_prefix
 
 Document: TypeAlias = dict[str, Any]
 Pipeline: TypeAlias = list[Document]
@@ -71,13 +72,8 @@ def has_prefix(prefix: str) -> Document:
     """Match ids that start with a prefix, by a range of the index."""
     if not prefix:
         return {}
-    shorter = prefix.rstrip(chr(0x10FFFF))
-    if not shorter:
-        return {"_id": {"$gte": prefix}}
-    last = ord(shorter[-1]) + 1
-    # Surrogates are not characters, and cannot be encoded.
-    after = shorter[:-1] + chr(0xE000 if last == 0xD800 else last)
-    return {"_id": {"$gte": prefix, "$lt": after}}
+    end = end_of_prefix(prefix)
+    return {"_id": {"$gte": prefix} if end is None else {"$gte": prefix, "$lt": end}}
 
 
 def has_status(statuses: Sequence[str]) -> Document:

@@ -12,7 +12,7 @@ from perdure.stores.mysql.errors import NO_SUCH_TABLE, code_of
 from perdure.stores.mysql.literals import Statement, Value
 
 # MySQL accepts names of up to 64 characters, and this is the longest suffix that is added.
-_MAX_TABLE_LENGTH = 64 - len("_migrations")
+_MAX_TABLE_LENGTH = 64 - len("_documents_migrations")
 _LOCK_SECONDS = 60
 _REST_COLUMNS = ("folded", "snapshot", "status", "wake_at", "awaits", "updated_at")
 
@@ -55,14 +55,15 @@ class Dialect(NamedTuple):
 class Tables:
     """The quoted names of a store's tables: `{runs}`, `{journal}`, `{inbox}` ….
 
-    `table` may include a database: `"billing.runs"`.
+    `table` may include a database: `"billing.runs"`. `suffix` is added to its name.
     """
 
-    def __init__(self, table: object) -> None:
-        self.table = check_table(table, _MAX_TABLE_LENGTH)
+    def __init__(self, table: object, suffix: str = "") -> None:
+        self.table = check_table(table, _MAX_TABLE_LENGTH) + suffix
         database, _, name = self.table.rpartition(".")
         dot = f"`{database}`." if database else ""
         self._names = {
+            "table": f"{dot}`{name}`",
             "runs": f"{dot}`{name}`",
             "journal": f"{dot}`{name}_journal`",
             "inbox": f"{dot}`{name}_inbox`",
@@ -76,16 +77,16 @@ class Tables:
 
 
 class Schema:
-    """The tables as the migrations create them.
+    """The tables as the migrations in one folder create them.
 
     Creating a table cannot be rolled back: after a crash, a migration is applied again, and must
     do no harm then.
     """
 
-    def __init__(self, tables: Tables, dialect: Dialect) -> None:
+    def __init__(self, tables: Tables, dialect: Dialect, folder: str = "migrations") -> None:
         self._tables = tables
         self._dialect = dialect
-        self._migrations = read_migrations("perdure.stores.mysql")
+        self._migrations = read_migrations("perdure.stores.mysql", folder)
 
     async def set_up(self, database: Database) -> None:
         """Apply the migrations that are missing; concurrent callers are safe."""

@@ -22,12 +22,14 @@ from perdure.store import (
     Stats,
     Verdict,
 )
+from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted
 from perdure.stores._shell import Ownership, Query, Row, TransactionShell
 from perdure.stores.mysql import statements as sql
 from perdure.stores.mysql.append import Writer
 from perdure.stores.mysql.database import Database, Transaction
 from perdure.stores.mysql.errors import ConstraintViolation
+from perdure.stores.mysql.keyvalue import KeyValueTable
 from perdure.stores.mysql.leases import Leases
 from perdure.stores.mysql.literals import Rows, Statement, Value, read_datetime
 from perdure.stores.mysql.rows import chunks, names_as_json, read_inboxes, read_run
@@ -60,6 +62,8 @@ class MysqlBackend:
         self._prefix = check_prefix(prefix)
         self._database = database
         self._tables = tables
+        documents = Tables(tables.table, "_documents")
+        self.documents = KeyValueTable(database, documents, scope_of(prefix))
 
     @property
     def max_value_size(self) -> int:

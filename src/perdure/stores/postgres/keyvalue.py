@@ -6,8 +6,9 @@ from typing import Any
 
 from perdure.clock import Clock, Duration, SystemClock
 from perdure.errors import InvalidArgument
-from perdure.stores._keyvalue import DatabaseKeyValue
-from perdure.stores.postgres.database import open_database
+from perdure.stores._keyvalue import DatabaseKeyValue, KeyValueBackend
+from perdure.stores._prefix import end_of_prefix
+from perdure.stores.postgres.database import Database, open_database
 from perdure.stores.postgres.schema import Schema, Tables
 
 GET = """
@@ -59,11 +60,56 @@ REMOVE = """
     RETURNING key
 """
 
+# The collation is that of the index, except in awaitly's own table.
 KEYS = """
     SELECT key FROM {table}
-    WHERE key LIKE $1 AND (expires_at IS NULL OR expires_at > statement_timestamp())
-    ORDER BY key
+    WHERE key COLLATE "C" >= $1 {end} AND (expires_at IS NULL OR expires_at > statement_timestamp())
 """
+BEFORE_END = 'AND key COLLATE "C" < $2'
+
+
+class KeyValueTable(KeyValueBackend):
+    """Strings in one table; every write deletes some keys that have expired."""
+
+    def __init__(self, database: Database, tables: Tables, prefix: str = "") -> None:
+        super().__init__(prefix)
+        self._database = database
+        self._tables = tables
+
+    async def set_up(self) -> None:
+        await Schema(self._tables, "migrations_keyvalue").set_up(self._database)
+
+    async def get(self, keys: Sequence[str]) -> Mapping[str, str]:
+        return dict(await self._fetch(GET, [*keys]))
+
+    async def set(self, key: str, value: str, ttl: timedelta | None) -> None:
+        await self._fetch(SET, key, value, ttl)
+
+    async def delete(self, key: str) -> bool:
+        rows = await self._fetch(DELETE, key)
+        return bool(rows and rows[0][0])
+
+    async def keys(self, prefix: str) -> list[str]:
+        end = end_of_prefix(prefix)
+        values = [prefix] if end is None else [prefix, end]
+        rows = await self._fetch(KEYS, *values, end="" if end is None else BEFORE_END)
+        return [key for (key,) in rows]
+
+    async def replace(self, key: str, old: str | None, new: str | None) -> bool:
+        if old is None:
+            template, values = ADD, [new]
+        elif new is None:
+            template, values = REMOVE, [old]
+        else:
+            template, values = SWAP, [old, new]
+        # Not repeatable: sent again after a lost reply, it would return False for its own success.
+        return bool(await self._fetch(template, key, *values, repeatable=False))
+
+    async def _fetch(
+        self, template: str, *values: object, end: str = "", repeatable: bool = True
+    ) -> Sequence[Any]:
+        statement = self._tables.sql(template, purge=self._tables.sql(_PURGE), end=end)
+        return await self._database.fetch(statement, *values, repeatable=repeatable)
 
 
 class PostgresKeyValue(DatabaseKeyValue):
@@ -87,10 +133,10 @@ class PostgresKeyValue(DatabaseKeyValue):
         timeout: Duration = 60,
         clock: Clock = SystemClock(),
     ) -> None:
-        self._tables = Tables(table)
-        self._database = open_database(
+        tables = Tables(table)
+        database = open_database(
             url,
-            self._tables.table,
+            tables.table,
             pool=pool,
             prepared_statements=prepared_statements,
             max_connections=max_connections,
@@ -100,44 +146,10 @@ class PostgresKeyValue(DatabaseKeyValue):
         )
         super().__init__(
             "PostgreSQL",
-            set_up=self._set_up,
-            close=self._database.pool.close,
-            forget_loop=self._database.pool.forget_loop,
+            KeyValueTable(database, tables),
+            close=database.pool.close,
+            forget_loop=database.pool.forget_loop,
         )
-
-    async def _set_up(self) -> None:
-        await Schema(self._tables, "migrations_keyvalue").set_up(self._database)
-
-    async def _get(self, keys: Sequence[str]) -> Mapping[str, str]:
-        return dict(await self._fetch(GET, [*keys]))
-
-    async def _set(self, key: str, value: str, ttl: timedelta | None) -> None:
-        await self._fetch(SET, key, value, ttl)
-
-    async def _delete(self, key: str) -> bool:
-        rows = await self._fetch(DELETE, key)
-        return bool(rows and rows[0][0])
-
-    async def _keys(self, pattern: str) -> list[str]:
-        for special in "\\%_":
-            pattern = pattern.replace(special, "\\" + special)
-        return [key for (key,) in await self._fetch(KEYS, pattern.replace("*", "%"))]
-
-    async def _replace(self, key: str, old: str | None, new: str | None) -> bool:
-        if old is None:
-            template, values = ADD, [new]
-        elif new is None:
-            template, values = REMOVE, [old]
-        else:
-            template, values = SWAP, [old, new]
-        # Not repeatable: sent again after a lost reply, it would return False for its own success.
-        return bool(await self._fetch(template, key, *values, repeatable=False))
-
-    async def _fetch(
-        self, template: str, *values: object, repeatable: bool = True
-    ) -> Sequence[Any]:
-        statement = self._tables.sql(template, purge=self._tables.sql(_PURGE))
-        return await self._database.fetch(statement, *values, repeatable=repeatable)
 
     def _check(self, value: object, parameter: str) -> None:
         if not isinstance(value, str) or "\0" in value:

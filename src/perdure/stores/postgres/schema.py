@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from perdure.stores._migrations import Migration, check_table, pending, read_migrations
 from perdure.stores.postgres.database import Database, Transaction
 
-# PostgreSQL truncates names to 63 bytes, and this is the longest suffix that an index adds.
-_MAX_TABLE_LENGTH = 63 - len("_updated_at_idx")
+# PostgreSQL truncates names to 63 bytes, and this is the longest suffix that is added.
+_MAX_TABLE_LENGTH = 63 - len("_documents_expires_at_idx")
 
 _TABLE_EXISTS = "SELECT to_regclass($1) IS NOT NULL"
 _APPLIED_MIGRATIONS = "SELECT version FROM {migrations}"
@@ -26,11 +26,11 @@ _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
 class Tables:
     """The quoted names of a store's tables and indexes: `{runs}`, `{journal}`, `{inbox}` ….
 
-    `table` may include a schema: `"billing.runs"`.
+    `table` may include a schema: `"billing.runs"`. `suffix` is added to its name.
     """
 
-    def __init__(self, table: object) -> None:
-        self.table = check_table(table, _MAX_TABLE_LENGTH)
+    def __init__(self, table: object, suffix: str = "") -> None:
+        self.table = check_table(table, _MAX_TABLE_LENGTH) + suffix
         schema, _, name = self.table.rpartition(".")
         dot = f'"{schema}".' if schema else ""
         self.channel = name

@@ -21,10 +21,12 @@ from perdure.store import (
     Stats,
     Verdict,
 )
+from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted
 from perdure.stores._shell import NotifyShell, Ownership, Query, Row, TransactionShell
 from perdure.stores.postgres.append import Writer, names_as_json
 from perdure.stores.postgres.database import Database, Transaction
+from perdure.stores.postgres.keyvalue import KeyValueTable
 from perdure.stores.postgres.leases import Leases
 from perdure.stores.postgres.notify import Notifications
 from perdure.stores.postgres.rows import read_message, read_run
@@ -75,6 +77,8 @@ class PostgresBackend:
         self._prefix = check_prefix(prefix)
         self._database = database
         self._tables = tables
+        documents = Tables(tables.table, "_documents")
+        self.documents = KeyValueTable(database, documents, scope_of(prefix))
         self._notifications = Notifications(database, tables.channel, clock)
 
     async def open(self) -> None:

@@ -61,6 +61,14 @@ class Keys:
         """Return the key of a run's inbox."""
         return self._of(b"inbox:", id)
 
+    def document(self, name: str) -> bytes:
+        """Return the key of a document."""
+        return self._of(b"document:", name)
+
+    def documents(self, shard: int) -> bytes:
+        """Return the key of the names of a shard's documents."""
+        return self._shards[shard] + b"documents"
+
     def workflows(self, shard: int) -> bytes:
         """Return the key of the workflows that have runs with a wake time in a shard."""
         return self._shards[shard] + b"workflows"

@@ -6,14 +6,53 @@ from typing import Any
 
 from perdure.clock import Clock, Duration, SystemClock
 from perdure.errors import StoreCorrupted
-from perdure.keyvalue import glob_match
-from perdure.stores._keyvalue import DatabaseKeyValue
+from perdure.stores._keyvalue import DatabaseKeyValue, KeyValueBackend
 from perdure.stores.redis import scripts
 from perdure.stores.redis.connect import open_link
 from perdure.stores.redis.server import Call, Server
 from perdure.validation import check_prefix
 
-_MILLISECOND = timedelta(milliseconds=1)
+MILLISECOND = timedelta(milliseconds=1)
+
+
+class KeyValueStrings(KeyValueBackend):
+    """Plain strings, each under its own key; the server finds keys by examining all of them."""
+
+    def __init__(self, server: Server, prefix: str) -> None:
+        super().__init__(prefix)
+        self._server = server
+
+    async def set_up(self) -> None:
+        """Do nothing: there is no table to create."""
+
+    async def get(self, keys: Sequence[str]) -> Mapping[str, str]:
+        replies = await self._server.send([("GET", key) for key in keys])
+        return read_values(keys, replies)
+
+    async def set(self, key: str, value: str, ttl: timedelta | None) -> None:
+        if ttl is None:
+            await self._server.send([("SET", key, value)])
+        elif ttl < MILLISECOND:
+            # The server refuses a time to live of zero, which here means: expires at once.
+            await self._server.send([("DEL", key)])
+        else:
+            await self._server.send([("SET", key, value, "PX", ttl // MILLISECOND)])
+
+    async def delete(self, key: str) -> bool:
+        [deleted] = await self._server.send([("DEL", key)])
+        return bool(deleted)
+
+    async def exists(self, key: str) -> bool:
+        [count] = await self._server.send([("EXISTS", key)])
+        return bool(count)
+
+    async def keys(self, prefix: str) -> list[str]:
+        return [key.decode() async for key in self._server.scan(_literal(prefix) + "*")]
+
+    async def replace(self, key: str, old: str | None, new: str | None) -> bool:
+        call = Call([key.encode()], [optional(old), optional(new)])
+        [replaced] = await self._server.run(scripts.REPLACE, [call], repeatable=False)
+        return bool(replaced)
 
 
 class RedisKeyValue(DatabaseKeyValue):
@@ -40,50 +79,27 @@ class RedisKeyValue(DatabaseKeyValue):
         link = open_link(
             url, client, cluster=cluster, max_connections=max_connections, timeout=timeout
         )
-        self._prefix = check_prefix(prefix)
         self._server = Server(link, connect_timeout=connect_timeout, clock=clock)
-        super().__init__("Redis", close=self._server.close, forget_loop=link.forget_loop)
+        super().__init__(
+            "Redis",
+            KeyValueStrings(self._server, check_prefix(prefix)),
+            close=self._server.close,
+            forget_loop=link.forget_loop,
+        )
 
-    async def _get(self, keys: Sequence[str]) -> Mapping[str, str]:
-        replies = await self._server.send([("GET", self._key(key)) for key in keys])
-        return {
-            key: _text(key, reply)
-            for key, reply in zip(keys, replies, strict=True)
-            if reply is not None
-        }
 
-    async def _set(self, key: str, value: str, ttl: timedelta | None) -> None:
-        name, text = self._key(key), value.encode()
-        if ttl is None:
-            await self._server.send([("SET", name, text)])
-        elif ttl < _MILLISECOND:
-            # The server refuses a time to live of zero, which here means: expires at once.
-            await self._server.send([("DEL", name)])
-        else:
-            await self._server.send([("SET", name, text, "PX", ttl // _MILLISECOND)])
+def read_values(keys: Sequence[str], replies: Sequence[bytes | None]) -> Mapping[str, str]:
+    """Return the values of the keys that exist."""
+    return {
+        key: _text(key, reply)
+        for key, reply in zip(keys, replies, strict=True)
+        if reply is not None
+    }
 
-    async def _delete(self, key: str) -> bool:
-        [deleted] = await self._server.send([("DEL", self._key(key))])
-        return bool(deleted)
 
-    async def _exists(self, key: str) -> bool:
-        [count] = await self._server.send([("EXISTS", self._key(key))])
-        return bool(count)
-
-    async def _keys(self, pattern: str) -> list[str]:
-        # The server examines all its keys for this, some at a time.
-        glob = _glob(self._prefix).replace("*", "\\*") + _glob(pattern)
-        stored = {key.decode() async for key in self._server.scan(glob)}
-        keys = sorted(key[len(self._prefix) :] for key in stored)
-        return [key for key in keys if glob_match(pattern, key)]
-
-    async def _replace(self, key: str, old: str | None, new: str | None) -> bool:
-        call = Call([self._key(key)], [_maybe(old), _maybe(new)])
-        [replaced] = await self._server.run(scripts.REPLACE, [call], repeatable=False)
-        return bool(replaced)
-
-    def _key(self, key: str) -> bytes:
-        return (self._prefix + key).encode()
+def optional(text: str | None) -> str:
+    """Return a value as scripts expect it: `=` before it, or nothing for `None`."""
+    return "" if text is None else "=" + text
 
 
 def _text(key: str, reply: bytes) -> str:
@@ -93,12 +109,8 @@ def _text(key: str, reply: bytes) -> str:
         raise StoreCorrupted(f"the value of {key!r} is not a UTF-8 string") from error
 
 
-def _maybe(text: str | None) -> str:
-    return "" if text is None else "=" + text
-
-
-def _glob(text: str) -> str:
-    """Escape what is special in the server's patterns, except `*`."""
-    for special in "\\?[]":
+def _literal(text: str) -> str:
+    """Escape what is special in the server's patterns."""
+    for special in "\\?[]*":
         text = text.replace(special, "\\" + special)
     return text

@@ -22,11 +22,13 @@ from perdure.store import (
     Verdict,
 )
 from perdure.stores._durability import Durability, check_durability, survives
+from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted
 from perdure.stores._shell import NotifyShell, Ownership, Query, Row
 from perdure.stores._timestamps import to_microseconds
 from perdure.stores.redis import scripts
 from perdure.stores.redis.batches import Item
+from perdure.stores.redis.documents import RedisDocuments
 from perdure.stores.redis.durability import DurabilityReport, durability_report, require_durability
 from perdure.stores.redis.keys import STATUSES, Keys
 from perdure.stores.redis.replies import (
@@ -69,6 +71,7 @@ class _Backend:
         self, server: Server, keys: Keys, prefix: str, durability: Durability, clock: Clock
     ) -> None:
         self.server = server
+        self.documents = RedisDocuments(server, keys, scope_of(prefix))
         self._prefix = prefix
         self._runs = Runs(server, keys, prefix)
         self._channel = keys.channel

@@ -4,10 +4,12 @@ from random import Random, SystemRandom
 
 from perdure.errors import InvalidArgument
 from perdure.store import MAX_VALUE_SIZE, Capabilities
+from perdure.stores._keyvalue import scope_of
 from perdure.stores._shell import StoreShell
 from perdure.stores.sql.backend import SqlBackend
 from perdure.stores.sql.client import SqlalchemyClient, SqlClient, sqlalchemy_client
 from perdure.stores.sql.dialects import DialectName, Statements, find_dialect, paramstyle_of
+from perdure.stores.sql.keyvalue import KeyValueTable
 from perdure.validation import check_prefix, check_random
 
 __all__ = ["SqlClient", "SqlStore", "SqlalchemyClient", "sqlalchemy_client"]
@@ -36,10 +38,13 @@ class SqlStore(StoreShell[SqlBackend]):
         if not callable(getattr(client, "query", None)):
             raise InvalidArgument("client", client, "an object with `async query(sql, params)`")
         words = find_dialect(dialect)
+        style = paramstyle_of(client, words)
+        tables = Statements(words, table, style, suffix="_documents", folder="migrations_keyvalue")
         backend = SqlBackend(
             client,
-            Statements(words, table, paramstyle_of(client, words)),
-            prefix=check_prefix(prefix),
+            Statements(words, table, style),
+            KeyValueTable(client, tables, scope_of(check_prefix(prefix))),
+            prefix=prefix,
             random=check_random(random or SystemRandom()),
         )
         is_local = dialect == "sqlite"

@@ -3,16 +3,16 @@
 import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
+from random import Random
 from typing import Any
 
-from perdure.errors import StoreError, StoreUnavailable
 from perdure.snapshot import RunStatus, Snapshot
 from perdure.store import Delivery, Message, Rest, Stats
-from perdure.stores._migrations import pending
 from perdure.stores._shell import Query, Row
 from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.sql import statements as sql
-from perdure.stores.sql.client import query
+from perdure.stores.sql.client import SqlClient
+from perdure.stores.sql.dialects import Statements
 from perdure.stores.sql.executor import (
     chunks,
     digest,
@@ -22,24 +22,28 @@ from perdure.stores.sql.executor import (
     to_micros,
 )
 from perdure.stores.sql.journal import Journal
+from perdure.stores.sql.keyvalue import KeyValueTable
 from perdure.stores.sql.leases import Leases
-
-_MIGRATION_ATTEMPTS = 5
+from perdure.stores.sql.schema import set_up
 
 
 class SqlBackend(Journal, Leases):
     """The verbs of one store. The order of their statements is explained in `statements`."""
 
+    def __init__(
+        self,
+        client: SqlClient,
+        statements: Statements,
+        documents: KeyValueTable,
+        *,
+        prefix: str,
+        random: Random,
+    ) -> None:
+        super().__init__(client, statements, prefix=prefix, random=random)
+        self.documents = documents
+
     async def open(self) -> None:
-        # Two processes may migrate at the same time, so each statement can be repeated; one that
-        # fails because of the other process finds its work done at the next attempt.
-        for attempt in range(_MIGRATION_ATTEMPTS):
-            try:
-                return await self._migrate()
-            except StoreError as error:
-                if isinstance(error, StoreUnavailable) or attempt + 1 == _MIGRATION_ATTEMPTS:
-                    raise
-        raise AssertionError("the last attempt returns or raises")
+        await set_up(self._client, self._statements)
 
     def forget_loop(self) -> None:
         self._leasing = asyncio.Lock()
@@ -119,15 +123,6 @@ class SqlBackend(Journal, Leases):
         [(wake_at,)] = oldest.rows
         by_status: Any = dict(counts.rows)
         return Stats(by_status, None if wake_at is None else from_microseconds(wake_at))
-
-    async def _migrate(self) -> None:
-        await self._run(sql.CREATE_MIGRATIONS_TABLE)
-        applied = {version for (version,) in (await self._run(sql.APPLIED_MIGRATIONS)).rows}
-        statements = self._statements
-        for migration in pending(statements.migrations, applied, statements.table):
-            for statement in statements.split_script(migration.script):
-                await query(self._client, statement, ())
-            await self._run(sql.RECORD_MIGRATION, migration.version)
 
     async def _explain_send(self, key: str, dedup: str | None) -> Delivery:
         reason = await self._run(sql.EXPLAIN_SEND, dedup, key)

@@ -13,9 +13,10 @@ from perdure.stores.sql.statements import FRAGMENTS
 DialectName: TypeAlias = Literal["postgres", "mysql", "sqlite"]
 ParamStyle: TypeAlias = Literal["dollar", "format", "qmark", "named"]
 
-_MAX_TABLE_LENGTH = 50
+# PostgreSQL truncates names to 63 bytes, and this is the longest suffix that is added.
+_MAX_TABLE_LENGTH = 63 - len("_documents_migrations")
 _TABLES = ("journal", "inbox", "floor", "migrations")
-_INDEXES = ("wake", "list", "status", "inbox", "dedup")
+_INDEXES = ("wake", "list", "status", "inbox", "dedup", "expiry")
 _REPEATED = re.compile(r"\[(.*?)\](.*?)\.\.\.", re.DOTALL)
 
 
@@ -109,10 +110,22 @@ def paramstyle_of(client: object, dialect: Dialect) -> ParamStyle:
 
 
 class Statements:
-    """The statements for one table in one dialect and parameter style."""
+    """The statements for one table in one dialect and parameter style.
 
-    def __init__(self, dialect: Dialect, table: object, paramstyle: ParamStyle) -> None:
-        self.table = check_table(table, _MAX_TABLE_LENGTH)
+    `suffix` is added to the table's name; `folder` has its migrations.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        table: object,
+        paramstyle: ParamStyle,
+        *,
+        suffix: str = "",
+        folder: str = "migrations",
+    ) -> None:
+        self.table = check_table(table, _MAX_TABLE_LENGTH) + suffix
+        self._folder = folder
         self._dialect = dialect
         self._paramstyle: ParamStyle = paramstyle
         self._words = {**dialect.words, **_table_names(self.table, dialect.quote)}
@@ -136,7 +149,7 @@ class Statements:
     @property
     def migrations(self) -> Sequence[Migration]:
         """The migrations of the dialect, in order."""
-        return read_migrations("perdure.stores.sql", f"migrations/{self._dialect.name}")
+        return read_migrations("perdure.stores.sql", f"{self._folder}/{self._dialect.name}")
 
     def split_script(self, script: str) -> Sequence[str]:
         """Return the statements of a migration script."""
@@ -146,7 +159,7 @@ class Statements:
 
 def _table_names(table: str, quote: str) -> dict[str, str]:
     qualified, name = table.replace(".", f"{quote}.{quote}"), table.rpartition(".")[2]
-    names = {"runs": f"{quote}{qualified}{quote}"}
+    names = dict.fromkeys(("table", "runs"), f"{quote}{qualified}{quote}")
     names |= {part: f"{quote}{qualified}_{part}{quote}" for part in _TABLES}
     return names | {f"{index}_idx": f"{quote}{name}_{index}_idx{quote}" for index in _INDEXES}
 

@@ -27,9 +27,11 @@ from perdure.store import (
 )
 from perdure.stores._awaitly import as_snapshot
 from perdure.stores._backend import Ownership, PruneRequest
+from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted, merged, read_grant, reading
 from perdure.stores._searching import Found, Position
 from perdure.stores.sqlite.inbox import InboxVerbs
+from perdure.stores.sqlite.keyvalue import KeyValueTable
 from perdure.stores.sqlite.leases import Leased
 from perdure.stores.sqlite.runs import RunVerbs, Verb
 from perdure.stores.sqlite.schedule import ScheduleVerbs
@@ -52,6 +54,8 @@ class SqliteSchemaBackend(ABC):
         self._leases = ScheduleVerbs(statements, prefix, now)
         self._inboxes = InboxVerbs(statements, prefix, now)
         self._searches = SearchVerbs(statements, prefix, now)
+        table = f"{statements.table}_documents"
+        self.documents = KeyValueTable(self._read, self._write, table, now, scope_of(prefix))
 
     @abstractmethod
     async def _write(

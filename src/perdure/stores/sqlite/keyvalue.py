@@ -1,4 +1,4 @@
-"""Strings under keys in a SQLite file."""
+"""Strings under keys in a SQLite file, or on a libSQL server."""
 
 import os
 import weakref
@@ -6,16 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from string import Template
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from perdure.clock import Clock, Duration, SystemClock, parse_duration
+from perdure.errors import StoreError
 from perdure.stores._durability import Durability, check_durability
-from perdure.stores._keyvalue import DatabaseKeyValue
+from perdure.stores._keyvalue import DatabaseKeyValue, KeyValueBackend
+from perdure.stores._prefix import end_of_prefix
 from perdure.stores._timestamps import to_microseconds
 from perdure.stores.sqlite.runs import MICROSECOND, Verb, json_text
 from perdure.stores.sqlite.schema import Schema
 from perdure.stores.sqlite.statements import NOW, Outcome, Statement, Value, check_name
 from perdure.stores.sqlite.threads import Database
+
+T = TypeVar("T")
 
 _GET = """
     SELECT key, value FROM $table
@@ -50,15 +54,91 @@ _REMOVE = """
 
 _KEYS = """
     SELECT key FROM $table
-    WHERE key GLOB :pattern AND (expires_at IS NULL OR expires_at > $now)
-    ORDER BY key
+    WHERE key >= :prefix AND (expires_at IS NULL OR expires_at > $now)
 """
+_BEFORE_END = " AND key < :end"
 
 # Sent with every write, so it deletes only a few rows at a time.
 _PURGE = """
     DELETE FROM $table
     WHERE key IN (SELECT key FROM $table WHERE expires_at <= $now ORDER BY expires_at LIMIT 100)
 """
+
+
+class Run(Protocol):
+    """Runs a verb in a transaction and returns its result."""
+
+    async def __call__(self, verb: Callable[[], Verb[T]], /) -> T: ...
+
+
+class KeyValueTable(KeyValueBackend):
+    """Strings in one table of a database with SQLite's language, on any transport.
+
+    `now` returns the time in microseconds, or `None` to use the database's clock.
+    """
+
+    def __init__(
+        self, read: Run, write: Run, table: str, now: Callable[[], int | None], prefix: str = ""
+    ) -> None:
+        super().__init__(prefix)
+        self._run_read = read
+        self._run_write = write
+        self._schema = Schema("migrations_keyvalue", table)
+        self._names = {"table": f'"{table}"', "now": NOW}
+        self._now = now
+
+    async def set_up(self) -> None:
+        if not await self._run_read(self._schema.missing):
+            return
+        try:
+            await self._run_write(self._schema.migrate)
+        except StoreError:
+            # Another process may have migrated at the same time.
+            if await self._run_read(self._schema.missing):
+                raise
+
+    async def get(self, keys: Sequence[str]) -> Mapping[str, str]:
+        return dict(await self._read(_GET, keys=json_text(keys)))
+
+    async def set(self, key: str, value: str, ttl: timedelta | None) -> None:
+        micros = None if ttl is None else ttl // MICROSECOND
+        await self._write(_SET, key=key, value=value, ttl=micros)
+
+    async def delete(self, key: str) -> bool:
+        return await self._write(_DELETE, key=key)
+
+    async def keys(self, prefix: str) -> list[str]:
+        end = end_of_prefix(prefix)
+        template, values = _KEYS, {"prefix": prefix}
+        if end is not None:
+            template, values = _KEYS + _BEFORE_END, {"prefix": prefix, "end": end}
+        return [key for (key,) in await self._read(template, **values)]
+
+    async def replace(self, key: str, old: str | None, new: str | None) -> bool:
+        if old is None:
+            return await self._write(_ADD, key=key, new=new)
+        if new is None:
+            return await self._write(_REMOVE, key=key, old=old)
+        return await self._write(_SWAP, key=key, old=old, new=new)
+
+    async def _read(self, template: str, **values: Value) -> Sequence[Any]:
+        """Run a statement and return its rows."""
+        [outcome] = await self._run_read(self._verb(template, values))
+        return outcome.rows
+
+    async def _write(self, template: str, **values: Value) -> bool:
+        """Run a statement and return whether it changed rows; also delete some expired ones."""
+        outcome, _ = await self._run_write(self._verb(template, values, _PURGE))
+        return outcome.changed > 0
+
+    def _verb(
+        self, template: str, values: Mapping[str, Value], purge: str | None = None
+    ) -> Callable[[], Verb[Sequence[Outcome]]]:
+        # The threads keep their last verb, which must not keep the store alive.
+        return partial(_execute, self._sql(template), values, purge and self._sql(purge), self._now)
+
+    def _sql(self, template: str) -> str:
+        return Template(template).substitute(self._names)
 
 
 class SqliteKeyValue(DatabaseKeyValue):
@@ -77,65 +157,27 @@ class SqliteKeyValue(DatabaseKeyValue):
         clock: Clock = SystemClock(),
     ) -> None:
         check_durability(durability)
-        self._names = {"table": f'"{check_name(table)}"', "now": NOW}
-        self._clock = clock
-        self._database = Database(
+        database = Database(
             os.fspath(path),
-            Schema("migrations_keyvalue", table),
+            Schema("migrations_keyvalue", check_name(table)),
             durability=durability,
             busy_timeout=parse_duration(busy_timeout, "busy_timeout"),
         )
-        name = f"SQLite ({self._database.path})"
-        super().__init__(name, close=self._database.close, any_loop=True)
+        rows = KeyValueTable(
+            database.read, database.write, table, lambda: to_microseconds(clock.now())
+        )
+        super().__init__(f"SQLite ({database.path})", rows, close=database.close, any_loop=True)
         # The threads of a store that was never closed end with it.
-        weakref.finalize(self, self._database.stop)
-
-    async def _get(self, keys: Sequence[str]) -> Mapping[str, str]:
-        return dict(await self._read(_GET, keys=json_text(keys)))
-
-    async def _set(self, key: str, value: str, ttl: timedelta | None) -> None:
-        micros = None if ttl is None else ttl // MICROSECOND
-        await self._write(_SET, key=key, value=value, ttl=micros)
-
-    async def _delete(self, key: str) -> bool:
-        return await self._write(_DELETE, key=key)
-
-    async def _keys(self, pattern: str) -> list[str]:
-        return [key for (key,) in await self._read(_KEYS, pattern=_glob(pattern))]
-
-    async def _replace(self, key: str, old: str | None, new: str | None) -> bool:
-        if old is None:
-            return await self._write(_ADD, key=key, new=new)
-        if new is None:
-            return await self._write(_REMOVE, key=key, old=old)
-        return await self._write(_SWAP, key=key, old=old, new=new)
-
-    async def _read(self, template: str, **values: Value) -> Sequence[Any]:
-        """Run a statement and return its rows."""
-        [outcome] = await self._database.read(self._verb([template], values))
-        return outcome.rows
-
-    async def _write(self, template: str, **values: Value) -> bool:
-        """Run a statement and return whether it changed rows; also delete some expired ones."""
-        outcome, _ = await self._database.write(self._verb([template, _PURGE], values))
-        return outcome.changed > 0
-
-    def _verb(
-        self, templates: Sequence[str], values: Mapping[str, Value]
-    ) -> Callable[[], Verb[Sequence[Outcome]]]:
-        # The threads keep their last verb, which must not keep the store alive.
-        scripts = [Template(template).substitute(self._names) for template in templates]
-        return partial(_execute, scripts, values, self._clock)
+        weakref.finalize(self, database.stop)
 
 
 def _execute(
-    scripts: Sequence[str], values: Mapping[str, Value], clock: Clock
+    script: str, values: Mapping[str, Value], purge: str | None, now: Callable[[], int | None]
 ) -> Verb[Sequence[Outcome]]:
     # The clock is read when the statements are about to run, after any wait for a lock.
-    bound = {**values, "now": to_microseconds(clock.now())}
-    return (yield [Statement(script, bound) for script in scripts])
-
-
-def _glob(pattern: str) -> str:
-    """Return the pattern for GLOB, where `?` and `[` are special too."""
-    return pattern.replace("[", "[[]").replace("?", "[?]")
+    time: Mapping[str, Value] = {"now": now()}
+    statements = [Statement(script, {**values, **time})]
+    if purge is not None:
+        # A server refuses values that a statement does not use.
+        statements.append(Statement(purge, time))
+    return (yield statements)

@@ -142,11 +142,9 @@ class SearchVerbs(Verbs):
         """Return the runs if few have the prefix; `None` if there are more."""
         arm = sql.BY_PREFIX_AND_CREATION if query.tags else sql.BY_PREFIX_AND_UPDATE
         walk = self._start(_Walk(arm, 1, {}, query, *_ends(query)), after)
-        values = {**self._shown(query), "part": _FEW + 1}
-        count, found = yield [
-            self._statement(sql.COUNT_PREFIX, **values),
-            self._part(walk, query, _FEW + 1, limit),
-        ]
+        part = self._part(walk, query, _FEW + 1, limit)
+        prefix = self._id_range(query)
+        count, found = yield [self._statement(sql.COUNT_PREFIX, part=_FEW + 1, **prefix), part]
         return None if count.rows[0][0] > _FEW else self._read_part(found.rows)[1]
 
     def _walk(self, query: Query) -> Verb[_Walk]:
@@ -263,14 +261,16 @@ class SearchVerbs(Verbs):
 
     def _shown(self, query: Query) -> dict[str, Value]:
         """Return the values that select ids: the prefix, and whether to show system runs."""
-        prefix = self._prefix + query.prefix
-        end = end_of_prefix(prefix)
         return {
-            "prefix": prefix,
-            "prefix_end": _AFTER_KEYS if end is None else end,
+            **self._id_range(query),
             "with_system": shows_system_runs(query),
             "system_at": len(self._prefix) + 1,
         }
+
+    def _id_range(self, query: Query) -> dict[str, Value]:
+        prefix = self._prefix + query.prefix
+        end = end_of_prefix(prefix)
+        return {"prefix": prefix, "prefix_end": _AFTER_KEYS if end is None else end}
 
     def _position(self, place: Place) -> Position:
         """Return a place as the position after which a search continues."""

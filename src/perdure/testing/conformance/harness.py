@@ -22,10 +22,12 @@ from perdure.store import (
     MaintenanceStore,
     NewMessage,
     NotifyStore,
+    QueueStore,
     Refusal,
     Rest,
     RunSummary,
     ScheduleStore,
+    SearchStore,
     Store,
     TransactionStore,
     Verdict,
@@ -52,7 +54,15 @@ class MessagingStore(ScheduledStore, InboxStore, Protocol):
     """A store with journal, lease, schedule and inbox."""
 
 
-class FullStore(MessagingStore, MaintenanceStore, Protocol):
+class QueueingStore(MessagingStore, QueueStore, Protocol):
+    """A store with journal, lease, schedule, queues and inbox."""
+
+
+class SearchableStore(QueueingStore, SearchStore, Protocol):
+    """A store with journal, lease, schedule, queues, inbox and search."""
+
+
+class FullStore(SearchableStore, MaintenanceStore, Protocol):
     """A store with all abilities except transactions and notifications."""
 
 
@@ -160,6 +170,18 @@ def need_inbox(store: Store) -> MessagingStore:
     return cast(MessagingStore, store)
 
 
+def need_queues(store: Store) -> QueueingStore:
+    """Return the store as one with queues, or skip."""
+    need(store, "queues", "inbox", "schedule", "journal", "lease")
+    return cast(QueueingStore, store)
+
+
+def need_search(store: Store) -> SearchableStore:
+    """Return the store as one with search, or skip."""
+    need(store, "search", "queues", "inbox", "schedule", "journal", "lease")
+    return cast(SearchableStore, store)
+
+
 def need_maintenance(store: Store) -> MaintainedStore:
     """Return the store as one with maintenance, or skip."""
     need(store, "maintenance")
@@ -168,7 +190,7 @@ def need_maintenance(store: Store) -> MaintainedStore:
 
 def need_everything(store: Store) -> FullStore:
     """Return the store as one with all abilities except transactions and notifications, or skip."""
-    need(store, "maintenance", "inbox", "schedule", "journal", "lease")
+    need(store, "maintenance", "search", "queues", "inbox", "schedule", "journal", "lease")
     return cast(FullStore, store)
 
 

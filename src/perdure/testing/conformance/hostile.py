@@ -65,7 +65,7 @@ NAMES = [
     "*",
     "a*",
     "h?llo",
-    "~",
+    "a~",
     "#2",
     "a b",
     " a",
@@ -128,8 +128,7 @@ class HostileIdChecks(Harness):
             await store.save(id, snapshot(f"step {number}"))
         for number, id in enumerate(NAMES):
             assert await steps_of(store, id) == [f"step {number}"], ascii(id)
-        listed = {run.id for run in await store.list(limit=1_000)}
-        assert listed == {id for id in NAMES if not id.startswith("~")}
+        assert {run.id for run in await store.list(limit=1_000)} == set(NAMES)
 
     async def test_deleting_one_run_keeps_the_others(self, store: Store) -> None:
         """Delete the run, and no other."""
@@ -235,7 +234,7 @@ class HostileNameChecks(Harness):
             assert [(run.id, run.workflow) for run in runs] == [(f"run {number}", name)]
 
     async def test_claims_may_be_restricted_to_any_workflow_name(self, store: Store) -> None:
-        """`workflows` restricts the claim to runs of these names, whatever their characters."""
+        """`drives` restricts the claim to these workflows, whatever their characters."""
         schedule = need_schedule(store)
         whole = as_json(snapshot())
         await schedule.enqueue([NewRun(f"{n}", name, whole) for n, name in enumerate(NAMES)])

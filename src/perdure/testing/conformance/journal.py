@@ -7,7 +7,7 @@ import pytest
 
 from perdure.clock import SystemClock
 from perdure.errors import ValueTooLarge
-from perdure.snapshot import RunStatus, merge_snapshots
+from perdure.snapshot import OutboxItem, RunStatus, Snapshot, merge_snapshots, outbox_of
 from perdure.store import Entry, Grant, Rest, Store, Verdict, capabilities
 from perdure.testing.conformance.harness import (
     LONG,
@@ -24,6 +24,13 @@ from perdure.testing.conformance.harness import (
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 
 ACCEPTED, FENCED, UNKNOWN = Verdict.ACCEPTED, Verdict.FENCED, Verdict.UNKNOWN
+
+
+def with_outbox(**items: OutboxItem | None) -> Snapshot:
+    """Return a snapshot, or the delta of a journal entry, with these outbox items."""
+    whole = snapshot()
+    whole["outbox"] = items
+    return whole
 
 
 class AppendChecks(Harness):
@@ -130,6 +137,22 @@ class AppendChecks(Harness):
         await append_entries(journal, Entry(id, epoch, 1, as_json(second)))
         await append_entries(journal, Entry(id, epoch, 2, as_json(third)))
         assert await journal.load("run") == merge_snapshots(first, second, third)
+
+    async def test_outbox_items_are_merged_by_name_and_removed_by_null(self, store: Store) -> None:
+        """The outbox is merged by name, and a null removes its entry, in `load` and in a grant."""
+        journal = need_journal(store)
+        first = with_outbox(start={"run": "child"}, note={"to": "other"})
+        second = with_outbox(note=None, more={"to": "other"})
+        third = with_outbox(more=None)
+        grant = await acquire_run(journal, create=first)
+        epoch = grant.lease.epoch
+        await append_entries(journal, Entry("run", epoch, 1, as_json(second)))
+        await append_entries(journal, Entry("run", epoch, 2, as_json(third)))
+        whole = merge_snapshots(first, second, third)
+        assert outbox_of(whole) == {"start": {"run": "child"}}
+        assert await journal.load("run") == whole
+        await journal.release([grant.lease])
+        assert (await acquire_run(journal, owner="bob")).snapshot == whole
 
     async def test_a_step_recorded_again_keeps_its_place(self, store: Store) -> None:
         """Return the merged snapshot, its steps in the order they were recorded."""

@@ -10,6 +10,7 @@ from perdure.testing.conformance.harness import (
     TICK,
     Harness,
     acquire_run,
+    need_everything,
     need_journal,
     need_lease,
     need_maintenance,
@@ -18,6 +19,7 @@ from perdure.testing.conformance.harness import (
     summary_of,
     write_rest,
 )
+from perdure.testing.conformance.queues import queued
 from perdure.testing.conformance.samples import snapshot
 from perdure.testing.conformance.schedule import SECOND, new_run
 
@@ -95,6 +97,47 @@ class PruneChecks(Harness):
         await self.pass_time(TICK)
         assert [await maintenance.prune(NOW, limit=limit) for limit in (0, 2, 2, 2)] == [0, 2, 2, 1]
 
+    async def test_prune_may_be_restricted_to_a_workflow_and_tags(self, store: Store) -> None:
+        """Of this `workflow` and with all these `tags` if given."""
+        maintenance = need_everything(store)
+        over = Rest("completed")
+        for id, workflow, tags in (
+            ("a", "x", ("p=1", "q=1")),
+            ("b", "x", ("p=1",)),
+            ("c", "y", ("p=1", "q=1")),
+            ("d", "x", ()),
+        ):
+            await maintenance.enqueue([queued(id, workflow=workflow, tags=tags, rest=over)])
+        await maintenance.enqueue([queued("e", workflow="x", tags=("p=1", "q=1"))])
+        await self.pass_time(TICK)
+        assert await maintenance.prune(NOW, workflow="z") == 0
+        assert await maintenance.prune(NOW, workflow="x", tags=("p=1", "q=1")) == 1
+        assert {run.id for run in await maintenance.list()} == {"b", "c", "d", "e"}
+        assert await maintenance.prune(NOW, tags=("p=1",)) == 2
+        assert await maintenance.prune(NOW, workflow="x", status="failed") == 0
+        assert await maintenance.prune(NOW, workflow="x") == 1
+        assert {run.id for run in await maintenance.list()} == {"e"}
+
+    async def test_a_dry_run_of_prune_deletes_nothing(self, store: Store) -> None:
+        """With `dry_run` they are counted and nothing is deleted."""
+        maintenance = need_everything(store)
+        await maintenance.enqueue([queued(f"{n}", rest=Rest("completed")) for n in range(3)])
+        await self.pass_time(TICK)
+        assert await maintenance.prune(NOW, dry_run=True) == 3
+        assert await maintenance.prune(NOW, dry_run=True, limit=2) == 2
+        assert await maintenance.prune(NOW, dry_run=True, workflow="other") == 0
+        assert len(await maintenance.list()) == 3
+
+    async def test_prune_leaves_system_runs_alone(self, store: Store) -> None:
+        """A run whose id begins with `~` is never pruned."""
+        maintenance = need_everything(store)
+        runs = [queued(id, tags=("a=1",), rest=Rest("completed")) for id in ("~log", "run")]
+        await maintenance.enqueue(runs)
+        await self.pass_time(TICK)
+        assert await maintenance.prune(NOW, tags=("a=1",)) == 1
+        assert await maintenance.prune(NOW) == 0
+        assert [run.id for run in await maintenance.list(prefix="~")] == ["~log"]
+
     async def test_prune_deletes_everything_that_belongs_to_a_run(self, store: Store) -> None:
         """Delete: the id can be used again, and its previous epochs stay stale."""
         maintenance, journal = need_maintenance(store), need_journal(store)
@@ -137,6 +180,33 @@ class StatsChecks(Harness):
         for id, age in (("a", 3), ("b", 7), ("c", 5)):
             await schedule.enqueue([new_run(id, wake_at=now - age * SECOND)])
         assert (await maintenance.stats()).oldest_due == now - 7 * SECOND
+
+    async def test_stats_count_the_runs_of_queues(self, store: Store) -> None:
+        """The queues that have due or owned runs, by name, all keys of a queue together."""
+        maintenance = need_everything(store)
+        now = await store_time(maintenance)
+        past, later = now - 7 * SECOND, now + LONG
+        await maintenance.enqueue(
+            [
+                queued("1", "a", wake_at=past),
+                queued("2", "a/x", wake_at=past + SECOND),
+                queued("3", "a/y"),
+                queued("4", "later", wake_at=later),
+                queued("5"),
+                queued("6", "b"),
+                queued("7", "~permit:b"),
+                queued("~8", "b"),
+            ]
+        )
+        await maintenance.claim("ana", LONG, 1, queues={"b": 1})
+        await maintenance.claim("ana", LONG, 1, queues={"a/y": 1})
+        stats = await maintenance.stats()
+        assert set(stats.by_queue) == {"", "a", "b"}
+        a, b, plain = stats.by_queue["a"], stats.by_queue["b"], stats.by_queue[""]
+        assert (a.due, a.leased, a.oldest_due) == (2, 1, past)
+        assert (b.due, b.leased, b.oldest_due) == (0, 1, None)
+        assert (plain.due, plain.leased) == (1, 0)
+        assert sum(stats.by_status.values()) == 7
 
 
 class MaintenanceChecks(PruneChecks, StatsChecks):

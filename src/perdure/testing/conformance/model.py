@@ -28,10 +28,15 @@ WARNINGS = st.lists(
     min_size=1,
     max_size=2,
 )
+OUTBOX = st.dictionaries(KEYS, st.dictionaries(TEXT, JSON, max_size=2) | st.none(), max_size=3)
 EXECUTION = st.just({"status": "running", "lastUpdated": AT})
 DELTAS = st.fixed_dictionaries(
     {"formatVersion": st.just(1), "steps": STEPS, "execution": EXECUTION},
-    optional={"metadata": st.dictionaries(TEXT, JSON, max_size=3), "warnings": WARNINGS},
+    optional={
+        "metadata": st.dictionaries(TEXT, JSON, max_size=3),
+        "outbox": OUTBOX,
+        "warnings": WARNINGS,
+    },
 )
 BATCHES = st.lists(st.lists(DELTAS, min_size=1, max_size=4), max_size=4)
 

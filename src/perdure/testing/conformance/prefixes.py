@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from perdure.errors import InvalidArgument
-from perdure.store import Delivery, Entry, Lease, Rest, Store, Verdict
+from perdure.store import Count, Delivery, Entry, Lease, Query, Rest, Store, Verdict
 from perdure.testing.conformance.harness import (
     LONG,
     TICK,
@@ -16,6 +16,7 @@ from perdure.testing.conformance.harness import (
     need_lease,
     need_maintenance,
     need_schedule,
+    need_search,
     request_run,
     send_one,
     step,
@@ -24,6 +25,7 @@ from perdure.testing.conformance.harness import (
     write_rest,
 )
 from perdure.testing.conformance.hostile import INVALID_IDS
+from perdure.testing.conformance.queues import SECOND, queued
 from perdure.testing.conformance.samples import delta, snapshot
 from perdure.testing.conformance.schedule import claimed_ids, due_ids, new_run
 
@@ -50,6 +52,35 @@ class PrefixChecks(Harness):
             assert [run.id for run in await one.list(prefix="a")] == ["a"]
             (first, *_) = await one.list(limit=1)
             assert len(await one.list(after=first.cursor)) == 3
+
+    async def test_queues_and_tags_belong_to_the_prefix(self, store: Store) -> None:
+        """Searches, counts, queues and claims find runs of this prefix alone."""
+        need_search(store)
+        async with self._two(store) as (one, two):
+            first, second = need_search(one), need_search(two)
+            await first.enqueue([queued("1", "emails", tags=("a=1",))])
+            now = await store_time(first) + SECOND
+            assert (await second.search(Query(tags=("a=1",)), 5)).runs == ()
+            assert (await second.search(Query(workflows=("order",)), 5)).runs == ()
+            assert list(await second.counts(Query(), 5)) == []
+            assert list(await second.summaries(["1"])) == [None]
+            assert list(await second.queues(now, 5)) == []
+            assert list(await second.claim("ana", LONG, 5, queues={"emails": 5})) == []
+            (found,) = (await first.search(Query(tags=("a=1",)), 5)).runs
+            assert found.id == "1"
+            assert list(await first.counts(Query(), 5)) == [Count("order", "queued", 1)]
+            assert list(await first.queues(now, 5)) == ["emails"]
+            assert len(await first.claim("ana", LONG, 5, queues={"emails": 5})) == 1
+
+    async def test_system_runs_are_those_below_the_prefix(self, store: Store) -> None:
+        """`~` is looked for in the id that the caller sees, not in the stored one."""
+        need_search(store)
+        async with self._two(store, "~p:") as (one, _):
+            search = need_search(one)
+            await search.enqueue([queued("run"), queued("~log")])
+            assert [run.id for run in await search.list()] == ["run"]
+            assert [run.id for run in await search.list(prefix="~")] == ["~log"]
+            assert list(await search.counts(Query(), 5)) == [Count("order", "queued", 1)]
 
     async def test_a_store_without_a_prefix_sees_full_ids(self, store: Store) -> None:
         """Stored id = prefix + id."""
@@ -131,10 +162,12 @@ class PrefixChecks(Harness):
             assert another is None, f"{prefix!r} was accepted as a prefix"
 
     @asynccontextmanager
-    async def _two(self, store: Store) -> AsyncGenerator[tuple[Store, Store], None]:
+    async def _two(
+        self, store: Store, prefix: str = "p_:"
+    ) -> AsyncGenerator[tuple[Store, Store], None]:
         """Return two stores whose prefixes differ only in case, and are equal as patterns."""
-        one = await self.open_another(store, "p_:")
-        two = await self.open_another(store, "P_:")
+        one = await self.open_another(store, prefix)
+        two = await self.open_another(store, prefix.upper())
         try:
             yield one, two
         finally:

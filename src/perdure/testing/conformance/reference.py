@@ -1,6 +1,7 @@
 """A simple model of a store, and a state machine that runs the same verbs on both."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import count
@@ -16,12 +17,15 @@ from perdure.store import (
     Grant,
     Lease,
     LeaseRequest,
+    NewMessage,
     NewRun,
+    Query,
+    Receipt,
     Rest,
     Verdict,
     rest_of,
 )
-from perdure.testing.conformance.harness import FullStore, Harness, drives, send_one, store_time
+from perdure.testing.conformance.harness import FullStore, Harness, store_time
 from perdure.testing.conformance.random_cases import Bridge
 from perdure.testing.conformance.samples import as_json, snapshot, with_step
 
@@ -39,6 +43,14 @@ RESTS = st.sampled_from(
 TTLS = st.sampled_from([HOUR, 3 * HOUR])
 WAKES = st.sampled_from([None, -HOUR, 2 * HOUR])
 PICKS = st.integers(-6, -1)
+QUEUES = st.sampled_from(["", "", "q", "q/1"])
+CLAIMED_QUEUES = st.sampled_from([None, None, {"q": 9}, {"": 9, "q": 9, "q/1": 9}, {"": 1, "q": 1}])
+VERSIONS = st.sampled_from([0, 1, 2])
+TAGS = st.sampled_from([(), ("a=1",), ("a=1", "b=1"), ("b=1",)])
+DRIVES = st.none() | st.lists(
+    st.builds(Drivable, WORKFLOWS, VERSIONS, st.sampled_from([1, 2])), max_size=2
+)
+EVERY_QUEUE = {"": 100, "q": 100, "q/1": 100}
 MOSTLY = st.sampled_from([True, True, True, False])
 
 
@@ -50,6 +62,9 @@ class ModelRun:
     workflow: str | None
     wake_at: datetime | None = None
     status: RunStatus | None = None
+    queue: str = ""
+    version: int = 0
+    tags: tuple[str, ...] = ()
     lease: Lease | None = None
     newest: int = 0
     takeovers: int = 0
@@ -65,6 +80,8 @@ class ModelRun:
         self.lease, self.rested_at = None, now
         self.takeovers, self.progressed = 0, False
         self.wake_at = now if set(self.inbox) & set(rest.awaits) else rest.wake_at
+        self.version = self.version if rest.version is None else rest.version
+        self.tags = self.tags if rest.tags is None else rest.tags
 
     def is_owned(self, now: datetime) -> bool:
         """Return whether the run has an owner with an unexpired lease."""
@@ -81,10 +98,13 @@ class ModelRun:
             return not self.is_owned(now)
         return self.wake_at is not None and self.wake_at <= now
 
-
-def driven(workflows: Sequence[str] | None) -> list[Drivable] | None:
-    """Return what a worker drives that knows these workflows."""
-    return None if workflows is None else drives(*workflows)
+    def is_drivable(self, drives: Sequence[Drivable] | None) -> bool:
+        """Return whether a worker that drives these may claim the run."""
+        return drives is None or any(
+            each.workflow == self.workflow
+            and (self.version == 0 or each.first <= self.version <= each.last)
+            for each in drives
+        )
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -107,6 +127,11 @@ class StoreMachine(RuleBasedStateMachine):
         """The store's time, as precisely as the model needs it."""
         return self.started_at if self.clock is None else self.clock.now()
 
+    @property
+    def soon(self) -> datetime:
+        """A time at which everything that is due now is due, also if the clock is a real one."""
+        return self.started_at + HOUR / 2 if self.clock is None else self.now
+
     def teardown(self) -> None:
         """Compare all runs, and delete them for the next test case."""
         try:
@@ -118,19 +143,32 @@ class StoreMachine(RuleBasedStateMachine):
 
     def compare(self, id: str) -> None:
         """Check that the store and the model agree on a run and on what is due."""
-        assert self.due_in_store(None) == self.due_in_model(None)
+        self.compare_indexes()
         run = self.runs.get(id)
         loaded = self.do(self.store.load(id))
         summaries = [each for each in self.do(self.store.list(prefix=id)) if each.id == id]
         inbox = [message.name for message in self.do(self.store.inbox(id))]
-        if run is None or loaded is None:
-            assert (loaded, summaries, inbox) == (run, [], [])
+        (header,) = self.do(self.store.summaries([id]))
+        if run is None or loaded is None or header is None:
+            assert (loaded, summaries, inbox, header) == (run, [], [], None)
             return
+        assert (header.queue, header.version, header.tags) == (run.queue, run.version, run.tags)
+        assert (header.owner is None) == (run.lease is None)
         assert loaded == run.snapshot
         assert list(loaded["steps"]) == list(run.snapshot["steps"])
         assert [summary.workflow for summary in summaries] == [run.workflow]
         assert run.status in (None, summaries[0].status)
         assert inbox == run.inbox
+
+    def compare_indexes(self) -> None:
+        """Check that the store and the model agree on what is due, queued and tagged."""
+        assert self.due_in_store(None, EVERY_QUEUE) == self.due_in_model(None, EVERY_QUEUE)
+        queues = {run.queue for run in self.runs.values() if run.due(self.now)} - {""}
+        assert list(self.do(self.store.queues(self.soon, 9))) == sorted(queues)
+        tagged = self.do(self.store.search(Query(tags=("a=1",)), 9)).runs
+        assert {run.id for run in tagged} == {
+            id for id, run in self.runs.items() if "a=1" in run.tags
+        }
 
     def check_grant(self, grant: Grant, run: ModelRun) -> None:
         """Compare a grant with the model, and apply it there."""
@@ -141,6 +179,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert lease.has_messages == bool(run.inbox)
         assert all(lease.epoch > other.epoch for other in self.leases if other.id == lease.id)
         assert grant.takeovers == run.next_takeovers(self.now)
+        assert (grant.queue, grant.version) == (run.queue, run.version)
         run.takeovers, run.progressed = grant.takeovers, False
         run.newest, run.lease = lease.epoch, lease
         run.status, run.awaits = "running", ()
@@ -228,15 +267,30 @@ class StoreMachine(RuleBasedStateMachine):
         self.compare(lease.id)
 
     @precondition(lambda self: self.leases)
-    @rule(pick=PICKS, status=RESTS, wake=WAKES, events=st.sets(EVENTS, min_size=1))
-    def rest(self, pick: int, status: RunStatus, wake: timedelta | None, events: set[str]) -> None:
+    @rule(
+        pick=PICKS,
+        status=RESTS,
+        wake=WAKES,
+        events=st.sets(EVENTS, min_size=1),
+        version=st.none() | VERSIONS,
+        tags=st.none() | TAGS,
+    )
+    def rest(
+        self,
+        pick: int,
+        status: RunStatus,
+        wake: timedelta | None,
+        events: set[str],
+        version: int | None,
+        tags: tuple[str, ...] | None,
+    ) -> None:
         """Write a rest under any lease that was ever granted."""
         lease = self.pick_lease(pick)
         expected = self.verdict(lease)
         sleeps = status in ("suspended", "waiting")
         wake_at = self.now + wake if sleeps and wake is not None else None
         awaits = tuple(sorted(events)) if status in ("waiting", "paused") else ()
-        rest = Rest(status, wake_at, awaits)
+        rest = Rest(status, wake_at, awaits, version=version, tags=tags)
         whole = snapshot("rested", "10", "9", status=status)
         entry = Entry(lease.id, lease.epoch, next(self.numbers), as_json(whole), rest=rest)
         assert list(self.do(self.store.append([entry]))) == [expected]
@@ -281,62 +335,87 @@ class StoreMachine(RuleBasedStateMachine):
             run.lease, run.wake_at = None, self.now
         self.compare(lease.id)
 
-    @rule(id=IDS, workflow=WORKFLOWS, wake=WAKES)
-    def enqueue(self, id: str, workflow: str, wake: timedelta | None) -> None:
+    @rule(id=IDS, workflow=WORKFLOWS, wake=WAKES, queue=QUEUES, version=VERSIONS, tags=TAGS)
+    def enqueue(
+        self,
+        id: str,
+        workflow: str,
+        wake: timedelta | None,
+        queue: str,
+        version: int,
+        tags: tuple[str, ...],
+    ) -> None:
         """Enqueue a run."""
         whole = snapshot("new")
         wake_at = None if wake is None else self.now + wake
-        (created,) = self.do(self.store.enqueue([NewRun(id, workflow, as_json(whole), wake_at)]))
+        new = NewRun(id, workflow, as_json(whole), wake_at, queue=queue, version=version, tags=tags)
+        (created,) = self.do(self.store.enqueue([new]))
         assert created == (id not in self.runs)
         if created:
-            self.runs[id] = ModelRun(whole, workflow, wake_at or self.now)
+            self.runs[id] = ModelRun(
+                whole, workflow, wake_at or self.now, "queued", queue, version, tags
+            )
         self.compare(id)
 
-    @rule(owner=OWNERS, ttl=TTLS, workflows=st.none() | st.lists(WORKFLOWS, unique=True))
-    def claim(self, owner: str, ttl: timedelta, workflows: Sequence[str] | None) -> None:
-        """Claim all due runs."""
-        expected = self.due_in_model(workflows)
-        assert self.due_in_store(workflows) == expected
-        grants = self.do(self.store.claim(owner, ttl, 100, drives=driven(workflows)))
-        assert sorted(grant.lease.id for grant in grants) == expected
+    @rule(owner=OWNERS, ttl=TTLS, drives=DRIVES, queues=CLAIMED_QUEUES)
+    def claim(
+        self,
+        owner: str,
+        ttl: timedelta,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int] | None,
+    ) -> None:
+        """Claim due runs."""
+        expected = self.due_in_model(drives, queues)
+        assert self.due_in_store(drives, queues) == expected
+        grants = self.do(self.store.claim(owner, ttl, 100, drives=drives, queues=queues))
+        claimed = Counter(grant.queue for grant in grants)
         for grant in grants:
+            assert grant.lease.id in expected
             self.check_grant(grant, self.runs[grant.lease.id])
+        # Which of several due runs a limit leaves out depends on their order.
+        assert len(grants) == len(expected) or claimed.items() <= (queues or {}).items()
 
-    def due_in_store(self, workflows: Sequence[str] | None) -> list[str]:
-        """Return the ids of the runs that are due in the store."""
-        now = self.started_at + HOUR / 2 if self.clock is None else self.now
-        due = self.do(self.store.due(now, 100, drives=driven(workflows)))
+    def due_in_store(
+        self, drives: Sequence[Drivable] | None, queues: Mapping[str, int] | None
+    ) -> list[str]:
+        """Return the ids of the runs that are due in the store, however many of each queue."""
+        unlimited = None if queues is None else dict.fromkeys(queues, 100)
+        due = self.do(self.store.due(self.soon, 100, drives=drives, queues=unlimited))
         return sorted(run.id for run in due)
 
-    def due_in_model(self, workflows: Sequence[str] | None) -> list[str]:
+    def due_in_model(
+        self, drives: Sequence[Drivable] | None, queues: Mapping[str, int] | None
+    ) -> list[str]:
         """Return the ids of the runs that are due in the model."""
         return sorted(
             id
             for id, run in self.runs.items()
-            if run.due(self.now) and (workflows is None or run.workflow in workflows)
+            if run.due(self.now) and run.is_drivable(drives) and run.queue in (queues or {"": 100})
         )
 
-    @rule(id=IDS, names=st.lists(EVENTS, min_size=1, max_size=3), dedup_id=DEDUP_IDS)
-    def send(self, id: str, names: Sequence[str], dedup_id: str | None) -> None:
-        """Send messages; only the last one has the dedup id."""
-        for name in names[:-1]:
-            self.send_one(id, name, None)
-        self.send_one(id, names[-1], dedup_id)
-        self.compare(id)
+    @rule(messages=st.lists(st.tuples(IDS, EVENTS, DEDUP_IDS), min_size=1, max_size=4))
+    def send(self, messages: Sequence[tuple[str, str, str | None]]) -> None:
+        """Send several messages in one call."""
+        batch = [NewMessage(id, name, b"1", dedup_id) for id, name, dedup_id in messages]
+        receipts = self.do(self.store.send(batch))
+        assert len(receipts) == len(batch)
+        for message, receipt in zip(batch, receipts, strict=True):
+            self.check_receipt(message, receipt)
+        self.compare(batch[0].to)
 
-    def send_one(self, id: str, name: str, dedup_id: str | None) -> None:
-        """Send one message."""
-        run = self.runs.get(id)
-        answer = self.do(send_one(self.store, id, name, b"1", dedup_id=dedup_id))
+    def check_receipt(self, message: NewMessage, receipt: Receipt) -> None:
+        """Compare a receipt with the model, and apply the message there."""
+        run, dedup_id = self.runs.get(message.to), message.dedup_id
         if run is None:
-            assert answer is Delivery.UNKNOWN
+            assert receipt == Receipt(Delivery.UNKNOWN)
         elif run.status is not None and is_over(run.status):
-            assert answer is Delivery.OVER or (dedup_id in run.dedup_ids)
+            assert receipt.delivery is Delivery.OVER or dedup_id in run.dedup_ids
         elif dedup_id in run.dedup_ids:
-            assert answer is Delivery.DUPLICATE
+            assert receipt == Receipt(Delivery.DUPLICATE, len(run.inbox))
         else:
-            assert answer is Delivery.DELIVERED
-            self.deliver(run, name, dedup_id)
+            self.deliver(run, message.name, dedup_id)
+            assert receipt == Receipt(Delivery.DELIVERED, len(run.inbox))
 
     def deliver(self, run: ModelRun, name: str, dedup_id: str | None) -> None:
         """Add a message to the model's inbox."""
@@ -351,7 +430,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Count the runs and find the oldest due one."""
         stats = self.do(self.store.stats())
         assert sum(stats.by_status.values()) == len(self.runs)
-        assert (stats.oldest_due is not None) == bool(self.due_in_model(None))
+        assert (stats.oldest_due is not None) == bool(self.due_in_model(None, EVERY_QUEUE))
 
     @precondition(lambda self: self.clock is not None)
     @rule(hours=st.integers(1, 3))

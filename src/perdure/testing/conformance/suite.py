@@ -3,7 +3,9 @@
 import pytest
 
 from perdure.testing.conformance.base import BaseChecks
+from perdure.testing.conformance.batches import BatchesChecks
 from perdure.testing.conformance.declared import DeclaredChecks
+from perdure.testing.conformance.header import HeaderChecks
 from perdure.testing.conformance.hostile import HostileChecks
 from perdure.testing.conformance.inbox import InboxChecks
 from perdure.testing.conformance.journal import JournalChecks
@@ -12,8 +14,10 @@ from perdure.testing.conformance.maintenance import MaintenanceChecks
 from perdure.testing.conformance.model import ModelChecks
 from perdure.testing.conformance.payloads import PayloadChecks
 from perdure.testing.conformance.prefixes import PrefixChecks
+from perdure.testing.conformance.queues import QueuesChecks
 from perdure.testing.conformance.races import RaceChecks
 from perdure.testing.conformance.schedule import ScheduleChecks
+from perdure.testing.conformance.search import SearchesChecks
 from perdure.testing.conformance.transaction import TransactionChecks
 
 
@@ -24,7 +28,11 @@ class StoreConformance(
     JournalChecks,
     LeaseChecks,
     ScheduleChecks,
+    QueuesChecks,
     InboxChecks,
+    BatchesChecks,
+    HeaderChecks,
+    SearchesChecks,
     MaintenanceChecks,
     TransactionChecks,
     PrefixChecks,

@@ -1,0 +1,44 @@
+-- Writes a document: a string under <namespace>:{<shard>}:document:<name>, which the server deletes
+-- when it has expired. Keys with the same hash tag find it:
+--   documents      zset  the names, all with the score 0, so that they are in order
+--   document-ends  zset  the names of documents with a time to live, by its end in milliseconds
+-- KEYS: the document. ARGV: the old value and the new one, each as "=<value>", or "" for none; the
+-- old one may also be "*" for any; and the time to live in milliseconds, or "". Returns 1 if there
+-- was the old value, otherwise 0; then only "*" has written.
+local shard, name = string.match(KEYS[1], '^([^{]*{[^}]*}:)document:(.*)$')
+local names, ends = shard .. 'documents', shard .. 'document-ends'
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local value = redis.call('GET', KEYS[1])
+if ARGV[1] ~= '*' and (value and '=' .. value or '') ~= ARGV[1] then
+    return 0
+end
+if ARGV[2] == '' then
+    redis.call('UNLINK', KEYS[1])
+    redis.call('ZREM', names, name)
+    redis.call('ZREM', ends, name)
+else
+    local new = string.sub(ARGV[2], 2)
+    -- The name first: one without a document is removed when it is found.
+    redis.call('ZADD', names, 0, name)
+    if ARGV[3] == '' then
+        redis.call('SET', KEYS[1], new)
+        redis.call('ZREM', ends, name)
+    else
+        redis.call('SET', KEYS[1], new, 'PX', ARGV[3])
+        redis.call('ZADD', ends, string.format('%.0f', now + ARGV[3]), name)
+    end
+end
+
+local before_now = '(' .. string.format('%.0f', now)
+for _, expired in ipairs(redis.call('ZRANGEBYSCORE', ends, '-inf', before_now, 'LIMIT', 0, 10)) do
+    redis.call('ZREM', ends, expired)
+    if redis.call('EXISTS', shard .. 'document:' .. expired) == 0 then
+        redis.call('ZREM', names, expired)
+    end
+end
+if ARGV[1] == '*' then
+    return value and 1 or 0
+end
+return 1

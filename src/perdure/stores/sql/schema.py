@@ -1,0 +1,33 @@
+"""The migrations of a `SqlStore`, for any client."""
+
+from perdure.errors import StoreError, StoreUnavailable
+from perdure.stores._migrations import pending
+from perdure.stores.sql import statements as sql
+from perdure.stores.sql.client import SqlClient, query
+from perdure.stores.sql.dialects import Statements
+
+# More than a first set-up has statements: each may fail once because of another process.
+_ATTEMPTS = 30
+
+
+async def set_up(client: SqlClient, statements: Statements) -> None:
+    """Apply the migrations that are missing."""
+    # Two processes may migrate at the same time, so each statement can be repeated; one that
+    # fails because of the other process finds its work done at the next attempt.
+    for attempt in range(_ATTEMPTS):
+        try:
+            return await _migrate(client, statements)
+        except StoreError as error:
+            if isinstance(error, StoreUnavailable) or attempt + 1 == _ATTEMPTS:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+async def _migrate(client: SqlClient, statements: Statements) -> None:
+    await query(client, statements.sql(sql.CREATE_MIGRATIONS_TABLE), ())
+    result = await query(client, statements.sql(sql.APPLIED_MIGRATIONS), ())
+    applied = {version for (version,) in result.rows}
+    for migration in pending(statements.migrations, applied, statements.table):
+        for statement in statements.split_script(migration.script):
+            await query(client, statement, ())
+        await query(client, statements.sql(sql.RECORD_MIGRATION), (migration.version,))

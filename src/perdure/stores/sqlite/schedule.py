@@ -68,7 +68,6 @@ QUEUES = """
             SELECT 1 FROM $runs AS d
             WHERE d.queue = r.queue AND d.workflow = r.workflow AND d.wake_at <= :until
                 AND substr(d.id, 1, length(:prefix)) = :prefix
-                AND (d.wake_at <= $now OR d.owner IS NULL)
         )
         FROM ranges CROSS JOIN $runs AS r
         WHERE r.rowid = (
@@ -151,7 +150,6 @@ class ScheduleVerbs(LeaseVerbs):
                 limit=limit,
                 prefix=self._prefix,
                 until=to_microseconds(now, "now"),
-                now=self._now(),
             )
         ]
         return [queue for (queue,) in found.rows]

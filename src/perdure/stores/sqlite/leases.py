@@ -16,6 +16,7 @@ from perdure.stores.sqlite.runs import (
     decode_text,
     json_text,
     micros_or_none,
+    tags_text,
 )
 from perdure.stores.sqlite.statements import Outcome, Row, Statement
 
@@ -38,20 +39,14 @@ class Leased(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What belongs to leased runs beside their rows, by key.
+    """The entries and messages of leased runs, by key."""
 
-    `current` are the runs with their owners and the times of their snapshots.
-    """
-
-    current: Container[Row]
     entries: Mapping[str, Sequence[bytes]]
     messages: Mapping[str, Sequence[Message]]
 
-    def added_to(self, leased: Leased, key: str) -> Leased | None:
-        """Return a lease with the run's entries and messages, or `None` if the run was lost."""
+    def added_to(self, leased: Leased, key: str) -> Leased:
+        """Return a lease with the run's entries and messages."""
         lease = leased.lease
-        if (key, lease.owner, leased.listed_at) not in self.current:
-            return None
         inbox = tuple(self.messages.get(key, ()))
         return leased._replace(
             lease=Lease(lease.id, lease.owner, lease.epoch, lease.expires_at, bool(inbox)),
@@ -120,15 +115,8 @@ class LeaseVerbs(Verbs):
     def _new_owned_row(self, request: LeaseRequest, snapshot: bytes, time: Row) -> Row:
         key, ttl = self._prefix + request.id, request.ttl // MICROSECOND
         run = (key, decode_text(snapshot), request.workflow, None, request.owner, ttl, *time)
-        return (
-            *run,
-            "running",
-            None,
-            "",
-            request.version,
-            json_text(request.tags),
-            request.summary,
-        )
+        header = (request.version, tags_text(request.tags), request.summary)
+        return (*run, "running", None, "", *header)
 
     def _with_journals(self, leased: Sequence[Leased | None]) -> Verb[Sequence[Leased | None]]:
         """Add the entries since the snapshot, and the messages.
@@ -139,30 +127,38 @@ class LeaseVerbs(Verbs):
         keys = [self._prefix + one.lease.id for one in leased if one and not one.created]
         if not keys:
             return leased
-        contents = self._read_contents((yield self._contents(keys)))
+        ids = json_text(keys)
+        owners, *found = yield [self._statement(sql.OWNERS, ids=ids), *self._contents(ids)]
+        current, contents = {*owners.rows}, self._read_contents(found)
         return [
-            contents.added_to(one, self._prefix + one.lease.id) if one and not one.created else one
+            one if one is None or one.created else self._complete(one, current, contents)
             for one in leased
         ]
 
-    def _contents(self, keys: Sequence[str]) -> list[Statement]:
-        """Return the statements that read what belongs to leased runs beside their rows."""
-        ids = json_text(keys)
+    def _complete(
+        self, leased: Leased, current: Container[Row], contents: Contents
+    ) -> Leased | None:
+        key = self._prefix + leased.lease.id
+        if (key, leased.lease.owner, leased.listed_at) not in current:
+            return None
+        return contents.added_to(leased, key)
+
+    def _contents(self, ids: str | None) -> list[Statement]:
+        """Return the statements that read the entries and messages of leased runs."""
         return [
-            self._statement(sql.OWNERS, ids=ids),
             self._statement(sql.JOURNALS, ids=ids),
             self._statement(sql.INBOXES, ids=ids, page=INBOX_PAGE),
         ]
 
     def _read_contents(self, outcomes: Sequence[Outcome]) -> Contents:
-        owners, journals, inboxes = outcomes
+        journals, inboxes = outcomes
         entries: dict[str, list[bytes]] = {}
         messages: dict[str, list[Message]] = {}
         for key, data in journals.rows:
             entries.setdefault(key, []).append(data)
         for key, *columns in inboxes.rows:
             messages.setdefault(key, []).append(read_message(*columns))
-        return Contents({*owners.rows}, entries, messages)
+        return Contents(entries, messages)
 
 
 def _split_by_run(requests: Sequence[LeaseRequest]) -> Iterator[Sequence[LeaseRequest]]:

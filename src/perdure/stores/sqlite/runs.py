@@ -36,6 +36,11 @@ def json_text(values: Sequence[object] | None) -> str | None:
         raise StoreError(f"a string cannot be stored: {error}") from error
 
 
+def tags_text(tags: Sequence[str] | None) -> str | None:
+    """Return tags as they are stored, and `None` as `None`."""
+    return json_text(tags) if tags or tags is None else "[]"
+
+
 def decode_text(data: bytes) -> str:
     """Return JSON as the text that is stored."""
     try:
@@ -51,7 +56,7 @@ def rest_columns(rest: Rest) -> tuple[str, str | None, int | None]:
 
 def header_columns(rest: Rest) -> tuple[int | None, str | None, bytes | None]:
     """Return the version, the tags and the summary of a rest; `None` leaves one unchanged."""
-    return rest.version, json_text(rest.tags), rest.summary
+    return rest.version, tags_text(rest.tags), rest.summary
 
 
 def to_stamp(time: datetime) -> str:

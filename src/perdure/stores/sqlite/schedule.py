@@ -17,6 +17,7 @@ from perdure.stores.sqlite.runs import (
     header_columns,
     json_text,
     rest_columns,
+    tags_text,
 )
 from perdure.stores.sqlite.statements import Row, Statement
 
@@ -160,7 +161,7 @@ class ScheduleVerbs(LeaseVerbs):
         if run.rest is not None:
             rest, offset = run.rest, None
         status, awaits, wake_at = rest_columns(rest)
-        header = (run.version, json_text(run.tags), run.summary)
+        header = (run.version, tags_text(run.tags), run.summary)
         changes = header_columns(rest)
         columns = (self._prefix + run.id, decode_text(run.snapshot), run.workflow, wake_at)
         return (
@@ -224,22 +225,26 @@ class ScheduleVerbs(LeaseVerbs):
         """Lease these runs, as far as they were not claimed or changed in the meantime."""
         if not due:
             return []
-        now, microseconds = self._now(), ttl // MICROSECOND
-        keys = [key for _, _, key in due]
-        rows: list[Row] = [(key, owner, microseconds, now, wake_at) for wake_at, _, key in due]
-        claims = self._statements.many(sql.CLAIM, rows)
-        outcomes = yield [*claims, *([] if apart else self._contents(keys))]
-        granted = {row[0]: row[1:] for outcome in outcomes[: len(claims)] for row in outcome.rows}
+        ids = json_text([key for _, _, key in due])
+        claim = self._statement(
+            sql.CLAIM,
+            ids=ids,
+            latest=due[-1][0],
+            owner=owner,
+            ttl=ttl // MICROSECOND,
+            now=self._now(),
+        )
+        claimed, *found = yield [claim, *([] if apart else self._contents(ids))]
+        rows = {row[0]: row[1:] for row in claimed.rows}
         leased = {
-            key: read_lease(self._id(key), owner, ttl, *granted[key])
-            for key in keys
-            if key in granted
+            key: read_lease(self._id(key), owner, ttl, *rows[key])
+            for _, _, key in due
+            if key in rows
         }
-        if apart:
-            complete = yield from self._with_journals([*leased.values()])
-        else:
-            contents = self._read_contents(outcomes[len(claims) :])
-            complete = [contents.added_to(one, key) for key, one in leased.items()]
+        if not apart:
+            contents = self._read_contents(found)
+            return [contents.added_to(one, key) for key, one in leased.items()]
+        complete = yield from self._with_journals([*leased.values()])
         return [one for one in complete if one is not None]
 
 

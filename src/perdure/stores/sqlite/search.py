@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from perdure.snapshot import RunStatus
 from perdure.store import Count, Query, QueueStats, RunSummary, Stats
 from perdure.stores._backend import PruneRequest
-from perdure.stores._searching import EXAMINED, Found, Position, end_of_prefix, shows_system_runs
+from perdure.stores._prefix import end_of_prefix
+from perdure.stores._searching import EXAMINED, Found, Position, shows_system_runs
 from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.sqlite import search_statements as sql
 from perdure.stores.sqlite.runs import MICROSECOND, Verb, Verbs, json_text, read_stamp, to_stamp

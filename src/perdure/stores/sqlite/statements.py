@@ -170,15 +170,12 @@ ACQUIRE = """
     RETURNING $leased
 """
 
-# The wake time is the one that was read before: the run has not been claimed, nor changed, since.
+# :latest is the latest wake time of these runs when they were read: one that was claimed since, or
+# was given another wake time, is not leased.
 CLAIM = """
     UPDATE $runs SET $lease
-    FROM (
-        SELECT column1 AS key, column2 AS new_owner, column3 AS ttl,
-            coalesce(column4, $clock) AS now, column5 AS due, NULL AS instead_of
-        FROM ($rows)
-    ) AS w
-    WHERE id = w.key AND wake_at = w.due
+    FROM (SELECT $now AS now, :owner AS new_owner, :ttl AS ttl, NULL AS instead_of) AS w
+    WHERE id IN (SELECT value FROM json_each(:ids)) AND wake_at <= :latest
     RETURNING $leased
 """
 

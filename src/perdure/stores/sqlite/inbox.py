@@ -1,6 +1,7 @@
 """The verbs on inboxes: which statements they send, see `runs`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from perdure.errors import InvalidArgument
@@ -70,20 +71,17 @@ class InboxVerbs(Verbs):
         The round is atomic, so the state in which the recipients were before it determines what
         becomes of each message.
         """
-        now = self._now()
+        now, many = self._now(), self._statements.many
         keys = [self._prefix + message.to for message in messages]
         rows: list[Row] = [
             (key, message.name, decode_text(message.payload), message.dedup_id, now)
             for key, message in zip(keys, messages, strict=True)
         ]
-        many = self._statements.many
         recipients = many(RECIPIENTS, [*dict.fromkeys((row[0], row[3]) for row in rows)])
         wakes = many(WAKE_IF_MESSAGE, [*dict.fromkeys((*row[:2], now) for row in rows)])
         outcomes = yield [*recipients, *many(SEND, rows), *wakes]
-        found = _read_recipients(
-            row for outcome in outcomes[: len(recipients)] for row in outcome.rows
-        )
-        return [*_receipts(keys, messages, found)]
+        found = chain.from_iterable(outcome.rows for outcome in outcomes[: len(recipients)])
+        return [*_receipts(keys, messages, _read_recipients(found))]
 
     def inbox(self, id: str, after: str | None, limit: int | None) -> Verb[Sequence[Message]]:
         """Return the run's messages that were not consumed."""
@@ -98,7 +96,7 @@ class InboxVerbs(Verbs):
         return [read_message(*row) for row in messages.rows]
 
 
-def _read_recipients(rows: Iterator[tuple[Any, ...]]) -> Mapping[str, Recipient]:
+def _read_recipients(rows: Iterable[tuple[Any, ...]]) -> Mapping[str, Recipient]:
     recipients: dict[str, Recipient] = {}
     for key, dedup_id, status, unconsumed, is_duplicate in rows:
         recipient = recipients.setdefault(key, Recipient(status, unconsumed, set()))

@@ -109,22 +109,12 @@ class RunVerbs(Verbs):
     def save(self, id: str, snapshot: bytes, workflow: str | None, rest: Rest) -> Verb[None]:
         """Replace the run."""
         key = self._prefix + id
-        status, awaits, wake_at = rest_columns(rest)
-        version, tags, summary = header_columns(rest)
+        names = ("status", "awaits", "wake_at", "version", "tags", "summary")
+        columns = (*rest_columns(rest), *header_columns(rest))
+        values: dict[str, Value] = dict(zip(names, columns, strict=True))
+        values |= {"snapshot": snapshot, "workflow": workflow, "now": self._now()}
         yield [
-            self._statement(
-                sql.SAVE,
-                id=key,
-                snapshot=snapshot,
-                workflow=workflow,
-                status=status,
-                awaits=awaits,
-                wake_at=wake_at,
-                version=version,
-                tags=tags,
-                summary=summary,
-                now=self._now(),
-            ),
+            self._statement(sql.SAVE, id=key, **values),
             self._statement(sql.DELETE_JOURNAL, id=key),
         ]
 

@@ -1,9 +1,10 @@
 """The verbs on the schedule: which statements they send, see `runs`."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from heapq import merge
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple, TypeAlias
 
 from perdure.store import Drivable, Due, NewRun, Rest
@@ -27,6 +28,8 @@ DueRow: TypeAlias = tuple[int, int, str]
 # SQLite merges up to 500 ranges in one statement.
 _MAX_RANGES = 256
 _LAST_VERSION = 2**63 - 1
+# A blob comes after all text.
+_AFTER_NAMES = b""
 
 DUE = """
     $arms
@@ -60,7 +63,7 @@ DUE_WORKFLOWS = """
 """
 
 # One seek for each queue and workflow; after a workflow with due runs, the queue's others are
-# skipped: an empty blob comes after every name.
+# skipped: a blob comes after every name.
 QUEUES = """
     WITH RECURSIVE ranges (queue, workflow, is_due) AS (
         SELECT :low, '', false
@@ -73,12 +76,12 @@ QUEUES = """
         FROM ranges CROSS JOIN $runs AS r
         WHERE r.rowid = (
             SELECT rowid FROM $runs AS n
-            WHERE n.wake_at IS NOT NULL
+            WHERE n.wake_at IS NOT NULL AND n.queue < :high
                 AND (n.queue, n.workflow)
                     > (ranges.queue, CASE WHEN ranges.is_due THEN x'' ELSE ranges.workflow END)
             ORDER BY n.queue, n.workflow
             LIMIT 1
-        ) AND (:high IS NULL OR r.queue < :high)
+        )
     )
     SELECT queue FROM ranges WHERE is_due LIMIT :limit
 """
@@ -128,18 +131,14 @@ class ScheduleVerbs(LeaseVerbs):
     ) -> Verb[Sequence[Leased]]:
         """Lease the runs that are due, earliest first; `apart`: read them in a round of its own."""
         leased: list[Leased] = []
-        left = dict(queues)
-        while len(leased) < limit and left:
+        while True:
+            left = _left(queues, leased)
             due = yield from self._due(limit - len(leased), drives, left)
             granted = yield from self._claim(due, owner, ttl, apart=apart)
             leased += granted
+            # Between two transactions, others may have claimed some: look for more.
             if len(granted) == len(due):
-                break
-            # Between two transactions, others have claimed the rest: look for more.
-            for one in granted:
-                left[one.queue] -= 1
-            left = {queue: most for queue, most in left.items() if most > 0}
-        return leased
+                return leased
 
     def queues(self, now: datetime, limit: int, low: str, high: str | None) -> Verb[Sequence[str]]:
         """Return queues with due runs, by name."""
@@ -147,7 +146,7 @@ class ScheduleVerbs(LeaseVerbs):
             self._statement(
                 QUEUES,
                 low=low,
-                high=high,
+                high=_AFTER_NAMES if high is None else high,
                 limit=limit,
                 prefix=self._prefix,
                 until=to_microseconds(now, "now"),
@@ -177,16 +176,18 @@ class ScheduleVerbs(LeaseVerbs):
         until: int | None = None,
     ) -> Verb[Sequence[DueRow]]:
         """Return due runs; without `until`, those that are due now."""
-        ranges = dict.fromkeys(queues, _drivable(drives or ()))
         if drives is None:
             ranges = yield from self._all_ranges([*queues])
-        found: list[list[Statement]] = []
-        for queue, most in queues.items():
-            found.append([*self._due_statements(queue, most, ranges[queue], until)])
-        outcomes = iter((yield [statement for one in found for statement in one]))
+        else:
+            ranges = dict.fromkeys(queues, _drivable(drives))
+        statements = {
+            queue: [*self._due_statements(queue, most, ranges[queue], until)]
+            for queue, most in queues.items()
+        }
+        outcomes = iter((yield [*chain.from_iterable(statements.values())]))
         due = [
-            islice(merge(*(next(outcomes).rows for _ in statements)), most)
-            for statements, most in zip(found, queues.values(), strict=True)
+            islice(merge(*(outcome.rows for outcome in islice(outcomes, len(one)))), queues[queue])
+            for queue, one in statements.items()
         ]
         return [*islice(merge(*due), limit)]
 
@@ -201,23 +202,16 @@ class ScheduleVerbs(LeaseVerbs):
     def _due_statements(
         self, queue: str, most: int, ranges: Sequence[Range], until: int | None
     ) -> Iterator[Statement]:
+        values = {"queue": queue, "most": most, "until": until, "prefix": self._prefix}
         for start in range(0, len(ranges), _MAX_RANGES):
             part = ranges[start : start + _MAX_RANGES]
-            yield Statement(
-                self._statements.sql(DUE, DUE_RANGE, len(part)),
-                {
-                    "queue": queue,
-                    "most": most,
-                    "until": until,
-                    "prefix": self._prefix,
-                    "now": self._now(),
-                    **{
-                        f"{column}{n}": value
-                        for n, range in enumerate(part)
-                        for column, value in range._asdict().items()
-                    },
-                },
-            )
+            arms = {
+                f"{column}{n}": value
+                for n, range in enumerate(part)
+                for column, value in zip(Range._fields, range, strict=True)
+            }
+            template = self._statements.sql(DUE, DUE_RANGE, len(part))
+            yield Statement(template, {**values, **arms, "now": self._now()})
 
     def _claim(
         self, due: Sequence[DueRow], owner: str, ttl: timedelta, *, apart: bool
@@ -225,27 +219,26 @@ class ScheduleVerbs(LeaseVerbs):
         """Lease these runs, as far as they were not claimed or changed in the meantime."""
         if not due:
             return []
-        ids = json_text([key for _, _, key in due])
-        claim = self._statement(
-            sql.CLAIM,
-            ids=ids,
-            latest=due[-1][0],
-            owner=owner,
-            ttl=ttl // MICROSECOND,
-            now=self._now(),
-        )
+        ids, latest = json_text([key for _, _, key in due]), due[-1][0]
+        times = {"latest": latest, "ttl": ttl // MICROSECOND, "now": self._now()}
+        claim = self._statement(sql.CLAIM, ids=ids, owner=owner, **times)
         claimed, *found = yield [claim, *([] if apart else self._contents(ids))]
         rows = {row[0]: row[1:] for row in claimed.rows}
-        leased = {
-            key: read_lease(self._id(key), owner, ttl, *rows[key])
-            for _, _, key in due
-            if key in rows
-        }
+        keys = [key for _, _, key in due if key in rows]
+        leased = [read_lease(self._id(key), owner, ttl, *rows[key]) for key in keys]
         if not apart:
             contents = self._read_contents(found)
-            return [contents.added_to(one, key) for key, one in leased.items()]
-        complete = yield from self._with_journals([*leased.values()])
+            return [contents.added_to(one, key) for one, key in zip(leased, keys, strict=True)]
+        complete = yield from self._with_journals(leased)
         return [one for one in complete if one is not None]
+
+
+def _left(queues: Mapping[str, int], leased: Sequence[Leased]) -> Mapping[str, int]:
+    """Return how many more runs may be claimed from each queue."""
+    if not leased:
+        return queues
+    claimed = Counter(one.queue for one in leased)
+    return {queue: most - claimed[queue] for queue, most in queues.items() if most > claimed[queue]}
 
 
 def _drivable(drives: Sequence[Drivable]) -> Sequence[Range]:

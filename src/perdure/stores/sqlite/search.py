@@ -4,7 +4,9 @@ A search walks an index in order, a part at a time, until it has found enough or
 `EXAMINED` runs.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from itertools import product
 from typing import Any, NamedTuple, TypeAlias, cast, get_args
 
@@ -28,8 +30,9 @@ _ALL_STATUSES: Sequence[RunStatus] = get_args(RunStatus)
 
 # Runs whose ids have a prefix are read by their ids if they are at most so many.
 _FEW = 1000
-# How many runs a search with filters examines first, and how much more each time.
-_FIRST_PART, _GROWTH = 1000, 4
+# How many runs a search with filters examines for each that it looks for, and how many more with
+# each further statement.
+_FIRST_PART, _GROWTH = 4, 8
 # SQLite merges up to 500 ranges in one statement.
 _MAX_RANGES = 256
 
@@ -78,7 +81,7 @@ class SearchVerbs(Verbs):
         [found] = yield [self._statement(sql.SUMMARIES, ids=json_text(keys))]
         runs: dict[str, RunSummary] = {}
         for *columns, epoch, n, message in found.rows:
-            run = self._summary(*columns)
+            run = self._summary(columns)
             revision = f"{epoch}.{n}.{message}.{run.owner is not None:d}"
             runs[self._prefix + run.id] = replace(run, revision=revision)
         return [runs.get(key) for key in keys]
@@ -101,7 +104,32 @@ class SearchVerbs(Verbs):
     def prune(self, request: PruneRequest) -> Verb[int]:
         """Delete old runs, or count them; return how many."""
         delete, count = sql.PRUNE_BY_STATUS, sql.COUNT_BY_STATUS
-        values = self._shown(Query()) | {
+        values = self._pruned(request)
+        if request.tags:
+            delete, count = sql.PRUNE_BY_TAG, sql.COUNT_BY_TAG
+            values["tag"] = request.tags[0]
+        [outcome] = yield [self._statement(count if request.dry_run else delete, **values)]
+        return cast("int", outcome.rows[0][0]) if request.dry_run else outcome.changed
+
+    def stats(self) -> Verb[Stats]:
+        """Count the runs by status and queue."""
+        shown, now = self._shown(Query()), self._now()
+        statuses, due, leased = yield [
+            self._statement(sql.STATUSES, **shown),
+            self._statement(sql.DUE_QUEUES, now=now, **shown),
+            self._statement(sql.LEASED_QUEUES, now=now, **shown),
+        ]
+        by_status = Counter[str]()
+        for status, number in statuses.rows:
+            by_status[status] += number
+        by_queue = _queue_stats(due.rows, leased.rows)
+        oldest = [queue.oldest_due for queue in by_queue.values() if queue.oldest_due is not None]
+        return Stats(by_status, min(oldest, default=None), by_queue)
+
+    def _pruned(self, request: PruneRequest) -> dict[str, Value]:
+        """Return the values that select the runs to prune."""
+        return {
+            **self._shown(Query()),
             "statuses": json_text(request.statuses),
             "workflows": None if request.workflow is None else json_text([request.workflow]),
             "tags": json_text(request.tags or None),
@@ -109,33 +137,6 @@ class SearchVerbs(Verbs):
             "limit": request.limit,
             "now": self._now(),
         }
-        if request.tags:
-            delete, count = sql.PRUNE_BY_TAG, sql.COUNT_BY_TAG
-            values["tag"] = request.tags[0]
-        if not request.dry_run:
-            [deleted] = yield [self._statement(delete, **values)]
-            return deleted.changed
-        [counted] = yield [self._statement(count, **values)]
-        return cast("int", counted.rows[0][0])
-
-    def stats(self) -> Verb[Stats]:
-        """Count the runs by status and queue."""
-        shown = self._shown(Query())
-        now = self._now()
-        statuses, due, leased = yield [
-            self._statement(sql.STATUSES, **shown),
-            self._statement(sql.DUE_QUEUES, now=now, **shown),
-            self._statement(sql.LEASED_QUEUES, now=now, **shown),
-        ]
-        by_queue = {
-            name: QueueStats(number, 0, from_microseconds(oldest))
-            for name, number, oldest in due.rows
-        }
-        for name, number in leased.rows:
-            by_queue[name] = replace(by_queue.get(name, QueueStats()), leased=number)
-        oldest = [queue.oldest_due for queue in by_queue.values() if queue.oldest_due is not None]
-        by_status = dict(cast("Sequence[tuple[str, int]]", statuses.rows))
-        return Stats(by_status, min(oldest, default=None), by_queue)
 
     def _search_few(
         self, query: Query, limit: int, after: Position | None
@@ -155,19 +156,24 @@ class SearchVerbs(Verbs):
             left = replace(query, tags=query.tags[1:])
             return _Walk(sql.BY_TAG, 1, {"tag": query.tags[0]}, left, *ends)
         left = replace(query, since=None, until=None)
-        if query.statuses or query.workflows:
-            workflows: Sequence[str | None] = query.workflows
-            if not workflows:
-                [found] = yield [self._statement(sql.WORKFLOWS, limit=_MAX_RANGES + 1)]
-                workflows = [workflow for (workflow,) in found.rows]
-            groups = [*product(workflows, query.statuses or _ALL_STATUSES)]
-            if len(groups) <= _MAX_RANGES:
-                values: dict[str, Value] = {}
-                for n, (workflow, status) in enumerate(groups):
-                    values |= {f"workflow{n}": workflow, f"status{n}": status}
-                left = replace(left, statuses=(), workflows=())
-                return _Walk(sql.BY_STATUS, len(groups), values, left, *ends)
-        return _Walk(sql.BY_UPDATE, 1, {}, left, *ends)
+        groups = yield from self._groups(query)
+        if not 0 < len(groups) <= _MAX_RANGES:
+            return _Walk(sql.BY_UPDATE, 1, {}, left, *ends)
+        values: dict[str, Value] = {}
+        for n, (workflow, status) in enumerate(groups):
+            values |= {f"workflow{n}": workflow, f"status{n}": status}
+        left = replace(left, statuses=(), workflows=())
+        return _Walk(sql.BY_STATUS, len(groups), values, left, *ends)
+
+    def _groups(self, query: Query) -> Verb[Sequence[tuple[str | None, RunStatus]]]:
+        """Return the workflows and statuses of a query, as far as it has any."""
+        workflows: Sequence[str | None] = query.workflows
+        if not workflows:
+            if not query.statuses:
+                return []
+            [found] = yield [self._statement(sql.WORKFLOWS, limit=_MAX_RANGES + 1)]
+            workflows = [workflow for (workflow,) in found.rows]
+        return [*product(workflows, query.statuses or _ALL_STATUSES)]
 
     def _start(self, walk: _Walk, after: Position | None) -> _Walk:
         if after is None:
@@ -179,7 +185,7 @@ class SearchVerbs(Verbs):
     def _search(self, walk: _Walk, query: Query, limit: int) -> Verb[Found]:
         """Walk until enough runs were found, the end was reached, or too many were examined."""
         is_filtered = self._prefix or replace(walk.query, oldest_first=False) != Query()
-        part = max(limit, _FIRST_PART) if is_filtered else limit
+        part = _FIRST_PART * limit if is_filtered else limit
         runs: list[RunSummary] = []
         left = EXAMINED
         while True:
@@ -193,30 +199,17 @@ class SearchVerbs(Verbs):
             if not left:
                 return Found(runs, self._position(last[1]))
             walk = walk.after(last[1])
-            part = max(part, _FIRST_PART) * _GROWTH
+            part *= _GROWTH
 
     def _part(self, walk: _Walk, query: Query, part: int, limit: int) -> Statement:
         """Return the statement that examines the next runs of a walk."""
         template = sql.OLDEST_FIRST if query.oldest_first else sql.NEWEST_FIRST
         (low, low_id), (high, high_id) = walk.low, walk.high
+        ends = {"low": low, "low_id": low_id, "high": high, "high_id": high_id}
+        values = {**walk.values, **ends, **self._shown(query), **_filters(query)}
         return Statement(
             self._statements.sql(template, walk.arm, walk.arms),
-            {
-                **walk.values,
-                **self._shown(query),
-                "low": low,
-                "low_id": low_id,
-                "high": high,
-                "high_id": high_id,
-                "part": part,
-                "limit": limit,
-                "statuses": json_text(query.statuses or None),
-                "workflows": json_text(query.workflows or None),
-                "queue": query.queue,
-                "tags": json_text(query.tags or None),
-                "since": None if query.since is None else to_stamp(query.since),
-                "until": None if query.until is None else to_stamp(query.until),
-            },
+            {**values, "part": part, "limit": limit},
         )
 
     def _read_part(
@@ -226,46 +219,31 @@ class SearchVerbs(Verbs):
         if not rows:
             return None, []
         examined, time, key, *_ = rows[0]
-        return (examined, (time, key)), [self._summary(*row[2:]) for row in rows[1:]]
+        return (examined, (time, key)), [self._summary(row[2:]) for row in rows[1:]]
 
-    def _summary(
-        self,
-        key: str,
-        listed_at: str,
-        status: RunStatus,
-        workflow: str | None,
-        owner: str | None,
-        version: int,
-        queue: str,
-        tags: str,
-        summary: bytes,
-        created_at: int | None,
-        wake_at: int | None,
-        awaits: str | None,
-        takeovers: int,
-    ) -> RunSummary:
+    def _summary(self, row: Sequence[Any]) -> RunSummary:
+        key, listed_at, status, workflow, *header, created_at, wake_at, awaits, takeovers = row
+        owner, version, queue, tags, summary = header
         return RunSummary(
-            id=self._id(key),
-            updated_at=read_stamp(listed_at),
-            status=status,
-            workflow=workflow,
+            *(self._id(key), read_stamp(listed_at), status, workflow),
             owner=owner,
             version=version,
             queue=queue,
             tags=_read_names(tags),
             summary=summary,
-            created_at=None if created_at is None else from_microseconds(created_at),
-            wake_at=None if wake_at is None else from_microseconds(wake_at),
+            created_at=_time_or_none(created_at),
+            wake_at=_time_or_none(wake_at),
             awaits=_read_names(awaits),
             takeovers=takeovers,
         )
 
     def _shown(self, query: Query) -> dict[str, Value]:
         """Return the values that select ids: the prefix, and whether to show system runs."""
+        system = self._prefix + "~"
         return {
             **self._id_range(query),
-            "with_system": shows_system_runs(query),
-            "system_at": len(self._prefix) + 1,
+            "system": _AFTER_KEYS if shows_system_runs(query) else system,
+            "system_end": end_of_prefix(system),
         }
 
     def _id_range(self, query: Query) -> dict[str, Value]:
@@ -291,6 +269,32 @@ def _ends(query: Query) -> tuple[Place, Place]:
         low = low if query.since is None else (to_stamp(query.since), "")
         high = high if query.until is None else (to_stamp(query.until), "")
     return low, high
+
+
+def _filters(query: Query) -> dict[str, Value]:
+    return {
+        "statuses": json_text(query.statuses or None),
+        "workflows": json_text(query.workflows or None),
+        "queue": query.queue,
+        "tags": json_text(query.tags or None),
+        "since": None if query.since is None else to_stamp(query.since),
+        "until": None if query.until is None else to_stamp(query.until),
+    }
+
+
+def _queue_stats(
+    due: Sequence[tuple[Any, ...]], leased: Sequence[tuple[Any, ...]]
+) -> Mapping[str, QueueStats]:
+    queues = {
+        name: QueueStats(number, 0, from_microseconds(oldest)) for name, number, oldest in due
+    }
+    for name, number in leased:
+        queues[name] = replace(queues.get(name, QueueStats()), leased=number)
+    return queues
+
+
+def _time_or_none(microseconds: int | None) -> datetime | None:
+    return None if microseconds is None else from_microseconds(microseconds)
 
 
 def _read_names(text: str | None) -> tuple[str, ...]:

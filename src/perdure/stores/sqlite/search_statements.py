@@ -2,15 +2,21 @@
 
 `NEWEST_FIRST` and `OLDEST_FIRST` examine up to `:part` runs in order: the first row of their result
 has how many these were, and the last of them; the others are the runs that match.
+
+A subquery with `LIMIT -1` is not merged with the query around it. After ANALYZE, SQLite would build
+a Bloom filter for a join with conditions on the joined run, and read all runs to do so.
 """
 
 from collections.abc import Mapping
 
-# Parts of statements, by their names there. A store's runs are a range of ids; its end may be a
-# blob, which comes after all text.
+# Parts of statements, by their names there. A store's runs are a range of ids, and the engine's own
+# a range in it; an end may be a blob, which comes after all text. A plus keeps SQLite from choosing
+# the index of ids.
 FRAGMENTS: Mapping[str, str] = {
     "in_prefix": "r.id >= :prefix AND r.id < :prefix_end",
-    "is_shown": "$in_prefix AND (:with_system OR substr(r.id, :system_at, 1) <> '~')",
+    "is_shown": """
+        +r.id >= :prefix AND +r.id < :prefix_end AND (+r.id < :system OR +r.id >= :system_end)
+    """,
     "has_tags": """(
         :tags IS NULL OR NOT EXISTS (
             SELECT 1 FROM json_each(:tags) AS t
@@ -40,22 +46,29 @@ FRAGMENTS: Mapping[str, str] = {
             SELECT name FROM all_workflows WHERE :workflows IS NULL AND name IS NOT ''
         )
     """,
-    "is_pruned": """
-        r.listed_at < (SELECT $stamp FROM (SELECT $now - :older_than AS now) AS t)
-        AND $is_shown AND $has_tags
-    """,
+    "cutoff": "(SELECT $stamp AS time FROM (SELECT $now - :older_than AS now) AS t) AS cutoff",
     "pruned_by_status": """
         WITH RECURSIVE $workflows
-        SELECT r.id FROM workflows AS w CROSS JOIN json_each(:statuses) AS s CROSS JOIN $runs AS r
-        WHERE r.workflow IS w.name AND r.status = s.value AND $is_pruned
+        SELECT r.id FROM (
+            SELECT r.id, r.tags
+            FROM $cutoff CROSS JOIN workflows AS w CROSS JOIN json_each(:statuses) AS s
+            CROSS JOIN $runs AS r
+            WHERE r.workflow IS w.name AND r.status = s.value AND r.listed_at < cutoff.time
+            LIMIT -1
+        ) AS r
+        WHERE $is_shown AND $has_tags
         LIMIT :limit
     """,
     "pruned_by_tag": """
-        SELECT r.id FROM $tags AS t CROSS JOIN $runs AS r
-        WHERE t.tag = :tag AND r.id = t.run
+        SELECT r.id FROM (
+            SELECT r.id, r.tags, r.status, r.workflow
+            FROM $cutoff CROSS JOIN $tags AS t CROSS JOIN $runs AS r
+            WHERE t.tag = :tag AND r.id = t.run AND r.listed_at < cutoff.time
+            LIMIT -1
+        ) AS r
+        WHERE $is_shown AND $has_tags
             AND r.status IN (SELECT value FROM json_each(:statuses))
             AND (:workflows IS NULL OR r.workflow IN (SELECT value FROM json_each(:workflows)))
-            AND $is_pruned
         LIMIT :limit
     """,
     "queue_name": "substr(r.queue, 1, instr(r.queue || '/', '/') - 1)",
@@ -72,15 +85,20 @@ _SEARCH = """
     )
     UNION ALL
     SELECT * FROM (
-        SELECT NULL, NULL, $summary FROM walk CROSS JOIN $runs AS r
-        WHERE r.id = walk.id AND $is_shown
-            AND (:statuses IS NULL OR r.status IN (SELECT value FROM json_each(:statuses)))
+        SELECT NULL, NULL, $summary FROM (
+            SELECT walk.time, $summary FROM walk CROSS JOIN $runs AS r
+            WHERE r.id = walk.id
+                AND walk.id >= :prefix AND walk.id < :prefix_end
+                AND (walk.id < :system OR walk.id >= :system_end)
+            LIMIT -1
+        ) AS r
+        WHERE (:statuses IS NULL OR r.status IN (SELECT value FROM json_each(:statuses)))
             AND (:workflows IS NULL OR r.workflow IN (SELECT value FROM json_each(:workflows)))
             AND (:queue IS NULL OR r.queue = :queue)
             AND $has_tags
             AND (:since IS NULL OR r.listed_at >= :since)
             AND (:until IS NULL OR r.listed_at < :until)
-        ORDER BY walk.time $order, walk.id $order
+        ORDER BY r.time $order, r.id $order
         LIMIT :limit
     )
 """
@@ -104,12 +122,15 @@ BY_TAG = """
         AND (created_at, run) > (:low, :low_id) AND (created_at, run) < (:high, :high_id)
 """
 
-# Finds nothing if there are more. The pluses keep SQLite from choosing an index by time.
+# Finds nothing if there are :part or more. Pluses keep SQLite from choosing an index by time.
 _BY_PREFIX = """
-    SELECT r.$time AS time, r.id AS id FROM $runs AS r
-    WHERE $in_prefix
+    SELECT r.$time AS time, r.id AS id
+    FROM (
+        SELECT count(*) AS number FROM (SELECT 1 FROM $runs AS r WHERE $in_prefix LIMIT :part)
+    ) AS few
+    CROSS JOIN $runs AS r
+    WHERE few.number < :part AND $in_prefix
         AND (+r.$time, +r.id) > (:low, :low_id) AND (+r.$time, +r.id) < (:high, :high_id)
-        AND (SELECT count(*) FROM (SELECT 1 FROM $runs AS r WHERE $in_prefix LIMIT :part)) < :part
 """
 BY_PREFIX_AND_UPDATE = _BY_PREFIX.replace("$time", "listed_at")
 BY_PREFIX_AND_CREATION = _BY_PREFIX.replace("$time", "created_at")
@@ -131,7 +152,7 @@ WORKFLOWS = """
 
 # Runs that are not shown are examined too: that is why :part limits what is read.
 COUNTS = """
-    WITH RECURSIVE $workflows, groups (workflow, status, number) AS (
+    WITH RECURSIVE $workflows, groups (workflow, status, number) AS MATERIALIZED (
         SELECT w.name, s.value, (
             SELECT count(*) FROM (
                 SELECT 1 FROM (
@@ -143,10 +164,13 @@ COUNTS = """
         )
         FROM workflows AS w CROSS JOIN json_each(:statuses) AS s
     )
-    SELECT g.workflow, g.status, min(g.number, :cap), g.number > :cap OR EXISTS (
-        SELECT 1 FROM $runs AS r WHERE r.workflow IS g.workflow AND r.status = g.status
-        LIMIT 1 OFFSET :part
-    )
+    SELECT workflow, status, min(number, :cap), CASE
+        WHEN number > :cap THEN true
+        ELSE EXISTS (
+            SELECT 1 FROM $runs AS r WHERE r.workflow IS g.workflow AND r.status = g.status
+            LIMIT 1 OFFSET :part
+        )
+    END
     FROM groups AS g
 """
 
@@ -155,7 +179,8 @@ PRUNE_BY_TAG = "DELETE FROM $runs WHERE id IN ($pruned_by_tag)"
 COUNT_BY_STATUS = "SELECT count(*) FROM ($pruned_by_status)"
 COUNT_BY_TAG = "SELECT count(*) FROM ($pruned_by_tag)"
 
-STATUSES = "SELECT status, count(*) FROM $runs AS r WHERE $is_shown GROUP BY status"
+# In the order of the index: by status alone, SQLite would sort all runs.
+STATUSES = "SELECT status, count(*) FROM $runs AS r WHERE $is_shown GROUP BY workflow, status"
 
 # A run whose lease has expired is due.
 DUE_QUEUES = """
@@ -167,8 +192,12 @@ DUE_QUEUES = """
 # An owned run is running: there are far fewer of these than of runs with a wake time.
 LEASED_QUEUES = """
     WITH RECURSIVE $all_workflows
-    SELECT $queue_name, count(*) FROM all_workflows AS w CROSS JOIN $runs AS r
-    WHERE r.workflow IS w.name AND r.status = 'running' AND r.owner IS NOT NULL
-        AND r.wake_at > $now AND $is_shown AND substr(r.queue, 1, 1) <> '~'
+    SELECT $queue_name, count(*) FROM (
+        SELECT r.id, r.queue, r.owner, r.wake_at FROM all_workflows AS w CROSS JOIN $runs AS r
+        WHERE r.workflow IS w.name AND r.status = 'running'
+        LIMIT -1
+    ) AS r
+    WHERE r.owner IS NOT NULL AND r.wake_at > $now
+        AND $is_shown AND substr(r.queue, 1, 1) <> '~'
     GROUP BY 1
 """

@@ -88,13 +88,14 @@ class SearchVerbs(Verbs):
 
     def counts(self, query: Query, cap: int) -> Verb[Sequence[Count]]:
         """Count runs by workflow and status."""
-        values = self._shown(Query()) | {
+        values = (self._shown(Query()) if self._prefix else self._system_range(Query())) | {
             "statuses": json_text(query.statuses or _ALL_STATUSES),
             "workflows": json_text(query.workflows or None),
             "cap": cap,
             "part": cap + EXAMINED,
         }
-        [groups] = yield [self._statement(sql.COUNTS, **values)]
+        template = sql.COUNTS_OF_PREFIX if self._prefix else sql.COUNTS
+        [groups] = yield [self._statement(template, **values)]
         return [
             Count(workflow, status, number, capped=bool(is_capped))
             for workflow, status, number, is_capped in groups.rows
@@ -239,12 +240,13 @@ class SearchVerbs(Verbs):
 
     def _shown(self, query: Query) -> dict[str, Value]:
         """Return the values that select ids: the prefix, and whether to show system runs."""
+        return self._id_range(query) | self._system_range(query)
+
+    def _system_range(self, query: Query) -> dict[str, Value]:
+        """Return the range of ids that are not shown: the engine's own, or none."""
         system = self._prefix + "~"
-        return {
-            **self._id_range(query),
-            "system": _AFTER_KEYS if shows_system_runs(query) else system,
-            "system_end": end_of_prefix(system),
-        }
+        start = _AFTER_KEYS if shows_system_runs(query) else system
+        return {"system": start, "system_end": end_of_prefix(system)}
 
     def _id_range(self, query: Query) -> dict[str, Value]:
         prefix = self._prefix + query.prefix

@@ -45,8 +45,10 @@ class Planner(Generic[H]):
         try:
             if isinstance(head, StoreCorrupted):
                 raise head
-            with reading(line.id, msgspec.MsgspecError):
-                wake_at = await wake_time(self._storage.run(line.id), head)
+            wake_at = head.wake_at
+            if head.awaits:
+                with reading(line.id, msgspec.MsgspecError):
+                    wake_at = await wake_time(self._storage.run(line.id), head)
         except StoreCorrupted as error:
             return line._replace(at=self._set_back(line.id, error, now))
         return None if wake_at is None else head.wake(wake_at)

@@ -78,56 +78,55 @@ class InboxWriter:
     def __init__(self, disk: Disk, known: KnownInboxes, paths: RunPaths) -> None:
         self._disk = disk
         self._known = known
-        self._name = paths.name
-        self._path = paths.inbox
+        self._paths = paths
 
     def read(self) -> InboxContents:
         """Return what the inbox contains; a torn last line is cut off."""
-        if not self._path.exists():
+        if not self._paths.inbox.exists():
             return InboxContents()
-        with opened(self._path, os.O_RDWR) as descriptor:
+        with opened(self._paths.inbox, os.O_RDWR) as descriptor:
             contents = self._read(descriptor)
             # A process may have died before it synced a message: to answer that a second one is a
             # duplicate is to promise that the first one is durable.
             self._disk.sync(descriptor)
-        self._known.remember(self._name, contents)
+        self._known.remember(self._paths.name, contents)
         return contents
 
     def add(self, messages: Sequence[InboxLine], contents: InboxContents) -> None:
         """Append messages durably, in one write, to an inbox with these contents."""
-        is_new = not self._path.exists()
+        is_new = not self._paths.inbox.exists()
         lines = b"".join(map(encode_message, messages))
-        with opened(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as descriptor:
+        with opened(self._paths.inbox, os.O_RDWR | os.O_CREAT | os.O_APPEND) as descriptor:
             self._disk.append(descriptor, lines)
             self._disk.sync(descriptor)
         if is_new:
-            self._disk.sync_directory(self._path.parent)
+            self._disk.sync_directory(self._paths.inbox.parent)
         contents.add(lines)
-        self._known.remember(self._name, contents)
+        self._known.remember(self._paths.name, contents)
 
     def sweep(self, consumed: set[str]) -> None:
         """Remove messages; only the ids remain by which second ones are duplicates."""
         lines = (
             InboxLine(line.id, None, "", 0, line.dedup_id) if line.id in consumed else line
-            for line in read_inbox(self._path)
+            for line in read_inbox(self._paths.inbox)
             if line.id not in consumed or line.dedup_id is not None
         )
-        self._known.forget(self._name)
-        self._disk.replace(self._path, b"".join(map(encode_message, lines)))
+        self._known.forget(self._paths.name)
+        self._disk.replace(self._paths.inbox, b"".join(map(encode_message, lines)))
 
     def remove(self) -> None:
         """Remove the inbox."""
-        self._known.forget(self._name)
-        self._disk.remove(self._path)
+        self._known.forget(self._paths.name)
+        self._disk.remove(self._paths.inbox)
 
     def _read(self, descriptor: int) -> InboxContents:
-        contents = self._known.get(self._name)
+        contents = self._known.get(self._paths.name)
         if contents is None or not _is_unchanged(descriptor, contents):
             contents = InboxContents()
         data = os.pread(descriptor, os.fstat(descriptor).st_size - contents.size, contents.size)
-        lines = split_lines(self._path, data)
+        lines = split_lines(self._paths.inbox, data)
         if lines.is_torn:
-            logger.warning("%s ends in a line torn by a crash; it is cut off", self._path)
+            logger.warning("%s ends in a line torn by a crash; it is cut off", self._paths.inbox)
             self._disk.truncate(descriptor, contents.size + lines.size)
         contents.add(data[: lines.size])
         return contents

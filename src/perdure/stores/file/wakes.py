@@ -49,7 +49,8 @@ class FileWakes:
 
     def _add(self, wakes: Iterable[Wake]) -> None:
         changed: set[Path] = set()
-        for path, group in groupby(sorted(wakes, key=_place), key=self._path):
+        for (queue, minute), group in groupby(sorted(wakes, key=_place), key=_file_of):
+            path = self.directory(queue) / f"{minute:010}"
             if not path.exists():
                 self._folder.disk.make_directory(path.parent)
                 changed.add(path.parent)
@@ -98,10 +99,11 @@ class FileWakes:
         """Keep the lines that are still true, and move those whose time has changed."""
         current: list[Wake] = []
         moved: list[Wake] = []
+        minute = int(path.name[:10])
         for line in {line.id: line for line in _lines(path)}.values():
             wake = await plan(line)
             if wake is not None:
-                is_here = self._path(wake) == path.with_suffix("")
+                is_here = _minute(wake) == minute and self.directory(wake.queue) == path.parent
                 (current if is_here else moved).append(wake)
         # Added before they are removed here: a crash in between leaves them in both places.
         self._add(moved)
@@ -115,9 +117,6 @@ class FileWakes:
     def directory(self, queue: str) -> Path:
         """Return where the lines of a queue are."""
         return self._folder.queues / safe_name(queue) if queue else self._folder.wakes
-
-    def _path(self, wake: Wake) -> Path:
-        return self.directory(wake.queue) / f"{_minute(wake):010}"
 
     def _write(self, path: Path, wakes: Iterable[Wake]) -> None:
         self._folder.disk.replace(path, separate_lines(map(msgspec.json.encode, wakes)))
@@ -193,6 +192,10 @@ def _place(wake: Wake) -> tuple[str, int, str]:
 
 def _minute(wake: Wake) -> int:
     return max(wake.at, 0) // _MINUTE
+
+
+def _file_of(wake: Wake) -> tuple[str, int]:
+    return wake.queue, _minute(wake)
 
 
 def _lines(path: Path) -> list[Wake]:

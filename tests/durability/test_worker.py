@@ -275,7 +275,7 @@ async def test_the_run_of_a_dead_worker_is_taken_over_when_its_lease_expires(
     await store.claim("dead worker", TTL, 1)
     async with working(runtime, poll=1) as worker:
         await clock.advance(TTL - timedelta(seconds=1))
-        assert await statuses(runtime, [id]) == {"queued"}
+        assert await statuses(runtime, [id]) == {"running"}
         await clock.advance(3)
         assert await statuses(runtime, [id]) == {"completed"}
     assert worker.counters.taken_over == 1
@@ -658,7 +658,7 @@ async def test_a_drain_lets_runs_finish(make: Make, clock: TestClock) -> None:
         gate.open()
         await draining
     assert await statuses(runtime, [id]) == {"completed"}
-    assert await statuses(runtime, ["late"]) == {"running"}
+    assert await statuses(runtime, ["late"]) == {"queued"}
     assert worker.counters.released == 0
 
 

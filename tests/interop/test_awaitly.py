@@ -20,7 +20,7 @@ from perdure import Err, Ok, durable
 from perdure.store import Store
 from tests.interop.checkout import BOUGHT, OutOfStock, checkout, open_store
 from tests.servers.fixtures import started
-from tests.servers.sqld import node_package
+from tests.servers.process import node_package
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "awaitly.mjs"

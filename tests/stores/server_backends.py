@@ -109,9 +109,9 @@ def count_mongo_entries(url: str) -> int:
         return client.get_default_database()["perdure_runs_journal"].count_documents({})
 
 
-def _postgres(url: str, **special: Any) -> Backend:
+def _postgres(server: str, url: str, **special: Any) -> Backend:
     return Backend(
-        server="postgres_server",
+        server=server,
         url=url,
         open=postgres,
         address="postgresql://ana:secret@{address}/db",
@@ -154,8 +154,10 @@ def _mongo(server: str, url: str) -> Backend:
 
 
 BACKENDS = {
-    "postgres": _postgres("postgres_url"),
+    "postgres": _postgres("postgres_server", "postgres_url"),
+    "newest_postgres": _postgres("newest_postgres_server", "newest_postgres_url"),
     "pgbouncer": _postgres(
+        "postgres_server",
         "pgbouncer_url",
         # Without prepared statements a write is a transaction of several requests.
         trap=b"COMMIT",

@@ -14,6 +14,8 @@ from random import Random, SystemRandom
 from typing import Any, TypeVar, get_args
 from uuid import UUID
 
+from msgspec.structs import replace
+
 from perdure import codec
 from perdure.clock import (
     Clock,
@@ -55,6 +57,7 @@ from perdure.store import (
     Refusal,
     RunSummary,
     Store,
+    can_search,
     check_store,
     header_of,
     require_inbox,
@@ -82,7 +85,10 @@ SUSPEND_AFTER = timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True)
 class SignalResult:
-    """The outcome of a signal, and the run afterwards (`None` if there is no such run)."""
+    """The outcome of a signal, and the run afterwards.
+
+    `run` is `None` if there is no such run, and with `wait=False`.
+    """
 
     delivery: Delivery
     run: Run | None
@@ -209,7 +215,8 @@ class Runtime:
         """Send an event to a run. It is neither lost nor doubled, whether or not the run waits for
         it yet.
 
-        Then continue the run as `resume` does; with `wait=False` leave that to a worker.
+        Then continue the run as `resume` does; with `wait=False` leave that to a worker, and do not
+        load the run.
         """
         event = check_event(event, "event")
         store = require_inbox(self.store, "Runtime.signal")
@@ -223,12 +230,11 @@ class Runtime:
         if delivery is Delivery.UNKNOWN:
             return SignalResult(delivery, None)
         if delivery is Delivery.OVER:
-            return SignalResult(delivery, await self.get_run(run_id))
+            return SignalResult(delivery, await self.get_run(run_id) if wait else None)
+        if not wait:
+            wake_workers(self.store)
         await self._poke(run_id)
-        if wait:
-            return SignalResult(delivery, await self._continue(run_id, paused=False))
-        wake_workers(self.store)
-        return SignalResult(delivery, await self._require(run_id))
+        return SignalResult(delivery, await self._continue(run_id, paused=False) if wait else None)
 
     async def _poke(self, run_id: str) -> None:
         async with self.session() as session:
@@ -261,8 +267,19 @@ class Runtime:
 
     async def get_run(self, run_id: str) -> Run | None:
         """Return the run with its history, or `None` if there is no such run."""
-        snapshot = await self.store.load(check_id(run_id, "run_id"))
-        return None if snapshot is None else self._run(run_id, snapshot)
+        is_owned = await self._is_owned(check_id(run_id, "run_id"))
+        snapshot = await self.store.load(run_id)
+        if snapshot is None:
+            return None
+        run = self._run(run_id, snapshot)
+        # The snapshot of a run that has just been claimed says what it was before.
+        return replace(run, status="running") if is_owned and not run.over else run
+
+    async def _is_owned(self, run_id: str) -> bool:
+        if not can_search(self.store):
+            return False
+        (run,) = await self.store.summaries([run_id])
+        return run is not None and run.owner is not None
 
     async def list_runs(
         self,
@@ -373,7 +390,10 @@ class Runtime:
         return snapshot
 
     async def _require(self, run_id: str) -> Run:
-        return self._run(run_id, await self._load(run_id))
+        run = await self.get_run(run_id)
+        if run is None:
+            raise RunNotFound(run_id)
+        return run
 
     def _run(self, run_id: str, snapshot: Snapshot) -> Run:
         errors = (Cancelled, RunFailed)

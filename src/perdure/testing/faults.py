@@ -123,6 +123,16 @@ def _ids(verb: str, arguments: tuple[Any, ...]) -> tuple[str, ...]:
         case (str(id), *_) if verb != "claim":
             return (id,)
         case ([*items], *_):
-            return tuple(item.to if isinstance(item, NewMessage) else item.id for item in items)
+            return tuple(map(_id, items))
         case _:
             return ()
+
+
+def _id(item: Any) -> str:
+    match item:
+        case str():
+            return item
+        case NewMessage():
+            return item.to
+        case _:
+            return str(item.id)

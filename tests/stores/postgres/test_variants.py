@@ -18,6 +18,9 @@ AWAITLY = """
     CREATE INDEX IF NOT EXISTS perdure_runs_updated_at_idx ON perdure_runs (updated_at DESC);
 """
 
+# How connections are pooled does not depend on the server: one of the two is enough.
+on_one_server = pytest.mark.parametrize("postgres_server", ["debian"], indirect=True)
+
 
 class TestOnAwaitlysTable(PostgresConformance):
     """In a table that awaitly created, whose snapshots are jsonb."""
@@ -37,6 +40,7 @@ class TestOnAwaitlysTable(PostgresConformance):
 
 
 @pytest.mark.slow
+@on_one_server
 class TestWithAPool(PostgresConformance):
     """With a pool of the user."""
 
@@ -54,6 +58,7 @@ class TestWithAPool(PostgresConformance):
 
 
 @pytest.mark.slow
+@on_one_server
 class TestBehindPgBouncer(PostgresConformance):
     """Behind a pooler in transaction mode: each transaction may use another session."""
 

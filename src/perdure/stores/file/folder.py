@@ -6,6 +6,7 @@ from perdure.errors import StoreCorrupted, StoreError
 from perdure.stores.file.disk import Disk, locked
 from perdure.stores.file.inbox import KnownInboxes
 from perdure.stores.file.journal import KnownJournals
+from perdure.stores.file.notify import NotifyFile
 
 # Layout 1 had no number: heads without queue, version, tags and summary, and no `queues`. All of it
 # is read as it is, with the defaults.
@@ -27,6 +28,7 @@ class Folder:
         self.journals = KnownJournals()
         self.inboxes = KnownInboxes()
         self._layout = root / "layout"
+        self.notifications = NotifyFile(root / "notifications")
         self._epoch = root / "epoch"
 
     def create(self) -> None:

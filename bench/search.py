@@ -1,0 +1,149 @@
+"""Searches among many runs: the time of a page must not depend on how many runs there are.
+
+    python -m bench.search [--rows 1000000] [--only sqlite,postgres]
+
+Filling a store with a million runs takes minutes, so `bench.run` does it only when it is not fast.
+"""
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from datetime import timedelta
+from functools import partial
+from statistics import median
+from typing import Any
+
+from bench.places import place
+from bench.timing import timed
+from perdure import codec
+from perdure.clock import SystemClock
+from perdure.snapshot import RunStatus, new_snapshot
+from perdure.snapshot.summary import Summary, encode_summary
+from perdure.store import NewRun, Query, Rest, ScheduleStore, require_schedule, require_search
+
+BATCH = 1000
+PAGE = 50
+CAP = 1000
+REPEATS = 15
+SMALL = 10_000
+WORKFLOWS = tuple(f"workflow-{number}" for number in range(20))
+STATUSES: tuple[RunStatus, ...] = ("completed",) * 7 + ("failed", "suspended", "waiting")
+PLACES = ("sqlite", "postgres")
+
+TARGETS = {
+    **dict.fromkeys(
+        (
+            "newest",
+            "by status",
+            "by workflow",
+            "by both",
+            "by tag",
+            "by prefix",
+            "by time",
+            "oldest",
+            "page 1,000",
+        ),
+        0.020,
+    ),
+    "counts": 0.030,
+}
+MOST_GROWTH = 1.5
+"""How much longer counts may take than among ten thousand runs."""
+
+
+def new_run(number: int) -> NewRun:
+    """Return a run; the number determines its workflow, status, tags and prefix."""
+    workflow = WORKFLOWS[number % len(WORKFLOWS)]
+    status = STATUSES[number // 7 % len(STATUSES)]
+    now = SystemClock().now()
+    wake_at = now + timedelta(days=30) if status == "suspended" else None
+    prefix = "rare" if number % 5000 == 0 else "run"
+    return NewRun(
+        f"{prefix}-{number}",
+        workflow,
+        codec.dumps(new_snapshot(workflow, now=now, metadata={"version": 1})),
+        version=1,
+        tags=(f"customer={number % 1000}",),
+        summary=encode_summary({}, Summary(steps=12, last_step="send the invoice", size=4096)),
+        rest=Rest(status, wake_at),
+    )
+
+
+async def fill(store: ScheduleStore, first: int, last: int) -> None:
+    """Create the runs with these numbers."""
+    for start in range(first, last, BATCH):
+        await store.enqueue([new_run(n) for n in range(start, min(start + BATCH, last))])
+
+
+def queries() -> Mapping[str, Query]:
+    """Return a query of each indexed kind."""
+    now = SystemClock().now()
+    return {
+        "newest": Query(),
+        "by status": Query(statuses=("failed",)),
+        "by workflow": Query(workflows=(WORKFLOWS[3],)),
+        "by both": Query(workflows=(WORKFLOWS[3],), statuses=("waiting",)),
+        "by tag": Query(tags=("customer=7",)),
+        "by prefix": Query(prefix="rare-"),
+        "by time": Query(until=now - timedelta(seconds=1), statuses=("completed",)),
+        "oldest": Query(oldest_first=True),
+    }
+
+
+async def times(store: Any) -> dict[str, float]:
+    """Return the median seconds of each kind of page and of the counts."""
+    search = require_search(store)
+    measured = {}
+    for name, query in queries().items():
+        measured[name] = await _median(partial(search.search, query, PAGE))
+    cursor = await _cursor_of_page(search, 1000)
+    thousandth = partial(search.search, Query(), PAGE, after=cursor)
+    measured["page 1,000"] = await _median(thousandth)
+    measured["counts"] = await _median(partial(search.counts, Query(), CAP))
+    return measured
+
+
+async def _cursor_of_page(search: Any, page: int) -> str | None:
+    cursor = None
+    for _ in range(page // 20):
+        found = await search.search(Query(), PAGE * 20, after=cursor)
+        if (cursor := found.cursor) is None:
+            break
+    return cursor
+
+
+async def _median(work: Callable[[], Awaitable[object]]) -> float:
+    await work()
+    return median([await timed(work()) for _ in range(REPEATS)])
+
+
+async def measure(name: str, rows: int) -> AsyncIterator[tuple[str, int, float]]:
+    """Yield the seconds of each search on a store, at ten thousand runs and at `rows`."""
+    with place(name) as here:
+        store: Any = here.open()
+        try:
+            filled = 0
+            for size in (SMALL, rows):
+                await fill(require_schedule(store), filled, size)
+                filled = size
+                for work, seconds in (await times(store)).items():
+                    yield work, size, seconds
+        finally:
+            await store.close()
+
+
+async def main() -> None:
+    """Measure, and print the times."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--only", default=",".join(PLACES), help="stores, separated by commas")
+    chosen = parser.parse_args()
+    for name in filter(None, chosen.only.split(",")):
+        async for work, size, seconds in measure(name, chosen.rows):
+            target = TARGETS[work] if size == chosen.rows else None
+            missed = "  (missed)" if target is not None and seconds > target else ""
+            print(f"{name:<9} {size:>9,} runs  {work:<12} {seconds * 1e3:8.2f} ms{missed}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

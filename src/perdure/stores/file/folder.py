@@ -33,8 +33,7 @@ class Folder:
 
     def create(self) -> None:
         """Create what does not exist, or raise if a newer perdure has written here."""
-        for directory in (self.runs, self.wakes, self.queues, self.locks):
-            self.disk.make_directory(directory)
+        self.disk.make_directory(self.locks)
         with locked(self.locks / "layout"):
             number = self._layout_number()
             if number > _LAYOUT:
@@ -44,6 +43,8 @@ class Folder:
                 )
             if number < _LAYOUT:
                 self.disk.replace(self._layout, b"%d" % _LAYOUT)
+        for directory in (self.runs, self.wakes, self.queues):
+            self.disk.make_directory(directory)
 
     def _layout_number(self) -> int:
         if not self._layout.exists():

@@ -134,6 +134,10 @@ def step(grant: Grant, n: int, key: str) -> Entry:
     return Entry(grant.lease.id, grant.lease.epoch, n, as_json(snapshot(key)))
 
 
+def everything(wake: Wake) -> bool:
+    return True
+
+
 def the_file(directory: Path, kind: str) -> Path:
     (path,) = directory.glob(f"runs/*/*.{kind}")
     return path
@@ -328,15 +332,15 @@ class TestWakes:
     def wakes(self, folder: Folder) -> FileWakes:
         return FileWakes(folder)
 
-    async def lines(self, wakes: FileWakes, until: int) -> list[Wake]:
-        return await wakes.scan(until, until).next(10_000)
+    async def lines(self, wakes: FileWakes, until: int, queue: str = "") -> list[Wake]:
+        return await wakes.scan(queue, until, until, everything).next(10_000)
 
     async def test_many_lines_are_split_into_parts_in_order(
         self, wakes: FileWakes, folder: Folder
     ) -> None:
         """A claim of a few runs then reads a few lines; later lines are merged in order."""
         await wakes.add([Wake(60_000_000 + n % 7, f"{n:05}", None) for n in range(5_000)], 0)
-        scan = wakes.scan(120_000_000, 0)
+        scan = wakes.scan("", 120_000_000, 0, everything)
         before = await scan.next(10_000)
         (path,) = scan.large_files()
         wakes.split(path)

@@ -467,7 +467,8 @@ class TestWakes:
         lines = [Wake(60_000_000 * (n % 5), f"{n:04}", None) for n in range(2_000)]
         await wakes.add(lines, 0)
         until = 60_000_000 * 5
-        assert await wakes.scan(until, until).next(2_001) == sorted(lines)
+        scan = wakes.scan("", until, until, lambda wake: True)
+        assert await scan.next(2_001) == sorted(lines)
 
     async def test_removed_lines_leave_no_documents(
         self, wakes: KeyValueWakes, kv: MemoryKeyValue
@@ -475,7 +476,7 @@ class TestWakes:
         """Neither those of the lines nor those that list them."""
         await wakes.add([Wake(n * 10_000_000, f"{n}", None) for n in range(100)], 0)
         later = 10**15
-        await wakes.remove(await wakes.lines(later, later), later)
+        await wakes.remove("", await wakes.lines("").read(later, later), later)
         assert await kv.keys() == []
 
     async def test_a_run_that_became_due_in_a_later_minute_is_found(

@@ -1,36 +1,44 @@
 """The backend of the stores whose runs are documents."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from heapq import nlargest
 from typing import Generic
 
 from perdure.clock import Clock, check_clock
-from perdure.snapshot import RunStatus, Snapshot
+from perdure.snapshot import Snapshot
 from perdure.store import (
-    Delivery,
+    Count,
+    Drivable,
     Due,
     Entry,
     Lease,
     LeaseRequest,
     Message,
+    NewMessage,
     NewRun,
+    Query,
+    Receipt,
     Rest,
+    RunSummary,
     Stats,
     Verdict,
 )
-from perdure.stores._documents.leases import DocumentLeases
-from perdure.stores._documents.records import H, Head
+from perdure.stores._backend import Ownership, PruneRequest
+from perdure.stores._documents.claims import DocumentClaims
+from perdure.stores._documents.headers import DocumentHeaders
+from perdure.stores._documents.inbox import DocumentInboxes
+from perdure.stores._documents.records import H
 from perdure.stores._documents.storage import Storage
 from perdure.stores._keyvalue import KeyValueBackend
 from perdure.stores._reading import Granted
-from perdure.stores._shell import Ownership, Query, Row
-from perdure.stores._timestamps import from_microseconds, to_microseconds
+from perdure.stores._searching import Found, Position
+from perdure.stores._timestamps import to_microseconds
+
+_MICROSECOND = timedelta(microseconds=1)
 
 
 class DocumentBackend(Generic[H]):
-    """A storage and a clock behind a `StoreShell`. `list`, `prune` and `stats` read all heads."""
+    """A storage and a clock behind a `StoreShell`."""
 
     def __init__(
         self, storage: Storage[H], documents: KeyValueBackend, prefix: str, clock: Clock
@@ -38,12 +46,14 @@ class DocumentBackend(Generic[H]):
         self.documents = documents
         self._storage = storage
         self._execute = storage.execute
-        self._runs = DocumentLeases(storage, prefix)
-        self._prefix = prefix
+        self._runs = DocumentClaims(storage, prefix)
+        self._inboxes = DocumentInboxes(storage, prefix)
+        self._headers = DocumentHeaders(storage, prefix)
         self._clock = check_clock(clock)
 
     async def open(self) -> None:
-        """Do nothing: a storage sets itself up when it executes its first verb."""
+        """Set the storage up, or raise if a newer perdure has written to it."""
+        await self._execute(self._storage.open)
 
     def forget_loop(self) -> None:
         """Do nothing: nothing here is bound to an event loop."""
@@ -80,67 +90,55 @@ class DocumentBackend(Generic[H]):
     async def enqueue(self, runs: Sequence[NewRun]) -> list[bool]:
         return await self._execute(self._runs.enqueue, runs, self._now())
 
-    async def due(self, now: datetime, limit: int, workflows: Sequence[str] | None) -> list[Due]:
-        return await self._execute(
-            self._runs.due, to_microseconds(now), limit, workflows, self._now()
-        )
+    async def due(
+        self,
+        now: datetime,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
+    ) -> list[Due]:
+        at = to_microseconds(now)
+        return await self._execute(self._runs.due, at, limit, drives, queues, self._now())
 
     async def claim(
-        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
+        self,
+        owner: str,
+        ttl: timedelta,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
     ) -> list[Granted]:
-        return await self._execute(self._runs.claim, owner, ttl, limit, workflows, self._now())
+        return await self._execute(self._runs.claim, owner, ttl, limit, drives, queues, self._now())
 
-    async def send(self, id: str, name: str, payload: bytes, dedup_id: str | None) -> Delivery:
-        return await self._execute(self._runs.send, id, name, payload, dedup_id, self._now())
+    async def queues(self, now: datetime, limit: int, low: str, high: str | None) -> list[str]:
+        at = to_microseconds(now)
+        return await self._execute(self._runs.queues, at, limit, low, high, self._now())
 
-    async def inbox(self, id: str) -> list[Message]:
-        return await self._execute(self._runs.inbox, id)
+    async def send(self, messages: Sequence[NewMessage]) -> list[Receipt]:
+        return await self._execute(self._inboxes.send, messages, self._now())
 
-    async def list(self, query: Query) -> Sequence[Row]:
-        after = None
-        if query.after is not None:
-            after = (to_microseconds(query.after[0]), self._prefix + query.after[1])
-        heads = (
-            head
-            for head in await self._heads(query.prefix)
-            if (query.status is None or head.status == query.status)
-            and (query.workflow is None or head.workflow == query.workflow)
-            and (after is None or _position(head) < after)
-        )
-        return [
-            Row(
-                head.id.removeprefix(self._prefix),
-                from_microseconds(head.updated_at),
-                head.status,
-                head.workflow,
-                head.owner,
-            )
-            for head in nlargest(query.limit, heads, key=_position)
-        ]
+    async def inbox(self, id: str, after: str | None, limit: int | None) -> list[Message]:
+        return await self._execute(self._inboxes.inbox, id, after, limit)
 
-    async def prune(self, older_than: timedelta, statuses: Sequence[RunStatus], limit: int) -> int:
-        before = self._now() - older_than // timedelta(microseconds=1)
-        ids = [
-            head.id.removeprefix(self._prefix)
-            for head in await self._heads()
-            if head.status in statuses and head.updated_at < before
-        ]
+    async def prune(self, request: PruneRequest) -> int:
+        before = self._now() - request.older_than // _MICROSECOND
+        ids = await self._execute(self._headers.old, request, before)
+        if request.dry_run:
+            return len(ids)
         # One by one: each is checked again, as it may have been woken in the meantime.
-        deleted = [await self._execute(self._runs.prune, id, before) for id in ids[:limit]]
-        return sum(deleted)
+        return sum([await self._execute(self._headers.prune, id, before) for id in ids])
 
     async def stats(self) -> Stats:
-        by_status = Counter[str](head.status for head in await self._heads())
-        now = self._now()
-        oldest = await self._execute(self._runs.due, now, 1, None, now)
-        return Stats(by_status, oldest[0].wake_at if oldest else None)
+        return await self._execute(self._headers.stats, self._now())
 
-    async def _heads(self, prefix: str = "") -> Sequence[H]:
-        return await self._execute(self._storage.all_heads, self._prefix + prefix)
+    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+        return await self._execute(self._headers.search, query, limit, after)
+
+    async def summaries(self, ids: Sequence[str]) -> list[RunSummary | None]:
+        return await self._execute(self._headers.summaries, ids)
+
+    async def counts(self, query: Query, cap: int) -> list[Count]:
+        return await self._execute(self._headers.counts, query, cap)
 
     def _now(self) -> int:
         return to_microseconds(self._clock.now())
-
-
-def _position(head: Head) -> tuple[int, str]:
-    return head.updated_at, head.id

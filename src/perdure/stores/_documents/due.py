@@ -1,97 +1,229 @@
 """Finding runs that need a worker, through their wake lines."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
+from heapq import heappop, heappush
 from typing import Generic
 
 import msgspec
 
 from perdure.errors import StoreCorrupted
+from perdure.store import Drivable
 from perdure.stores._documents.records import H, Wake
 from perdure.stores._documents.runs import unconsumed
-from perdure.stores._documents.storage import Storage, StoredRun
-from perdure.stores._reading import SETBACK, reading
+from perdure.stores._documents.storage import Scan, Storage, StoredRun
+from perdure.stores._reading import FIRST_SETBACK, LONGEST_SETBACK, reading
 
 logger = logging.getLogger(__name__)
 
-_SETBACK = SETBACK // timedelta(microseconds=1)
+_MICROSECOND = timedelta(microseconds=1)
+_FIRST_SETBACK, _LONGEST_SETBACK = FIRST_SETBACK // _MICROSECOND, LONGEST_SETBACK // _MICROSECOND
+_MOST_SETBACKS = 10_000
+
+
+class Planner(Generic[H]):
+    """Says when runs need a worker. It remembers those that it could not read, and logs them once.
+
+    Unlike one whose snapshot cannot be read, a run whose head cannot be read cannot be leased, so
+    its delay is in its wake line alone.
+    """
+
+    def __init__(self, storage: Storage[H]) -> None:
+        self._storage = storage
+        self._setbacks: dict[str, tuple[int, int]] = {}
+
+    async def plans(self, lines: Sequence[Wake], now: int) -> list[Wake | None]:
+        """Return for the run of each line when it currently needs a worker, and where."""
+        heads = await self._storage.heads([line.id for line in lines])
+        pairs = zip(lines, heads, strict=True)
+        return [await self._plan(line, head, now) for line, head in pairs]
+
+    async def _plan(self, line: Wake, head: H | StoreCorrupted | None, now: int) -> Wake | None:
+        if head is None:
+            return None
+        try:
+            if isinstance(head, StoreCorrupted):
+                raise head
+            wake_at = head.wake_at
+            if head.awaits:
+                with reading(line.id, msgspec.MsgspecError):
+                    wake_at = await wake_time(self._storage.run(line.id), head)
+        except StoreCorrupted as error:
+            return line._replace(at=self._set_back(line.id, error, now))
+        return None if wake_at is None else head.wake(wake_at)
+
+    def _set_back(self, id: str, error: StoreCorrupted, now: int) -> int:
+        """Return when to try again; the delay grows each time that it has passed."""
+        until, delay = self._setbacks.pop(id, (0, 0))
+        if not delay:
+            logger.error("%s; it is left out of claims for a while", error, exc_info=error)
+        if until <= now:
+            delay = min(2 * delay, _LONGEST_SETBACK) or _FIRST_SETBACK
+            until = now + delay
+        self._setbacks[id] = (until, delay)
+        if len(self._setbacks) > _MOST_SETBACKS:
+            del self._setbacks[next(iter(self._setbacks))]
+        return until
 
 
 class DueSearch(Generic[H]):
-    """The runs that need a worker at a time, in the order of their wake lines.
+    """The runs of some queues that need a worker at a time, earliest first.
 
-    A line only says where to look: the run's head says when it needs a worker, and of which
-    workflow it is.
+    A line only says where to look: the run's head says when it needs a worker. Lines of workflows
+    and versions that are not drivable are skipped, so that their runs are not read.
     """
 
     def __init__(
         self,
         storage: Storage[H],
+        planner: Planner[H],
         prefix: str,
-        workflows: Sequence[str] | None,
+        drives: Sequence[Drivable] | None,
+        queues: Iterable[str],
         at: int,
         now: int,
     ) -> None:
-        self.scan = storage.wakes.scan(at, now)
         self._storage = storage
-        self._prefix = prefix
-        self._workflows = None if workflows is None else {*workflows}
-        self._at = at
+        self._planner = planner
         self._latest = max(at, now)
-        self._read: set[str] = set()
-        self._due_runs: list[Wake] = []
+        self._now = now
+        runs = _Filter(prefix, drives)
+        self._queues = {
+            queue: _QueueSearch(queue, storage.wakes.scan(queue, at, now, runs.accepts), runs, at)
+            for queue in queues
+        }
 
-    async def next(self, count: int) -> list[Wake]:
-        """Return up to `count` further runs with their wake times; none at the end."""
-        while (missing := count - len(self._due_runs)) > 0:
-            lines = await self.scan.next(max(missing, self._storage.read_ahead))
-            if not lines:
+    async def next(self, limit: int, most: Mapping[str, int]) -> list[Wake]:
+        """Return up to `limit` further runs, at most so many of each queue; none at the end."""
+        left = dict(most)
+        wakes: list[Wake] = []
+        while len(wakes) < limit:
+            searches = [self._queues[queue] for queue in left if left[queue] > 0]
+            await self._read(searches, limit - len(wakes))
+            ready = [(search.first, search) for search in searches if search.first is not None]
+            if not ready:
                 break
-            self._due_runs += await self._due(lines)
-        wakes, self._due_runs = self._due_runs[:count], self._due_runs[count:]
+            _, search = min(ready, key=lambda pair: pair[0])
+            wakes.append(search.pop())
+            left[search.queue] -= 1
         return wakes
 
-    async def _due(self, lines: Sequence[Wake]) -> list[Wake]:
-        due: list[Wake] = []
-        unread = {line.id: line for line in lines if self._is_wanted(line)}
+    async def queues(self) -> list[str]:
+        """Return the queues that have such runs."""
+        await self._read([*self._queues.values()], len(self._queues))
+        return [search.queue for search in self._queues.values() if search.first is not None]
+
+    def claimed(self, wake: Wake) -> None:
+        """Note that the lines of a run have served their purpose."""
+        self._queues[wake.queue].scan.claimed(wake.id)
+
+    async def tidy(self) -> None:
+        """Remove lines that were found out of date."""
+
+        async def plan(line: Wake) -> Wake | None:
+            (current,) = await self._planner.plans([line], self._now)
+            return current
+
+        for search in self._queues.values():
+            await search.scan.tidy(plan, self._now)
+
+    async def _read(self, searches: Sequence["_QueueSearch"], count: int) -> None:
+        """Read lines, and the runs that they are about, until each search knows its first run."""
+        while unknown := [search for search in searches if search.needs_lines]:
+            share = max(count, self._storage.read_ahead) // len(unknown) or 1
+            lines = await self._gather(unknown, share)
+            unread = [(search, line) for search in unknown for line in lines[search.queue]]
+            plans = await self._planner.plans([line for _, line in unread], self._latest)
+            for (search, line), plan in zip(unread, plans, strict=True):
+                search.add(line, plan)
+
+    async def _gather(
+        self, searches: Sequence["_QueueSearch"], count: int
+    ) -> Mapping[str, Collection[Wake]]:
+        if len(searches) == 1:
+            return {searches[0].queue: await searches[0].read(count)}
+        lines = await self._storage.gather(lambda search: search.read(count), searches)
+        return {search.queue: each for search, each in zip(searches, lines, strict=True)}
+
+
+class _QueueSearch:
+    """The search in one queue.
+
+    A run can be due later than its line says, because of a line that is out of date. Such a run
+    waits here until the lines have been read up to its time.
+    """
+
+    def __init__(self, queue: str, scan: Scan, runs: "_Filter", at: int) -> None:
+        self.queue = queue
+        self.scan = scan
+        self._runs = runs
+        self._at = at
+        self._read: set[str] = set()
+        self._read_until = 0
+        self._is_at_end = False
+        self._due: list[Wake] = []
+
+    @property
+    def first(self) -> Wake | None:
+        """The earliest run, or `None` as long as a line that was not read may be earlier."""
+        if not self._due:
+            return None
+        is_known = self._is_at_end or self._due[0].at <= self._read_until
+        return self._due[0] if is_known else None
+
+    @property
+    def needs_lines(self) -> bool:
+        return self.first is None and not self._is_at_end
+
+    def pop(self) -> Wake:
+        return heappop(self._due)
+
+    async def read(self, count: int) -> Collection[Wake]:
+        """Return up to `count` further lines, one for each run."""
+        lines = await self.scan.next(count)
+        self._is_at_end = len(lines) < count
+        if lines:
+            self._read_until = lines[-1].at
+        unread: dict[str, Wake] = {}
+        for line in lines:
+            if line.id not in self._read:
+                unread.setdefault(line.id, line)
         self._read.update(unread)
-        heads = await self._storage.heads(list(unread))
-        for line, head in zip(unread.values(), heads, strict=True):
-            wake = await _plan(self._storage, line, head, self._latest)
-            if wake is None or wake.at > self._at:
-                self.scan.postponed(line.id, wake)
-            elif self._workflows is None or wake.workflow in self._workflows:
-                due.append(wake)
-        return due
+        return unread.values()
 
-    def _is_wanted(self, line: Wake) -> bool:
-        is_chosen = self._workflows is None or line.workflow in self._workflows
-        return is_chosen and line.id not in self._read and line.id.startswith(self._prefix)
-
-
-async def plan_of(storage: Storage[H], line: Wake, now: int) -> Wake | None:
-    """Return when the run of a line currently needs a worker, and its workflow."""
-    (head,) = await storage.heads([line.id])
-    return await _plan(storage, line, head, now)
+    def add(self, line: Wake, plan: Wake | None) -> None:
+        """Add the run of a line, if it is due, and of this queue."""
+        if plan is None or plan.at > self._at:
+            self.scan.postponed(line.id, plan)
+            return
+        if plan[2:] != line[2:]:
+            # Otherwise workers that cannot drive the run would read it again and again.
+            self.scan.postponed(line.id, plan)
+        if plan.queue == self.queue and self._runs.accepts(plan):
+            heappush(self._due, plan)
 
 
-async def _plan(
-    storage: Storage[H], line: Wake, head: H | StoreCorrupted | None, now: int
-) -> Wake | None:
-    if head is None:
-        return None
-    try:
-        if isinstance(head, StoreCorrupted):
-            raise head
-        wake_at = head.wake_at
-        if head.awaits:
-            with reading(line.id, msgspec.MsgspecError):
-                wake_at = await wake_time(storage.run(line.id), head)
-    except StoreCorrupted:
-        logger.exception("run %r cannot be read; it is not claimed for an hour", line.id)
-        return line._replace(at=now + _SETBACK)
-    return None if wake_at is None else Wake(wake_at, line.id, head.workflow)
+class _Filter:
+    """Which runs a worker wants: of a store's prefix, and drivable."""
+
+    def __init__(self, prefix: str, drives: Sequence[Drivable] | None) -> None:
+        self._prefix = prefix
+        self._versions: dict[str | None, list[Drivable]] | None = None
+        if drives is not None:
+            self._versions = {}
+            for each in drives:
+                self._versions.setdefault(each.workflow, []).append(each)
+
+    def accepts(self, wake: Wake) -> bool:
+        if not wake.id.startswith(self._prefix):
+            return False
+        if self._versions is None:
+            return True
+        drivable = self._versions.get(wake.workflow)
+        if drivable is None:
+            return False
+        return not wake.version or any(each.first <= wake.version <= each.last for each in drivable)
 
 
 async def wake_time(run: StoredRun[H], head: H) -> int | None:

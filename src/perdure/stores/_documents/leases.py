@@ -1,23 +1,29 @@
-"""Leases, claims and messages of runs that are documents."""
+"""Leases of runs that are documents, and their creation."""
 
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from itertools import compress
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from perdure.errors import StoreCorrupted
-from perdure.snapshot import is_over
-from perdure.store import Delivery, Due, Grant, Lease, LeaseRequest, Message, NewRun
-from perdure.stores._documents.due import DueSearch, plan_of, wake_time
+from perdure.store import INBOX_PAGE, Grant, Lease, LeaseRequest, NewRun
+from perdure.stores._backend import Ownership
 from perdure.stores._documents.records import MAX_ATTEMPTS, H, Head, Wake, too_busy
-from perdure.stores._documents.runs import DocumentRuns, HasId, unconsumed
+from perdure.stores._documents.runs import DocumentRuns, unconsumed
 from perdure.stores._documents.storage import StoredRun
 from perdure.stores._reading import Granted, Unreadable, reading
-from perdure.stores._shell import Ownership
 from perdure.stores._timestamps import from_microseconds, to_microseconds
+
+
+class HasId(Protocol):
+    """Something that concerns one run."""
+
+    @property
+    def id(self) -> str: ...
+
 
 T = TypeVar("T", bound=HasId)
 R = TypeVar("R")
@@ -26,7 +32,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class DocumentLeases(DocumentRuns[H]):
-    """Runs with leases, wake times and inboxes."""
+    """Runs with leases and wake times."""
 
     async def acquire(self, requests: Sequence[LeaseRequest], now: int) -> list[Granted | None]:
         """Return for each request its lease and the run read under it, or `None`."""
@@ -36,30 +42,35 @@ class DocumentLeases(DocumentRuns[H]):
                 _is_available(head, request, now)
                 for request, head in zip(requests, heads, strict=True)
             ]
-            available = [*compress(zip(requests, heads, strict=True), is_available)]
+            wakes = [
+                self._lease_end(head, request, now)
+                for request, head in compress(zip(requests, heads, strict=True), is_available)
+            ]
             # A run whose owner dies is found by its wake line, so the line precedes the lease.
-            await self.wakes.add(
-                [
-                    Wake(
-                        _after(now, request.ttl),
-                        self.prefix + request.id,
-                        request.workflow if head is None else head.workflow,
-                    )
-                    for request, head in available
-                ],
-                now,
+            await self.wakes.add(wakes, now)
+            wanted = [*compress(requests, is_available)]
+            announced = {*wakes}
+            grants = iter(
+                await self._each(lambda request: self._acquire(request, announced, now), wanted)
             )
-            wanted = [request for request, _ in available]
-            grants = iter(await self._each(lambda request: self._acquire(request, now), wanted))
-        return [next(grants) if each else None for each in is_available]
+        return [
+            next(grants) if each else self._unreadable(request, head, now)
+            for request, head, each in zip(requests, heads, is_available, strict=True)
+        ]
 
-    async def _acquire(self, request: LeaseRequest, now: int) -> Granted | None:
+    async def _acquire(
+        self, request: LeaseRequest, announced: set[Wake], now: int
+    ) -> Granted | None:
         run = self.run(request.id)
         async with run.locked():
             for _ in range(MAX_ATTEMPTS):
                 head = await run.head()
                 if not _is_available(head, request, now):
                     return None
+                # Another process may have created the run in the meantime, in a queue.
+                wake = self._lease_end(head, request, now)
+                if wake not in announced:
+                    await self.wakes.add([wake], now)
                 if head is not None:
                     grant = await self._grant(
                         run, head, request.owner, request.ttl, now, request.instead_of
@@ -70,13 +81,40 @@ class DocumentLeases(DocumentRuns[H]):
                     return grant
         raise too_busy(request.id)
 
+    def _lease_end(self, head: H | StoreCorrupted | None, request: LeaseRequest, now: int) -> Wake:
+        end = after(now, request.ttl)
+        if isinstance(head, Head):
+            return head.wake(end)
+        return Wake(end, self.prefix + request.id, request.workflow, version=request.version)
+
+    def _unreadable(
+        self, request: LeaseRequest, head: H | StoreCorrupted | None, now: int
+    ) -> Unreadable | None:
+        if not isinstance(head, StoreCorrupted):
+            return None
+        time = from_microseconds(now)
+        return Unreadable(Lease(request.id, request.owner, 0, time), time, head)
+
     async def _create_owned(
         self, run: StoredRun[H], request: LeaseRequest, now: int
     ) -> Granted | None:
-        end = _after(now, request.ttl)
-        data = request.create or b""
-        head = await self._create(run, data, request.workflow, end, now, owner=request.owner)
-        return None if head is None else await self._read_grant(run, head, now, created=True)
+        await run.prepare()
+        head = Head(
+            id=run.id,
+            workflow=request.workflow,
+            version=request.version,
+            tags=request.tags,
+            summary=request.summary,
+            created_at=now,
+            status="running",
+            wake_at=after(now, request.ttl),
+            owner=request.owner,
+            epoch=await run.next_epoch(None, now),
+            updated_at=now,
+            base=(0, 0),
+        )
+        created = await run.settle(None, head, request.create or b"")
+        return None if created is None else await self._read_grant(run, created, now, created=True)
 
     async def owners(self, ids: Sequence[str]) -> list[Ownership | None]:
         """Return who has the lease of each run."""
@@ -84,7 +122,7 @@ class DocumentLeases(DocumentRuns[H]):
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, now: int) -> list[Lease | None]:
         """Move the ends of leases; return `None` for each that was lost."""
-        end = _after(now, ttl)
+        end = after(now, ttl)
         async with self.wakes.gate():
             return await self._each(lambda lease: self._renew(lease, end, now), leases)
 
@@ -96,7 +134,7 @@ class DocumentLeases(DocumentRuns[H]):
                 if head is None or not head.is_held_with(lease):
                     return None
                 if end < (head.wake_at or 0):
-                    await self.wakes.add([Wake(end, run.id, head.workflow)], now)
+                    await self.wakes.add([head.wake(end)], now)
                 if await run.renew(head, replace(head, wake_at=end)):
                     messages = await unconsumed(run, head)
                     return replace(
@@ -105,10 +143,12 @@ class DocumentLeases(DocumentRuns[H]):
         raise too_busy(lease.id)
 
     async def release(self, leases: Sequence[Lease], wake_at: int, now: int) -> None:
-        """Release leases without a rest."""
+        """Release leases without a rest; a run whose head cannot be read has none."""
         async with self.wakes.gate():
-            await self.announce([(lease.id, wake_at) for lease in leases], now)
-            await self._each(lambda lease: self._release(lease, wake_at), leases)
+            heads = await self.readable_heads([lease.id for lease in leases])
+            await self.wakes.add([head.wake(wake_at) for head in heads.values()], now)
+            readable = [lease for lease in leases if lease.id in heads]
+            await self._each(lambda lease: self._release(lease, wake_at), readable)
 
     async def _release(self, lease: Lease, wake_at: int) -> None:
         run = self.run(lease.id)
@@ -123,12 +163,13 @@ class DocumentLeases(DocumentRuns[H]):
         raise too_busy(lease.id)
 
     async def enqueue(self, runs: Sequence[NewRun], now: int) -> list[bool]:
-        """Create runs that wait for a claim; those without a time are due at once."""
+        """Create runs that wait for a claim, or are at rest."""
         async with self.wakes.gate():
             heads = await self.heads([run.id for run in runs])
             new = [run for run, head in zip(runs, heads, strict=True) if head is None]
+            first_heads = (self._first_head(run, 0, now) for run in new)
             await self.wakes.add(
-                [Wake(_wake_at(run, now), self.prefix + run.id, run.workflow) for run in new], now
+                [head.wake(head.wake_at) for head in first_heads if head.wake_at is not None], now
             )
             created = iter(await self._each(lambda run: self._enqueue(run, now), new))
         return [head is None and next(created) for head in heads]
@@ -138,98 +179,26 @@ class DocumentLeases(DocumentRuns[H]):
         async with run.locked():
             if await run.head() is not None:
                 return False
-            wake_at = _wake_at(new, now)
-            return await self._create(run, new.snapshot, new.workflow, wake_at, now) is not None
+            await run.prepare()
+            head = self._first_head(new, await run.next_epoch(None, now), now)
+            return await run.settle(None, head, new.snapshot) is not None
 
-    async def due(
-        self, at: int, limit: int, workflows: Sequence[str] | None, now: int
-    ) -> list[Due]:
-        """Return the runs that need a worker at a time, earliest first."""
-        search = DueSearch(self.storage, self.prefix, workflows, at, now)
-        wakes = await search.next(limit)
-        return [Due(self._public_id(wake.id), from_microseconds(wake.at)) for wake in sorted(wakes)]
-
-    async def claim(
-        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None, now: int
-    ) -> list[Granted]:
-        """Lease and load runs that need a worker, earliest first."""
-        search = DueSearch(self.storage, self.prefix, workflows, now, now)
-        end = _after(now, ttl)
-        grants: list[Granted] = []
-        async with self.wakes.gate():
-            while wakes := await search.next(limit - len(grants)):
-                await self.wakes.add([wake._replace(at=end) for wake in wakes], now)
-                answers = await self._each(lambda wake: self._claim(wake, owner, ttl, now), wakes)
-                grants += [grant for grant in answers if grant is not None]
-                for wake in wakes:
-                    search.scan.claimed(wake.id)
-        await search.scan.tidy(lambda wake: plan_of(self.storage, wake, now), now)
-        return grants
-
-    async def _claim(self, wake: Wake, owner: str, ttl: timedelta, now: int) -> Granted | None:
-        run = self.storage.run(wake.id)
-        async with run.locked():
-            head = await run.head()
-            if head is None:
-                return None
-            wake_at = await wake_time(run, head)
-            if wake_at is None or wake_at > now:
-                return None
-            return await self._grant(run, head, owner, ttl, now)
-
-    async def send(
-        self, id: str, name: str, payload: bytes, dedup_id: str | None, now: int
-    ) -> Delivery:
-        """Put a message in a run's inbox, and wake a suspended run that awaits it."""
-        run = self.run(id)
-        async with self.wakes.gate(), run.locked():
-            head = await run.head()
-            if head is None:
-                return Delivery.UNKNOWN
-            wake = Wake(now, run.id, head.workflow)
-            if name in head.awaits:
-                await self.wakes.add([wake], now)
-            delivery = await run.deliver(
-                name, payload.decode(), dedup_id, now, is_over=is_over(head.status)
-            )
-            after = await run.head()
-            # Another process may have suspended the run in the meantime without seeing the message.
-            if after is not None and name in after.awaits and name not in head.awaits:
-                await self.wakes.add([wake], now)
-        return delivery
-
-    async def inbox(self, id: str) -> list[Message]:
-        """Return a run's messages that were not consumed."""
-        run = self.run(id)
-        async with run.locked(shared=True):
-            head = await run.head()
-            messages = [] if head is None else await unconsumed(run, head)
-        return [message.as_message() for message in messages]
-
-    async def _create(
-        self,
-        run: StoredRun[H],
-        data: bytes,
-        workflow: str | None,
-        wake_at: int,
-        now: int,
-        *,
-        owner: str | None = None,
-    ) -> H | None:
-        """Create a run, owned or waiting for a claim; `None` if another process was quicker."""
-        await run.prepare()
-        epoch = await run.next_epoch(None, now)
+    def _first_head(self, new: NewRun, epoch: int, now: int) -> Head:
         head = Head(
-            id=run.id,
-            workflow=workflow,
-            status="running",
-            wake_at=wake_at,
-            owner=owner,
+            id=self.prefix + new.id,
+            workflow=new.workflow,
+            queue=new.queue,
+            version=new.version,
+            tags=new.tags,
+            summary=new.summary,
+            created_at=now,
+            status="queued",
+            wake_at=_wake_at(new, now),
             epoch=epoch,
             updated_at=now,
-            base=(epoch, 0) if owner is None else (0, 0),
+            base=(epoch, 0),
         )
-        return await run.settle(None, head, data)
+        return head if new.rest is None else head.settled(new.rest, head.base, now)
 
     async def _grant(
         self,
@@ -248,7 +217,7 @@ class DocumentLeases(DocumentRuns[H]):
             epoch=await run.next_epoch(head, now),
             status="running",
             awaits=(),
-            wake_at=_after(now, ttl),
+            wake_at=after(now, ttl),
             takeovers=head.takeovers + is_lost,
             released=False,
         )
@@ -264,7 +233,7 @@ class DocumentLeases(DocumentRuns[H]):
         self, run: StoredRun[H], head: H, now: int, *, created: bool = False
     ) -> Granted | None:
         lease = Lease(
-            self._public_id(run.id),
+            self.public_id(run.id),
             head.owner or "",
             head.epoch,
             from_microseconds(head.wake_at or 0),
@@ -275,12 +244,18 @@ class DocumentLeases(DocumentRuns[H]):
                 if contents is None:
                     return None
                 head, snapshot = contents
-                messages = [message.as_message() for message in await unconsumed(run, head)]
+                messages = (await unconsumed(run, head))[:INBOX_PAGE]
         except StoreCorrupted as error:
             return Unreadable(lease, from_microseconds(now), error)
-        lease = replace(lease, has_messages=bool(messages))
         return Grant(
-            lease, snapshot, from_microseconds(now), tuple(messages), head.takeovers, created
+            replace(lease, has_messages=bool(messages)),
+            snapshot,
+            from_microseconds(now),
+            tuple(message.as_message() for message in messages),
+            head.takeovers,
+            created,
+            head.queue,
+            head.version,
         )
 
     async def _each(
@@ -289,28 +264,30 @@ class DocumentLeases(DocumentRuns[H]):
         async def work_on(group: list[T]) -> list[R]:
             return [await work(item) for item in group]
 
-        return await self.by_run(work_on, items)
-
-    def _public_id(self, stored_id: str) -> str:
-        return stored_id[len(self.prefix) :]
+        return await self.by_run(work_on, items, lambda item: item.id)
 
 
-def _is_available(head: Head | None, request: LeaseRequest, now: int) -> bool:
+def after(now: int, ttl: timedelta) -> int:
+    """Return when a lease ends."""
+    return now + ttl // _MICROSECOND
+
+
+def _is_available(head: Head | StoreCorrupted | None, request: LeaseRequest, now: int) -> bool:
+    if isinstance(head, StoreCorrupted):
+        return False
     if head is None:
         return request.create is not None
     is_ours = head.owner is not None and head.owner in (request.owner, request.instead_of)
     return request.existing and (is_ours or not head.is_leased(now))
 
 
-def _ownership(head: Head) -> Ownership:
-    if head.owner is None or head.wake_at is None:
-        return Ownership(head.owner, None)
+def _ownership(head: Head | StoreCorrupted) -> Ownership:
+    if isinstance(head, StoreCorrupted) or head.owner is None or head.wake_at is None:
+        return Ownership(None, None)
     return Ownership(head.owner, from_microseconds(head.wake_at))
 
 
-def _after(now: int, ttl: timedelta) -> int:
-    return now + ttl // _MICROSECOND
-
-
 def _wake_at(run: NewRun, now: int) -> int:
-    return now if run.wake_at is None else to_microseconds(run.wake_at, "wake_at")
+    if run.wake_at is None:
+        return now - run.head_start // _MICROSECOND
+    return to_microseconds(run.wake_at, "wake_at")

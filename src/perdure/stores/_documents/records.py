@@ -7,8 +7,8 @@ import msgspec
 
 from perdure.errors import StoreUnavailable
 from perdure.snapshot import RunStatus
-from perdure.store import Entry, Lease, Message, Verdict
-from perdure.stores._timestamps import from_microseconds
+from perdure.store import Entry, Lease, Message, Rest, RunSummary, Verdict
+from perdure.stores._timestamps import from_microseconds, to_microseconds
 
 # How often a verb starts over when other processes change the run under it.
 MAX_ATTEMPTS = 20
@@ -17,16 +17,34 @@ MAX_ATTEMPTS = 20
 Place: TypeAlias = tuple[int, int]
 
 
+class Wake(NamedTuple):
+    """A wake line: the run may need a worker at that time.
+
+    Lines of layout 1 end with the workflow.
+    """
+
+    at: int
+    id: str
+    workflow: str | None
+    queue: str = ""
+    version: int = 0
+
+
 class Head(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=True):
     """The state of a run without its snapshot, journal and inbox.
 
     While the run has an owner, `wake_at` is the end of the lease. `base` is the place of the write
     that stored the snapshot: journal entries count only above it. `consumed` are messages that are
-    still in the inbox although they were consumed.
+    still in the inbox although they were consumed. Heads of layout 1 have no `created_at`.
     """
 
     id: str
     workflow: str | None
+    queue: str = ""
+    version: int = 0
+    tags: tuple[str, ...] = ()
+    summary: bytes = b""
+    created_at: int | None = None
     status: RunStatus
     wake_at: int | None
     awaits: tuple[str, ...] = ()
@@ -51,6 +69,46 @@ class Head(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defau
         """Return whether this is the lease under which the run is held."""
         return self.owner == lease.owner and self.epoch == lease.epoch and not self.is_closed
 
+    def wake(self, at: int) -> Wake:
+        """Return the line by which the run is found at a time."""
+        return Wake(at, self.id, self.workflow, self.queue, self.version)
+
+    def settled(self, rest: Rest, place: Place, now: int) -> "Head":
+        """Return the head of the same run at rest; `place` is that of the write."""
+        return Head(
+            id=self.id,
+            workflow=self.workflow,
+            queue=self.queue,
+            version=self.version if rest.version is None else rest.version,
+            tags=self.tags if rest.tags is None else rest.tags,
+            summary=self.summary if rest.summary is None else rest.summary,
+            created_at=self.created_at,
+            status=rest.status,
+            wake_at=None if rest.wake_at is None else to_microseconds(rest.wake_at),
+            awaits=rest.awaits,
+            epoch=place[0],
+            updated_at=now,
+            base=place,
+        )
+
+    def summarized(self, prefix: str) -> RunSummary:
+        """Return the run as a search does; its id is shown without the prefix."""
+        return RunSummary(
+            id=self.id.removeprefix(prefix),
+            updated_at=from_microseconds(self.updated_at),
+            status=self.status,
+            workflow=self.workflow,
+            owner=self.owner,
+            version=self.version,
+            queue=self.queue,
+            tags=self.tags,
+            summary=self.summary,
+            created_at=None if self.created_at is None else from_microseconds(self.created_at),
+            wake_at=None if self.wake_at is None else from_microseconds(self.wake_at),
+            awaits=self.awaits,
+            takeovers=self.takeovers,
+        )
+
 
 H = TypeVar("H", bound=Head)
 
@@ -66,14 +124,6 @@ class StoredMessage(NamedTuple):
     def as_message(self) -> Message:
         """Return the message as the store contract has it."""
         return Message(self.id, self.name, self.payload.encode(), from_microseconds(self.sent_at))
-
-
-class Wake(NamedTuple):
-    """A wake line: the run may need a worker at that time."""
-
-    at: int
-    id: str
-    workflow: str | None
 
 
 def verdict(head: Head | None, entry: Entry, written: Collection[Place]) -> Verdict:

@@ -1,35 +1,24 @@
 """Saving, loading, appending to and deleting runs that are documents."""
 
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec.structs import replace
 
 from perdure.errors import StoreCorrupted
-from perdure.snapshot import Snapshot, is_over
+from perdure.snapshot import Snapshot
 from perdure.store import Entry, Rest, Verdict
 from perdure.stores._documents.records import (
     MAX_ATTEMPTS,
     H,
     Head,
-    Place,
     StoredMessage,
-    Wake,
     too_busy,
     verdict,
 )
 from perdure.stores._documents.storage import Storage, StoredRun
-from perdure.stores._timestamps import to_microseconds
 
-
-class HasId(Protocol):
-    """Something that concerns one run."""
-
-    @property
-    def id(self) -> str: ...
-
-
-T = TypeVar("T", bound=HasId)
+T = TypeVar("T")
 R = TypeVar("R")
 
 
@@ -45,19 +34,32 @@ class DocumentRuns(Generic[H]):
         """Return a run by its id without the prefix."""
         return self.storage.run(self.prefix + id)
 
+    def public_id(self, stored_id: str) -> str:
+        """Return the id of a run without the prefix."""
+        return stored_id[len(self.prefix) :]
+
     async def save(self, id: str, data: bytes, workflow: str | None, rest: Rest, now: int) -> None:
-        """Replace a whole run."""
+        """Replace a whole run; it is in no queue any more."""
         run = self.run(id)
         async with self.wakes.gate(), run.locked():
             for _ in range(MAX_ATTEMPTS):
                 head = await run.head()
                 if head is None:
                     await run.prepare()
-                if rest.wake_at is not None:
-                    wake = Wake(to_microseconds(rest.wake_at), run.id, workflow)
-                    await self.wakes.add([wake], now)
-                place = (await run.next_epoch(head, now), 0)
-                new = _settled(run.id, workflow, rest, place, now)
+                epoch = await run.next_epoch(head, now)
+                saved = Head(
+                    id=run.id,
+                    workflow=workflow,
+                    created_at=now if head is None else head.created_at,
+                    status=rest.status,
+                    wake_at=None,
+                    epoch=epoch,
+                    updated_at=now,
+                    base=(epoch, 0),
+                )
+                new = saved.settled(rest, saved.base, now)
+                if new.wake_at is not None:
+                    await self.wakes.add([new.wake(new.wake_at)], now)
                 if await self._settle(run, head, new, data, (), now):
                     return
         raise too_busy(id)
@@ -78,14 +80,6 @@ class DocumentRuns(Generic[H]):
                 existed = False
             return existed or await run.discard(now)
 
-    async def prune(self, id: str, before: int) -> bool:
-        """Delete a run if it is still over and was last written before a time."""
-        run = self.run(id)
-        async with run.locked():
-            return await self._delete(
-                run, lambda head: is_over(head.status) and head.updated_at < before
-            )
-
     async def _delete(self, run: StoredRun[H], expected: Callable[[H], bool]) -> bool:
         for _ in range(MAX_ATTEMPTS):
             head = await run.head()
@@ -97,16 +91,18 @@ class DocumentRuns(Generic[H]):
 
     async def append(self, entries: Sequence[Entry], now: int) -> list[Verdict]:
         """Write the entries of many runs, several runs at a time."""
+        rests = [
+            (entry.id, entry.rest)
+            for entry in entries
+            if entry.rest is not None and entry.rest.wake_at is not None
+        ]
         async with self.wakes.gate():
-            await self.announce(
-                [
-                    (entry.id, to_microseconds(entry.rest.wake_at))
-                    for entry in entries
-                    if entry.rest is not None and entry.rest.wake_at is not None
-                ],
-                now,
+            heads = await self.readable_heads([id for id, _ in rests])
+            settled = [heads[id].settled(rest, (0, 0), now) for id, rest in rests if id in heads]
+            await self.wakes.add([head.wake(head.wake_at or 0) for head in settled], now)
+            return await self.by_run(
+                lambda group: self._append(group, now), entries, lambda entry: entry.id
             )
-            return await self.by_run(lambda group: self._append(group, now), entries)
 
     async def _append(self, entries: Sequence[Entry], now: int) -> list[Verdict]:
         run = self.run(entries[0].id)
@@ -149,7 +145,7 @@ class DocumentRuns(Generic[H]):
             consumes = [
                 id for entry in entries if entry.epoch == head.epoch for id in entry.consumes
             ]
-            new = _settled(run.id, head.workflow, rest, (last.epoch, last.n), now)
+            new = head.settled(rest, (last.epoch, last.n), now)
             if await self._settle(run, head, new, last.data, consumes, now):
                 return verdicts
         raise too_busy(run.id)
@@ -170,7 +166,7 @@ class DocumentRuns(Generic[H]):
             consumed |= await run.consumed(old)
         is_due = _awaits(new, messages, consumed)
         if is_due:
-            await self.wakes.add([Wake(now, run.id, new.workflow)], now)
+            await self.wakes.add([new.wake(now)], now)
         in_inbox = tuple(message.id for message in messages if message.id in consumed)
         head = await run.settle(old, replace(new, consumed=in_inbox), data)
         if head is None:
@@ -178,43 +174,34 @@ class DocumentRuns(Generic[H]):
         # A sender in another process may have read the head before it was replaced, and its message
         # may have arrived after we read the inbox: neither side has written a line for it.
         if new.awaits and not is_due and _awaits(new, await run.inbox(), consumed):
-            await self.wakes.add([Wake(now, run.id, new.workflow)], now)
+            await self.wakes.add([new.wake(now)], now)
         await run.sweep(head)
         return True
 
-    async def announce(self, times: Sequence[tuple[str, int]], now: int) -> None:
-        """Write the wake lines of runs, under the names of their workflows."""
-        heads = await self.heads([id for id, _ in times])
-        await self.wakes.add(
-            [
-                Wake(wake_at, head.id, head.workflow)
-                for head, (_, wake_at) in zip(heads, times, strict=True)
-                if head is not None
-            ],
-            now,
-        )
+    async def heads(self, ids: Sequence[str]) -> Sequence[H | StoreCorrupted | None]:
+        """Read many heads by ids without the prefix."""
+        return await self.storage.heads([self.prefix + id for id in ids])
 
-    async def heads(self, ids: Sequence[str]) -> list[H | None]:
-        """Read many heads by ids without the prefix; raise if one cannot be read."""
-        heads: list[H | None] = []
-        for head in await self.storage.heads([self.prefix + id for id in ids]):
-            if isinstance(head, StoreCorrupted):
-                raise head
-            heads.append(head)
-        return heads
+    async def readable_heads(self, ids: Sequence[str]) -> dict[str, H]:
+        """Read the heads that exist and can be read, by id without the prefix."""
+        heads = zip(ids, await self.heads(ids), strict=True)
+        return {id: head for id, head in heads if isinstance(head, Head)}
 
     async def by_run(
-        self, work: Callable[[list[T]], Coroutine[Any, Any, Sequence[R]]], items: Sequence[T]
+        self,
+        work: Callable[[list[T]], Coroutine[Any, Any, Sequence[R]]],
+        items: Sequence[T],
+        id_of: Callable[[T], str],
     ) -> list[R]:
         """Do the work for each run's items, in order; several runs at a time."""
         groups: dict[str, list[T]] = {}
         for item in items:
-            groups.setdefault(item.id, []).append(item)
+            groups.setdefault(id_of(item), []).append(item)
         if len(groups) == 1:
             return list(await work(list(items)))
         results = await self.storage.gather(work, list(groups.values()))
         answers = {id: iter(result) for id, result in zip(groups, results, strict=True)}
-        return [next(answers[item.id]) for item in items]
+        return [next(answers[id_of(item)]) for item in items]
 
 
 async def unconsumed(run: StoredRun[H], head: H) -> list[StoredMessage]:
@@ -224,19 +211,6 @@ async def unconsumed(run: StoredRun[H], head: H) -> list[StoredMessage]:
         return []
     consumed = await run.consumed(head)
     return [message for message in messages if message.id not in consumed]
-
-
-def _settled(id: str, workflow: str | None, rest: Rest, place: Place, now: int) -> Head:
-    return Head(
-        id=id,
-        workflow=workflow,
-        status=rest.status,
-        wake_at=None if rest.wake_at is None else to_microseconds(rest.wake_at),
-        awaits=rest.awaits,
-        epoch=place[0],
-        updated_at=now,
-        base=place,
-    )
 
 
 def _awaits(head: Head, messages: Iterable[StoredMessage], consumed: set[str]) -> bool:

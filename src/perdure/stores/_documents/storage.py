@@ -6,7 +6,7 @@ from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from perdure.errors import StoreCorrupted
 from perdure.snapshot import Snapshot
-from perdure.store import Delivery, Entry
+from perdure.store import Entry, NewMessage, Receipt
 from perdure.stores._documents.records import H, Head, Place, StoredMessage, Wake
 
 P = ParamSpec("P")
@@ -14,6 +14,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 Plan: TypeAlias = Callable[[Wake], Awaitable[Wake | None]]
+Accepts: TypeAlias = Callable[[Wake], bool]
 
 
 class StoredRun(Protocol[H]):
@@ -93,10 +94,15 @@ class StoredRun(Protocol[H]):
         """Remove what a head that was just settled does not refer to any more."""
         ...
 
-    async def deliver(
-        self, name: str, payload: str, dedup_id: str | None, now: int, *, is_over: bool
-    ) -> Delivery:
-        """Put a message in the inbox, unless it is a duplicate or the run is over."""
+    async def deliver(self, head: H, messages: Sequence[NewMessage], now: int) -> Sequence[Receipt]:
+        """Put messages in the inbox in one write, except for duplicates or if the run is over.
+
+        Message ids are increasing integers.
+        """
+        ...
+
+    async def progress(self, head: H) -> str:
+        """Return a string that differs after every journal entry and message."""
         ...
 
     async def delete(self, head: H) -> bool:
@@ -112,10 +118,10 @@ class StoredRun(Protocol[H]):
 
 
 class Scan(Protocol):
-    """Wake lines up to a time, earliest first."""
+    """Wake lines of one queue up to a time, earliest first."""
 
     async def next(self, count: int) -> list[Wake]:
-        """Return up to `count` further lines; none at the end."""
+        """Return up to `count` further lines; fewer at the end."""
         ...
 
     def claimed(self, id: str) -> None:
@@ -123,7 +129,7 @@ class Scan(Protocol):
         ...
 
     def postponed(self, id: str, wake: Wake | None) -> None:
-        """Note that a run is not due but at the time of `wake`, or never."""
+        """Note that the lines of a run are out of date; `wake` is the true one, if any."""
         ...
 
     async def tidy(self, plan: Plan, now: int) -> None:
@@ -135,7 +141,9 @@ class Scan(Protocol):
 
 
 class Wakes(Protocol):
-    """When runs need a worker, by time, so that runs which are not due are never read."""
+    """When runs need a worker, by queue and time: neither runs that are not due nor lines of other
+    queues are ever read.
+    """
 
     def gate(self) -> AbstractAsyncContextManager[None]:
         """Keep lines from being removed until the runs that they announce are written."""
@@ -145,8 +153,12 @@ class Wakes(Protocol):
         """Write lines; they are durable when this returns."""
         ...
 
-    def scan(self, until: int, now: int) -> Scan:
-        """Return the lines up to a time."""
+    def scan(self, queue: str, until: int, now: int, accepts: Accepts) -> Scan:
+        """Return the lines of a queue up to a time that are accepted."""
+        ...
+
+    async def queues(self) -> Collection[str]:
+        """Return the queues that may have lines, except for ""."""
         ...
 
 
@@ -159,6 +171,10 @@ class Storage(Protocol[H]):
     @property
     def read_ahead(self) -> int:
         """How many heads to read at once although fewer may be needed."""
+        ...
+
+    async def open(self) -> None:
+        """Create what does not exist, and check the layout of what does."""
         ...
 
     def run(self, id: str) -> StoredRun[H]:

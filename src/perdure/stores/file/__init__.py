@@ -30,7 +30,6 @@ class FileBackend(DocumentBackend[FileHead]):
         self._notifications = Notifications(storage.folder.notifications.watching)
 
     async def notifications(self) -> AsyncGenerator[None]:
-        await self._execute(_open)
         async with aclosing(self._notifications.listen()) as notifications:
             async for notification in notifications:
                 yield notification
@@ -69,9 +68,11 @@ class FileStore(NotifyShell[FileBackend]):
             journal=True,
             lease="atomic",
             schedule=True,
+            queues=True,
             inbox=True,
             notify=True,
             maintenance=True,
+            search=True,
             shared="machine",
             survives=survives(durability),
             max_value_size=max_value_size,
@@ -80,7 +81,3 @@ class FileStore(NotifyShell[FileBackend]):
         documents = FileDocuments(storage, check_clock(clock), scope_of(check_prefix(prefix)))
         backend = FileBackend(storage, documents, prefix, clock)
         super().__init__(backend, "file", capabilities, any_loop=True)
-
-
-async def _open() -> None:
-    """Do nothing: the storage creates the directory before its first verb."""

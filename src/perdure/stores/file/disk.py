@@ -4,6 +4,7 @@ Each method of `Disk` that changes something is one change that a crash leaves d
 The exception is `append`, which may leave a torn last line; its checksum shows that.
 """
 
+import errno
 import fcntl
 import os
 from collections.abc import Generator, Iterable, Iterator
@@ -72,6 +73,18 @@ class Disk:
             path.unlink()
         except FileNotFoundError:
             return False
+        return True
+
+    def remove_directory(self, directory: Path) -> bool:
+        """Remove a directory if it is empty; return whether it was."""
+        try:
+            directory.rmdir()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                return False
+            raise
         return True
 
     def make_directory(self, directory: Path) -> None:
@@ -162,6 +175,11 @@ def read_lines(path: Path) -> Lines:
         data = path.read_bytes()
     except FileNotFoundError:
         return Lines([], 0, is_torn=False)
+    return split_lines(path, data)
+
+
+def split_lines(path: Path, data: bytes) -> Lines:
+    """Split what a file contains, from the start of a line to its end, as `read_lines` does."""
     *lines, rest = data.split(b"\n")
     complete = [content for content in map(line_content, lines) if content is not None]
     if len(complete) == len(lines):
@@ -172,8 +190,11 @@ def read_lines(path: Path) -> Lines:
 
 
 def read_intact_lines(path: Path) -> Iterator[bytes]:
-    """Read the lines of a file, skipping damaged ones wherever they are."""
-    data = path.read_bytes() if path.exists() else b""
+    """Read the lines of a file, skipping damaged ones wherever they are; a missing one has none."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        data = b""
     return (content for line in data.split(b"\n") if (content := line_content(line)) is not None)
 
 

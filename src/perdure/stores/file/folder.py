@@ -2,9 +2,15 @@
 
 from pathlib import Path
 
+from perdure.errors import StoreCorrupted, StoreError
 from perdure.stores.file.disk import Disk, locked
+from perdure.stores.file.inbox import KnownInboxes
 from perdure.stores.file.journal import KnownJournals
 from perdure.stores.file.notify import NotifyFile
+
+# Layout 1 had no number: heads without queue, version, tags and summary, and no `queues`. All of it
+# is read as it is, with the defaults.
+_LAYOUT = 2
 
 
 class Folder:
@@ -15,17 +21,38 @@ class Folder:
         self.disk = disk
         self.runs = root / "runs"
         self.wakes = root / "wakes"
+        self.queues = root / "queues"
         self.documents = root / "documents"
         self.locks = root / "locks"
         self.gate = self.locks / "gate"
         self.journals = KnownJournals()
+        self.inboxes = KnownInboxes()
+        self._layout = root / "layout"
         self.notifications = NotifyFile(root / "notifications")
         self._epoch = root / "epoch"
 
     def create(self) -> None:
-        """Create the directories that do not exist."""
-        for directory in (self.runs, self.wakes, self.locks):
+        """Create what does not exist, or raise if a newer perdure has written here."""
+        self.disk.make_directory(self.locks)
+        with locked(self.locks / "layout"):
+            number = self._layout_number()
+            if number > _LAYOUT:
+                raise StoreError(
+                    f"{self.root} was written by a newer version of perdure (layout {number}); "
+                    "upgrade perdure, or choose another directory"
+                )
+            if number < _LAYOUT:
+                self.disk.replace(self._layout, b"%d" % _LAYOUT)
+        for directory in (self.runs, self.wakes, self.queues):
             self.disk.make_directory(directory)
+
+    def _layout_number(self) -> int:
+        if not self._layout.exists():
+            return 1
+        try:
+            return int(self._layout.read_bytes())
+        except ValueError as error:
+            raise StoreCorrupted(f"{self._layout} is damaged; it should be a number") from error
 
     def next_epoch(self, now: int) -> int:
         """Return a number that was never returned before in this directory.

@@ -5,6 +5,7 @@ entry counts only if its place is above the head's: what a crash left of older o
 """
 
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -62,17 +63,30 @@ _decode_message = msgspec.json.Decoder(InboxLine).decode
 
 
 class RunPaths:
-    """The paths of one run's files."""
-
-    __slots__ = ("head", "inbox", "journal", "lease", "name")
+    """The paths of one run's files, each made when it is first needed."""
 
     def __init__(self, directory: Path, id: str) -> None:
         self.name = safe_name(id)
-        shard = directory / self.shard
-        self.head = shard / f"{self.name}.json"
-        self.journal = shard / f"{self.name}.journal"
-        self.lease = shard / f"{self.name}.lease"
-        self.inbox = shard / f"{self.name}.inbox"
+        self._directory = directory
+
+    @cached_property
+    def head(self) -> Path:
+        return self._path("json")
+
+    @cached_property
+    def journal(self) -> Path:
+        return self._path("journal")
+
+    @cached_property
+    def lease(self) -> Path:
+        return self._path("lease")
+
+    @cached_property
+    def inbox(self) -> Path:
+        return self._path("inbox")
+
+    def _path(self, kind: str) -> Path:
+        return self._directory / self.shard / f"{self.name}.{kind}"
 
     @property
     def shard(self) -> str:

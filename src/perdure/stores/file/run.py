@@ -1,19 +1,19 @@
 """One run as files. A run's lock is held while its files are changed."""
 
-import logging
-import os
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from msgspec.structs import asdict, replace
 
 from perdure import codec
-from perdure.snapshot import Snapshot
-from perdure.store import Delivery, Entry
+from perdure.snapshot import Snapshot, is_over
+from perdure.store import Delivery, Entry, NewMessage, Receipt
 from perdure.stores._documents.records import Head, Place, StoredMessage
 from perdure.stores._reading import merged, reading
-from perdure.stores.file.disk import locked, opened, read_lines
+from perdure.stores.file.disk import locked
 from perdure.stores.file.folder import Folder
+from perdure.stores.file.inbox import InboxWriter
 from perdure.stores.file.journal import JournalWriter
 from perdure.stores.file.layout import (
     FileHead,
@@ -21,18 +21,14 @@ from perdure.stores.file.layout import (
     JournalEntry,
     LeaseRecord,
     RunPaths,
-    decode_messages,
     encode_head,
     encode_lease,
-    encode_message,
     read_head,
     read_inbox,
     read_journal,
     read_lease,
     read_snapshot,
 )
-
-logger = logging.getLogger(__name__)
 
 
 class FileRun:
@@ -48,6 +44,7 @@ class FileRun:
         self._disk = folder.disk
         self._paths = RunPaths(folder.runs, id)
         self._journal = JournalWriter(folder.disk, folder.journals, self._paths)
+        self._inbox = InboxWriter(folder.disk, folder.inboxes, self._paths)
 
     @asynccontextmanager
     async def locked(self, *, shared: bool = False) -> AsyncGenerator[None, None]:
@@ -153,39 +150,39 @@ class FileRun:
         self._journal.remove()
         self._disk.remove(self._paths.lease)
         if head.consumed:
-            self._sweep_inbox({*head.consumed})
-
-    def _sweep_inbox(self, consumed: set[str]) -> None:
-        # Of a consumed message only the id remains by which a second one is a duplicate.
-        lines = (
-            InboxLine(line.id, None, "", 0, line.dedup_id) if line.id in consumed else line
-            for line in read_inbox(self._paths.inbox)
-            if line.id not in consumed or line.dedup_id is not None
-        )
-        self._disk.replace(self._paths.inbox, b"".join(map(encode_message, lines)))
+            self._inbox.sweep({*head.consumed})
 
     async def deliver(
-        self, name: str, payload: str, dedup_id: str | None, now: int, *, is_over: bool
-    ) -> Delivery:
-        """Append a message to the inbox, unless it is a duplicate or the run is over."""
-        path = self._paths.inbox
-        lines = read_lines(path)
-        known = (line.dedup_id for line in decode_messages(lines.complete))
-        if dedup_id is not None and dedup_id in known:
-            return Delivery.DUPLICATE
-        if is_over:
-            return Delivery.OVER
-        is_new = not path.exists()
-        message = InboxLine(str(self._folder.next_epoch(now)), name, payload, now, dedup_id)
-        with opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as descriptor:
-            if lines.is_torn:
-                logger.warning("%s ends in a line torn by a crash; it is cut off", path)
-                self._disk.truncate(descriptor, lines.size)
-            self._disk.append(descriptor, encode_message(message))
-            self._disk.sync(descriptor)
-        if is_new:
-            self._disk.sync_directory(path.parent)
-        return Delivery.DELIVERED
+        self, head: FileHead, messages: Sequence[NewMessage], now: int
+    ) -> list[Receipt]:
+        """Append messages to the inbox, as one write."""
+        contents = self._inbox.read()
+        consumed = contents.ids & await self.consumed(head) if contents.ids else ()
+        unconsumed = len(contents.ids) - len(consumed)
+        new: list[InboxLine] = []
+        dedup_ids: set[str | None] = set()
+        receipts: list[Receipt] = []
+        for each in messages:
+            if each.dedup_id in contents.dedup_ids or each.dedup_id in dedup_ids:
+                receipts.append(Receipt(Delivery.DUPLICATE, unconsumed + len(new)))
+            elif is_over(head.status):
+                receipts.append(Receipt(Delivery.OVER))
+            else:
+                new.append(self._new_message(each, now))
+                dedup_ids |= {each.dedup_id} - {None}
+                receipts.append(Receipt(Delivery.DELIVERED, unconsumed + len(new)))
+        if new:
+            self._inbox.add(new, contents)
+        return receipts
+
+    def _new_message(self, message: NewMessage, now: int) -> InboxLine:
+        # Its number comes from the counter of epochs: it is above that of every earlier message.
+        id = str(self._folder.next_epoch(now))
+        return InboxLine(id, message.name, message.payload.decode(), now, message.dedup_id)
+
+    async def progress(self, head: FileHead) -> str:
+        """Return the sizes of the journal and the inbox, to which lines are only appended."""
+        return f"{_size(self._paths.journal)}.{_size(self._paths.inbox)}"
 
     async def delete(self, head: FileHead) -> bool:
         return self._remove()
@@ -204,7 +201,7 @@ class FileRun:
     def _clear(self) -> None:
         self._disk.remove(self._paths.lease)
         self._journal.remove()
-        self._disk.remove(self._paths.inbox)
+        self._inbox.remove()
 
     def _merge(self, head: FileHead, data: bytes) -> Snapshot:
         entries = sorted(self._entries(head), key=lambda entry: (entry.epoch, entry.n))
@@ -219,6 +216,13 @@ class FileRun:
         lease = LeaseRecord(head.owner, head.epoch, head.wake_at or 0, head.takeovers)
         self._disk.overwrite(self._paths.lease, encode_lease(lease))
         return head
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _leased(head: FileHead, lease: LeaseRecord) -> FileHead:

@@ -47,6 +47,9 @@ class FileStorage:
         self._runs = ThreadPoolExecutor(_RUN_THREADS, thread_name_prefix="perdure-file-run")
         self._process = 0
 
+    async def open(self) -> None:
+        """Do nothing: `execute` opens the directory before it runs any verb."""
+
     def run(self, id: str) -> FileRun:
         return FileRun(self.folder, id)
 

@@ -1,4 +1,4 @@
-"""Wake lines in files of one minute each.
+"""Wake lines in files of one minute each, in a directory for each queue.
 
 Lines are only ever appended. What removes lines holds the gate exclusively, so that no run is
 between the writing of its line and its own write.
@@ -7,7 +7,7 @@ between the writing of its line and its own write.
 import os
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager
 from heapq import merge
 from itertools import groupby, islice
@@ -15,8 +15,9 @@ from pathlib import Path
 
 import msgspec
 
+from perdure.filenames import safe_name
 from perdure.stores._documents.records import Wake
-from perdure.stores._documents.storage import Plan
+from perdure.stores._documents.storage import Accepts, Plan
 from perdure.stores.file.disk import (
     locked,
     opened,
@@ -33,11 +34,11 @@ _decode = msgspec.json.Decoder(Wake).decode
 
 
 class FileWakes:
-    """`Wakes` in a directory."""
+    """`Wakes` in directories: one for runs in no queue, and one for each queue."""
 
     def __init__(self, folder: Folder) -> None:
-        self.directory = folder.wakes
         self._folder = folder
+        self._names: dict[str, str] = {}
         self._due_lines = 0
         self._counting = threading.Lock()
 
@@ -61,20 +62,32 @@ class FileWakes:
                 self._due_lines += 1
 
     def _add(self, wakes: Iterable[Wake]) -> None:
-        is_new = False
-        for minute, group in groupby(sorted(wakes, key=_order), key=_minute):
-            path = self.directory / f"{minute:010}"
-            is_new |= not path.exists()
+        changed: set[Path] = set()
+        for (queue, minute), group in groupby(sorted(wakes, key=_place), key=_file_of):
+            path = self.directory(queue) / f"{minute:010}"
+            if not path.exists():
+                self._folder.disk.make_directory(path.parent)
+                changed.add(path.parent)
             with opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as descriptor:
                 self._folder.disk.append(
                     descriptor, separate_lines(map(msgspec.json.encode, group))
                 )
                 self._folder.disk.sync(descriptor)
-        if is_new:
-            self._folder.disk.sync_directory(self.directory)
+        for directory in changed:
+            self._folder.disk.sync_directory(directory)
 
-    def scan(self, until: int, now: int) -> "FileScan":
-        return FileScan(self, until)
+    def scan(self, queue: str, until: int, now: int, accepts: Accepts) -> "FileScan":
+        return FileScan(self, self.directory(queue), until, accepts)
+
+    async def queues(self) -> Collection[str]:
+        """Return the queues that have directories, by the lines in them."""
+        names: dict[str, str] = {}
+        for directory in self._folder.queues.iterdir():
+            name = self._names.get(directory.name) or _queue_of(directory)
+            if name is not None:
+                names[directory.name] = name
+        self._names = names
+        return names.values()
 
     async def tidy(self, to_sweep: Iterable[Path], to_split: Iterable[Path], plan: Plan) -> None:
         """Sweep and split files, unless a run is being written."""
@@ -89,7 +102,7 @@ class FileWakes:
     def split(self, path: Path) -> None:
         """Split a file of many lines into parts in order, so that each is read by itself."""
         lines = sorted(set(_lines(path)), key=_order)
-        first = sum(1 for _ in self.directory.glob(f"{path.name}.*"))
+        first = sum(1 for _ in path.parent.glob(f"{path.name}.*"))
         for number, start in enumerate(range(0, len(lines), _PART), start=first):
             part = path.with_name(f"{path.name}.{number:06}")
             self._write(part, lines[start : start + _PART])
@@ -100,17 +113,24 @@ class FileWakes:
         """Keep the lines that are still true, and move those whose time has changed."""
         current: list[Wake] = []
         moved: list[Wake] = []
+        minute = int(path.name[:10])
         for line in {line.id: line for line in _lines(path)}.values():
             wake = await plan(line)
             if wake is not None:
-                is_later = _minute(wake) > int(path.name[:10])
-                (moved if is_later else current).append(wake)
+                is_here = _minute(wake) == minute and self.directory(wake.queue) == path.parent
+                (current if is_here else moved).append(wake)
         # Added before they are removed here: a crash in between leaves them in both places.
         self._add(moved)
         if current:
             self._write(path, sorted(current, key=_order))
         else:
             self._folder.disk.remove(path)
+            if path.parent.parent == self._folder.queues:
+                self._folder.disk.remove_directory(path.parent)
+
+    def directory(self, queue: str) -> Path:
+        """Return where the lines of a queue are."""
+        return self._folder.queues / safe_name(queue) if queue else self._folder.wakes
 
     def _write(self, path: Path, wakes: Iterable[Wake]) -> None:
         self._folder.disk.replace(path, separate_lines(map(msgspec.json.encode, wakes)))
@@ -119,26 +139,28 @@ class FileWakes:
 class FileScan:
     """A `Scan` that counts how many lines of each file are out of date."""
 
-    def __init__(self, wakes: FileWakes, until: int) -> None:
+    def __init__(self, wakes: FileWakes, directory: Path, until: int, accepts: Accepts) -> None:
         self._wakes = wakes
+        self._directory = directory
         self._until = until
         self._sizes: Counter[Path] = Counter()
-        self._outdated: Counter[Path] = Counter()
+        self._outdated: set[str] = set()
         self._files: dict[str, set[Path]] = {}
-        self._lines = self._read()
+        self._lines = filter(accepts, self._read())
 
     async def next(self, count: int) -> list[Wake]:
         return list(islice(self._lines, count))
 
     def claimed(self, id: str) -> None:
-        self._outdated.update(self._files[id])
+        self._outdated.add(id)
 
     def postponed(self, id: str, wake: Wake | None) -> None:
-        self._outdated.update(self._files[id])
+        self._outdated.add(id)
 
     async def tidy(self, plan: Plan, now: int) -> None:
         """Sweep files whose lines are mostly out of date, and split those with very many."""
-        to_sweep = [path for path, n in self._outdated.items() if 2 * n >= self._sizes[path]]
+        outdated = Counter(path for id in self._outdated for path in self._files[id])
+        to_sweep = [path for path, n in outdated.items() if 2 * n >= self._sizes[path]]
         to_split = self.large_files()
         if to_sweep or to_split:
             await self._wakes.tidy(to_sweep, to_split, plan)
@@ -148,10 +170,9 @@ class FileScan:
         return [path for path, n in self._sizes.items() if n > 2 * _PART and not path.suffix]
 
     def _read(self) -> Iterator[Wake]:
-        directory = self._wakes.directory
-        names = sorted(path.name for path in directory.iterdir() if path.suffix != ".tmp")
+        names = sorted(path.name for path in _files(self._directory))
         last = f"{self._until // _MINUTE:010}"
-        read: set[tuple[str, str | None]] = set()
+        read: set[tuple[str, str | None, str, int]] = set()
         for minute, group in groupby(names, key=lambda name: name[:10]):
             if minute > last:
                 return
@@ -162,9 +183,8 @@ class FileScan:
 
     def _minute(self, names: list[str]) -> Iterator[Wake]:
         # The parts are in order among themselves; lines that were added later are not.
-        directory = self._wakes.directory
-        parts = [directory / name for name in names if "." in name]
-        others = [directory / name for name in names if "." not in name]
+        parts = [self._directory / name for name in names if "." in name]
+        others = [self._directory / name for name in names if "." not in name]
         lines = (wake for path in parts for wake in self._file(path))
         return merge(*map(self._file, others), lines, key=_order)
 
@@ -180,9 +200,31 @@ def _order(wake: Wake) -> tuple[int, str]:
     return wake.at, wake.id
 
 
+def _place(wake: Wake) -> tuple[str, int, str]:
+    return wake.queue, wake.at, wake.id
+
+
 def _minute(wake: Wake) -> int:
     return max(wake.at, 0) // _MINUTE
 
 
+def _file_of(wake: Wake) -> tuple[str, int]:
+    return wake.queue, _minute(wake)
+
+
 def _lines(path: Path) -> list[Wake]:
     return [_decode(line) for line in read_intact_lines(path) if line]
+
+
+def _files(directory: Path) -> list[Path]:
+    """Return the files of a directory; it may have been removed because it was empty."""
+    try:
+        return [path for path in directory.iterdir() if path.suffix != ".tmp"]
+    except FileNotFoundError:
+        return []
+
+
+def _queue_of(directory: Path) -> str | None:
+    """Return the queue whose lines are in a directory; `None` if there is no line."""
+    lines = (line for path in _files(directory) for line in read_intact_lines(path) if line)
+    return next((_decode(line).queue for line in lines), None)

@@ -5,9 +5,11 @@ the tasks of one process, which share a lock for each key.
 """
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -39,11 +41,17 @@ class Documents:
         self._kv = kv
         self._compare_and_set = kv if isinstance(kv, CompareAndSet) else None
         self._locks = _locks_of(kv.driver if isinstance(kv, DriverKeyValue) else kv)
+        self._random = Random()
 
     @property
     def is_atomic(self) -> bool:
         """Whether a change is safe against other processes too."""
         return self._compare_and_set is not None
+
+    def unique_name(self) -> str:
+        """Return a name that no other writer uses."""
+        # With the process id, as a fork draws the same numbers.
+        return f"{os.getpid():x}.{self._random.getrandbits(64):016x}"
 
     @asynccontextmanager
     async def lock(self, key: str) -> AsyncGenerator[None, None]:

@@ -1,15 +1,18 @@
 """What the runs of a key-value store have in common."""
 
-import os
 from dataclasses import dataclass
-from random import Random
 from zlib import crc32
 
 import msgspec
 
+from perdure.errors import StoreError
 from perdure.stores.keyvalue.documents import Documents
 from perdure.stores.keyvalue.layout import editing
 
+# Layout 1 had no number: heads without queue, version, tags and summary, and no queues. All of it
+# is read as it is, with the defaults.
+_LAYOUT = 2
+_LAYOUT_KEY = "perdure:layout"
 _EPOCH_FLOOR = "perdure:epochs"
 _CATALOG = "perdure:catalog"
 _CATALOG_SHARDS = 64
@@ -33,7 +36,6 @@ class Keyspace:
     def __init__(self, documents: Documents) -> None:
         self.documents = documents
         self._journal_ends: dict[str, JournalEnd] = {}
-        self._random = Random()
 
     def journal_end(self, id: str) -> JournalEnd | None:
         """Return what is known of a run's journal."""
@@ -49,10 +51,17 @@ class Keyspace:
         """Forget a journal that this process does not write any more."""
         self._journal_ends.pop(id, None)
 
-    def unique_name(self) -> str:
-        """Return a name that no other writer uses."""
-        # With the process id, as a fork draws the same numbers.
-        return f"{os.getpid():x}.{self._random.getrandbits(64):016x}"
+    async def open(self) -> None:
+        """Store the number of the layout, or raise if a newer perdure has written here."""
+        text = await self.documents.read(_LAYOUT_KEY)
+        number = 1 if text is None else int(text)
+        if number > _LAYOUT:
+            raise StoreError(
+                f"the key-value store was written by a newer version of perdure (layout {number}); "
+                "upgrade perdure, or choose another key-value store"
+            )
+        if number < _LAYOUT:
+            await self.documents.swap(_LAYOUT_KEY, text, f"{_LAYOUT}")
 
     async def epoch_floor(self) -> int:
         """Return an epoch that is not below any epoch of a deleted run."""

@@ -11,8 +11,8 @@ from msgspec.structs import asdict, replace
 
 from perdure import codec
 from perdure.errors import StoreCorrupted
-from perdure.snapshot import Snapshot
-from perdure.store import Delivery, Entry
+from perdure.snapshot import Snapshot, is_over
+from perdure.store import Entry, NewMessage, Receipt
 from perdure.stores._documents.records import (
     MAX_ATTEMPTS,
     Head,
@@ -21,11 +21,11 @@ from perdure.stores._documents.records import (
     too_busy,
 )
 from perdure.stores._reading import merged, reading
+from perdure.stores.keyvalue.delivery import Deliver
 from perdure.stores.keyvalue.documents import concurrently
 from perdure.stores.keyvalue.keyspace import JournalEnd, Keyspace
 from perdure.stores.keyvalue.layout import (
     Garbage,
-    Inbox,
     JournalEntry,
     KeyValueHead,
     RunKeys,
@@ -160,7 +160,7 @@ class KeyValueRun:
         # An owner's write is the only one of its place and, if repeated, replaces itself. A save
         # competes with others, and none of them may overwrite another's snapshot.
         is_owner = old is not None and old.epoch == new.epoch
-        name = f"{new.base[0]}.{new.base[1]}" if is_owner else self._keyspace.unique_name()
+        name = f"{new.base[0]}.{new.base[1]}" if is_owner else self._documents.unique_name()
         garbage = None if old is None else await self._garbage(old)
         head = KeyValueHead(**asdict(new), snapshot=self.keys.snapshot(name), garbage=garbage)
         await self._documents.write(head.snapshot, data.decode())
@@ -178,24 +178,18 @@ class KeyValueRun:
             await self._documents.change(self.keys.inbox, without_messages({*head.consumed}))
 
     async def deliver(
-        self, name: str, payload: str, dedup_id: str | None, now: int, *, is_over: bool
-    ) -> Delivery:
-        delivery = Delivery.DELIVERED
+        self, head: KeyValueHead, messages: Sequence[NewMessage], now: int
+    ) -> Sequence[Receipt]:
+        deliver = Deliver(messages, now, is_over=is_over(head.status))
+        await self._documents.change(self.keys.inbox, deliver)
+        # Read afterwards, and only where a message may have been consumed: that is rare.
+        consumed = await self.consumed(head) if deliver.found else set()
+        return deliver.receipts(consumed)
 
-        def edit(text: str | None) -> str | None:
-            nonlocal delivery
-            inbox = decode_inbox(text)
-            delivery = _delivery(inbox, dedup_id, is_over=is_over)
-            if delivery is not Delivery.DELIVERED:
-                return text
-            inbox.count += 1
-            inbox.messages.append(StoredMessage(str(inbox.count), name, payload, now))
-            if dedup_id is not None:
-                inbox.dedup_ids.append(dedup_id)
-            return encode(inbox)
-
-        await self._documents.change(self.keys.inbox, edit)
-        return delivery
+    async def progress(self, head: KeyValueHead) -> str:
+        inbox = decode_inbox(await self._documents.read(self.keys.inbox))
+        entries = 0 if head.is_closed else await self._journal_length(head.epoch)
+        return f"{entries}.{inbox.count}"
 
     async def delete(self, head: KeyValueHead) -> bool:
         garbage = await self._garbage(head)
@@ -268,6 +262,19 @@ class KeyValueRun:
             raise StoreCorrupted(f"journal entries of run {self.id!r} are missing in the store")
         return documents
 
+    async def _journal_length(self, epoch: int) -> int:
+        """Return how many documents an open epoch has, by reading few of them."""
+        low, high = 0, 1
+        while await self._documents.read(self.keys.journal(epoch, high - 1)) is not None:
+            low, high = high, 2 * high
+        while low + 1 < high:
+            middle = (low + high) // 2
+            if await self._documents.read(self.keys.journal(epoch, middle - 1)) is not None:
+                low = middle
+            else:
+                high = middle
+        return low
+
     async def _find_journal_end(self, head: KeyValueHead | None) -> JournalEnd | None:
         """Return where the journal of the head's epoch ends; `None` if that epoch is closed."""
         if head is None or head.is_closed:
@@ -310,9 +317,3 @@ class KeyValueRun:
 
 def _epochs(head: KeyValueHead) -> tuple[tuple[int, int | None], ...]:
     return head.sealed if head.is_closed else (*head.sealed, (head.epoch, None))
-
-
-def _delivery(inbox: Inbox, dedup_id: str | None, *, is_over: bool) -> Delivery:
-    if dedup_id is not None and dedup_id in inbox.dedup_ids:
-        return Delivery.DUPLICATE
-    return Delivery.OVER if is_over else Delivery.DELIVERED

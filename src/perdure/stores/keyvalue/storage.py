@@ -31,6 +31,9 @@ class KeyValueStorage:
         self._documents = documents
         self._keyspace = Keyspace(documents)
 
+    async def open(self) -> None:
+        await self._keyspace.open()
+
     def run(self, id: str) -> KeyValueRun:
         return KeyValueRun(self._keyspace, id)
 

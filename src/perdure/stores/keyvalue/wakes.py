@@ -1,10 +1,10 @@
-"""Wake lines in documents of one minute each.
+"""Wake lines in documents of one minute each, for each queue.
 
-One document lists the days that have lines, and a document for each day lists its minutes with
-their numbers of documents.
+For each queue, one document lists the days that have lines, and a document for each day lists its
+minutes with their numbers of documents.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
@@ -13,28 +13,30 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from perdure.filenames import safe_name
 from perdure.stores._documents.records import Wake
-from perdure.stores._documents.storage import Plan
-from perdure.stores.keyvalue.documents import Documents
+from perdure.stores._documents.storage import Accepts, Plan
+from perdure.stores.keyvalue.documents import Documents, concurrently
 from perdure.stores.keyvalue.layout import editing, encode
+from perdure.stores.keyvalue.queues import QueueNames
 
 T = TypeVar("T")
 
 _MINUTE = 60_000_000
 _MINUTES_OF_DAY = 1_440
 _LINES = 250
-_DAYS = "perdure:wakes"
 # A line is written before its run: one that is not true yet is not removed for so long.
 _GRACE = timedelta(minutes=1) // timedelta(microseconds=1)
 
 
 class Line(NamedTuple):
-    """A wake line, and when it was written."""
+    """A wake line, and when it was written. Lines of layout 1 have no version."""
 
     at: int
     id: str
     workflow: str | None
     written_at: int
+    version: int = 0
 
 
 class LocatedLine(NamedTuple):
@@ -55,30 +57,70 @@ class KeyValueWakes:
 
     def __init__(self, documents: Documents) -> None:
         self._documents = documents
+        self._names = QueueNames(documents)
 
     def gate(self) -> AbstractAsyncContextManager[None]:
         """Do nothing: lines are not removed within a minute of being written."""
         return nullcontext()
 
     async def add(self, wakes: Iterable[Wake], now: int) -> None:
-        lines = sorted((Line(*wake, now) for wake in wakes), key=_minute)
-        for minute, group in groupby(lines, key=_minute):
+        by_queue: dict[str, list[Line]] = {}
+        for wake in wakes:
+            line = Line(wake.at, wake.id, wake.workflow, now, wake.version)
+            by_queue.setdefault(wake.queue, []).append(line)
+        await concurrently(self._add, [*by_queue.items()])
+
+    async def _add(self, lines: tuple[str, list[Line]]) -> None:
+        queue, new = lines
+        await self.lines(queue).add(new)
+        # After the lines, so that a queue that was removed in the meantime is listed again.
+        if queue:
+            await self._names.add(queue)
+
+    def scan(self, queue: str, until: int, now: int, accepts: Accepts) -> "KeyValueScan":
+        return KeyValueScan(self, queue, until, now, accepts)
+
+    async def queues(self) -> Collection[str]:
+        return await self._names.all()
+
+    def lines(self, queue: str) -> "QueueLines":
+        """Return the lines of a queue."""
+        return QueueLines(self._documents, queue)
+
+    async def remove(self, queue: str, lines: Iterable[LocatedLine], now: int) -> None:
+        """Remove exactly these lines of a queue, and the queue if it has no others."""
+        remaining = self.lines(queue)
+        if await remaining.remove(lines, now) and queue:
+            await self._names.remove(queue, remaining.exist)
+
+
+class QueueLines:
+    """The wake lines of one queue."""
+
+    def __init__(self, documents: Documents, queue: str) -> None:
+        self._documents = documents
+        self._root = f"perdure:queue:{safe_name(queue)}" if queue else "perdure:wakes"
+
+    async def add(self, lines: Iterable[Line]) -> None:
+        """Write lines."""
+        for minute, group in groupby(sorted(lines, key=_minute), key=_minute):
             await self._add(minute, list(group))
 
-    def scan(self, until: int, now: int) -> "KeyValueScan":
-        return KeyValueScan(self, until, now)
+    async def exist(self) -> bool:
+        """Return whether there may be any lines."""
+        return await self._documents.read(self._root) is not None
 
-    async def lines(self, until: int, now: int) -> list[LocatedLine]:
+    async def read(self, until: int, now: int) -> list[LocatedLine]:
         """Read the lines up to a time, earliest first."""
         # A line with a time in the past is in the minute in which it was written.
         last = max(until, now) // _MINUTE
         days = [day for day in await self._days() if day <= last // _MINUTES_OF_DAY]
         places: list[tuple[int, int]] = []
-        for text in await self._documents.read_many([_day_key(day) for day in days]):
+        for text in await self._documents.read_many([self._day_key(day) for day in days]):
             counts = _minutes(text)
             minutes = [minute for minute in sorted(counts) if minute <= last]
             places += [(minute, part) for minute in minutes for part in range(counts[minute])]
-        texts = await self._documents.read_many([_part_key(*place) for place in places])
+        texts = await self._documents.read_many([self._part_key(*place) for place in places])
         lines = [
             LocatedLine(line, *place)
             for place, text in zip(places, texts, strict=True)
@@ -87,84 +129,112 @@ class KeyValueWakes:
         ]
         return sorted(lines, key=lambda each: (each.line.at, each.line.id))
 
-    async def remove(self, lines: Iterable[LocatedLine], now: int) -> None:
-        """Remove exactly these lines; a past minute without lines is removed from its day."""
+    async def remove(self, lines: Iterable[LocatedLine], now: int) -> bool:
+        """Remove exactly these lines; return whether the last of the days was removed, too.
+
+        A past minute without lines is removed from its day.
+        """
         by_document: dict[tuple[int, int], set[Line]] = {}
         for line, minute, part in lines:
             by_document.setdefault((minute, part), set()).add(line)
         for place, outdated in by_document.items():
             edit = editing(_lines, partial(_without, outdated))
-            await self._documents.change(_part_key(*place), edit)
+            await self._documents.change(self._part_key(*place), edit)
+        is_day_removed = False
         for minute in {minute for minute, _ in by_document}:
             # Lines are written to the present minute or a future one, never to one in the past.
             if minute < now // _MINUTE - 1:
-                await self._remove_minute(minute, now)
+                is_day_removed |= await self._remove_minute(minute, now)
+        return is_day_removed and not await self.exist()
 
     async def _add(self, minute: int, lines: list[Line]) -> None:
         day = minute // _MINUTES_OF_DAY
-        parts = _minutes(await self._documents.read(_day_key(day))).get(minute, 1)
+        parts = _minutes(await self._documents.read(self._day_key(day))).get(minute, 1)
         while True:
             fill = _Fill(lines)
-            await self._documents.change(_part_key(minute, parts - 1), fill)
+            await self._documents.change(self._part_key(minute, parts - 1), fill)
             if not fill.excess:
                 break
             lines, parts = fill.excess, parts + 1
         # After the lines, so that a minute that was removed in the meantime is listed again.
         await self._set_parts(minute, parts)
-        await self._documents.change(_DAYS, editing(_day_list, lambda days: sorted({*days, day})))
+        await self._documents.change(
+            self._root, editing(_day_list, lambda days: sorted({*days, day}))
+        )
 
     async def _set_parts(self, minute: int, parts: int) -> None:
         edit = editing(
             _minutes, lambda counts: counts | {minute: max(counts.get(minute, 0), parts)}
         )
-        await self._documents.change(_day_key(minute // _MINUTES_OF_DAY), edit)
+        await self._documents.change(self._day_key(minute // _MINUTES_OF_DAY), edit)
 
-    async def _remove_minute(self, minute: int, now: int) -> None:
+    async def _remove_minute(self, minute: int, now: int) -> bool:
+        """Remove a minute from its day if it has no lines; return whether the day was removed."""
         day = minute // _MINUTES_OF_DAY
-        parts = _minutes(await self._documents.read(_day_key(day))).get(minute, 0)
+        parts = _minutes(await self._documents.read(self._day_key(day))).get(minute, 0)
         if await self._has_lines(minute, parts):
-            return
+            return False
         await self._documents.change(
-            _day_key(day),
+            self._day_key(day),
             editing(_minutes, lambda counts: {m: n for m, n in counts.items() if m != minute}),
         )
         is_past = day < now // _MINUTE // _MINUTES_OF_DAY
         if await self._has_lines(minute, parts + 1):
             await self._set_parts(minute, parts + 1)
-        elif is_past and not await self._documents.read(_day_key(day)):
-            await self._documents.change(_DAYS, editing(_day_list, partial(_without, {day})))
+        elif is_past and not await self._documents.read(self._day_key(day)):
+            await self._documents.change(self._root, editing(_day_list, partial(_without, {day})))
+            return True
+        return False
 
     async def _has_lines(self, minute: int, parts: int) -> bool:
-        keys = [_part_key(minute, part) for part in range(parts)]
+        keys = [self._part_key(minute, part) for part in range(parts)]
         return any(text is not None for text in await self._documents.read_many(keys))
 
     async def _days(self) -> list[int]:
-        return _day_list(await self._documents.read(_DAYS))
+        return _day_list(await self._documents.read(self._root))
+
+    def _day_key(self, day: int) -> str:
+        return f"{self._root}:{day}"
+
+    def _part_key(self, minute: int, part: int) -> str:
+        return f"{self._root}:{minute // _MINUTES_OF_DAY}:{minute}:{part}"
 
 
 class KeyValueScan:
     """A `Scan` that removes exactly the lines that it found out of date."""
 
-    def __init__(self, wakes: KeyValueWakes, until: int, now: int) -> None:
+    def __init__(
+        self, wakes: KeyValueWakes, queue: str, until: int, now: int, accepts: Accepts
+    ) -> None:
         self._wakes = wakes
+        self._queue = queue
         self._until = until
         self._now = now
+        self._accepts = accepts
         self._unread: list[Wake] | None = None
         self._lines: dict[str, list[LocatedLine]] = {}
-        self._claimed: list[LocatedLine] = []
+        self._claimed: set[str] = set()
         self._postponed: dict[str, Wake | None] = {}
 
     async def next(self, count: int) -> list[Wake]:
         if self._unread is None:
-            self._unread = []
-            for located in await self._wakes.lines(self._until, self._now):
-                self._unread.append(Wake(*located.line[:3]))
-                self._lines.setdefault(located.line.id, []).append(located)
+            self._unread = await self._read()
         lines, self._unread = self._unread[:count], self._unread[count:]
         return lines
 
+    async def _read(self) -> list[Wake]:
+        wakes: list[Wake] = []
+        for located in await self._wakes.lines(self._queue).read(self._until, self._now):
+            line = located.line
+            self._lines.setdefault(line.id, []).append(located)
+            wake = Wake(line.at, line.id, line.workflow, self._queue, line.version)
+            if self._accepts(wake):
+                wakes.append(wake)
+        return wakes
+
     def claimed(self, id: str) -> None:
-        self._claimed += self._lines[id]
+        self._claimed.add(id)
+        self._postponed.pop(id, None)
 
     def postponed(self, id: str, wake: Wake | None) -> None:
         if all(each.line.written_at + _GRACE < self._now for each in self._lines[id]):
@@ -173,8 +243,9 @@ class KeyValueScan:
     async def tidy(self, plan: Plan, now: int) -> None:
         """Remove the lines that are out of date; what is postponed gets new ones before that."""
         await self._wakes.add([wake for wake in self._postponed.values() if wake], now)
-        postponed = [line for id in self._postponed for line in self._lines[id]]
-        await self._wakes.remove([*self._claimed, *postponed], now)
+        outdated = [line for id in [*self._claimed, *self._postponed] for line in self._lines[id]]
+        if outdated:
+            await self._wakes.remove(self._queue, outdated, now)
 
 
 class _Fill:
@@ -198,14 +269,6 @@ def _without(removed: set[T], items: list[T]) -> list[T]:
 def _minute(line: Line) -> int:
     # Never in the past, where other processes may be removing lines.
     return max(line.at, line.written_at, 0) // _MINUTE
-
-
-def _day_key(day: int) -> str:
-    return f"{_DAYS}:{day}"
-
-
-def _part_key(minute: int, part: int) -> str:
-    return f"{_DAYS}:{minute // _MINUTES_OF_DAY}:{minute}:{part}"
 
 
 def _lines(text: str | None) -> list[Line]:

@@ -1,0 +1,126 @@
+"""Searching, counting and pruning runs that are documents, by their heads.
+
+There is no index: all heads are read, and only those.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from perdure.errors import StoreCorrupted
+from perdure.snapshot import is_over
+from perdure.store import Count, Query, QueueStats, RunSummary, Stats
+from perdure.stores._backend import PruneRequest
+from perdure.stores._documents.due import wake_time
+from perdure.stores._documents.records import H
+from perdure.stores._documents.runs import DocumentRuns
+from perdure.stores._reading import reading
+from perdure.stores._searching import Found, Position, count, find
+from perdure.stores._timestamps import from_microseconds
+
+logger = logging.getLogger(__name__)
+
+
+class DocumentHeaders(DocumentRuns[H]):
+    """Runs that are found by what is in their heads."""
+
+    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+        """Find runs; whether one of them was woken by a message is looked up afterwards."""
+        heads = {self.public_id(head.id): head for head in await self._all(query.prefix)}
+        summaries = (head.summarized(self.prefix) for head in heads.values())
+        found = find(summaries, query, limit, after).runs
+        times = await self._wake_times([heads[run.id] for run in found])
+        return Found([_waking_at(run, times.get(self.prefix + run.id)) for run in found])
+
+    async def summaries(self, ids: Sequence[str]) -> list[RunSummary | None]:
+        """Return runs by id, with their revisions; one that cannot be read is left out."""
+        return await self.storage.gather(self._revised, await self.heads(ids))
+
+    async def counts(self, query: Query, cap: int) -> list[Count]:
+        """Count runs by workflow and status."""
+        return count((head.summarized(self.prefix) for head in await self._all()), query, cap)
+
+    async def stats(self, now: int) -> Stats:
+        """Count runs by status and queue."""
+        heads = await self._mine()
+        woken = await self._wake_times(heads)
+        by_queue: dict[str, QueueStats] = {}
+        for head in heads:
+            wake_at = woken.get(head.id, head.wake_at)
+            if wake_at is not None and not head.queue.startswith("~"):
+                name = head.queue.partition("/")[0]
+                queue = by_queue.get(name, QueueStats())
+                by_queue[name] = _counted(queue, wake_at, now, is_owned=head.owner is not None)
+        by_queue = {name: queue for name, queue in by_queue.items() if queue != QueueStats()}
+        oldest = [queue.oldest_due for queue in by_queue.values() if queue.oldest_due is not None]
+        by_status = Counter[str](head.status for head in heads)
+        return Stats(by_status, min(oldest, default=None), by_queue)
+
+    async def old(self, request: PruneRequest, before: int) -> list[str]:
+        """Return the ids of runs to prune that were last written before a time."""
+        ids = [
+            self.public_id(head.id)
+            for head in await self._mine()
+            if head.status in request.statuses
+            and head.updated_at < before
+            and request.workflow in (None, head.workflow)
+            and all(tag in head.tags for tag in request.tags)
+        ]
+        return ids[: request.limit]
+
+    async def prune(self, id: str, before: int) -> bool:
+        """Delete a run if it is still over and was last written before a time."""
+        run = self.run(id)
+        async with run.locked():
+            return await self._delete(
+                run, lambda head: is_over(head.status) and head.updated_at < before
+            )
+
+    async def _all(self, prefix: str = "") -> Sequence[H]:
+        return await self.storage.all_heads(self.prefix + prefix)
+
+    async def _mine(self) -> list[H]:
+        """Return the heads of this store's runs, without the engine's own."""
+        system = self.prefix + "~"
+        return [head for head in await self._all() if not head.id.startswith(system)]
+
+    async def _revised(self, head: H | StoreCorrupted | None) -> RunSummary | None:
+        if isinstance(head, StoreCorrupted):
+            logger.error("%s; it has no summary", head, exc_info=head)
+            return None
+        if head is None:
+            return None
+        progress = await self.storage.run(head.id).progress(head)
+        revision = f"{head.epoch}.{head.base[1]}.{head.is_closed:d}.{progress}"
+        summary = _waking_at(head.summarized(self.prefix), await self._wake_time(head))
+        return replace(summary, revision=revision)
+
+    async def _wake_times(self, heads: Sequence[H]) -> dict[str, int]:
+        """Return when runs are due that messages have woken, by id."""
+        waiting = [head for head in heads if head.awaits]
+        times = await self.storage.gather(self._wake_time, waiting)
+        pairs = zip(waiting, times, strict=True)
+        return {head.id: time for head, time in pairs if time is not None}
+
+    async def _wake_time(self, head: H) -> int | None:
+        """Return when a run is due, as far as its inbox can be read."""
+        try:
+            with reading(head.id, msgspec.MsgspecError):
+                return await wake_time(self.storage.run(head.id), head)
+        except StoreCorrupted:
+            return head.wake_at
+
+
+def _waking_at(run: RunSummary, wake_at: int | None) -> RunSummary:
+    return run if wake_at is None else replace(run, wake_at=from_microseconds(wake_at))
+
+
+def _counted(queue: QueueStats, wake_at: int, now: int, *, is_owned: bool) -> QueueStats:
+    """Return the numbers of a queue with those of one more run that has a wake time."""
+    if wake_at > now:
+        return replace(queue, leased=queue.leased + is_owned)
+    time = from_microseconds(wake_at)
+    return replace(queue, due=queue.due + 1, oldest_due=min(queue.oldest_due or time, time))

@@ -13,8 +13,7 @@ import pytest
 
 from perdure.store import Entry, Grant, LeaseRequest, Rest, Verdict
 from perdure.stores import mysql
-from perdure.stores.mysql import MysqlStore
-from perdure.stores.mysql import enqueue, inbox, maintenance, tags
+from perdure.stores.mysql import MysqlStore, enqueue, inbox, maintenance, tags
 from perdure.stores.mysql import statements as sql
 from perdure.stores.mysql.literals import Statement, Value
 from perdure.testing.conformance.harness import send_one

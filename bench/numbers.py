@@ -34,6 +34,21 @@ WORKS = {
     "workers": Work("G: worker processes: {size}", "runs/s"),
     "migrate": Work("H: first opening of {size:,} runs of an earlier version", "s"),
     "twice": Work("G: steps executed twice by {size} processes", "steps"),
+    "wake": Work("I: trigger to first step, in one process, p50", "ms", 1e3),
+    "across": Work("I: trigger to first step, in another process, p50", "ms", 1e3),
+    "across95": Work("I: trigger to first step, in another process, p95", "ms", 1e3),
+    "idle": Work("I: an idle worker, of a core", "%"),
+    "newest": Work("J: a page of the newest of {size:,} runs", "ms", 1e3),
+    "by status": Work("J: a page of {size:,} runs by status", "ms", 1e3),
+    "by workflow": Work("J: a page of {size:,} runs by workflow", "ms", 1e3),
+    "by both": Work("J: a page of {size:,} runs by workflow and status", "ms", 1e3),
+    "by tag": Work("J: a page of {size:,} runs by tag", "ms", 1e3),
+    "by prefix": Work("J: a page of {size:,} runs by a rare prefix", "ms", 1e3),
+    "by time": Work("J: a page of {size:,} runs by time and status", "ms", 1e3),
+    "oldest": Work("J: a page of the oldest of {size:,} runs", "ms", 1e3),
+    "page 1,000": Work("J: page 1,000 of {size:,} runs", "ms", 1e3),
+    "counts": Work("J: capped counts of {size:,} runs", "ms", 1e3),
+    "restart": Work("I: kill -9 to next step, without start and imports", "ms", 1e3),
 }
 
 

@@ -20,14 +20,14 @@ class Place:
     """One measured store.
 
     `peer_url` is the URL with which another library uses the same kind of store; empty if none
-    does.
+    does. Without a raw driver, only wake-ups are measured.
     """
 
     name: str
     url: str
     version: str
     settings: str
-    open_raw: Callable[[], Awaitable[raw.Raw]]
+    open_raw: Callable[[], Awaitable[raw.Raw]] | None = None
     peer_url: str = ""
 
     def open(self) -> Store:
@@ -97,6 +97,17 @@ def _libsql(stack: ExitStack) -> Place:
     )
 
 
+def _file(stack: ExitStack) -> Place:
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    return Place("file", f"file://{folder}/runs", "the file system", "fsync")
+
+
+def _standalone(stack: ExitStack) -> Place:
+    server = _started(stack, mongo.MongoStandalone())
+    url = stack.enter_context(mongo.fresh_database(server))
+    return Place("standalone", url, server.version, "j=true; PyMongo async")
+
+
 STARTERS: dict[str, Callable[[ExitStack], Place]] = {
     "sqlite": _sqlite,
     "postgres": _postgres,
@@ -104,4 +115,6 @@ STARTERS: dict[str, Callable[[ExitStack], Place]] = {
     "mongo": _mongo,
     "redis": _redis,
     "libsql": _libsql,
+    "file": _file,
+    "standalone": _standalone,
 }

@@ -6,9 +6,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import migrate, plots
+from bench import migrate, plots, search
 from bench.numbers import BULK, PERDURE, RAW, SHARED, TURN, WORKS, Numbers, shown
 
+# In the units that are shown: milliseconds, and percents of a core.
+WAKE_UPS = {"wake": 5, "across": 25, "across95": 80, "idle": 1, "restart": 300}
 OURS = (PERDURE, RAW, SHARED, BULK, TURN)
 
 
@@ -60,11 +62,14 @@ class Ratios:
             yield self._ratio("memory: D, a step, in loop turns", (place, "D", 1000), turn, 8)
             what = "F, bytes a step handed to any store, 1,000 steps against 10"
             yield self._ratio(what, (place, "bytes", 1000), (place, "bytes", 10), 1.3)
+            yield from self._wake_up(place)
         else:
             yield from self._latency(place)
             yield from self._throughput(place)
             yield from self._footprint(place)
+            yield from self._wake_up(place)
             yield from self._migration(place)
+            yield from self._searches(place)
             for peer in self._numbers.contenders(place):
                 if peer not in OURS:
                     yield from self._peer(place, peer)
@@ -124,12 +129,31 @@ class Ratios:
         what = f"{place}: F, signal to next step against a raw write"
         yield self._ratio(what, (place, "react", 1), (place, "react", 1, RAW), 5)
 
+    def _wake_up(self, place: str) -> Iterator[Ratio | None]:
+        for work, target in WAKE_UPS.items():
+            value = self._numbers.get(place, work, 1)
+            if value is not None:
+                label, unit, scale = WORKS[work]
+                yield Ratio(f"{place}: {label}, {unit}", value * scale, target)
+
     def _migration(self, place: str) -> Iterator[Ratio]:
         for size in self._numbers.sizes(place, "migrate"):
             seconds = self._numbers.get(place, "migrate", size)
             if seconds is not None:
                 what = f"{place}: H, seconds to migrate {size:,} runs"
                 yield Ratio(what, seconds, migrate.TARGETS[place])
+
+    def _searches(self, place: str) -> Iterator[Ratio | None]:
+        for work, target in search.TARGETS.items():
+            sizes = self._numbers.sizes(place, work)
+            seconds = self._numbers.get(place, work, sizes[-1]) if sizes else None
+            if seconds is not None:
+                label = WORKS[work].label.format(size=sizes[-1])
+                yield Ratio(f"{place}: {label}, ms", seconds * 1e3, target * 1e3)
+        if sizes := self._numbers.sizes(place, "counts"):
+            what = f"{place}: J, counts of {sizes[-1]:,} runs against {sizes[0]:,}"
+            large, small = (place, "counts", sizes[-1]), (place, "counts", sizes[0])
+            yield self._ratio(what, large, small, search.MOST_GROWTH)
 
     def _peer(self, place: str, peer: str) -> Iterator[Ratio | None]:
         for size in self._numbers.sizes(place, "A", peer):

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import TypeAlias
 
-from bench import migrate, peers, raw, report, workers, workloads
+from bench import migrate, peers, raw, report, search, wake_up, workers, workloads
 from bench.numbers import BULK, PERDURE, RAW, SHARED, TURN, WORKS, Key, Numbers, shown
 from bench.places import STARTERS, Place, place
 from bench.timing import loop_turn, now
@@ -49,7 +49,10 @@ class Plan:
     due: int = 1000
     sleepers: int = 5000
     migrated: int = migrate.ROWS
+    searched: int = 1_000_000
     shared: int = 3000
+    wake_ups: int = 60
+    idle_seconds: float = 20
     peers: Mapping[tuple[str, int], int] = field(
         default_factory=lambda: {
             **{("A", steps): steps for steps in (10, 100, 1000)},
@@ -67,7 +70,10 @@ FAST = Plan(
     due=300,
     sleepers=2000,
     migrated=0,
+    searched=0,
     shared=1000,
+    wake_ups=10,
+    idle_seconds=2,
     peers={("A", 10): 10, ("A", 100): 100, ("B", 50): 50, ("C", 1000): 100, ("due", 300): 30},
 )
 
@@ -106,12 +112,14 @@ async def sustained(measure: Callable[[], Awaitable[float]]) -> float:
 
 
 @asynccontextmanager
-async def opened(place: Place) -> AsyncIterator[tuple[Store, raw.Raw]]:
+async def opened(
+    place: Place, open_raw: Callable[[], Awaitable[raw.Raw]]
+) -> AsyncIterator[tuple[Store, raw.Raw]]:
     """Open the store and the raw driver, and warm them up.
 
     The first values of a fresh store were several times its later ones, for unknown reasons.
     """
-    store, driver = place.open(), await place.open_raw()
+    store, driver = place.open(), await open_raw()
     try:
         await workloads.one_run(store, "warm", WARM)
         await raw.ones(driver, "warm", WARM)
@@ -323,10 +331,43 @@ async def measure_alone(numbers: Numbers) -> None:
     await take_turns(numbers, 3, turns)
 
 
+async def measure_place(
+    place: Place, plan: Plan, numbers: Numbers, names: list[str]
+) -> dict[str, str]:
+    """Measure everything on one store; return the versions of the libraries that took part."""
+    versions: dict[str, str] = {}
+    if place.open_raw is not None:
+        async with (
+            opened(place, place.open_raw) as (store, driver),
+            started_peers(place, names) as others,
+        ):
+            versions = {f"{peer.name} on {place.name}": peer.version for peer in others}
+            await Bench(place, plan, numbers, store, driver, others).measure()
+    await measure_wake_ups(place.name, place.url, plan, numbers)
+    return versions
+
+
+async def measure_wake_ups(name: str, url: str, plan: Plan, numbers: Numbers) -> None:
+    """Measure how soon a worker starts runs, and what it costs while idle (I)."""
+    measured = await wake_up.measure(url, plan.wake_ups, plan.idle_seconds, plan.heavy_repeats)
+    for work, values in measured.items():
+        for value in values:
+            numbers.add(Key(name, work, 1), value)
+        say(f"{name:<8} {WORKS[work].label:<54} {shown(work, median(values))}")
+
+
 async def measure_migration(numbers: Numbers, name: str, runs: int) -> None:
     """Measure the migration of a database of an earlier version, once: filling it takes longer."""
     turns: dict[Key, Turn] = {Key(name, "migrate", runs): lambda: migrate.first_opening(name, runs)}
     await take_turns(numbers, 1, turns)
+
+
+async def measure_searches(numbers: Numbers, name: str, runs: int) -> None:
+    """Measure searches among many runs (J)."""
+    async for work, size, seconds in search.measure(name, runs):
+        numbers.add(Key(name, work, size), seconds)
+        label = WORKS[work].label.format(size=size)
+        say(f"{name:<8} {label:<54} {shown(work, seconds)}")
 
 
 async def main() -> None:
@@ -348,15 +389,16 @@ async def main() -> None:
     )
     names = [] if chosen.no_peers else peers.install(say)
     await measure_alone(numbers)
+    await measure_wake_ups("memory", wake_up.MEMORY, plan, numbers)
     for name in filter(None, chosen.only.split(",")):
         say(f"starting {name}")
         with place(name) as here:
             about.places[name] = f"{here.version}; {here.settings}"
-            async with opened(here) as (store, driver), started_peers(here, names) as others:
-                about.peers.update({f"{peer.name} on {name}": peer.version for peer in others})
-                await Bench(here, plan, numbers, store, driver, others).measure()
+            about.peers.update(await measure_place(here, plan, numbers, names))
         if plan.migrated and name in migrate.TARGETS:
             await measure_migration(numbers, name, plan.migrated)
+        if plan.searched and name in search.PLACES:
+            await measure_searches(numbers, name, plan.searched)
     print(report.write(about, numbers, chosen.out))
     say("done")
 

@@ -50,8 +50,12 @@ class Counters:
     released: int = 0
 
 
-SHORTEST_POLL = 0.02
-"""How soon a worker that found work asks again, in seconds, where the store does not notify it."""
+SHORTEST_POLL, POLL_GROWTH = 0.02, 0.1
+"""Where the store does not notify it, a worker pauses for a tenth of the time since there was work,
+and at least for 20 ms."""
+
+SECOND_LOOK = 0.005
+"""How soon a worker asks again, in seconds, if it was woken during a claim that found runs."""
 
 PAGE, MOST_PAGES = 1000, 20
 """How many running runs a starting worker looks at, to find those of dead processes."""
@@ -65,7 +69,7 @@ class Worker:
 
     It asks the store for work about every `poll`, and at once when the store sends a notification
     or this process creates a run. A store without notifications is asked more often while there is
-    work: 20 ms after work was found, and after twice that time with each attempt that finds none.
+    work: 20 ms after work was found, and later after a tenth of the time since then.
     `grace` is how long runs may continue while the worker drains. A run is paused when
     `max_crashes` processes in a row died with it before it wrote an entry.
     """
@@ -95,7 +99,7 @@ class Worker:
         self._suspect: tuple[asyncio.Task[None], str] | None = None
         self._draining = False
         self._hungry = False
-        self._next_poll = self._poll
+        self._last_work: float | None = None
         self._wake: asyncio.Event = asyncio.Event()
         self._main: asyncio.Task[None] | None = None
 
@@ -143,13 +147,13 @@ class Worker:
         try:
             async with self.runtime.session() as session, asyncio.TaskGroup() as tasks:
                 listener = tasks.create_task(self._listen())
-                session.workers.add(self._wake.set)
+                session.workers.add(self._notified)
                 try:
                     await self._take_over(session, tasks)
                     while not self._draining:
                         await self._claim_and_wait(session, tasks)
                 finally:
-                    session.workers.discard(self._wake.set)
+                    session.workers.discard(self._notified)
                 await self._finish()
                 listener.cancel()
         except ExceptionGroup as errors:
@@ -174,9 +178,30 @@ class Worker:
             await self._accept(session, tasks, grant)
         # A full batch: there may be more due runs.
         self._hungry = len(claimed) == room
-        if claimed and not can_notify(self._store):
-            self._next_poll = min(SHORTEST_POLL, self._poll)
-        await self._pause()
+        if claimed:
+            self._last_work = self.runtime.clock.monotonic()
+        await self._pause(self._is_woken_again(claimed))
+
+    def _is_woken_again(self, claimed: Sequence[Grant]) -> bool:
+        """Return whether the worker was woken during this claim, probably for the same runs.
+
+        A run that becomes due is announced by this process and by the store. At once, the next
+        claim would find nothing, and delay the runs that were just claimed. It may be about
+        another run, so the worker looks again soon.
+        """
+        found_all = bool(claimed) and not self._hungry and not self._draining
+        return found_all and self._wake.is_set()
+
+    def _notified(self) -> None:
+        # Even when another process is faster to claim the run: more may follow.
+        self._last_work = self.runtime.clock.monotonic()
+        self._wake.set()
+
+    def _seconds_to_poll(self) -> float:
+        if self._last_work is None or can_notify(self._store):
+            return self._poll
+        idle = self.runtime.clock.monotonic() - self._last_work
+        return min(max(SHORTEST_POLL, idle * POLL_GROWTH), self._poll)
 
     async def _accept(self, session: Session, tasks: asyncio.TaskGroup, grant: Grant) -> None:
         if grant.takeovers < SUSPECT or not self._drives_suspect(session):
@@ -215,18 +240,23 @@ class Worker:
         if isinstance(grant, Grant):
             await self._accept(session, tasks, grant)
 
-    async def _pause(self) -> None:
+    async def _pause(self, is_woken_again: bool) -> None:
         # A full worker claims again when runs end. An idle one polls, with jitter, so that many
         # workers do not poll in step.
-        pause = self._next_poll * (0.75 + self.runtime.random.random() / 2)
-        self._next_poll = min(self._next_poll * 2, self._poll)
-        woken = detached(self._wake.wait())
-        timer = detached(self._sleep(pause))
+        pause = self._seconds_to_poll() * (0.75 + self.runtime.random.random() / 2)
+        if is_woken_again:
+            self._wake.clear()
+            pause = min(pause, SECOND_LOOK)
+        timer = detached(self._wake_after(pause))
         try:
-            await asyncio.wait([woken, timer], return_when=asyncio.FIRST_COMPLETED)
+            # Not in a task of its own, so that the next iteration of the event loop claims.
+            await self._wake.wait()
         finally:
-            woken.cancel()
             timer.cancel()
+
+    async def _wake_after(self, seconds: float) -> None:
+        await self._sleep(seconds)
+        self._wake.set()
 
     async def _sleep(self, seconds: float) -> None:
         await self.runtime.clock.sleep(seconds)

@@ -85,7 +85,10 @@ SUSPEND_AFTER = timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True)
 class SignalResult:
-    """The outcome of a signal, and the run afterwards (`None` if there is no such run)."""
+    """The outcome of a signal, and the run afterwards.
+
+    `run` is `None` if there is no such run, and with `wait=False`.
+    """
 
     delivery: Delivery
     run: Run | None
@@ -212,7 +215,8 @@ class Runtime:
         """Send an event to a run. It is neither lost nor doubled, whether or not the run waits for
         it yet.
 
-        Then continue the run as `resume` does; with `wait=False` leave that to a worker.
+        Then continue the run as `resume` does; with `wait=False` leave that to a worker, and do not
+        load the run.
         """
         event = check_event(event, "event")
         store = require_inbox(self.store, "Runtime.signal")
@@ -226,12 +230,11 @@ class Runtime:
         if delivery is Delivery.UNKNOWN:
             return SignalResult(delivery, None)
         if delivery is Delivery.OVER:
-            return SignalResult(delivery, await self.get_run(run_id))
+            return SignalResult(delivery, await self.get_run(run_id) if wait else None)
+        if not wait:
+            wake_workers(self.store)
         await self._poke(run_id)
-        if wait:
-            return SignalResult(delivery, await self._continue(run_id, paused=False))
-        wake_workers(self.store)
-        return SignalResult(delivery, await self._require(run_id))
+        return SignalResult(delivery, await self._continue(run_id, paused=False) if wait else None)
 
     async def _poke(self, run_id: str) -> None:
         async with self.session() as session:

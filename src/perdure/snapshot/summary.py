@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from perdure.snapshot.format import Snapshot, StepRecord, created_at_of, version_of
+from perdure.codec import dumps, loads
+from perdure.snapshot.format import Snapshot, created_at_of, version_of
 
 # Together at most 1,000 bytes, the numbers included: a store accepts 1 KiB.
 _MAX_STEP, _MAX_ERROR, _MAX_REASON = 200, 400, 200
@@ -68,20 +69,16 @@ def read_summary(data: bytes) -> Summary:
         return Summary()
 
 
-def _first_line(record: StepRecord | Any) -> str:
+def _first_line(record: Any) -> str:
     """Return the first line of what is recorded of an error."""
-    if not isinstance(record, Mapping):
+    if record is None:
         return ""
-    error, cause = record.get("error"), record.get("cause")
-    text = error if isinstance(error, str) else _message(cause) or _message(error)
-    return text.partition("\n")[0]
-
-
-def _message(error: Any) -> str:
-    if not isinstance(error, Mapping):
-        return ""
-    name, message = error.get("name"), error.get("message")
-    return ": ".join(part for part in (name, message) if isinstance(part, str) and part)
+    # A record that has just been made is not a dict yet.
+    fields = record if isinstance(record, dict) else loads(dumps(record))
+    error, cause = fields.get("error"), fields.get("cause") or {}
+    name, message = cause.get("name"), cause.get("message") or cause.get("stringRepresentation")
+    parts = [error] if isinstance(error, str) else [name, message]
+    return ": ".join(filter(None, parts)).partition("\n")[0]
 
 
 def _clip(text: str, size: int) -> str:

@@ -117,6 +117,24 @@ async def test_a_batch_costs_as_much_as_one_run(store: MongoStore, commands: Com
     assert commands.names()[0] == "delete"
 
 
+async def test_a_signalled_run_is_claimed_in_two_round_trips(
+    store: MongoStore, commands: CommandLog
+) -> None:
+    """Its messages are read while it is leased; their marks delay nothing."""
+    (grant,) = await leases(store, 1)
+    await store.append([end(grant, 1, Rest("waiting", None, ("paid",)))])
+    await store.send(grant.lease.id, "paid", b"1")
+    commands.flush()
+    (claimed,) = await store.claim("bob", HOUR, 100, workflows=["w"])
+    assert sorted(commands.names()) == ["find", "find", "findAndModify"]
+    (message,) = claimed.inbox
+    data = as_json(snapshot("1"))
+    await store.append([Entry(claimed.lease.id, claimed.lease.epoch, 1, data, (message.id,))])
+    assert commands.names() == ["insert"]
+    await store._backend._appender.finish()
+    assert commands.names() == ["delete"]
+
+
 async def test_a_refusal_costs_one_more_command(store: MongoStore, commands: CommandLog) -> None:
     """However many leases are refused; a lease that is granted costs none."""
     await leases(store, 3)

@@ -15,7 +15,7 @@ import pytest
 from pymongo import AsyncMongoClient, MongoClient
 
 from perdure.errors import InvalidArgument, StoreClosed, StoreError, StoreUnavailable
-from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
+from perdure.store import Delivery, Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
 from perdure.stores import open_store
 from perdure.stores.mongo import MongoReplicaSetStore, MongoStore, leases, mongo
 from perdure.testing.conformance.harness import send_one
@@ -84,6 +84,21 @@ async def test_a_deletion_is_accepted_if_the_marks_on_messages_are_lost(sandbox:
         assert proxy.dropped == 1
         assert await store.inbox("settled") == []
         assert await store.load("deleted") is None
+    sandbox.clear()
+
+
+async def test_a_message_whose_count_is_lost_is_sent_once(sandbox: Sandbox) -> None:
+    """The reply to the second write of `send` is lost: it is counted again, and wakes the run."""
+    async with TcpProxy.before(sandbox.url) as proxy, mongo(through(proxy)) as store:
+        (grant,) = await lease(store)
+        waiting = Rest("waiting", None, ("paid",))
+        entry = Entry("run", grant.lease.epoch, 1, as_json(snapshot()), rest=waiting)
+        await store.append([entry])
+        proxy.drop_next_reply(to=b"messageCount")
+        assert await store.send("run", "paid", b"1") is Delivery.DELIVERED
+        assert proxy.dropped == 1
+        (claimed,) = await store.claim("bob", HOUR, 10)
+        assert [message.payload for message in claimed.inbox] == [b"1"]
     sandbox.clear()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from perdure.store import Delivery, Grant, LeaseRequest, Refusal
+from perdure.testing.conformance.harness import send_one
 from tests.stores.mongo.databases import ignore_driver_leaks
 from tests.stores.old_databases import Run
 
@@ -76,8 +77,7 @@ async def claim_all(store: Any) -> dict[str, Grant]:
 
 
 async def send(store: Any, id: str, name: str, *, dedup_id: str | None = None) -> Delivery:
-    delivery: Delivery = await store.send(id, name, b'{"by":"eva"}', dedup_id=dedup_id)
-    return delivery
+    return await send_one(store, id, name, b'{"by":"eva"}', dedup_id=dedup_id)
 
 
 async def acquire(store: Any, id: str, **options: Any) -> Grant | Refusal:

@@ -308,3 +308,63 @@ async def test_batches_in_any_order_never_deadlock(store: PostgresStore, postgre
         loaded = await another.load("run 7")
     assert loaded is not None
     assert len(loaded["steps"]) == 20
+
+
+async def consuming(store: PostgresStore, grant: Grant) -> Entry:
+    """Return the record of a wait that received the only message in the inbox."""
+    (message,) = await store.inbox("run")
+    return Entry("run", grant.lease.epoch, 1, delta("wait"), (message.id,))
+
+
+async def test_a_message_that_is_sent_while_another_is_consumed_is_counted(
+    store: PostgresStore, other: asyncpg.Connection
+) -> None:
+    grant = await acquire(store)
+    await store.send("run", "go", b"1")
+    entry = await consuming(store, grant)
+    async with locked_row(other):
+        await other.execute(
+            "INSERT INTO perdure_runs_inbox (run, first_epoch, name, payload, sent_at) "
+            "SELECT id, first_epoch, 'go', '2', now() FROM perdure_runs"
+        )
+        await other.execute("UPDATE perdure_runs SET messages = messages + 1")
+        task = await blocked(other, store.append([entry]))
+    assert await task == [Verdict.ACCEPTED]
+    assert [message.payload for message in await store.inbox("run")] == [b"2"]
+    (lease,) = await store.renew([grant.lease], LONG)
+    assert lease is not None
+    assert lease.has_messages
+
+
+async def test_an_entry_that_waited_for_the_next_owner_consumes_nothing(
+    store: PostgresStore, other: asyncpg.Connection
+) -> None:
+    grant = await acquire(store)
+    await store.send("run", "go", b"1")
+    entry = await consuming(store, grant)
+    async with locked_row(other):
+        await other.execute("UPDATE perdure_runs SET owner = 'bob', epoch = epoch + 1")
+        task = await blocked(other, store.append([entry]))
+    assert await task == [Verdict.FENCED]
+    assert [message.payload for message in await store.inbox("run")] == [b"1"]
+    assert await other.fetchval("SELECT count(*) FROM perdure_runs_journal") == 0
+
+
+@pytest.mark.parametrize("dedup_id", [None, "x"])
+async def test_a_message_that_is_consumed_twice_is_counted_once(
+    store: PostgresStore, dedup_id: str | None
+) -> None:
+    """Nor is a message that never existed: the count decides whether the inbox is read."""
+    grant = await acquire(store)
+    await store.send("run", "go", b"1", dedup_id=dedup_id)
+    (message,) = await store.inbox("run")
+    await store.send("run", "go", b"2")
+    epoch = grant.lease.epoch
+    for n, id in enumerate((message.id, message.id, "123456789", "never"), start=1):
+        assert await store.append([Entry("run", epoch, n, delta(f"{n}"), (id,))]) == [
+            Verdict.ACCEPTED
+        ]
+    (lease,) = await store.renew([grant.lease], LONG)
+    assert lease is not None
+    assert lease.has_messages
+    assert [message.payload for message in await store.inbox("run")] == [b"2"]

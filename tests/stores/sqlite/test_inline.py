@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from perdure.store import Entry, Grant, LeaseRequest, Verdict
+from perdure.stores.sqlite import SqliteStore, sqlite
 from perdure.stores.sqlite import inline as inline_module
 from perdure.stores.sqlite.inline import InlineCommit
-from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 
 MINUTE = timedelta(minutes=1)
@@ -35,7 +35,7 @@ class Run:
 
 @pytest.fixture
 async def run(tmp_path: Path) -> AsyncIterator[Run]:
-    async with SqliteStore(tmp_path / "runs.db", busy_timeout=5) as store:
+    async with sqlite(tmp_path / "runs.db", busy_timeout=5) as store:
         await store.load("run")  # creates the file
         [grant] = await store.acquire(
             [LeaseRequest("run", "me", MINUTE, create=as_json(snapshot()))]

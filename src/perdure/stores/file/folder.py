@@ -4,6 +4,7 @@ from pathlib import Path
 
 from perdure.stores.file.disk import Disk, locked
 from perdure.stores.file.journal import KnownJournals
+from perdure.stores.file.notify import NotifyFile
 
 
 class Folder:
@@ -18,6 +19,7 @@ class Folder:
         self.locks = root / "locks"
         self.gate = self.locks / "gate"
         self.journals = KnownJournals()
+        self.notifications = NotifyFile(root / "notifications")
         self._epoch = root / "epoch"
 
     def create(self) -> None:

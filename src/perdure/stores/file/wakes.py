@@ -5,6 +5,7 @@ between the writing of its line and its own write.
 """
 
 import os
+import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import asynccontextmanager
@@ -37,14 +38,27 @@ class FileWakes:
     def __init__(self, folder: Folder) -> None:
         self.directory = folder.wakes
         self._folder = folder
+        self._due_lines = 0
+        self._counting = threading.Lock()
 
     @asynccontextmanager
     async def gate(self) -> AsyncGenerator[None, None]:
-        with locked(self._folder.gate, shared=True):
-            yield
+        before = self._due_lines
+        try:
+            with locked(self._folder.gate, shared=True):
+                yield
+        finally:
+            # Not when a line is written, but when the run is, too: a worker would not find it yet.
+            # The lines may be another verb's; its runs are announced again when it ends.
+            if self._due_lines != before:
+                self._folder.notifications.send()
 
     async def add(self, wakes: Iterable[Wake], now: int) -> None:
+        wakes = list(wakes)
         self._add(wakes)
+        if any(wake.at <= now for wake in wakes):
+            with self._counting:
+                self._due_lines += 1
 
     def _add(self, wakes: Iterable[Wake]) -> None:
         is_new = False

@@ -14,11 +14,11 @@ from perdure.stores.libsql.hrana import StatementError
 from perdure.stores.libsql.pages import is_too_large
 from perdure.stores.libsql.server import EXPECTED_URL, VALUE_SIZE, Address, Server
 from perdure.stores.libsql.session import StreamSession
+from perdure.stores.sqlite import SqliteStore, sqlite
 from perdure.stores.sqlite.backend import SqliteSchemaBackend
 from perdure.stores.sqlite.runs import Verb
 from perdure.stores.sqlite.schema import Schema
 from perdure.stores.sqlite.statements import Statements
-from perdure.stores.sqlite.store import SqliteStore
 from perdure.stores.sqlite.threads import MEMORY
 from perdure.stores.sqlite.transaction import Session, Transaction, check_not_inside
 
@@ -58,7 +58,7 @@ def libsql(
             raise InvalidArgument("url", url, "the URL of a server with auth_token or client")
         # Not through the libsql package: it includes its own SQLite, and two SQLite libraries in
         # one process do not see each other's locks on a file.
-        return SqliteStore(
+        return sqlite(
             _path(url),
             prefix=prefix,
             table=table,

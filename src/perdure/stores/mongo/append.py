@@ -6,6 +6,7 @@ a lease that another process acquired) is resolved run by run from what the data
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from pymongo import DeleteOne, InsertOne, UpdateOne
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import BulkWriteError, PyMongoError
 
+from perdure.engine.tasks import detached
 from perdure.errors import StoreUnavailable
 from perdure.store import Entry, Rest, Verdict
 from perdure.stores.mongo.batch import RunBatch
@@ -41,6 +43,8 @@ from perdure.stores.mongo.updates import (
     rest_fields,
     settle_runs,
 )
+
+logger = logging.getLogger(__name__)
 
 _MAX_ATTEMPTS = 20
 _MAX_CONCURRENT = 16
@@ -73,9 +77,15 @@ class Appender:
         self.forget_loop()
 
     def forget_loop(self) -> None:
-        """Drop the locks, whose holders ended with their event loop."""
+        """Drop the locks and tasks, which ended with their event loop."""
         self._locked: set[str] = set()
         self._unlocked = asyncio.Event()
+        self._marking: set[asyncio.Task[None]] = set()
+
+    async def finish(self) -> None:
+        """Wait until the messages that entries consumed are marked."""
+        if self._marking:
+            await asyncio.wait(tuple(self._marking))
 
     async def append(self, db: Collections, entries: Sequence[Entry]) -> list[Verdict]:
         """Write the entries and return a verdict on each."""
@@ -154,7 +164,7 @@ class Appender:
         written = [batch for batch in batches if batch.key not in doubtful]
         for batch in written:
             self._advance(batch)
-        await self._consume(db, written)
+        self._mark_later(db, written)
         return [batch for batch in batches if batch.key in doubtful]
 
     async def _settle(self, db: Collections, batches: list[RunBatch]) -> list[RunBatch]:
@@ -176,15 +186,36 @@ class Appender:
             position.slot += len(batch.entries)
             position.last_n = batch.last.n
 
-    async def _consume(self, db: Collections, batches: Iterable[RunBatch]) -> None:
-        """Mark the messages that entries consumed."""
-        keys: list[str] = []
-        for batch in batches:
-            if consumes := batch.consumes:
-                keys += message_keys(batch.key, consumes)
-                self._positions.remove_messages(batch.key, batch.last.epoch, consumes)
+    def _mark_later(self, db: Collections, batches: Iterable[RunBatch]) -> None:
+        """Mark the messages that entries consumed, without making the caller wait.
+
+        The entries are written, and they are what consumes a message. A rest that replaces them
+        before the marks are written names the messages; another owner finds them in the journal.
+        """
+        if consuming := self._consumed_by(batches):
+            task = detached(self._try_to_mark(db, consuming))
+            self._marking.add(task)
+            task.add_done_callback(self._marking.discard)
+
+    def _consumed_by(self, batches: Iterable[RunBatch]) -> list[RunBatch]:
+        """Note which messages were consumed; return the batches whose messages are to be marked."""
+        consuming = [batch for batch in batches if batch.consumes]
+        for batch in consuming:
+            self._positions.consume(batch.key, batch.last.epoch, batch.consumes)
+        return consuming
+
+    async def _try_to_mark(self, db: Collections, batches: Sequence[RunBatch]) -> None:
+        try:
+            await self._mark(db, batches)
+        except PyMongoError as error:
+            logger.warning("consumed messages are marked later: %s", error)
+
+    async def _mark(self, db: Collections, batches: Sequence[RunBatch]) -> None:
+        keys = [key for batch in batches for key in message_keys(batch.key, batch.consumes)]
         if keys:
             await mark_consumed(db, keys)
+        for batch in batches:
+            self._positions.marked(batch.key, batch.last.epoch, batch.consumes)
 
     async def _finish_rests(
         self, db: Collections, batches: Sequence[RunBatch], *, may_have_messages: bool = True
@@ -300,7 +331,7 @@ class Appender:
         epochs = {batch.key: entry.epoch}
         if rest.delete:
             return PendingWrite(db.runs, DeleteOne(is_owned(epochs)))
-        consumed = [*consumed_messages(run, [log]), *batch.consumes]
+        consumed = [*consumed_messages(run, [log]).union(batch.consumes)]
         count = run.get("messageCount")
         due = bool(count and rest.awaits) and await has_awaited_message(
             db, batch.key, batch.incarnation, consumed, rest.awaits
@@ -317,7 +348,10 @@ class Appender:
         await self._finish(db, batch)
 
     async def _finish(self, db: Collections, batch: RunBatch) -> None:
-        await (self._consume if batch.last.rest is None else self._finish_rests)(db, [batch])
+        if batch.last.rest is None:
+            await self._mark(db, self._consumed_by([batch]))
+        else:
+            await self._finish_rests(db, [batch])
 
 
 async def _attempt(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from perdure.snapshot import Snapshot
@@ -18,7 +19,7 @@ from perdure.stores.mongo.journal import (
     seal_logs,
 )
 from perdure.stores.mongo.schema import Collections
-from perdure.stores.mongo.updates import incarnation_of, to_milliseconds
+from perdure.stores.mongo.updates import incarnation_of, runs_with_count, to_milliseconds
 
 
 class Grants:
@@ -29,16 +30,22 @@ class Grants:
         self._positions = positions
 
     async def read(
-        self, db: Collections, leased: Mapping[str, Any], ttls: Mapping[str, timedelta]
+        self,
+        db: Collections,
+        leased: Mapping[str, Any],
+        ttls: Mapping[str, timedelta],
+        known: Mapping[str, list[Message]] = MappingProxyType({}),
     ) -> dict[str, Granted]:
-        """Fence out the previous owners of leased runs, and return the grants by `_id`."""
+        """Fence out the previous owners of leased runs, and return the grants by `_id`.
+
+        `known` are the messages of some runs that were read with the lease.
+        """
         older = {key: run["epochs"][:-1] for key, run in leased.items() if len(run["epochs"]) > 1}
-        with_messages = {
-            key: incarnation_of(run) for key, run in leased.items() if run.get("messageCount")
-        }
-        messages = await unconsumed(db, with_messages)
+        counted = runs_with_count(leased)
+        unread = {key: counted[key] for key in counted if key not in known}
+        messages = {**known, **await unconsumed(db, unread)}
         logs = await seal_logs(db, older) if older else {}
-        lost = await _lost(db, [leased[key] for key in {*older, *with_messages}])
+        lost = await _lost(db, [leased[key] for key in older])
         grants: dict[str, Granted] = {}
         to_mark: list[str] = []
         for key, run in leased.items():
@@ -83,8 +90,9 @@ def _read(id: str, run: Mapping[str, Any], logs: Sequence[Log]) -> Snapshot:
 async def _lost(db: Collections, leased: Sequence[Any]) -> set[str]:
     """Return the runs that got another owner, or were settled, since they were leased.
 
-    What was read of their logs and messages does not belong to the snapshot of the lease: an owner
-    in between may have removed some of it.
+    What was read of their logs does not belong to the snapshot of the lease: an owner in between
+    may have removed some of it, and finished steps would be executed again. Messages need no such
+    check: a wait that receives a message or misses one is recorded first, and that is refused.
     """
     if not leased:
         return set()

@@ -18,13 +18,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from bson.objectid import ObjectId
+from pymongo.errors import PyMongoError
 
 from perdure.snapshot import is_over
 from perdure.store import Delivery, Message
 from perdure.stores.mongo.connection import relaxed
 from perdure.stores.mongo.documents import MAX_DOCUMENT_SIZE, pack, unpack
+from perdure.stores.mongo.errors import is_connection_lost
 from perdure.stores.mongo.journal import consumed_messages, read_logs
-from perdure.stores.mongo.schema import Collections, find_and_update
+from perdure.stores.mongo.schema import Collections, find_and_update, update_once
 from perdure.stores.mongo.updates import (
     HEADER,
     STATUS_FIELDS,
@@ -57,8 +59,7 @@ async def send(
     if not message["consumed"]:
         # A duplicate wakes the run, too: the first sender may have died before it did.
         same_run = {"_id": key, "incarnation": run.get("incarnation")}
-        result = await db.runs.update_one(same_run, count_message(message["name"]))
-        if not result.matched_count:
+        if not await _count(db, same_run, message["name"]):
             # The run was deleted in the meantime, and its inbox with it.
             await db.inbox.delete_one({"_id": id})
             return Delivery.UNKNOWN
@@ -82,6 +83,19 @@ async def _put(
     return stored
 
 
+async def _count(db: Collections, same_run: Mapping[str, Any], name: str) -> bool:
+    """Count a message, and wake the run if it awaits it; return whether the run exists."""
+    update = count_message(name)
+    try:
+        run = await update_once(db.runs, same_run, update, {"_id": 1})
+    except PyMongoError as error:
+        if not is_connection_lost(error):
+            raise
+        # Counted twice, a message only makes the owner look into the inbox once more.
+        run = await update_once(db.runs, same_run, update, {"_id": 1})
+    return run is not None
+
+
 async def unconsumed(db: Collections, runs: Mapping[str, str]) -> dict[str, list[Message]]:
     """Return the messages not marked as consumed, for runs given by key and incarnation."""
     messages: dict[str, list[Message]] = {run: [] for run in runs}
@@ -94,13 +108,18 @@ async def unconsumed(db: Collections, runs: Mapping[str, str]) -> dict[str, list
     return messages
 
 
-async def runs_with_messages(db: Collections, runs: Mapping[str, str]) -> set[str]:
-    """Return those of the runs, given by key and incarnation, that have unconsumed messages."""
+async def runs_with_messages(
+    db: Collections, runs: Mapping[str, str], consumed: Collection[str]
+) -> set[str]:
+    """Return those of the runs, given by key and incarnation, that have unconsumed messages.
+
+    `consumed` are the ids of messages that are known to be consumed, although not marked yet.
+    """
     if not runs:
         return set()
     found = db.inbox.find({"run": {"$in": [*runs]}, "consumed": False}, {"_id": 1})
     parts = [document["_id"].partition("\0") async for document in found]
-    return {run for run, _, id in parts if id.startswith(f"{runs[run]}.")}
+    return {run for run, _, id in parts if id.startswith(f"{runs[run]}.") and id not in consumed}
 
 
 async def inbox(db: Collections, key: str) -> list[Message]:

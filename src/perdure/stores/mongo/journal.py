@@ -150,7 +150,8 @@ class Position:
 
     `is_certain` is false while a write was sent and not answered. `has_older_logs` says that logs
     of earlier epochs count, too. `messages` are the names of the messages that were not consumed
-    at the time of the grant, by id.
+    at the time of the grant, by id. `unmarked` are messages that entries of this lease consumed and
+    whose marks are not written yet.
     """
 
     epoch: int
@@ -162,6 +163,7 @@ class Position:
     has_older_logs: bool = False
     message_count: int = 0
     messages: dict[str, str] = field(default_factory=dict)
+    unmarked: set[str] = field(default_factory=set)
 
 
 class Positions:
@@ -198,12 +200,24 @@ class Positions:
             position.confirmed_at = self._clock.monotonic()
         return position
 
-    def remove_messages(self, run: str, epoch: int, ids: Iterable[str]) -> None:
-        """Note that messages were consumed."""
+    def consume(self, run: str, epoch: int, ids: Iterable[str]) -> None:
+        """Note that messages were consumed, and are to be marked."""
         position = self.get(run, epoch)
         if position is not None:
             for id in ids:
                 position.messages.pop(id, None)
+                position.unmarked.add(id)
+
+    def marked(self, run: str, epoch: int, ids: Iterable[str]) -> None:
+        """Note that consumed messages were marked."""
+        position = self.get(run, epoch)
+        if position is not None:
+            position.unmarked.difference_update(ids)
+
+    def unmarked(self, leases: Iterable[tuple[str, int]]) -> set[str]:
+        """Return the unmarked messages of leases, given by run and epoch."""
+        positions = (self.get(run, epoch) for run, epoch in leases)
+        return {id for position in positions if position is not None for id in position.unmarked}
 
     def remove(self, run: str, epoch: int) -> None:
         """Forget a lease that has ended."""

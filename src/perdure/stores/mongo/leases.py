@@ -1,5 +1,6 @@
 """Leases: acquired, claimed, renewed and released; and runs created to be claimed."""
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -8,32 +9,34 @@ from bson.objectid import ObjectId
 from pymongo.errors import PyMongoError
 
 from perdure import codec
-from perdure.store import Due, Grant, Lease, LeaseRequest, NewRun
+from perdure.store import Due, Grant, Lease, LeaseRequest, Message, NewRun
 from perdure.stores._reading import Granted
 from perdure.stores._shell import Ownership
 from perdure.stores._timestamps import to_microseconds
 from perdure.stores.mongo.documents import encode_snapshot
 from perdure.stores.mongo.errors import is_connection_lost
 from perdure.stores.mongo.grants import Grants
-from perdure.stores.mongo.inbox import runs_with_messages
+from perdure.stores.mongo.inbox import runs_with_messages, unconsumed
 from perdure.stores.mongo.journal import Positions, seal_logs
 from perdure.stores.mongo.schedule import find_due
-from perdure.stores.mongo.schema import Collections, find_and_update, insert
+from perdure.stores.mongo.schema import Collections, find_and_update, insert, update_once
 from perdure.stores.mongo.server_clock import ServerClock
 from perdure.stores.mongo.updates import (
     HAS_EXPIRED,
     IS_DUE,
+    STATE_FIELDS,
     Document,
     create_if_missing,
     from_now,
     has_epoch,
-    incarnation_of,
     is_leased,
+    is_unchanged,
     lease_if_free,
     new_header,
     next_epoch,
     owner_by_id,
     release_lease,
+    runs_with_count,
     to_date,
     to_milliseconds,
     with_workflow,
@@ -224,17 +227,43 @@ class Leases:
     ) -> list[Granted]:
         """Lease and load runs that are due, earliest first."""
         for _ in range(_MAX_ATTEMPTS):
-            keys = [run["_id"] for run in await find_due(db, self._prefix, limit, workflows)]
-            if not keys:
+            due = await find_due(db, self._prefix, limit, workflows, fields=STATE_FIELDS)
+            if not due:
                 break
-            claim = ObjectId()
-            lease = lease_if_free({"$literal": owner}, ttl, claim, self._epochs.next())
-            await db.runs.update_many({"_id": {"$in": keys}, **IS_DUE}, [lease])
-            if runs := await _claimed(db, keys, claim):
-                leased = {run["_id"]: {**run} for run in runs}
-                grants = await self._grants.read(db, leased, dict.fromkeys(keys, ttl))
-                return [grants[key] for key in keys if key in grants]
+            found = {run["_id"]: run for run in due}
+            leased, known = await self._lease_and_read(db, found, owner, ttl)
+            if leased:
+                grants = await self._grants.read(db, leased, dict.fromkeys(leased, ttl), known)
+                return [grants[key] for key in found if key in grants]
         return []
+
+    async def _lease_and_read(
+        self, db: Collections, found: Mapping[str, Any], owner: str, ttl: timedelta
+    ) -> tuple[dict[str, Any], dict[str, list[Message]]]:
+        """Lease runs that were found due, and read their messages at the same time.
+
+        The messages may be read before the lease is granted. They count only for runs that did not
+        change between the search and the lease: no owner consumed one, and none was sent.
+        """
+        leasing = self._lease_due(db, [*found], owner, ttl)
+        with_messages = runs_with_count(found)
+        if not with_messages:
+            return await leasing, {}
+        leased, messages = await asyncio.gather(leasing, unconsumed(db, with_messages))
+        same = [key for key in messages if is_unchanged(found[key], leased.get(key))]
+        return leased, {key: messages[key] for key in same}
+
+    async def _lease_due(
+        self, db: Collections, keys: Sequence[str], owner: str, ttl: timedelta
+    ) -> dict[str, Any]:
+        """Lease the runs that are still due, and return them by `_id`."""
+        claim = ObjectId()
+        lease = lease_if_free({"$literal": owner}, ttl, claim, self._epochs.next())
+        if len(keys) == 1:
+            run = await update_once(db.runs, {"_id": keys[0], **IS_DUE}, [lease])
+            return {} if run is None else {keys[0]: {**run}}
+        await db.runs.update_many({"_id": {"$in": [*keys]}, **IS_DUE}, [lease])
+        return {run["_id"]: {**run} for run in await _claimed(db, keys, claim)}
 
     async def due(
         self, db: Collections, now: datetime, limit: int, workflows: Sequence[str] | None
@@ -257,8 +286,10 @@ class Leases:
         fields = {"epoch": 1, "owner": 1, "wakeAt": 1, "messageCount": 1, "incarnation": 1}
         found = db.runs.find({"_id": {"$in": keys}}, fields, batch_size=len(keys) + 1)
         runs = {run["_id"]: run async for run in found}
-        counted = {k: incarnation_of(run) for k, run in runs.items() if run.get("messageCount")}
-        with_messages = await runs_with_messages(db, counted)
+        epochs = zip(keys, (lease.epoch for lease in leases), strict=True)
+        # Before the messages are read: what is marked in between is not found.
+        unmarked = self._positions.unmarked(epochs)
+        with_messages = await runs_with_messages(db, runs_with_count(runs), unmarked)
         return [
             self._renewed(lease, runs.get(key), key in with_messages)
             for key, lease in zip(keys, leases, strict=True)

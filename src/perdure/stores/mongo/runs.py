@@ -16,7 +16,7 @@ from perdure.store import Rest, Stats
 from perdure.stores._shell import Query, Row
 from perdure.stores.mongo.cleanup import Cleanup
 from perdure.stores.mongo.documents import UNIX_EPOCH, encode_snapshot, read_run
-from perdure.stores.mongo.inbox import has_awaited_message
+from perdure.stores.mongo.inbox import has_awaited_message, mark_consumed, message_keys
 from perdure.stores.mongo.journal import consumed_messages, journal_data, read_logs, seal_logs
 from perdure.stores.mongo.leases import Epochs
 from perdure.stores.mongo.schedule import find_due
@@ -120,7 +120,11 @@ class Runs:
     async def _close_logs(self, db: Collections, key: str, run: Mapping[str, Any]) -> None:
         """Fence out the previous owners of a run, and remove what they wrote."""
         if epochs := run.get("epochs"):
-            await seal_logs(db, {key: epochs})
+            logs = await seal_logs(db, {key: epochs})
+            # The entries that say so are no longer part of the run, and their writer may not have
+            # marked the messages yet.
+            if consumed := consumed_messages({}, logs[key]):
+                await mark_consumed(db, message_keys(key, consumed))
             self._cleanup.delete_logs(key, epochs[-1])
 
     async def _wake_on_message(

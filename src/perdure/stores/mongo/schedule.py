@@ -6,6 +6,8 @@ from typing import Any
 from perdure.stores.mongo.schema import WAKE_INDEX, Collections
 from perdure.stores.mongo.updates import IS_DUE, Document, has_prefix
 
+_ID_AND_TIME = {"wakeAt": 1}
+
 
 async def find_due(
     db: Collections,
@@ -13,12 +15,14 @@ async def find_due(
     limit: int,
     workflows: Sequence[str] | None = None,
     is_due: Mapping[str, Any] = IS_DUE,
+    *,
+    fields: Mapping[str, int] = _ID_AND_TIME,
 ) -> list[Any]:
-    """Return `_id` and `wakeAt` of up to `limit` due runs, earliest first."""
+    """Return fields of up to `limit` due runs, earliest first."""
     names = await scheduled_workflows(db) if workflows is None else workflows
     chosen = {**is_due, **has_prefix(prefix), "workflow": {"$in": [*names]}}
     # In one batch: by default the server returns the first hundred, and waits to be asked for more.
-    found = db.runs.find(chosen, {"wakeAt": 1}, batch_size=limit + 1)
+    found = db.runs.find(chosen, fields, batch_size=limit + 1)
     return await found.sort("wakeAt").limit(limit).to_list()
 
 

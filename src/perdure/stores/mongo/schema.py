@@ -114,6 +114,37 @@ async def find_and_update(
             continue
 
 
+async def update_once(
+    collection: Collection,
+    chosen: Mapping[str, Any],
+    update: Sequence[Mapping[str, Any]],
+    projection: Mapping[str, Any] | None = None,
+) -> Any:
+    """Update one document and return it, or `None` if there is none.
+
+    A bare command, as in `insert`: for retries by the driver, the server would also store the
+    document as it was returned.
+    """
+    command = {
+        "findAndModify": collection.name,
+        "query": chosen,
+        "update": update,
+        "new": True,
+        "writeConcern": collection.write_concern.document,
+    }
+    if projection is not None:
+        command["fields"] = projection
+    reply = await collection.database.command(command, codec_options=collection.codec_options)
+    _check_concern(reply)
+    return reply["value"]
+
+
+def _check_concern(reply: Mapping[str, Any]) -> None:
+    """Raise if a write was made, but is not as durable as it must be."""
+    if (concern := reply.get("writeConcernError")) is not None:
+        raise WriteConcernError(concern.get("errmsg", ""), concern.get("code"), concern)
+
+
 async def insert(
     collection: Collection, documents: Sequence[Mapping[str, Any]], size: int = 0
 ) -> set[int]:
@@ -135,8 +166,7 @@ async def insert(
             "writeConcern": collection.write_concern.document,
         }
     )
-    if (concern := reply.get("writeConcernError")) is not None:
-        raise WriteConcernError(concern.get("errmsg", ""), concern.get("code"), concern)
+    _check_concern(reply)
     return _duplicates(reply.get("writeErrors", ()))
 
 

@@ -56,7 +56,9 @@ def _settled(batch: RunBatch) -> SettledRun:
     consumes = batch.consumes
     due = is_awaited(position.messages, consumes, rest.awaits)
     body = encode_snapshot(entry.data, f"the snapshot of run {entry.id!r}")
-    fields = rest_fields(entry, rest, body, consumes, due=due)
+    # With the journal, the rest replaces what says that an unmarked message is consumed.
+    consumed = [*position.unmarked.union(consumes)]
+    fields = rest_fields(entry, rest, body, consumed, due=due)
     checks_count = bool(rest.awaits) and not due
     return SettledRun(batch, fields, checks_count, position.message_count or None)
 

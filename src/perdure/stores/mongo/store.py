@@ -55,6 +55,7 @@ class _Backend:
             part.forget_loop()
 
     async def close(self) -> None:
+        await self._appender.finish()
         await self._cleanup.finish()
         await self._connection.close()
 

@@ -26,6 +26,31 @@ APPEND_ONE = """
     RETURNING true
 """
 
+# The record of a wait that received a message. The message is removed only if the run passed the
+# fence. What was removed is counted, because an id that is not in the inbox is ignored.
+CONSUME_ONE = """
+    WITH locked AS MATERIALIZED (
+        SELECT id FROM {runs} AS run
+        WHERE run.id = $1 AND run.epoch = $2 AND run.owner IS NOT NULL
+        FOR NO KEY UPDATE
+    ), written AS (
+        INSERT INTO {journal} (run, epoch, n, data) SELECT id, $2, $3, $4 FROM locked
+    ), removed AS (
+        DELETE FROM {inbox} AS message
+        WHERE message.seq = $5 AND message.run = (SELECT id FROM locked) AND message.dedup IS NULL
+        RETURNING true
+    ), marked AS (
+        UPDATE {inbox} AS message SET consumed = true, payload = ''
+        WHERE message.seq = $5 AND message.run = (SELECT id FROM locked)
+            AND message.dedup IS NOT NULL AND NOT message.consumed
+        RETURNING true
+    )
+    UPDATE {runs} AS run SET messages = run.messages
+        - (SELECT count(*) FROM removed) - (SELECT count(*) FROM marked)
+    WHERE run.id = (SELECT id FROM locked)
+    RETURNING true
+"""
+
 APPEND = """
     WITH written AS (
         INSERT INTO {journal} (run, epoch, n, data)
@@ -227,9 +252,9 @@ class Writer:
 
     async def _write_one(self, entry: Entry) -> bool:
         """Write one entry in the fastest way; return `False` if it takes another to judge it."""
-        if entry.consumes:
+        if (choice := _statement_for_one(entry)) is None:
             return False
-        template, values = _statement_for_one(entry)
+        template, values = choice
         statement = self._statements.sql(template)
         try:
             rows = await self._fetch(statement, self._prefix + entry.id, entry.epoch, *values)
@@ -324,8 +349,7 @@ class Batch:
         for index, entry in enumerate(self.entries):
             deciding = index if self._deciding is None else self._deciding[index]
             if deciding >= index:
-                seqs = (int(id) for id in entry.consumes if id.isdecimal())
-                yield from ((positions[deciding], seq) for seq in seqs)
+                yield from ((positions[deciding], seq) for seq in _sequence_numbers(entry))
 
 
 def _deciding_entries(entries: Sequence[Entry]) -> list[int] | None:
@@ -363,13 +387,24 @@ def _write_statement(needs: Needs) -> str:
     return ",".join(part for part, is_needed in parts.items() if is_needed) + _VERDICTS
 
 
-def _statement_for_one(entry: Entry) -> tuple[str, Sequence[object]]:
+def _statement_for_one(entry: Entry) -> tuple[str, Sequence[object]] | None:
+    """Return the statement that writes only this entry and its values, if there is one."""
+    if entry.consumes:
+        seqs = _sequence_numbers(entry)
+        if entry.rest is not None or len(seqs) != 1:
+            return None
+        return CONSUME_ONE, (entry.n, entry.data, seqs[0])
     if entry.rest is None:
         return APPEND_ONE, (entry.n, entry.data)
     if entry.rest.delete:
         return DELETE_ONE, ()
     status, wake_at, awaits, _ = _columns_of(entry.rest)
     return REST_ONE, (entry.n, entry.data, status, wake_at, awaits)
+
+
+def _sequence_numbers(entry: Entry) -> list[int]:
+    """Return which messages an entry consumes; an id of another form is not in the inbox."""
+    return [int(id) for id in entry.consumes if id.isdecimal()]
 
 
 def _columns_of(rest: Rest | None) -> tuple[object, ...]:

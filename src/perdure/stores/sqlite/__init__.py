@@ -1,12 +1,17 @@
 """Runs in a SQLite file: without a server, safe for many processes of one machine."""
 
 import os
+import weakref
 
-from perdure.clock import Clock, Duration, SystemClock
-from perdure.store import MAX_VALUE_SIZE
-from perdure.stores._durability import Durability
+from perdure.clock import Clock, Duration, SystemClock, check_clock, parse_duration
+from perdure.errors import InvalidArgument
+from perdure.store import MAX_VALUE_SIZE, Capabilities
+from perdure.stores._durability import Durability, check_durability, survives
 from perdure.stores.sqlite.keyvalue import SqliteKeyValue
-from perdure.stores.sqlite.store import SqliteStore
+from perdure.stores.sqlite.schema import Schema
+from perdure.stores.sqlite.statements import Statements
+from perdure.stores.sqlite.store import FileBackend, SqliteFileStore, SqliteStore
+from perdure.stores.sqlite.threads import MEMORY, Database
 from perdure.stores.sqlite.transaction import Transaction
 
 __all__ = ["SqliteKeyValue", "SqliteStore", "Transaction", "sqlite"]
@@ -26,16 +31,37 @@ def sqlite(
 
     With `durability="full"` a write that returned survives a power cut; with `"normal"` a power
     cut may lose the most recent writes. `busy_timeout` is how long to wait for another process's
-    transaction.
+    transaction. Workers notice within about 20 ms what other processes write to the file.
 
         store = sqlite("workflow.db", prefix="orders:")
     """
-    return SqliteStore(
-        path,
-        prefix=prefix,
-        table=table,
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise InvalidArgument("path", path, 'a path, or ":memory:"')
+    check_clock(clock)
+    check_durability(durability)
+    name = os.fspath(path)
+    in_memory = name == MEMORY
+    database = Database(
+        name,
+        Schema("migrations", table),
         durability=durability,
-        busy_timeout=busy_timeout,
-        clock=clock,
+        busy_timeout=parse_duration(busy_timeout, "busy_timeout"),
+    )
+    capabilities = Capabilities(
+        journal=True,
+        lease="atomic",
+        schedule=True,
+        inbox=True,
+        transaction=True,
+        notify=not in_memory,
+        maintenance=True,
+        shared="process" if in_memory else "machine",
+        survives="nothing" if in_memory else survives(durability),
         max_value_size=max_value_size,
     )
+    backend = FileBackend(database, Statements(table), prefix, clock)
+    kind = SqliteStore if in_memory else SqliteFileStore
+    store = kind(backend, f"SQLite ({name})", capabilities, any_loop=True)
+    # The threads of a store that was never closed end with it.
+    weakref.finalize(store, backend.stop)
+    return store

@@ -57,7 +57,7 @@ def retry_while_busy(call: Callable[[], T], path: str, busy_timeout: timedelta) 
         try:
             return call()
         except sqlite3.OperationalError as error:
-            if not _is_busy(error):
+            if not is_busy(error):
                 raise
             waited = clock.monotonic() - start
             if waited >= busy_timeout.total_seconds():
@@ -139,7 +139,8 @@ def _as_store_error(error: sqlite3.Error, path: str) -> StoreError:
             return StoreError(f"{path}: {error}")
 
 
-def _is_busy(error: sqlite3.Error) -> bool:
+def is_busy(error: sqlite3.Error) -> bool:
+    """Return whether another process has locked the file."""
     return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 

@@ -1,22 +1,19 @@
-"""The store on a SQLite file."""
+"""The store on a SQLite file, or in SQLite's memory."""
 
-import os
-import weakref
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import TypeVar
 
-from perdure.clock import Clock, Duration, SystemClock, check_clock, parse_duration
-from perdure.errors import InvalidArgument
-from perdure.store import MAX_VALUE_SIZE, Capabilities
-from perdure.stores._durability import Durability, check_durability, survives
-from perdure.stores._shell import TransactionShell
+from perdure.clock import Clock
+from perdure.stores._shell import NotifyShell, TransactionShell
 from perdure.stores._timestamps import to_microseconds
+from perdure.stores._watching import Notifications
 from perdure.stores.sqlite.backend import SqliteSchemaBackend
+from perdure.stores.sqlite.notify import NEWEST_DUE, watching
 from perdure.stores.sqlite.runs import Verb
-from perdure.stores.sqlite.schema import Schema
 from perdure.stores.sqlite.session import FileSession
 from perdure.stores.sqlite.statements import Statements
-from perdure.stores.sqlite.threads import MEMORY, Database
+from perdure.stores.sqlite.threads import Database
 from perdure.stores.sqlite.transaction import Session, check_not_inside
 
 T = TypeVar("T")
@@ -28,8 +25,15 @@ class FileBackend(SqliteSchemaBackend):
     def __init__(
         self, database: Database, statements: Statements, prefix: str, clock: Clock
     ) -> None:
-        super().__init__(statements, prefix, lambda: to_microseconds(clock.now()))
+        def now() -> int:
+            return to_microseconds(clock.now())
+
+        super().__init__(statements, prefix, now)
         self._database = database
+        newest_due = statements.sql(NEWEST_DUE)
+        self._notifications = Notifications(
+            lambda: watching(database.path, database.connect, newest_due, prefix, now)
+        )
 
     async def open(self) -> None:
         """Do nothing: several event loops may use the store first at the same time."""
@@ -37,8 +41,21 @@ class FileBackend(SqliteSchemaBackend):
     def forget_loop(self) -> None:
         """Do nothing: the threads belong to no event loop."""
 
+    async def notifications(self) -> AsyncGenerator[None]:
+        check_not_inside(self._database)
+        await self._database.ready()
+        async with aclosing(self._notifications.listen()) as notifications:
+            async for notification in notifications:
+                yield notification
+
     async def close(self) -> None:
+        await self._notifications.close()
         await self._database.close()
+
+    def stop(self) -> None:
+        """Signal all threads to end, without waiting for them."""
+        self._notifications.stop()
+        self._database.stop()
 
     async def _write(
         self, verb: Callable[[], Verb[T]], *, repeatable: bool = False, inline: bool = False
@@ -56,43 +73,8 @@ class FileBackend(SqliteSchemaBackend):
 
 
 class SqliteStore(TransactionShell[FileBackend]):
-    """Stores runs in a SQLite file; see `sqlite`."""
+    """Stores runs in SQLite; see `sqlite`."""
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        prefix: str = "",
-        table: str = "perdure_runs",
-        durability: Durability = "full",
-        busy_timeout: Duration = 60,
-        clock: Clock = SystemClock(),
-        max_value_size: int = MAX_VALUE_SIZE,
-    ) -> None:
-        if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-            raise InvalidArgument("path", path, 'a path, or ":memory:"')
-        check_clock(clock)
-        check_durability(durability)
-        name, statements = os.fspath(path), Statements(table)
-        database = Database(
-            name,
-            Schema("migrations", table),
-            durability=durability,
-            busy_timeout=parse_duration(busy_timeout, "busy_timeout"),
-        )
-        in_memory = name == MEMORY
-        capabilities = Capabilities(
-            journal=True,
-            lease="atomic",
-            schedule=True,
-            inbox=True,
-            transaction=True,
-            maintenance=True,
-            shared="process" if in_memory else "machine",
-            survives="nothing" if in_memory else survives(durability),
-            max_value_size=max_value_size,
-        )
-        backend = FileBackend(database, statements, prefix, clock)
-        super().__init__(backend, f"SQLite ({name})", capabilities, any_loop=True)
-        # The threads of a store that was never closed end with it.
-        weakref.finalize(self, database.stop)
+
+class SqliteFileStore(NotifyShell[FileBackend], SqliteStore):
+    """Stores runs in a SQLite file, and notices what other processes write to it; see `sqlite`."""

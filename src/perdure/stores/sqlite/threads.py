@@ -257,14 +257,22 @@ class Database:
         """Run a verb that only reads what is committed, and return its result."""
         if self.path == MEMORY:
             return await self.write(verb)
-        if not self._migrated:
-            opening = OpenFile()
-            self.put(opening)
-            await opening.job.future
+        await self.ready()
         self._check_open()
         job = Job(verb)
         self._reads.put(job)
         return await job.future
+
+    async def ready(self) -> None:
+        """Open and migrate the file, unless that is done."""
+        if not self._migrated:
+            opening = OpenFile()
+            self.put(opening)
+            await opening.job.future
+
+    def connect(self) -> sqlite3.Connection:
+        """Return another connection to the file, which the caller closes."""
+        return open_connection(self.path, self._durability, self.busy_timeout)
 
     def put(self, job: ExclusiveJob) -> None:
         """Queue a job that needs the writer's connection to itself."""
@@ -311,7 +319,7 @@ class Database:
                 self._inline.record_duration,
             )
             readers = [
-                _Reader(self.path, self.busy_timeout, self._open, self._reads)
+                _Reader(self.path, self.busy_timeout, self.connect, self._reads)
                 for _ in range(_READERS)
             ]
             self._threads = [
@@ -322,11 +330,8 @@ class Database:
             for thread in self._threads:
                 thread.start()
 
-    def _open(self) -> sqlite3.Connection:
-        return open_connection(self.path, self._durability, self.busy_timeout)
-
     def _open_and_migrate(self) -> sqlite3.Connection:
-        connection = self._open()
+        connection = self.connect()
         try:
             if drive(connection, self._schema.missing()):
                 begin(connection, self.path, self.busy_timeout)

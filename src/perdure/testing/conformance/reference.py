@@ -129,7 +129,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @property
     def soon(self) -> datetime:
-        """A time at which everything that is due now is due, also if the clock is a real one."""
+        """A time at which everything that is due now is due, even when the clock is a real one."""
         return self.started_at + HOUR / 2 if self.clock is None else self.now
 
     def teardown(self) -> None:

@@ -30,6 +30,27 @@ STATUSES: tuple[RunStatus, ...] = ("queued", "suspended", "completed", "failed",
 QUEUES = ("", "emails", "emails/1")
 TAGS = ("a=1", "a=2", "b=1")
 
+QUERIES = (
+    Query(),
+    Query(oldest_first=True),
+    Query(statuses=("completed",)),
+    Query(statuses=("completed", "queued"), oldest_first=True),
+    Query(workflows=("order",)),
+    Query(workflows=("mail", "Order"), oldest_first=True),
+    Query(workflows=("missing",)),
+    Query(workflows=("order", "mail"), statuses=("failed", "paused")),
+    Query(queue="emails"),
+    Query(queue="", statuses=("queued",)),
+    Query(tags=("a=1",)),
+    Query(tags=("a=1", "b=1"), oldest_first=True),
+    Query(tags=("a=1",), statuses=("completed",), workflows=("order",)),
+    Query(tags=("a=",)),
+    Query(prefix="1"),
+    Query(prefix="~"),
+    Query(prefix="~1", workflows=("order",)),
+    Query(prefix="2", tags=("b=1",)),
+)
+
 
 async def found(store: SearchableStore, query: Query, limit: int = 1_000) -> list[str]:
     """Return the ids of all runs that a query finds, read page by page."""
@@ -74,31 +95,13 @@ class SearchChecks(Harness):
         search = need_search(store)
         runs = await self._fill(search)
         times = sorted(run.updated_at for run in runs)
-        queries = [
-            Query(),
-            Query(oldest_first=True),
-            Query(statuses=("completed",)),
-            Query(statuses=("completed", "queued"), oldest_first=True),
-            Query(workflows=("order",)),
-            Query(workflows=("mail", "Order"), oldest_first=True),
-            Query(workflows=("missing",)),
-            Query(workflows=("order", "mail"), statuses=("failed", "paused")),
-            Query(queue="emails"),
-            Query(queue="", statuses=("queued",)),
-            Query(tags=("a=1",)),
-            Query(tags=("a=1", "b=1"), oldest_first=True),
-            Query(tags=("a=1",), statuses=("completed",), workflows=("order",)),
-            Query(tags=("a=",)),
-            Query(prefix="1"),
-            Query(prefix="~"),
-            Query(prefix="~1", workflows=("order",)),
-            Query(prefix="2", tags=("b=1",)),
+        timed = (
             Query(since=times[20]),
             Query(since=times[10], until=times[40], oldest_first=True),
             Query(until=times[30], statuses=("suspended",)),
             Query(since=times[20], tags=("a=2",)),
-        ]
-        for query in queries:
+        )
+        for query in (*QUERIES, *timed):
             for limit in (7, 1_000):
                 assert await found(search, query, limit) == scan(runs, query), query
 

@@ -1,0 +1,119 @@
+"""Notifications of stores that cannot push them: a thread looks for a change every 20 ms.
+
+Each listener has a thread of its own. The disk may be slow, and the event loop must not wait for
+it; while nothing becomes due, the loop is not woken at all. Measured on two cores, an idle thread
+takes 0.4 to 0.6 % of one core, a timer in the event loop takes 0.8 %.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractContextManager
+from threading import Event, Lock, Thread
+from typing import TypeAlias
+
+Look: TypeAlias = Callable[[], bool]
+
+INTERVAL_SECONDS = 0.02
+
+
+class Notifications:
+    """Listeners of a store that is looked at regularly.
+
+    `watch` is entered in the thread of a listener. It returns a function that returns whether a run
+    may have become due since its last call; the first call is about everything before it.
+    """
+
+    def __init__(self, watch: Callable[[], AbstractContextManager[Look]]) -> None:
+        self._watch = watch
+        self._listeners: set[_Listener] = set()
+        self._lock = Lock()
+        self._is_closed = False
+
+    async def listen(self) -> AsyncGenerator[None]:
+        """Yield whenever a look finds something; end when the store closes."""
+        listener = _Listener(self._watch, self._forget)
+        with self._lock:
+            if self._is_closed:
+                return
+            self._listeners.add(listener)
+            listener.thread.start()
+        try:
+            while await listener.next():
+                yield
+        finally:
+            listener.stop()
+
+    def stop(self) -> Sequence[Thread]:
+        """Signal all threads to end, without waiting for them; return those that were running."""
+        with self._lock:
+            self._is_closed = True
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener.stop()
+        return [listener.thread for listener in listeners]
+
+    async def close(self) -> None:
+        """End all listeners, and return when their threads have ended."""
+        threads = self.stop()
+        if threads:
+            await asyncio.get_running_loop().run_in_executor(None, _join, threads)
+
+    def _forget(self, listener: "_Listener") -> None:
+        with self._lock:
+            self._listeners.discard(listener)
+
+
+class _Listener:
+    """A thread that looks, and the coroutine that waits for what it finds."""
+
+    def __init__(
+        self,
+        watch: Callable[[], AbstractContextManager[Look]],
+        forget: Callable[["_Listener"], None],
+    ) -> None:
+        self.thread = Thread(target=self._run, name="perdure notifications", daemon=True)
+        self._watch = watch
+        self._forget = forget
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._stopping = Event()
+        self._is_over = False
+        self._error: Exception | None = None
+
+    async def next(self) -> bool:
+        """Wait until a look finds something; return `False` once there can be no more."""
+        await self._changed.wait()
+        self._changed.clear()
+        if self._error is not None:
+            raise self._error
+        return not self._is_over
+
+    def stop(self) -> None:
+        """Signal the thread to end; `next` returns `False` then."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        try:
+            with self._watch() as look:
+                while not self._stopping.is_set():
+                    if look():
+                        self._wake()
+                    self._stopping.wait(INTERVAL_SECONDS)
+        except Exception as error:  # noqa: BLE001 - raised where the listener waits
+            self._error = error
+        finally:
+            self._is_over = True
+            self._wake()
+            self._forget(self)
+
+    def _wake(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._changed.set)
+        except RuntimeError:
+            # The loop was closed in the meantime: nothing waits any more.
+            self._stopping.set()
+
+
+def _join(threads: Sequence[Thread]) -> None:
+    for thread in threads:
+        thread.join()

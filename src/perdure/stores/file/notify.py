@@ -1,0 +1,60 @@
+"""Notifications between the processes that share a directory: a file that grows.
+
+Whatever makes a run due appends a byte once the run is written. A change of size is certain, unlike
+one of a time stamp: two writes within one tick of the file system's clock have the same time.
+"""
+
+import logging
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from perdure.stores._watching import Look
+from perdure.stores.file.disk import opened
+
+logger = logging.getLogger(__name__)
+
+# The file then starts over, which is a change, too.
+_MAX_SIZE = 64 * 1024
+
+
+class NotifyFile:
+    """Sends and notices notifications.
+
+    Nothing depends on the file, so it is not synced. A process that dies between writing a run and
+    sending has notified no other; workers then find the run when they poll.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def send(self) -> None:
+        """Notify all processes that a run became due."""
+        try:
+            with opened(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as descriptor:
+                if os.fstat(descriptor).st_size >= _MAX_SIZE:
+                    os.ftruncate(descriptor, 0)
+                os.write(descriptor, b".")
+        except OSError as error:
+            # The run is written: the verb has succeeded.
+            logger.warning("%s: no notification sent (%s); polling continues", self._path, error)
+
+    @contextmanager
+    def watching(self) -> Generator[Look, None, None]:
+        """Return a function that returns whether anything was sent since its last call."""
+        known: tuple[int, int] | None = None
+
+        def look() -> bool:
+            nonlocal known
+            previous, known = known, self._version()
+            return known != previous
+
+        yield look
+
+    def _version(self) -> tuple[int, int] | None:
+        try:
+            status = self._path.stat()
+        except FileNotFoundError:
+            return None
+        return status.st_ino, status.st_size

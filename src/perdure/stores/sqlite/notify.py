@@ -1,0 +1,78 @@
+"""Notifications that a run in a SQLite file may have become due, in any process."""
+
+import sqlite3
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from perdure.stores._watching import Look
+from perdure.stores.sqlite.connection import is_busy, translate_error
+
+# A run that becomes due now is among the newest. Only one with a wake time in the past, behind a
+# hundred others that no worker claims, is left to the workers' polling. The prefix is compared
+# afterwards, so that the due runs of other stores in the table are not all read.
+NEWEST_DUE = """
+    SELECT id, wake_at FROM (
+        SELECT id, wake_at FROM $runs WHERE wake_at <= :now ORDER BY wake_at DESC LIMIT 100
+    )
+    WHERE substr(id, 1, length(:prefix)) = :prefix
+"""
+
+
+class DueWatch:
+    """Notices runs that became due since the last look.
+
+    SQLite's `data_version` changes with every commit of another connection, and this connection
+    never commits. A change says little, as every step of every process is one, so the newest due
+    runs are read next. Those of the last look are not new: a run that no worker claims, such as one
+    of a workflow that none of them knows, is reported once.
+    """
+
+    def __init__(
+        self, connection: sqlite3.Connection, newest_due: str, prefix: str, now: Callable[[], int]
+    ) -> None:
+        self._connection = connection
+        self._newest_due = newest_due
+        self._prefix = prefix
+        self._now = now
+        self._version: int | None = None
+        self._known: set[tuple[object, ...]] = set()
+
+    def look(self) -> bool:
+        """Return whether there is a due run that was not due at the last look."""
+        try:
+            return self._look()
+        except sqlite3.OperationalError as error:
+            if not is_busy(error):
+                raise
+            return False  # nothing was remembered: the next look finds it
+
+    def _look(self) -> bool:
+        (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+        if version == self._version:
+            return False
+        values = {"now": self._now(), "prefix": self._prefix}
+        due = {*self._connection.execute(self._newest_due, values)}
+        is_new = not due <= self._known
+        # The version was read before the runs: a commit in between is a change at the next look.
+        self._version, self._known = version, due
+        return is_new
+
+
+@contextmanager
+def watching(
+    path: str,
+    connect: Callable[[], sqlite3.Connection],
+    newest_due: str,
+    prefix: str,
+    now: Callable[[], int],
+) -> Generator[Look, None, None]:
+    """Return a function that looks for new due runs, on a connection of its own."""
+    try:
+        connection = connect()
+        try:
+            connection.execute("PRAGMA busy_timeout = 0")  # it looks again soon
+            yield DueWatch(connection, newest_due, prefix, now).look
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise translate_error(error, path) from error

@@ -1,0 +1,180 @@
+"""Messages in MongoDB: consumed by an entry, marked afterwards, read while a run is claimed."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pymongo.errors import AutoReconnect
+
+from perdure.store import Entry, Grant, LeaseRequest, Rest, Verdict
+from perdure.stores.mongo import MongoStore, append, leases, mongo
+from perdure.stores.mongo.inbox import unconsumed
+from perdure.stores.mongo.schedule import find_due
+from perdure.stores.mongo.updates import runs_with_count
+from perdure.testing.conformance.samples import as_json, snapshot
+from tests.servers.process import Server
+from tests.stores.mongo.databases import Sandbox, sandbox_on
+
+HOUR = timedelta(hours=1)
+WAITING = Rest("waiting", None, ("paid",))
+
+
+@pytest.fixture(scope="module")
+def sandbox(mongo_server: Server) -> Iterator[Sandbox]:
+    with sandbox_on(mongo_server) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+async def store(sandbox: Sandbox) -> AsyncIterator[MongoStore]:
+    async with mongo(sandbox.url) as store:
+        yield store
+    sandbox.clear()
+
+
+@pytest.fixture
+def without_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the server be unavailable whenever an entry's messages are to be marked."""
+
+    async def fail(*_: Any) -> None:
+        raise AutoReconnect("connection lost")
+
+    monkeypatch.setattr(append, "mark_consumed", fail)
+
+
+async def lease(store: MongoStore) -> Grant:
+    request = LeaseRequest("run", "ana", HOUR, create=as_json(snapshot()), workflow="w")
+    (grant,) = await store.acquire([request])
+    assert isinstance(grant, Grant)
+    return grant
+
+
+async def claim(store: MongoStore) -> Grant:
+    (grant,) = await store.claim("bob", HOUR, 10, workflows=["w"])
+    return grant
+
+
+def step(grant: Grant, n: int, *consumes: str) -> Entry:
+    return Entry("run", grant.lease.epoch, n, as_json(snapshot(f"{n}")), consumes)
+
+
+def rest(grant: Grant, n: int) -> Entry:
+    return Entry("run", grant.lease.epoch, n, as_json(snapshot("1")), (), WAITING)
+
+
+def due_again(grant: Grant, *consumes: str) -> Entry:
+    rest = Rest("suspended", grant.now)
+    return Entry("run", grant.lease.epoch, 1, as_json(snapshot("1")), consumes, rest)
+
+
+async def consume_one(store: MongoStore) -> Grant:
+    grant = await lease(store)
+    await store.send("run", "paid", b"1")
+    (message,) = await store.inbox("run")
+    assert await store.append([step(grant, 1, message.id)]) == [Verdict.ACCEPTED]
+    await store._backend._appender.finish()
+    return grant
+
+
+@pytest.mark.usefixtures("without_marks")
+async def test_a_message_without_its_mark_is_consumed(store: MongoStore) -> None:
+    grant = await consume_one(store)
+    assert await store.inbox("run") == []
+    (renewed,) = await store.renew([grant.lease], HOUR)
+    assert renewed is not None
+    assert not renewed.has_messages
+
+
+@pytest.mark.usefixtures("without_marks")
+async def test_a_rest_names_consumed_messages_without_a_mark(
+    store: MongoStore, sandbox: Sandbox
+) -> None:
+    """It replaces the entry that consumed the message, which must not wake the run again."""
+    grant = await consume_one(store)
+    assert await store.append([rest(grant, 2)]) == [Verdict.ACCEPTED]
+    assert await store.inbox("run") == []
+    assert await store.claim("bob", HOUR, 10) == []
+    await store.send("run", "paid", b"2")
+    again = await claim(store)
+    assert [message.payload for message in again.inbox] == [b"2"]
+    assert sandbox.database["perdure_runs_inbox"].count_documents({}) == 1
+
+
+@pytest.mark.usefixtures("without_marks")
+async def test_the_next_owner_marks_consumed_messages(store: MongoStore, sandbox: Sandbox) -> None:
+    grant = await consume_one(store)
+    await store.release([grant.lease])
+    assert (await claim(store)).inbox == ()
+    assert sandbox.database["perdure_runs_inbox"].count_documents({}) == 0
+
+
+@pytest.mark.usefixtures("without_marks")
+async def test_a_saved_run_does_not_receive_consumed_messages_again(store: MongoStore) -> None:
+    """The entry that consumed the message, and was not marked, is replaced with the run."""
+    await consume_one(store)
+    await store.save("run", snapshot("a"))
+    assert await store.inbox("run") == []
+
+
+async def test_a_mark_is_written_before_the_store_is_closed(
+    store: MongoStore, sandbox: Sandbox
+) -> None:
+    grant = await lease(store)
+    await store.send("run", "paid", b"1")
+    (message,) = await store.inbox("run")
+    await store.append([step(grant, 1, message.id)])
+    await store.close()
+    assert sandbox.database["perdure_runs_inbox"].count_documents({}) == 0
+
+
+def before_the_lease(
+    monkeypatch: pytest.MonkeyPatch, event: Callable[[], Awaitable[object]]
+) -> None:
+    """Call `event` after a claim has found the due runs, and has read their messages."""
+
+    async def early(*arguments: Any) -> Any:
+        return read_early.pop() if read_early else await unconsumed(*arguments)
+
+    read_early: list[Any] = []
+
+    async def find_and_read(db: Any, *arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(leases, "find_due", find_due)
+        found = await find_due(db, *arguments, **options)
+        messages = await unconsumed(db, runs_with_count({run["_id"]: run for run in found}))
+        await event()
+        read_early.append(messages)
+        return found
+
+    monkeypatch.setattr(leases, "find_due", find_and_read)
+    monkeypatch.setattr(leases, "unconsumed", early)
+
+
+async def wait_for_payment(store: MongoStore) -> None:
+    await store.append([rest(await lease(store), 1)])
+    await store.send("run", "paid", b"1")
+
+
+async def test_a_message_that_is_sent_during_a_claim_is_granted(
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is counted between the search for due runs and the lease."""
+    await wait_for_payment(store)
+    before_the_lease(monkeypatch, lambda: store.send("run", "paid", b"2"))
+    assert [message.payload for message in (await claim(store)).inbox] == [b"1", b"2"]
+
+
+async def test_a_message_that_another_owner_consumed_during_a_claim_is_not_granted(
+    store: MongoStore, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await wait_for_payment(store)
+
+    async def another_owner() -> None:
+        async with mongo(sandbox.url) as another:
+            grant = await claim(another)
+            (message,) = grant.inbox
+            await another.append([due_again(grant, message.id)])
+            await another.append([due_again(await claim(another))])
+
+    before_the_lease(monkeypatch, another_owner)
+    assert (await claim(store)).inbox == ()

@@ -105,14 +105,15 @@ def read_snapshot(id: str, content: bytes) -> Snapshot:
         return merged(*parts or [None])
 
 
-def read_messages(reply: Sequence[Any]) -> tuple[Message, ...]:
+def read_messages(reply: Sequence[bytes]) -> tuple[Message, ...]:
     """Return the messages of an inbox."""
-    return tuple(_message(number, name, payload) for number, (name, payload) in reply)
+    return tuple(map(_message, reply))
 
 
-def _message(number: bytes, name: bytes, payload: bytes) -> Message:
-    id = number.decode().removesuffix("-0")
-    return Message(id, name.decode(), payload, from_microseconds(int(id)))
+def _message(member: bytes) -> Message:
+    number, length, rest = member.split(b" ", 2)
+    name, payload = rest[: int(length)], rest[int(length) :]
+    return Message(number.decode(), name.decode(), payload, from_microseconds(int(number)))
 
 
 def check_message_id(id: str, parameter: str) -> str:

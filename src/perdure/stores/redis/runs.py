@@ -5,6 +5,7 @@ from typing import Any
 
 from perdure.stores.redis import scripts
 from perdure.stores.redis.batches import Item, make_batches
+from perdure.stores.redis.errors import translate
 from perdure.stores.redis.keys import SHARDS, Keys
 from perdure.stores.redis.node import Value
 from perdure.stores.redis.scripts import Script
@@ -31,18 +32,26 @@ class Runs:
         """Raise unless this user may use all commands of the scripts."""
         await self.server.run(scripts.PERMISSIONS, [Call(self.keys.probes, ())])
 
+    async def now(self) -> int:
+        """Return the server's time; on a cluster that of the slowest clock."""
+        replies = await self.server.send_everywhere(("TIME",))
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise translate(reply, self.server.link.where) from reply
+        return min(int(seconds) * 1_000_000 + int(rest) for seconds, rest in replies)
+
     async def one(self, script: Script, id: str, *values: Value) -> Any:
         """Return the reply of a script for one run."""
         call = Call([self.keys.run(self.prefix + id)], values)
         [reply] = await self.server.run(script, [call])
         return reply
 
-    async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Any]:
+    async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[bytes]:
         """Return messages of a run's inbox."""
-        values = ("-" if after is None else f"({after}", "" if limit is None else limit)
+        values = ("-inf" if after is None else f"({after}", -1 if limit is None else limit)
         call = Call([self.keys.inbox(self.prefix + id)], values)
         [reply] = await self.server.run(scripts.INBOX, [call])
-        messages: Sequence[Any] = reply
+        messages: Sequence[bytes] = reply
         return messages
 
     async def each(

@@ -105,7 +105,7 @@ class Statistics:
 
     async def prune(self, request: PruneRequest) -> int:
         """Delete runs that are over and old, or count them."""
-        before = await self._now() - request.older_than // _MICROSECOND
+        before = await self._runs.now() - request.older_than // _MICROSECOND
         if before <= 0:
             return 0
         query = Query(
@@ -131,11 +131,6 @@ class Statistics:
         if dry_run or not items:
             return len(items)
         return sum(await self._runs.each(scripts.PRUNE, items, before))
-
-    async def _now(self) -> int:
-        """Return the server's time; on a cluster, that of the slowest clock."""
-        replies = await self._runs.server.send_everywhere(("TIME",))
-        return min(int(seconds) * 1_000_000 + int(rest) for seconds, rest in replies)
 
     async def _list_sizes(self) -> Counter[bytes]:
         sizes: Counter[bytes] = Counter()

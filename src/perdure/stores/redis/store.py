@@ -135,7 +135,10 @@ class _Backend:
 
     async def enqueue(self, runs: Sequence[NewRun]) -> Sequence[bool]:
         items = [_new_run_item(run) for run in runs]
-        answers = await self._runs.each(scripts.ENQUEUE, items, repeatable=False)
+        # On a cluster one script for each shard, whose times would change the order of the runs.
+        several = self._runs.is_sharded and len(runs) > 1
+        now = await self._runs.now() if several else ""
+        answers = await self._runs.each(scripts.ENQUEUE, items, now, repeatable=False)
         return [answer == 1 for answer in answers]
 
     async def due(

@@ -1,7 +1,9 @@
 -- Creates runs that wait for a claim.
--- KEYS: the new runs. ARGV, nine for each: workflow, wake time or "", head start, queue, version,
--- tags, summary, rest as JSON with a summary after a NUL or "", and the snapshot. Returns for each
--- 1 if it was created, and 0 if it existed.
+-- KEYS: the new runs. ARGV: the time of the call or "" for now, then nine for each: workflow, wake
+-- time or "", head start, queue, version, tags, summary, rest as JSON with a summary after a NUL or
+-- "", and the snapshot. Returns for each 1 if it was created, and 0 if it existed.
+local called = ARGV[1] ~= '' and tonumber(ARGV[1]) or now
+
 local function enqueue(run, workflow, at, head_start, queue, version, tags, summary, rest, snapshot)
     local shard, id = shard_and_id(run)
     local new = {
@@ -15,7 +17,7 @@ local function enqueue(run, workflow, at, head_start, queue, version, tags, summ
         return
     end
     new.status, new.summary, new.snapshot = 'queued', summary, snapshot
-    new.wake = at ~= '' and at or integer(now - head_start)
+    new.wake = at ~= '' and at or integer(called - head_start)
     create(shard, id, new)
     if tonumber(new.wake) <= now then
         notify(shard)
@@ -26,7 +28,7 @@ local answers = {}
 for number, run in ipairs(KEYS) do
     answers[number] = 1 - redis.call('EXISTS', run)
     if answers[number] == 1 then
-        enqueue(run, unpack(ARGV, 9 * number - 8, 9 * number))
+        enqueue(run, unpack(ARGV, 9 * number - 7, 9 * number + 1))
     end
 end
 return answers

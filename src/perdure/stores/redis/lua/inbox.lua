@@ -1,7 +1,4 @@
--- KEYS: a run's inbox. ARGV: the first number or "-", and how many messages at most or "". Returns
--- messages in order, each {number, {name, payload}}. A script always reads from the primary, also
--- for a client that reads from replicas.
-if ARGV[2] == '' then
-    return redis.call('XRANGE', KEYS[1], ARGV[1], '+')
-end
-return redis.call('XRANGE', KEYS[1], ARGV[1], '+', 'COUNT', ARGV[2])
+-- KEYS: a run's inbox. ARGV: the number after which to begin, or "-inf", and how many messages at
+-- most, or -1. Returns messages in order. A script always reads from the primary, also for a client
+-- that reads from replicas.
+return redis.call('ZRANGEBYSCORE', KEYS[1], ARGV[1], '+inf', 'LIMIT', 0, ARGV[2])

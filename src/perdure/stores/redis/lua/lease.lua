@@ -13,15 +13,14 @@ local INBOX_PAGE = 1000
 -- wake time as passed in, queue and id.
 local function grant(shard, id, header, owner, ttl, is_abandoned, wake_time)
     local run = shard .. 'run:' .. id
-    local running = {
-        status = 'running',
-        workflow = header.workflow,
-        queue = header.queue,
-        version = header.version,
-        tags = '[]',
-        updated = header.updated,
-    }
-    require_keys(shard, id, header, running)
+    local running = {status = 'running', workflow = header.workflow, updated = header.updated}
+    require_keys(shard, {
+        run,
+        shard .. 'inbox:' .. id,
+        shard .. 'list:' .. list_of(id, header),
+        shard .. 'list:' .. list_of(id, running),
+        shard .. 'wake:' .. wake_set_of(id, header),
+    })
     local data, last = content(run)
     local takeovers = header.takeovers
     -- A place in the journal starts with the epoch: the last owner wrote an entry.
@@ -41,7 +40,7 @@ local function grant(shard, id, header, owner, ttl, is_abandoned, wake_time)
         add_to_list(shard, id, running)
     end
     schedule(shard, id, header, ends)
-    local inbox = redis.call('XRANGE', shard .. 'inbox:' .. id, '-', '+', 'COUNT', INBOX_PAGE)
+    local inbox = redis.call('ZRANGE', shard .. 'inbox:' .. id, 0, INBOX_PAGE - 1)
     local facts = table.concat(
         {epoch, now_text, ends, takeovers, header.version, wake_time, header.queue, id}, '\0'
     )

@@ -4,7 +4,8 @@
 -- A run is a hash under <namespace>:{<tag>}:<layout>:run:<id>, with its header, its snapshot and its
 -- journal, one field per entry. Everything else that belongs to it or finds it has the same hash
 -- tag and so is in the same slot, which allows a script to use keys whose names it derives:
---   inbox:<id>   stream  messages that were not consumed, name -> payload, by number
+--   inbox:<id>   zset    messages that were not consumed, by number:
+--                        "<number> <length of the name> <name><payload>"
 --   dedup:<id>   set     dedup ids of messages
 --   ids          zset    all ids, by their bytes
 --   list:<list>  zset    ids by the time of the last rest, one list per status and workflow
@@ -96,11 +97,18 @@ local function mark_of_system(id)
 end
 
 local function list_of(id, header)
-    return mark_of_system(id) .. header.status .. ':' .. header.workflow
+    if not header.list then
+        header.list = mark_of_system(id) .. header.status .. ':' .. header.workflow
+    end
+    return header.list
 end
 
 local function wake_set_of(id, header)
-    return header.queue .. '\0' .. header.workflow .. '\0' .. header.version .. mark_of_system(id)
+    if not header.set then
+        header.set = header.queue .. '\0' .. header.workflow .. '\0' .. header.version
+            .. mark_of_system(id)
+    end
+    return header.set
 end
 
 local function add_to_list(shard, id, header)
@@ -119,8 +127,10 @@ end
 
 local function schedule(shard, id, header, at)
     local set = wake_set_of(id, header)
-    redis.call('ZADD', shard .. 'wake:' .. set, at, id)
-    redis.call('ZADD', shard .. 'wakes', 0, set)
+    -- A set that already has the run is known.
+    if redis.call('ZADD', shard .. 'wake:' .. set, at, id) == 1 then
+        redis.call('ZADD', shard .. 'wakes', 0, set)
+    end
 end
 
 local function unschedule(shard, id, header)
@@ -132,6 +142,9 @@ local function unschedule(shard, id, header)
 end
 
 local function add_tags(shard, id, header)
+    if header.tags == '[]' then
+        return
+    end
     for _, tag in ipairs(cjson.decode(header.tags)) do
         -- The time of creation of a run of the first layout is unknown.
         redis.call('ZADD', shard .. 'tag:' .. tag, header.created or header.updated, id)
@@ -139,41 +152,42 @@ local function add_tags(shard, id, header)
 end
 
 local function remove_tags(shard, id, header)
+    if header.tags == '[]' then
+        return
+    end
     for _, tag in ipairs(cjson.decode(header.tags)) do
         redis.call('ZREM', shard .. 'tag:' .. tag, id)
     end
 end
 
--- Adds the names of the keys that find a run with this header.
-local function add_index_keys(keys, shard, id, header)
-    keys[#keys + 1] = shard .. 'list:' .. list_of(id, header)
-    keys[#keys + 1] = shard .. 'wake:' .. wake_set_of(id, header)
-    if header.tags ~= '[]' then
-        for _, tag in ipairs(cjson.decode(header.tags)) do
-            keys[#keys + 1] = shard .. 'tag:' .. tag
-        end
-    end
-end
-
--- Fails unless all keys of a run are on this node: those of its header, and of another header that
--- it had or will have, if given. While a slot of a cluster moves to another node, some of its keys
--- are here and some there, and a script is aborted at the first key that is missing. Naming all
--- keys before the first write means that nothing is left half done.
-local function require_keys(shard, id, header, other)
-    local keys = {
-        shard .. 'run:' .. id,
-        shard .. 'inbox:' .. id,
-        shard .. 'dedup:' .. id,
-        shard .. 'ids',
-        shard .. 'lists',
-        shard .. 'wakes',
-        shard .. 'sequence',
-    }
-    add_index_keys(keys, shard, id, header)
-    if other then
-        add_index_keys(keys, shard, id, other)
+-- Fails unless all keys that a script will use for a run are on this node: `keys`, and the indexes
+-- of the shard. While a slot of a cluster moves to another node, some of its keys are here and some
+-- there, and a script is aborted at the first key that is missing. Naming all keys before the first
+-- write means that nothing is left half done.
+local is_checked = {}
+local function require_keys(shard, keys)
+    if not is_checked[shard] then
+        redis.call(
+            'EXISTS', shard .. 'ids', shard .. 'lists', shard .. 'wakes', shard .. 'sequence'
+        )
+        is_checked[shard] = true
     end
     redis.call('EXISTS', unpack(keys))
+end
+
+-- Returns the names of the keys that find a run, and with other headers that it had or will have.
+local function index_keys(shard, id, headers)
+    local keys = {}
+    for _, header in ipairs(headers) do
+        keys[#keys + 1] = shard .. 'list:' .. list_of(id, header)
+        keys[#keys + 1] = shard .. 'wake:' .. wake_set_of(id, header)
+        if header.tags ~= '[]' then
+            for _, tag in ipairs(cjson.decode(header.tags)) do
+                keys[#keys + 1] = shard .. 'tag:' .. tag
+            end
+        end
+    end
+    return keys
 end
 
 -- Adds a field if it has a value that is not the default one.
@@ -209,7 +223,7 @@ end
 
 -- Creates a run and returns its epoch. While it has an owner, its wake time is the lease's end.
 local function create(shard, id, run)
-    require_keys(shard, id, run)
+    require_keys(shard, {shard .. 'run:' .. id, unpack(index_keys(shard, id, {run}))})
     run.updated, run.created, run.epoch = now_text, now_text, next_number(shard)
     write(shard, id, run)
     add_tags(shard, id, run)
@@ -219,34 +233,33 @@ end
 
 -- Removes messages from an inbox.
 local function consume(shard, id, messages)
-    local inbox = shard .. 'inbox:' .. id
-    local removed = 0
     for _, message in ipairs(messages) do
-        -- Not a number: no message of this store, and the server would refuse it.
-        if string.find(message, '^%d+$') and #message < 20 then
-            removed = removed + redis.call('XDEL', inbox, message)
+        -- Otherwise it is no message of this store, and the server would refuse it.
+        if string.find(message, '^%d+$') then
+            redis.call('ZREMRANGEBYSCORE', shard .. 'inbox:' .. id, message, message)
         end
     end
-    if removed > 0 and redis.call('XLEN', inbox) == 0 then
-        redis.call('UNLINK', inbox)
-    end
+end
+
+local function name_of(message)
+    local _, last, length = string.find(message, '^%d+ (%d+) ')
+    return string.sub(message, last + 1, last + length)
 end
 
 -- Returns whether the inbox has a message of one of these names.
 local function has_message(shard, id, names)
+    local inbox = shard .. 'inbox:' .. id
     local is_awaited = {}
     for _, name in ipairs(names) do
         is_awaited[name] = true
     end
-    local from = '-'
-    while from do
-        local messages = redis.call('XRANGE', shard .. 'inbox:' .. id, from, '+', 'COUNT', 100)
-        for _, message in ipairs(messages) do
-            if is_awaited[message[2][1]] then
+    -- Some at a time: payloads may be large.
+    for offset = 0, redis.call('ZCARD', inbox) - 1, 100 do
+        for _, message in ipairs(redis.call('ZRANGE', inbox, offset, offset + 99)) do
+            if is_awaited[name_of(message)] then
                 return true
             end
         end
-        from = #messages == 100 and '(' .. messages[100][1]
     end
     return false
 end
@@ -271,7 +284,11 @@ end
 -- `old` is its header, or nil for a new run. The inbox is checked in the same script, so a message
 -- that a run awaits is either seen here or finds `awaits` when it is sent.
 local function settle(shard, id, old, new, consumes)
-    require_keys(shard, id, new, old)
+    require_keys(shard, {
+        shard .. 'run:' .. id,
+        shard .. 'inbox:' .. id,
+        unpack(index_keys(shard, id, {new, old})),
+    })
     consume(shard, id, consumes)
     new.epoch = new.epoch or next_number(shard)
     if new.awaits and has_message(shard, id, new.awaits) then
@@ -289,7 +306,7 @@ local function settle(shard, id, old, new, consumes)
     if old and old.tags ~= new.tags then
         remove_tags(shard, id, old)
     end
-    if not old or old.tags ~= new.tags or not new.created then
+    if not (old and old.tags == new.tags and new.created) then
         add_tags(shard, id, new)
     end
     write(shard, id, new)
@@ -305,7 +322,12 @@ local function delete(shard, id)
     if not header then
         return false
     end
-    require_keys(shard, id, header)
+    require_keys(shard, {
+        run,
+        shard .. 'inbox:' .. id,
+        shard .. 'dedup:' .. id,
+        unpack(index_keys(shard, id, {header})),
+    })
     remove_from_list(shard, id, header)
     unschedule(shard, id, header)
     remove_tags(shard, id, header)

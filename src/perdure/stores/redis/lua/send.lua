@@ -20,10 +20,10 @@ local function send(run, name, payload, dedup_id)
         return 'U0'
     end
     local status = header.status
-    require_keys(shard, id, header)
+    require_keys(shard, {run, inbox, dedup, shard .. 'wake:' .. wake_set_of(id, header)})
     -- Before the status: a duplicate of a message that was delivered is known, also after the end.
     if dedup_id ~= '' and redis.call('SISMEMBER', dedup, dedup_id) == 1 then
-        return 'K' .. redis.call('XLEN', inbox)
+        return 'K' .. redis.call('ZCARD', inbox)
     end
     if status == 'completed' or status == 'failed' or status == 'cancelled' then
         return 'O0'
@@ -31,13 +31,14 @@ local function send(run, name, payload, dedup_id)
     if dedup_id ~= '' then
         redis.call('SADD', dedup, dedup_id)
     end
-    redis.call('XADD', inbox, next_number(shard), name, payload)
+    local number = next_number(shard)
+    redis.call('ZADD', inbox, number, number .. ' ' .. #name .. ' ' .. name .. payload)
     if is_awaited(run, name) then
         redis.call('HSET', run, 'wake', now_text)
         schedule(shard, id, header, now_text)
         notify(shard)
     end
-    return 'D' .. redis.call('XLEN', inbox)
+    return 'D' .. redis.call('ZCARD', inbox)
 end
 
 local words = {}

@@ -7,7 +7,7 @@ for number, run in ipairs(KEYS) do
     local shard, id = shard_and_id(run)
     local description, header = describe(shard, id)
     answers[number] = description and table.concat({
-        header.epoch, redis.call('HLEN', run), redis.call('XLEN', shard .. 'inbox:' .. id),
+        header.epoch, redis.call('HLEN', run), redis.call('ZCARD', shard .. 'inbox:' .. id),
         header.owner and '1' or '0',
     }, '.') .. '\0' .. description
 end

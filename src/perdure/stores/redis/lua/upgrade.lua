@@ -14,13 +14,11 @@ local old = string.match(mark, '^(.*)sequence$')
 local shard = old .. '2:'
 
 local function move_inbox(id)
-    local messages = redis.call('HKEYS', old .. 'inbox:' .. id)
-    -- They begin with numbers of 16 digits, which every locale sorts alike.
-    table.sort(messages, function(a, b) return string.sub(a, 1, 16) < string.sub(b, 1, 16) end)
-    for _, message in ipairs(messages) do
+    for _, message in ipairs(redis.call('HKEYS', old .. 'inbox:' .. id)) do
         local number, name = string.match(message, '^(%d+) (.*)$')
         local payload = redis.call('HGET', old .. 'inbox:' .. id, message)
-        redis.call('XADD', shard .. 'inbox:' .. id, number, name, payload)
+        local member = number .. ' ' .. #name .. ' ' .. name .. payload
+        redis.call('ZADD', shard .. 'inbox:' .. id, number, member)
     end
     redis.call('UNLINK', old .. 'inbox:' .. id)
 end
@@ -30,8 +28,14 @@ local function move(id)
     if not header then
         return
     end
-    require_keys(shard, id, header)
-    redis.call('EXISTS', old .. 'inbox:' .. id, old .. 'dedup:' .. id)
+    require_keys(shard, {
+        old .. 'inbox:' .. id,
+        old .. 'dedup:' .. id,
+        shard .. 'run:' .. id,
+        shard .. 'inbox:' .. id,
+        shard .. 'dedup:' .. id,
+        unpack(index_keys(shard, id, {header})),
+    })
     redis.call('RENAME', old .. 'run:' .. id, shard .. 'run:' .. id)
     if redis.call('EXISTS', old .. 'dedup:' .. id) == 1 then
         redis.call('RENAME', old .. 'dedup:' .. id, shard .. 'dedup:' .. id)

@@ -25,6 +25,9 @@ from perdure.stores.redis.server import Call
 
 logger = logging.getLogger(__name__)
 
+# With a prefix, at least so many queues are examined at a time.
+_FEWEST_QUEUES = 100
+
 _START: tuple[Value, Value] = ("", "")
 
 
@@ -81,29 +84,40 @@ class Claims:
 
     async def queues(self, now: int, limit: int, low: str, high: str | None) -> Sequence[str]:
         """Return queues with due runs, by name."""
+        if not self._runs.prefix:
+            return await self._queues(now, limit, low, high)
         names: list[str] = []
+        page = max(limit, _FEWEST_QUEUES)
         while len(names) < limit:
-            wanted = limit - len(names)
-            found = await self._queues(now, wanted, low, high)
-            names += found if not self._runs.prefix else await self._with_runs(found, now)
-            if len(found) < wanted:
+            found = await self._queues(now, page, low, high)
+            names += await self._with_runs(found, now)
+            if len(found) < page:
                 break
             low = found[-1] + "\x01"
-        return names
+        return names[:limit]
 
     async def _queues(self, now: int, limit: int, low: str, high: str | None) -> Sequence[str]:
-        """Return queues that have due runs of any prefix."""
+        """Return queues that have due runs of any prefix.
+
+        Each shard is asked for its share, and again as long as it may have names below the last.
+        """
+        share = max(4, 2 * limit // SHARDS)
         names: set[bytes] = set()
         starts = {shard: low.encode() for shard in range(SHARDS)}
         while starts:
             calls = [
-                Call([self._runs.keys.wakes(shard)], (limit, start, high or "", now))
+                Call([self._runs.keys.wakes(shard)], (share, start, high or "", now))
                 for shard, start in starts.items()
             ]
             replies = await self._runs.server.run(scripts.QUEUES, calls)
             names.update(name for _, some in replies for name in some)
+            first = sorted(names)[:limit]
             following = zip(starts, replies, strict=True)
-            starts = {shard: start for shard, (start, _) in following if start is not None}
+            starts = {
+                shard: start
+                for shard, (start, _) in following
+                if start is not None and (len(first) < limit or start <= first[-1])
+            }
         return [name.decode() for name in sorted(names)[:limit]]
 
     async def _with_runs(self, queues: Sequence[str], now: int) -> Sequence[str]:

@@ -84,9 +84,10 @@ class Statistics:
             async for _ in self._count_by_id(tally):
                 pass
         else:
-            tally.lists += await self._list_sizes()
+            lists = await self._lists()
+            tally.lists = _sizes(lists)
             await self._count_due(tally)
-            await self._count_leased(tally)
+            await self._count_leased(tally, lists)
         return tally.stats()
 
     async def counts(self, query: Query, cap: int) -> Sequence[Count]:
@@ -100,7 +101,7 @@ class Statistics:
                     break
             lists = tally.lists
         else:
-            lists = await self._list_sizes()
+            lists = _sizes(await self._lists())
         return [*_counts(lists, query, cap, is_partial)]
 
     async def prune(self, request: PruneRequest) -> int:
@@ -132,12 +133,6 @@ class Statistics:
             return len(items)
         return sum(await self._runs.each(scripts.PRUNE, items, before))
 
-    async def _list_sizes(self) -> Counter[bytes]:
-        sizes: Counter[bytes] = Counter()
-        for _, list, number in await self._lists():
-            sizes[list] += number
-        return sizes
-
     async def _lists(self) -> Sequence[tuple[int, bytes, int]]:
         """Return the shard, the name and the size of each list."""
         calls = [Call([self._runs.keys.lists(shard)], ()) for shard in range(SHARDS)]
@@ -160,9 +155,9 @@ class Statistics:
             following = zip(starts, replies, strict=True)
             starts = {shard: last for shard, (last, _) in following if last is not None}
 
-    async def _count_leased(self, tally: _Tally) -> None:
+    async def _count_leased(self, tally: _Tally, lists: Sequence[tuple[int, bytes, int]]) -> None:
         """Count the owned runs: all of them are in the lists of running ones."""
-        for shard, list, number in await self._lists():
+        for shard, list, number in lists:
             if _status_and_workflow(list)[0] == "running":
                 key = self._runs.keys.list(shard, list)
                 for offset in range(0, number, 1000):
@@ -194,6 +189,14 @@ class Statistics:
 
     async def _tally(self, calls: Sequence[Call]) -> Sequence[Any]:
         return await self._runs.server.run(scripts.TALLY, calls)
+
+
+def _sizes(lists: Sequence[tuple[int, bytes, int]]) -> Counter[bytes]:
+    """Return the sizes of lists in all shards together."""
+    sizes: Counter[bytes] = Counter()
+    for _, list, number in lists:
+        sizes[list] += number
+    return sizes
 
 
 def _in_turn(rows: Sequence[Any], width: int) -> Iterator[Sequence[Any]]:

@@ -1,6 +1,6 @@
 -- Finds the queues of a shard that have due runs, by name: one seek each.
 -- KEYS: the `wakes` key of the shard. ARGV: limit, the first name, the name before which to end or
--- "", time. Returns the name from which to continue or nil, and the names.
+-- "", time. Returns the name from which to continue, or nil at the end, and the names.
 local MAX_QUEUES = 2000
 local limit, to = tonumber(ARGV[1]), ARGV[4]
 local shard = shard_of(KEYS[1])
@@ -19,7 +19,7 @@ end
 local names, from = {}, ARGV[2]
 for _ = 1, MAX_QUEUES do
     local set = redis.call('ZRANGEBYLEX', KEYS[1], '[' .. from, last, 'LIMIT', 0, 1)[1]
-    if not set or #names == limit then
+    if not set then
         return {false, names}
     end
     local queue = string.match(set, '^%Z*')
@@ -28,5 +28,8 @@ for _ = 1, MAX_QUEUES do
     end
     -- A name has no NUL, so no name is between these.
     from = queue .. '\1'
+    if #names == limit then
+        break
+    end
 end
 return {from, names}

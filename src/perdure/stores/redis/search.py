@@ -6,11 +6,11 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from perdure.store import Query, RunSummary
+from perdure.stores._prefix import end_of_prefix
 from perdure.stores._searching import (
     EXAMINED,
     Found,
     Position,
-    end_of_prefix,
     find,
     position_of,
     shows_system_runs,

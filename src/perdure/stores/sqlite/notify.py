@@ -9,8 +9,8 @@ from perdure.stores.sqlite.connection import is_busy, translate_error
 
 # The newest due runs of each queue and workflow: a run that becomes due now is among them. What is
 # left to the workers' polling is a run with a wake time in the past, behind twenty others that no
-# worker claims, and one behind fifty queues. The prefix is compared afterwards, so that the due runs
-# of other stores in the table are not all read.
+# worker claims, and one behind fifty queues. The prefix is compared afterwards, so that not all due
+# runs of other stores in the table are read.
 NEWEST_DUE = """
     WITH RECURSIVE queues (name) AS (
         SELECT ''

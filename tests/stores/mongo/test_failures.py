@@ -94,9 +94,9 @@ async def test_a_message_whose_count_is_lost_is_sent_once(sandbox: Sandbox) -> N
         waiting = Rest("waiting", None, ("paid",))
         entry = Entry("run", grant.lease.epoch, 1, as_json(snapshot()), rest=waiting)
         await store.append([entry])
-        proxy.drop_next_reply(to=b"messageCount")
-        assert await send_one(store, "run", "paid", b"1") is Delivery.DELIVERED
-        assert proxy.dropped == 1
+        proxy.drop_next_reply(to=b"setIntersection")
+        sent = await send_one(store, "run", "paid", b"1", dedup_id="x")
+        assert (sent, proxy.dropped) == (Delivery.DUPLICATE, 1)
         (claimed,) = await store.claim("bob", HOUR, 10)
         assert [message.payload for message in claimed.inbox] == [b"1"]
     sandbox.clear()

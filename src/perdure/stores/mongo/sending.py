@@ -94,6 +94,7 @@ class _Batch:
     sent: set[str] = field(default_factory=set)
     events: dict[str, str] = field(default_factory=dict)
     inserted: set[str] = field(default_factory=set)
+    attempt: ObjectId = field(default_factory=ObjectId)
 
     def read(self, run: Any) -> None:
         """Start with the run as it is now."""
@@ -134,14 +135,13 @@ async def _send(
     present = await _read_runs(db, batches, receipts)
     await _insert(db, present)
     await _look_up(db, present)
-    call = ObjectId()
-    counted = await _count_all(db, [batch for batch in present if batch.events], call)
+    counted = await _count_all(db, [batch for batch in present if batch.events])
     left: list[_Batch] = []
     for batch in present:
         if batch.events and batch.key not in counted:
             left.append(batch)
         else:
-            receipts.update(_receipts(batch, counted.get(batch.key, batch.run), call))
+            receipts.update(_receipts(batch, counted.get(batch.key, batch.run)))
     for run in counted.values():
         if len(run["newest"]) > _MAX_NEWEST:
             await _number_messages(db, run)
@@ -213,35 +213,39 @@ async def _look_up(db: Collections, batches: Iterable[_Batch]) -> None:
             batch.events[name] = document["name"]
 
 
-async def _count_all(db: Collections, batches: Sequence[_Batch], call: ObjectId) -> dict[str, Any]:
+async def _count_all(db: Collections, batches: Sequence[_Batch]) -> dict[str, Any]:
     """Count the messages of runs that did not change; return these runs as they are then."""
     counted: dict[str, Any] = {}
     for start in range(0, len(batches), _MAX_CONCURRENT):
         some = batches[start : start + _MAX_CONCURRENT]
-        for run in await gather_all([_count(db, batch, call) for batch in some]):
+        for run in await gather_all([_count(db, batch) for batch in some]):
             if run is not None:
                 counted[run["_id"]] = run
     return counted
 
 
-async def _count(db: Collections, batch: _Batch, call: ObjectId) -> Any:
+async def _count(db: Collections, batch: _Batch) -> Any:
     # If messages were given numbers in the meantime, some of these may be among them.
     same_run = {
         "_id": batch.key,
         "incarnation": batch.run.get("incarnation"),
         "numbered": batch.run.get("numbered"),
     }
-    update = count_messages(batch.events_in_order(), call)
+    events = batch.events_in_order()
+    update = count_messages(events, batch.attempt)
     try:
         return await update_once(db.runs, same_run, update, _FIELDS)
     except PyMongoError as error:
-        if not is_connection_lost(error):
+        has_dedup_ids = all(each.message.dedup_id is not None for each in batch.messages)
+        if not (has_dedup_ids and is_connection_lost(error)):
             raise
-        # The run knows by their names which messages it has counted.
+        # As another attempt: what the run has counted after all is a duplicate then.
+        batch.attempt = ObjectId()
+        update = count_messages(events, batch.attempt)
         return await update_once(db.runs, same_run, update, _FIELDS)
 
 
-def count_messages(events: Mapping[str, str], call: ObjectId) -> Pipeline:
+def count_messages(events: Mapping[str, str], attempt: ObjectId) -> Pipeline:
     """Return the update that counts messages unless the run is over, and wakes a run.
 
     `events` are the awaited names, by the names of the messages.
@@ -250,7 +254,7 @@ def count_messages(events: Mapping[str, str], call: ObjectId) -> Pipeline:
         "name": {"$arrayElemAt": ["$new.name", "$$this"]},
         "number": {"$add": [_COUNT, "$$this", 1]},
         "at": "$$NOW",
-        "by": call,
+        "by": attempt,
     }
     added = {"$map": {"input": {"$range": [0, {"$size": "$new"}]}, "in": numbered}}
     awaited = {"$setIntersection": ["$new.event", {"$ifNull": ["$awaits", []]}]}
@@ -278,11 +282,11 @@ def _new_messages(events: Mapping[str, str]) -> Document:
     return {"$filter": {"input": {"$literal": messages}, "cond": is_new}}
 
 
-def _receipts(batch: _Batch, run: Any, call: ObjectId) -> dict[int, Receipt]:
+def _receipts(batch: _Batch, run: Any) -> dict[int, Receipt]:
     """Return the receipts of messages, by their places in the call."""
     total, newest = unconsumed_count(run), run.get("newest", ())
     sent = batch.sent | {each["name"] for each in newest}
-    numbers = {each["name"]: each["number"] for each in newest if each["by"] == call}
+    numbers = {each["name"]: each["number"] for each in newest if each["by"] == batch.attempt}
     count = total - len(numbers)
     receipts: dict[int, Receipt] = {}
     for each in batch.messages:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from perdure.errors import StoreError
-from perdure.store import Delivery, Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
+from perdure.store import Delivery, Drivable, Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance.harness import FullStore, send_one
 from perdure.testing.conformance.samples import as_json, snapshot
@@ -129,3 +129,55 @@ async def finishes(work: Coroutine[Any, Any, object]) -> bool:
             raise
         return False
     return True
+
+
+async def _rest_with_another_version(store: FullStore, grant: Grant) -> object:
+    data = as_json(snapshot(status="suspended"))
+    rest = Rest("suspended", grant.now, version=2)
+    return await store.append([Entry("run", grant.lease.epoch, 9, data, rest=rest)])
+
+
+async def _rest_woken_by_a_message(store: FullStore, grant: Grant) -> object:
+    data = as_json(snapshot(status="waiting"))
+    rest = Rest("waiting", None, ("paid",), version=2)
+    return await store.append([Entry("run", grant.lease.epoch, 9, data, rest=rest)])
+
+
+async def _save_without_a_queue(store: FullStore, grant: Grant) -> object:
+    await store.save("run", snapshot(status="suspended", wake_at=grant.now, workflow="other"))
+    return None
+
+
+async def _create_elsewhere(store: FullStore, grant: Grant) -> object:
+    await store.delete("run")
+    return await store.enqueue([NewRun("run", "order", as_json(snapshot()), queue="b", version=3)])
+
+
+MOVES: dict[str, Verb] = {
+    "rest": _rest_with_another_version,
+    "rest that is woken": _rest_woken_by_a_message,
+    "save": _save_without_a_queue,
+    "delete and enqueue": _create_elsewhere,
+    "release": lambda store, grant: store.release([grant.lease]),
+    "renew": lambda store, grant: store.renew([grant.lease], timedelta(minutes=1)),
+}
+
+
+async def check_move(store: FullStore, crashing: FullStore, clock: TestClock, verb: Verb) -> bool:
+    """Change a run's queue or version on a store that crashes, and check that it is found there.
+
+    Return whether the verb finished before the crash.
+    """
+    await store.enqueue([NewRun("run", "order", as_json(snapshot()), queue="a", version=1)])
+    (grant,) = await store.claim("ana", HOUR, 1, queues={"a": 1})
+    await send_one(store, "run", "paid", b"1")
+    finished = await finishes(verb(crashing, grant))
+    await clock.advance(3 * HOUR)
+    for run in await store.list():
+        assert run.workflow is not None
+        exactly = [Drivable(run.workflow, run.version, run.version)]
+        (found,) = await store.claim("bob", HOUR, 5, drives=exactly, queues={run.queue: 5})
+        assert (found.lease.id, found.queue, found.version) == ("run", run.queue, run.version)
+        await clock.advance(3 * HOUR)
+        assert list(await store.queues(clock.now(), 5)) == ([run.queue] if run.queue else [])
+    return finished

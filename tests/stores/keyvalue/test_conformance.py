@@ -479,6 +479,19 @@ class TestWakes:
         await wakes.remove("", await wakes.lines("").read(later, later), later)
         assert await kv.keys() == []
 
+    async def test_minutes_without_lines_are_not_listed_forever(
+        self, store: KeyValueRuns, kv: MemoryKeyValue, clock: TestClock
+    ) -> None:
+        """A line that is written and removed within a minute leaves nothing after a day."""
+        for _ in range(5):
+            await store.enqueue([NewRun("run", "w", as_json(snapshot()))])
+            await store.claim("ana", timedelta(0), 10)
+            await store.delete("run")
+            await clock.advance(HOUR)
+        await clock.advance(24 * HOUR)
+        assert list(await store.claim("ana", HOUR, 10)) == []
+        assert list(await kv.keys("perdure:wakes*")) == []
+
     async def test_a_run_that_became_due_in_a_later_minute_is_found(
         self, store: KeyValueRuns, clock: TestClock
     ) -> None:

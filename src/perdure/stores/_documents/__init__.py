@@ -3,8 +3,9 @@
 There is no transaction over several documents, so the order of writes does the work. Every run has
 a *head*, and replacing the head is the one write that counts:
 
-1. A wake line is written before the head that makes it true. A line only says where to look, so one
-   whose run has changed its plans is harmless; a run without a line would never be found.
+1. A wake line is written before the head that makes it true, in the queue and with the workflow and
+   version of that head. A line only says where to look, so one whose run has changed its plans is
+   harmless; a run without a line would never be found.
 2. Whatever a new head refers to is written before it.
 3. Whatever the old head referred to is removed after it. Nothing reads it any more, whether the
    process lives long enough to remove it or not.

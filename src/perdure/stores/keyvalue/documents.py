@@ -114,6 +114,8 @@ class Documents:
 
 async def concurrently(work: Callable[[T], Awaitable[R]], items: Sequence[T]) -> list[R]:
     """Do the work for many items, a limited number at a time."""
+    if len(items) == 1:
+        return [await work(items[0])]
     results: list[R] = []
     for start in range(0, len(items), _MAX_CONCURRENT):
         results += await asyncio.gather(*map(work, items[start : start + _MAX_CONCURRENT]))

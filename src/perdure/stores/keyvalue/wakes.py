@@ -47,6 +47,13 @@ class LocatedLine(NamedTuple):
     part: int
 
 
+class Contents(NamedTuple):
+    """Wake lines, earliest first, and past minutes that are listed although they have none."""
+
+    lines: list[LocatedLine]
+    empty: set[int]
+
+
 _decode_lines = msgspec.json.Decoder(list[Line]).decode
 _decode_days = msgspec.json.Decoder(list[int]).decode
 _decode_minutes = msgspec.json.Decoder(dict[int, int]).decode
@@ -87,10 +94,10 @@ class KeyValueWakes:
         """Return the lines of a queue."""
         return QueueLines(self._documents, queue)
 
-    async def remove(self, queue: str, lines: Iterable[LocatedLine], now: int) -> None:
+    async def remove(self, queue: str, outdated: Contents, now: int) -> None:
         """Remove exactly these lines of a queue, and the queue if it has no others."""
         remaining = self.lines(queue)
-        if await remaining.remove(lines, now) and queue:
+        if await remaining.remove(outdated, now) and queue:
             await self._names.remove(queue, remaining.exist)
 
 
@@ -110,8 +117,8 @@ class QueueLines:
         """Return whether there may be any lines."""
         return await self._documents.read(self._root) is not None
 
-    async def read(self, until: int, now: int) -> list[LocatedLine]:
-        """Read the lines up to a time, earliest first."""
+    async def read(self, until: int, now: int) -> Contents:
+        """Read the lines up to a time."""
         # A line with a time in the past is in the minute in which it was written.
         last = max(until, now) // _MINUTE
         days = [day for day in await self._days() if day <= last // _MINUTES_OF_DAY]
@@ -127,23 +134,25 @@ class QueueLines:
             for line in _lines(text)
             if line.at <= until
         ]
-        return sorted(lines, key=lambda each: (each.line.at, each.line.id))
+        lines.sort(key=lambda each: (each.line.at, each.line.id))
+        filled = {minute for (minute, _), text in zip(places, texts, strict=True) if text}
+        listed = {minute for minute, _ in places if _is_past(minute, now)}
+        return Contents(lines, listed - filled)
 
-    async def remove(self, lines: Iterable[LocatedLine], now: int) -> bool:
+    async def remove(self, outdated: Contents, now: int) -> bool:
         """Remove exactly these lines; return whether the last of the days was removed, too.
 
         A past minute without lines is removed from its day.
         """
         by_document: dict[tuple[int, int], set[Line]] = {}
-        for line, minute, part in lines:
+        for line, minute, part in outdated.lines:
             by_document.setdefault((minute, part), set()).add(line)
-        for place, outdated in by_document.items():
-            edit = editing(_lines, partial(_without, outdated))
+        for place, lines in by_document.items():
+            edit = editing(_lines, partial(_without, lines))
             await self._documents.change(self._part_key(*place), edit)
         is_day_removed = False
-        for minute in {minute for minute, _ in by_document}:
-            # Lines are written to the present minute or a future one, never to one in the past.
-            if minute < now // _MINUTE - 1:
+        for minute in outdated.empty | {minute for minute, _ in by_document}:
+            if _is_past(minute, now):
                 is_day_removed |= await self._remove_minute(minute, now)
         return is_day_removed and not await self.exist()
 
@@ -213,6 +222,7 @@ class KeyValueScan:
         self._accepts = accepts
         self._unread: list[Wake] | None = None
         self._lines: dict[str, list[LocatedLine]] = {}
+        self._empty_minutes: set[int] = set()
         self._claimed: set[str] = set()
         self._postponed: dict[str, Wake | None] = {}
 
@@ -224,7 +234,10 @@ class KeyValueScan:
 
     async def _read(self) -> list[Wake]:
         wakes: list[Wake] = []
-        for located in await self._wakes.lines(self._queue).read(self._until, self._now):
+        lines, self._empty_minutes = await self._wakes.lines(self._queue).read(
+            self._until, self._now
+        )
+        for located in lines:
             line = located.line
             self._lines.setdefault(line.id, []).append(located)
             wake = Wake(line.at, line.id, line.workflow, self._queue, line.version)
@@ -243,9 +256,9 @@ class KeyValueScan:
     async def tidy(self, plan: Plan, now: int) -> None:
         """Remove the lines that are out of date; what is postponed gets new ones before that."""
         await self._wakes.add([wake for wake in self._postponed.values() if wake], now)
-        outdated = [line for id in [*self._claimed, *self._postponed] for line in self._lines[id]]
-        if outdated:
-            await self._wakes.remove(self._queue, outdated, now)
+        lines = [line for id in [*self._claimed, *self._postponed] for line in self._lines[id]]
+        if lines or self._empty_minutes:
+            await self._wakes.remove(self._queue, Contents(lines, self._empty_minutes), now)
 
 
 class _Fill:
@@ -264,6 +277,11 @@ class _Fill:
 
 def _without(removed: set[T], items: list[T]) -> list[T]:
     return [item for item in items if item not in removed]
+
+
+def _is_past(minute: int, now: int) -> bool:
+    """Return whether no line is written to a minute: only to the present one and to later ones."""
+    return minute < now // _MINUTE - 1
 
 
 def _minute(line: Line) -> int:

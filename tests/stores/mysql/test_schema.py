@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from perdure.errors import InvalidArgument, StoreError, StoreUnavailable
-from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest
+from perdure.store import Entry, Grant, LeaseRequest, NewRun, Query, Rest
 from perdure.stores import mysql
 from perdure.stores._migrations import read_migrations
 from perdure.stores.mysql import MysqlStore
@@ -121,6 +121,49 @@ async def test_the_tables_are_readable_with_plain_sql(mysql_url: str) -> None:
         "ABS(TIMESTAMPDIFF(SECOND, updated_at, UTC_TIMESTAMP())) < 60 FROM perdure_runs",
     )
     assert row == ("büro:run", "order", "completed", "a", 1)
+
+
+async def test_tags_that_an_older_version_left_behind_do_no_harm(mysql_url: str) -> None:
+    """It deletes a run without its tags, which the next run of that id may or may not have."""
+    async with mysql(mysql_url) as store:
+        await store.enqueue([NewRun("run", "order", b"{}", tags=("a=1", "b=2"))])
+        query(mysql_url, "DELETE FROM perdure_runs")
+        assert (await store.search(Query(tags=("a=1",)), 10)).runs == ()
+        assert await store.enqueue([NewRun("run", "order", b"{}", tags=("b=2",))]) == [True]
+        assert (await store.search(Query(tags=("a=1",)), 10)).runs == ()
+        assert (await store.search(Query(tags=("b=2", "a=1")), 10)).runs == ()
+        [found] = (await store.search(Query(tags=("b=2",)), 10)).runs
+        assert found.tags == ("b=2",)
+
+
+async def test_a_run_that_an_older_version_creates_is_claimed(mysql_url: str) -> None:
+    """It knows neither queues nor lanes."""
+    async with mysql(mysql_url) as store:
+        await store.load("run")
+        columns = "id, snapshot, workflow, wake_at, updated_at, epoch"
+        data = as_json(snapshot()).decode()
+        query(
+            mysql_url,
+            f"INSERT INTO perdure_runs ({columns}) "
+            "VALUES ('run', %s, 'ördér', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), 5)",
+            data,
+        )
+        [grant] = await store.claim("ana", LONG, 10, drives=drives("ördér"))
+        assert (grant.queue, grant.version) == ("", 0)
+
+
+async def test_an_old_run_is_found_by_tag_from_its_first_tags_on(mysql_url: str) -> None:
+    """It has no time of creation until then."""
+    async with mysql(mysql_url) as store:
+        await store.save("run", snapshot())
+        query(mysql_url, "UPDATE perdure_runs SET created_at = NULL")
+        (grant,) = await store.acquire([LeaseRequest("run", "ana", LONG)])
+        assert isinstance(grant, Grant)
+        rest = Rest("suspended", tags=("a=1",))
+        data = as_json(snapshot())
+        await store.append([Entry("run", grant.lease.epoch, 1, data, rest=rest)])
+        [found] = (await store.search(Query(tags=("a=1",)), 10)).runs
+        assert found.created_at == found.updated_at
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ OLD_IN_GROUP = """
 """
 OLD_BY_TAG = """
     SELECT STRAIGHT_JOIN run.id FROM {tags} AS tagged FORCE INDEX (by_tag)
-    JOIN {runs} AS run ON run.id = tagged.run
+    JOIN {runs} AS run ON run.id = tagged.run AND run.created_at = tagged.created_at
     WHERE %s ORDER BY tagged.created_at LIMIT %s
 """
 LOCK_OLD = """

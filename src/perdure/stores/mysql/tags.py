@@ -7,11 +7,14 @@ from perdure.stores.mysql.literals import Rows, Statement
 from perdure.stores.mysql.rows import chunks
 from perdure.stores.mysql.statements import Statements
 
+# A process of an older version may have deleted a run without its tags. Searches compare the times
+# of creation, which show that such a row does not belong to a later run.
 _INSERT = """
     INSERT INTO {tags} (run, tag, created_at)
     SELECT STRAIGHT_JOIN new.run, new.tag, run.created_at
     FROM (SELECT %s COLLATE {collation} AS run, %s AS tag %s) AS new
     JOIN {runs} AS run ON run.id = new.run
+    ON DUPLICATE KEY UPDATE created_at = run.created_at
 """
 _INSERT_ROW = b" UNION ALL SELECT %s, %s"
 DELETE_TAGS = """

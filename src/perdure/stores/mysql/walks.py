@@ -33,7 +33,8 @@ BY_WORKFLOW = """
 """
 BY_TAG = """
     SELECT tagged.created_at AS time, tagged.run AS id, COALESCE((
-        SELECT %s FROM {runs} AS run WHERE run.id = tagged.run
+        SELECT %s FROM {runs} AS run
+        WHERE run.id = tagged.run AND run.created_at = tagged.created_at
     ), 0) AS matches
     FROM {tags} AS tagged FORCE INDEX (by_tag)
     WHERE %s ORDER BY tagged.created_at {order}, tagged.run {order} LIMIT %s, %s
@@ -71,7 +72,10 @@ _IN_STATUSES, _IN_WORKFLOWS = "run.status IN (%s)", "run.workflow IN (%s)"
 IN_GROUP = "run.workflow <=> %s AND run.status = %s"
 WITH_TAG = "tagged.tag = %s"
 WITH_OTHER_TAG = """
-    EXISTS (SELECT 1 FROM {tags} AS other WHERE other.run = run.id AND other.tag = %s)
+    EXISTS (
+        SELECT 1 FROM {tags} AS other
+        WHERE other.run = run.id AND other.tag = %s AND other.created_at = run.created_at
+    )
 """
 
 

@@ -234,7 +234,7 @@ end
 -- Removes messages from an inbox.
 local function consume(shard, id, messages)
     for _, message in ipairs(messages) do
-        -- Otherwise it is no message of this store, and the server would refuse it.
+        -- Otherwise it is not a message of this store, and the server would refuse it.
         if string.find(message, '^%d+$') then
             redis.call('ZREMRANGEBYSCORE', shard .. 'inbox:' .. id, message, message)
         end

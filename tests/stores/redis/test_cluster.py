@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import contextmanager
 
 import pytest
@@ -11,7 +11,7 @@ from redis.asyncio import RedisCluster as AsyncRedisCluster
 from redis.crc import key_slot
 
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.store import Entry, NewRun, Rest, Verdict
+from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
 from perdure.stores.redis import RedisStore, redis
 from perdure.stores.redis.keys import SHARDS, Keys
 from perdure.testing.conformance.harness import send_one
@@ -107,7 +107,7 @@ async def test_a_cluster_opened_as_one_server_is_recognized(
 
 
 @contextmanager
-def moving(cluster: RedisCluster, slot: int) -> Iterator[None]:
+def moving(cluster: RedisCluster, slot: int) -> Generator[None]:
     """Let a slot move from one node to another."""
     clients = [Redis.from_url(node.url) for node in cluster.nodes]
     names = [execute(client, "CLUSTER MYID") for client in clients]
@@ -145,6 +145,52 @@ async def test_nothing_is_half_done_while_a_slot_moves(
     assert await store.append([rest]) == [Verdict.ACCEPTED]
     assert await steps(store) == ["1", "2"]
     assert list(await store.inbox("run")) == []
+
+
+async def write_rest_with_tags(store: RedisStore, grant: Grant) -> object:
+    data = as_json(snapshot(status="suspended"))
+    rest = Rest("suspended", grant.now + HOUR, version=2, tags=("new=1",))
+    return await store.append([Entry("run", grant.lease.epoch, 9, data, rest=rest)])
+
+
+WRITES: dict[str, Callable[[RedisStore, Grant], Awaitable[object]]] = {
+    "append": lambda store, grant: store.append([step(grant, 9)]),
+    "rest": write_rest_with_tags,
+    "acquire": lambda store, grant: store.acquire([LeaseRequest("run", "ana", HOUR)]),
+    "send": lambda store, _: send_one(store, "run", "paid", b"1", dedup_id="x"),
+    "renew": lambda store, grant: store.renew([grant.lease], HOUR),
+    "release": lambda store, grant: store.release([grant.lease]),
+    "save": lambda store, _: store.save("run", snapshot(status="completed")),
+    "delete": lambda store, _: store.delete("run"),
+}
+
+
+@pytest.mark.parametrize("verb", WRITES)
+async def test_a_write_is_whole_or_absent_while_a_slot_moves(
+    store: RedisStore, redis_cluster: RedisCluster, redis_cluster_prefix: str, verb: str
+) -> None:
+    """If it is refused, nothing of it was written, and it succeeds afterwards."""
+    run = NewRun("run", "order", as_json(snapshot()), queue="x", version=1, tags=("old=1",))
+    await store.enqueue([run])
+    (grant,) = await store.claim("ana", HOUR, 1, queues={"x": 1})
+    await send_one(store, "run", "other", b"1")
+    before = await contents(redis_cluster, redis_cluster_prefix)
+    with moving(redis_cluster, key_slot(Keys(redis_cluster_prefix).run("run"))):
+        try:
+            await WRITES[verb](store, grant)
+        except StoreUnavailable:
+            assert await contents(redis_cluster, redis_cluster_prefix) == before
+    await WRITES[verb](store, grant)
+
+
+async def contents(cluster: RedisCluster, namespace: str) -> dict[str, bytes]:
+    """Return everything that is stored, by node and key."""
+    found: dict[str, bytes] = {}
+    for node in cluster.nodes:
+        with Redis.from_url(node.url) as client:
+            for key in client.keys(f"{namespace}*"):
+                found[f"{node.url} {key!r}"] = client.dump(key) or b""
+    return found
 
 
 async def test_other_runs_are_claimed_while_a_slot_moves(

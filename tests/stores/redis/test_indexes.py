@@ -1,6 +1,6 @@
 """Runs are found by indexes: with 50,000 runs, a call does as little as with few."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -95,7 +95,7 @@ def filler(redis_url: str, redis_prefix: str) -> Filler:
 
 
 @contextmanager
-def counted(admin: Redis) -> Iterator[dict[str, int]]:
+def counted(admin: Redis) -> Generator[dict[str, int]]:
     """Provide how often each command was executed in the block, also by scripts."""
     calls: dict[str, int] = {}
     admin.config_resetstat()

@@ -1,7 +1,7 @@
 """How the Redis store keeps runs, finds them among many, and reports the server's durability."""
 
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -187,7 +187,7 @@ async def test_a_run_can_sleep_until_the_maximum_datetime(store: RedisStore) -> 
 
 
 @contextmanager
-def setting(admin: Redis, **values: str) -> Iterator[None]:
+def setting(admin: Redis, **values: str) -> Generator[None]:
     """Change settings of the server for the block."""
     names = {name.replace("_", "-"): value for name, value in values.items()}
     before = {name: str(admin.config_get(name)[name]) for name in names}

@@ -17,6 +17,7 @@ from perdure.stores.redis.replies import (
     read_claimed_run,
     read_due_run,
     to_json,
+    without_none,
     workflow_argument,
 )
 from perdure.stores.redis.runs import Runs
@@ -187,11 +188,7 @@ def _ranges(
 def _request(
     queues: Mapping[str, int], drives: Mapping[str, Sequence[tuple[int, int]]] | None
 ) -> bytes:
-    # The server's JSON has no usable null.
-    request: dict[str, object] = {"queues": [*queues.items()]}
-    if drives is not None:
-        request["drives"] = drives
-    return to_json(request)
+    return to_json(without_none({"queues": [*queues.items()], "drives": drives}))
 
 
 def _earliest(runs: Sequence[DueRun], limit: int, queues: Mapping[str, int]) -> Sequence[DueRun]:

@@ -1,6 +1,6 @@
 """Arguments and replies of the scripts, from and to the records of the store contract."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -61,22 +61,25 @@ def rest_argument(rest: Rest) -> bytes:
     return to_json(_rest_fields(rest)) + _summary_part(rest)
 
 
-def _rest_fields(rest: Rest) -> dict[str, object]:
-    """Return a rest without missing values: the server's JSON has no usable null.
+def _rest_fields(rest: Rest) -> Mapping[str, object]:
+    """Return a rest for a script.
 
     Numbers are strings, which the server does not round. It could not tell an empty list of tags
     from an object, so they are JSON inside JSON.
     """
-    fields: dict[str, object] = {"status": rest.status}
-    if rest.wake_at is not None:
-        fields["wake"] = str(to_microseconds(rest.wake_at))
-    if rest.awaits:
-        fields["awaits"] = rest.awaits
-    if rest.version is not None:
-        fields["version"] = str(rest.version)
-    if rest.tags is not None:
-        fields["tags"] = to_json(rest.tags).decode()
-    return fields
+    fields = {
+        "status": rest.status,
+        "wake": None if rest.wake_at is None else str(to_microseconds(rest.wake_at)),
+        "awaits": rest.awaits or None,
+        "version": None if rest.version is None else str(rest.version),
+        "tags": None if rest.tags is None else to_json(rest.tags).decode(),
+    }
+    return without_none(fields)
+
+
+def without_none(fields: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the fields that have a value: the server's JSON has no usable null."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _summary_part(rest: Rest) -> bytes:

@@ -23,6 +23,7 @@ from perdure.stores.redis.replies import (
     read_revised_summary,
     read_summary,
     to_json,
+    without_none,
     workflow_argument,
 )
 from perdure.stores.redis.runs import Runs
@@ -93,15 +94,7 @@ class Searches:
 
     async def _walk(self, query: Query, limit: int, after: Position | None) -> Sequence[_Walk]:
         """Walk over all groups of shards until each has found enough, or has no more to examine."""
-        start = None
-        if after is not None:
-            start = _Mark(to_microseconds(after.time), (self._prefix + after.id).encode())
-        most = EXAMINED // len(self._runs.groups)
-        walks = [
-            _Walk([self._runs.keys.lists(shard) for shard in group], start, most)
-            for group in self._runs.groups
-        ]
-        active = walks
+        walks = active = self._walks(after)
         while active:
             calls = [self._call(query, limit, walk) for walk in active]
             replies = await self._runs.server.run(scripts.SEARCH, calls)
@@ -109,6 +102,15 @@ class Searches:
                 walk.add(reply, self._prefix)
             active = [walk for walk in active if walk.mark is not None and walk.left > 0]
         return walks
+
+    def _walks(self, after: Position | None) -> Sequence[_Walk]:
+        """Return the walks over all groups of shards, at their start."""
+        start = None
+        if after is not None:
+            start = _Mark(to_microseconds(after.time), (self._prefix + after.id).encode())
+        most = EXAMINED // len(self._runs.groups)
+        groups = [[self._runs.keys.lists(shard) for shard in group] for group in self._runs.groups]
+        return [_Walk(keys, start, most) for keys in groups]
 
     def _call(self, query: Query, limit: int, walk: _Walk) -> Call:
         mark: tuple[Value, Value] = ("", "") if walk.mark is None else walk.mark
@@ -172,18 +174,13 @@ def _bounds(query: Query, mark: _Mark | None) -> tuple[Value, Value]:
 
 
 def _filters(query: Query) -> bytes:
-    """Return what a script compares; the server's JSON has no usable null."""
-    filters: dict[str, object] = {}
-    if query.statuses:
-        filters["statuses"] = query.statuses
-    if query.workflows:
-        filters["workflows"] = [workflow_argument(each) for each in query.workflows]
-    if query.queue is not None:
-        filters["queue"] = query.queue
-    if query.tags:
-        filters["tags"] = query.tags
-    if query.since is not None:
-        filters["since"] = to_microseconds(query.since)
-    if query.until is not None:
-        filters["before"] = to_microseconds(query.until)
-    return to_json(filters)
+    """Return what a script compares, as JSON."""
+    filters = {
+        "statuses": query.statuses or None,
+        "workflows": [workflow_argument(each) for each in query.workflows] or None,
+        "queue": query.queue,
+        "tags": query.tags or None,
+        "since": None if query.since is None else to_microseconds(query.since),
+        "before": None if query.until is None else to_microseconds(query.until),
+    }
+    return to_json(without_none(filters))

@@ -48,6 +48,13 @@ class _Tally:
         self.lists: Counter[bytes] = Counter()
         self.queues: defaultdict[str, _QueueTally] = defaultdict(_QueueTally)
 
+    def add(self, lists: Sequence[Any], queues: Sequence[Any]) -> None:
+        """Add what a script has counted."""
+        for list, number in _in_turn(lists, 2):
+            self.lists[list] += number
+        for queue, due, leased, oldest in _in_turn(queues, 4):
+            self.add_queue(queue, due, leased, oldest)
+
     def add_queue(self, queue: bytes, due: int, leased: int, oldest: bytes) -> None:
         """Add numbers of a queue; "" stands for no wake time."""
         name = queue.decode()
@@ -169,7 +176,6 @@ class Statistics:
         """Count the runs with this prefix; yield how many were examined so far."""
         prefix = self._runs.prefix
         low, high = id_range(prefix)
-        examined = 0
         starts: Mapping[int, Value] = dict.fromkeys(range(SHARDS), low)
         while starts:
             calls = [
@@ -178,14 +184,10 @@ class Statistics:
             ]
             replies = await self._tally(calls)
             for _, lists, queues in replies:
-                for list, number in _in_turn(lists, 2):
-                    tally.lists[list] += number
-                for queue, due, leased, oldest in _in_turn(queues, 4):
-                    tally.add_queue(queue, due, leased, oldest)
+                tally.add(lists, queues)
             following = zip(starts, replies, strict=True)
             starts = {shard: b"(" + last for shard, (last, *_) in following if last is not None}
-            examined = tally.lists.total()
-            yield examined
+            yield tally.lists.total()
 
     async def _tally(self, calls: Sequence[Call]) -> Sequence[Any]:
         return await self._runs.server.run(scripts.TALLY, calls)

@@ -35,10 +35,12 @@ COLUMNS = {
         "journal",
         "lease",
         "schedule",
+        "queues",
         "inbox",
         "transaction",
         "notify",
         "maintenance",
+        "search",
     ),
     "Who can share it, and what it survives": ("shared", "survives", "max_value_size"),
 }

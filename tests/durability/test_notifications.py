@@ -308,8 +308,12 @@ class TestSqlite:
             with sqlite3.connect(tmp_path / "runs.db") as connection:
                 statement = "EXPLAIN QUERY PLAN " + Statements("perdure_runs").sql(NEWEST_DUE)
                 plan = [row[3] for row in connection.execute(statement, {"now": 0, "prefix": ""})]
-        assert any(line.startswith("SEARCH perdure_runs USING COVERING INDEX") for line in plan)
-        assert not any("SCAN perdure_runs" in line or "B-TREE" in line for line in plan)
+        tables = ("perdure_runs", "run", "newest")
+        reads = [line for line in plan if any(f" {table} " in line for table in tables)]
+        assert len(reads) == 4
+        assert all("USING COVERING INDEX perdure_runs_due" in line for line in reads), plan
+        assert all(line.startswith("SEARCH") for line in reads), plan
+        assert not any("B-TREE" in line for line in plan), plan
 
     async def test_due_runs_of_another_prefix_send_nothing(self, tmp_path: Path) -> None:
         """Stores with different prefixes share a table, not their runs."""

@@ -155,11 +155,14 @@ def _clear(server: Server, prefix: str) -> set[bytes]:
     others: set[bytes] = set()
     for url in _urls(server):
         with _client(url) as client:
+            # One fsync for all of them.
+            pipeline = client.pipeline(transaction=False)
             for key in client.scan_iter(count=1000):
                 if prefix.encode() in key:
-                    client.unlink(key)
+                    pipeline.unlink(key)
                 else:
                     others.add(key)
+            pipeline.execute()
     return others
 
 

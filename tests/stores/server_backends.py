@@ -134,7 +134,7 @@ def _mongo(server: str, url: str) -> Backend:
         address="mongodb://ana:secret@{address}/db",
         unavailable=r"MongoDB at {address} cannot be reached, tried for 0\.",
         lost=r"MongoDB at .* became unavailable after \d+\.\ds: ",
-        repeats=frozenset({"new lease"}),
+        repeats=frozenset({"new lease", "message"}),
         creation="granted",
         deletion=Verdict.ACCEPTED,
         count_entries=count_mongo_entries,
@@ -145,6 +145,8 @@ def _mongo(server: str, url: str) -> Backend:
             "deletion": b"\x02delete\x00",
             "lease": b"findAndModify",
             "new lease": b"\x02insert\x00",
+            # Only this write makes a message count.
+            "message": b"setIntersection",
         },
         one_connection={"client_options": {"maxPoolSize": 1}},
         # The driver must not repeat writes itself, nor bypass the proxy.

@@ -19,12 +19,10 @@ from perdure.snapshot import (
     PendingWait,
     Snapshot,
     StepRecord,
-    created_at_of,
     generation_of,
     open_waits,
-    version_of,
 )
-from perdure.snapshot.summary import Summary, encode_summary
+from perdure.snapshot.summary import encode_summary
 
 logger = logging.getLogger(__name__)
 
@@ -226,15 +224,10 @@ class History:
 
     def summarize(self, execution: ExecutionBlock, size: int) -> bytes:
         """Return the summary of the run whose snapshot has so many bytes."""
-        summary = Summary(
-            created=created_at_of(self.metadata),
-            version=version_of(self.metadata),
-            steps=len(self._records),
-            failed=sum(map(_is_failure, self._records.values())),
-            last_step=next(reversed(self._records), ""),
-            size=size,
-        )
-        return encode_summary(execution, summary)
+        records = self._records
+        failed = sum(map(_is_failure, records.values()))
+        last_step = next(reversed(records), "")
+        return encode_summary(self.metadata, execution, len(records), failed, last_step, size)
 
     def open_wait(self, wait: PendingWait) -> PendingWait:
         """Begin a wait, or return the one that began under this id in an earlier activation."""

@@ -264,16 +264,14 @@ def workflow_of(snapshot: Snapshot) -> str | None:
 
 def version_of(metadata: Metadata | None) -> int:
     """Return the version of the definition that a run belongs to; 0 if none is stored."""
-    version: object = (metadata or {}).get("version")
-    if isinstance(version, int) and not isinstance(version, bool):
-        return max(version, 0)
-    return 0
+    version = metadata.get("version") if metadata else None
+    return version if type(version) is int and version > 0 else 0
 
 
 def tags_of(metadata: Metadata | None) -> tuple[str, ...]:
     """Return a run's tags as sorted strings `name=value`; what cannot be a tag is left out."""
-    tags = (metadata or {}).get("tags")
-    if not isinstance(tags, dict):
+    tags = metadata.get("tags") if metadata else None
+    if type(tags) is not dict:
         return ()
     pairs = (f"{name}={value}" for name, value in tags.items() if name and isinstance(value, str))
     return tuple(sorted(filter(is_tag, pairs))[:MAX_TAGS])
@@ -287,5 +285,5 @@ def is_tag(text: str) -> bool:
 
 def created_at_of(metadata: Metadata | None) -> str:
     """Return when a run was created, as ISO 8601; an empty string if that is not stored."""
-    created = (metadata or {}).get("createdAt")
-    return created if isinstance(created, str) else ""
+    created = metadata.get("createdAt") if metadata else None
+    return created if type(created) is str else ""

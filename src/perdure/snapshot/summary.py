@@ -6,10 +6,11 @@ from typing import Any
 import msgspec
 
 from perdure.codec import dumps, loads
-from perdure.snapshot.format import Snapshot, created_at_of, version_of
+from perdure.snapshot.format import Metadata, Snapshot, created_at_of, version_of
 
 # Together at most 1,000 bytes, the numbers included: a store accepts 1 KiB.
 _MAX_STEP, _MAX_ERROR, _MAX_REASON = 200, 400, 200
+_LONGEST_ESCAPE = len("\\u0000")
 
 _encoder = msgspec.json.Encoder()
 
@@ -38,25 +39,31 @@ _decoder = msgspec.json.Decoder(Summary)
 def summarize(snapshot: Snapshot, size: int = 0) -> bytes:
     """Return the summary of a run with this snapshot, as JSON of at most 1 KiB."""
     steps, metadata = snapshot["steps"], snapshot.get("metadata")
-    summary = Summary(
-        created=created_at_of(metadata),
-        version=version_of(metadata),
-        steps=len(steps),
-        failed=sum(not record["ok"] for record in steps.values()),
-        last_step=next(reversed(steps), ""),
-        size=size,
-    )
-    return encode_summary(snapshot["execution"], summary)
+    failed = sum(not record["ok"] for record in steps.values())
+    last_step = next(reversed(steps), "")
+    return encode_summary(metadata, snapshot["execution"], len(steps), failed, last_step, size)
 
 
-def encode_summary(execution: Mapping[str, Any], summary: Summary) -> bytes:
-    """Return the summary as JSON of at most 1 KiB, with the error and reason of `execution`."""
+def encode_summary(
+    metadata: Metadata | None,
+    execution: Mapping[str, Any],
+    steps: int,
+    failed: int,
+    last_step: str,
+    size: int,
+) -> bytes:
+    """Return the summary of a run with these parts, as JSON of at most 1 KiB."""
+    error, reason = execution.get("error"), execution.get("reason")
     return _encoder.encode(
-        msgspec.structs.replace(
-            summary,
-            last_step=_clip(summary.last_step, _MAX_STEP),
-            error=_clip(_first_line(execution.get("error")), _MAX_ERROR),
-            reason=_clip(execution.get("reason") or "", _MAX_REASON),
+        Summary(
+            created_at_of(metadata),
+            version_of(metadata),
+            steps,
+            failed,
+            _clip(last_step, _MAX_STEP),
+            "" if error is None else _clip(_first_line(error), _MAX_ERROR),
+            "" if reason is None else _clip(reason, _MAX_REASON),
+            size,
         )
     )
 
@@ -71,8 +78,6 @@ def read_summary(data: bytes) -> Summary:
 
 def _first_line(record: Any) -> str:
     """Return the first line of what is recorded of an error."""
-    if record is None:
-        return ""
     # A record that has just been made is not a dict yet.
     fields = record if isinstance(record, dict) else loads(dumps(record))
     error, cause = fields.get("error"), fields.get("cause") or {}
@@ -83,6 +88,8 @@ def _first_line(record: Any) -> str:
 
 def _clip(text: str, size: int) -> str:
     """Return as much of the text as its JSON has room for in so many bytes."""
+    if len(text) * _LONGEST_ESCAPE + 2 <= size:
+        return text
     text = text[:size]
     while len(_encoder.encode(text)) > size:
         text = text[: len(text) * 3 // 4]

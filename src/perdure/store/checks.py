@@ -66,21 +66,21 @@ def check_rest(rest: Rest) -> None:
     """Raise `InvalidArgument` if a run cannot be stored in this state."""
     if rest.wake_at is not None:
         as_utc(rest.wake_at, "wake_at")
-    check_header(rest.version or 0, rest.tags or (), rest.summary or b"")
+    check_header(rest.version or 0, rest.tags, rest.summary or b"")
 
 
-def check_header(version: int, tags: Sequence[str], summary: bytes) -> None:
+def check_header(version: int, tags: Sequence[str] | None, summary: bytes) -> None:
     """Raise `InvalidArgument` for a version, tags or a summary that cannot be stored."""
-    check_int(version, "version", minimum=0)
-    check_tags(tags)
+    if type(version) is not int or version < 0:
+        check_int(version, "version", minimum=0)
+    if tags:
+        check_tags(tags)
     if len(summary) > MAX_SUMMARY_SIZE:
         raise InvalidArgument("summary", summary, f"at most {MAX_SUMMARY_SIZE} bytes")
 
 
 def check_tags(tags: Sequence[str]) -> None:
     """Raise `InvalidArgument` unless the tags are sorted, distinct strings `name=value`."""
-    if not tags:
-        return
     expected = f"at most {MAX_TAGS} distinct strings name=value, sorted"
     if len(tags) > MAX_TAGS or list(tags) != sorted(set(tags)):
         raise InvalidArgument("tags", tags, expected)

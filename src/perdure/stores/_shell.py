@@ -212,8 +212,7 @@ class StoreShell(AsyncCloseable, Generic[B]):
         queues: Mapping[str, int] | None = None,
     ) -> Sequence[Due]:
         """Return up to `limit` runs whose wake time is at or before `now`, earliest first."""
-        at = as_utc(now, "now")
-        limits = _queue_limits(queues, check_limit(limit))
+        at, limits = as_utc(now, "now"), _queue_limits(queues, check_limit(limit))
         await self._life.ready()
         if not limits or _is_empty(drives):
             return []

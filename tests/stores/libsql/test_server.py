@@ -6,16 +6,28 @@ What all stores on servers have in common is tested in `tests/stores/test_server
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
 
 from perdure.errors import StoreError, StoreUnavailable, ValueTooLarge
 from perdure.snapshot import Snapshot
-from perdure.store import Entry, Grant, LeaseRequest, NewRun, Refusal, Rest, Verdict
+from perdure.store import (
+    Drivable,
+    Entry,
+    Grant,
+    LeaseRequest,
+    NewRun,
+    Query,
+    Refusal,
+    Rest,
+    Verdict,
+)
 from perdure.stores.libsql import LibsqlStore, Transaction, libsql
+from perdure.stores.sqlite import search_statements as search_sql
 from perdure.stores.sqlite import statements as sql
+from perdure.stores.sqlite.schedule import DUE, DUE_RANGE, QUEUES
 from perdure.stores.sqlite.statements import Statements
 from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.samples import as_json, delta, snapshot
@@ -23,6 +35,7 @@ from tests.servers.proxy import TcpProxy
 from tests.servers.sqld import query
 
 HOUR = timedelta(hours=1)
+FIRST = as_json(snapshot())
 
 
 @pytest.fixture
@@ -139,11 +152,27 @@ async def test_a_failed_migration_is_retried(sqld_url: str) -> None:
         await store.save("run", snapshot())
 
 
-@pytest.mark.parametrize("verb", ["LOAD", "LIST", "DUE", "CLAIM", "PRUNE"])
+STATEMENTS = {
+    "load": (sql.LOAD, "", 0),
+    "claim": (sql.CLAIM, "", 0),
+    "due": (DUE, DUE_RANGE, 3),
+    "queues": (QUEUES, "", 0),
+    "search by update": (search_sql.NEWEST_FIRST, search_sql.BY_UPDATE, 1),
+    "search by status": (search_sql.OLDEST_FIRST, search_sql.BY_STATUS, 3),
+    "search by tag": (search_sql.NEWEST_FIRST, search_sql.BY_TAG, 1),
+    "search by prefix": (search_sql.NEWEST_FIRST, search_sql.BY_PREFIX_AND_UPDATE, 1),
+    "summaries": (search_sql.SUMMARIES, "", 0),
+    "counts": (search_sql.COUNTS, "", 0),
+    "prune by status": (search_sql.PRUNE_BY_STATUS, "", 0),
+    "prune by tag": (search_sql.PRUNE_BY_TAG, "", 0),
+}
+
+
+@pytest.mark.parametrize("verb", STATEMENTS)
 async def test_a_verb_uses_indexes(store: LibsqlStore, sqld_url: str, verb: str) -> None:
     """The server's SQLite uses the same indexes as the standard library's."""
     await store.load("run")
-    check_plan(sqld_url, Statements("perdure_runs").sql(getattr(sql, verb)))
+    check_plan(sqld_url, Statements("perdure_runs").sql(*STATEMENTS[verb]))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +193,7 @@ async def test_a_statement_on_many_runs_uses_indexes(
 ) -> None:
     """The cost of a batch depends on its size only."""
     await store.load("run")
-    [statement] = Statements("perdure_runs").many(getattr(sql, verb), [(None,) * 9] * 100)
+    [statement] = Statements("perdure_runs").many(getattr(sql, verb), [(None,) * 12] * 100)
     check_plan(sqld_url, statement.sql)
 
 
@@ -201,7 +230,7 @@ async def test_awaitlys_rows_are_read_and_not_changed(sqld_url: str) -> None:
     async with opened(sqld_url, table="awaitly_snapshots") as store:
         assert await store.load("run") == snapshot("a")
         [run] = await store.list()
-        assert run.updated_at == "2024-05-01T09:30:00.000Z"
+        assert run.updated_at == datetime(2024, 5, 1, 9, 30, tzinfo=UTC)
         [grant] = await store.acquire([LeaseRequest("run", "ana", HOUR)])
         assert isinstance(grant, Grant)
         await store.append([entry(grant)])
@@ -372,6 +401,42 @@ async def test_large_runs_are_claimed_a_few_at_a_time(store: LibsqlStore) -> Non
         await store.enqueue([run])
     claimed = [grant.lease.id for _ in range(5) for grant in await store.claim("ana", HOUR, 5)]
     assert claimed == ["0", "1", "2", "3", "4"]
+
+
+async def test_a_claim_from_many_queues_takes_two_requests(sqld_url: str) -> None:
+    """One finds the due runs of all queues, the other leases and reads them."""
+    counting = Counting()
+    async with counting.client as client, opened(sqld_url, client=client) as store:
+        queues = [f"emails/{number}" for number in range(100)]
+        await store.enqueue([NewRun(queue, "mail", FIRST, queue=queue) for queue in queues])
+        counting.requests.clear()
+        drives = [Drivable("mail", 1, 1), Drivable("other", 1, 1)]
+        grants = await store.claim("ana", HOUR, 100, drives=drives, queues=dict.fromkeys(queues, 1))
+        assert [grant.lease.id for grant in grants] == queues
+        assert len(counting.requests) == 2
+
+
+async def test_a_run_whose_journal_is_too_large_for_one_answer_is_claimed(
+    store: LibsqlStore,
+) -> None:
+    """Its journal is then read by itself, in pages."""
+    [grant] = await granted(store)
+    value = "x" * 4_000_000
+    for n in range(1, 5):
+        data = as_json({"steps": {f"step {n}": {"ok": True, "value": value}}})
+        await store.append([Entry("run", grant.lease.epoch, n, data)])
+    await store.release([grant.lease])
+    [again] = await store.claim("bob", HOUR, 5)
+    assert list(again.snapshot["steps"]) == ["step 1", "step 2", "step 3", "step 4"]
+
+
+async def test_a_page_that_is_too_large_for_one_answer_is_found(store: LibsqlStore) -> None:
+    """Summaries of ten thousand runs are read in pages of the answer."""
+    runs = [NewRun(f"{n:05}", "mail", FIRST, summary=b"x" * 1024) for n in range(10_000)]
+    await store.enqueue(runs)
+    page = await store.search(Query(workflows=("mail",)), 10_000)
+    assert len(page.runs) == 10_000
+    assert {len(run.summary) for run in page.runs} == {1024}
 
 
 async def test_a_value_that_is_too_large_is_refused(store: LibsqlStore) -> None:

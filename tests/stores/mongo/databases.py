@@ -1,7 +1,7 @@
 """Databases for tests of the MongoDB store, and stores that crash between two writes."""
 
 import gc
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, cast
@@ -10,7 +10,7 @@ import pytest
 from pymongo import MongoClient
 
 from perdure.stores.mongo import MongoStore, mongo
-from perdure.stores.mongo.schema import Collections
+from perdure.stores.mongo.schema import collections_of
 from tests.servers.mongo import ADMIN, fresh_database
 from tests.servers.process import Server
 from tests.stores.crashes import Crash
@@ -58,7 +58,7 @@ class Sandbox:
 
 
 @contextmanager
-def sandbox_on(server: Server) -> Iterator[Sandbox]:
+def sandbox_on(server: Server) -> Generator[Sandbox]:
     """Provide a database; at the end no client of the tests may be connected."""
     with fresh_database(server) as url:
         sandbox = Sandbox(url)
@@ -75,16 +75,13 @@ def no_garbage_left() -> Iterator[None]:
     gc.collect()
 
 
-def crashing_store(url: str, writes: int) -> MongoStore:
-    """Return a store that makes that many writes and crashes before the next."""
+async def crashing_store(url: str, writes: int) -> MongoStore:
+    """Return an open store that makes that many writes and crashes before the next."""
     store = mongo(url)
+    await store.load("nothing")
     connection = store._backend._connection
-    bind, budget = connection._bind, Budget(writes)
-
-    def bind_crashing(database: Any) -> Collections:
-        return bind(cast(Any, Crashing(database, budget)))
-
-    connection._bind = bind_crashing
+    database = cast(Any, Crashing(connection.bound().database, Budget(writes)))
+    connection._bound = collections_of(database, connection.bound().runs.name)
     return store
 
 

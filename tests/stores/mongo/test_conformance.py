@@ -44,9 +44,8 @@ class _MongoChecks(StoreConformance):
         return mongo(self.sandbox.url, prefix=prefix)
 
     async def crashing(self, store: Store, writes: int) -> MongoStore:
-        crashing = crashing_store(self.sandbox.url, writes)
+        crashing = await crashing_store(self.sandbox.url, writes)
         self.crashed.append(crashing)
-        await crashing.load("nothing")
         return crashing
 
     @pytest.mark.parametrize("verb", VERBS)

@@ -102,6 +102,7 @@ async def test_a_saved_run_has_the_document_that_awaitly_writes(
     assert list(stored["snapshot"]) == list(whole)
     assert isinstance(stored["updatedAt"], datetime)
     names = {"status", "awaits", "expired", "workflow", "epoch", "epochs", "settled", "incarnation"}
+    names |= {"queue", "version", "summary", "createdAt"}
     assert set(stored) == {"_id", "snapshot", "updatedAt", *names}
 
 
@@ -168,7 +169,7 @@ async def test_a_document_of_awaitly_is_listed_leased_and_counted(
         ("done", "completed"),
         ("running", "running"),
     ]
-    assert rows[1].updated_at == "2024-01-15T10:30:00.000Z"
+    assert rows[1].updated_at == UPDATED_AT
     assert [row.id for row in await awaitly_store.list(status="completed")] == ["done"]
     assert [row.id for row in await awaitly_store.list(workflow="checkout-123")] == [
         "done",
@@ -305,7 +306,7 @@ async def test_a_document_that_is_not_a_snapshot_is_corrupted(
 ) -> None:
     """Loading it raises; a claim skips it and returns the others."""
     runs = sandbox.database["perdure_runs"]
-    due = {"updatedAt": UPDATED_AT, "wakeAt": UPDATED_AT}
+    due = {"updatedAt": UPDATED_AT, "wakeAt": UPDATED_AT, "queue": "", "version": 0}
     runs.insert_one({"_id": "text", "snapshot": "?", **due})
     ours = {"formatVersion": Int64(1)}
     runs.insert_one({"_id": "broken", "snapshot": ours, "packed": Binary(b"?"), **due})

@@ -94,9 +94,9 @@ async def test_a_message_whose_count_is_lost_is_sent_once(sandbox: Sandbox) -> N
         waiting = Rest("waiting", None, ("paid",))
         entry = Entry("run", grant.lease.epoch, 1, as_json(snapshot()), rest=waiting)
         await store.append([entry])
-        proxy.drop_next_reply(to=b"messageCount")
-        assert await store.send("run", "paid", b"1") is Delivery.DELIVERED
-        assert proxy.dropped == 1
+        proxy.drop_next_reply(to=b"setIntersection")
+        sent = await send_one(store, "run", "paid", b"1", dedup_id="x")
+        assert (sent, proxy.dropped) == (Delivery.DUPLICATE, 1)
         (claimed,) = await store.claim("bob", HOUR, 10)
         assert [message.payload for message in claimed.inbox] == [b"1"]
     sandbox.clear()
@@ -128,9 +128,9 @@ async def test_fifty_stores_can_be_opened_at_once(mongo_url: str) -> None:
     await asyncio.gather(*(store.close() for store in stores))
     with MongoClient[Any](mongo_url) as client:
         database = client.get_default_database()
-        names = {"perdure_runs", "perdure_runs_journal", "perdure_runs_inbox"}
-        assert set(database.list_collection_names()) == names
-        assert len(database["perdure_runs"].index_information()) == 4
+        parts = ("", "_journal", "_inbox", "_layout")
+        assert set(database.list_collection_names()) == {f"perdure_runs{part}" for part in parts}
+        assert len(database["perdure_runs"].index_information()) == 5
 
 
 async def test_a_client_that_was_passed_in_stays_open(sandbox: Sandbox) -> None:
@@ -160,7 +160,7 @@ async def test_the_database_is_an_option_or_in_the_url_or_the_default(sandbox: S
             await store.save("run", snapshot("a"))
         stored = sandbox.client[expected]
         assert stored["named"].count_documents({}) == 1
-        for name in ("named", "named_journal", "named_inbox"):
+        for name in ("named", "named_journal", "named_inbox", "named_layout"):
             stored[name].drop()
     sandbox.client.drop_database(f"{sandbox.database.name}_2")
 

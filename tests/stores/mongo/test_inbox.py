@@ -9,9 +9,9 @@ from pymongo.errors import AutoReconnect
 
 from perdure.store import Entry, Grant, LeaseRequest, Rest, Verdict
 from perdure.stores.mongo import MongoStore, append, leases, mongo
-from perdure.stores.mongo.inbox import unconsumed
+from perdure.stores.mongo.inbox import first_messages, inboxes_of
 from perdure.stores.mongo.schedule import find_due
-from perdure.stores.mongo.updates import runs_with_count
+from perdure.testing.conformance.harness import drives, send_one
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.process import Server
 from tests.stores.mongo.databases import Sandbox, sandbox_on
@@ -51,7 +51,7 @@ async def lease(store: MongoStore) -> Grant:
 
 
 async def claim(store: MongoStore) -> Grant:
-    (grant,) = await store.claim("bob", HOUR, 10, workflows=["w"])
+    (grant,) = await store.claim("bob", HOUR, 10, drives=drives("w"))
     return grant
 
 
@@ -70,7 +70,7 @@ def due_again(grant: Grant, *consumes: str) -> Entry:
 
 async def consume_one(store: MongoStore) -> Grant:
     grant = await lease(store)
-    await store.send("run", "paid", b"1")
+    await send_one(store, "run", "paid", b"1")
     (message,) = await store.inbox("run")
     assert await store.append([step(grant, 1, message.id)]) == [Verdict.ACCEPTED]
     await store._backend._appender.finish()
@@ -95,7 +95,7 @@ async def test_a_rest_names_consumed_messages_without_a_mark(
     assert await store.append([rest(grant, 2)]) == [Verdict.ACCEPTED]
     assert await store.inbox("run") == []
     assert await store.claim("bob", HOUR, 10) == []
-    await store.send("run", "paid", b"2")
+    await send_one(store, "run", "paid", b"2")
     again = await claim(store)
     assert [message.payload for message in again.inbox] == [b"2"]
     assert sandbox.database["perdure_runs_inbox"].count_documents({}) == 1
@@ -121,7 +121,7 @@ async def test_a_mark_is_written_before_the_store_is_closed(
     store: MongoStore, sandbox: Sandbox
 ) -> None:
     grant = await lease(store)
-    await store.send("run", "paid", b"1")
+    await send_one(store, "run", "paid", b"1")
     (message,) = await store.inbox("run")
     await store.append([step(grant, 1, message.id)])
     await store.close()
@@ -134,25 +134,25 @@ def before_the_lease(
     """Call `event` after a claim has found the due runs, and has read their messages."""
 
     async def early(*arguments: Any) -> Any:
-        return read_early.pop() if read_early else await unconsumed(*arguments)
+        return read_early.pop() if read_early else await first_messages(*arguments)
 
     read_early: list[Any] = []
 
     async def find_and_read(db: Any, *arguments: Any, **options: Any) -> Any:
         monkeypatch.setattr(leases, "find_due", find_due)
         found = await find_due(db, *arguments, **options)
-        messages = await unconsumed(db, runs_with_count({run["_id"]: run for run in found}))
+        messages = await first_messages(db, inboxes_of({run["_id"]: run for run in found}))
         await event()
         read_early.append(messages)
         return found
 
     monkeypatch.setattr(leases, "find_due", find_and_read)
-    monkeypatch.setattr(leases, "unconsumed", early)
+    monkeypatch.setattr(leases, "first_messages", early)
 
 
 async def wait_for_payment(store: MongoStore) -> None:
     await store.append([rest(await lease(store), 1)])
-    await store.send("run", "paid", b"1")
+    await send_one(store, "run", "paid", b"1")
 
 
 async def test_a_message_that_is_sent_during_a_claim_is_granted(
@@ -160,7 +160,7 @@ async def test_a_message_that_is_sent_during_a_claim_is_granted(
 ) -> None:
     """It is counted between the search for due runs and the lease."""
     await wait_for_payment(store)
-    before_the_lease(monkeypatch, lambda: store.send("run", "paid", b"2"))
+    before_the_lease(monkeypatch, lambda: send_one(store, "run", "paid", b"2"))
     assert [message.payload for message in (await claim(store)).inbox] == [b"1", b"2"]
 
 

@@ -7,8 +7,18 @@ from typing import Any
 
 import pytest
 
-from perdure.store import Delivery, Entry, Grant, Lease, LeaseRequest, Refusal, Rest, Verdict
-from perdure.stores.mongo import MongoStore, inbox, journal, mongo, schema
+from perdure.store import (
+    Delivery,
+    Entry,
+    Grant,
+    Lease,
+    LeaseRequest,
+    NewMessage,
+    Refusal,
+    Rest,
+    Verdict,
+)
+from perdure.stores.mongo import MongoStore, journal, mongo, schema, sending
 from perdure.stores.mongo.journal import MAX_POSITION_AGE
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance.harness import send_one
@@ -511,13 +521,15 @@ async def test_a_renewal_ignores_messages_of_an_earlier_run(store: MongoStore) -
 async def test_a_duplicate_completes_the_work_of_a_crashed_sender(
     store: MongoStore, sandbox: Sandbox
 ) -> None:
-    """The message was stored, but the run was not woken: its duplicate wakes it."""
+    """The message was stored but not counted: another that is the same counts and wakes the run."""
     grant = await lease(store)
     await store.append([end(grant, 1, rest=Rest("waiting", None, ("paid",)))])
     await send_one(store, "run", "paid", b"1", dedup_id="x")
-    change: dict[str, Any] = {"$unset": {"wakeAt": "", "messageCount": ""}}
+    change: dict[str, Any] = {"$unset": {"wakeAt": "", "messageCount": "", "newest": ""}}
     sandbox.database["perdure_runs"].update_one({"_id": "run"}, change)
     assert await store.claim("bob", HOUR, 1) == []
+    assert await store.inbox("run") == []
+    assert await send_one(store, "run", "paid", b"1", dedup_id="x") is Delivery.DELIVERED
     assert await send_one(store, "run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
     assert [claimed.lease.id for claimed in await store.claim("bob", HOUR, 1)] == ["run"]
 
@@ -525,17 +537,17 @@ async def test_a_duplicate_completes_the_work_of_a_crashed_sender(
 async def test_a_message_reported_as_duplicate_is_never_withdrawn(
     store: MongoStore, another: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run ends between the two writes of one sender, and another sender finds the message: the
-    run has it when it is retried."""
+    """The run ends between the two writes of one sender, and another sender completes the message:
+    the run has it when it is retried."""
     grant = await lease(store)
 
     async def end_run() -> None:
-        assert await send_one(another, "run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
+        assert await send_one(another, "run", "paid", b"1", dedup_id="x") is Delivery.DELIVERED
         await another.append([end(grant, 1, rest=Rest("failed"))])
         assert await send_one(another, "run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
 
     after_the_message(monkeypatch, end_run)
-    assert await send_one(store, "run", "paid", b"1", dedup_id="x") is Delivery.DELIVERED
+    assert await send_one(store, "run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
     assert [message.name for message in (await lease(another, "bob")).inbox] == ["paid"]
 
 
@@ -560,12 +572,107 @@ def after_the_message(
     monkeypatch: pytest.MonkeyPatch, event: Callable[[], Awaitable[None]]
 ) -> None:
     """Call `event` between the two writes of the next sender."""
-    put = inbox._put
+    insert = schema.insert
 
-    async def slow(*arguments: Any) -> Any:
+    async def slow(*arguments: Any) -> set[int]:
         monkeypatch.undo()
-        message = await put(*arguments)
+        existing = await insert(*arguments)
         await event()
-        return message
+        return existing
 
-    monkeypatch.setattr(inbox, "_put", slow)
+    monkeypatch.setattr(sending, "insert", slow)
+
+
+async def test_a_message_to_a_run_that_ends_before_it_counts_is_refused(
+    store: MongoStore, another: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was written but not counted: the run never has it, and it can be sent again."""
+    grant = await lease(store)
+
+    async def end_run() -> None:
+        await another.append([end(grant, 1, rest=Rest("failed"))])
+
+    after_the_message(monkeypatch, end_run)
+    assert await send_one(store, "run", "paid", b"1", dedup_id="x") is Delivery.OVER
+    assert await store.inbox("run") == []
+    await lease(store, "bob")
+    assert await send_one(store, "run", "paid", b"1", dedup_id="x") is Delivery.DELIVERED
+
+
+async def test_numbers_move_from_the_run_to_its_messages(
+    store: MongoStore, sandbox: Sandbox
+) -> None:
+    """The run's document stays small, and readers see the same messages in the same order."""
+    await lease(store)
+    names = [f"{n}" for n in range(130)]
+    for name in names:
+        await send_one(store, "run", name, b"1", dedup_id=name)
+        run = sandbox.database["perdure_runs"].find_one({"_id": "run"})
+        assert run is not None
+        assert len(run["newest"]) <= 51
+    assert [message.name for message in await store.inbox("run")] == names
+    assert [message.name for message in (await lease(store)).inbox] == names
+    for name in (names[0], names[-1]):
+        assert await send_one(store, "run", name, b"1", dedup_id=name) is Delivery.DUPLICATE
+
+
+async def test_a_crash_while_numbers_move_loses_no_message(
+    store: MongoStore, sandbox: Sandbox
+) -> None:
+    """Between the two writes, both the run and its messages have them."""
+    await lease(store)
+    messages = [NewMessage("run", f"{n}", b"1", f"{n}") for n in range(60)]
+    await store.send(messages)
+    inbox_documents = sandbox.database["perdure_runs_inbox"]
+    numbered = [each["number"] for each in inbox_documents.find()]
+    newest = [
+        {"name": each["_id"].partition("\0")[2], "number": each["number"], "at": each["sentAt"]}
+        for each in inbox_documents.find().sort("number")
+    ]
+    runs = sandbox.database["perdure_runs"]
+    back = {"$set": {"newest": [{**each, "by": 0} for each in newest]}, "$unset": {"numbered": ""}}
+    for left in (60, 30, 0):
+        runs.update_one({"_id": "run"}, back)
+        inbox_documents.update_many(
+            {"number": {"$gt": left}}, {"$unset": {"number": "", "sentAt": ""}}
+        )
+        pages = [*await store.inbox("run", limit=40)]
+        pages += await store.inbox("run", after=pages[-1].id)
+        assert [message.name for message in pages] == [f"{n}" for n in range(60)]
+    assert sorted(numbered) == [*range(1, 61)]
+
+
+async def test_a_message_is_not_counted_twice_if_numbers_move_in_the_meantime(
+    store: MongoStore, another: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sender that is paused finds that another completed its message, and that it moved."""
+    await lease(store)
+
+    async def complete() -> None:
+        others = [NewMessage("run", f"{n}", b"1") for n in range(60)]
+        await another.send([NewMessage("run", "paid", b"1", "x"), *others])
+
+    after_the_message(monkeypatch, complete)
+    assert await send_one(store, "run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
+    assert len(await store.inbox("run")) == 61
+
+
+async def test_concurrent_senders_never_change_what_was_read(
+    store: MongoStore, another: MongoStore
+) -> None:
+    """A reader that continues after the last message it knows misses none."""
+    await lease(store)
+    read: list[str] = []
+
+    async def send(number: int) -> None:
+        await (store, another)[number % 2].send([NewMessage("run", f"{number}", b"1")])
+
+    sending = asyncio.gather(*map(send, range(150)))
+    last: str | None = None
+    while len(read) < 150:
+        for message in await another.inbox("run", after=last, limit=9):
+            read.append(message.name)
+            last = message.id
+    await sending
+    assert read == [message.name for message in await store.inbox("run")]
+    assert len({*read}) == 150

@@ -13,9 +13,9 @@ import pytest
 
 from perdure.store import Entry, Grant, LeaseRequest, Rest, Verdict
 from perdure.stores import mysql
-from perdure.stores.mysql import MysqlStore
+from perdure.stores.mysql import MysqlStore, enqueue, inbox, maintenance, tags
 from perdure.stores.mysql import statements as sql
-from perdure.stores.mysql.literals import Value
+from perdure.stores.mysql.literals import Statement, Value
 from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 from tests.servers.mysql import connect_arguments
@@ -37,7 +37,8 @@ async def store(mysql_url: str) -> AsyncIterator[MysqlStore]:
 async def grants(store: MysqlStore, mysql_url: str) -> Sequence[Grant]:
     """Leases of many runs with an entry and two messages each; one more run exists."""
     requests = [
-        LeaseRequest(id, "ana", LONG, create=as_json(snapshot())) for id in ("another", *IDS)
+        LeaseRequest(id, "ana", LONG, create=as_json(snapshot()), tags=("a=1", "b=2"))
+        for id in ("another", *IDS)
     ]
     _, *grants = [grant for grant in await store.acquire(requests) if isinstance(grant, Grant)]
     await store.append([Entry(g.lease.id, g.lease.epoch, 1, delta("a")) for g in grants])
@@ -45,8 +46,8 @@ async def grants(store: MysqlStore, mysql_url: str) -> Sequence[Grant]:
         await send_one(store, id, "paid", b"1", dedup_id="x")
         await send_one(store, id, "paid", b"1")
     # Now the server knows how small the tables are, as it would find out by itself later.
-    for table in ("perdure_runs", "perdure_runs_journal", "perdure_runs_inbox"):
-        query(mysql_url, f"ANALYZE TABLE {table}")
+    for table in ("runs", "runs_journal", "runs_inbox", "runs_tags"):
+        query(mysql_url, f"ANALYZE TABLE perdure_{table}")
     return grants
 
 
@@ -55,13 +56,19 @@ STATEMENTS: dict[str, tuple[str, Sequence[Value]]] = {
     "lock": (sql.LOCK, [IDS]),
     "lock leased": (sql.LOCK_LEASED, [IDS]),
     "lock requested": (sql.LOCK_REQUESTED, [["ana"], IDS]),
-    "queue inserted": (sql.QUEUE_INSERTED, [IDS]),
+    "lock receivers": (inbox.LOCK_RECEIVERS, [IDS]),
+    "lock old": (maintenance.LOCK_OLD, [IDS, Statement(b"run.folded = -1")]),
+    "queue inserted": (enqueue.QUEUE_INSERTED, [IDS]),
+    "set created": (tags.SET_CREATED, [IDS]),
+    "count sent": (inbox.COUNT_SENT, [1, True, AT, IDS]),
+    "count consumed": (sql.COUNT_CONSUMED, [1, IDS]),
     "lease": (sql.LEASE, [False, AT, 1, "ana", AT, IDS]),
     "renew": (sql.RENEW, [AT, IDS]),
     "release": (sql.RELEASE, [AT, IDS]),
     "delete runs": (sql.DELETE_RUNS, [IDS]),
     "delete journals": (sql.DELETE_JOURNALS, [IDS]),
     "delete inboxes": (sql.DELETE_INBOXES, [IDS]),
+    "delete tags": (tags.DELETE_TAGS, [IDS]),
     "consume": (sql.CONSUME, [MESSAGES]),
     "mark consumed": (sql.MARK_CONSUMED, [MESSAGES]),
 }

@@ -251,7 +251,7 @@ async def test_a_new_run_gets_nothing_of_a_deleted_one(store: MysqlStore, other:
     old = await acquire(store)
     async with other.locked_row():
         await other.write_entry(old, "late")
-        await send_one(other, "late", "x")
+        await other.send("late", "x")
         task = await other.blocked(store.delete("run"))
     assert await task
     new = await acquire(store)

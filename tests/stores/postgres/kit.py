@@ -12,7 +12,13 @@ from perdure.testing.conformance import StoreConformance
 from tests.servers.postgres import await_no_connections, fresh_database
 from tests.servers.process import Server
 
-_TABLES = ("perdure_runs", "perdure_runs_journal", "perdure_runs_inbox", "notes")
+_TABLES = (
+    "perdure_runs",
+    "perdure_runs_journal",
+    "perdure_runs_inbox",
+    "perdure_runs_tags",
+    "notes",
+)
 
 
 class PostgresConformance(StoreConformance):

@@ -13,10 +13,22 @@ from typing import TypeVar
 import asyncpg
 import pytest
 
-from perdure.store import Delivery, Entry, Grant, LeaseRequest, NewRun, Refusal, Rest, Verdict
+from perdure.store import (
+    Delivery,
+    Entry,
+    Grant,
+    LeaseRequest,
+    NewMessage,
+    NewRun,
+    Page,
+    Query,
+    Refusal,
+    Rest,
+    Verdict,
+)
 from perdure.stores import postgres
 from perdure.stores.postgres import PostgresStore
-from perdure.testing.conformance.harness import send_one
+from perdure.testing.conformance.harness import drives, send_one
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 
 LONG, SHORT = timedelta(minutes=5), timedelta(milliseconds=1)
@@ -280,13 +292,13 @@ async def test_a_claim_of_settled_runs_is_one_statement(
         return await fetch(statement, *values, repeatable=repeatable)
 
     store._backend._leases._fetch = counted  # type: ignore[assignment]  # counts the statements
-    grants = await store.claim("bob", LONG, 10)
+    grants = await store.claim("bob", LONG, 10, drives=drives("order"))
     assert len(grants) == 5
     assert len(statements) == 1
     await send_one(store, "0", "paid", b"1")
     await store.release([grant.lease for grant in grants])
     statements.clear()
-    again = await store.claim("bob", LONG, 10)
+    again = await store.claim("bob", LONG, 10, drives=drives("order"))
     assert [len(grant.inbox) for grant in again] == [1, 0, 0, 0, 0]
     assert len(statements) == 2
 
@@ -310,6 +322,58 @@ async def test_batches_in_any_order_never_deadlock(store: PostgresStore, postgre
     assert len(loaded["steps"]) == 20
 
 
+async def test_messages_in_any_order_never_deadlock(store: PostgresStore) -> None:
+    """Rows are locked in the order of their ids, whatever the order of the call."""
+    ids = [f"run {number}" for number in range(30)]
+    await store.enqueue([NewRun(id, "order", as_json(snapshot())) for id in ids])
+
+    async def send(number: int) -> None:
+        order = ids if number % 2 else ids[::-1]
+        receipts = await store.send([NewMessage(id, "paid", b"1") for id in order])
+        assert {receipt.delivery for receipt in receipts} == {Delivery.DELIVERED}
+
+    await asyncio.gather(*(send(number) for number in range(20)))
+    assert len(await store.inbox("run 7")) == 20
+
+
+async def test_a_new_run_is_not_found_by_the_tags_of_a_deleted_one(
+    store: PostgresStore, other: asyncpg.Connection
+) -> None:
+    """A tag that is added during the deletion stays behind, and belongs to no run."""
+    await acquire(store)
+    async with locked_row(other):
+        await other.execute("""UPDATE perdure_runs SET tags = '["customer=1"]'""")
+        await other.execute(
+            "INSERT INTO perdure_runs_tags (run, tag, created_at) "
+            "SELECT id, sha256('customer=1'), created_at FROM perdure_runs"
+        )
+        task = await blocked(other, store.delete("run"))
+    assert await task
+    query = Query(tags=("customer=1",))
+    assert await store.search(query, 10) == Page(())
+    new = await acquire(store)
+    assert await store.search(query, 10) == Page(())
+    rest = Rest("suspended", tags=query.tags)
+    await store.append([Entry("run", new.lease.epoch, 1, as_json(snapshot()), rest=rest)])
+    assert [run.id for run in (await store.search(query, 10)).runs] == ["run"]
+
+
+async def test_a_rest_that_waited_replaces_the_tags_it_finds(
+    store: PostgresStore, other: asyncpg.Connection
+) -> None:
+    """The tags are compared with those of the locked row."""
+    grant = await acquire(store)
+    rest = Rest("suspended", tags=("customer=2",))
+    entry = Entry("run", grant.lease.epoch, 1, as_json(snapshot()), rest=rest)
+    async with locked_row(other):
+        task = await blocked(other, store.append([entry]))
+        await other.execute("""UPDATE perdure_runs SET tags = '["customer=1"]'""")
+    assert await task == [Verdict.ACCEPTED]
+    assert (await store.search(Query(tags=("customer=1",)), 10)).runs == ()
+    (run,) = (await store.search(Query(tags=("customer=2",)), 10)).runs
+    assert run.tags == ("customer=2",)
+
+
 async def consuming(store: PostgresStore, grant: Grant) -> Entry:
     """Return the record of a wait that received the only message in the inbox."""
     (message,) = await store.inbox("run")
@@ -320,7 +384,7 @@ async def test_a_message_that_is_sent_while_another_is_consumed_is_counted(
     store: PostgresStore, other: asyncpg.Connection
 ) -> None:
     grant = await acquire(store)
-    await store.send("run", "go", b"1")
+    await send_one(store, "run", "go", b"1")
     entry = await consuming(store, grant)
     async with locked_row(other):
         await other.execute(
@@ -340,7 +404,7 @@ async def test_an_entry_that_waited_for_the_next_owner_consumes_nothing(
     store: PostgresStore, other: asyncpg.Connection
 ) -> None:
     grant = await acquire(store)
-    await store.send("run", "go", b"1")
+    await send_one(store, "run", "go", b"1")
     entry = await consuming(store, grant)
     async with locked_row(other):
         await other.execute("UPDATE perdure_runs SET owner = 'bob', epoch = epoch + 1")
@@ -356,9 +420,9 @@ async def test_a_message_that_is_consumed_twice_is_counted_once(
 ) -> None:
     """Nor is a message that never existed: the count decides whether the inbox is read."""
     grant = await acquire(store)
-    await store.send("run", "go", b"1", dedup_id=dedup_id)
+    await send_one(store, "run", "go", b"1", dedup_id=dedup_id)
     (message,) = await store.inbox("run")
-    await store.send("run", "go", b"2")
+    await send_one(store, "run", "go", b"2")
     epoch = grant.lease.epoch
     for n, id in enumerate((message.id, message.id, "123456789", "never"), start=1):
         assert await store.append([Entry("run", epoch, n, delta(f"{n}"), (id,))]) == [

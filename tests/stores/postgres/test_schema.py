@@ -1,8 +1,8 @@
-"""The tables of the PostgreSQL store: migrations, names and query plans."""
+"""The tables of the PostgreSQL store: migrations and names, and awaitly's own table."""
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,12 @@ import psycopg
 import pytest
 
 from perdure.errors import InvalidArgument, StoreError, StoreUnavailable
-from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
+from perdure.store import Count, Entry, Grant, LeaseRequest, NewRun, Query, Rest, Verdict
 from perdure.stores import postgres
 from perdure.stores._migrations import read_migrations
 from perdure.stores.postgres import PostgresStore
 from perdure.stores.postgres.schema import Tables
-from perdure.testing.conformance.harness import drives, send_one
-from perdure.testing.conformance.samples import as_json, delta, snapshot
+from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.proxy import TcpProxy
 
 LONG = timedelta(minutes=5)
@@ -39,7 +38,12 @@ async def test_the_migrations_create_the_whole_schema(postgres_url: str) -> None
         await store.load("run")
     schema = schema_at(postgres_url)
     with psycopg.connect(postgres_url, autocommit=True) as connection:
-        for table in ("perdure_runs", "perdure_runs_journal", "perdure_runs_inbox"):
+        for table in (
+            "perdure_runs",
+            "perdure_runs_journal",
+            "perdure_runs_inbox",
+            "perdure_runs_tags",
+        ):
             connection.execute(f"DROP TABLE {table}".encode())
         for migration in read_migrations("perdure.stores.postgres"):
             connection.execute(Tables("perdure_runs").sql(migration.script).encode())
@@ -88,6 +92,101 @@ async def test_tables_of_a_newer_version_are_refused(postgres_url: str) -> None:
             await store.load("run")
 
 
+def migrate_until(connection: psycopg.Connection, version: int) -> None:
+    """Apply the migrations up to a version, as an earlier perdure did."""
+    connection.execute(
+        "CREATE TABLE perdure_runs_migrations (version integer PRIMARY KEY, name text NOT NULL, "
+        "applied_at timestamptz NOT NULL DEFAULT now())"
+    )
+    for migration in read_migrations("perdure.stores.postgres")[:version]:
+        connection.execute(Tables("perdure_runs").sql(migration.script).encode())
+        record = "INSERT INTO perdure_runs_migrations VALUES (%s, %s)"
+        connection.execute(record, [migration.version, migration.name])
+
+
+def documented_statements() -> list[str]:
+    """Return the statements that the fourth migration advises to run beforehand."""
+    script = Tables("perdure_runs").sql(read_migrations("perdure.stores.postgres")[3].script)
+    lines = [line[7:] for line in script.splitlines() if line.startswith("--     ")]
+    return "\n".join(lines).split(";")[:3]
+
+
+async def test_indexes_that_were_built_beforehand_are_used(postgres_url: str) -> None:
+    """They can be built without blocking writers; the result is the same schema."""
+    async with postgres(postgres_url) as store:
+        await store.load("run")
+    indexes = schema_at(postgres_url)
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        migrate_until(connection, 3)
+        for statement in documented_statements():
+            connection.execute(statement.encode())
+        built = connection.execute(INDEX_FILES).fetchall()
+        assert len(built) == 2
+        async with postgres(postgres_url) as store:
+            await store.load("run")
+        assert connection.execute(INDEX_FILES).fetchall() == built
+    assert sorted(map(str, schema_at(postgres_url))) == sorted(map(str, indexes))
+
+
+async def test_an_index_whose_build_failed_is_replaced(postgres_url: str) -> None:
+    """The server keeps such an index, and never uses it."""
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        migrate_until(connection, 3)
+        for statement in documented_statements():
+            connection.execute(statement.encode())
+        connection.execute(
+            "UPDATE pg_index SET indisvalid = false "
+            "WHERE indexrelid = 'perdure_runs_due_idx'::regclass"
+        )
+        async with postgres(postgres_url) as store:
+            await store.load("run")
+        assert connection.execute(
+            "SELECT bool_and(indisvalid), count(*) FROM pg_index "
+            "WHERE indrelid = 'perdure_runs'::regclass"
+        ).fetchone() == (True, 4)
+
+
+INDEX_FILES = """
+    SELECT relname, relfilenode FROM pg_class
+    WHERE relname IN ('perdure_runs_due_idx', 'perdure_runs_workflow_idx') ORDER BY 1
+"""
+
+
+async def test_a_run_of_an_earlier_version_has_its_time_of_creation(postgres_url: str) -> None:
+    """It is known without the column, and is used when the run gets its first tags."""
+    async with postgres(postgres_url) as store:
+        await store.enqueue([NewRun("run", "order", as_json(snapshot()))])
+        (created,) = await store.summaries(["run"])
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute("UPDATE perdure_runs SET created_at = NULL")
+        assert await store.summaries(["run"]) == [created]
+        (grant,) = await store.acquire([LeaseRequest("run", "ana", LONG)])
+        assert isinstance(grant, Grant)
+        rest = Rest("suspended", tags=("customer=1",))
+        await store.append([Entry("run", grant.lease.epoch, 1, as_json(snapshot()), rest=rest)])
+        (found,) = (await store.search(Query(tags=("customer=1",)), 10)).runs
+    assert created is not None
+    assert found.created_at == created.created_at
+
+
+async def test_names_that_are_too_long_for_an_index_are_refused(postgres_url: str) -> None:
+    """Before anything is written. Names of ASCII characters are never too long."""
+    name = "".join(map(chr, range(0x20000, 0x20000 + 512)))
+    async with postgres(postgres_url) as store:
+        await store.enqueue([NewRun(name, "order", as_json(snapshot()), queue=name)])
+        await store.enqueue([NewRun("run", name, as_json(snapshot()), queue="emails")])
+        for run in (
+            NewRun(name, name, as_json(snapshot())),
+            NewRun("another", name, as_json(snapshot()), queue=name),
+        ):
+            with pytest.raises(InvalidArgument, match="workflow"):
+                await store.enqueue([run])
+        with pytest.raises(InvalidArgument, match="workflow"):
+            await store.save(name, snapshot(workflow=name))
+        assert len(await store.list()) == 2
+
+
 async def test_the_table_may_include_a_schema(postgres_url: str) -> None:
     """All tables of the store are created beside it."""
     with psycopg.connect(postgres_url, autocommit=True) as connection:
@@ -129,123 +228,6 @@ def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
         postgres(**options)
 
 
-class TestPlans:
-    """With 100,000 runs, every query uses an index."""
-
-    @pytest.fixture(params=["our own", "awaitly's"])
-    async def store(
-        self, postgres_url: str, request: pytest.FixtureRequest
-    ) -> AsyncIterator[PostgresStore]:
-        with psycopg.connect(postgres_url, autocommit=True) as connection:
-            if request.param == "awaitly's":
-                connection.execute(AWAITLY.replace("awaitly_snapshots", "perdure_runs").encode())
-            async with postgres(postgres_url, max_connections=1) as store:
-                await store.load("run")
-                connection.execute(MANY_RUNS)
-                connection.execute("ANALYZE")
-                yield store
-
-    @pytest.fixture
-    async def plans(self, store: PostgresStore) -> list[str]:
-        """The plans of all statements of the store, as the server executed them."""
-        ((connection, _),) = store._backend._database.pool._idle  # type: ignore[attr-defined]  # of ConnectionPool
-        await connection.execute(EXPLAIN_ALL)
-        plans: list[str] = []
-        connection.add_log_listener(lambda _, message: plans.append(message.message))
-        return plans
-
-    async def test_no_verb_scans(self, store: PostgresStore, plans: list[str]) -> None:
-        """Neither at first, nor once the server uses a generic plan."""
-        for verb in (self.list_runs, self.schedule, self.write, self.maintain):
-            for number in range(7):
-                await verb(store, number)
-        assert len(plans) > 100
-        for plan in plans:
-            # To count runs by status, the snapshots that awaitly wrote have to be read.
-            looks_into = "#>> '{execution,status}'" in plan and "GROUP BY" in plan
-            assert looks_into or "Seq Scan on perdure_runs" not in plan, plan
-
-    async def list_runs(self, store: PostgresStore, number: int) -> None:
-        page = await store.list(limit=20)
-        assert len(page) == 20
-        await store.list(limit=20, after=page[-1].cursor)
-        await store.list(limit=20, status="failed")
-        await store.list(limit=20, prefix="run 9", workflow="order", after=page[-1].cursor)
-        assert await store.load("run 77") is not None
-
-    async def schedule(self, store: PostgresStore, number: int) -> None:
-        now = datetime.now(UTC)
-        assert len(await store.due(now, 100)) == 100
-        await store.due(now, 100, drives=drives("order", "other"))
-        grants = await store.claim("ana", LONG, 50)
-        assert len(grants) == 50
-        await store.claim("ana", LONG, 50, drives=drives("order"))
-        await store.renew([grant.lease for grant in grants], LONG)
-        await store.release([grant.lease for grant in grants])
-
-    async def write(self, store: PostgresStore, number: int) -> None:
-        ids = [f"new {number} {number}" for number in range(40)]
-        requests = [LeaseRequest(id, "ana", LONG, create=as_json(snapshot())) for id in ids]
-        one, *many = [grant for grant in await store.acquire(requests) if isinstance(grant, Grant)]
-        await store.acquire(requests)
-        await store.acquire([LeaseRequest(id, "bob", LONG) for id in ids])
-        await store.acquire(
-            [LeaseRequest(f"lone {number}", "ana", LONG, create=as_json(snapshot()))]
-        )
-        entries = [Entry(g.lease.id, g.lease.epoch, 1, delta("a")) for g in many]
-        await store.append([Entry(one.lease.id, one.lease.epoch, 1, delta("a"))])
-        await store.append(entries)
-        await store.append([*entries, rest_entry(many[0], 2), rest_entry(many[1], 2, delete=True)])
-        await store.append([rest_entry(one, 2)])
-        await store.append([rest_entry(many[2], 2, delete=True)])
-
-    async def maintain(self, store: PostgresStore, number: int) -> None:
-        await send_one(store, "run 5", "paid", b"1", dedup_id=f"{number}")
-        await send_one(store, "run 5", "paid", b"1")
-        messages = [message.id for message in await store.inbox("run 5")]
-        await store.acquire([LeaseRequest("run 5", "bob", LONG)])
-        [grant] = await store.acquire([LeaseRequest("run 5", "ana", LONG, instead_of="bob")])
-        assert isinstance(grant, Grant)
-        entry = Entry("run 5", grant.lease.epoch, number, b"{}", consumes=tuple(messages))
-        assert await store.append([entry]) == [Verdict.ACCEPTED]
-        assert await store.inbox("run 5") == []
-        await store.save(f"saved {number}", snapshot())
-        await store.enqueue([NewRun(f"queued {number} {n}", "order", b"{}") for n in range(20)])
-        await store.delete(f"saved {number}")
-        assert await store.prune(timedelta(0), status="failed", limit=10) == 10
-        assert (await store.stats()).by_status["suspended"] > 0
-
-    async def test_results_come_in_the_order_of_the_index(
-        self, store: PostgresStore, plans: list[str]
-    ) -> None:
-        """No sort is needed, and reading stops at the limit."""
-        await store.due(datetime.now(UTC), 10)
-        assert "Index Scan using perdure_runs_wake_at_idx" in plans[0]
-        await store.list(limit=10)
-        assert "Index Scan using perdure_runs_updated_at_idx" in plans[1]
-
-
-def rest_entry(grant: Grant, n: int, *, delete: bool = False) -> Entry:
-    data = as_json(snapshot("a", status="completed"))
-    return Entry(grant.lease.id, grant.lease.epoch, n, data, rest=Rest("completed", delete=delete))
-
-
-MANY_RUNS = """
-    INSERT INTO perdure_runs (id, snapshot, workflow, status, wake_at, updated_at)
-    SELECT 'run ' || n, '{"formatVersion":1,"steps":{},"execution":{}}',
-        CASE WHEN n % 3 = 0 THEN 'order' ELSE 'other' END,
-        CASE WHEN n % 50 = 0 THEN 'failed' WHEN n % 2 = 0 THEN 'completed' ELSE 'suspended' END,
-        CASE WHEN n % 2 = 1 THEN now() + (n - 5000) * interval '1 second' END,
-        now() - n * interval '1 second'
-    FROM generate_series(1, 100000) AS n
-"""
-EXPLAIN_ALL = """
-    LOAD 'auto_explain';
-    SET auto_explain.log_min_duration = 0;
-    SET client_min_messages = log;
-"""
-
-
 class TestAwaitlysTable:
     """A table that awaitly created and filled."""
 
@@ -283,6 +265,31 @@ class TestAwaitlysTable:
         assert list(loaded["steps"]) == ["user:1", "b"]
         assert loaded["steps"]["user:1"] == {"ok": True, "value": {"x": 1}}
         assert loaded["steps"]["b"]["ok"] is False
+
+    async def test_its_rows_are_found_by_what_their_snapshots_contain(
+        self, store: PostgresStore
+    ) -> None:
+        """Rows that awaitly wrote have no workflow and no status of their own."""
+        for query in (Query(workflows=("wf1",)), Query(workflows=("wf1",), statuses=("running",))):
+            assert [run.id for run in (await store.search(query, 10)).runs] == ["wf1"]
+        counts = await store.counts(Query(), 10)
+        assert sorted(counts, key=str) == [
+            Count("wf1", "running", 1),
+            Count(None, "running", 1),
+        ]
+
+    async def test_its_rows_are_found_by_tags_that_they_get(self, store: PostgresStore) -> None:
+        """From then on they have a time of creation, because pages are ordered by it."""
+        for id in ("wf1", "state"):
+            (grant,) = await store.acquire([LeaseRequest(id, "ana", LONG)])
+            assert isinstance(grant, Grant)
+            rest = Rest("suspended", tags=("customer=1",))
+            whole = as_json(grant.snapshot)
+            await store.append([Entry(id, grant.lease.epoch, 1, whole, rest=rest)])
+        query = Query(tags=("customer=1",))
+        first = await store.search(query, 1)
+        second = await store.search(query, 1, after=first.cursor)
+        assert [run.id for run in (*first.runs, *second.runs)] == ["state", "wf1"]
 
     async def test_its_rows_are_not_rewritten(
         self, store: PostgresStore, awaitly: asyncpg.Connection

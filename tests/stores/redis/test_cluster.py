@@ -50,16 +50,18 @@ async def store(redis_cluster_url: str, redis_cluster_prefix: str) -> AsyncItera
 def test_all_keys_of_a_run_are_in_one_slot() -> None:
     """That of its shard's indexes, whatever braces the id contains."""
     keys = Keys("perdure")
-    shards = {key_slot(keys.workflows(shard)): shard for shard in range(SHARDS)}
+    shards = {key_slot(keys.lists(shard)): shard for shard in range(SHARDS)}
     for id in [*NAMES, "{}", "{a}{b}", "}{", "{0-0}"]:
         shard = shards[key_slot(keys.run(id))]
-        assert key_slot(keys.inbox(id)) == key_slot(keys.list(shard, "running"))
+        slots = {key_slot(keys.inbox(id)), key_slot(keys.list(shard, id.encode()))}
+        slots |= {key_slot(keys.wake(shard, id.encode())), key_slot(keys.marks[shard])}
+        assert slots == {key_slot(keys.ids(shard))}
 
 
 def test_shards_are_spread_evenly_over_the_slots() -> None:
     """So that each node of a cluster has its share."""
     keys = Keys("perdure")
-    slots = sorted(key_slot(keys.workflows(shard)) for shard in range(SHARDS))
+    slots = sorted(key_slot(keys.wakes(shard)) for shard in range(SHARDS))
     assert [slot * SHARDS // SLOTS for slot in slots] == list(range(SHARDS))
 
 

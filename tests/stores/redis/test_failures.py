@@ -99,7 +99,7 @@ async def test_an_epoch_is_never_repeated_when_the_clock_is_set_back(
 ) -> None:
     """The server remembers the last number it gave."""
     (before,) = await leased(store)
-    (sequence,) = admin.keys(f"{redis_prefix}:*:sequence")
+    (sequence,) = admin.keys(f"{redis_prefix}:*:2:sequence")
     ahead = int(admin.get(sequence) or 0) + 10**12
     admin.set(sequence, ahead)
     (first,) = await leased(store)

@@ -13,26 +13,14 @@ from perdure.errors import StoreCorrupted, StoreError
 from perdure.store import Entry, Grant, LeaseRequest, NewRun, Refusal, Rest, Verdict
 from perdure.stores import open_store
 from perdure.stores.redis import RedisStore, redis
-from perdure.stores.redis.keys import SHARDS, STATUSES, Keys
+from perdure.stores.redis.keys import Keys
 from perdure.stores.redis.node import pack
-from perdure.stores.redis.scripts import SAVE
 from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.process import Server
 from tests.stores.redis.kit import HOUR, execute, leased, step, steps
 
 NOW = timedelta(0)
-MANY = 100_000
-# More members than a script examines before it stops.
-CROWD = 6_000
-
-# Adds many members to a sorted set, without runs behind them.
-FILL = """
-for number = 1, tonumber(ARGV[1]) do
-    local member = ARGV[2] .. number .. ARGV[4]
-    redis.call('ZADD', KEYS[1], tonumber(ARGV[3]) + number * tonumber(ARGV[5]), member)
-end
-"""
 
 
 @pytest.fixture
@@ -53,9 +41,9 @@ def keys(redis_prefix: str) -> Keys:
 
 
 def kinds_of_keys(admin: Redis, namespace: str) -> set[str]:
-    """Return the kinds of keys that exist."""
-    keys = [str(key) for key in admin.keys(f"{namespace}*")]
-    return {key.removeprefix(namespace).split(":")[2] for key in keys}
+    """Return the kinds of keys that exist, except for the marks of the layout."""
+    keys = [str(key).removeprefix(namespace) for key in admin.keys(f"{namespace}*")]
+    return {key.split(":")[3] for key in keys if ":2:" in key}
 
 
 async def test_a_settled_run_is_a_readable_hash(
@@ -72,7 +60,7 @@ async def test_a_settled_run_is_a_readable_hash(
     assert fields["status"] == "waiting"
     assert fields["workflow"] == "order"
     assert set(fields) == {
-        *("awaits", "epoch", "settled", "snapshot", "status", "updated", "workflow")
+        *("awaits", "created", "epoch", "settled", "snapshot", "status", "updated", "workflow")
     }
 
 
@@ -80,6 +68,9 @@ async def test_a_deleted_run_leaves_nothing(
     store: RedisStore, admin: Redis, redis_prefix: str
 ) -> None:
     """By delete, by a rest or by prune: only the last number of its shard."""
+    tags = ("a=1", "b=1")
+    runs = [NewRun(id, "order", as_json(snapshot()), queue="x", tags=tags) for id in "abc"]
+    await store.enqueue(runs)
     grants = await leased(store, "a", "b", "c")
     for grant in grants:
         await store.append([step(grant, 1)])
@@ -100,13 +91,6 @@ async def test_a_previous_owner_cannot_delete_a_run(store: RedisStore) -> None:
     delete = Entry("run", old.lease.epoch, 1, b"", rest=Rest("completed", delete=True))
     assert await store.append([delete]) == [Verdict.FENCED]
     assert await steps(store) == ["a"]
-
-
-@pytest.mark.parametrize("status", STATUSES)
-def test_a_script_names_the_list_of_every_status(status: str) -> None:
-    """Before its first write: while a slot moves, a key may be on another node."""
-    lines = [line.strip().rstrip(",") for line in SAVE.text.splitlines()]
-    assert f"shard .. 'list:{status}'" in lines
 
 
 async def test_a_large_batch_is_sent_in_parts(store: RedisStore) -> None:
@@ -187,71 +171,6 @@ async def test_an_unreadable_run_does_not_affect_others(
         grants = await store.claim("ana", HOUR, 10)
     assert [grant.lease.id for grant in grants] == ["good"]
     assert "'bad' cannot be read" in caplog.text
-
-
-@contextmanager
-def counted(admin: Redis) -> Iterator[dict[str, int]]:
-    """Provide how often each command was executed in the block, also by scripts."""
-    calls: dict[str, int] = {}
-    admin.config_resetstat()
-    yield calls
-    for name, stats in admin.info("commandstats").items():
-        calls[name.removeprefix("cmdstat_")] = stats["calls"]
-
-
-async def test_many_runs_are_found_by_indexes(store: RedisStore, admin: Redis, keys: Keys) -> None:
-    """With 100,000 runs, list, due, claim and load do as little as with few."""
-    await store.load("set up")
-    (grant,) = await leased(store)
-    await store.release([grant.lease], wake_at=grant.now - HOUR)
-    fill = admin.register_script(FILL)
-    year = 10**6 * 3600 * 24 * 365
-    for shard in range(SHARDS):
-        share = MANY // SHARDS
-        later = int(grant.now.timestamp() * 1e6) + year
-        fill([keys.list(shard, "completed")], [share, f"{shard}-", 0, "\0order", 1])
-        fill(
-            [keys.workflows(shard).replace(b"workflows", b"wake:=order")],
-            [share, "x", later, "", 1],
-        )
-        admin.sadd(keys.workflows(shard), "=order")
-    with counted(admin) as calls:
-        assert (await store.list(limit=1))[0].id == "run"
-        assert len(await store.list(status="completed", limit=10)) == 10
-        assert [due.id for due in await store.due(grant.now, 10)] == ["run"]
-        assert len(await store.claim("ana", HOUR, 10)) == 1
-        assert await store.load("run") is not None
-    assert calls["hgetall"] == 3
-    assert sum(calls.values()) < 20 * SHARDS
-    assert not {"scan", "keys", "zscan", "zrange", "sscan"} & set(calls)
-
-
-@pytest.mark.parametrize("apart", [0, 1])
-async def test_a_run_is_found_among_many_others(
-    store: RedisStore, admin: Redis, keys: Keys, redis_url: str, redis_prefix: str, apart: int
-) -> None:
-    """Of other prefixes and workflows, even if all have the same time."""
-    await store.load("set up")
-    fill = admin.register_script(FILL)
-    for shard in range(2):
-        fill(
-            [keys.workflows(shard).replace(b"workflows", b"wake:=order")],
-            [CROWD, "other", 1, "", apart],
-        )
-        admin.sadd(keys.workflows(shard), "=order")
-        newest = 10**16
-        fill([keys.list(shard, "running")], [CROWD, "other", newest, "\0loud", apart])
-    async with redis(redis_url, namespace=redis_prefix, prefix="my:") as mine:
-        await mine.enqueue([NewRun("run", "order", as_json(snapshot()))])
-        assert [row.id for row in await mine.list()] == ["run"]
-        assert [row.id for row in await store.list(workflow="order")] == ["my:run"]
-        (grant,) = await mine.claim("ana", HOUR, 3)
-        assert grant.lease.id == "run"
-        assert (await mine.stats()).by_status == {"running": 1}
-        assert list(await mine.due(grant.now, 3)) == []
-        await mine.save("run", snapshot(status="completed"))
-        assert await mine.prune(NOW) == 1
-    assert (await store.stats()).by_status == {"running": 2 * CROWD}
 
 
 async def test_due_skips_live_leases(store: RedisStore) -> None:

@@ -25,7 +25,7 @@ from tests.stores.sql.clients import (
     mysql_options,
 )
 
-TABLES = ("workflow_runs", "workflow_runs_journal", "workflow_runs_inbox")
+TABLES = tuple(f"workflow_runs{suffix}" for suffix in ("", "_journal", "_inbox", "_tags"))
 
 
 class SqlConformance(StoreConformance):

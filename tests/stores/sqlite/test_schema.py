@@ -5,7 +5,7 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from string import Template
 
@@ -158,9 +158,9 @@ async def test_awaitlys_times_are_listed_in_order_with_ours(
         lines = await store.list()
         assert [line.id for line in lines] == at[::-1]
         assert [line.updated_at for line in lines] == [
-            "2024-05-01T09:30:01.000Z",
-            "2024-05-01T09:30:00.500Z",
-            "2024-05-01T09:30:00.000Z",
+            datetime(2024, 5, 1, 9, 30, 1, tzinfo=UTC),
+            datetime(2024, 5, 1, 9, 30, 0, 500_000, tzinfo=UTC),
+            datetime(2024, 5, 1, 9, 30, 0, tzinfo=UTC),
         ]
         assert [line.id for line in await store.list(after=lines[0].cursor)] == at[1::-1]
 
@@ -178,11 +178,11 @@ async def test_a_list_continues_after_any_time_that_another_program_wrote(
             pages.append((page[0].id, page[0].updated_at))
             cursor = page[0].cursor
     assert pages == [
-        ("1", "2024-05-01T09:30:00.000Z"),
-        ("0", "2024-05-01T09:30:00.000Z"),
-        ("2", "2024-05-01T00:00:00.000Z"),
-        ("4", "1970-01-01T00:00:00.000Z"),
-        ("3", "1970-01-01T00:00:00.000Z"),
+        ("1", datetime(2024, 5, 1, 9, 30, tzinfo=UTC)),
+        ("0", datetime(2024, 5, 1, 9, 30, tzinfo=UTC)),
+        ("2", datetime(2024, 5, 1, tzinfo=UTC)),
+        ("4", datetime(1970, 1, 1, tzinfo=UTC)),
+        ("3", datetime(1970, 1, 1, tzinfo=UTC)),
     ]
 
 

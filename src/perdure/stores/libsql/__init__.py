@@ -1,13 +1,14 @@
 """Runs in libSQL: a local file, or a server over HTTP (sqld, Turso)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from perdure.clock import Clock, Duration, SystemClock, check_clock, parse_duration
 from perdure.errors import InvalidArgument
-from perdure.store import MAX_VALUE_SIZE, Capabilities
+from perdure.store import MAX_VALUE_SIZE, Capabilities, Drivable
 from perdure.stores._reading import Granted
 from perdure.stores._shell import TransactionShell
 from perdure.stores.libsql.hrana import StatementError
@@ -100,16 +101,26 @@ class ServerBackend(SqliteSchemaBackend):
         await self._server.close()
 
     async def claim(
-        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
+        self,
+        owner: str,
+        ttl: timedelta,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
     ) -> Sequence[Granted]:
         while True:
             try:
-                return await super().claim(owner, ttl, limit, workflows)
+                return await super().claim(owner, ttl, limit, drives, queues)
             except StatementError as error:
-                if not is_too_large(error) or limit == 1:
+                if not is_too_large(error):
                     raise
-            # The snapshots are too large for one answer; a single one always fits.
+                if limit == 1:
+                    break
+            # The runs are too large for one answer.
             limit //= 2
+        # A single snapshot always fits; its journal and inbox are then read in pages.
+        verb = partial(self._leases.claim, owner, ttl, limit, drives, queues, apart=True)
+        return await self._claim(verb)
 
     async def _write(
         self, verb: Callable[[], Verb[T]], *, repeatable: bool = False, inline: bool = False
@@ -140,9 +151,11 @@ class LibsqlStore(TransactionShell[ServerBackend]):
             journal=True,
             lease="atomic",
             schedule=True,
+            queues=True,
             inbox=True,
             transaction=True,
             maintenance=True,
+            search=True,
             shared="network",
             survives="process_crash",
             max_value_size=max_value_size,

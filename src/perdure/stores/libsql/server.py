@@ -204,7 +204,7 @@ class Server:
 
 
 def _only_reads(statement: Statement) -> bool:
-    return statement.sql.lstrip().startswith("SELECT")
+    return statement.sql.lstrip().startswith(("SELECT", "WITH"))
 
 
 def _largest(statements: Sequence[Statement]) -> int:

@@ -9,6 +9,7 @@ from itertools import islice
 from msgspec.structs import replace
 
 from perdure.clock import Clock, as_utc
+from perdure.errors import InvalidArgument
 from perdure.snapshot import Snapshot, is_over
 from perdure.store import (
     INBOX_PAGE,
@@ -146,6 +147,8 @@ class MemoryBackend:
         """Return the messages of a run."""
         run = self._find(id)
         messages = () if run is None else run.inbox.values()
+        if after is not None and not after.isdecimal():
+            raise InvalidArgument("after", after, "the id of a message")
         last = 0 if after is None else int(after)
         return [*islice((each for each in messages if int(each.id) > last), limit)]
 

@@ -85,12 +85,14 @@ class DueIndex(Generic[R]):
                 popped.append(heap.pop())
                 yield popped[-1]
         finally:
-            for key in [key for key, heap in heaps.items() if heap.first() is None]:
-                del heaps[key]
-            if not heaps:
-                self._queues.pop(queue, None)
+            self._drop_empty(queue)
             for run in popped:
                 self.put(run)
+
+    def _drop_empty(self, queue: str) -> None:
+        heaps = self._queues.pop(queue, {})
+        if left := {key: heap for key, heap in heaps.items() if heap.first() is not None}:
+            self._queues[queue] = left
 
 
 class _WakeHeap(Generic[R]):

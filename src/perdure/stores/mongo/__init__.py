@@ -17,7 +17,8 @@ from perdure.stores.mongo.connection import (
     parse_target,
 )
 from perdure.stores.mongo.keyvalue import MongoKeyValue
-from perdure.stores.mongo.schema import collections_of, prepare
+from perdure.stores.mongo.layout import prepare
+from perdure.stores.mongo.schema import collections_of
 from perdure.stores.mongo.store import MongoReplicaSetStore, MongoStore
 from perdure.stores.mongo.transaction import MongoTransaction
 from perdure.validation import check_prefix
@@ -77,10 +78,12 @@ def _capabilities(target: Target, durability: Durability, max_value_size: int) -
         journal=True,
         lease="atomic",
         schedule=True,
+        queues=True,
         inbox=True,
         transaction=target.replica_set,
         notify=target.replica_set,
         maintenance=True,
+        search=True,
         shared="network",
         survives=survives(durability),
         max_value_size=max_value_size,

@@ -7,7 +7,7 @@ a lease that another process acquired) is resolved run by run from what the data
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -18,17 +18,24 @@ from pymongo.errors import BulkWriteError, PyMongoError
 from perdure.engine.tasks import detached
 from perdure.errors import StoreUnavailable
 from perdure.store import Entry, Rest, Verdict
+from perdure.stores.mongo import connection
 from perdure.stores.mongo.batch import RunBatch
 from perdure.stores.mongo.cleanup import Cleanup
-from perdure.stores.mongo.connection import Collection
 from perdure.stores.mongo.documents import encode_snapshot
 from perdure.stores.mongo.errors import DUPLICATE_KEY, is_connection_lost
-from perdure.stores.mongo.inbox import has_awaited_message, mark_consumed, message_keys
+from perdure.stores.mongo.inbox import (
+    has_awaited_message,
+    inbox_of,
+    mark_consumed,
+    message_keys,
+)
 from perdure.stores.mongo.journal import (
     Log,
     Positions,
+    consumed_by,
     consumed_messages,
     entry_document,
+    message_name,
     read_logs,
     seal_logs,
     slot_id,
@@ -53,7 +60,7 @@ _MAX_CONCURRENT = 16
 class PendingWrite(NamedTuple):
     """One write of an entry that is still to be made."""
 
-    collection: Collection
+    collection: connection.Collection
     write: "InsertOne[Any] | UpdateOne | DeleteOne"
 
     async def execute(self, session: AsyncClientSession | None = None) -> bool:
@@ -80,12 +87,17 @@ class Appender:
         """Drop the locks and tasks, which ended with their event loop."""
         self._locked: set[str] = set()
         self._unlocked = asyncio.Event()
-        self._marking: set[asyncio.Task[None]] = set()
+        self._marking: dict[asyncio.Task[None], set[str]] = {}
 
-    async def finish(self) -> None:
-        """Wait until the messages that entries consumed are marked."""
-        if self._marking:
-            await asyncio.wait(tuple(self._marking))
+    async def finish(self, keys: Collection[str] | None = None) -> None:
+        """Wait until the messages that entries consumed are marked, of these runs or of all."""
+        tasks = [
+            task
+            for task, runs in self._marking.items()
+            if keys is None or not runs.isdisjoint(keys)
+        ]
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def append(self, db: Collections, entries: Sequence[Entry]) -> list[Verdict]:
         """Write the entries and return a verdict on each."""
@@ -194,8 +206,8 @@ class Appender:
         """
         if consuming := self._consumed_by(batches):
             task = detached(self._try_to_mark(db, consuming))
-            self._marking.add(task)
-            task.add_done_callback(self._marking.discard)
+            self._marking[task] = {batch.key for batch in consuming}
+            task.add_done_callback(self._marking.pop)
 
     def _consumed_by(self, batches: Iterable[RunBatch]) -> list[RunBatch]:
         """Note which messages were consumed; return the batches whose messages are to be marked."""
@@ -211,9 +223,18 @@ class Appender:
             logger.warning("consumed messages are marked later: %s", error)
 
     async def _mark(self, db: Collections, batches: Sequence[RunBatch]) -> None:
+        """Mark consumed messages, and write how many were since the last rest."""
         keys = [key for batch in batches for key in message_keys(batch.key, batch.consumes)]
-        if keys:
-            await mark_consumed(db, keys)
+        epochs = {batch.key: batch.last.epoch for batch in batches}
+        counts = [
+            UpdateOne(is_owned({key: epoch}), {"$set": {"consumedSince": len(position.consumed)}})
+            for key, epoch in epochs.items()
+            if (position := self._positions.get(key, epoch)) is not None
+        ]
+        works: list[Awaitable[object]] = [mark_consumed(db, keys)] if keys else []
+        if counts:
+            works.append(connection.relaxed(db.runs).bulk_write(counts, ordered=False))
+        await gather_all(works)
         for batch in batches:
             self._positions.marked(batch.key, batch.last.epoch, batch.consumes)
 
@@ -331,13 +352,17 @@ class Appender:
         epochs = {batch.key: entry.epoch}
         if rest.delete:
             return PendingWrite(db.runs, DeleteOne(is_owned(epochs)))
-        consumed = [*consumed_messages(run, [log]).union(batch.consumes)]
+        consumed = consumed_messages(run, [log]) | {*map(message_name, batch.consumes)}
         count = run.get("messageCount")
         due = bool(count and rest.awaits) and await has_awaited_message(
-            db, batch.key, batch.incarnation, consumed, rest.awaits
+            db, batch.key, inbox_of(run), consumed, rest.awaits
         )
         body = encode_snapshot(entry.data, f"the snapshot of run {entry.id!r}")
-        fields = rest_fields(entry, rest, body, consumed, due=due)
+        fields = rest_fields(entry, rest, body, [*consumed], due=due)
+        if count:
+            logs = (await read_logs(db, {batch.key: run.get("epochs", ())}))[batch.key]
+            since = consumed_by(logs) | {*map(message_name, batch.consumes)}
+            fields["consumedCount"] = run.get("consumedCount", 0) + len(since)
         update = settle_runs({batch.key: fields})
         return PendingWrite(db.runs, UpdateOne(is_owned(epochs, {batch.key: count}), update))
 

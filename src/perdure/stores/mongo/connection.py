@@ -32,8 +32,8 @@ DEFAULT_DATABASE = "perdure"
 
 _MAJORITY = WriteConcern(w="majority", j=True)
 _RELAXED = WriteConcern(w=1, j=False)
-# MongoDB 4.2 has updates with a pipeline, which put the server's time into a document.
-_MIN_WIRE_VERSION = 8
+# MongoDB 4.4 has unions of pipelines: one round trip for many queues.
+_MIN_WIRE_VERSION = 9
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,99}")
 _CODEC: CodecOptions[Any] = CodecOptions(
     tz_aware=True, type_registry=TypeRegistry(AS_PLAIN_INTEGERS)
@@ -89,7 +89,7 @@ class Connection(Generic[T]):
         with self.use() as bound:
             hello = await self._hello()
             if hello["maxWireVersion"] < _MIN_WIRE_VERSION:
-                raise StoreError(f"MongoDB at {self.target.where} is too old: 4.2 is required")
+                raise StoreError(f"MongoDB at {self.target.where} is too old: 4.4 is required")
             is_standalone = "setName" not in hello and hello.get("msg") != "isdbgrid"
             if self.target.replica_set and is_standalone:
                 raise StoreError(

@@ -1,25 +1,36 @@
 """What the new owner of a run gets: the run as it is under the lease, and its messages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from pymongo import UpdateOne
+
 from perdure.snapshot import Snapshot
-from perdure.store import Lease, Message
+from perdure.store import INBOX_PAGE, Lease, Message
 from perdure.stores._reading import Granted, read_grant
+from perdure.stores.mongo.connection import relaxed
 from perdure.stores.mongo.documents import read_run
-from perdure.stores.mongo.inbox import mark_consumed, message_keys, unconsumed
+from perdure.stores.mongo.inbox import (
+    first_messages,
+    inboxes_of,
+    mark_consumed,
+    message_keys,
+    unconsumed_count,
+)
 from perdure.stores.mongo.journal import (
     Log,
     Positions,
+    consumed_by,
     consumed_messages,
     journal_data,
+    message_name,
     seal_logs,
 )
 from perdure.stores.mongo.schema import Collections
-from perdure.stores.mongo.updates import incarnation_of, runs_with_count, to_milliseconds
+from perdure.stores.mongo.updates import incarnation_of, to_milliseconds
 
 
 class Grants:
@@ -41,9 +52,8 @@ class Grants:
         `known` are the messages of some runs that were read with the lease.
         """
         older = {key: run["epochs"][:-1] for key, run in leased.items() if len(run["epochs"]) > 1}
-        counted = runs_with_count(leased)
-        unread = {key: counted[key] for key in counted if key not in known}
-        messages = {**known, **await unconsumed(db, unread)}
+        unread = {key: run for key, run in leased.items() if key not in known}
+        messages = {**known, **await first_messages(db, inboxes_of(unread))}
         logs = await seal_logs(db, older) if older else {}
         lost = await _lost(db, [leased[key] for key in older])
         grants: dict[str, Granted] = {}
@@ -54,11 +64,13 @@ class Grants:
             consumed = consumed_messages(run, logs.get(key, ()))
             stored = messages.get(key, [])
             # A crash may have come between an entry and the mark on the message it consumed.
-            to_mark += message_keys(key, (each.id for each in stored if each.id in consumed))
-            inbox = tuple(each for each in stored if each.id not in consumed)
+            names = {each.id: message_name(each.id) for each in stored}
+            to_mark += message_keys(key, (id for id, name in names.items() if name in consumed))
+            inbox = tuple(each for each in stored if names[each.id] not in consumed)
             grants[key] = self._grant(run, ttls[key], logs.get(key, ()), inbox)
         if to_mark:
             await mark_consumed(db, to_mark)
+        await _reset_takeovers(db, leased.values(), logs)
         return grants
 
     def _grant(
@@ -66,25 +78,49 @@ class Grants:
     ) -> Granted:
         id, expires_at = run["_id"][len(self._prefix) :], run["wakeAt"]
         lease = Lease(id, run["owner"], run["epoch"], expires_at, bool(inbox))
+        is_whole = len(inbox) < INBOX_PAGE and unconsumed_count(run) < INBOX_PAGE
         self._positions.add(
             run["_id"],
             lease.epoch,
             incarnation_of(run),
             has_older_logs=bool(logs),
-            message_count=run.get("messageCount", 0),
-            messages={message.id: message.name for message in inbox},
+            # If there may be more, the owner does not know them all: no count is equal.
+            message_count=run.get("messageCount", 0) if is_whole else -1,
+            messages={message_name(message.id): message.name for message in inbox},
+            consumed=consumed_by(logs),
+            consumed_count=run.get("consumedCount", 0),
         )
         now = expires_at - timedelta(milliseconds=to_milliseconds(ttl))
         created = run.get("incarnation") == run["claim"]
         # Counted only now: entries could still be added until the logs were sealed.
-        last_written = max((log.epoch for log in logs if log.entries), default=0)
-        takeovers = sum(epoch > last_written for epoch in run["expired"])
+        takeovers = sum(epoch > _last_written(logs) for epoch in run["expired"])
         read = partial(_read, id, run, logs)
-        return read_grant(lease, read, now, inbox, takeovers, created)
+        header = {"queue": run["queue"], "version": run["version"]}
+        return read_grant(lease, read, now, inbox, takeovers, created, **header)
 
 
 def _read(id: str, run: Mapping[str, Any], logs: Sequence[Log]) -> Snapshot:
     return read_run(id, run, journal_data(logs))
+
+
+def _last_written(logs: Iterable[Log]) -> int:
+    return max((log.epoch for log in logs if log.entries), default=0)
+
+
+async def _reset_takeovers(
+    db: Collections, leased: Iterable[Any], logs: Mapping[str, Sequence[Log]]
+) -> None:
+    """Forget expired leases up to one that wrote an entry: lists show the others."""
+    writes = [
+        UpdateOne(
+            {"_id": run["_id"], "epoch": run["epoch"]}, {"$pull": {"expired": {"$lte": last}}}
+        )
+        for run in leased
+        if run["expired"]
+        and (last := _last_written(logs.get(run["_id"], ()))) >= min(run["expired"])
+    ]
+    if writes:
+        await relaxed(db.runs).bulk_write(writes, ordered=False)
 
 
 async def _lost(db: Collections, leased: Sequence[Any]) -> set[str]:

@@ -1,41 +1,63 @@
 """Messages for a run, each a document of its own until an entry consumes it.
 
+A message counts from the moment at which the run's own document has its number (see `sending`), and
+messages are read in the order of their numbers. The id of a message starts with its number, so a
+reader that continues after a message needs no more than its id.
+
 Consuming is part of the entry's own write: a message is consumed when an entry that counts names
 it. The mark on the message is written after that and only saves reading; after a crash in between,
 the run's next owner writes it.
-
-Sending writes the message first and increments the run's message count second. A run that settles
-on an event does so only if the count is still the one its owner knows. So either the rest comes
-first, and the sender finds the suspended run and wakes it; or the count does, and the owner looks
-in the inbox before it settles the run.
-
-Whether the run is over is checked before the message is written. If the run ends in between, the
-message counts as sent before the end, and stays: another sender of the same message may have been
-told that it is a duplicate, and a run that is retried finds it.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from bson.objectid import ObjectId
-from pymongo.errors import PyMongoError
 
-from perdure.snapshot import is_over
-from perdure.store import Delivery, Message
+from perdure.errors import InvalidArgument
+from perdure.store import INBOX_PAGE, Message
+from perdure.stores._timestamps import to_microseconds
 from perdure.stores.mongo.connection import relaxed
-from perdure.stores.mongo.documents import MAX_DOCUMENT_SIZE, pack, unpack
-from perdure.stores.mongo.errors import is_connection_lost
-from perdure.stores.mongo.journal import consumed_messages, read_logs
-from perdure.stores.mongo.schema import Collections, find_and_update, update_once
-from perdure.stores.mongo.updates import (
-    HEADER,
-    STATUS_FIELDS,
-    count_message,
-    incarnation_of,
-    status_of,
-)
+from perdure.stores.mongo.documents import unpack
+from perdure.stores.mongo.journal import consumed_messages, message_name, read_logs
+from perdure.stores.mongo.schema import Collections, gather_all
+from perdure.stores.mongo.updates import HEADER, Document, incarnation_of
 
-_WITH_DEDUP_ID, _WITHOUT_DEDUP_ID = "d", "m"
+WITH_DEDUP_ID, WITHOUT_DEDUP_ID = "d", "m"
+
+# Messages of layout 1 have a time instead of a number; these numbers come before all others.
+_OLD_NUMBERS = -(10**16)
+
+
+class Inbox(NamedTuple):
+    """What a run's document says of its messages: the number of the last one, how many are not
+    consumed, and numbers and times of the newest by name.
+    """
+
+    incarnation: str
+    last: int
+    unconsumed: int
+    newest: Mapping[str, tuple[int, datetime]]
+
+
+def inbox_of(run: Mapping[str, Any]) -> Inbox:
+    """Return what a run's document says of its messages."""
+    newest = {each["name"]: (each["number"], each["at"]) for each in run.get("newest", ())}
+    last = run.get("messageCount", 0)
+    return Inbox(incarnation_of(run), last, unconsumed_count(run), newest)
+
+
+def inboxes_of(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Inbox]:
+    """Return the inboxes of those runs, given by key, to which messages were sent."""
+    return {key: inbox_of(run) for key, run in runs.items() if run.get("messageCount")}
+
+
+def unconsumed_count(run: Mapping[str, Any]) -> int:
+    """Return how many messages of a run are not consumed; rather too many than too few."""
+    consumed: int = run.get("consumedCount", 0) + run.get("consumedSince", 0)
+    count: int = run.get("messageCount", 0)
+    return max(0, count - consumed)
 
 
 def messages_of(run: str, incarnation: str) -> dict[str, str]:
@@ -43,118 +65,116 @@ def messages_of(run: str, incarnation: str) -> dict[str, str]:
     return {"$gte": f"{run}\0{incarnation}.", "$lt": f"{run}\0{incarnation}/"}
 
 
-async def send(
-    db: Collections, key: str, name: str, payload: bytes, dedup_id: str | None
-) -> Delivery:
-    """Put a message in a run's inbox, and wake the run if it awaits it."""
-    run = await db.runs.find_one({"_id": key}, {**STATUS_FIELDS, "incarnation": 1})
-    if run is None:
-        return Delivery.UNKNOWN
-    order = ObjectId()
-    suffix = f"{_WITHOUT_DEDUP_ID}{order}" if dedup_id is None else f"{_WITH_DEDUP_ID}{dedup_id}"
-    id = f"{key}\0{incarnation_of(run)}.{suffix}"
-    if is_over(status_of(run)) and not await db.inbox.find_one({"_id": id}, {"_id": 1}):
-        return Delivery.OVER
-    message = await _put(db, id, key, name, payload, order)
-    if not message["consumed"]:
-        # A duplicate wakes the run, too: the first sender may have died before it did.
-        same_run = {"_id": key, "incarnation": run.get("incarnation")}
-        if not await _count(db, same_run, message["name"]):
-            # The run was deleted in the meantime, and its inbox with it.
-            await db.inbox.delete_one({"_id": id})
-            return Delivery.UNKNOWN
-    return Delivery.DELIVERED if message["order"] == order else Delivery.DUPLICATE
+async def first_messages(db: Collections, inboxes: Mapping[str, Inbox]) -> dict[str, list[Message]]:
+    """Return up to a page of the messages not marked as consumed, for runs given by key."""
+    large = [key for key, inbox in inboxes.items() if inbox.unconsumed > INBOX_PAGE]
+    small: dict[str, list[Any]] = {key: [] for key in inboxes if key not in large}
+    pages = await gather_all([_page(db, key, inboxes[key], None, INBOX_PAGE) for key in large])
+    if small:
+        async for document in db.inbox.find({"run": {"$in": [*small]}, "consumed": False}):
+            small[document["run"]].append(document)
+    in_order = {key: _in_order(found, inboxes[key])[:INBOX_PAGE] for key, found in small.items()}
+    return in_order | dict(zip(large, pages, strict=True))
 
 
-async def _put(
-    db: Collections, id: str, key: str, name: str, payload: bytes, order: ObjectId
-) -> Mapping[str, Any]:
-    """Insert a message unless its id exists; return the message of that id."""
-    message: dict[str, Any] = {"run": key, "name": name, "order": order, "consumed": False}
-    if len(payload) > MAX_DOCUMENT_SIZE:
-        message["packed"] = pack(payload, f"the event {name!r} for run {key!r}")
-    else:
-        message["payload"] = payload
-    new = {"$mergeObjects": ["$$ROOT", {"$literal": message}, {"sentAt": "$$NOW"}]}
-    exists = {"$eq": [{"$type": "$run"}, "string"]}
-    update = [{"$replaceWith": {"$cond": [exists, "$$ROOT", new]}}]
-    projection = {"name": 1, "order": 1, "consumed": 1}
-    stored: Mapping[str, Any] = await find_and_update(db.inbox, id, update, projection=projection)
-    return stored
+async def _page(
+    db: Collections, key: str, inbox: Inbox, after: int | None, limit: int | None
+) -> list[Message]:
+    """Return messages after a number, not marked as consumed, in order."""
+    numbered: Document = (
+        {"$lte": inbox.last} if after is None else {"$gt": after, "$lte": inbox.last}
+    )
+    mine = {"run": key, "consumed": False}
+    # Those without a number are few; after them, the others in the order of the index.
+    unnumbered = await db.inbox.find({**mine, "number": None}).to_list()
+    found = db.inbox.find({**mine, "number": numbered}).sort("number")
+    documents = await (found if limit is None else found.limit(limit)).to_list()
+    messages = _in_order([*unnumbered, *documents], inbox)
+    return [each for each in messages if after is None or number_of(each.id) > after][:limit]
 
 
-async def _count(db: Collections, same_run: Mapping[str, Any], name: str) -> bool:
-    """Count a message, and wake the run if it awaits it; return whether the run exists."""
-    update = count_message(name)
-    try:
-        run = await update_once(db.runs, same_run, update, {"_id": 1})
-    except PyMongoError as error:
-        if not is_connection_lost(error):
-            raise
-        # Counted twice, a message only makes the owner look into the inbox once more.
-        run = await update_once(db.runs, same_run, update, {"_id": 1})
-    return run is not None
-
-
-async def unconsumed(db: Collections, runs: Mapping[str, str]) -> dict[str, list[Message]]:
-    """Return the messages not marked as consumed, for runs given by key and incarnation."""
-    messages: dict[str, list[Message]] = {run: [] for run in runs}
-    if runs:
-        found = db.inbox.find({"run": {"$in": [*runs]}, "consumed": False})
-        async for document in found.sort([("sentAt", 1), ("order", 1)]):
-            run, _, id = document["_id"].partition("\0")
-            if id.startswith(f"{runs[run]}."):
-                messages[run].append(_message(id, document))
-    return messages
+def _in_order(documents: Iterable[Mapping[str, Any]], inbox: Inbox) -> list[Message]:
+    # A message that gets its number while the index is read may be found twice.
+    by_id = {document["_id"]: document for document in documents}
+    messages = filter(None, (_message(document, inbox) for document in by_id.values()))
+    return sorted(messages, key=lambda message: number_of(message.id))
 
 
 async def runs_with_messages(
-    db: Collections, runs: Mapping[str, str], consumed: Collection[str]
+    db: Collections, inboxes: Mapping[str, Inbox], consumed: Collection[str]
 ) -> set[str]:
-    """Return those of the runs, given by key and incarnation, that have unconsumed messages.
+    """Return those of the runs, given by key, that have unconsumed messages.
 
-    `consumed` are the ids of messages that are known to be consumed, although not marked yet.
+    `consumed` are the names of messages that are known to be consumed, although not marked yet.
     """
-    if not runs:
+    if not inboxes:
         return set()
-    found = db.inbox.find({"run": {"$in": [*runs]}, "consumed": False}, {"_id": 1})
-    parts = [document["_id"].partition("\0") async for document in found]
-    return {run for run, _, id in parts if id.startswith(f"{runs[run]}.") and id not in consumed}
+    fields = {"run": 1, "number": 1, "sentAt": 1, "order": 1}
+    found = db.inbox.find({"run": {"$in": [*inboxes]}, "consumed": False}, fields)
+    return {
+        document["run"]
+        async for document in found
+        if _number(document, inboxes[document["run"]]) is not None
+        and name_of(document) not in consumed
+    }
 
 
-async def inbox(db: Collections, key: str) -> list[Message]:
-    """Return a run's messages that were not consumed."""
-    # Messages before entries: what is consumed in between is found among the entries.
-    run = await db.runs.find_one({"_id": key}, {"incarnation": 1})
-    if run is None:
-        return []
-    messages = (await unconsumed(db, {key: incarnation_of(run)}))[key]
-    run = await db.runs.find_one({"_id": key}, HEADER) if messages else None
+async def inbox(db: Collections, key: str, after: str | None, limit: int | None) -> list[Message]:
+    """Return a run's messages that were not consumed, after the message `after`."""
+    last = None if after is None else number_of(after)
+    messages: list[Message] = []
+    while limit is None or len(messages) < limit:
+        # Messages before entries: what is consumed in between is found among the entries.
+        run = await db.runs.find_one({"_id": key}, HEADER)
+        if run is None or not run.get("messageCount"):
+            break
+        left = None if limit is None else limit - len(messages)
+        page = await _page(db, key, inbox_of(run), last, left)
+        if not page:
+            break
+        messages += await _without_consumed(db, key, page)
+        last = number_of(page[-1].id)
+        if left is None or len(page) < left:
+            break
+    return messages
+
+
+async def _without_consumed(
+    db: Collections, key: str, messages: Sequence[Message]
+) -> list[Message]:
+    run = await db.runs.find_one({"_id": key}, HEADER)
     if run is None:
         return []
     logs = await read_logs(db, {key: run.get("epochs", ())})
     consumed = consumed_messages(run, logs[key])
-    return [message for message in messages if message.id not in consumed]
+    return [message for message in messages if message_name(message.id) not in consumed]
 
 
 async def has_awaited_message(
-    db: Collections, key: str, incarnation: str, consumed: Collection[str], awaits: Sequence[str]
+    db: Collections, key: str, inbox: Inbox, consumed: Collection[str], awaits: Sequence[str]
 ) -> bool:
     """Return whether the inbox has a message of an awaited name that was not consumed."""
-    messages = (await unconsumed(db, {key: incarnation}))[key]
-    return is_awaited({message.id: message.name for message in messages}, consumed, awaits)
+    awaited = {"run": key, "consumed": False, "name": {"$in": [*awaits]}}
+    fields = {"run": 1, "number": 1, "sentAt": 1, "order": 1}
+    found = db.inbox.find(awaited, fields)
+    return any(
+        [
+            _number(document, inbox) is not None and name_of(document) not in consumed
+            async for document in found
+        ]
+    )
 
 
 def is_awaited(
     messages: Mapping[str, str], consumed: Collection[str], awaits: Sequence[str]
 ) -> bool:
-    """Return whether one of the messages, names by id, is awaited and not consumed."""
-    return any(name in awaits and id not in consumed for id, name in messages.items())
+    """Return whether one of the messages, events by name, is awaited and not consumed."""
+    return any(event in awaits and name not in consumed for name, event in messages.items())
 
 
 def message_keys(run: str, ids: Iterable[str]) -> list[str]:
     """Return the `_id` of a run's messages."""
-    return [f"{run}\0{id}" for id in ids]
+    return [f"{run}\0{message_name(id)}" for id in ids]
 
 
 async def mark_consumed(db: Collections, keys: Sequence[str]) -> None:
@@ -169,11 +189,48 @@ async def mark_consumed(db: Collections, keys: Sequence[str]) -> None:
         await inbox.delete_many({"_id": {"$in": to_delete}})
 
 
+def number_of(id: str) -> int:
+    """Return the number with which the id of a message starts."""
+    number = id.partition(":")[0]
+    try:
+        return int(number)
+    except ValueError:
+        raise InvalidArgument("after", id, "the id of a message") from None
+
+
+def name_of(document: Mapping[str, Any]) -> str:
+    """Return what tells a message from all others of its run, of earlier ones too."""
+    name: str = document["_id"].partition("\0")[2]
+    return name
+
+
 def _has_dedup_id(key: str) -> bool:
-    return key.partition("\0")[2].partition(".")[2].startswith(_WITH_DEDUP_ID)
+    return key.partition("\0")[2].partition(".")[2].startswith(WITH_DEDUP_ID)
 
 
-def _message(id: str, document: Mapping[str, Any]) -> Message:
-    packed = document.get("packed")
+def _number(document: Mapping[str, Any], inbox: Inbox) -> int | None:
+    """Return a message's number, or `None` if it does not count: not sent yet, or later."""
+    name = name_of(document)
+    if not name.startswith(f"{inbox.incarnation}."):
+        return None
+    number: int | None = document.get("number")
+    if number is None and name in inbox.newest:
+        number = inbox.newest[name][0]
+    if number is None and "sentAt" in document:
+        return _OLD_NUMBERS + to_microseconds(document["sentAt"]) + _tie(document["order"])
+    return None if number is None or number > inbox.last else number
+
+
+def _tie(order: ObjectId) -> int:
+    # The last bytes of an ObjectId are a counter of the process that sent the message.
+    return int.from_bytes(order.binary[-3:], "big") % 1000
+
+
+def _message(document: Mapping[str, Any], inbox: Inbox) -> Message | None:
+    number = _number(document, inbox)
+    if number is None:
+        return None
+    name, packed = name_of(document), document.get("packed")
     payload = document["payload"] if packed is None else unpack(packed)
-    return Message(id, document["name"], payload, document["sentAt"])
+    sent_at = document.get("sentAt") or inbox.newest[name][1]
+    return Message(f"{number}:{name}", document["name"], payload, sent_at)

@@ -105,10 +105,21 @@ def journal_data(logs: Iterable[Log]) -> Iterator[bytes]:
     return (entries[place].data() for place in sorted(entries))
 
 
+def message_name(id: str) -> str:
+    """Return the id of a message without its number, which messages of layout 1 do not have."""
+    number, _, name = id.partition(":")
+    return name if name and number.lstrip("-").isdecimal() else id
+
+
+def consumed_by(logs: Iterable[Log]) -> set[str]:
+    """Return the names of the messages that the entries of logs consumed."""
+    entries = (entry for log in logs for entry in log.entries)
+    return {message_name(id) for entry in entries for id in entry.consumes}
+
+
 def consumed_messages(run: Mapping[str, Any], logs: Iterable[Log] = ()) -> set[str]:
-    """Return the ids of messages that a run's last rest and the entries since consumed."""
-    in_logs = (id for log in logs for entry in log.entries for id in entry.consumes)
-    return {*run.get("consumed", ()), *in_logs}
+    """Return the names of messages that a run's last rest and the entries since consumed."""
+    return {*map(message_name, run.get("consumed", ())), *consumed_by(logs)}
 
 
 async def read_logs(db: Collections, epochs: Mapping[str, Sequence[int]]) -> dict[str, list[Log]]:
@@ -149,9 +160,10 @@ class Position:
     """Where the next entry of a lease goes, and what the owner knows of the run's messages.
 
     `is_certain` is false while a write was sent and not answered. `has_older_logs` says that logs
-    of earlier epochs count, too. `messages` are the names of the messages that were not consumed
-    at the time of the grant, by id. `unmarked` are messages that entries of this lease consumed and
-    whose marks are not written yet.
+    of earlier epochs count, too. `messages` are the events of the messages that were not consumed
+    at the time of the grant, by name; `consumed` are those that entries consumed since the last
+    rest, and `consumed_count` is how many were before it. `unmarked` are those that entries of this
+    lease consumed and whose marks are not written yet.
     """
 
     epoch: int
@@ -163,6 +175,8 @@ class Position:
     has_older_logs: bool = False
     message_count: int = 0
     messages: dict[str, str] = field(default_factory=dict)
+    consumed: set[str] = field(default_factory=set)
+    consumed_count: int = 0
     unmarked: set[str] = field(default_factory=set)
 
 
@@ -204,20 +218,21 @@ class Positions:
         """Note that messages were consumed, and are to be marked."""
         position = self.get(run, epoch)
         if position is not None:
-            for id in ids:
-                position.messages.pop(id, None)
-                position.unmarked.add(id)
+            for name in map(message_name, ids):
+                position.messages.pop(name, None)
+                position.consumed.add(name)
+                position.unmarked.add(name)
 
     def marked(self, run: str, epoch: int, ids: Iterable[str]) -> None:
         """Note that consumed messages were marked."""
         position = self.get(run, epoch)
         if position is not None:
-            position.unmarked.difference_update(ids)
+            position.unmarked.difference_update(map(message_name, ids))
 
     def unmarked(self, leases: Iterable[tuple[str, int]]) -> set[str]:
-        """Return the unmarked messages of leases, given by run and epoch."""
+        """Return the names of unmarked messages of leases, given by run and epoch."""
         positions = (self.get(run, epoch) for run, epoch in leases)
-        return {id for position in positions if position is not None for id in position.unmarked}
+        return {name for position in positions if position for name in position.unmarked}
 
     def remove(self, run: str, epoch: int) -> None:
         """Forget a lease that has ended."""

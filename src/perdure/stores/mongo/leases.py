@@ -9,20 +9,20 @@ from bson.objectid import ObjectId
 from pymongo.errors import PyMongoError
 
 from perdure import codec
-from perdure.store import Due, Grant, Lease, LeaseRequest, Message, NewRun
+from perdure.store import Drivable, Due, Grant, Lease, LeaseRequest, Message, NewRun
+from perdure.stores._backend import Ownership
 from perdure.stores._reading import Granted
-from perdure.stores._shell import Ownership
 from perdure.stores._timestamps import to_microseconds
 from perdure.stores.mongo.documents import encode_snapshot
 from perdure.stores.mongo.errors import is_connection_lost
 from perdure.stores.mongo.grants import Grants
-from perdure.stores.mongo.inbox import runs_with_messages, unconsumed
+from perdure.stores.mongo.inbox import first_messages, inboxes_of, runs_with_messages
 from perdure.stores.mongo.journal import Positions, seal_logs
-from perdure.stores.mongo.schedule import find_due
+from perdure.stores.mongo.schedule import find_due, is_due_at
 from perdure.stores.mongo.schema import Collections, find_and_update, insert, update_once
 from perdure.stores.mongo.server_clock import ServerClock
 from perdure.stores.mongo.updates import (
-    HAS_EXPIRED,
+    HEADER,
     IS_DUE,
     STATE_FIELDS,
     Document,
@@ -36,12 +36,15 @@ from perdure.stores.mongo.updates import (
     next_epoch,
     owner_by_id,
     release_lease,
-    runs_with_count,
-    to_date,
+    rest_header,
     to_milliseconds,
-    with_workflow,
+    wake_fields,
+    wake_time,
+    without_null,
 )
 
+# By which a change of the run is noticed, and its messages are found.
+_STATE = {**STATE_FIELDS, "newest": 1, "consumedCount": 1, "consumedSince": 1}
 _MAX_ATTEMPTS = 3
 # For each run, the server searches the list of all leases of the statement.
 _MAX_LEASES = 500
@@ -159,8 +162,8 @@ class Leases:
     ) -> tuple[list[Document], dict[str, Grant]]:
         """Return the documents of new runs, and their grants by `_id`."""
         now = time - timedelta(microseconds=time.microsecond % 1000)
-        header = new_header(claim) | {"epoch": epoch, "epochs": [epoch], "updatedAt": now}
-        header |= {"awaits": [], "expired": []}
+        header = {"epoch": epoch, "epochs": [epoch], "updatedAt": now, "createdAt": now}
+        header |= {"awaits": [], "expired": [], "turn": 0}
         documents: list[Document] = []
         grants: dict[str, Grant] = {}
         # Runs that are created together often start with the same snapshot.
@@ -172,9 +175,11 @@ class Leases:
             expires_at = now + timedelta(milliseconds=to_milliseconds(request.ttl))
             key = self._prefix + request.id
             own = {"_id": key, "owner": request.owner, "wakeAt": expires_at}
-            documents.append({**own, **header, **with_workflow(body, request.workflow)})
+            documents.append({**own, **new_header(claim, request), **header, **body})
             lease = Lease(request.id, request.owner, epoch, expires_at)
-            grants[key] = Grant(lease, codec.loads(request.create), now, created=True)
+            grants[key] = Grant(
+                lease, codec.loads(request.create), now, created=True, version=request.version
+            )
         return documents, grants
 
     async def _lease_one(
@@ -191,8 +196,7 @@ class Leases:
         stages = [lease]
         if request.create is not None:
             body = _encode(request.id, request.create)
-            new = {**with_workflow(body, request.workflow), **new_header(claim)}
-            stages.insert(0, create_if_missing(new))
+            stages.insert(0, create_if_missing({**body, **new_header(claim, request)}))
         run = await find_and_update(db.runs, key, stages, upsert=request.create is not None)
         return run if run is not None and run.get("claim") == claim else None
 
@@ -223,11 +227,12 @@ class Leases:
         owner: str,
         ttl: timedelta,
         limit: int,
-        workflows: Sequence[str] | None,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
     ) -> list[Granted]:
         """Lease and load runs that are due, earliest first."""
         for _ in range(_MAX_ATTEMPTS):
-            due = await find_due(db, self._prefix, limit, workflows, fields=STATE_FIELDS)
+            due = await find_due(db, self._prefix, limit, drives, queues, fields=_STATE)
             if not due:
                 break
             found = {run["_id"]: run for run in due}
@@ -246,10 +251,10 @@ class Leases:
         change between the search and the lease: no owner consumed one, and none was sent.
         """
         leasing = self._lease_due(db, [*found], owner, ttl)
-        with_messages = runs_with_count(found)
-        if not with_messages:
+        inboxes = inboxes_of(found)
+        if not inboxes:
             return await leasing, {}
-        leased, messages = await asyncio.gather(leasing, unconsumed(db, with_messages))
+        leased, messages = await asyncio.gather(leasing, first_messages(db, inboxes))
         same = [key for key in messages if is_unchanged(found[key], leased.get(key))]
         return leased, {key: messages[key] for key in same}
 
@@ -257,8 +262,8 @@ class Leases:
         self, db: Collections, keys: Sequence[str], owner: str, ttl: timedelta
     ) -> dict[str, Any]:
         """Lease the runs that are still due, and return them by `_id`."""
-        claim = ObjectId()
-        lease = lease_if_free({"$literal": owner}, ttl, claim, self._epochs.next())
+        claim, epoch = ObjectId(), self._epochs.next()
+        lease = lease_if_free({"$literal": owner}, ttl, claim, epoch, is_due=True)
         if len(keys) == 1:
             run = await update_once(db.runs, {"_id": keys[0], **IS_DUE}, [lease])
             return {} if run is None else {keys[0]: {**run}}
@@ -266,15 +271,17 @@ class Leases:
         return {run["_id"]: {**run} for run in await _claimed(db, keys, claim)}
 
     async def due(
-        self, db: Collections, now: datetime, limit: int, workflows: Sequence[str] | None
+        self,
+        db: Collections,
+        now: datetime,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
     ) -> list[Due]:
         """Return the runs without a live lease whose wake time is at or before `now`."""
-        is_due = {
-            "wakeAt": {"$type": "date", "$lte": to_date(now)},
-            "$or": [{"owner": None}, {"$expr": HAS_EXPIRED}],
-        }
-        runs = await find_due(db, self._prefix, limit, workflows, is_due)
-        return [Due(run["_id"][len(self._prefix) :], run["wakeAt"]) for run in runs]
+        runs = await find_due(db, self._prefix, limit, drives, queues, is_due_at(now))
+        times = ((run["_id"][len(self._prefix) :], wake_time(run)) for run in runs)
+        return [Due(id, at) for id, at in times if at is not None]
 
     async def renew(
         self, db: Collections, leases: Sequence[Lease], ttl: timedelta
@@ -283,13 +290,12 @@ class Leases:
         for leased in self._leased(leases):
             await db.runs.update_many(leased, [{"$set": {"wakeAt": from_now(ttl)}}])
         keys = [self._prefix + lease.id for lease in leases]
-        fields = {"epoch": 1, "owner": 1, "wakeAt": 1, "messageCount": 1, "incarnation": 1}
-        found = db.runs.find({"_id": {"$in": keys}}, fields, batch_size=len(keys) + 1)
+        found = db.runs.find({"_id": {"$in": keys}}, HEADER, batch_size=len(keys) + 1)
         runs = {run["_id"]: run async for run in found}
         epochs = zip(keys, (lease.epoch for lease in leases), strict=True)
         # Before the messages are read: what is marked in between is not found.
         unmarked = self._positions.unmarked(epochs)
-        with_messages = await runs_with_messages(db, runs_with_count(runs), unmarked)
+        with_messages = await runs_with_messages(db, inboxes_of(runs), unmarked)
         return [
             self._renewed(lease, runs.get(key), key in with_messages)
             for key, lease in zip(keys, leases, strict=True)
@@ -332,16 +338,24 @@ class Leases:
         documents = [
             {
                 "_id": self._prefix + run.id,
-                **with_workflow(_encode(run.id, run.snapshot), run.workflow),
-                **new_header(claim),
+                **_encode(run.id, run.snapshot),
+                **_new_header(run, claim, past),
                 "updatedAt": now,
-                "wakeAt": to_date(run.wake_at or past),
+                "createdAt": now,
             }
             for run in runs
         ]
         existing = await insert(db.runs, documents, sum(len(run.snapshot) for run in runs))
         await self._clock.wait_past(now)
         return [index not in existing for index in range(len(runs))]
+
+
+def _new_header(run: NewRun, claim: ObjectId, now: datetime) -> Document:
+    header = {**new_header(claim, run), "queue": run.queue}
+    if run.rest is not None:
+        return without_null(header | rest_header(run.rest))
+    wake_at = run.wake_at or now - run.head_start
+    return {**header, "status": "queued", **wake_fields(wake_at)}
 
 
 def _encode(id: str, snapshot: bytes) -> Document:

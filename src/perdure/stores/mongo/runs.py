@@ -1,9 +1,7 @@
-"""Whole runs: saved, loaded, deleted, listed, pruned and counted."""
+"""Whole runs: saved, loaded and deleted."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Mapping
 from typing import Any
 
 from bson.objectid import ObjectId
@@ -11,39 +9,34 @@ from pymongo import ReturnDocument
 from pymongo.errors import PyMongoError
 
 from perdure.engine.tasks import detached
-from perdure.snapshot import RunStatus, Snapshot
-from perdure.store import Rest, Stats
-from perdure.stores._shell import Query, Row
+from perdure.snapshot import Snapshot
+from perdure.store import Rest
 from perdure.stores.mongo.cleanup import Cleanup
-from perdure.stores.mongo.documents import UNIX_EPOCH, encode_snapshot, read_run
-from perdure.stores.mongo.inbox import has_awaited_message, mark_consumed, message_keys
-from perdure.stores.mongo.journal import consumed_messages, journal_data, read_logs, seal_logs
+from perdure.stores.mongo.documents import encode_snapshot, read_run
+from perdure.stores.mongo.inbox import (
+    has_awaited_message,
+    inbox_of,
+    mark_consumed,
+    message_keys,
+)
+from perdure.stores.mongo.journal import (
+    consumed_by,
+    consumed_messages,
+    journal_data,
+    read_logs,
+    seal_logs,
+)
 from perdure.stores.mongo.leases import Epochs
-from perdure.stores.mongo.schedule import find_due
-from perdure.stores.mongo.schema import Collections, find_and_update, gather_all
+from perdure.stores.mongo.schema import Collections, find_and_update
 from perdure.stores.mongo.updates import (
     HEADER,
-    STATUS_FIELDS,
-    Document,
-    has_prefix,
-    has_status,
     incarnation_of,
     rest_header,
     save_run,
-    status_of,
-    to_milliseconds,
-    with_workflow,
+    without_null,
 )
 
-_ROW_FIELDS = {
-    **STATUS_FIELDS,
-    "updatedAt": 1,
-    "workflow": 1,
-    "owner": 1,
-    "snapshot.workflowName": 1,
-}
 _BASE_FIELDS = {"settled": 1, "epochs": 1}
-_SNAPSHOT_STATUS = {"$ifNull": ["$snapshot.execution.state", "$snapshot.execution.status"]}
 
 
 class Loader:
@@ -105,7 +98,8 @@ class Runs:
         """Replace a run; its previous owners are fenced out."""
         key = self._prefix + id
         body = encode_snapshot(data, f"the snapshot of run {id!r}")
-        document = {**rest_header(rest), **with_workflow(body, workflow)}
+        header = {"queue": "", "version": 0, "workflow": workflow, **rest_header(rest)}
+        document = without_null({**header, **body})
         previous = await find_and_update(
             db.runs,
             key,
@@ -123,7 +117,7 @@ class Runs:
             logs = await seal_logs(db, {key: epochs})
             # The entries that say so are no longer part of the run, and their writer may not have
             # marked the messages yet.
-            if consumed := consumed_messages({}, logs[key]):
+            if consumed := consumed_by(logs[key]):
                 await mark_consumed(db, message_keys(key, consumed))
             self._cleanup.delete_logs(key, epochs[-1])
 
@@ -133,9 +127,9 @@ class Runs:
         if not (rest.awaits and previous.get("messageCount")):
             return
         consumed = consumed_messages(previous)
-        if await has_awaited_message(db, key, incarnation_of(previous), consumed, rest.awaits):
+        if await has_awaited_message(db, key, inbox_of(previous), consumed, rest.awaits):
             unowned = {"_id": key, "owner": None, "awaits": [*rest.awaits]}
-            await db.runs.update_one(unowned, [{"$set": {"wakeAt": "$$NOW"}}])
+            await db.runs.update_one(unowned, [{"$set": {"wakeAt": "$$NOW", "turn": 0}}])
 
     async def load(self, db: Collections, id: str) -> Snapshot | None:
         """Return a run with its journal merged, or `None`."""
@@ -168,73 +162,3 @@ class Runs:
         if run.get("messageCount"):
             self._cleanup.delete_messages(key, incarnation_of(run))
         return True
-
-    async def list(self, db: Collections, query: Query) -> list[Row]:
-        """Return a page of runs, the most recently updated first."""
-        conditions = [has_prefix(self._prefix + query.prefix)]
-        if query.status is not None:
-            conditions.append(has_status([query.status]))
-        if query.workflow is not None:
-            headless = {"workflow": None, "snapshot.workflowName": query.workflow}
-            conditions.append({"$or": [{"workflow": query.workflow}, headless]})
-        if query.after is not None:
-            time, id = query.after
-            earlier = [{"updatedAt": {"$lt": time}}, {"_id": {"$lt": self._prefix + id}}]
-            conditions.append({"updatedAt": {"$lte": time}, "$or": earlier})
-        chosen = [condition for condition in conditions if condition]
-        found = db.runs.find({"$and": chosen} if chosen else {}, _ROW_FIELDS)
-        page = found.sort([("updatedAt", -1), ("_id", -1)]).limit(query.limit)
-        return [self._row(run) async for run in page]
-
-    def _row(self, run: Any) -> Row:
-        workflow = run.get("workflow") or run.get("snapshot", {}).get("workflowName")
-        updated_at = run.get("updatedAt") or UNIX_EPOCH
-        id, owner = run["_id"][len(self._prefix) :], run.get("owner")
-        return Row(id, updated_at, status_of(run), workflow, owner)
-
-    async def prune(
-        self, db: Collections, older_than: timedelta, statuses: Sequence[RunStatus], limit: int
-    ) -> int:
-        """Delete runs of these statuses that are old; return how many."""
-        cutoff = {"$subtract": ["$$NOW", to_milliseconds(older_than)]}
-        old = {
-            **has_status(statuses),
-            "updatedAt": {"$type": "date"},
-            "$expr": {"$lt": ["$updatedAt", cutoff]},
-        }
-        found = db.runs.find({**has_prefix(self._prefix), **old}, HEADER).limit(limit)
-        runs = {run["_id"]: run async for run in found}
-        pruned = await db.runs.delete_many({"_id": {"$in": [*runs]}, **old})
-        if pruned.deleted_count:
-            await self._clean_up_after(db, runs)
-        return pruned.deleted_count
-
-    async def _clean_up_after(self, db: Collections, runs: Mapping[str, Any]) -> None:
-        left = {run["_id"] async for run in db.runs.find({"_id": {"$in": [*runs]}}, {"_id": 1})}
-        for key, run in runs.items():
-            if key in left:
-                continue
-            epoch = run.get("epoch", 0)
-            self._epochs.end(epoch)
-            self._cleanup.delete_logs(key, epoch)
-            if run.get("messageCount"):
-                self._cleanup.delete_messages(key, incarnation_of(run))
-
-    async def stats(self, db: Collections) -> Stats:
-        """Count the runs by status and find the oldest due one."""
-        mine = has_prefix(self._prefix)
-        # Runs with a header are counted in the index alone; those without are examined.
-        with_header, headless = await gather_all(
-            [
-                self._count(db, {**mine, "status": {"$type": "string"}}, "$status"),
-                self._count(db, {**mine, "status": None}, _SNAPSHOT_STATUS),
-            ]
-        )
-        oldest = await find_due(db, self._prefix, 1)
-        by_status = Counter(with_header) + Counter(headless)
-        return Stats(by_status, oldest[0]["wakeAt"] if oldest else None)
-
-    async def _count(self, db: Collections, chosen: Document, by: object) -> dict[str, int]:
-        counting = {"$group": {"_id": by, "count": {"$sum": 1}}}
-        groups = await db.runs.aggregate([{"$match": chosen}, counting])
-        return {group["_id"] or "running": group["count"] async for group in groups}

@@ -9,29 +9,38 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import IndexModel, ReturnDocument
 from pymongo.errors import BulkWriteError, DuplicateKeyError, WriteConcernError, WriteError
 
-from perdure.stores.mongo.connection import Client, Collection, Database, create_indexes
+from perdure.stores.mongo.connection import Client, Collection, Database
 from perdure.stores.mongo.documents import AS_PLAIN_INTEGERS
 from perdure.stores.mongo.errors import DUPLICATE_KEY
+from perdure.stores.mongo.updates import HAS_WAKE_TIME, Pipeline
 
 T = TypeVar("T")
 
 # A command is one document, and a document has at most 16 MiB.
 MAX_COMMAND_SIZE = 8 * 1024 * 1024
+# The server plans the parts of a union one by one, and allows a limited number of stages.
+_MAX_UNION = 100
 
 # Runs are read as raw documents, so that a snapshot is decoded only once.
 RAW_CODEC: CodecOptions[Any] = CodecOptions(
     document_class=RawBSONDocument, tz_aware=True, type_registry=TypeRegistry(AS_PLAIN_INTEGERS)
 )
 
-WAKE_INDEX = "perdure_wakeAt"
+DUE_INDEX, STATUS_INDEX = "perdure_wakeAt", "perdure_workflow"
+UPDATE_INDEX, TAG_INDEX = "perdure_updatedAt", "perdure_tags"
 RUN_INDEXES = (
-    IndexModel([("updatedAt", -1), ("_id", -1)], name="perdure_updatedAt"),
-    IndexModel([("status", 1), ("updatedAt", -1), ("_id", -1)], name="perdure_status"),
-    # By workflow first, so that due runs of workflows that are not asked for are never examined.
+    IndexModel([("updatedAt", -1), ("_id", -1)], name=UPDATE_INDEX),
+    IndexModel([("workflow", 1), ("status", 1), ("updatedAt", -1), ("_id", -1)], name=STATUS_INDEX),
+    # By queue and workflow first, so that due runs that are not asked for are never examined.
     IndexModel(
-        [("workflow", 1), ("wakeAt", 1), ("_id", 1)],
-        name=WAKE_INDEX,
-        partialFilterExpression={"wakeAt": {"$type": "date"}},
+        [("queue", 1), ("workflow", 1), ("wakeAt", 1), ("turn", 1), ("version", 1), ("_id", 1)],
+        name=DUE_INDEX,
+        partialFilterExpression={"wakeAt": HAS_WAKE_TIME},
+    ),
+    IndexModel(
+        [("tags", 1), ("createdAt", -1), ("_id", -1)],
+        name=TAG_INDEX,
+        partialFilterExpression={"tags": {"$exists": True}},
     ),
 )
 JOURNAL_INDEXES = (
@@ -44,7 +53,7 @@ JOURNAL_INDEXES = (
 )
 INBOX_INDEXES = (
     IndexModel(
-        [("run", 1), ("sentAt", 1), ("order", 1)],
+        [("run", 1), ("number", 1)],
         name="perdure_unconsumed",
         partialFilterExpression={"consumed": False},
     ),
@@ -59,6 +68,7 @@ class Collections(NamedTuple):
     runs: Collection
     journal: Collection
     inbox: Collection
+    layout: Collection
 
 
 def collections_of(database: Database, name: str) -> Collections:
@@ -69,14 +79,8 @@ def collections_of(database: Database, name: str) -> Collections:
         database.get_collection(name, codec_options=RAW_CODEC),
         database.get_collection(f"{name}_journal"),
         database.get_collection(f"{name}_inbox"),
+        database.get_collection(f"{name}_layout"),
     )
-
-
-async def prepare(db: Collections) -> None:
-    """Create collections and indexes; several processes may do so at once."""
-    await create_indexes(db.runs, RUN_INDEXES)
-    await create_indexes(db.journal, JOURNAL_INDEXES)
-    await create_indexes(db.inbox, INBOX_INDEXES)
 
 
 async def gather_all(works: Sequence[Awaitable[T]]) -> list[T]:
@@ -88,6 +92,23 @@ async def gather_all(works: Sequence[Awaitable[T]]) -> list[T]:
         if isinstance(result, BaseException):
             raise result
     return cast("list[T]", results)
+
+
+async def aggregate_all(collection: Collection, pipelines: Sequence[Pipeline]) -> list[Any]:
+    """Return the results of all pipelines, in as many round trips as there are hundreds."""
+    parts = [
+        pipelines[start : start + _MAX_UNION] for start in range(0, len(pipelines), _MAX_UNION)
+    ]
+    results = await gather_all([_aggregate_union(collection, part) for part in parts])
+    return [document for part in results for document in part]
+
+
+async def _aggregate_union(collection: Collection, pipelines: Sequence[Pipeline]) -> list[Any]:
+    first, *others = pipelines
+    unions = [
+        {"$unionWith": {"coll": collection.name, "pipeline": pipeline}} for pipeline in others
+    ]
+    return await (await collection.aggregate([*first, *unions])).to_list()
 
 
 async def find_and_update(

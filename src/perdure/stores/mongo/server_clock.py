@@ -6,13 +6,15 @@ one from the reply. Unless it was set in the meantime, the server's clock is bet
 """
 
 from collections.abc import Awaitable, Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from perdure.clock import Clock, SystemClock
 
 # In that time two good clocks drift apart by less than a millisecond.
 _MAX_AGE = timedelta(seconds=10)
 _MARGIN = timedelta(milliseconds=10)
+# Answers of an unchanged clock differ by no more than the time it takes to ask.
+_MAX_STEP_BACK = timedelta(seconds=1)
 
 
 class ServerClock:
@@ -26,6 +28,7 @@ class ServerClock:
         self._answer: datetime | None = None
         self._asked_at = self._answered_at = 0.0
         self._answered_on = clock.now()
+        self._past = datetime.min.replace(tzinfo=UTC)
 
     async def now(self) -> datetime:
         """Return a time shortly ahead of the server's clock."""
@@ -37,9 +40,16 @@ class ServerClock:
         return answer + timedelta(seconds=self._clock.monotonic() - self._asked_at)
 
     async def past(self) -> datetime:
-        """Return a time that the server's clock passed a short while ago."""
+        """Return a time that the server's clock passed a short while ago.
+
+        It is never before an earlier one, whatever the server answers when it is asked again:
+        runs that are enqueued later become due later. Unless the server's clock was set back.
+        """
         ahead = await self.now()
-        return ahead - timedelta(seconds=self._answered_at - self._asked_at) - _MARGIN
+        past = ahead - timedelta(seconds=self._answered_at - self._asked_at) - _MARGIN
+        if not past < self._past < past + _MAX_STEP_BACK:
+            self._past = past
+        return self._past
 
     async def wait_past(self, time: datetime) -> None:
         """Wait until the server's clock has passed a time that `now` returned.

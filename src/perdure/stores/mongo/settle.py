@@ -9,6 +9,7 @@ from typing import NamedTuple
 from perdure.stores.mongo.batch import RunBatch
 from perdure.stores.mongo.documents import encode_snapshot, size_of
 from perdure.stores.mongo.inbox import is_awaited
+from perdure.stores.mongo.journal import message_name
 from perdure.stores.mongo.schema import MAX_COMMAND_SIZE, Collections
 from perdure.stores.mongo.updates import Document, is_owned, rest_fields, settle_runs
 
@@ -53,12 +54,14 @@ def _settled(batch: RunBatch) -> SettledRun:
     entry, rest, position = batch.last, batch.last.rest, batch.position
     assert rest is not None
     assert position is not None
-    consumes = batch.consumes
+    consumes = [*map(message_name, batch.consumes)]
     due = is_awaited(position.messages, consumes, rest.awaits)
     body = encode_snapshot(entry.data, f"the snapshot of run {entry.id!r}")
     # With the journal, the rest replaces what says that an unmarked message is consumed.
-    consumed = [*position.unmarked.union(consumes)]
-    fields = rest_fields(entry, rest, body, consumed, due=due)
+    unmarked = [*position.unmarked.union(consumes)]
+    fields = rest_fields(entry, rest, body, unmarked, due=due)
+    if consumed := position.consumed | {*consumes}:
+        fields["consumedCount"] = position.consumed_count + len(consumed)
     checks_count = bool(rest.awaits) and not due
     return SettledRun(batch, fields, checks_count, position.message_count or None)
 

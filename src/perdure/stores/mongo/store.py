@@ -1,25 +1,32 @@
 """The stores in MongoDB: on a standalone server, and on a replica set or a sharded cluster."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from perdure.snapshot import RunStatus, Snapshot
+from perdure.snapshot import Snapshot
 from perdure.store import (
     Capabilities,
-    Delivery,
+    Count,
+    Drivable,
     Due,
     Entry,
     Lease,
     LeaseRequest,
     Message,
+    NewMessage,
     NewRun,
+    Query,
+    Receipt,
     Rest,
+    RunSummary,
     Stats,
     Verdict,
 )
+from perdure.stores._backend import Ownership, PruneRequest
 from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted
-from perdure.stores._shell import NotifyShell, Ownership, Query, Row, StoreShell, TransactionShell
+from perdure.stores._searching import Found, Position
+from perdure.stores._shell import NotifyShell, StoreShell, TransactionShell
 from perdure.stores.mongo import inbox
 from perdure.stores.mongo.append import Appender
 from perdure.stores.mongo.cleanup import Cleanup
@@ -27,9 +34,13 @@ from perdure.stores.mongo.connection import Collection, Connection
 from perdure.stores.mongo.journal import Positions
 from perdure.stores.mongo.keyvalue import KeyValueCollection
 from perdure.stores.mongo.leases import Epochs, Leases
+from perdure.stores.mongo.maintenance import Maintenance
 from perdure.stores.mongo.notify import notifications
 from perdure.stores.mongo.runs import Runs
+from perdure.stores.mongo.schedule import due_queues
 from perdure.stores.mongo.schema import Collections
+from perdure.stores.mongo.search import Searcher
+from perdure.stores.mongo.sending import send
 from perdure.stores.mongo.server_clock import ServerClock
 from perdure.stores.mongo.transaction import MongoTransaction, transact
 
@@ -46,6 +57,8 @@ class _Backend:
         self._runs = Runs(prefix, epochs, self._cleanup)
         self._leases = Leases(prefix, positions, epochs, ServerClock(connection.server_time))
         self._appender = Appender(prefix, positions, self._cleanup)
+        self._maintenance = Maintenance(prefix, epochs, self._cleanup)
+        self._searcher = Searcher(prefix)
 
     async def open(self) -> None:
         await self._connection.open()
@@ -70,10 +83,6 @@ class _Backend:
     async def delete(self, id: str) -> bool:
         with self._connection.use() as db:
             return await self._runs.delete(db, id)
-
-    async def list(self, query: Query) -> Sequence[Row]:
-        with self._connection.use() as db:
-            return await self._runs.list(db, query)
 
     async def append(self, entries: Sequence[Entry]) -> Sequence[Verdict]:
         with self._connection.use() as db:
@@ -100,32 +109,59 @@ class _Backend:
             return await self._leases.enqueue(db, runs)
 
     async def due(
-        self, now: datetime, limit: int, workflows: Sequence[str] | None
+        self,
+        now: datetime,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
     ) -> Sequence[Due]:
         with self._connection.use() as db:
-            return await self._leases.due(db, now, limit, workflows)
+            return await self._leases.due(db, now, limit, drives, queues)
 
     async def claim(
-        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
+        self,
+        owner: str,
+        ttl: timedelta,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
     ) -> Sequence[Granted]:
         with self._connection.use() as db:
-            return await self._leases.claim(db, owner, ttl, limit, workflows)
+            return await self._leases.claim(db, owner, ttl, limit, drives, queues)
 
-    async def send(self, id: str, name: str, payload: bytes, dedup_id: str | None) -> Delivery:
+    async def queues(self, now: datetime, limit: int, low: str, high: str | None) -> Sequence[str]:
         with self._connection.use() as db:
-            return await inbox.send(db, self._prefix + id, name, payload, dedup_id)
+            return await due_queues(db, self._prefix, now, limit, low, high)
 
-    async def inbox(self, id: str) -> Sequence[Message]:
+    async def send(self, messages: Sequence[NewMessage]) -> Sequence[Receipt]:
+        # A receipt counts what this process has consumed before.
+        await self._appender.finish({self._prefix + message.to for message in messages})
         with self._connection.use() as db:
-            return await inbox.inbox(db, self._prefix + id)
+            return await send(db, self._prefix, messages)
 
-    async def prune(self, older_than: timedelta, statuses: Sequence[RunStatus], limit: int) -> int:
+    async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Message]:
         with self._connection.use() as db:
-            return await self._runs.prune(db, older_than, statuses, limit)
+            return await inbox.inbox(db, self._prefix + id, after, limit)
+
+    async def prune(self, request: PruneRequest) -> int:
+        with self._connection.use() as db:
+            return await self._maintenance.prune(db, request)
 
     async def stats(self) -> Stats:
         with self._connection.use() as db:
-            return await self._runs.stats(db)
+            return await self._maintenance.stats(db)
+
+    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+        with self._connection.use() as db:
+            return await self._searcher.search(db, query, limit, after)
+
+    async def summaries(self, ids: Sequence[str]) -> Sequence[RunSummary | None]:
+        with self._connection.use() as db:
+            return await self._searcher.summaries(db, ids)
+
+    async def counts(self, query: Query, cap: int) -> Sequence[Count]:
+        with self._connection.use() as db:
+            return await self._searcher.counts(db, query, cap)
 
     async def transact(
         self, id: str, epoch: int, work: Callable[[MongoTransaction], Awaitable[Entry]]

@@ -2,27 +2,34 @@
 
 A stored run is `_id`, `snapshot` and `updatedAt`, as awaitly writes them, and in addition:
 
-`workflow`, `status`, `wakeAt`, `awaits`  what lists, claims and messages look at
-`owner`         holder of the lease, which ends at `wakeAt`
+`workflow`, `status`, `awaits`  what searches, claims and messages look at
+`queue`, `version`, `tags`, `summary`, `createdAt`  the rest of the header; no field for no tags
+`wakeAt`        when the run is due, or when its owner's lease ends
+`turn`          microseconds from `wakeAt`, at most 0: a date has milliseconds
+`owner`         holder of the lease
 `epoch`         of the last acquisition or save
 `epochs`        those whose journal is merged into the snapshot, oldest first
 `expired`       those since the last rest whose lease expired or was taken over
 `settled`       epoch and number of the entry that wrote the snapshot
 `claim`         marks the documents that one call leased or created
 `incarnation`   the claim that created the run: tells it from an earlier run of the same id
-`messageCount`  how many messages were ever sent to it
+`messageCount`  how many messages were ever sent to it: the number of the last one
+`newest`        the last messages, with their numbers: their own documents have none yet
+`numbered`      the number up to which messages have theirs in their documents
 `consumed`      messages that the last rest consumed
+`consumedCount` how many messages were consumed up to the last rest
+`consumedSince` how many were consumed by entries since then
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias, get_args
 
 from bson.objectid import ObjectId
 
 from perdure.clock import as_utc
 from perdure.snapshot import ExecutionState, RunStatus
-from perdure.store import Entry, Rest
+from perdure.store import Entry, LeaseRequest, NewRun, Rest
 from perdure.stores._prefix import end_of_prefix
 
 Document: TypeAlias = dict[str, Any]
@@ -35,7 +42,11 @@ HEADER: Document = {
     "settled": 1,
     "incarnation": 1,
     "messageCount": 1,
+    "newest": 1,
+    "numbered": 1,
     "consumed": 1,
+    "consumedCount": 1,
+    "consumedSince": 1,
     "status": 1,
     "wakeAt": 1,
 }
@@ -46,11 +57,17 @@ STATUS_FIELDS: Document = {
     "snapshot.execution.state": 1,
 }
 HAS_EXPIRED = {"$lte": ["$wakeAt", "$$NOW"]}
-IS_DUE = {"wakeAt": {"$type": "date"}, "$expr": HAS_EXPIRED}
+# A range, and not a test of the type: the server then needs nothing but the index.
+HAS_WAKE_TIME = {"$gte": datetime(1, 1, 1, tzinfo=UTC)}
+IS_DUE = {"wakeAt": HAS_WAKE_TIME, "$expr": HAS_EXPIRED}
 
 _MILLISECOND = timedelta(milliseconds=1)
 _IS_NEW = {"$eq": [{"$type": "$snapshot"}, "missing"]}
 _HAS_OWNER = {"$gt": ["$owner", None]}
+# Documents of awaitly have neither; the index of due runs needs them.
+_DEFAULTS = {"queue": {"$ifNull": ["$queue", ""]}, "version": {"$ifNull": ["$version", 0]}}
+# Runs that an older version created have no such field, but the time is part of their incarnation.
+_CREATED_AT = {"$ifNull": ["$createdAt", {"$ifNull": [{"$toDate": "$incarnation"}, "$updatedAt"]}]}
 
 
 def to_milliseconds(span: timedelta) -> int:
@@ -62,6 +79,22 @@ def to_date(time: datetime, parameter: str = "wake_at") -> datetime:
     """Return a time as BSON stores it: in milliseconds, rounded up so that it is never early."""
     utc = as_utc(time, parameter)
     return utc + timedelta(microseconds=-utc.microsecond % 1000)
+
+
+def to_turn(time: datetime) -> int:
+    """Return how many microseconds a time is after its date, at most 0."""
+    return -(-as_utc(time).microsecond % 1000)
+
+
+def wake_fields(time: datetime) -> Document:
+    """Return the fields of a wake time."""
+    return {"wakeAt": to_date(time), "turn": to_turn(time)}
+
+
+def wake_time(run: Mapping[str, Any]) -> datetime | None:
+    """Return a run's wake time with its microseconds, or `None`."""
+    at: datetime | None = run.get("wakeAt")
+    return None if at is None else at + timedelta(microseconds=run.get("turn", 0))
 
 
 def from_now(ttl: timedelta) -> Document:
@@ -77,12 +110,17 @@ def has_prefix(prefix: str) -> Document:
     return {"_id": {"$gte": prefix} if end is None else {"$gte": prefix, "$lt": end}}
 
 
-def has_status(statuses: Sequence[str]) -> Document:
-    """Match runs of these statuses; those without a header by their snapshot."""
+def is_not_system(prefix: str) -> Document:
+    """Match ids that do not continue a prefix with `~`."""
+    system = has_prefix(f"{prefix}~")["_id"]
+    return {"$or": [{"_id": {"$lt": system["$gte"]}}, {"_id": {"$gte": system["$lt"]}}]}
+
+
+def has_snapshot_status(statuses: Sequence[str]) -> Document:
+    """Match runs without a header whose snapshots have one of these statuses."""
     states = [status for status in statuses if status in get_args(ExecutionState)]
     plain = {"snapshot.execution.state": None, "snapshot.execution.status": {"$in": [*statuses]}}
-    headless = [plain, {"snapshot.execution.state": {"$in": states}}]
-    return {"$or": [{"status": {"$in": [*statuses]}}, {"status": None, "$or": headless}]}
+    return {"$or": [plain, {"snapshot.execution.state": {"$in": states}}]}
 
 
 def status_of(run: Mapping[str, Any]) -> RunStatus:
@@ -97,11 +135,6 @@ def incarnation_of(run: Mapping[str, Any]) -> str:
     """Return what tells a run from other runs of its id; awaitly's documents have none."""
     incarnation = run.get("incarnation")
     return "0" if incarnation is None else str(incarnation)
-
-
-def runs_with_count(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the incarnations of those runs, given by `_id`, to which messages were sent."""
-    return {key: incarnation_of(run) for key, run in runs.items() if run.get("messageCount")}
 
 
 def is_unchanged(run: Mapping[str, Any], leased: Mapping[str, Any] | None) -> bool:
@@ -167,19 +200,28 @@ def next_epoch(salt: int, floor: int) -> Document:
     return {"$max": [{"$add": ["$epoch", 1]}, clock, floor + 1]}
 
 
-def new_header(claim: ObjectId) -> Document:
+def new_header(claim: ObjectId, new: LeaseRequest | NewRun) -> Document:
     """Return the header fields of a run that is created with a claim."""
-    return {"status": "running", "claim": claim, "incarnation": claim}
-
-
-def with_workflow(body: Document, workflow: str | None) -> Document:
-    """Return the fields of a snapshot and of the run's workflow, if it has one."""
-    return body if workflow is None else {**body, "workflow": workflow}
+    fields: Document = {
+        "status": "running",
+        "claim": claim,
+        "incarnation": claim,
+        "queue": "",
+        "version": new.version,
+    }
+    if new.workflow is not None:
+        fields["workflow"] = new.workflow
+    if new.tags:
+        fields["tags"] = [*new.tags]
+    if new.summary:
+        fields["summary"] = new.summary
+    return fields
 
 
 def create_if_missing(document: Mapping[str, Any]) -> Document:
     """Return the stage that fills a document just inserted, and leaves an existing one."""
-    new = {"$mergeObjects": ["$$ROOT", {"$literal": document}, {"updatedAt": "$$NOW"}]}
+    times = {"updatedAt": "$$NOW", "createdAt": "$$NOW"}
+    new = {"$mergeObjects": ["$$ROOT", {"$literal": document}, times]}
     return {"$replaceWith": {"$cond": [_IS_NEW, new, "$$ROOT"]}}
 
 
@@ -191,10 +233,12 @@ def lease_if_free(
     *,
     existing: bool = True,
     instead_of: Document | None = None,
+    is_due: bool = False,
 ) -> Document:
     """Return the stage that leases a run that is free or that `claim` created, and marks it.
 
-    An unexpired lease is free, too, if its owner is `instead_of`.
+    An unexpired lease is free, too, if its owner is `instead_of`. A run that `is_due` was found by
+    the index, and has what the index needs.
     """
     created = {"$eq": ["$incarnation", claim]}
     unowned = {"$lte": ["$owner", None]}
@@ -210,12 +254,15 @@ def lease_if_free(
         "epochs": {"$concatArrays": [{"$ifNull": ["$epochs", []]}, ["$$epoch"]]},
         "owner": owner,
         "wakeAt": from_now(ttl),
+        "turn": 0,
         "status": "running",
         "awaits": [],
         "expired": {"$concatArrays": [{"$ifNull": ["$expired", []]}, orphaned]},
         "updatedAt": {"$cond": [created, "$$NOW", "$updatedAt"]},
         "claim": claim,
     }
+    if not is_due:
+        leased |= _DEFAULTS
     granted = {
         "$let": {"vars": {"epoch": epoch}, "in": {"$mergeObjects": ["$$ROOT", leased]}},
     }
@@ -224,17 +271,22 @@ def lease_if_free(
 
 def release_lease(wake_at: datetime | None) -> Pipeline:
     """Return the update that gives up a lease."""
-    at = "$$NOW" if wake_at is None else to_date(wake_at)
-    return [{"$set": {"owner": "$$REMOVE", "wakeAt": at}}]
+    wake = {"wakeAt": "$$NOW", "turn": 0} if wake_at is None else wake_fields(wake_at)
+    return [{"$set": {"owner": "$$REMOVE", **wake}}]
 
 
 def save_run(document: Mapping[str, Any], epoch: Document, claim: ObjectId) -> Pipeline:
     """Return the update that replaces or creates a run; its messages stay."""
+    consumed = {"$add": [{"$ifNull": ["$consumedCount", 0]}, {"$ifNull": ["$consumedSince", 0]}]}
     header = {
         "_id": "$_id",
         "messageCount": "$messageCount",
+        "newest": "$newest",
+        "numbered": "$numbered",
         "consumed": "$consumed",
+        "consumedCount": {"$cond": [{"$gt": ["$messageCount", 0]}, consumed, "$$REMOVE"]},
         "incarnation": {"$cond": [_IS_NEW, claim, "$incarnation"]},
+        "createdAt": {"$cond": [_IS_NEW, "$$NOW", _CREATED_AT]},
         "epoch": "$$epoch",
         "epochs": [],
         "settled": {"epoch": "$$epoch", "n": -1},
@@ -245,11 +297,22 @@ def save_run(document: Mapping[str, Any], epoch: Document, claim: ObjectId) -> P
 
 
 def rest_header(rest: Rest) -> Document:
-    """Return the header fields of an unowned run."""
+    """Return the header fields that a rest writes; tags that it removes are `None`."""
     fields: Document = {"status": rest.status, "awaits": [*rest.awaits], "expired": []}
     if rest.wake_at is not None:
-        fields["wakeAt"] = to_date(rest.wake_at)
+        fields |= wake_fields(rest.wake_at)
+    if rest.version is not None:
+        fields["version"] = rest.version
+    if rest.tags is not None:
+        fields["tags"] = [*rest.tags] or None
+    if rest.summary is not None:
+        fields["summary"] = rest.summary
     return fields
+
+
+def without_null(fields: Document) -> Document:
+    """Return the fields of a document that is written as a whole."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def rest_fields(
@@ -262,30 +325,22 @@ def rest_fields(
     if consumed:
         fields["consumed"] = [*consumed]
     if due:
-        fields["wakeAt"] = True
+        fields |= {"wakeAt": True, "turn": 0}
     return fields
 
 
 def settle_runs(rests: Mapping[str, Document]) -> Pipeline:
     """Return the update that writes rests, given by `_id`: snapshot, header and end of lease."""
-    merged = {"$mergeObjects": ["$$ROOT", _by_id(rests), {"updatedAt": "$$NOW"}]}
-    wake_at = {"$cond": [{"$eq": ["$wakeAt", True]}, "$$NOW", "$wakeAt"]}
-    return [
-        {"$unset": ["owner", "packed", "consumed", "wakeAt"]},
-        {"$replaceWith": merged},
-        {"$set": {"wakeAt": wake_at}},
-    ]
-
-
-def count_message(name: str) -> Pipeline:
-    """Return the update that counts a message, and makes a run due that awaits it."""
-    is_awaited = {"$in": [{"$literal": name}, {"$ifNull": ["$awaits", []]}]}
-    soonest = {"$min": ["$wakeAt", "$$NOW"]}
-    return [
-        {
-            "$set": {
-                "messageCount": {"$add": [{"$ifNull": ["$messageCount", 0]}, 1]},
-                "wakeAt": {"$cond": [is_awaited, soonest, "$wakeAt"]},
-            }
-        }
-    ]
+    replaced = ["owner", "packed", "consumed", "consumedSince", "wakeAt", "turn"]
+    corrected: Document = {}
+    if all("tags" in fields for fields in rests.values()):
+        replaced.append("tags")
+        rests = {key: without_null(fields) for key, fields in rests.items()}
+    else:
+        corrected["tags"] = {"$ifNull": ["$tags", "$$REMOVE"]}
+    if any(fields.get("wakeAt") is True for fields in rests.values()):
+        corrected["wakeAt"] = {"$cond": [{"$eq": ["$wakeAt", True]}, "$$NOW", "$wakeAt"]}
+    times = {"updatedAt": "$$NOW", "createdAt": _CREATED_AT}
+    merged = {"$mergeObjects": ["$$ROOT", _by_id(rests), times]}
+    stages: Pipeline = [{"$unset": replaced}, {"$replaceWith": merged}]
+    return [*stages, {"$set": corrected}] if corrected else stages

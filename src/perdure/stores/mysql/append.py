@@ -1,6 +1,6 @@
 """Writes of journal entries and rests: in one statement if possible, otherwise under locks."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
@@ -10,8 +10,19 @@ from perdure.stores.mysql import statements as sql
 from perdure.stores.mysql.database import Database, Result, Transaction
 from perdure.stores.mysql.errors import ConstraintViolation
 from perdure.stores.mysql.literals import Rows, Statement, Value, read_datetime
-from perdure.stores.mysql.rows import MAX_STATEMENT_SIZE, chunks, names_as_json, row_size
+from perdure.stores.mysql.rows import (
+    MAX_STATEMENT_SIZE,
+    chunks,
+    names_as_json,
+    row_size,
+    seq_of,
+    tags_as_json,
+)
 from perdure.stores.mysql.statements import Statements
+from perdure.stores.mysql.tags import DELETE_TAGS, replace_tags
+
+_NO_TAGS = b"[]"
+_SAME_VERSION = -1
 
 
 class StoredMessage(NamedTuple):
@@ -107,7 +118,11 @@ class Writer:
         key = self._key(entry.id)
         place = (key, entry.epoch, entry.n)
         columns = (rest.status, rest.wake_at, names_as_json(rest.awaits))
-        yield self._bind(sql.REST_ONE, entry.data, *columns, entry.n, key, entry.epoch)
+        header = (rest.version, rest.summary)
+        same_tags = (rest.tags is None, tags_as_json(rest.tags))
+        yield self._bind(
+            sql.REST_ONE, entry.data, *columns, entry.n, *header, key, entry.epoch, *same_tags
+        )
         yield self._bind(sql.DELETE_FOLDED, key, entry.epoch, *place[1:], *place)
         if rest.awaits:
             yield self._bind(sql.WAKE_IF_MESSAGE, *place, key, [*rest.awaits])
@@ -125,6 +140,7 @@ class Batch:
     """
 
     def __init__(self, statements: Statements, key: Callable[[str], str]) -> None:
+        self._statements = statements
         self._bind = statements.bind
         self._key = key
         self._now: datetime | None = None
@@ -134,7 +150,9 @@ class Batch:
         self._written: set[tuple[str, int, int]] = set()
         self._messages: dict[str, dict[str, StoredMessage]] = defaultdict(dict)
         self._entries: dict[str, dict[tuple[int, int], bytes]] = defaultdict(dict)
-        self._consumed: list[StoredMessage] = []
+        self._consumed: list[tuple[str, StoredMessage]] = []
+        self._tags: dict[str, bytes] = {}
+        self._retagged: dict[str, Sequence[str]] = {}
         self._rests: dict[str, tuple[Entry, Rest]] = {}
         self._deleted: list[str] = []
 
@@ -142,20 +160,22 @@ class Batch:
         """Return the statements that lock the runs and read what the verdicts depend on."""
         keys = sorted({self._key(entry.id) for entry in entries})
         keys_of_inboxes = {
-            self._key(entry.id)
-            for entry in entries
-            if entry.consumes or (entry.rest is not None and entry.rest.awaits)
+            self._key(entry.id) for entry in entries if entry.rest is not None and entry.rest.awaits
         }
+        seqs = {seq_of(id) for entry in entries for id in entry.consumes} - {None}
         statements = [self._bind(sql.LOCK, keys)]
         if keys_of_inboxes:
             statements.append(self._bind(sql.MESSAGES, sorted(keys_of_inboxes)))
+        if seqs:
+            statements.append(self._bind(sql.MESSAGES_TO_CONSUME, [*seqs], keys))
         return statements
 
     def add_locked(self, results: Sequence[Result]) -> None:
         """Add the results of `lock`."""
         locked, *inboxes = results
-        for key, epoch, folded, is_open, now in locked.rows:
+        for key, epoch, folded, is_open, tags, now in locked.rows:
             self._epochs[key], self._folded[key] = epoch, folded
+            self._tags[key] = tags.encode()
             if is_open:
                 self._open.add(key)
             self._now = self._now or read_datetime(now)
@@ -193,7 +213,8 @@ class Batch:
     def _accept(self, key: str, entry: Entry) -> None:
         if entry.consumes:
             messages = self._messages[key]
-            self._consumed += [messages.pop(id) for id in entry.consumes if id in messages]
+            consumed = (messages.pop(id) for id in entry.consumes if id in messages)
+            self._consumed += ((key, message) for message in consumed)
         if entry.rest is None:
             self._entries[key].setdefault((entry.epoch, entry.n), entry.data)
             return
@@ -206,6 +227,9 @@ class Batch:
         else:
             self._folded[key] = entry.n
             self._rests[key] = entry, entry.rest
+            tags = entry.rest.tags
+            if tags is not None and tags_as_json(tags) != self._tags[key]:
+                self._retagged[key] = tags
 
     def writes(self) -> Sequence[Statement]:
         """Return the statements that write what was accepted."""
@@ -216,8 +240,11 @@ class Batch:
         if self._deleted:
             statements.append(bind(sql.DELETE_INBOXES, self._deleted))
             statements.append(bind(sql.DELETE_RUNS, self._deleted))
+        if tagged := [key for key in self._deleted if self._tags[key] != _NO_TAGS]:
+            statements.append(bind(DELETE_TAGS, tagged))
         rests = [self._rest_row(key, *rest) for key, rest in self._rests.items()]
         statements += [bind(sql.REST, rows) for rows in chunks(rests)]
+        statements += replace_tags(self._statements, self._retagged)
         entries = [
             (key, *place, data)
             for key, journal in self._entries.items()
@@ -227,15 +254,22 @@ class Batch:
 
     def _consume(self) -> Iterator[Statement]:
         for template, has_dedup_id in ((sql.CONSUME, False), (sql.MARK_CONSUMED, True)):
-            seqs = [each.seq for each in self._consumed if each.has_dedup_id is has_dedup_id]
+            seqs = [each.seq for _, each in self._consumed if each.has_dedup_id is has_dedup_id]
             if seqs:
                 yield self._bind(template, seqs)
+        keys_by_number: dict[int, list[Value]] = defaultdict(list)
+        for key, number in Counter(key for key, _ in self._consumed).items():
+            keys_by_number[number].append(key)
+        for number, keys in keys_by_number.items():
+            yield self._bind(sql.COUNT_CONSUMED, number, keys)
 
     def _rest_row(self, key: str, entry: Entry, rest: Rest) -> Sequence[Value]:
         has_message = any(each.name in rest.awaits for each in self._messages[key].values())
         wake_at = self._now if has_message else rest.wake_at
         columns = (rest.status, wake_at, names_as_json(rest.awaits))
-        return (key, entry.epoch, entry.n, entry.data, *columns, self._now)
+        version = _SAME_VERSION if rest.version is None else rest.version
+        header = (version, tags_as_json(rest.tags), rest.summary)
+        return (key, entry.epoch, entry.n, entry.data, *columns, self._now, *header)
 
 
 def _verdict(fence: Result) -> Verdict:

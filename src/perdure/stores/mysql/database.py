@@ -117,7 +117,8 @@ class Database:
 class Transaction:
     """Statements of one connection that are committed together.
 
-    The statements of one call are sent together and cost one round trip.
+    The statements of one call are sent together and cost one round trip. `timeout` is how many
+    seconds the server's reply may take, `None` for any number.
     """
 
     def __init__(
@@ -126,9 +127,9 @@ class Transaction:
         self.connection = connection
         self.errors = database.errors
         self.is_committing = False
+        self.timeout: float | None = timeout
         self._database = database
         self._cursor_class = cursor_class
-        self._timeout = timeout
         self._is_open = False
         self._is_reusable = True
 
@@ -245,7 +246,7 @@ class Transaction:
         self._is_reusable = False
         try:
             # The driver's own timeout creates a task for every read.
-            async with asyncio.timeout(self._timeout):  # noqa: TID251 - real time
+            async with asyncio.timeout(self.timeout):  # noqa: TID251 - real time
                 reply = await request
         except self.errors as error:
             self._is_reusable = is_reusable_after(error)

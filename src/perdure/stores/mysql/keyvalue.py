@@ -43,7 +43,7 @@ REMOVE = """
     WHERE id = %s AND SHA2(value, 256) = %s
         AND (expires_at IS NULL OR expires_at > UTC_TIMESTAMP(6))
 """
-KEYS = "SELECT id FROM {table} WHERE {conditions}"
+KEYS = "SELECT id FROM {table} WHERE %s"
 SWEEP = """
     DELETE FROM {table} WHERE expires_at <= UTC_TIMESTAMP(6) ORDER BY expires_at LIMIT 100
 """
@@ -87,7 +87,8 @@ class KeyValueTable(KeyValueBackend):
         conditions.add(IS_LIVE)
         if (end := end_of_prefix(prefix)) is not None:
             conditions.add("id < %s", end.encode())
-        rows = (await self._database.run_alone(self._statements.where(KEYS, conditions))).rows
+        statement = self._statements.bind(KEYS, self._statements.all(conditions))
+        rows = (await self._database.run_alone(statement)).rows
         return [key.decode() for (key,) in rows]
 
     async def replace(self, key: str, old: str | None, new: str | None) -> bool:

@@ -1,22 +1,24 @@
 """Leases: the rows of runs locked, leased and read in one transaction."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
-from perdure.store import Grant, Lease, LeaseRequest
+from perdure.store import INBOX_PAGE, Drivable, Grant, Lease, LeaseRequest, Message
+from perdure.stores._backend import Ownership
 from perdure.stores._reading import Granted, read_grant
-from perdure.stores._shell import Ownership
 from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.mysql import statements as sql
 from perdure.stores.mysql.database import Database, Result, Transaction
+from perdure.stores.mysql.due import DueRuns
 from perdure.stores.mysql.errors import ConstraintViolation
 from perdure.stores.mysql.literals import Rows, Statement, Value, read_datetime
-from perdure.stores.mysql.rows import chunks, read_inboxes, read_journals, read_run
-from perdure.stores.mysql.statements import Conditions, Statements
+from perdure.stores.mysql.rows import chunks, read_inboxes, read_journals, read_run, tags_as_json
+from perdure.stores.mysql.statements import Statements
+from perdure.stores.mysql.tags import add_tags
 
 _MAX_RACES = 10
 _MICROSECOND = timedelta(microseconds=1)
@@ -32,6 +34,9 @@ class LockedRun(NamedTuple):
     takeovers: int
     now: datetime
     snapshot: bytes | None
+    queue: str
+    version: int
+    messages: int
 
     @property
     def is_orphaned(self) -> bool:
@@ -72,6 +77,7 @@ class Leases:
         self._statements = statements
         self._bind = statements.bind
         self._prefix = prefix
+        self.due = DueRuns(database, statements, prefix)
 
     async def acquire(self, requests: Sequence[LeaseRequest]) -> list[Granted | None]:
         """Return for each request its grant or `None`, in order."""
@@ -94,23 +100,28 @@ class Leases:
         return [owners.get(key) for key in keys]
 
     async def claim(
-        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
+        self,
+        owner: str,
+        ttl: timedelta,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
     ) -> list[Granted]:
         """Return up to `limit` grants of runs that are due, earliest first."""
-        due = Conditions()
-        due.add(sql.IS_DUE_NOW)
-        due.add_prefix(self._prefix)
-        if workflows is not None:
-            due.add(sql.IN_WORKFLOWS, list(workflows))
-        statement = self._statements.where(sql.CLAIM, due, limit)
+        statements = await self.due.claims(limit, drives, queues)
+        if not statements:
+            return []
 
         async def work(transaction: Transaction) -> list[Granted]:
-            [locked] = await transaction.run(statement)
-            leases = [NewLease(run, owner, ttl) for run in map(_locked_run, locked.rows)]
-            if not leases:
+            results = await transaction.run(*statements)
+            runs = [_locked_run(row) for result in results for row in result.rows]
+            if not runs:
                 return []
-            results = await transaction.finish(*self._lease(leases), *self._read(leases))
-            return [*self._grants(leases, *results[-2:]).values()]
+            runs.sort(key=lambda run: run.wake_at or run.now)
+            leases = [NewLease(run, owner, ttl) for run in runs]
+            grants = self._lease(leases)
+            results = await transaction.finish(*grants, *self._read(leases))
+            return [*self._grants(leases, results[len(grants) :]).values()]
 
         return await self._database.transact(work, repeatable=False)
 
@@ -166,9 +177,8 @@ class Leases:
         creations = list(self._create(requested))
         if len(creations) == 1 and creations[0].keys == requested.keys():
             with suppress(ConstraintViolation):
-                statement = creations[0].statement
-                result = await self._database.run_alone(statement, repeatable=repeatable)
-                return _created(requested, creations, [result])
+                results = await self._insert(creations[0].statement, requested, repeatable)
+                return _created(requested, creations, results)
         for _ in range(_MAX_RACES):
             # Violated if another process creates a run between the lock and the insertion.
             with suppress(ConstraintViolation):
@@ -177,6 +187,13 @@ class Leases:
                     repeatable=repeatable,
                 )
         raise ConstraintViolation(f"other processes keep creating and deleting runs {[*requested]}")
+
+    async def _insert(
+        self, create: Statement, requested: dict[str, LeaseRequest], repeatable: bool
+    ) -> Sequence[Result]:
+        if tags := list(add_tags(self._statements, _tags(requested))):
+            return await self._database.run(create, *tags, repeatable=repeatable)
+        return [await self._database.run_alone(create, repeatable=repeatable)]
 
     async def _acquire_in(
         self, transaction: Transaction, requested: dict[str, LeaseRequest]
@@ -192,17 +209,27 @@ class Leases:
         ]
         missing = {key: requested[key] for key in requested if key not in existing}
         creations = list(self._create(missing))
-        writes = [*(creation.statement for creation in creations), *self._lease(leases)]
+        writes = [creation.statement for creation in creations]
+        writes += [*add_tags(self._statements, _tags(missing)), *self._lease(leases)]
         if not writes:
             return {}
         results = await transaction.finish(*writes, *self._read(leases))
         grants = _created(requested, creations, results)
-        return grants | self._grants(leases, *results[-2:]) if leases else grants
+        return grants | self._grants(leases, results[len(writes) :]) if leases else grants
 
     def _create(self, requested: dict[str, LeaseRequest]) -> Iterator[Creation]:
         """Yield the statements that create runs with their leases, as few as possible."""
         rows = [
-            (key, request.create, request.workflow, request.owner, request.ttl // _MICROSECOND)
+            (
+                key,
+                request.create,
+                request.workflow,
+                request.owner,
+                request.ttl // _MICROSECOND,
+                request.version,
+                tags_as_json(request.tags),
+                request.summary,
+            )
             for key, request in requested.items()
             if request.create is not None
         ]
@@ -221,26 +248,49 @@ class Leases:
         ]
 
     def _read(self, leases: Sequence[NewLease]) -> Sequence[Statement]:
+        if not leases:
+            return []
         keys = [lease.run.key for lease in leases]
-        return [self._bind(sql.JOURNALS, keys), self._bind(sql.INBOXES, keys)] if keys else []
+        long = {lease.run.key for lease in leases if lease.run.messages > INBOX_PAGE}
+        statements = [self._bind(sql.JOURNALS, keys)]
+        if short := [key for key in keys if key not in long]:
+            statements.append(self._bind(sql.INBOXES, short))
+        return [*statements, *(self._bind(sql.INBOX, key, 0, INBOX_PAGE) for key in long)]
 
-    def _grants(
-        self, leases: Sequence[NewLease], journals: Result, inboxes: Result
-    ) -> dict[str, Granted]:
-        """Return the grants by the runs' stored ids, in order."""
-        entries, messages = read_journals(journals.rows), read_inboxes(inboxes.rows)
+    def _grants(self, leases: Sequence[NewLease], results: Sequence[Result]) -> dict[str, Granted]:
+        """Return the grants by the runs' stored ids, in order, from the results of `_read`."""
+        journals, *inboxes = results
+        entries = read_journals(journals.rows)
+        messages = read_inboxes(row for inbox in inboxes for row in inbox.rows)
         written_epochs = {(key, epoch) for key, epoch, _ in journals.rows}
-        grants = {}
-        for new in leases:
-            run = new.run
-            id, inbox = run.key.removeprefix(self._prefix), tuple(messages[run.key])
-            epoch = max(run.epoch + 1, to_microseconds(run.now))
-            lease = Lease(id, new.owner, epoch, run.now + new.ttl, bool(inbox))
-            read = partial(read_run, id, run.snapshot, entries[run.key])
-            progressed = (run.key, run.epoch) in written_epochs
-            takeovers = 0 if progressed else run.takeovers + (run.is_orphaned or new.is_replacement)
-            grants[run.key] = read_grant(lease, read, run.now, inbox, takeovers)
-        return grants
+        return {
+            new.run.key: self._grant(
+                new,
+                entries[new.run.key],
+                tuple(messages[new.run.key][:INBOX_PAGE]),
+                has_progressed=(new.run.key, new.run.epoch) in written_epochs,
+            )
+            for new in leases
+        }
+
+    def _grant(
+        self,
+        new: NewLease,
+        journal: Sequence[bytes],
+        inbox: tuple[Message, ...],
+        *,
+        has_progressed: bool,
+    ) -> Granted:
+        run = new.run
+        id = run.key.removeprefix(self._prefix)
+        epoch = max(run.epoch + 1, to_microseconds(run.now))
+        lease = Lease(id, new.owner, epoch, run.now + new.ttl, bool(inbox))
+        is_takeover = run.is_orphaned or new.is_replacement
+        takeovers = 0 if has_progressed else run.takeovers + is_takeover
+        read = partial(read_run, id, run.snapshot, journal)
+        return read_grant(
+            lease, read, run.now, inbox, takeovers, queue=run.queue, version=run.version
+        )
 
 
 def _created(
@@ -252,8 +302,18 @@ def _created(
         for key in creation.keys:
             request = requested[key]
             lease = Lease(request.id, request.owner, epoch, now + request.ttl)
-            grants[key] = Grant(lease, read_run(request.id, request.create), now, created=True)
+            snapshot = read_run(request.id, request.create)
+            grants[key] = Grant(lease, snapshot, now, created=True, version=request.version)
     return grants
+
+
+def _tags(requested: Mapping[str, LeaseRequest]) -> dict[str, Sequence[str]]:
+    """Return the tags of the runs to create that have any."""
+    return {
+        key: request.tags
+        for key, request in requested.items()
+        if request.create is not None and request.tags
+    }
 
 
 def _ownership(owner: str | None, expires_at: datetime | None) -> Ownership:
@@ -261,6 +321,6 @@ def _ownership(owner: str | None, expires_at: datetime | None) -> Ownership:
 
 
 def _locked_run(row: Sequence[Any]) -> LockedRun:
-    key, epoch, owner, wake_at, takeovers, now, snapshot = row
+    key, epoch, owner, wake_at, takeovers, now, *columns = row
     wakes = None if wake_at is None else read_datetime(wake_at)
-    return LockedRun(key, epoch, owner, wakes, takeovers, read_datetime(now), snapshot)
+    return LockedRun(key, epoch, owner, wakes, takeovers, read_datetime(now), *columns)

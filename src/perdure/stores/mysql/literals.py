@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 from perdure.clock import as_utc
 
-Value: TypeAlias = "str | bytes | int | datetime | Rows | Sequence[Value] | None"
+Value: TypeAlias = "str | bytes | int | datetime | Rows | Statement | Sequence[Value] | None"
 
 # A flag of the status that the server sends with every reply.
 NO_BACKSLASH_ESCAPES = 512
@@ -33,9 +33,10 @@ class Rows:
 
 
 class Statement(NamedTuple):
-    """One statement, and a value for each `%s` in it.
+    """A statement or a part of one, and a value for each `%s` in it.
 
-    A list is written as its items joined by commas, a tuple in parentheses as well.
+    A list is written as its items joined by commas, a tuple in parentheses as well. A value can be
+    another part of the statement.
     """
 
     sql: bytes
@@ -62,7 +63,7 @@ def _literal(value: Value, backslashes: bool) -> bytes:
         return b"NULL"
     if isinstance(value, datetime):
         return b"'%s'" % _datetime(value)
-    if isinstance(value, Rows):
+    if isinstance(value, (Rows, Statement)):
         return value.encode(backslashes=backslashes)
     joined = b",".join(_literals(value, backslashes))
     return b"(%s)" % joined if isinstance(value, tuple) else joined

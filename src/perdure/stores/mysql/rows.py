@@ -16,6 +16,7 @@ R = TypeVar("R", bound=Sequence[Any])
 MAX_STATEMENT_SIZE = 1024 * 1024
 _ROW_OVERHEAD = 1024
 _SIZED = (str, bytes)
+_LAST_SEQ = 2**63 - 1
 
 
 def read_run(id: str, snapshot: bytes | None, journal: Sequence[bytes] = ()) -> Snapshot:
@@ -44,6 +45,25 @@ def read_inboxes(rows: Iterable[Sequence[Any]]) -> dict[str, list[Message]]:
 def names_as_json(names: Sequence[str]) -> bytes | None:
     """Return names of events as a JSON array, or `None` if there are none."""
     return codec.dumps(list(names)) if names else None
+
+
+def tags_as_json(tags: Sequence[str] | None) -> bytes | None:
+    """Return tags as a JSON array, or `None` if they are not known."""
+    return None if tags is None else codec.dumps(list(tags))
+
+
+def read_names(array: str | None) -> tuple[str, ...]:
+    """Return the strings in a JSON array."""
+    names: Any = codec.loads(array) if array else ()
+    return tuple(names)
+
+
+def seq_of(message_id: str) -> int | None:
+    """Return the number of a message, or `None` if this is not the id of one."""
+    if not (message_id.isascii() and message_id.isdecimal()):
+        return None
+    seq = int(message_id)
+    return seq if seq <= _LAST_SEQ else None
 
 
 def chunks(rows: Iterable[R]) -> list[list[R]]:

@@ -8,13 +8,19 @@ from typing import NamedTuple
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.stores._migrations import Migration, check_table, pending, read_migrations
 from perdure.stores.mysql.database import Database, Transaction
-from perdure.stores.mysql.errors import NO_SUCH_TABLE, code_of
+from perdure.stores.mysql.errors import NO_SUCH_COLUMN, NO_SUCH_TABLE, code_of
 from perdure.stores.mysql.literals import Statement, Value
 
 # MySQL accepts names of up to 64 characters, and this is the longest suffix that is added.
 _MAX_TABLE_LENGTH = 64 - len("_documents_migrations")
 _LOCK_SECONDS = 60
-_REST_COLUMNS = ("folded", "snapshot", "status", "wake_at", "awaits", "updated_at")
+_REST_COLUMNS = {
+    **dict.fromkeys(("folded", "snapshot", "status", "wake_at", "awaits", "updated_at"), "{new}"),
+    # A rest that leaves these as they are has NULL, or a negative version.
+    "version": "IF({new} < 0, {old}, {new})",
+    "tags": "COALESCE({new}, {old})",
+    "summary": "COALESCE({new}, {old})",
+}
 
 _APPLIED_MIGRATIONS = "SELECT version FROM {migrations}"
 _CREATE_MIGRATIONS_TABLE = """
@@ -27,6 +33,8 @@ _CREATE_MIGRATIONS_TABLE = """
 _RECORD_MIGRATION = """
     INSERT INTO {migrations} (version, name, applied_at) VALUES (%s, %s, UTC_TIMESTAMP(6))
 """
+# A table is altered by one statement: if one of the columns exists, all of the others do.
+_ALTERED = {"0004_headers": "SELECT lane FROM {runs} LIMIT 0"}
 # Of many processes that start together, one creates the tables and the others wait. A transaction
 # would not do: it ends with the first CREATE TABLE.
 _LOCK = "SELECT GET_LOCK(%s, %s)"
@@ -45,11 +53,13 @@ class Dialect(NamedTuple):
     new_value: str = "VALUES({})"
     new_row: str = ""
 
-    @property
-    def parts(self) -> dict[str, str]:
-        """The parts of statements: `{collation}`, `{skip_locked}` …."""
-        rest = ", ".join(f"{column} = {self.new_value.format(column)}" for column in _REST_COLUMNS)
-        return {**self._asdict(), "set_rest": rest}
+    def parts(self, runs: str) -> dict[str, str]:
+        """Return the parts of statements: `{collation}`, `{skip_locked}` …."""
+        rest = (
+            f"{column} = {value.format(new=self.new_value.format(column), old=f'{runs}.{column}')}"
+            for column, value in _REST_COLUMNS.items()
+        )
+        return {**self._asdict(), "set_rest": ", ".join(rest)}
 
 
 class Tables:
@@ -67,20 +77,21 @@ class Tables:
             "runs": f"{dot}`{name}`",
             "journal": f"{dot}`{name}_journal`",
             "inbox": f"{dot}`{name}_inbox`",
+            "tags": f"{dot}`{name}_tags`",
             "migrations": f"{dot}`{name}_migrations`",
             "fence": f"`{name}_fence`",
         }
 
     def sql(self, template: str, dialect: Dialect) -> bytes:
         """Return a statement with the names, and the parts of the dialect, filled in."""
-        return template.format(**self._names, **dialect.parts).encode()
+        return template.format(**self._names, **dialect.parts(self._names["runs"])).encode()
 
 
 class Schema:
     """The tables as the migrations in one folder create them.
 
-    Creating a table cannot be rolled back: after a crash, a migration is applied again, and must
-    do no harm then.
+    Creating or altering a table cannot be rolled back: after a crash, a migration is applied again,
+    and must do no harm then. Each is one statement.
     """
 
     def __init__(self, tables: Tables, dialect: Dialect, folder: str = "migrations") -> None:
@@ -103,14 +114,32 @@ class Schema:
             )
         try:
             migrations = await self._pending(transaction)
+            # Rebuilding a large table may take longer than any other statement.
+            transaction.timeout = None
             if migrations:
                 await transaction.alone(self._bind(_CREATE_MIGRATIONS_TABLE))
             for migration in migrations:
-                await transaction.alone(self._bind(migration.script.strip(" \n;")))
-                record = self._bind(_RECORD_MIGRATION, migration.version, migration.name)
-                await transaction.alone(record)
+                await self._apply(transaction, migration)
         finally:
             await transaction.alone(self._bind(_UNLOCK, lock))
+
+    async def _apply(self, transaction: Transaction, migration: Migration) -> None:
+        if not await self._was_applied(transaction, migration):
+            await transaction.alone(self._bind(migration.script.strip(" \n;")))
+        record = self._bind(_RECORD_MIGRATION, migration.version, migration.name)
+        await transaction.alone(record)
+
+    async def _was_applied(self, transaction: Transaction, migration: Migration) -> bool:
+        """Return whether a table was altered already, but the process crashed before it said so."""
+        probe = _ALTERED.get(migration.name)
+        try:
+            if probe is not None:
+                await transaction.alone(self._bind(probe))
+        except transaction.errors as error:
+            if code_of(error) != NO_SUCH_COLUMN:
+                raise
+            return False
+        return probe is not None
 
     async def _pending(self, transaction: Transaction) -> Sequence[Migration]:
         try:

@@ -10,7 +10,9 @@ Columns: `consumed` marks messages that are kept only for their `dedup` digest, 
 number of the last entry that the snapshot contains.
 """
 
-from perdure.stores.mysql.literals import Statement, Value
+from collections.abc import Sequence
+
+from perdure.stores.mysql.literals import Rows, Statement, Value
 from perdure.stores.mysql.schema import Dialect, Tables
 
 LOAD = """
@@ -19,70 +21,51 @@ LOAD = """
     SELECT epoch, n, data FROM {journal} WHERE run = %s
 """
 
-LIST = """
-    SELECT id, updated_at, status, workflow, owner FROM {runs}
-    WHERE {conditions} ORDER BY updated_at DESC, id DESC LIMIT %s
-"""
 # Not LIKE: with an index, MariaDB's LIKE misses ids whose next character is beyond U+FFFF.
 WITH_PREFIX = "LEFT(id, %s) = %s"
-WITH_STATUS = "status = %s"
-WITH_WORKFLOW = "workflow = %s"
-IN_WORKFLOWS = "workflow IN (%s)"
-AFTER = "updated_at <= %s AND (updated_at < %s OR id < %s)"
 
 LOCK = """
-    SELECT id, epoch, folded, owner IS NOT NULL, UTC_TIMESTAMP(6) FROM {runs} FORCE INDEX (PRIMARY)
-    WHERE id IN (%s) ORDER BY id FOR UPDATE
+    SELECT id, epoch, folded, owner IS NOT NULL, COALESCE(tags, '[]'), UTC_TIMESTAMP(6)
+    FROM {runs} FORCE INDEX (PRIMARY) WHERE id IN (%s) ORDER BY id FOR UPDATE
 """
 LOCK_LEASED = """
-    SELECT id, epoch, owner, wake_at, takeovers, UTC_TIMESTAMP(6), NULL
+    SELECT id, epoch, owner, wake_at, takeovers, UTC_TIMESTAMP(6), NULL, queue, version, messages
     FROM {runs} FORCE INDEX (PRIMARY) WHERE id IN (%s) ORDER BY id FOR UPDATE
 """
 LOCK_REQUESTED = """
     SELECT id, epoch, owner, wake_at, takeovers, UTC_TIMESTAMP(6), IF(
         owner IS NULL OR owner IN (%s) OR wake_at <= UTC_TIMESTAMP(6),
         CAST(snapshot AS BINARY), NULL
-    )
+    ), queue, version, messages
     FROM {runs} FORCE INDEX (PRIMARY) WHERE id IN (%s) ORDER BY id FOR UPDATE
 """
-LOCK_RECEIVER = """
-    SELECT status, owner, awaits, wake_at, UTC_TIMESTAMP(6) FROM {runs} WHERE id = %s FOR UPDATE
-"""
-
 # The reply to an INSERT contains the argument of LAST_INSERT_ID: it returns the epoch, and with it
 # the time, without another statement.
 CREATE_LEASED = """
-    INSERT INTO {runs} (id, snapshot, workflow, owner, wake_at, updated_at, epoch) VALUES %s
+    INSERT INTO {runs} (
+        id, snapshot, workflow, owner, wake_at, version, tags, summary,
+        created_at, updated_at, epoch
+    ) VALUES %s
 """
 CREATE_LEASED_ROW = b"""(
-    %s, %s, %s, %s, UTC_TIMESTAMP(6) + INTERVAL %s MICROSECOND, UTC_TIMESTAMP(6),
+    %s, %s, %s, %s, UTC_TIMESTAMP(6) + INTERVAL %s MICROSECOND, %s, %s, %s,
+    UTC_TIMESTAMP(6), UTC_TIMESTAMP(6),
     LAST_INSERT_ID(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))
 )"""
-ENQUEUE = "INSERT INTO {runs} (id, snapshot, workflow, wake_at, updated_at, epoch) VALUES %s"
-ENQUEUE_ROW = b"""(
-    %s, %s, %s, COALESCE(%s, UTC_TIMESTAMP(6)), UTC_TIMESTAMP(6),
-    TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
-)"""
 
-# A run that this transaction creates has the epoch -1 until its last statement. One that exists is
-# locked by the update, which changes nothing. INSERT IGNORE would lock it for reading only: a
-# deadlock between two transactions that then write it.
+# A run that exists is locked by the update, which changes nothing. INSERT IGNORE would lock it for
+# reading only: a deadlock between two transactions that then write it.
 INSERT_OR_LOCK = """
-    INSERT INTO {runs} (id, snapshot, workflow, wake_at, epoch) VALUES %s
+    INSERT INTO {runs} (id, snapshot, created_at, epoch) VALUES (%s, '', UTC_TIMESTAMP(6), -1)
     ON DUPLICATE KEY UPDATE epoch = epoch
 """
-INSERTED = "SELECT id FROM {runs} FORCE INDEX (PRIMARY) WHERE id IN (%s) AND epoch = -1"
-QUEUE_INSERTED = """
-    UPDATE {runs} FORCE INDEX (PRIMARY) SET
-        wake_at = COALESCE(wake_at, UTC_TIMESTAMP(6)), updated_at = UTC_TIMESTAMP(6),
-        epoch = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
-    WHERE id IN (%s) AND epoch = -1
-"""
-
+STORED_TAGS = "SELECT COALESCE(tags, '[]') FROM {runs} WHERE id = %s"
 SAVE = """
     UPDATE {runs} SET
-        snapshot = %s, workflow = %s, status = %s, wake_at = IF(%s, UTC_TIMESTAMP(6), %s),
-        awaits = %s, updated_at = UTC_TIMESTAMP(6), owner = NULL, takeovers = 0, folded = -1,
+        snapshot = %s, workflow = %s, lane = %s, queue = '', status = %s,
+        wake_at = IF(%s, UTC_TIMESTAMP(6), %s), awaits = %s, version = COALESCE(%s, version),
+        tags = COALESCE(%s, tags), summary = COALESCE(%s, summary),
+        updated_at = UTC_TIMESTAMP(6), owner = NULL, takeovers = 0, folded = -1,
         epoch = GREATEST(epoch + 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))
     WHERE id = %s
 """
@@ -110,13 +93,15 @@ INSERT_ENTRIES = """
     ON DUPLICATE KEY UPDATE n = n
 """
 FIND_ENTRY = "SELECT run, epoch, n FROM {journal} WHERE run = %s AND epoch = %s AND n = %s"
-# The next two statements do nothing if this one did not find the run. It always changes a column,
-# so that its count is 1 if it found the run, whatever flags the connection has.
+# It finds nothing if the tags change, which takes more statements. The next two statements do
+# nothing if this one did not find the run. It always changes a column, so that its count is 1 if it
+# found the run, whatever flags the connection has.
 REST_ONE = """
     UPDATE {runs} SET
         snapshot = %s, status = %s, wake_at = %s, awaits = %s, updated_at = UTC_TIMESTAMP(6),
-        owner = NULL, takeovers = 0, folded = %s
-    WHERE id = %s AND epoch = %s AND owner IS NOT NULL
+        owner = NULL, takeovers = 0, folded = %s, version = COALESCE(%s, version),
+        summary = COALESCE(%s, summary)
+    WHERE id = %s AND epoch = %s AND owner IS NOT NULL AND (%s OR COALESCE(tags, '[]') = %s)
 """
 # Entries of a later owner are kept: if REST_ONE found nothing, the row is not locked.
 DELETE_FOLDED = """
@@ -133,19 +118,22 @@ WAKE_IF_MESSAGE = """
             WHERE message.run = %s AND message.consumed = 0 AND message.name IN (%s)
         )
 """
-# Only for a run without messages, as most are: each message would be joined with each entry. The
-# order of the joins locks the run before the others are read, and a sender of a message locks it
-# too. For many runs at once this would take twice as long as one statement per table.
+# Only for a run without messages and tags, as most are: each message would be joined with each
+# entry. The order of the joins locks the run before the others are read, and a sender of a message
+# locks it too. For many runs at once this would take twice as long as one statement per table.
 DELETE_ONE = """
     DELETE run, entry FROM {runs} AS run
     LEFT JOIN {inbox} AS message ON message.run = run.id
     LEFT JOIN {journal} AS entry ON entry.run = run.id
     WHERE run.id = %s AND run.epoch = %s AND run.owner IS NOT NULL AND message.seq IS NULL
+        AND COALESCE(run.tags, '[]') = '[]'
 """
 
 # The rows exist and are locked: an upsert is the way to write many updates in one statement.
 REST = """
-    INSERT INTO {runs} (id, epoch, folded, snapshot, status, wake_at, awaits, updated_at)
+    INSERT INTO {runs} (
+        id, epoch, folded, snapshot, status, wake_at, awaits, updated_at, version, tags, summary
+    )
     VALUES %s {new_row}
     ON DUPLICATE KEY UPDATE {set_rest}, owner = NULL, takeovers = 0
 """
@@ -163,18 +151,6 @@ DELETE_JOURNALS = """
 DELETE_INBOXES = """
     DELETE message FROM {inbox} AS message FORCE INDEX (by_run) WHERE message.run IN (%s)
 """
-
-DUE = """
-    SELECT id, wake_at FROM {runs} FORCE INDEX (by_wake)
-    WHERE {conditions} ORDER BY wake_at LIMIT %s
-"""
-IS_DUE = "wake_at <= %s AND (owner IS NULL OR wake_at <= UTC_TIMESTAMP(6))"
-CLAIM = """
-    SELECT id, epoch, owner, wake_at, takeovers, UTC_TIMESTAMP(6), CAST(snapshot AS BINARY)
-    FROM {runs} FORCE INDEX (by_wake)
-    WHERE {conditions} ORDER BY wake_at LIMIT %s FOR UPDATE {skip_locked}
-"""
-IS_DUE_NOW = "wake_at <= UTC_TIMESTAMP(6)"
 
 # The order matters: each assignment sees the columns as the previous ones left them.
 LEASE = """
@@ -194,36 +170,34 @@ RENEW = "UPDATE {runs} FORCE INDEX (PRIMARY) SET wake_at = %s WHERE id IN (%s)"
 RELEASE = """
     UPDATE {runs} FORCE INDEX (PRIMARY) SET owner = NULL, wake_at = %s WHERE id IN (%s)
 """
-WAKE = "UPDATE {runs} SET wake_at = %s WHERE id = %s"
 
 JOURNALS = "SELECT run, epoch, data FROM {journal} WHERE run IN (%s) ORDER BY run, epoch, n"
 INBOXES = """
     SELECT run, seq, name, payload, sent_at FROM {inbox}
     WHERE run IN (%s) AND consumed = 0 ORDER BY seq
 """
+INBOX = """
+    SELECT run, seq, name, payload, sent_at FROM {inbox} FORCE INDEX (by_run)
+    WHERE run = %s AND consumed = 0 AND seq > %s ORDER BY seq LIMIT %s
+"""
 MESSAGES = """
     SELECT run, seq, name, dedup IS NOT NULL FROM {inbox} WHERE run IN (%s) AND consumed = 0
 """
+MESSAGES_TO_CONSUME = """
+    SELECT run, seq, name, dedup IS NOT NULL FROM {inbox} FORCE INDEX (PRIMARY)
+    WHERE seq IN (%s) AND run IN (%s) AND consumed = 0
+"""
 RUNS_WITH_MESSAGES = "SELECT DISTINCT run FROM {inbox} WHERE run IN (%s) AND consumed = 0"
-FIND_DUPLICATE = "SELECT 1 FROM {inbox} WHERE run = %s AND dedup = %s"
-SEND = "INSERT INTO {inbox} (run, name, payload, sent_at, dedup) VALUES (%s, %s, %s, %s, %s)"
+# Processes of an older version, if there still are any, do not count.
+COUNT_CONSUMED = """
+    UPDATE {runs} FORCE INDEX (PRIMARY) SET messages = GREATEST(messages - %s, 0) WHERE id IN (%s)
+"""
 CONSUME = """
     DELETE message FROM {inbox} AS message FORCE INDEX (PRIMARY)
     WHERE message.seq IN (%s) AND message.consumed = 0
 """
 MARK_CONSUMED = """
     UPDATE {inbox} FORCE INDEX (PRIMARY) SET consumed = 1, payload = '{{}}' WHERE seq IN (%s)
-"""
-
-LOCK_OLD = """
-    SELECT id FROM {runs} FORCE INDEX (by_status)
-    WHERE {conditions} LIMIT %s FOR UPDATE {skip_locked}
-"""
-IS_OLD = "status IN (%s) AND updated_at < UTC_TIMESTAMP(6) - INTERVAL %s MICROSECOND"
-COUNT = "SELECT status, COUNT(*) FROM {runs} WHERE {conditions} GROUP BY status"
-OLDEST_DUE = """
-    SELECT wake_at FROM {runs} FORCE INDEX (by_wake)
-    WHERE {conditions} ORDER BY wake_at LIMIT 1
 """
 
 
@@ -242,11 +216,13 @@ class Statements:
             sql = self._cache[template] = self._tables.sql(template, self._dialect)
         return Statement(sql, values)
 
-    def where(self, template: str, conditions: "Conditions", *values: Value) -> Statement:
-        """Return a statement for the rows that meet all of the conditions."""
-        condition = " AND ".join(conditions.templates) or "TRUE"
-        sql = template.replace("{conditions}", condition)
-        return self.bind(sql, *conditions.values, *values)
+    def all(self, conditions: "Conditions") -> Statement:
+        """Return a part of a statement: the condition that all of these are true."""
+        return self.bind(" AND ".join(conditions.templates) or "TRUE", *conditions.values)
+
+    def union(self, template: str, rows: Sequence[Sequence[Value]]) -> Statement:
+        """Return a statement for the rows of several selects, each with values of its own."""
+        return Statement(b"%s", [Rows(self.bind(template).sql, rows, b" UNION ALL ")])
 
 
 class Conditions:
@@ -260,6 +236,12 @@ class Conditions:
         """Add a condition."""
         self.templates.append(template)
         self.values += values
+
+    def copy(self) -> "Conditions":
+        """Return conditions to which others can be added."""
+        conditions = Conditions()
+        conditions.templates, conditions.values = [*self.templates], [*self.values]
+        return conditions
 
     def add_prefix(self, prefix: str) -> None:
         """Add the condition that the stored id begins with `prefix`, unless that is empty."""

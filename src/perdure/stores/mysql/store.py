@@ -1,49 +1,56 @@
 """The MySQL store: what MySQL does for each verb of the contract."""
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from hashlib import blake2b
 from typing import Any
 
-from perdure import codec
 from perdure.errors import InvalidArgument
-from perdure.snapshot import RunStatus, Snapshot, is_over
+from perdure.snapshot import Snapshot
 from perdure.store import (
-    Delivery,
+    Count,
+    Drivable,
     Due,
     Entry,
     Lease,
     LeaseRequest,
     Message,
+    NewMessage,
     NewRun,
+    Query,
+    Receipt,
     Rest,
+    RunSummary,
     Stats,
     Verdict,
 )
+from perdure.stores._backend import Ownership, PruneRequest
 from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted
-from perdure.stores._shell import Ownership, Query, Row, TransactionShell
+from perdure.stores._searching import Found, Position
+from perdure.stores._shell import TransactionShell
 from perdure.stores.mysql import statements as sql
 from perdure.stores.mysql.append import Writer
 from perdure.stores.mysql.database import Database, Transaction
-from perdure.stores.mysql.errors import ConstraintViolation
+from perdure.stores.mysql.due import lane_of
+from perdure.stores.mysql.enqueue import Creator
+from perdure.stores.mysql.inbox import Inboxes
 from perdure.stores.mysql.keyvalue import KeyValueTable
 from perdure.stores.mysql.leases import Leases
-from perdure.stores.mysql.literals import Rows, Statement, Value, read_datetime
-from perdure.stores.mysql.rows import chunks, names_as_json, read_inboxes, read_run
+from perdure.stores.mysql.literals import Statement, Value
+from perdure.stores.mysql.maintenance import Maintenance
+from perdure.stores.mysql.rows import names_as_json, read_run, tags_as_json
 from perdure.stores.mysql.schema import Schema, Tables, dialect_of
-from perdure.stores.mysql.statements import Conditions, Statements
+from perdure.stores.mysql.search import Searches
+from perdure.stores.mysql.statements import Statements
+from perdure.stores.mysql.tags import DELETE_TAGS, replace_tags
 from perdure.validation import check_prefix
 
 logger = logging.getLogger(__name__)
 
 _MAX_KEY_LENGTH = 760
-_MICROSECOND = timedelta(microseconds=1)
 # A statement's size besides its one large value.
 _PACKET_OVERHEAD = 16 * 1024
-_NEW_EPOCH = -1
 
 SERVER_SETTINGS = Statement(
     b"SELECT VERSION(), @@max_allowed_packet, @@innodb_flush_log_at_trx_commit, "
@@ -57,6 +64,10 @@ class MysqlBackend:
     _statements: Statements
     _writer: Writer
     _leases: Leases
+    _creator: Creator
+    _inboxes: Inboxes
+    _searches: Searches
+    _maintenance: Maintenance
 
     def __init__(self, database: Database, tables: Tables, *, prefix: str) -> None:
         self._prefix = check_prefix(prefix)
@@ -85,9 +96,19 @@ class MysqlBackend:
                 sync_binlog,
             )
         await Schema(self._tables, dialect).set_up(self._database)
-        self._statements = Statements(self._tables, dialect)
-        self._writer = Writer(self._database, self._statements, self._key)
-        self._leases = Leases(self._database, self._statements, self._prefix)
+        self._prepare(Statements(self._tables, dialect))
+
+    def _prepare(self, statements: Statements) -> None:
+        database, prefix = self._database, self._prefix
+        self._statements = statements
+        self._writer = Writer(database, statements, self._key)
+        self._creator = Creator(database, statements, self._key)
+        self._leases = Leases(database, statements, prefix)
+        self._inboxes = Inboxes(database, statements, prefix)
+        self._searches = Searches(database, statements, prefix)
+        self._maintenance = Maintenance(
+            database, statements, self._searches, prefix, self._delete_runs
+        )
 
     def forget_loop(self) -> None:
         """Drop the connections of an event loop that has ended."""
@@ -100,15 +121,24 @@ class MysqlBackend:
     async def save(self, id: str, data: bytes, workflow: str | None, rest: Rest) -> None:
         """Replace the run, its journal and its lease."""
         key = self._key(id)
-        insert = self._bind(sql.INSERT_OR_LOCK, [(key, b"{}", None, None, _NEW_EPOCH)])
+        tags = tags_as_json(rest.tags)
+        header = (rest.version, tags, rest.summary)
+        lock = (
+            self._bind(sql.INSERT_OR_LOCK, key),
+            self._bind(sql.MESSAGES, [key]),
+            self._bind(sql.STORED_TAGS, key),
+        )
 
         async def work(transaction: Transaction) -> None:
-            _, messages = await transaction.run(insert, self._bind(sql.MESSAGES, [key]))
+            _, messages, stored = await transaction.run(*lock)
             has_message = any(name in rest.awaits for _, _, name, _ in messages.rows)
-            columns = (rest.status, has_message, rest.wake_at, names_as_json(rest.awaits))
+            state = (rest.status, has_message, rest.wake_at, names_as_json(rest.awaits))
+            has_new_tags = rest.tags is not None and tags != stored.rows[0][0].encode()
+            new_tags = {key: rest.tags} if rest.tags is not None and has_new_tags else {}
             await transaction.finish(
-                self._bind(sql.SAVE, data, workflow, *columns, key),
+                self._bind(sql.SAVE, data, workflow, lane_of(workflow), *state, *header, key),
                 self._bind(sql.DELETE_JOURNALS, [key]),
+                *replace_tags(self._statements, new_tags),
             )
 
         await self._database.transact(work)
@@ -126,30 +156,13 @@ class MysqlBackend:
         async def work(transaction: Transaction) -> bool:
             # Only what belonged to the run: another one with the same id may be created at any
             # time, but not before this transaction ends.
-            [deleted] = await transaction.run(self._bind(sql.DELETE_RUNS, [key]))
+            delete, *others = self._delete_runs([key])
+            [deleted] = await transaction.run(delete)
             if deleted.count:
-                await transaction.finish(*self._delete_journals_and_inboxes([key]))
+                await transaction.finish(*others)
             return deleted.count > 0
 
         return await self._database.transact(work)
-
-    async def list(self, query: Query) -> Sequence[Row]:
-        """Return runs, the most recently updated first."""
-        conditions = Conditions()
-        conditions.add_prefix(self._prefix + query.prefix)
-        if query.status is not None:
-            conditions.add(sql.WITH_STATUS, query.status)
-        if query.workflow is not None:
-            conditions.add(sql.WITH_WORKFLOW, query.workflow)
-        if query.after is not None:
-            updated_at, id = query.after
-            conditions.add(sql.AFTER, updated_at, updated_at, self._prefix + id)
-        statement = self._statements.where(sql.LIST, conditions, query.limit)
-        rows = (await self._database.run_alone(statement)).rows
-        return [
-            Row(self._id(key), read_datetime(updated_at), *columns)
-            for key, updated_at, *columns in rows
-        ]
 
     async def append(self, entries: Sequence[Entry]) -> Sequence[Verdict]:
         """Write the entries in one transaction."""
@@ -196,121 +209,70 @@ class MysqlBackend:
 
     async def enqueue(self, runs: Sequence[NewRun]) -> Sequence[bool]:
         """Create the runs in one transaction."""
-        first: dict[str, int] = {}
-        for index, run in enumerate(runs):
-            first.setdefault(self._key(run.id), index)
-        created = await self._create({key: runs[first[key]] for key in sorted(first)})
-        indexes = {first[key] for key in created}
-        return [index in indexes for index in range(len(runs))]
+        return await self._creator.enqueue(runs)
 
     async def due(
-        self, now: datetime, limit: int, workflows: Sequence[str] | None
+        self,
+        now: datetime,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
     ) -> Sequence[Due]:
         """Return the due runs in the order of the index."""
-        conditions = Conditions()
-        conditions.add(sql.IS_DUE, now)
-        conditions.add_prefix(self._prefix)
-        if workflows is not None:
-            conditions.add(sql.IN_WORKFLOWS, [*workflows])
-        result = await self._database.run_alone(self._statements.where(sql.DUE, conditions, limit))
-        return [Due(self._id(key), read_datetime(wake_at)) for key, wake_at in result.rows]
+        return await self._leases.due.due(now, limit, drives, queues)
 
     async def claim(
-        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
+        self,
+        owner: str,
+        ttl: timedelta,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
     ) -> Sequence[Granted]:
         """Lease due runs, skipping those that are locked if the server can."""
-        return await self._leases.claim(owner, ttl, limit, workflows)
+        return await self._leases.claim(owner, ttl, limit, drives, queues)
 
-    async def send(self, id: str, name: str, payload: bytes, dedup_id: str | None) -> Delivery:
-        """Insert a message and wake a run that waits for it, while the run is locked."""
-        key = self._key(id)
-        digest = None if dedup_id is None else blake2b(dedup_id.encode(), digest_size=16).digest()
-        lock, find_duplicate = (
-            self._bind(sql.LOCK_RECEIVER, key),
-            self._bind(sql.FIND_DUPLICATE, key, digest),
-        )
+    async def queues(self, now: datetime, limit: int, low: str, high: str | None) -> Sequence[str]:
+        """Return queues in the order of the index."""
+        return await self._leases.due.queues(now, limit, low, high)
 
-        async def work(transaction: Transaction) -> Delivery:
-            receiver, duplicate = await transaction.run(lock, find_duplicate)
-            if not receiver.rows:
-                return Delivery.UNKNOWN
-            [(status, owner, awaits, wake_at, now)] = receiver.rows
-            if duplicate.rows:
-                return Delivery.DUPLICATE
-            if is_over(status):
-                return Delivery.OVER
-            sent_at = read_datetime(now)
-            statements = [self._bind(sql.SEND, key, name, payload, sent_at, digest)]
-            is_awaited = owner is None and name in codec.loads(awaits or "[]")
-            if is_awaited and (wake_at is None or wake_at > now):
-                statements.append(self._bind(sql.WAKE, sent_at, key))
-            await transaction.finish(*statements)
-            return Delivery.DELIVERED
+    async def send(self, messages: Sequence[NewMessage]) -> Sequence[Receipt]:
+        """Insert the messages in one transaction, which wakes the runs that await them."""
+        for message in messages:
+            self._key(message.to)
+        return await self._inboxes.send(messages)
 
-        return await self._database.transact(work, repeatable=dedup_id is not None)
-
-    async def inbox(self, id: str) -> Sequence[Message]:
+    async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Message]:
         """Return the run's messages that were not consumed."""
-        key = self._key(id)
-        result = await self._database.run_alone(self._bind(sql.INBOXES, [key]))
-        return read_inboxes(result.rows)[key]
+        self._key(id)
+        return await self._inboxes.read(id, after, limit)
 
-    async def prune(self, older_than: timedelta, statuses: Sequence[RunStatus], limit: int) -> int:
+    async def prune(self, request: PruneRequest) -> int:
         """Delete old runs, skipping those that are locked if the server can."""
-        conditions = Conditions()
-        conditions.add(sql.IS_OLD, [*statuses], older_than // _MICROSECOND)
-        conditions.add_prefix(self._prefix)
-        lock = self._statements.where(sql.LOCK_OLD, conditions, limit)
-
-        async def work(transaction: Transaction) -> int:
-            [old] = await transaction.run(lock)
-            keys = [key for (key,) in old.rows]
-            if keys:
-                delete = self._bind(sql.DELETE_RUNS, [*keys])
-                await transaction.finish(delete, *self._delete_journals_and_inboxes(keys))
-            return len(keys)
-
-        return await self._database.transact(work)
+        return await self._maintenance.prune(request)
 
     async def stats(self) -> Stats:
-        """Count the runs by status."""
-        with_prefix, due = Conditions(), Conditions()
-        with_prefix.add_prefix(self._prefix)
-        due.add(sql.IS_DUE_NOW)
-        due.add_prefix(self._prefix)
-        counts, oldest = await self._database.run(
-            self._statements.where(sql.COUNT, with_prefix),
-            self._statements.where(sql.OLDEST_DUE, due),
-        )
-        return Stats(dict(counts.rows), read_datetime(oldest.rows[0][0]) if oldest.rows else None)
+        """Count the runs by status and queue."""
+        return await self._maintenance.stats()
 
-    async def _create(self, runs: Mapping[str, NewRun]) -> Collection[str]:
-        rows = [(key, run.snapshot, run.workflow, run.wake_at) for key, run in runs.items()]
-        if len(parts := chunks(rows)) == 1:
-            with suppress(ConstraintViolation):
-                statement = self._bind(sql.ENQUEUE, Rows(sql.ENQUEUE_ROW, rows))
-                await self._database.run_alone(statement, repeatable=False)
-                return runs.keys()
-        keys = [*runs]
-        *_, inserted, _ = await self._database.run(
-            *(
-                self._bind(sql.INSERT_OR_LOCK, [(*row, _NEW_EPOCH) for row in part])
-                for part in parts
-            ),
-            self._bind(sql.INSERTED, keys),
-            self._bind(sql.QUEUE_INSERTED, keys),
-            repeatable=False,
-        )
-        return {key for (key,) in inserted.rows}
+    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+        """Find runs along the index that suits the query."""
+        return await self._searches.search(query, limit, after)
 
-    def _delete_journals_and_inboxes(self, keys: Sequence[str]) -> Sequence[Statement]:
-        return [self._bind(each, [*keys]) for each in (sql.DELETE_JOURNALS, sql.DELETE_INBOXES)]
+    async def summaries(self, ids: Sequence[str]) -> Sequence[RunSummary | None]:
+        """Read the headers of runs in one statement."""
+        return await self._searches.summaries(ids)
+
+    async def counts(self, query: Query, cap: int) -> Sequence[Count]:
+        """Count runs along the index by workflow and status."""
+        return await self._searches.counts(query, cap)
+
+    def _delete_runs(self, keys: Sequence[str]) -> Sequence[Statement]:
+        tables = (sql.DELETE_RUNS, sql.DELETE_JOURNALS, sql.DELETE_INBOXES, DELETE_TAGS)
+        return [self._bind(statement, [*keys]) for statement in tables]
 
     def _bind(self, template: str, *values: Value) -> Statement:
         return self._statements.bind(template, *values)
-
-    def _id(self, key: str) -> str:
-        return key.removeprefix(self._prefix)
 
     def _key(self, id: str) -> str:
         key = self._prefix + id

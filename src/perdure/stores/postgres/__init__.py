@@ -35,18 +35,6 @@ def postgres(
 
         store = postgres("postgresql://localhost/mydb", prefix="orders:")
     """
-    capabilities = Capabilities(
-        journal=True,
-        lease="atomic",
-        schedule=True,
-        inbox=True,
-        transaction=True,
-        notify=prepared_statements,
-        maintenance=True,
-        shared="network",
-        survives="power_loss",
-        max_value_size=max_value_size,
-    )
     tables = Tables(table)
     database = open_database(
         url,
@@ -60,4 +48,21 @@ def postgres(
     )
     backend = PostgresBackend(database, tables, prefix=prefix, clock=clock)
     store = NotifyingPostgresStore if prepared_statements else PostgresStore
-    return store(backend, "PostgreSQL", capabilities)
+    return store(backend, "PostgreSQL", _capabilities(prepared_statements, max_value_size))
+
+
+def _capabilities(notify: bool, max_value_size: int) -> Capabilities:
+    return Capabilities(
+        journal=True,
+        lease="atomic",
+        schedule=True,
+        queues=True,
+        inbox=True,
+        transaction=True,
+        notify=notify,
+        maintenance=True,
+        search=True,
+        shared="network",
+        survives="power_loss",
+        max_value_size=max_value_size,
+    )

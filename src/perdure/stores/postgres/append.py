@@ -1,11 +1,11 @@
 """Writes of journal entries and rests: the statement for each batch, and its verdicts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from perdure import codec
-from perdure.store import Entry, Rest, Verdict
+from perdure.store import Entry, Verdict
+from perdure.stores.postgres.batch import JOURNAL_ONLY, Batch, Needs, rest_columns, sequence_numbers
 from perdure.stores.postgres.errors import DuplicateRow
 from perdure.stores.postgres.statements import Statements
 
@@ -68,7 +68,8 @@ APPEND = """
 """
 
 # The deletions depend on the rows that the fenced statement returns: by themselves they would see
-# the fence as it was before another owner took over.
+# the fence as it was before another owner took over. A rest that changes the run's tags, and the
+# deletion of a run that has any, are left to the statement of `_write_statement`.
 REST_ONE = """
     WITH rested AS (
         UPDATE {runs} AS run SET
@@ -80,9 +81,13 @@ REST_ONE = """
                     AND NOT message.consumed
             ) THEN statement_timestamp() ELSE $6 END,
             folded_epoch = $2, folded_n = $3, updated_at = statement_timestamp(),
-            owner = NULL, takeovers = 0, clean = true
-        FROM (SELECT $4::bytea AS data, $7::text::jsonb AS awaits) AS input
+            owner = NULL, takeovers = 0, clean = true,
+            version = coalesce($8, run.version), summary = coalesce($10, run.summary)
+        FROM (
+            SELECT $4::bytea AS data, $7::text::jsonb AS awaits, $9::text::jsonb AS tags
+        ) AS input
         WHERE run.id = $1 AND run.epoch = $2 AND run.owner IS NOT NULL
+            AND (input.tags IS NULL OR input.tags = run.tags)
         RETURNING run.id, {notify_if_due}
     ), deleted_entries AS (
         DELETE FROM {journal} WHERE run = (SELECT id FROM rested)
@@ -93,7 +98,7 @@ REST_ONE = """
 DELETE_ONE = """
     WITH deleted_runs AS (
         DELETE FROM {runs} AS run
-        WHERE run.id = $1 AND run.epoch = $2 AND run.owner IS NOT NULL
+        WHERE run.id = $1 AND run.epoch = $2 AND run.owner IS NOT NULL AND run.tags = '[]'
         RETURNING run.id
     ), deleted_entries AS (
         DELETE FROM {journal} WHERE run = (SELECT id FROM deleted_runs)
@@ -107,15 +112,19 @@ DELETE_ONE = """
 _LOCKED = """
     WITH locked AS MATERIALIZED (
         SELECT entry.*, run.epoch = entry.epoch AS newest, run.is_open,
-            (run.folded_epoch, run.folded_n) >= (entry.epoch, entry.n) AS folded
+            (run.folded_epoch, run.folded_n) >= (entry.epoch, entry.n) AS folded,
+            run.tags <> '[]' AS is_tagged, run.tags <> entry.tags::jsonb AS is_retagged
         FROM unnest(
             (SELECT $1::text[]), (SELECT $2::bigint[]), (SELECT $3::bigint[]), (SELECT $4::bytea[]),
             (SELECT $5::text[]), (SELECT $6::timestamptz[]), (SELECT $7::text[]),
-            (SELECT $8::boolean[])
-        ) WITH ORDINALITY AS entry (id, epoch, n, data, status, wake_at, awaits, is_deleted, i)
+            (SELECT $8::bigint[]), (SELECT $9::text[]), (SELECT $10::bytea[]),
+            (SELECT $11::boolean[])
+        ) WITH ORDINALITY AS entry (
+            id, epoch, n, data, status, wake_at, awaits, version, tags, summary, is_deleted, i
+        )
         CROSS JOIN LATERAL (
-            SELECT epoch, owner IS NOT NULL AS is_open, folded_epoch, folded_n FROM {runs} AS run
-            WHERE run.id = entry.id FOR NO KEY UPDATE
+            SELECT epoch, owner IS NOT NULL AS is_open, folded_epoch, folded_n, tags
+            FROM {runs} AS run WHERE run.id = entry.id FOR NO KEY UPDATE
         ) AS run
     ), writable AS MATERIALIZED (
         SELECT * FROM locked WHERE newest AND is_open
@@ -131,7 +140,7 @@ _WRITTEN = """
 _CONSUMED = """
     matched AS MATERIALIZED (
         SELECT writable.id, consumes.seq
-        FROM unnest((SELECT $9::bigint[]), (SELECT $10::bigint[])) AS consumes (i, seq)
+        FROM unnest((SELECT $12::bigint[]), (SELECT $13::bigint[])) AS consumes (i, seq)
         JOIN writable USING (i)
         WHERE NOT writable.is_deleted
     ), removed AS (
@@ -167,7 +176,10 @@ _DELETED_ENTRIES = """
     )
 """
 _DELETED_RUNS = """
-    deleted_messages AS (
+    deleted_tags AS (
+        DELETE FROM {tags}
+        WHERE run = ANY (ARRAY(SELECT id FROM writable WHERE is_deleted AND is_tagged))
+    ), deleted_messages AS (
         DELETE FROM {inbox}
         WHERE run = ANY (ARRAY(SELECT id FROM writable WHERE is_deleted))
     ), deleted_runs AS (
@@ -189,16 +201,28 @@ _RESTED = """
                     AND NOT message.consumed
             ) THEN statement_timestamp() ELSE input.wake_at END,
             folded_epoch = input.epoch, folded_n = input.n, updated_at = statement_timestamp(),
-            owner = NULL, takeovers = 0, clean = true, messages = run.messages - input.consumed
+            owner = NULL, takeovers = 0, clean = true, messages = run.messages - input.consumed,
+            version = coalesce(input.version, run.version),
+            tags = coalesce(input.tags, run.tags),
+            summary = coalesce(input.summary, run.summary),
+            created_at = CASE WHEN input.is_retagged
+                THEN coalesce({created_at}, statement_timestamp()) ELSE run.created_at END
         FROM (
-            SELECT id, epoch, n, data, status, wake_at, awaits::jsonb AS awaits,
+            SELECT id, epoch, n, data, status, wake_at, awaits::jsonb AS awaits, version,
+                tags::jsonb AS tags, summary, is_retagged,
                 coalesce(counted.messages, 0) AS consumed
             FROM writable LEFT JOIN counted USING (id)
             WHERE status IS NOT NULL AND NOT is_deleted
         ) AS input
         WHERE run.id = input.id
-        RETURNING {notify_if_due}
+        RETURNING run.id, run.tags, run.created_at, input.is_retagged, {notify_if_due}
     )
+"""
+
+_RETAGGED = """
+    retagged AS MATERIALIZED (
+        SELECT id, tags, created_at FROM rested WHERE is_retagged
+    ), {replaced_tags}
 """
 
 # EXISTS is avoided because the planner may read the whole journal for it.
@@ -213,18 +237,6 @@ _VERDICTS = """
         FROM locked
     ) AS verdict
 """
-
-
-class Needs(NamedTuple):
-    """What a batch writes: journal entries, rests, deletions, consumed messages."""
-
-    journal: bool
-    rests: bool
-    deletes: bool
-    consumes: bool
-
-
-_JOURNAL_ONLY = Needs(journal=True, rests=False, deletes=False, consumes=False)
 
 
 class Fetch(Protocol):
@@ -246,7 +258,7 @@ class Writer:
         if len(entries) == 1 and await self._write_one(entries[0]):
             return [Verdict.ACCEPTED]
         batch = Batch(entries, self._prefix)
-        if len(entries) > 1 and batch.needs == _JOURNAL_ONLY and await self._append(batch):
+        if len(entries) > 1 and batch.needs == JOURNAL_ONLY and await self._append(batch):
             return [Verdict.ACCEPTED] * len(entries)
         return await self._write_batch(batch)
 
@@ -263,7 +275,7 @@ class Writer:
             return True
         return bool(rows)
 
-    async def _append(self, batch: "Batch") -> bool:
+    async def _append(self, batch: Batch) -> bool:
         """Write journal entries; return `False` if some were refused or existed already."""
         try:
             [(count,)] = await self._fetch(self._statements.sql(APPEND), *batch.columns())
@@ -271,10 +283,10 @@ class Writer:
             return False
         return bool(count == len(batch.entries))
 
-    async def _write_batch(self, batch: "Batch") -> list[Verdict]:
+    async def _write_batch(self, batch: Batch) -> list[Verdict]:
         try:
             # `_append` may just have written some of the journal entries.
-            row = await self._send(batch, repeated=batch.needs == _JOURNAL_ONLY)
+            row = await self._send(batch, repeated=batch.needs == JOURNAL_ONLY)
         except DuplicateRow:
             row = await self._send(batch, repeated=True)
         verdicts = batch.verdicts(row)
@@ -283,7 +295,7 @@ class Writer:
         later = iter(await self.write(left) if left else ())
         return [next(later) if verdict is None else verdict for verdict in verdicts]
 
-    async def _send(self, batch: "Batch", *, repeated: bool) -> Any:
+    async def _send(self, batch: Batch, *, repeated: bool) -> Any:
         extra = "ON CONFLICT DO NOTHING" if repeated else ""
         statement = self._statements.sql(_write_statement(batch.needs), extra)
         columns = batch.columns() + batch.rest_columns()
@@ -291,86 +303,6 @@ class Writer:
             columns += batch.consume_columns()
         [row] = await self._fetch(statement, *columns)
         return row
-
-
-class Batch:
-    """The entries of one call as columns, ordered by id so that every batch locks in that order.
-
-    Entries before a rest of their run are not written: the rest contains them, and they share its
-    verdict. Entries after a rest, or before one that is refused, are left to another statement.
-    """
-
-    def __init__(self, entries: Sequence[Entry], prefix: str) -> None:
-        self.entries = entries
-        self.needs = _needs_of(entries)
-        self._prefix = prefix
-        self._deciding = _deciding_entries(entries)
-        ids = [entry.id for entry in entries]
-        indexes: Sequence[int] = range(len(ids))
-        if self._deciding is not None:
-            indexes = [index for index, deciding in enumerate(self._deciding) if deciding == index]
-        self._sent = sorted(indexes, key=ids.__getitem__)
-
-    def columns(self) -> list[list[Any]]:
-        """Return the columns that every entry has."""
-        entries = [self.entries[index] for index in self._sent]
-        return [
-            [self._prefix + entry.id for entry in entries],
-            [entry.epoch for entry in entries],
-            [entry.n for entry in entries],
-            [entry.data for entry in entries],
-        ]
-
-    def rest_columns(self) -> list[list[Any]]:
-        """Return the columns of rests."""
-        rests = [_columns_of(self.entries[index].rest) for index in self._sent]
-        return [list(column) for column in zip(*rests, strict=True)]
-
-    def consume_columns(self) -> list[list[Any]]:
-        """Return which entry consumes which messages."""
-        consumes = list(self._consumes())
-        return [[position for position, _ in consumes], [seq for _, seq in consumes]]
-
-    def verdicts(self, row: Any) -> list[Verdict | None]:
-        """Return a verdict on each entry; `None` if it takes another statement to judge it."""
-        accepted, fenced = row
-        verdicts: list[Verdict | None] = [Verdict.UNKNOWN] * len(self.entries)
-        for verdict, positions in ((Verdict.ACCEPTED, accepted), (Verdict.FENCED, fenced)):
-            for position in positions or ():
-                verdicts[self._sent[position - 1]] = verdict
-        for index, deciding in enumerate(self._deciding or ()):
-            if deciding != index:
-                is_contained = deciding > index and verdicts[deciding] is Verdict.ACCEPTED
-                verdicts[index] = Verdict.ACCEPTED if is_contained else None
-        return verdicts
-
-    def _consumes(self) -> Iterator[tuple[int, int]]:
-        positions = {index: position for position, index in enumerate(self._sent, 1)}
-        for index, entry in enumerate(self.entries):
-            deciding = index if self._deciding is None else self._deciding[index]
-            if deciding >= index:
-                yield from ((positions[deciding], seq) for seq in _sequence_numbers(entry))
-
-
-def _deciding_entries(entries: Sequence[Entry]) -> list[int] | None:
-    """Return for each entry the index of the one that decides it: its run's first rest, or itself.
-
-    `None` means that there is no rest, so that each entry decides for itself.
-    """
-    rests: dict[tuple[str, int], int] = {}
-    for index, entry in enumerate(entries):
-        if entry.rest is not None:
-            rests.setdefault((entry.id, entry.epoch), index)
-    if not rests:
-        return None
-    return [rests.get((entry.id, entry.epoch), index) for index, entry in enumerate(entries)]
-
-
-def _needs_of(entries: Sequence[Entry]) -> Needs:
-    rests = [entry.rest for entry in entries]
-    deletes = [rest.delete for rest in rests if rest is not None]
-    consumes = any(entry.consumes for entry in entries)
-    return Needs(len(deletes) < len(rests), not all(deletes), any(deletes), consumes)
 
 
 @cache
@@ -382,6 +314,7 @@ def _write_statement(needs: Needs) -> str:
         _NOTHING_CONSUMED: not needs.consumes,
         _DELETED_ENTRIES: needs.rests or needs.deletes,
         _RESTED: needs.rests,
+        _RETAGGED: needs.tags,
         _DELETED_RUNS: needs.deletes,
     }
     return ",".join(part for part, is_needed in parts.items() if is_needed) + _VERDICTS
@@ -390,7 +323,7 @@ def _write_statement(needs: Needs) -> str:
 def _statement_for_one(entry: Entry) -> tuple[str, Sequence[object]] | None:
     """Return the statement that writes only this entry and its values, if there is one."""
     if entry.consumes:
-        seqs = _sequence_numbers(entry)
+        seqs = sequence_numbers(entry)
         if entry.rest is not None or len(seqs) != 1:
             return None
         return CONSUME_ONE, (entry.n, entry.data, seqs[0])
@@ -398,21 +331,4 @@ def _statement_for_one(entry: Entry) -> tuple[str, Sequence[object]] | None:
         return APPEND_ONE, (entry.n, entry.data)
     if entry.rest.delete:
         return DELETE_ONE, ()
-    status, wake_at, awaits, _ = _columns_of(entry.rest)
-    return REST_ONE, (entry.n, entry.data, status, wake_at, awaits)
-
-
-def _sequence_numbers(entry: Entry) -> list[int]:
-    """Return which messages an entry consumes; an id of another form is not in the inbox."""
-    return [int(id) for id in entry.consumes if id.isdecimal()]
-
-
-def _columns_of(rest: Rest | None) -> tuple[object, ...]:
-    if rest is None:
-        return None, None, None, False
-    return rest.status, rest.wake_at, names_as_json(rest.awaits), rest.delete
-
-
-def names_as_json(names: Sequence[str]) -> str:
-    """Return names of events as a JSON array."""
-    return codec.dumps(list(names)).decode()
+    return REST_ONE, (entry.n, entry.data, *rest_columns(entry.rest))

@@ -1,19 +1,29 @@
 """Leases: granted by one statement, with the runs read under them."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
 from perdure import codec
-from perdure.store import Grant, Lease, LeaseRequest
+from perdure.store import Drivable, Due, Grant, Lease, LeaseRequest
+from perdure.stores._backend import Ownership
 from perdure.stores._reading import Granted, read_grant
-from perdure.stores._shell import Ownership
 from perdure.stores._timestamps import from_microseconds
 from perdure.stores.postgres.append import Fetch
+from perdure.stores.postgres.batch import as_json
+from perdure.stores.postgres.due import (
+    CLAIM,
+    CLAIM_ONE,
+    DUE,
+    QUEUES,
+    WORKFLOWS_OF_QUEUES,
+    DueRange,
+    every_range,
+    ranges_of,
+)
 from perdure.stores.postgres.rows import read_message, read_run
 from perdure.stores.postgres.statements import (
-    CLAIM,
     CREATE,
     CREATE_ONE,
     LEASE,
@@ -56,15 +66,57 @@ class Leases:
         return [owners.get(key) for key in keys]
 
     async def claim(
-        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
+        self,
+        owner: str,
+        ttl: timedelta,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
     ) -> list[Granted]:
         """Return up to `limit` grants of runs that are due, earliest first."""
-        values: list[object] = [owner, ttl, limit, self._prefix]
-        statement = self._statements.sql(CLAIM)
-        if workflows is not None:
-            statement = self._statements.sql(CLAIM, "AND run.workflow = ANY ($5::text[])")
-            values.append(list(workflows))
-        return list((await self._read(await self._fetch(statement, *values))).values())
+        ranges = await self._ranges(drives, queues)
+        if not ranges:
+            return []
+        template, values = CLAIM_ONE, [*ranges[0]]
+        if len(ranges) > 1:
+            template, values = CLAIM, [*zip(*ranges, strict=True), limit]
+        statement = self._statements.sql(template)
+        rows = await self._fetch(statement, owner, ttl, self._prefix, *values)
+        return list((await self._read(rows)).values())
+
+    async def due(
+        self,
+        now: datetime,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
+    ) -> list[Due]:
+        """Return up to `limit` runs that are due, earliest first."""
+        ranges = await self._ranges(drives, queues)
+        if not ranges:
+            return []
+        columns = zip(*ranges, strict=True)
+        statement = self._statements.sql(DUE)
+        rows = await self._fetch(statement, now, limit, self._prefix, *columns)
+        return [Due(key.removeprefix(self._prefix), wake_at) for key, wake_at in rows]
+
+    async def queues(self, now: datetime, limit: int, low: str, high: str | None) -> list[str]:
+        """Return the names of queues with due runs, in order."""
+        values: list[object] = [now, limit, low, self._prefix]
+        condition = ""
+        if high is not None:
+            values.append(high)
+            condition = "AND run.queue < $5"
+        rows = await self._fetch(self._statements.sql(QUEUES, condition), *values)
+        return [queue for (queue,) in rows]
+
+    async def _ranges(
+        self, drives: Sequence[Drivable] | None, queues: Mapping[str, int]
+    ) -> list[DueRange]:
+        if drives is not None:
+            return ranges_of(drives, queues)
+        pairs = await self._fetch(self._statements.sql(WORKFLOWS_OF_QUEUES), list(queues))
+        return every_range([(queue, workflow) for queue, workflow in pairs], queues)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta) -> list[Lease | None]:
         """Extend the leases to `ttl` from now; return `None` for each that was lost."""
@@ -87,15 +139,9 @@ class Leases:
         granted: dict[str, Granted] = {}
         while not granted:
             if request.create is not None:
-                values = (
-                    self._prefix + request.id,
-                    request.owner,
-                    request.ttl,
-                    request.create,
-                    request.workflow,
-                )
-                for _, epoch in await self._fetch(self._statements.sql(CREATE_ONE), *values):
-                    return _created(request, epoch)
+                granted = await self._create([request])
+                if granted:
+                    break
             if not request.existing:
                 return None
             existing = await self._lease([request], granted)
@@ -126,18 +172,30 @@ class Leases:
     async def _create(self, requests: Sequence[LeaseRequest]) -> dict[str, Granted]:
         if not requests:
             return {}
-        columns: list[list[Any]] = [
-            [self._prefix + request.id for request in requests],
-            [request.owner for request in requests],
-            [request.ttl for request in requests],
-            [request.create for request in requests],
-            [request.workflow for request in requests],
-        ]
-        epochs = dict(await self._fetch(self._statements.sql(CREATE), *columns))
-        keyed = zip(columns[0], requests, strict=True)
-        return {
-            request.id: _created(request, epochs[key]) for key, request in keyed if key in epochs
-        }
+        rows = await self._insert([self._header(request) for request in requests])
+        epochs = {key.removeprefix(self._prefix): epoch for key, epoch in rows}
+        created = [request for request in requests if request.id in epochs]
+        return {request.id: _created(request, epochs[request.id]) for request in created}
+
+    async def _insert(self, headers: Sequence[tuple[object, ...]]) -> Sequence[Any]:
+        [*values, tags, summary] = headers[0]
+        if len(headers) == 1 and tags == "[]":
+            return await self._fetch(self._statements.sql(CREATE_ONE), *values, summary)
+        columns = zip(*headers, strict=True)
+        return await self._fetch(self._statements.sql(CREATE), *columns)
+
+    def _header(self, request: LeaseRequest) -> tuple[object, ...]:
+        """Return the columns of a new run."""
+        return (
+            self._prefix + request.id,
+            request.owner,
+            request.ttl,
+            request.create,
+            request.workflow,
+            request.version,
+            as_json(request.tags),
+            request.summary,
+        )
 
     async def _lease(
         self, requests: Sequence[LeaseRequest], granted: dict[str, Granted]
@@ -175,7 +233,15 @@ class Leases:
         inbox = tuple(read_message(*message) for message in latest["inbox"] or ())
         lease = Lease(id, row["owner"], row["epoch"], row["wake_at"], bool(inbox))
         read = partial(read_run, id, row["snapshot"], row["updated_at"], latest["journal"])
-        return read_grant(lease, read, row["now"], inbox, row["takeovers"])
+        return read_grant(
+            lease,
+            read,
+            row["now"],
+            inbox,
+            row["takeovers"],
+            queue=row["queue"],
+            version=row["version"],
+        )
 
 
 def _is_owned(leased: Any, latest: Any) -> bool:
@@ -189,9 +255,8 @@ def _created(request: LeaseRequest, epoch: int) -> Grant:
     # The first epoch of a run is the time of its creation.
     now = from_microseconds(epoch)
     snapshot: Any = codec.loads(request.create)
-    return Grant(
-        Lease(request.id, request.owner, epoch, now + request.ttl), snapshot, now, created=True
-    )
+    lease = Lease(request.id, request.owner, epoch, now + request.ttl)
+    return Grant(lease, snapshot, now, created=True, version=request.version)
 
 
 def _renewed(lease: Lease, row: Any) -> Lease | None:

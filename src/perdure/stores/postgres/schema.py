@@ -8,6 +8,11 @@ from perdure.stores.postgres.database import Database, Transaction
 # PostgreSQL truncates names to 63 bytes, and this is the longest suffix that is added.
 _MAX_TABLE_LENGTH = 63 - len("_documents_expires_at_idx")
 
+_INDEXES = (
+    *("updated_at", "workflow", "due", "inbox_run", "inbox_dedup", "tags_tag", "expires_at"),
+    *("status", "wake_at"),  # before migration 4
+)
+
 _TABLE_EXISTS = "SELECT to_regclass($1) IS NOT NULL"
 _APPLIED_MIGRATIONS = "SELECT version FROM {migrations}"
 _CREATE_MIGRATIONS_TABLE = """
@@ -40,9 +45,10 @@ class Tables:
             "migrations": f'{dot}"{name}_migrations"',
             "journal": f'{dot}"{name}_journal"',
             "inbox": f'{dot}"{name}_inbox"',
+            "tags": f'{dot}"{name}_tags"',
+            "schema": dot,
         }
-        indexes = "updated_at", "status", "wake_at", "expires_at", "inbox_run", "inbox_dedup"
-        self.names |= {f"{index}_idx": f'"{name}_{index}_idx"' for index in indexes}
+        self.names |= {f"{index}_idx": f'"{name}_{index}_idx"' for index in _INDEXES}
 
     def sql(self, template: str, **parts: str) -> str:
         """Return a statement with the names, and other parts, filled in."""

@@ -14,6 +14,7 @@ Columns: `messages` counts the messages in the run's inbox that are not consumed
 that no journal entry is older than the current lease.
 """
 
+from perdure.store import INBOX_PAGE
 from perdure.stores.postgres.schema import Tables
 
 LOAD = """
@@ -24,30 +25,66 @@ LOAD = """
     FROM {runs} AS run WHERE run.id = $1
 """
 
+# Adds rows for the tags of the runs in `{source}`. A row that is there already was left behind by a
+# deletion that did not see it: searches compare what they find with the run, so it does no harm.
+_ADDED_TAGS = """
+    new_tags AS MATERIALIZED (
+        SELECT {source}.id, {source}.created_at, sha256(convert_to(tag, 'UTF8')) AS tag
+        FROM {source} CROSS JOIN LATERAL jsonb_array_elements_text({source}.tags) AS tag
+    ), added_tags AS (
+        INSERT INTO {tags} AS tagged (run, tag, created_at)
+        SELECT id, tag, created_at FROM new_tags
+        ON CONFLICT (run, tag) DO UPDATE SET created_at = excluded.created_at
+        WHERE tagged.created_at <> excluded.created_at
+    )
+"""
+
+# Replaces the rows for the tags of the runs in `retagged`.
+_REPLACED_TAGS = """
+    {tags_of_retagged}, removed_tags AS (
+        DELETE FROM {tags} AS tagged
+        WHERE run = ANY (ARRAY(SELECT id FROM retagged)) AND NOT EXISTS (
+            SELECT FROM new_tags WHERE new_tags.id = tagged.run AND new_tags.tag = tagged.tag
+        )
+    )
+"""
+
 SAVE = """
     WITH deleted_entries AS (
         DELETE FROM {journal} WHERE run = $1
-    )
-    INSERT INTO {runs} AS run (
-        id, snapshot, exact, workflow, status, wake_at, awaits,
-        epoch, first_epoch, folded_epoch, updated_at
-    )
-    SELECT $1, {json_of_data}, {exact_of_data}, $3, $4, $5, $6::text::jsonb,
-        {clock}, {clock}, {clock}, statement_timestamp()
-    FROM (SELECT $2::bytea AS data) AS input
-    ON CONFLICT (id) DO UPDATE SET
-        snapshot = excluded.snapshot, exact = excluded.exact, workflow = excluded.workflow,
-        status = excluded.status, awaits = excluded.awaits, updated_at = excluded.updated_at,
-        wake_at = CASE WHEN run.messages > 0 AND (
-            SELECT count(*) <> run.messages OR bool_or(excluded.awaits ? message.name)
-            FROM {inbox} AS message
-            WHERE message.run = run.id AND message.first_epoch = run.first_epoch
-                AND NOT message.consumed
-        ) THEN statement_timestamp() ELSE excluded.wake_at END,
-        epoch = greatest(run.epoch + 1, excluded.epoch),
-        folded_epoch = greatest(run.epoch + 1, excluded.epoch), folded_n = -1,
-        owner = NULL, takeovers = 0, clean = true
-    RETURNING {notify_if_due}
+    ), old AS MATERIALIZED (
+        SELECT id, tags FROM {runs} WHERE id = $1 FOR NO KEY UPDATE
+    ), saved AS (
+        INSERT INTO {runs} AS run (
+            id, snapshot, exact, workflow, status, wake_at, awaits, version, tags, summary,
+            epoch, first_epoch, folded_epoch, updated_at, created_at
+        )
+        SELECT $1, {json_of_data}, {exact_of_data}, $3, $4, $5, $6::text::jsonb,
+            $7, $8::text::jsonb, $9,
+            {clock}, {clock}, {clock}, statement_timestamp(), statement_timestamp()
+        FROM (SELECT $2::bytea AS data) AS input LEFT JOIN old ON true
+        ON CONFLICT (id) DO UPDATE SET
+            snapshot = excluded.snapshot, exact = excluded.exact, workflow = excluded.workflow,
+            status = excluded.status, awaits = excluded.awaits, updated_at = excluded.updated_at,
+            version = excluded.version, tags = excluded.tags, summary = excluded.summary,
+            created_at = CASE WHEN excluded.tags = '[]'
+                THEN run.created_at ELSE coalesce({created_at}, excluded.created_at) END,
+            queue = '',
+            wake_at = CASE WHEN run.messages > 0 AND (
+                SELECT count(*) <> run.messages OR bool_or(excluded.awaits ? message.name)
+                FROM {inbox} AS message
+                WHERE message.run = run.id AND message.first_epoch = run.first_epoch
+                    AND NOT message.consumed
+            ) THEN statement_timestamp() ELSE excluded.wake_at END,
+            epoch = greatest(run.epoch + 1, excluded.epoch),
+            folded_epoch = greatest(run.epoch + 1, excluded.epoch), folded_n = -1,
+            owner = NULL, takeovers = 0, clean = true
+        RETURNING run.id, run.tags, run.created_at, {notify_if_due}
+    ), retagged AS MATERIALIZED (
+        SELECT saved.id, saved.tags, saved.created_at FROM saved LEFT JOIN old USING (id)
+        WHERE saved.tags <> coalesce(old.tags, '[]')
+    ), {replaced_tags}
+    SELECT FROM saved
 """
 
 DELETE = """
@@ -57,16 +94,69 @@ DELETE = """
         DELETE FROM {journal} WHERE run = $1
     ), deleted_messages AS (
         DELETE FROM {inbox} WHERE run = $1
+    ), deleted_tags AS (
+        DELETE FROM {tags} WHERE run = $1
     )
     SELECT count(*) FROM run
 """
 
-LIST = """
-    SELECT run.id, run.updated_at, {status} AS status, {workflow} AS workflow, run.owner
-    FROM {runs} AS run
-    WHERE starts_with(run.id, $1) {extra}
-    ORDER BY run.updated_at DESC, run.id DESC
-    LIMIT $2
+# Creates a run without tags.
+CREATE_ONE = """
+    INSERT INTO {runs} (
+        id, snapshot, exact, workflow, status, owner, wake_at, version, summary,
+        epoch, first_epoch, folded_epoch, clean, updated_at, created_at
+    )
+    SELECT $1, {json_of_data}, {exact_of_data}, $5, 'running', $2,
+        statement_timestamp() + $3::interval, $6, $7, {clock}, {clock}, {clock}, false,
+        statement_timestamp(), statement_timestamp()
+    FROM (SELECT $4::bytea AS data) AS request
+    ON CONFLICT (id) DO NOTHING
+    RETURNING id, epoch
+"""
+
+CREATE = """
+    WITH created AS (
+        INSERT INTO {runs} (
+            id, snapshot, exact, workflow, status, owner, wake_at, version, tags, summary,
+            epoch, first_epoch, folded_epoch, clean, updated_at, created_at
+        )
+        SELECT request.id, {json_of_data}, {exact_of_data}, request.workflow, 'running',
+            request.owner, statement_timestamp() + request.ttl, request.version,
+            request.tags::jsonb, request.summary, {clock}, {clock}, {clock}, false,
+            statement_timestamp(), statement_timestamp()
+        FROM unnest(
+            (SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::interval[]),
+            (SELECT $4::bytea[]), (SELECT $5::text[]), (SELECT $6::bigint[]), (SELECT $7::text[]),
+            (SELECT $8::bytea[])
+        ) AS request (id, owner, ttl, data, workflow, version, tags, summary)
+        ON CONFLICT (id) DO NOTHING
+        RETURNING id, epoch, tags, created_at
+    ), {tags_of_created}
+    SELECT id, epoch FROM created
+"""
+
+ENQUEUE = """
+    WITH created AS (
+        INSERT INTO {runs} AS run (
+            id, workflow, snapshot, exact, status, awaits, wake_at, queue, version, tags, summary,
+            epoch, first_epoch, folded_epoch, updated_at, created_at
+        )
+        SELECT new.id, new.workflow, {json_of_data}, {exact_of_data}, new.status,
+            new.awaits::jsonb, coalesce(statement_timestamp() - new.head_start, new.wake_at),
+            new.queue, new.version, new.tags::jsonb, new.summary, {clock}, {clock}, {clock},
+            statement_timestamp(), statement_timestamp()
+        FROM unnest(
+            (SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::bytea[]), (SELECT $4::text[]),
+            (SELECT $5::text[]), (SELECT $6::interval[]), (SELECT $7::timestamptz[]),
+            (SELECT $8::text[]), (SELECT $9::bigint[]), (SELECT $10::text[]),
+            (SELECT $11::bytea[])
+        ) AS new (
+            id, workflow, data, status, awaits, head_start, wake_at, queue, version, tags, summary
+        )
+        ON CONFLICT (id) DO NOTHING
+        RETURNING run.id, run.tags, run.created_at, {notify_if_due}
+    ), {tags_of_created}
+    SELECT id FROM created
 """
 
 # The time of its start distinguishes a transaction from one that the user's code began instead.
@@ -78,34 +168,6 @@ FENCE = """
 FENCE_LOCKED = FENCE + " FOR NO KEY UPDATE"
 
 HAS_ENTRY = "SELECT EXISTS (SELECT FROM {journal} WHERE run = $1 AND epoch = $2 AND n = $3)"
-
-CREATE_ONE = """
-    INSERT INTO {runs} (
-        id, snapshot, exact, workflow, status, owner, wake_at,
-        epoch, first_epoch, folded_epoch, clean, updated_at
-    )
-    SELECT $1, {json_of_data}, {exact_of_data}, $5, 'running', $2,
-        statement_timestamp() + $3::interval, {clock}, {clock}, {clock}, false,
-        statement_timestamp()
-    FROM (SELECT $4::bytea AS data) AS request
-    ON CONFLICT (id) DO NOTHING
-    RETURNING id, epoch
-"""
-
-CREATE = """
-    INSERT INTO {runs} (
-        id, snapshot, exact, workflow, status, owner, wake_at,
-        epoch, first_epoch, folded_epoch, clean, updated_at
-    )
-    SELECT request.id, {json_of_data}, {exact_of_data}, request.workflow, 'running', request.owner,
-        statement_timestamp() + request.ttl, {clock}, {clock}, {clock}, false, statement_timestamp()
-    FROM unnest(
-        (SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::interval[]), (SELECT $4::bytea[]),
-        (SELECT $5::text[])
-    ) AS request (id, owner, ttl, data, workflow)
-    ON CONFLICT (id) DO NOTHING
-    RETURNING id, epoch
-"""
 
 # `clean` stays if the run was unowned: its journal has not been written to since. An entry that was
 # committed while this statement waited for the row is missed: `takeovers` is then too high until
@@ -127,32 +189,37 @@ _SET_LEASED = """
 """
 _GRANT_COLUMNS = """
     run.id, run.owner, run.epoch, run.folded_epoch, run.wake_at, run.takeovers, run.clean,
-    run.messages, run.updated_at, {snapshot} AS snapshot, {inbox_rows} AS inbox,
+    run.messages, run.updated_at, run.queue, run.version,
+    {snapshot} AS snapshot, {inbox_rows} AS inbox,
     NULL::bytea AS journal, statement_timestamp() AS now
 """
 # Whether the row was written after the statement began, so that the inbox it read is outdated.
 _IS_STALE = """
     leased.messages > 0
-        AND locked.version <> (SELECT xmin FROM {runs} AS latest WHERE latest.id = locked.id)
+        AND locked.row_version <> (SELECT xmin FROM {runs} AS latest WHERE latest.id = locked.id)
 """
 _INBOX_ROWS = """
     CASE WHEN run.messages > 0 THEN (
-        SELECT array_agg(ROW(seq, name, payload, sent_at) ORDER BY seq) FROM {inbox} AS message
-        WHERE message.run = run.id AND message.first_epoch = run.first_epoch
-            AND NOT message.consumed
+        SELECT array_agg(ROW(seq, name, payload, sent_at) ORDER BY seq) FROM (
+            SELECT seq, name, payload, sent_at FROM {inbox} AS message
+            WHERE message.run = run.id AND message.first_epoch = run.first_epoch
+                AND NOT message.consumed
+            ORDER BY seq
+            LIMIT {inbox_page}
+        ) AS message
     ) END
 """
 
 LEASE = """
     WITH locked AS MATERIALIZED (
-        SELECT request.owner, request.ttl, request.instead_of, run.id, run.version,
+        SELECT request.owner, request.ttl, request.instead_of, run.id, run.row_version,
             run.owner IS NULL OR run.owner = request.owner OR run.owner = request.instead_of
                 OR run.wake_at <= statement_timestamp() AS free
         FROM unnest(
             (SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::interval[]), (SELECT $4::text[])
         ) AS request (id, owner, ttl, instead_of)
         CROSS JOIN LATERAL (
-            SELECT id, owner, wake_at, xmin AS version FROM {runs} AS run
+            SELECT id, owner, wake_at, xmin AS row_version FROM {runs} AS run
             WHERE run.id = request.id FOR NO KEY UPDATE
         ) AS run
     ), leased AS (
@@ -166,23 +233,6 @@ LEASE = """
     FROM locked LEFT JOIN leased USING (id)
 """
 
-CLAIM = """
-    WITH locked AS MATERIALIZED (
-        SELECT id, wake_at AS since, xmin AS version FROM {runs} AS run
-        WHERE wake_at <= statement_timestamp() AND starts_with(id, $4) {extra}
-        ORDER BY wake_at
-        LIMIT $3
-        FOR NO KEY UPDATE SKIP LOCKED
-    ), leased AS (
-        UPDATE {runs} AS run SET
-            {set_claimed}, owner = $1, wake_at = statement_timestamp() + $2::interval
-        WHERE run.id = ANY (ARRAY(SELECT id FROM locked))
-        RETURNING {grant_columns}
-    )
-    SELECT leased.*, {is_stale} AS stale
-    FROM locked JOIN leased USING (id) ORDER BY locked.since, locked.id
-"""
-
 READ_LEASED = """
     SELECT run.id, run.owner, run.folded_epoch, (
         SELECT string_agg(entry.data, ',' ORDER BY entry.epoch, entry.n) FROM {journal} AS entry
@@ -194,14 +244,6 @@ READ_LEASED = """
 OWNERS = """
     SELECT id, owner, CASE WHEN owner IS NOT NULL THEN wake_at END FROM {runs}
     WHERE id = ANY ($1::text[])
-"""
-
-INBOX = """
-    SELECT message.seq, message.name, message.payload, message.sent_at
-    FROM {runs} AS run
-    JOIN {inbox} AS message ON message.run = run.id AND message.first_epoch = run.first_epoch
-    WHERE run.id = $1 AND NOT message.consumed
-    ORDER BY message.seq
 """
 
 RENEW = """
@@ -219,81 +261,6 @@ RELEASE = """
     RETURNING {notify_if_due}
 """
 
-ENQUEUE = """
-    INSERT INTO {runs} AS run (
-        id, workflow, snapshot, exact, status, wake_at, epoch, first_epoch, folded_epoch, updated_at
-    )
-    SELECT new.id, new.workflow, {json_of_data}, {exact_of_data}, 'running',
-        coalesce(new.wake_at, statement_timestamp()), {clock}, {clock}, {clock},
-        statement_timestamp()
-    FROM unnest(
-        (SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::bytea[]), (SELECT $4::timestamptz[])
-    ) AS new (id, workflow, data, wake_at)
-    ON CONFLICT (id) DO NOTHING
-    RETURNING run.id, {notify_if_due}
-"""
-
-DUE = """
-    SELECT run.id, run.wake_at FROM {runs} AS run
-    WHERE run.wake_at <= $1 AND starts_with(run.id, $3)
-        AND (run.owner IS NULL OR run.wake_at <= statement_timestamp()) {extra}
-    ORDER BY run.wake_at, run.id
-    LIMIT $2
-"""
-
-SEND = """
-    WITH run AS MATERIALIZED (
-        SELECT id, first_epoch, owner IS NULL AND awaits ? $2 AS awaited,
-            coalesce(status, 'running') IN ('completed', 'failed', 'cancelled') AS over
-        FROM {runs} WHERE id = $1 FOR NO KEY UPDATE
-    ), sent AS (
-        INSERT INTO {inbox} (run, first_epoch, name, payload, dedup, sent_at)
-        SELECT id, first_epoch, $2, $3, $4, statement_timestamp() FROM run WHERE NOT over
-        ON CONFLICT DO NOTHING
-        RETURNING seq
-    ), updated AS (
-        UPDATE {runs} AS run SET
-            messages = run.messages + 1,
-            wake_at = CASE WHEN owner IS NULL AND awaits ? $2
-                THEN statement_timestamp() ELSE run.wake_at END
-        WHERE run.id = $1 AND EXISTS (SELECT FROM sent)
-        RETURNING {notify_if_due}
-    )
-    SELECT run.over, EXISTS (SELECT FROM sent) AS sent, EXISTS (
-        SELECT FROM {inbox} AS message
-        WHERE message.run = run.id AND message.first_epoch = run.first_epoch AND message.dedup = $4
-    ) AS is_duplicate
-    FROM run
-"""
-
-PRUNE = """
-    WITH old AS MATERIALIZED (
-        SELECT id FROM {runs} AS run
-        WHERE status = ANY ($1::text[]) AND updated_at < statement_timestamp() - $2::interval
-            AND starts_with(id, $3)
-        LIMIT $4
-        FOR UPDATE SKIP LOCKED
-    ), deleted_entries AS (
-        DELETE FROM {journal} WHERE run = ANY (ARRAY(SELECT id FROM old))
-    ), deleted_messages AS (
-        DELETE FROM {inbox} WHERE run = ANY (ARRAY(SELECT id FROM old))
-    ), pruned AS (
-        DELETE FROM {runs} WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING id
-    )
-    SELECT count(*) FROM pruned
-"""
-
-COUNT = """
-    SELECT {status} AS status, count(*) FROM {runs} AS run {extra} GROUP BY 1
-"""
-
-OLDEST_DUE = """
-    SELECT run.wake_at FROM {runs} AS run
-    WHERE run.wake_at <= statement_timestamp() AND starts_with(run.id, $1)
-    ORDER BY run.wake_at
-    LIMIT 1
-"""
-
 _LOCKED_LEASES = """
     WITH locked AS MATERIALIZED (
         SELECT run.id
@@ -308,6 +275,14 @@ _LOCKED_LEASES = """
 _NOTIFY_IF_DUE = """
     CASE WHEN run.owner IS NULL AND run.wake_at <= statement_timestamp()
         THEN pg_notify('{channel}', '') END
+"""
+
+# The first epoch of a run is the time of its creation, unless awaitly created it.
+_CREATED_AT = """
+    coalesce(
+        run.created_at,
+        'epoch'::timestamptz + nullif(run.first_epoch, 0) * interval '1 microsecond'
+    )
 """
 
 # jsonb cannot contain NUL: other readers see a replacement character in its place.
@@ -343,23 +318,41 @@ _PARTS = {
 }
 
 
-class Statements:
-    """The statements for the tables of one store, with their names filled in."""
+def compose(template: str, **parts: str) -> str:
+    """Return a template with these parts filled in; `Statements.sql` fills in the others."""
+    for name, part in parts.items():
+        template = template.replace(f"{{{name}}}", part)
+    return template
 
-    def __init__(self, tables: Tables, snapshot_type: str) -> None:
+
+class Statements:
+    """The statements for the tables of one store, with their names filled in.
+
+    `id_collation` is the order of the ids: that of code points is `C`.
+    """
+
+    def __init__(self, tables: Tables, snapshot_type: str, id_collation: str) -> None:
+        self.id_collation = id_collation
         self._tables = tables
         self._parts = {
             **_PARTS[snapshot_type],
+            "id_collation": f'"{id_collation}"',
+            "created_at": _CREATED_AT,
             "clock": "(date_part('epoch', statement_timestamp()) * 1000000)::bigint",
             "locked_leases": tables.sql(_LOCKED_LEASES),
             "notify_if_due": _NOTIFY_IF_DUE.format(channel=tables.channel),
-            "inbox_rows": tables.sql(_INBOX_ROWS),
+            "inbox_rows": tables.sql(_INBOX_ROWS, inbox_page=str(INBOX_PAGE)),
             "is_stale": tables.sql(_IS_STALE),
         }
         self._parts |= {
             "set_leased": tables.sql(_SET_LEASED, instead_of="locked.instead_of", **self._parts),
             "set_claimed": tables.sql(_SET_LEASED, instead_of="NULL", **self._parts),
         }
+        tags_of = {name: tables.sql(_ADDED_TAGS, source=name) for name in ("created", "retagged")}
+        self._parts["tags_of_created"] = tags_of["created"]
+        self._parts["replaced_tags"] = tables.sql(
+            _REPLACED_TAGS, tags_of_retagged=tags_of["retagged"]
+        )
         self._parts["grant_columns"] = tables.sql(_GRANT_COLUMNS, **self._parts)
         self._cache: dict[tuple[str, str], str] = {}
 

@@ -1,59 +1,64 @@
 """The PostgreSQL store: what PostgreSQL does for each verb of the contract."""
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from hashlib import blake2b
 from typing import Any
 
 from perdure.clock import Clock
 from perdure.errors import InvalidArgument, StoreError
-from perdure.snapshot import RunStatus, Snapshot
+from perdure.snapshot import Snapshot
 from perdure.store import (
-    Delivery,
+    Count,
+    Drivable,
     Due,
     Entry,
     Lease,
     LeaseRequest,
     Message,
+    NewMessage,
     NewRun,
+    Query,
+    Receipt,
     Rest,
+    RunSummary,
     Stats,
     Verdict,
 )
+from perdure.stores._backend import Ownership, PruneRequest
 from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted
-from perdure.stores._shell import NotifyShell, Ownership, Query, Row, TransactionShell
-from perdure.stores.postgres.append import Writer, names_as_json
+from perdure.stores._searching import Found, Position
+from perdure.stores._shell import NotifyShell, TransactionShell
+from perdure.stores.postgres.append import Writer
+from perdure.stores.postgres.batch import as_json, rest_columns
 from perdure.stores.postgres.database import Database, Transaction
+from perdure.stores.postgres.inbox import Inboxes
 from perdure.stores.postgres.keyvalue import KeyValueTable
 from perdure.stores.postgres.leases import Leases
+from perdure.stores.postgres.maintenance import Maintenance
 from perdure.stores.postgres.notify import Notifications
-from perdure.stores.postgres.rows import read_message, read_run
+from perdure.stores.postgres.rows import read_run
 from perdure.stores.postgres.schema import Schema, Tables
+from perdure.stores.postgres.search import Searches
 from perdure.stores.postgres.statements import (
-    COUNT,
     DELETE,
-    DUE,
     ENQUEUE,
     FENCE,
     FENCE_LOCKED,
     HAS_ENTRY,
-    INBOX,
-    LIST,
     LOAD,
-    OLDEST_DUE,
-    PRUNE,
     SAVE,
-    SEND,
     Statements,
 )
 from perdure.validation import check_prefix
 
 logger = logging.getLogger(__name__)
 
-# An index entry has at most 2,704 bytes, and several indexes contain more than the stored id.
+# An index entry has at most 2,704 bytes. One index contains the stored id and the workflow, and one
+# the queue and the workflow.
 _MAX_KEY_BYTES = 2_500
+_MAX_INDEXED_BYTES = 2_600
 
 _ENDED_BY_USER = (
     "the transaction was ended inside `work`, by COMMIT or ROLLBACK; only the store may end it"
@@ -61,8 +66,12 @@ _ENDED_BY_USER = (
 
 SERVER_SETTINGS = """
     SELECT current_setting('server_encoding'), current_setting('fsync'),
-        current_setting('synchronous_commit'), atttypid::regtype::text
-    FROM pg_attribute WHERE attrelid = to_regclass($1) AND attname = 'snapshot'
+        current_setting('synchronous_commit'), snapshot.atttypid::regtype::text, (
+            SELECT collname FROM pg_attribute AS id
+            JOIN pg_collation AS id_order ON id_order.oid = id.attcollation
+            WHERE id.attrelid = snapshot.attrelid AND id.attname = 'id'
+        )::text
+    FROM pg_attribute AS snapshot WHERE attrelid = to_regclass($1) AND attname = 'snapshot'
 """
 
 
@@ -72,6 +81,9 @@ class PostgresBackend:
     _statements: Statements
     _writer: Writer
     _leases: Leases
+    _inboxes: Inboxes
+    _searches: Searches
+    _maintenance: Maintenance
 
     def __init__(self, database: Database, tables: Tables, *, prefix: str, clock: Clock) -> None:
         self._prefix = check_prefix(prefix)
@@ -85,7 +97,7 @@ class PostgresBackend:
         """Create the tables and check the server's settings."""
         await Schema(self._tables).set_up(self._database)
         rows = await self._database.fetch(SERVER_SETTINGS, self._tables.names["runs"])
-        [(encoding, fsync, synchronous_commit, snapshot_type)] = rows
+        [(encoding, fsync, synchronous_commit, snapshot_type, id_collation)] = rows
         if encoding != "UTF8" or snapshot_type not in ("json", "jsonb"):
             raise StoreError(
                 f"table {self._tables.table} has snapshots of type {snapshot_type} in a database "
@@ -98,10 +110,16 @@ class PostgresBackend:
                 fsync,
                 synchronous_commit,
             )
-        fetch = self._database.fetch
-        self._statements = Statements(self._tables, snapshot_type)
-        self._writer = Writer(fetch, self._statements, self._prefix)
-        self._leases = Leases(fetch, self._statements, self._prefix)
+        self._prepare(Statements(self._tables, snapshot_type, id_collation))
+
+    def _prepare(self, statements: Statements) -> None:
+        fetch, prefix = self._database.fetch, self._prefix
+        self._statements = statements
+        self._writer = Writer(fetch, statements, prefix)
+        self._leases = Leases(fetch, statements, prefix)
+        self._inboxes = Inboxes(self._database, statements, prefix)
+        self._searches = Searches(fetch, statements, prefix)
+        self._maintenance = Maintenance(fetch, statements, self._searches, prefix)
 
     def forget_loop(self) -> None:
         """Drop the connections of an event loop that has ended."""
@@ -115,9 +133,8 @@ class PostgresBackend:
 
     async def save(self, id: str, data: bytes, workflow: str | None, rest: Rest) -> None:
         """Replace the run, its journal and its lease."""
-        awaits = names_as_json(rest.awaits)
-        values = (self._key(id), data, workflow, rest.status, rest.wake_at, awaits)
-        await self._fetch(SAVE, *values)
+        key = self._key(id, workflow or "")
+        await self._fetch(SAVE, key, data, workflow, *rest_columns(rest))
 
     async def load(self, id: str) -> Snapshot | None:
         """Return the merged snapshot."""
@@ -128,23 +145,6 @@ class PostgresBackend:
         """Delete the run, its journal and its inbox."""
         [(count,)] = await self._fetch(DELETE, self._key(id))
         return bool(count)
-
-    async def list(self, query: Query) -> Sequence[Row]:
-        """Return runs, the most recently updated first."""
-        values: list[object] = [self._prefix + query.prefix, query.limit]
-        conditions = ""
-        if query.status is not None:
-            values.append(query.status)
-            conditions += f" AND {{status}} = ${len(values)}"
-        if query.workflow is not None:
-            values.append(query.workflow)
-            conditions += f" AND {{workflow}} = ${len(values)}"
-        if query.after is not None:
-            updated_at, id = query.after
-            values += [updated_at, self._prefix + id]
-            conditions += f" AND (run.updated_at, run.id) < (${len(values) - 1}, ${len(values)})"
-        rows = await self._database.fetch(self._statements.sql(LIST, conditions), *values)
-        return [Row(self._id(key), *columns) for key, *columns in rows]
 
     async def append(self, entries: Sequence[Entry]) -> Sequence[Verdict]:
         """Write the entries in one statement."""
@@ -179,7 +179,7 @@ class PostgresBackend:
     async def acquire(self, requests: Sequence[LeaseRequest]) -> Sequence[Granted | None]:
         """Lease the runs in as few statements as possible."""
         for request in requests:
-            self._key(request.id)
+            self._key(request.id, request.workflow or "")
         return await self._leases.acquire(requests)
 
     async def owners(self, ids: Sequence[str]) -> Sequence[Ownership | None]:
@@ -198,70 +198,66 @@ class PostgresBackend:
         """Create the runs in one statement."""
         first: dict[str, int] = {}
         for index, run in enumerate(runs):
-            first.setdefault(self._key(run.id), index)
-        keys = sorted(first)
-        new = [runs[first[key]] for key in keys]
-        rows = await self._fetch(
-            ENQUEUE,
-            keys,
-            [run.workflow for run in new],
-            [run.snapshot for run in new],
-            [run.wake_at for run in new],
-            repeatable=False,
+            first.setdefault(self._key(run.id, run.workflow, run.queue), index)
+        columns = zip(
+            *((key, *_columns_of(runs[first[key]])) for key in sorted(first)), strict=True
         )
-        created = {first[row["id"]] for row in rows}
+        rows = await self._fetch(ENQUEUE, *columns, repeatable=False)
+        created = {first[key] for (key,) in rows}
         return [index in created for index in range(len(runs))]
 
     async def due(
-        self, now: datetime, limit: int, workflows: Sequence[str] | None
+        self,
+        now: datetime,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
     ) -> Sequence[Due]:
         """Return the due runs in the order of the index."""
-        values: list[object] = [now, limit, self._prefix]
-        condition = ""
-        if workflows is not None:
-            values.append(list(workflows))
-            condition = "AND run.workflow = ANY ($4::text[])"
-        rows = await self._database.fetch(self._statements.sql(DUE, condition), *values)
-        return [Due(self._id(key), wake_at) for key, wake_at in rows]
+        return await self._leases.due(now, limit, drives, queues)
 
     async def claim(
-        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
+        self,
+        owner: str,
+        ttl: timedelta,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
     ) -> Sequence[Granted]:
         """Lease due runs, skipping those that are locked."""
-        return await self._leases.claim(owner, ttl, limit, workflows)
+        return await self._leases.claim(owner, ttl, limit, drives, queues)
 
-    async def send(self, id: str, name: str, payload: bytes, dedup_id: str | None) -> Delivery:
-        """Insert a message and wake a run that waits for it, in one statement."""
-        digest = None if dedup_id is None else blake2b(dedup_id.encode(), digest_size=16).digest()
-        rows = await self._fetch(
-            SEND, self._key(id), name, payload, digest, repeatable=dedup_id is not None
-        )
-        if not rows:
-            return Delivery.UNKNOWN
-        is_over, is_sent, is_duplicate = rows[0]
-        if is_sent:
-            return Delivery.DELIVERED
-        return Delivery.OVER if is_over and not is_duplicate else Delivery.DUPLICATE
+    async def queues(self, now: datetime, limit: int, low: str, high: str | None) -> Sequence[str]:
+        """Return queues in the order of the index."""
+        return await self._leases.queues(now, limit, low, high)
 
-    async def inbox(self, id: str) -> Sequence[Message]:
+    async def send(self, messages: Sequence[NewMessage]) -> Sequence[Receipt]:
+        """Insert the messages in one statement, which wakes the runs that await them."""
+        return await self._inboxes.send(messages)
+
+    async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Message]:
         """Return the run's messages that were not consumed."""
-        return [read_message(*row) for row in await self._fetch(INBOX, self._key(id))]
+        return await self._inboxes.read(id, after, limit)
 
-    async def prune(self, older_than: timedelta, statuses: Sequence[RunStatus], limit: int) -> int:
+    async def prune(self, request: PruneRequest) -> int:
         """Delete old runs, skipping those that are locked."""
-        values = (list(statuses), older_than, self._prefix, limit)
-        [(count,)] = await self._fetch(PRUNE, *values)
-        return int(count)
+        return await self._maintenance.prune(request)
 
     async def stats(self) -> Stats:
-        """Count the runs by status."""
-        # Without a prefix, an index-only scan can count.
-        condition, values = (
-            ("WHERE starts_with(run.id, $1)", [self._prefix]) if self._prefix else ("", [])
-        )
-        counts = await self._database.fetch(self._statements.sql(COUNT, condition), *values)
-        oldest = await self._fetch(OLDEST_DUE, self._prefix)
-        return Stats(dict(counts), oldest[0]["wake_at"] if oldest else None)
+        """Count the runs by status and queue."""
+        return await self._maintenance.stats()
+
+    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+        """Find runs along the index that suits the query."""
+        return await self._searches.search(query, limit, after)
+
+    async def summaries(self, ids: Sequence[str]) -> Sequence[RunSummary | None]:
+        """Read the headers of runs in one statement."""
+        return await self._searches.summaries(ids)
+
+    async def counts(self, query: Query, cap: int) -> Sequence[Count]:
+        """Count runs along the index by workflow and status."""
+        return await self._searches.counts(query, cap)
 
     def notifications(self) -> AsyncGenerator[None]:
         """Yield when a run may have become due."""
@@ -283,14 +279,16 @@ class PostgresBackend:
         [verdict] = await writer.write([entry])
         return verdict
 
-    def _id(self, key: str) -> str:
-        return key.removeprefix(self._prefix)
-
-    def _key(self, id: str) -> str:
+    def _key(self, id: str, workflow: str = "", queue: str = "") -> str:
         key = self._prefix + id
-        if 4 * len(key) > _MAX_KEY_BYTES and len(key.encode()) > _MAX_KEY_BYTES:
+        if _is_longer(key, _MAX_KEY_BYTES):
             expected = f"at most {_MAX_KEY_BYTES:,} bytes including the prefix"
             raise InvalidArgument("id", id, expected)
+        if workflow and any(
+            _is_longer(other + workflow, _MAX_INDEXED_BYTES) for other in (key, queue)
+        ):
+            expected = f"at most {_MAX_INDEXED_BYTES:,} bytes together with the id, or the queue"
+            raise InvalidArgument("workflow", workflow, expected)
         return key
 
 
@@ -307,3 +305,29 @@ def _verdict(fence: Sequence[Any]) -> Verdict:
     if not fence:
         return Verdict.UNKNOWN
     return Verdict.ACCEPTED if fence[0][0] else Verdict.FENCED
+
+
+def _columns_of(new: NewRun) -> tuple[object, ...]:
+    """Return the columns of an unowned run, after its id."""
+    if new.rest is None:
+        head_start = new.head_start if new.wake_at is None else None
+        state = ("queued", "[]", head_start, new.wake_at)
+    else:
+        state = (new.rest.status, as_json(new.rest.awaits), None, new.rest.wake_at)
+    version, tags, summary = _header_of(new)
+    return new.workflow, new.snapshot, *state, new.queue, version, as_json(tags), summary
+
+
+def _header_of(new: NewRun) -> tuple[int, Sequence[str], bytes]:
+    rest = new.rest
+    if rest is None:
+        return new.version, new.tags, new.summary
+    return (
+        new.version if rest.version is None else rest.version,
+        new.tags if rest.tags is None else rest.tags,
+        new.summary if rest.summary is None else rest.summary,
+    )
+
+
+def _is_longer(text: str, limit: int) -> bool:
+    return 4 * len(text) > limit and len(text.encode()) > limit

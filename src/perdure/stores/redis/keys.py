@@ -1,18 +1,18 @@
 """The keys of runs, by shard; the shards are spread evenly over the slots of a cluster."""
 
 from binascii import crc_hqx
+from collections.abc import Sequence
 from itertools import count
-from typing import get_args
 from zlib import crc32
 
 from perdure.errors import InvalidArgument
-from perdure.snapshot import RunStatus
 from perdure.validation import check_id
 
 SHARDS = 16
 """How many parts the runs are divided into. Never change it: keys of stored runs depend on it."""
 
-STATUSES: tuple[RunStatus, ...] = get_args(RunStatus)
+LAYOUT = 2
+"""The number of the layout of keys, which is a part of every key since the second."""
 
 _SLOTS = 16384
 
@@ -50,8 +50,11 @@ class Keys:
         if "{" in namespace or "}" in namespace:
             raise InvalidArgument("namespace", namespace, "a string without braces")
         self.channel = f"{namespace}:notifications".encode()
-        self._shards = [f"{namespace}:{{{tag}}}:".encode() for tag in _TAGS]
-        self.probe = self._shards[0] + b"probe"
+        first_layout = [f"{namespace}:{{{tag}}}:".encode() for tag in _TAGS]
+        self._shards = [shard + b"%d:" % LAYOUT for shard in first_layout]
+        self.marks: Sequence[bytes] = [shard + b"sequence" for shard in first_layout]
+        """The key of each shard that has the number of its layout."""
+        self.probes = [self._shards[0] + b"probe:1", self._shards[0] + b"probe:2"]
 
     def run(self, id: str) -> bytes:
         """Return the key of a run."""
@@ -69,13 +72,25 @@ class Keys:
         """Return the key of the names of a shard's documents."""
         return self._shards[shard] + b"documents"
 
-    def workflows(self, shard: int) -> bytes:
-        """Return the key of the workflows that have runs with a wake time in a shard."""
-        return self._shards[shard] + b"workflows"
+    def ids(self, shard: int) -> bytes:
+        """Return the key of a shard's ids."""
+        return self._shards[shard] + b"ids"
 
-    def list(self, shard: int, status: RunStatus) -> bytes:
-        """Return the key of the list of a shard's runs of one status."""
-        return self._shards[shard] + b"list:" + status.encode()
+    def lists(self, shard: int) -> bytes:
+        """Return the key of the names of a shard's lists."""
+        return self._shards[shard] + b"lists"
+
+    def list(self, shard: int, name: bytes) -> bytes:
+        """Return the key of a list of a shard."""
+        return self._shards[shard] + b"list:" + name
+
+    def wakes(self, shard: int) -> bytes:
+        """Return the key of the names of a shard's wake sets."""
+        return self._shards[shard] + b"wakes"
+
+    def wake(self, shard: int, name: bytes) -> bytes:
+        """Return the key of a wake set of a shard."""
+        return self._shards[shard] + b"wake:" + name
 
     def _of(self, kind: bytes, id: str) -> bytes:
         name = id.encode()

@@ -3,21 +3,42 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
 from perdure import codec
+from perdure.errors import InvalidArgument
 from perdure.snapshot import RunStatus, Snapshot
-from perdure.store import Due, Entry, Grant, Lease, LeaseRequest, Message, Rest
+from perdure.store import (
+    Delivery,
+    Due,
+    Entry,
+    Grant,
+    Lease,
+    LeaseRequest,
+    Message,
+    NewRun,
+    Receipt,
+    Rest,
+    RunSummary,
+)
+from perdure.stores._backend import Ownership
 from perdure.stores._reading import Granted, merged, read_grant, reading
-from perdure.stores._shell import Ownership, Row
 from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.redis.node import Value
 
 _MAX_TIME = to_microseconds(datetime.max.replace(tzinfo=UTC))
 
+_DELIVERIES = {
+    b"D": Delivery.DELIVERED,
+    b"K": Delivery.DUPLICATE,
+    b"U": Delivery.UNKNOWN,
+    b"O": Delivery.OVER,
+}
+
 to_json = msgspec.json.Encoder().encode
+_read_texts = msgspec.json.Decoder(tuple[str, ...]).decode
 
 
 def workflow_argument(workflow: str | None) -> str:
@@ -30,14 +51,36 @@ def time_argument(time: datetime | None) -> Value:
     return "" if time is None else to_microseconds(time)
 
 
-def rest_argument(rest: Rest) -> dict[str, object]:
-    """Return a rest without missing values: the server's JSON has no usable null."""
+def header_arguments(header: NewRun | LeaseRequest) -> Sequence[Value]:
+    """Return the version, tags and summary of a new run."""
+    return header.version, to_json(header.tags), header.summary
+
+
+def rest_argument(rest: Rest) -> bytes:
+    """Return a rest as JSON, and its summary."""
+    return to_json(_rest_fields(rest)) + _summary_part(rest)
+
+
+def _rest_fields(rest: Rest) -> dict[str, object]:
+    """Return a rest without missing values: the server's JSON has no usable null.
+
+    Numbers are strings, which the server does not round. It could not tell an empty list of tags
+    from an object, so they are JSON inside JSON.
+    """
     fields: dict[str, object] = {"status": rest.status}
     if rest.wake_at is not None:
-        fields["wake"] = to_microseconds(rest.wake_at)
+        fields["wake"] = str(to_microseconds(rest.wake_at))
     if rest.awaits:
         fields["awaits"] = rest.awaits
+    if rest.version is not None:
+        fields["version"] = str(rest.version)
+    if rest.tags is not None:
+        fields["tags"] = to_json(rest.tags).decode()
     return fields
+
+
+def _summary_part(rest: Rest) -> bytes:
+    return b"" if rest.summary is None else b"\0" + rest.summary
 
 
 def entry_arguments(entry: Entry) -> Sequence[Value]:
@@ -49,9 +92,10 @@ def entry_arguments(entry: Entry) -> Sequence[Value]:
     if entry.rest is not None and entry.rest.delete:
         return place, entry.data, b"delete"
     effects: dict[str, object] = {"consumes": entry.consumes}
-    if entry.rest is not None:
-        effects["rest"] = rest_argument(entry.rest)
-    return place, entry.data, to_json(effects)
+    if entry.rest is None:
+        return place, entry.data, to_json(effects)
+    effects["rest"] = _rest_fields(entry.rest)
+    return place, entry.data, to_json(effects) + _summary_part(entry.rest)
 
 
 def read_snapshot(id: str, content: bytes) -> Snapshot:
@@ -62,14 +106,26 @@ def read_snapshot(id: str, content: bytes) -> Snapshot:
 
 
 def read_messages(reply: Sequence[bytes]) -> tuple[Message, ...]:
-    """Return the messages of an inbox's hash, in the order they were sent."""
-    messages = zip(reply[::2], reply[1::2], strict=True)
-    return tuple(_message(field.decode(), payload) for field, payload in sorted(messages))
+    """Return the messages of an inbox."""
+    return tuple(map(_message, reply))
 
 
-def _message(field: str, payload: bytes) -> Message:
-    number, _, name = field.partition(" ")
-    return Message(field, name, payload, from_microseconds(int(number)))
+def _message(member: bytes) -> Message:
+    number, length, rest = member.split(b" ", 2)
+    name, payload = rest[: int(length)], rest[int(length) :]
+    return Message(number.decode(), name.decode(), payload, from_microseconds(int(number)))
+
+
+def check_message_id(id: str, parameter: str) -> str:
+    """Return the id of a message, or raise `InvalidArgument`."""
+    if not (id.isascii() and id.isdigit() and len(id) < 20):
+        raise InvalidArgument(parameter, id, "the id of a message of this store")
+    return id
+
+
+def read_receipts(reply: bytes) -> Sequence[Receipt]:
+    """Return the receipt of each message."""
+    return [Receipt(_DELIVERIES[word[:1]], int(word[1:])) for word in reply.split()]
 
 
 class Created(NamedTuple):
@@ -96,24 +152,40 @@ def created_grant(created: Created, request: LeaseRequest) -> Grant:
     """Return the grant of a run that was created."""
     assert request.create is not None
     lease = Lease(request.id, request.owner, created.epoch, created.now + request.ttl)
-    return Grant(lease, codec.loads(request.create), created.now, created=True)
+    snapshot = codec.loads(request.create)
+    return Grant(lease, snapshot, created.now, created=True, version=request.version)
+
+
+class ClaimedRun(NamedTuple):
+    """A claimed run: its wake time and stored id, its queue, and the reply with its grant."""
+
+    at: int
+    id: bytes
+    queue: str
+    reply: Sequence[Any]
+
+
+def read_claimed_run(reply: Sequence[Any]) -> ClaimedRun:
+    """Return a run that was claimed."""
+    *_, at, queue, id = reply[0].split(b"\0")
+    return ClaimedRun(int(at), id, queue.decode(), reply)
 
 
 def existing_grant(reply: Sequence[Any], prefix: str, owner: str) -> Granted:
     """Return the grant of a run that existed."""
     facts, content, *inbox = reply
-    epoch, now, ends, takeovers, _, key = facts.split(b" ", 5)
+    epoch, now, ends, takeovers, version, _, queue, key = facts.split(b"\0")
     id = key.decode()[len(prefix) :]
     messages = read_messages(*inbox) if inbox else ()
-    lease = Lease(id, owner, int(epoch), from_microseconds(int(ends)), bool(messages))
-    read = partial(read_snapshot, id, content)
-    return read_grant(lease, read, from_microseconds(int(now)), messages, int(takeovers))
-
-
-def grant_order(reply: Sequence[Any]) -> tuple[int, bytes]:
-    """Return the sort key of a claimed run: its wake time, then its stored id."""
-    *_, at, key = reply[0].split(b" ", 5)
-    return int(at), key
+    return read_grant(
+        Lease(id, owner, int(epoch), from_microseconds(int(ends)), bool(messages)),
+        partial(read_snapshot, id, content),
+        from_microseconds(int(now)),
+        messages,
+        int(takeovers),
+        queue=queue.decode(),
+        version=int(version),
+    )
 
 
 def read_ownership(reply: Sequence[Any]) -> Ownership | None:
@@ -132,34 +204,55 @@ def renewed_lease(reply: Sequence[Any], lease: Lease) -> Lease:
     return Lease(lease.id, lease.owner, lease.epoch, expires_at, has_messages == 1)
 
 
-def read_due(line: bytes, prefix: str) -> Due:
-    """Return a due run."""
-    at, key = due_order(line)
+class DueRun(NamedTuple):
+    """A due run: its wake time and stored id, and its queue."""
+
+    at: int
+    id: bytes
+    queue: str
+
+
+def read_due_run(line: bytes) -> DueRun:
+    """Return a due run of a reply."""
+    at, queue, id = line.split(b"\0")
+    return DueRun(int(at), id, queue.decode())
+
+
+def as_due(run: DueRun, prefix: str) -> Due:
+    """Return a due run without the prefix."""
     # Scores are doubles: the last times there are may be rounded up beyond the last.
-    return Due(key.decode()[len(prefix) :], from_microseconds(min(at, _MAX_TIME)))
+    return Due(run.id.decode()[len(prefix) :], from_microseconds(min(run.at, _MAX_TIME)))
 
 
-def due_order(line: bytes) -> tuple[int, bytes]:
-    """Return the sort key of a due run: its wake time, then its stored id."""
-    at, _, key = line.partition(b" ")
-    return int(at), key
-
-
-def read_row(line: bytes, prefix: str, statuses: Sequence[RunStatus]) -> Row:
-    """Return a listed run; the number of its list tells its status."""
-    number, at, rest = line.split(b" ", 2)
-    owner, _, member = rest.partition(b"\0")
-    key, zero, workflow = member.partition(b"\0")
-    return Row(
-        key.decode()[len(prefix) :],
-        from_microseconds(int(at)),
-        statuses[(int(number) - 1) % len(statuses)],
-        workflow.decode() if zero else None,
-        owner.decode() or None,
+def read_summary(description: bytes, prefix: str, revision: str = "") -> RunSummary:
+    """Return a run that was described."""
+    id, status, workflow, updated, created, wake, owner, queue, version, takeovers, *others = (
+        description.split(b"\0", 12)
+    )
+    tags, awaits, summary = others
+    return RunSummary(
+        id=id.decode()[len(prefix) :],
+        updated_at=from_microseconds(int(updated)),
+        status=cast(RunStatus, status.decode()),
+        workflow=workflow[1:].decode() if workflow else None,
+        owner=owner.decode() or None,
+        version=int(version),
+        queue=queue.decode(),
+        tags=_read_texts(tags),
+        summary=summary,
+        created_at=_read_time(created),
+        wake_at=_read_time(wake),
+        awaits=_read_texts(awaits),
+        takeovers=int(takeovers),
+        revision=revision,
     )
 
 
-def list_order(line: bytes) -> tuple[int, bytes]:
-    """Return the sort key of a listed run: its time, then its stored id."""
-    _, at, rest = line.split(b" ", 2)
-    return int(at), rest.split(b"\0", 2)[1]
+def read_revised_summary(answer: bytes, prefix: str) -> RunSummary:
+    """Return a run that was described, with its revision."""
+    revision, _, description = answer.partition(b"\0")
+    return read_summary(description, prefix, revision.decode())
+
+
+def _read_time(text: bytes) -> datetime | None:
+    return from_microseconds(int(text)) if text else None

@@ -1,67 +1,73 @@
 """The store in Redis, one server or a cluster: each write of a run is one atomic script."""
 
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from perdure.clock import Clock
 from perdure.errors import StoreUnavailable
-from perdure.snapshot import RunStatus, Snapshot
+from perdure.snapshot import Snapshot
 from perdure.store import (
     Capabilities,
-    Delivery,
+    Count,
+    Drivable,
     Due,
     Entry,
     Lease,
     LeaseRequest,
     Message,
+    NewMessage,
     NewRun,
+    Query,
+    Receipt,
     Rest,
+    RunSummary,
     Stats,
     Verdict,
 )
+from perdure.stores._backend import Ownership, PruneRequest
 from perdure.stores._durability import Durability, check_durability, survives
 from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted
-from perdure.stores._shell import NotifyShell, Ownership, Query, Row
+from perdure.stores._searching import Found, Position
+from perdure.stores._shell import NotifyShell
 from perdure.stores._timestamps import to_microseconds
 from perdure.stores.redis import scripts
 from perdure.stores.redis.batches import Item
+from perdure.stores.redis.claims import Claims
 from perdure.stores.redis.documents import RedisDocuments
 from perdure.stores.redis.durability import DurabilityReport, durability_report, require_durability
-from perdure.stores.redis.keys import STATUSES, Keys
+from perdure.stores.redis.keys import Keys
+from perdure.stores.redis.layout import ensure_layout
 from perdure.stores.redis.replies import (
     Created,
+    as_due,
+    check_message_id,
     created_grant,
     entry_arguments,
     existing_grant,
+    header_arguments,
     read_acquired,
-    read_due,
     read_messages,
     read_ownership,
-    read_row,
+    read_receipts,
     read_snapshot,
     renewed_lease,
     rest_argument,
     time_argument,
-    to_json,
     workflow_argument,
 )
 from perdure.stores.redis.runs import Runs
+from perdure.stores.redis.search import Searches
 from perdure.stores.redis.server import Server
+from perdure.stores.redis.statistics import Statistics
 from perdure.validation import check_prefix
 
 logger = logging.getLogger(__name__)
 
 _MICROSECOND = timedelta(microseconds=1)
 _VERDICTS = {b"A"[0]: Verdict.ACCEPTED, b"F"[0]: Verdict.FENCED, b"U"[0]: Verdict.UNKNOWN}
-_DELIVERIES = {
-    b"D": Delivery.DELIVERED,
-    b"K": Delivery.DUPLICATE,
-    b"U": Delivery.UNKNOWN,
-    b"O": Delivery.OVER,
-}
 
 
 class _Backend:
@@ -73,8 +79,11 @@ class _Backend:
         self.server = server
         self.documents = RedisDocuments(server, keys, scope_of(prefix))
         self._prefix = prefix
+        self._keys = keys
         self._runs = Runs(server, keys, prefix)
-        self._channel = keys.channel
+        self._claims = Claims(self._runs)
+        self._searches = Searches(self._runs)
+        self._statistics = Statistics(self._runs, self._searches)
         self._durability = durability
         self._clock = clock
 
@@ -82,6 +91,7 @@ class _Backend:
         await self._runs.check_permissions()
         if self._durability == "full":
             await require_durability(self.server)
+        await ensure_layout(self.server, self._keys)
 
     def forget_loop(self) -> None:
         self.server.link.forget_loop()
@@ -90,7 +100,7 @@ class _Backend:
         await self.server.close()
 
     async def save(self, id: str, data: bytes, workflow: str | None, rest: Rest) -> None:
-        state = to_json(rest_argument(rest))
+        state = rest_argument(rest)
         await self._runs.one(scripts.SAVE, id, workflow_argument(workflow), state, data)
 
     async def load(self, id: str) -> Snapshot | None:
@@ -99,11 +109,6 @@ class _Backend:
 
     async def delete(self, id: str) -> bool:
         return bool(await self._runs.one(scripts.DELETE, id))
-
-    async def list(self, query: Query) -> Sequence[Row]:
-        statuses = STATUSES if query.status is None else (query.status,)
-        lines = await self._runs.list(query, statuses)
-        return [read_row(line, self._prefix, statuses) for line in lines]
 
     async def append(self, entries: Sequence[Entry]) -> Sequence[Verdict]:
         items = [Item(entry.id, entry_arguments(entry), len(entry.data)) for entry in entries]
@@ -133,41 +138,64 @@ class _Backend:
 
     async def enqueue(self, runs: Sequence[NewRun]) -> Sequence[bool]:
         items = [_new_run_item(run) for run in runs]
-        answers = await self._runs.each(scripts.ENQUEUE, items, repeatable=False)
+        # On a cluster one script for each shard, whose times would change the order of the runs.
+        several = self._runs.is_sharded and len(runs) > 1
+        now = await self._runs.now() if several else ""
+        answers = await self._runs.each(scripts.ENQUEUE, items, now, repeatable=False)
         return [answer == 1 for answer in answers]
 
     async def due(
-        self, now: datetime, limit: int, workflows: Sequence[str] | None
+        self,
+        now: datetime,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
     ) -> Sequence[Due]:
-        lines = await self._runs.due(to_microseconds(now), limit, workflows)
-        return [read_due(line, self._prefix) for line in lines]
+        due = await self._claims.due(to_microseconds(now), limit, drives, queues)
+        return [as_due(run, self._prefix) for run in due]
 
     async def claim(
-        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
+        self,
+        owner: str,
+        ttl: timedelta,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
     ) -> Sequence[Granted]:
-        replies = await self._runs.claim(owner, ttl // _MICROSECOND, limit, workflows)
-        return [existing_grant(reply, self._prefix, owner) for reply in replies]
+        claimed = await self._claims.claim(owner, ttl // _MICROSECOND, limit, drives, queues)
+        return [existing_grant(run.reply, self._prefix, owner) for run in claimed]
 
-    async def send(self, id: str, name: str, payload: bytes, dedup_id: str | None) -> Delivery:
-        dedup = "" if dedup_id is None else "=" + dedup_id
-        letter = await self._runs.one(scripts.SEND, id, name, payload, dedup, repeatable=False)
-        return _DELIVERIES[letter]
+    async def queues(self, now: datetime, limit: int, low: str, high: str | None) -> Sequence[str]:
+        return await self._claims.queues(to_microseconds(now), limit, low, high)
 
-    async def inbox(self, id: str) -> Sequence[Message]:
-        return read_messages(await self._runs.inbox(id))
+    async def send(self, messages: Sequence[NewMessage]) -> Sequence[Receipt]:
+        items = [_message_item(message) for message in messages]
+        return await self._runs.each(scripts.SEND, items, repeatable=False, read=read_receipts)
 
-    async def prune(self, older_than: timedelta, statuses: Sequence[RunStatus], limit: int) -> int:
-        return await self._runs.prune(older_than // _MICROSECOND, statuses, limit)
+    async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Message]:
+        if after is not None:
+            check_message_id(after, "after")
+        return read_messages(await self._runs.inbox(id, after, limit))
+
+    async def prune(self, request: PruneRequest) -> int:
+        return await self._statistics.prune(request)
 
     async def stats(self) -> Stats:
-        counts = await self._runs.count()
-        oldest = await self._runs.due(None, 1, None)
-        return Stats(counts, read_due(oldest[0], self._prefix).wake_at if oldest else None)
+        return await self._statistics.stats()
+
+    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+        return await self._searches.search(query, limit, after)
+
+    async def summaries(self, ids: Sequence[str]) -> Sequence[RunSummary | None]:
+        return await self._searches.summaries(ids)
+
+    async def counts(self, query: Query, cap: int) -> Sequence[Count]:
+        return await self._statistics.counts(query, cap)
 
     async def notifications(self) -> AsyncGenerator[None]:
         while not self.server.is_closed:
             try:
-                async with self.server.listen(self._channel) as listener:
+                async with self.server.listen(self._keys.channel) as listener:
                     # For what happened before, or while the connection was lost.
                     yield
                     while await listener.next():
@@ -185,9 +213,9 @@ class _Backend:
 class RedisStore(NotifyShell[_Backend]):
     """Keeps runs in Redis; see `redis`.
 
-    Up to a thousand entries, requests or new runs, of 8 MiB together, are one script; on a cluster
-    one for each shard. Notifications use a connection of their own, which is opened again after it
-    was lost.
+    Up to a thousand entries, requests, messages or new runs, of 8 MiB together, are one script; on
+    a cluster one for each shard. Notifications use a connection of their own, which is opened again
+    after it was lost.
     """
 
     def __init__(
@@ -205,9 +233,11 @@ class RedisStore(NotifyShell[_Backend]):
             journal=True,
             lease="atomic",
             schedule=True,
+            queues=True,
             inbox=True,
             notify=True,
             maintenance=True,
+            search=True,
             shared="network",
             survives=survives(durability),
             max_value_size=max_value_size,
@@ -231,13 +261,27 @@ def _request_item(request: LeaseRequest) -> Item:
         request.owner,
         request.ttl // _MICROSECOND,
         int(request.existing),
-        workflow_argument(request.workflow),
         request.instead_of or "",
+        workflow_argument(request.workflow),
+        *header_arguments(request),
         snapshot,
     )
     return Item(request.id, values, len(snapshot))
 
 
 def _new_run_item(run: NewRun) -> Item:
-    values = (workflow_argument(run.workflow), time_argument(run.wake_at), run.snapshot)
+    values = (
+        workflow_argument(run.workflow),
+        time_argument(run.wake_at),
+        run.head_start // _MICROSECOND,
+        run.queue,
+        *header_arguments(run),
+        b"" if run.rest is None else rest_argument(run.rest),
+        run.snapshot,
+    )
     return Item(run.id, values, len(run.snapshot))
+
+
+def _message_item(message: NewMessage) -> Item:
+    dedup = "" if message.dedup_id is None else "=" + message.dedup_id
+    return Item(message.to, (message.name, message.payload, dedup), len(message.payload))

@@ -6,28 +6,32 @@ from datetime import timedelta
 from random import Random
 from typing import Any
 
-from perdure.snapshot import RunStatus, Snapshot
-from perdure.store import Delivery, Message, Rest, Stats
-from perdure.stores._shell import Query, Row
-from perdure.stores._timestamps import from_microseconds, to_microseconds
+from perdure.snapshot import Snapshot
+from perdure.store import Query, QueueStats, Rest, Stats
+from perdure.stores._backend import PruneRequest
+from perdure.stores._searching import Found
+from perdure.stores._timestamps import from_microseconds
+from perdure.stores.sql import search_statements as search
 from perdure.stores.sql import statements as sql
 from perdure.stores.sql.client import SqlClient
+from perdure.stores.sql.conditions import all_of, is_shown
 from perdure.stores.sql.dialects import Statements
 from perdure.stores.sql.executor import (
+    awaits_values,
     chunks,
-    digest,
-    digest_list,
+    header_values,
     micros_or_none,
     read_run,
     to_micros,
 )
 from perdure.stores.sql.journal import Journal
 from perdure.stores.sql.keyvalue import KeyValueTable
-from perdure.stores.sql.leases import Leases
+from perdure.stores.sql.schedule import Schedule
 from perdure.stores.sql.schema import set_up
+from perdure.stores.sql.search import Search
 
 
-class SqlBackend(Journal, Leases):
+class SqlBackend(Journal, Schedule, Search):
     """The verbs of one store. The order of their statements is explained in `statements`."""
 
     def __init__(
@@ -52,15 +56,24 @@ class SqlBackend(Journal, Leases):
         """Do nothing: the client is the caller's."""
 
     async def save(self, id: str, data: bytes, workflow: str | None, rest: Rest) -> None:
-        key, awaits = self._key(id), digest_list(rest.awaits)
+        key, (awaits, awaited) = self._key(id), awaits_values(rest)
+        created_at = await self._creation_of(key) if rest.tags else None
+        tags = [(key, tag) for tag in rest.tags or ()]
+        if created_at is not None:
+            await self._add_tags(created_at, tags)
         await self._run(
             sql.SAVE,
-            *(key, data.decode(), workflow, rest.status),
-            *(int(awaits is not None), micros_or_none(rest.wake_at), awaits),
+            *(key, data.decode(), workflow, rest.status, awaits, awaited),
+            *header_values(rest.version or 0, rest.tags or None, rest.summary or None),
+            *(created_at, int(awaits is not None), micros_or_none(rest.wake_at)),
         )
         await self._clean_up(key)
         if awaits is not None:
             await self._schedule_wake(key, rest, -1)
+        if created_at is not None:
+            # Again: the run's owner may have deleted other tags than those of its own rest.
+            await self._add_tags(created_at, tags)
+            await self._delete_other_tags(key, rest.tags or ())
 
     async def load(self, id: str) -> Snapshot | None:
         key = self._key(id)
@@ -77,59 +90,45 @@ class SqlBackend(Journal, Leases):
         await self._delete_orphans([key])
         return deleted.affected > 0
 
-    async def list(self, query: Query) -> Sequence[Row]:
-        filters = ""
-        values: list[object] = [self._prefix + query.prefix]
-        if query.status is not None:
-            filters += f" {sql.OF_STATUS}"
-            values.append(query.status)
-        if query.workflow is not None:
-            filters += f" {sql.OF_WORKFLOW}"
-            values.append(query.workflow)
-        if query.after is not None:
-            filters += f" {sql.AFTER}"
-            updated_at = to_microseconds(query.after[0])
-            values += updated_at, updated_at, self._prefix + query.after[1]
-        page = await self._run(sql.LIST % filters, *values, query.limit)
-        return [
-            Row(self._id(key), from_microseconds(updated_at), status, workflow, owner)
-            for key, updated_at, status, workflow, owner in page.rows
-        ]
-
-    async def send(self, id: str, name: str, payload: bytes, dedup_id: str | None) -> Delivery:
-        key, name_digest = self._key(id), digest(name)
-        dedup = None if dedup_id is None else digest(dedup_id)
-        sent = await self._run(sql.SEND, name, name_digest, payload.decode(), dedup, key)
-        delivery = Delivery.DELIVERED if sent.affected else await self._explain_send(key, dedup)
-        if delivery in (Delivery.DELIVERED, Delivery.DUPLICATE):
-            # Also for a duplicate: the first sender may have crashed before it woke the run.
-            values = (f",{name_digest},", key, name_digest, key)
-            await self._run(sql.WAKE_IF_MESSAGE, *values)
-        return delivery
-
-    async def inbox(self, id: str) -> Sequence[Message]:
-        key = self._key(id)
-        return (await self._inboxes([key])).get(key, [])
-
-    async def prune(self, older_than: timedelta, statuses: Sequence[RunStatus], limit: int) -> int:
-        values = (*statuses, to_micros(older_than), self._prefix, limit)
-        old = await self._run_many(sql.OLD_RUNS, len(statuses), *values)
-        keys = [key for (key,) in old.rows]
-        return sum([await self._prune(chunk, older_than) for chunk in chunks(keys)])
+    async def prune(self, request: PruneRequest) -> int:
+        [(now,)] = (await self._run(search.NOW)).rows
+        query = Query(
+            statuses=tuple(request.statuses),
+            workflows=() if request.workflow is None else (request.workflow,),
+            tags=tuple(dict.fromkeys(request.tags)),
+            until=from_microseconds(now) - request.older_than,
+            oldest_first=True,
+        )
+        found, pruned = Found((), None), 0
+        while pruned < request.limit:
+            found = await self.search(query, request.limit - pruned, found.stopped_at)
+            keys = [self._key(run.id) for run in found.runs]
+            if request.dry_run:
+                pruned += len(keys)
+            else:
+                for chunk in chunks(keys):
+                    pruned += await self._prune(chunk, request.older_than)
+            if found.stopped_at is None:
+                break
+        return pruned
 
     async def stats(self) -> Stats:
-        counts = await self._run(sql.COUNT, self._prefix)
-        oldest = await self._run(sql.OLDEST_DUE, self._prefix)
-        [(wake_at,)] = oldest.rows
+        shown = all_of(is_shown(self._prefix, Query()))
+        counts = await self._run(search.COUNT_BY_STATUS % shown.sql, *shown.values)
+        queues = await self._run(search.COUNT_BY_QUEUE % shown.sql, "\x7f", *shown.values)
+        by_queue = {
+            name: QueueStats(due, leased, None if oldest is None else from_microseconds(oldest))
+            for name, due, leased, oldest in queues.rows
+        }
+        oldest = [queue.oldest_due for queue in by_queue.values() if queue.oldest_due is not None]
         by_status: Any = dict(counts.rows)
-        return Stats(by_status, None if wake_at is None else from_microseconds(wake_at))
+        return Stats(by_status, min(oldest, default=None), by_queue)
 
-    async def _explain_send(self, key: str, dedup: str | None) -> Delivery:
-        reason = await self._run(sql.EXPLAIN_SEND, dedup, key)
-        if not reason.rows:
-            return Delivery.UNKNOWN
-        [(duplicates,)] = reason.rows
-        return Delivery.DUPLICATE if duplicates else Delivery.OVER
+    async def _creation_of(self, key: str) -> int:
+        """Return when a run was created, or the present."""
+        run = await self._run(sql.CREATION_AND_TAGS, key)
+        rows = run.rows or (await self._run(search.NOW)).rows
+        return int(rows[0][0])
 
     async def _prune(self, keys: Sequence[str], older_than: timedelta) -> int:
         await self._run_many(sql.RAISE_EPOCH_FLOOR, len(keys), *keys)

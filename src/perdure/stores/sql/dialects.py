@@ -1,10 +1,10 @@
 """How PostgreSQL, MySQL and SQLite differ, and the statements for each of them."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from string import Template
-from typing import Literal, TypeAlias, assert_never, cast, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, assert_never, cast, get_args
 
 from perdure.errors import InvalidArgument
 from perdure.stores._migrations import Migration, check_table, read_migrations
@@ -15,19 +15,29 @@ ParamStyle: TypeAlias = Literal["dollar", "format", "qmark", "named"]
 
 # PostgreSQL truncates names to 63 bytes, and this is the longest suffix that is added.
 _MAX_TABLE_LENGTH = 63 - len("_documents_migrations")
-_TABLES = ("journal", "inbox", "floor", "migrations")
-_INDEXES = ("wake", "list", "status", "inbox", "dedup", "expiry")
+_TABLES = ("journal", "inbox", "tags", "floor", "migrations")
+_INDEXES = (
+    *("wake", "due", "list", "status", "workflow"),
+    *("inbox", "unconsumed", "dedup", "tags", "expiry"),
+)
 _REPEATED = re.compile(r"\[(.*?)\](.*?)\.\.\.", re.DOTALL)
+_UNLESS = re.compile("^-- unless: (.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The words of one database; `paramstyle` is that of its usual drivers."""
+    """The words of one database; `paramstyle` is that of its usual drivers.
+
+    With `hashes_workflows`, the index of due runs has the MD5 digests of their workflows. With
+    `finds_distinct`, `SELECT DISTINCT` reads one index entry for each distinct value.
+    """
 
     name: DialectName
     paramstyle: ParamStyle
     quote: str
     words: Mapping[str, str]
+    hashes_workflows: bool = True
+    finds_distinct: bool = False
 
 
 _POSTGRES = Dialect(
@@ -40,7 +50,7 @@ _POSTGRES = Dialect(
         "position": "strpos",
         "number": "CAST(? AS bigint)",
         "text": "CAST(? AS text)",
-        "key": "CAST(? AS text)",
+        "key": 'CAST(? AS text) COLLATE "C"',
         "insert": "INSERT INTO",
         "or_ignore": "ON CONFLICT DO NOTHING",
         "lock_run": "FOR UPDATE OF run",
@@ -51,6 +61,10 @@ _POSTGRES = Dialect(
         "new": "excluded.",
         "end": "",
         "old": "run.",
+        "lane": "run.queue",
+        "kind": "md5(run.workflow)",
+        "queue_name": "split_part(run.queue, '/', 1)",
+        "place": "{time} {side}= $number AND ({time}, {id}) {side} ($number, $key)",
     },
 )
 _SQLITE = Dialect(
@@ -66,7 +80,12 @@ _SQLITE = Dialect(
         "text": "CAST(? AS TEXT)",
         "key": "CAST(? AS TEXT)",
         "lock_run": "",
+        "kind": "run.workflow",
+        "queue_name": "substr(run.queue, 1, instr(run.queue || '/', '/') - 1)",
+        "has_column": "SELECT 1 FROM pragma_table_info('$name') WHERE name =",
+        "inbox_has_column": "SELECT 1 FROM pragma_table_info('${name}_inbox') WHERE name =",
     },
+    hashes_workflows=False,
 )
 _MYSQL = Dialect(
     "mysql",
@@ -89,8 +108,35 @@ _MYSQL = Dialect(
         "new": "VALUES(",
         "end": ")",
         "old": "",
+        "lane": "run.lane",
+        "kind": "run.kind",
+        "queue_name": "SUBSTRING_INDEX(run.queue, '/', 1)",
+        # Rows are not compared by an index.
+        "place": "({time} {side} $number OR {time} = $number AND {id} {side} $key)",
+        "has_column": """
+            SELECT 1 FROM information_schema.columns
+            WHERE table_schema = $schema_name AND table_name = '$name' AND column_name =
+        """,
+        "inbox_has_column": """
+            SELECT 1 FROM information_schema.columns
+            WHERE table_schema = $schema_name AND table_name = '${name}_inbox' AND column_name =
+        """,
+        "has_index": """
+            SELECT 1 FROM information_schema.statistics
+            WHERE table_schema = $schema_name AND index_name =
+        """,
     },
+    finds_distinct=True,
 )
+# The places after or before one, in the order of a search: each takes a time twice, and an id.
+_PLACES = {
+    f"{name}_{word}": (f"{time}", f"{id}", side)
+    for name, time, id in (
+        ("updated", "run.updated_at", "run.id"),
+        ("tagged", "tag.created_at", "tag.run"),
+    )
+    for word, side in (("above", ">"), ("below", "<"))
+}
 
 
 def find_dialect(name: object) -> Dialect:
@@ -109,6 +155,13 @@ def paramstyle_of(client: object, dialect: Dialect) -> ParamStyle:
     return cast("ParamStyle", style)
 
 
+class ScriptStatement(NamedTuple):
+    """One statement of a migration, and a query that returns rows if its work is done."""
+
+    sql: str
+    unless: str | None
+
+
 class Statements:
     """The statements for one table in one dialect and parameter style.
 
@@ -125,12 +178,12 @@ class Statements:
         folder: str = "migrations",
     ) -> None:
         self.table = check_table(table, _MAX_TABLE_LENGTH) + suffix
+        self.dialect = dialect
         self._folder = folder
-        self._dialect = dialect
         self._paramstyle: ParamStyle = paramstyle
-        self._words = {**dialect.words, **_table_names(self.table, dialect.quote)}
-        for name, fragment in FRAGMENTS.items():
-            self._words[name] = Template(fragment).substitute(self._words)
+        self._words = _table_names(self.table, dialect.quote)
+        for name, word in (*dialect.words.items(), *_places(dialect), *FRAGMENTS.items()):
+            self._words[name] = Template(word).substitute(self._words)
         self._filled: dict[tuple[str, int], str] = {}
 
     def sql(self, template: str) -> str:
@@ -149,17 +202,38 @@ class Statements:
     @property
     def migrations(self) -> Sequence[Migration]:
         """The migrations of the dialect, in order."""
-        return read_migrations("perdure.stores.sql", f"{self._folder}/{self._dialect.name}")
+        return read_migrations("perdure.stores.sql", f"{self._folder}/{self.dialect.name}")
 
-    def split_script(self, script: str) -> Sequence[str]:
-        """Return the statements of a migration script."""
-        filled = Template(script).substitute(self._words)
-        return [statement for statement in map(str.strip, filled.split(";\n")) if statement]
+    def split_script(self, script: str) -> Sequence[ScriptStatement]:
+        """Return the statements of a migration script.
+
+        The line `-- unless: query` before a statement that cannot be repeated names its condition.
+        """
+        statements = [statement for statement in map(str.strip, script.split(";\n")) if statement]
+        return [ScriptStatement(*map(self._fill, _with_condition(each))) for each in statements]
+
+    def _fill(self, template: str | None) -> Any:
+        return None if template is None else Template(template).substitute(self._words)
+
+
+def _with_condition(statement: str) -> tuple[str, str | None]:
+    condition = _UNLESS.search(statement)
+    return _UNLESS.sub("", statement), condition and condition[1]
+
+
+def _places(dialect: Dialect) -> Iterator[tuple[str, str]]:
+    for name, (time, id, side) in _PLACES.items():
+        yield name, dialect.words["place"].format(time=time, id=id, side=side)
 
 
 def _table_names(table: str, quote: str) -> dict[str, str]:
-    qualified, name = table.replace(".", f"{quote}.{quote}"), table.rpartition(".")[2]
+    qualified, (schema, _, name) = table.replace(".", f"{quote}.{quote}"), table.rpartition(".")
     names = dict.fromkeys(("table", "runs"), f"{quote}{qualified}{quote}")
+    names |= {
+        "name": name,
+        "schema": f"{quote}{schema}{quote}." if schema else "",
+        "schema_name": f"'{schema}'" if schema else "DATABASE()",
+    }
     names |= {part: f"{quote}{qualified}_{part}{quote}" for part in _TABLES}
     return names | {f"{index}_idx": f"{quote}{name}_{index}_idx{quote}" for index in _INDEXES}
 

@@ -1,10 +1,13 @@
 """What all verbs of `SqlStore` need: running statements, keys, and the formats of values."""
 
+from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from hashlib import blake2b
 from random import Random
 from typing import Any, TypeVar
+
+import msgspec
 
 from perdure import codec
 from perdure.errors import InvalidArgument
@@ -75,11 +78,36 @@ class Executor:
         """Delete what belonged to deleted runs."""
         await self._run_many(sql.DELETE_ORPHANED_ENTRIES, len(keys), *keys)
         await self._run_many(sql.DELETE_ORPHANED_MESSAGES, len(keys), *keys)
+        await self._run_many(sql.DELETE_ORPHANED_TAGS, len(keys), *keys)
 
 
-def chunks(values: Sequence[T]) -> Iterator[Sequence[T]]:
+def chunks(values: Sequence[T], size: int = _CHUNK) -> Iterator[Sequence[T]]:
     """Yield the values in parts that fit in one statement."""
-    return (values[start : start + _CHUNK] for start in range(0, len(values), _CHUNK))
+    return (values[start : start + size] for start in range(0, len(values), size))
+
+
+def names_text(names: Sequence[str]) -> str:
+    """Return names as they are stored: a JSON array."""
+    return msgspec.json.encode(names).decode()
+
+
+def read_names(text: str | None) -> tuple[str, ...]:
+    """Return stored names."""
+    return () if text is None else msgspec.json.decode(text, type=tuple[str, ...])
+
+
+def header_values(
+    version: int | None, tags: Sequence[str] | None, summary: bytes | None
+) -> tuple[int | None, str | None, str | None]:
+    """Return a version, tags and a summary as they are stored; `None` stays `None`."""
+    # As text, because a client may return bytes and text in the same way.
+    encoded = None if summary is None else b64encode(summary).decode()
+    return version, None if tags is None else names_text(tags), encoded
+
+
+def awaits_values(rest: Rest) -> tuple[str | None, str | None]:
+    """Return the events that a run awaits as they are searched, and as they are shown."""
+    return digest_list(rest.awaits), names_text(rest.awaits) if rest.awaits else None
 
 
 def digest(text: str) -> str:

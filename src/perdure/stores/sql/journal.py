@@ -4,10 +4,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from perdure.store import Entry, Rest, Verdict
 from perdure.stores.sql import statements as sql
-from perdure.stores.sql.executor import Executor, chunks, digest_list, micros_or_none
+from perdure.stores.sql.creation import Tags
+from perdure.stores.sql.executor import awaits_values, chunks, header_values, micros_or_none
 
 
-class Journal(Executor):
+class Journal(Tags):
     """Writes entries: many in one statement, and each rest in its own."""
 
     async def append(self, entries: Sequence[Entry]) -> list[Verdict]:
@@ -70,10 +71,13 @@ class Journal(Executor):
         key = self._key(entry.id)
         if rest.delete:
             return await self._delete_owned(entry)
-        awaits = digest_list(rest.awaits)
+        # Without tags, rows of those that the run had before are ignored until it is deleted.
+        is_tagged = bool(rest.tags) and await self._change_tags(key, rest.tags or ())
+        awaits, awaited = awaits_values(rest)
         result = await self._run(
             sql.REST,
-            *(entry.data.decode(), rest.status, awaits, _consumes(entry)),
+            *(entry.data.decode(), rest.status, awaits, awaited, _consumes(entry)),
+            *header_values(rest.version, rest.tags, rest.summary),
             *(int(awaits is not None), micros_or_none(rest.wake_at), entry.n, entry.epoch),
             *(key, entry.epoch),
         )
@@ -82,6 +86,8 @@ class Journal(Executor):
         await self._clean_up(key)
         if awaits is not None:
             await self._schedule_wake(key, rest, entry.n)
+        if is_tagged:
+            await self._delete_other_tags(key, rest.tags or ())
         return Verdict.ACCEPTED
 
     async def _delete_owned(self, entry: Entry) -> Verdict:

@@ -9,17 +9,19 @@ from random import Random
 from typing import Any
 
 from perdure import codec
-from perdure.store import Due, Grant, Lease, LeaseRequest, Message, NewRun
+from perdure.store import Grant, Lease, LeaseRequest
+from perdure.stores._backend import Ownership
 from perdure.stores._reading import Granted, read_grant
-from perdure.stores._shell import Ownership
-from perdure.stores._timestamps import from_microseconds, to_microseconds
+from perdure.stores._timestamps import from_microseconds
 from perdure.stores.sql import statements as sql
 from perdure.stores.sql.client import SqlClient
+from perdure.stores.sql.creation import Creation, leased_row
 from perdure.stores.sql.dialects import Statements
-from perdure.stores.sql.executor import Executor, chunks, micros_or_none, read_run, to_micros
+from perdure.stores.sql.executor import chunks, micros_or_none, read_run, to_micros
+from perdure.stores.sql.inbox import Inbox
 
 
-class Leases(Executor):
+class Leases(Creation, Inbox):
     """Grants, renews and ends leases."""
 
     def __init__(
@@ -56,26 +58,6 @@ class Leases(Executor):
             found |= await self._owners(chunk)
         return [found.get(key) for key in keys]
 
-    async def claim(
-        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
-    ) -> list[Granted]:
-        """Return up to `limit` grants of runs that are due, earliest first."""
-        granted: dict[str, Granted] = {}
-        keys = [key for key, _ in await self._due(None, limit, workflows)]
-        for chunk in chunks(keys):
-            ticket = self._new_ticket()
-            values = (None, owner, ticket, to_micros(ttl), *sorted(chunk))
-            await self._run_many(sql.CLAIM, len(chunk), *values)
-            granted |= await self._read_granted(chunk, owner, ticket)
-        return [granted[id] for key in keys if (id := self._id(key)) in granted]
-
-    async def due(
-        self, now: datetime, limit: int, workflows: Sequence[str] | None
-    ) -> Sequence[Due]:
-        """Return the unowned runs whose wake time is at or before `now`, earliest first."""
-        rows = await self._due(to_microseconds(now, "now"), limit, workflows)
-        return [Due(self._id(key), from_microseconds(wake_at)) for key, wake_at in rows]
-
     async def renew(self, leases: Sequence[Lease], ttl: timedelta) -> list[Lease | None]:
         """Extend all leases; return `None` for each that was lost."""
         renewed: dict[tuple[str, str, int], Lease] = {}
@@ -94,32 +76,6 @@ class Leases(Executor):
             values = (micros_or_none(wake_at), *self._lease_values(chunk))
             await self._run_many(sql.RELEASE, len(chunk), *values)
 
-    async def enqueue(self, runs: Sequence[NewRun]) -> list[bool]:
-        """Create runs; return `False` for each id that existed."""
-        first: dict[str, NewRun] = {}
-        for run in runs:
-            first.setdefault(self._key(run.id), run)
-        created: set[str] = set()
-        for chunk in chunks(sorted(first)):
-            creator = self._new_ticket()
-            values: list[object] = []
-            for key in chunk:
-                run = first[key]
-                values += key, run.snapshot.decode(), run.workflow, None, creator, None
-                values.append(micros_or_none(run.wake_at))
-            created |= await self._insert(chunk, values, creator)
-        keys = [self._key(run.id) for run in runs]
-        return [key in created and first[key] is run for key, run in zip(keys, runs, strict=True)]
-
-    async def _due(
-        self, now: int | None, limit: int, workflows: Sequence[str] | None
-    ) -> Sequence[tuple[Any, ...]]:
-        """Return the keys and wake times of runs that are due at `now`, or at present."""
-        names = list(workflows or ())
-        template = sql.DUE % (sql.IN_WORKFLOWS if names else "")
-        values = (now, self._prefix, *names, limit)
-        return (await self._run_many(template, len(names), *values)).rows
-
     async def _acquire_batch(self, requests: Sequence[LeaseRequest]) -> dict[str, Granted]:
         granted: dict[str, Granted] = {}
         # Sorted, so that concurrent statements lock runs in the same order.
@@ -136,28 +92,18 @@ class Leases(Executor):
             return {}
         creator = self._new_ticket()
         by_key = {self._key(request.id): request for request in requests}
-        values: list[object] = []
-        for key, request in by_key.items():
-            values += key, (request.create or b"").decode(), request.workflow, request.owner
-            values += creator, to_micros(request.ttl), None
-        if not await self._insert([*by_key], values, creator):
+        rows = [leased_row(key, request) for key, request in by_key.items()]
+        if not await self._insert(rows, creator):
             return {}
         leased = await self._run_many(sql.LEASED_RUNS, len(by_key), *by_key, creator)
         grants: dict[str, Granted] = {}
-        for key, epoch, wake_at, _, _, now in leased.rows:
+        for key, epoch, wake_at, _, _, now, _, version in leased.rows:
             request = by_key[key]
             lease = Lease(request.id, request.owner, epoch, from_microseconds(wake_at))
             snapshot: Any = codec.loads(request.create or b"")
-            grants[request.id] = Grant(lease, snapshot, from_microseconds(now), created=True)
+            at = from_microseconds(now)
+            grants[request.id] = Grant(lease, snapshot, at, created=True, version=version)
         return grants
-
-    async def _insert(
-        self, keys: Sequence[str], values: Sequence[object], creator: str
-    ) -> set[str]:
-        """Create runs that do not exist, and return their keys."""
-        await self._run_many(sql.CREATE, len(keys), *values)
-        created = await self._run_many(sql.CREATED, len(keys), *keys, creator)
-        return {key for (key,) in created.rows}
 
     async def _lease(
         self, requests: Sequence[LeaseRequest], granted: dict[str, Granted]
@@ -201,23 +147,15 @@ class Leases(Executor):
         # Read last: if the epoch is still the newest, everything was read under the lease.
         journals = await self._journals(leased_keys)
         grants: dict[str, Granted] = {}
-        for key, epoch, wake_at, takeovers, snapshot, now in leased.rows:
+        for key, epoch, wake_at, takeovers, snapshot, now, queue, version in leased.rows:
             if (key, epoch) not in journals:
                 continue
             id, inbox = self._id(key), tuple(inboxes.get(key, ()))
             lease = Lease(id, owner, epoch, from_microseconds(wake_at), bool(inbox))
             read = partial(read_run, id, snapshot, journals[key, epoch])
-            grants[id] = read_grant(lease, read, from_microseconds(now), inbox, takeovers)
+            at = from_microseconds(now)
+            grants[id] = read_grant(lease, read, at, inbox, takeovers, queue=queue, version=version)
         return grants
-
-    async def _inboxes(self, keys: Sequence[str]) -> dict[str, list[Message]]:
-        """Return the unconsumed messages of runs in order, by key."""
-        inboxes: dict[str, list[Message]] = defaultdict(list)
-        result = await self._run_many(sql.INBOXES, len(keys), *keys)
-        for key, seq, name, payload, sent_at in result.rows:
-            message = Message(str(seq), name, payload.encode(), from_microseconds(sent_at))
-            inboxes[key].append(message)
-        return inboxes
 
     async def _journals(self, keys: Sequence[str]) -> dict[tuple[str, int], list[str]]:
         """Return the entries of runs in order, by key and newest epoch."""

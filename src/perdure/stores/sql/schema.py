@@ -7,7 +7,7 @@ from perdure.stores.sql.client import SqlClient, query
 from perdure.stores.sql.dialects import Statements
 
 # More than a first set-up has statements: each may fail once because of another process.
-_ATTEMPTS = 30
+_ATTEMPTS = 60
 
 
 async def set_up(client: SqlClient, statements: Statements) -> None:
@@ -29,5 +29,7 @@ async def _migrate(client: SqlClient, statements: Statements) -> None:
     applied = {version for (version,) in result.rows}
     for migration in pending(statements.migrations, applied, statements.table):
         for statement in statements.split_script(migration.script):
-            await query(client, statement, ())
+            if statement.unless and (await query(client, statement.unless, ())).rows:
+                continue
+            await query(client, statement.sql, ())
         await query(client, statements.sql(sql.RECORD_MIGRATION), (migration.version,))

@@ -13,6 +13,13 @@ statements relies on their order:
 * A suspended run that waits for events is due at first. Its wake time is set in a second statement,
   and only if its inbox has no message and none was sent in the meantime (`deliveries`).
 * The epoch of a deleted run is stored in the floor before the run is deleted.
+* A run's tags are written to their table before the run itself is created or changed. A row there
+  counts only while a run has its id, time of creation and tag, so that one that a crash has left
+  behind is ignored. Those of a deleted run are not newer than the floor.
+* A message is sent, then wakes its run, then is counted, each time that it is sent. Of the messages
+  in an inbox, the sender of the last one thus counts all of them. The count is that of an index
+  range. It includes messages whose consumer crashed before it could mark them, until the run's next
+  owner does.
 
 `$name` is a word of the dialect, a table or a fragment; `?` is a value; `[item] separator ...` is
 repeated as often as a call needs. MySQL assigns from left to right and reads what it has just
@@ -41,8 +48,14 @@ FRAGMENTS = {
         ))
     """,
     "unconsumed": """
-        $inbox.consumed = 0 AND NOT $consumed_by_entry
+        $inbox.consumed = 0 AND $inbox.created_epoch = run.created_epoch
+            AND NOT $consumed_by_entry
             AND COALESCE($position(run.consumes, $comma $inbox.seq $end_comma), 0) = 0
+    """,
+    "created": "COALESCE(run.created_at, run.created_epoch)",
+    "summary": """
+        run.id, run.updated_at, run.status, run.workflow, run.owner, run.version, run.queue,
+        run.tags, run.summary, $created AS created, run.wake_at, run.awaited, run.takeovers
     """,
     "lease": """
         takeovers = CASE
@@ -55,7 +68,7 @@ FRAGMENTS = {
             ELSE run.takeovers
         END,
         epoch = $greatest(run.epoch + 1, $now), status = 'running', awaits = NULL,
-        owner = ?, ticket = ?, wake_at = $now + $number
+        awaited = NULL, owner = ?, ticket = ?, wake_at = $now + $number
     """,
 }
 
@@ -71,18 +84,20 @@ LOAD = """
 
 SAVE = """
     INSERT INTO $runs $as_run (
-        id, snapshot, workflow, status, wake_at, awaits, updated_at,
-        epoch, created_epoch, folded_epoch
+        id, snapshot, workflow, status, awaits, awaited, version, tags, summary, created_at,
+        wake_at, updated_at, epoch, created_epoch, folded_epoch
     )
     VALUES (
-        ?, ?, ?, ?, CASE WHEN $number = 1 THEN $now ELSE $number END, ?,
-        $now, $new_epoch, $new_epoch, $new_epoch
+        ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
+        CASE WHEN $number = 1 THEN $now ELSE $number END, $now, $new_epoch, $new_epoch, $new_epoch
     )
     $on_same_id
         snapshot = ${new}snapshot$end, workflow = ${new}workflow$end,
-        status = ${new}status$end, wake_at = ${new}wake_at$end, awaits = ${new}awaits$end,
-        updated_at = ${new}updated_at$end, owner = NULL, takeovers = 0, consumes = NULL,
-        folded_n = -1,
+        status = ${new}status$end, awaits = ${new}awaits$end, awaited = ${new}awaited$end,
+        queue = '', version = ${new}version$end, tags = ${new}tags$end,
+        summary = ${new}summary$end, created_at = COALESCE(${new}created_at$end, ${old}created_at),
+        wake_at = ${new}wake_at$end, updated_at = ${new}updated_at$end,
+        owner = NULL, takeovers = 0, consumes = NULL, folded_n = -1,
         folded_epoch = $greatest(${old}epoch + 1, ${new}epoch$end),
         epoch = $greatest(${old}epoch + 1, ${new}epoch$end)
 """
@@ -130,15 +145,40 @@ DELETE_ORPHANED_MESSAGES = """
     )
 """
 
-LIST = """
-    SELECT run.id, run.updated_at, run.status, run.workflow, run.owner FROM $runs AS run
-    WHERE $position(run.id, ?) = 1 %s
-    ORDER BY run.updated_at DESC, run.id DESC
-    LIMIT ?
+DELETE_ORPHANED_TAGS = """
+    DELETE FROM $tags
+    WHERE run IN ([?], ...)
+        AND created_at <= (SELECT lowest.epoch FROM $floor AS lowest WHERE id = 1)
+        AND NOT EXISTS (
+            SELECT 1 FROM $runs AS run WHERE run.id = $tags.run AND $created = $tags.created_at
+        )
 """
-OF_STATUS = "AND run.status = ?"
-OF_WORKFLOW = "AND run.workflow = ?"
-AFTER = "AND (run.updated_at < ? OR run.updated_at = ? AND run.id < ?)"
+
+# A run is created with the time of its tags, if it has any.
+NOW_AND_EXISTING = """
+    SELECT $now, run.id FROM (SELECT 1 AS one) AS one LEFT JOIN $runs AS run ON run.id IN ([?], ...)
+"""
+CREATION_AND_TAGS = "SELECT $created, run.tags FROM $runs AS run WHERE run.id = ?"
+ADD_TAGS = """
+    $insert $tags (tag, created_at, run)
+    SELECT item.tag, item.created_at, item.run
+    FROM ([SELECT $key AS tag, $number AS created_at, $key AS run] UNION ALL ...) AS item
+    WHERE 1 = 1 $or_ignore
+"""
+# Tags that were written for a run that another process has created.
+DELETE_UNUSED_TAGS = """
+    DELETE FROM $tags
+    WHERE run IN ([?], ...) AND created_at = ? AND NOT EXISTS (
+        SELECT 1 FROM $runs AS run WHERE run.id = $tags.run AND $created = $tags.created_at
+    )
+"""
+# Not while an owner may be writing tags for its rest, or after that.
+DELETE_OTHER_TAGS = """
+    DELETE FROM $tags
+    WHERE run = ? AND tag NOT IN ([?], ...) AND EXISTS (
+        SELECT 1 FROM $runs AS run WHERE run.id = $tags.run AND run.owner IS NULL AND run.tags = ?
+    )
+"""
 
 APPEND = """
     $insert $journal (run, epoch, n, data, consumes)
@@ -160,7 +200,9 @@ WRITTEN = "SELECT run, epoch, n FROM $journal WHERE run IN ([?], ...)"
 
 REST = """
     UPDATE $runs SET
-        snapshot = ?, status = ?, awaits = ?, consumes = ?,
+        snapshot = ?, status = ?, awaits = ?, awaited = ?, consumes = ?,
+        version = COALESCE($number, version), tags = COALESCE($text, tags),
+        summary = COALESCE($text, summary),
         wake_at = CASE WHEN $number = 1 THEN $now ELSE $number END,
         updated_at = $now, owner = NULL, takeovers = 0, folded_n = $number,
         folded_epoch = $number
@@ -170,7 +212,7 @@ REST = """
 COUNT_AWAITED_MESSAGES = """
     SELECT run.epoch, run.folded_n, run.deliveries, (
         SELECT COUNT(*) FROM $inbox
-        WHERE $inbox.run = run.id AND $inbox.created_epoch = run.created_epoch
+        WHERE $inbox.run = run.id
             AND $position(run.awaits, $comma $inbox.digest $end_comma) > 0 AND $unconsumed
     )
     FROM $runs AS run WHERE run.id = ?
@@ -191,15 +233,19 @@ DELETE_CONSUMED = """
 
 CREATE = """
     $insert $runs (
-        id, snapshot, workflow, owner, creator, ticket, status, wake_at, updated_at,
-        epoch, created_epoch, folded_epoch
+        id, snapshot, workflow, owner, creator, ticket, status, awaits, awaited, queue, version,
+        tags, summary, created_at, wake_at, updated_at, epoch, created_epoch, folded_epoch
     )
-    SELECT item.id, item.snapshot, item.workflow, item.owner, item.creator, item.creator, 'running',
-        CASE WHEN item.ttl IS NULL THEN COALESCE(item.wake_at, $now) ELSE $now + item.ttl END,
+    SELECT item.id, item.snapshot, item.workflow, item.owner, item.creator, item.creator,
+        item.status, item.awaits, item.awaited, item.queue, item.version, item.tags, item.summary,
+        item.created_at,
+        CASE WHEN item.delay IS NULL THEN item.wake_at ELSE $now + item.delay END,
         $now, $new_epoch, $new_epoch, $new_epoch
     FROM (
         [SELECT $key AS id, $text AS snapshot, $key AS workflow, $key AS owner, $key AS creator,
-            $number AS ttl, $number AS wake_at]
+            $key AS status, $text AS awaits, $text AS awaited, $key AS queue, $number AS version,
+            $text AS tags, $text AS summary, $number AS created_at, $number AS delay,
+            $number AS wake_at]
         UNION ALL ...
     ) AS item
     WHERE 1 = 1 $or_ignore
@@ -212,10 +258,14 @@ LEASE = """
         run.owner IS NULL OR run.owner = ? OR run.wake_at <= $now OR run.owner = ?
     )
 """
-CLAIM = "UPDATE $runs AS run SET $lease WHERE run.id IN ([?], ...) AND run.wake_at <= $now"
+# A run that was settled again in the meantime, perhaps with another version, has another wake time.
+CLAIM = """
+    UPDATE $runs AS run SET $lease
+    WHERE run.id IN ([?], ...) AND run.wake_at IN ([?], ...) AND run.wake_at <= $now
+"""
 
 LEASED_RUNS = """
-    SELECT run.id, run.epoch, run.wake_at, run.takeovers, run.snapshot, $now
+    SELECT run.id, run.epoch, run.wake_at, run.takeovers, run.snapshot, $now, run.queue, run.version
     FROM $runs AS run WHERE run.id IN ([?], ...) AND run.ticket = ?
 """
 JOURNALS = """
@@ -226,10 +276,16 @@ JOURNALS = """
 """
 INBOXES = """
     SELECT $inbox.run, $inbox.seq, $inbox.name, $inbox.payload, $inbox.sent_at
-    FROM $inbox
-    JOIN $runs AS run ON run.id = $inbox.run AND run.created_epoch = $inbox.created_epoch
-    WHERE $inbox.run IN ([?], ...) AND $unconsumed
+    FROM $runs AS run JOIN $inbox ON $inbox.run = run.id
+    WHERE run.id IN ([?], ...) AND $unconsumed
+    LIMIT ?
+"""
+INBOX = """
+    SELECT $inbox.run, $inbox.seq, $inbox.name, $inbox.payload, $inbox.sent_at
+    FROM $runs AS run JOIN $inbox ON $inbox.run = run.id
+    WHERE run.id = ? AND $inbox.seq > ? AND $unconsumed
     ORDER BY $inbox.seq
+    LIMIT ?
 """
 OWNERS = "SELECT id, owner, wake_at FROM $runs WHERE id IN ([?], ...)"
 
@@ -238,10 +294,9 @@ RENEW = """
     WHERE [(id = ? AND owner = ? AND epoch = ?)] OR ...
 """
 RENEWED = """
-    SELECT run.id, run.owner, run.epoch, run.wake_at, (
-        SELECT COUNT(*) FROM $inbox
-        WHERE $inbox.run = run.id AND $inbox.created_epoch = run.created_epoch AND $unconsumed
-    )
+    SELECT run.id, run.owner, run.epoch, run.wake_at, CASE WHEN EXISTS (
+        SELECT 1 FROM $inbox WHERE $inbox.run = run.id AND $unconsumed
+    ) THEN 1 ELSE 0 END
     FROM $runs AS run WHERE [(run.id = ? AND run.owner = ? AND run.epoch = ?)] OR ...
 """
 RELEASE = """
@@ -249,56 +304,46 @@ RELEASE = """
     WHERE [(id = ? AND owner = ? AND epoch = ?)] OR ...
 """
 
-DUE = """
-    SELECT run.id, run.wake_at FROM $runs AS run
-    WHERE run.wake_at <= COALESCE($number, $now) AND (run.owner IS NULL OR run.wake_at <= $now)
-        AND $position(run.id, ?) = 1 %s
-    ORDER BY run.wake_at, run.id
-    LIMIT ?
-"""
-IN_WORKFLOWS = "AND run.workflow IN ([?], ...)"
-
+# One statement has messages to one run, whose row it locks: their numbers are in the order in which
+# they are committed.
 SEND = """
-    $insert $inbox (run, created_epoch, name, digest, payload, sent_at, dedup)
-    SELECT run.id, run.created_epoch, $text, $key, $text, $now, $key
-    FROM $runs AS run
+    $insert $inbox (run, created_epoch, name, digest, payload, sent_at, dedup, ticket)
+    SELECT run.id, run.created_epoch, item.name, item.digest, item.payload, $now, item.dedup,
+        item.ticket
+    FROM (
+        [SELECT $number AS place, $text AS name, $key AS digest, $text AS payload, $key AS dedup,
+            $key AS ticket]
+        UNION ALL ...
+    ) AS item CROSS JOIN $runs AS run
     WHERE run.id = ? AND run.status NOT IN ('completed', 'failed', 'cancelled')
+    ORDER BY item.place
     $lock_run $or_ignore
 """
-EXPLAIN_SEND = """
+RECEIVED = """
+    SELECT $inbox.dedup, $inbox.ticket
+    FROM $runs AS run
+    JOIN $inbox ON $inbox.run = run.id AND $inbox.created_epoch = run.created_epoch
+    WHERE run.id = ? AND $inbox.dedup IN ([?], ...)
+"""
+COUNT_UNCONSUMED = """
     SELECT (
         SELECT COUNT(*) FROM $inbox
-        WHERE $inbox.run = run.id AND $inbox.created_epoch = run.created_epoch
-            AND $inbox.dedup = ?
+        WHERE $inbox.run = run.id AND $inbox.consumed = 0
+            AND $inbox.created_epoch = run.created_epoch
     )
     FROM $runs AS run WHERE run.id = ?
 """
 WAKE_IF_MESSAGE = """
     UPDATE $runs AS run SET deliveries = run.deliveries + 1, wake_at = CASE
-        WHEN run.owner IS NULL AND $position(run.awaits, ?) > 0
+        WHEN run.owner IS NULL AND run.awaits IS NOT NULL
             AND (run.wake_at IS NULL OR run.wake_at > $now)
             AND EXISTS (
                 SELECT 1 FROM $inbox
-                WHERE $inbox.run = ? AND $inbox.digest = ? AND $unconsumed
+                WHERE $inbox.run = ? AND $inbox.digest IN ([?], ...)
+                    AND $position(run.awaits, $comma $inbox.digest $end_comma) > 0 AND $unconsumed
             )
         THEN $now ELSE run.wake_at END
     WHERE run.id = ?
-"""
-
-OLD_RUNS = """
-    SELECT id FROM $runs AS run
-    WHERE status IN ([?], ...) AND updated_at < $now - $number AND $position(id, ?) = 1
-    ORDER BY updated_at
-    LIMIT ?
-"""
-COUNT = """
-    SELECT run.status, COUNT(*) FROM $runs AS run
-    WHERE $position(run.id, ?) = 1
-    GROUP BY run.status
-"""
-OLDEST_DUE = """
-    SELECT MIN(run.wake_at) FROM $runs AS run
-    WHERE run.wake_at <= $now AND $position(run.id, ?) = 1
 """
 
 CREATE_MIGRATIONS_TABLE = "CREATE TABLE IF NOT EXISTS $migrations (version INTEGER PRIMARY KEY)"

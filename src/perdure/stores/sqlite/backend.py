@@ -1,32 +1,41 @@
 """The backend of stores with the SQLite schema, for any transport: a file, or a libSQL server."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
 from perdure import codec
-from perdure.snapshot import RunStatus, Snapshot
+from perdure.snapshot import Snapshot
 from perdure.store import (
-    Delivery,
+    Count,
+    Drivable,
     Due,
     Entry,
     Lease,
     LeaseRequest,
     Message,
+    NewMessage,
     NewRun,
+    Query,
+    Receipt,
     Rest,
+    RunSummary,
     Stats,
     Verdict,
 )
-from perdure.stores import _shell as shell
 from perdure.stores._awaitly import as_snapshot
+from perdure.stores._backend import Ownership, PruneRequest
 from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted, merged, read_grant, reading
+from perdure.stores._searching import Found, Position
+from perdure.stores.sqlite.inbox import InboxVerbs
 from perdure.stores.sqlite.keyvalue import KeyValueTable
-from perdure.stores.sqlite.leases import Leased, LeaseVerbs
+from perdure.stores.sqlite.leases import Leased
 from perdure.stores.sqlite.runs import RunVerbs, Verb
+from perdure.stores.sqlite.schedule import ScheduleVerbs
+from perdure.stores.sqlite.search import SearchVerbs
 from perdure.stores.sqlite.statements import Statements
 from perdure.stores.sqlite.transaction import Session, Transaction
 from perdure.validation import check_prefix
@@ -42,7 +51,9 @@ class SqliteSchemaBackend(ABC):
 
     def __init__(self, statements: Statements, prefix: str, now: Callable[[], int | None]) -> None:
         self._runs = RunVerbs(statements, check_prefix(prefix), now)
-        self._leases = LeaseVerbs(statements, prefix, now)
+        self._leases = ScheduleVerbs(statements, prefix, now)
+        self._inboxes = InboxVerbs(statements, prefix, now)
+        self._searches = SearchVerbs(statements, prefix, now)
         table = f"{statements.table}_documents"
         self.documents = KeyValueTable(self._read, self._write, table, now, scope_of(prefix))
 
@@ -74,9 +85,6 @@ class SqliteSchemaBackend(ABC):
     async def delete(self, id: str) -> bool:
         return await self._write(partial(self._runs.delete, id))
 
-    async def list(self, query: shell.Query) -> Sequence[shell.Row]:
-        return await self._read(partial(self._runs.list, query))
-
     async def append(self, entries: Sequence[Entry]) -> Sequence[Verdict]:
         inline = len(entries) == 1 and len(entries[0].data) < _SMALL
         verb = partial(self._runs.append, entries)
@@ -87,7 +95,7 @@ class SqliteSchemaBackend(ABC):
         leased = await self._write(partial(self._leases.acquire, requests), inline=inline)
         return [one and _grant(one) for one in leased]
 
-    async def owners(self, ids: Sequence[str]) -> Sequence[shell.Ownership | None]:
+    async def owners(self, ids: Sequence[str]) -> Sequence[Ownership | None]:
         return await self._read(partial(self._leases.owners, ids))
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta) -> Sequence[Lease | None]:
@@ -100,21 +108,32 @@ class SqliteSchemaBackend(ABC):
         return await self._write(partial(self._leases.enqueue, runs))
 
     async def due(
-        self, now: datetime, limit: int, workflows: Sequence[str] | None
+        self,
+        now: datetime,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
     ) -> Sequence[Due]:
-        return await self._read(partial(self._leases.due, now, limit, workflows))
+        return await self._read(partial(self._leases.due, now, limit, drives, queues))
 
     async def claim(
-        self, owner: str, ttl: timedelta, limit: int, workflows: Sequence[str] | None
+        self,
+        owner: str,
+        ttl: timedelta,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
     ) -> Sequence[Granted]:
-        leased = await self._write(partial(self._leases.claim, owner, ttl, limit, workflows))
-        return [_grant(one) for one in leased]
+        return await self._claim(partial(self._leases.claim, owner, ttl, limit, drives, queues))
 
-    async def send(self, id: str, name: str, payload: bytes, dedup_id: str | None) -> Delivery:
-        return await self._write(partial(self._runs.send, id, name, payload, dedup_id))
+    async def queues(self, now: datetime, limit: int, low: str, high: str | None) -> Sequence[str]:
+        return await self._read(partial(self._leases.queues, now, limit, low, high))
 
-    async def inbox(self, id: str) -> Sequence[Message]:
-        return await self._read(partial(self._runs.inbox, id))
+    async def send(self, messages: Sequence[NewMessage]) -> Sequence[Receipt]:
+        return await self._write(partial(self._inboxes.send, messages))
+
+    async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Message]:
+        return await self._read(partial(self._inboxes.inbox, id, after, limit))
 
     async def transact(
         self, id: str, epoch: int, work: Callable[[Any], Awaitable[Entry]]
@@ -131,11 +150,24 @@ class SqliteSchemaBackend(ABC):
         finally:
             await session.end()
 
-    async def prune(self, older_than: timedelta, statuses: Sequence[RunStatus], limit: int) -> int:
-        return await self._write(partial(self._runs.prune, older_than, statuses, limit))
+    async def prune(self, request: PruneRequest) -> int:
+        verb = partial(self._searches.prune, request)
+        return await (self._read(verb) if request.dry_run else self._write(verb))
 
     async def stats(self) -> Stats:
-        return await self._read(self._runs.stats)
+        return await self._read(self._searches.stats)
+
+    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+        return await self._read(partial(self._searches.search, query, limit, after))
+
+    async def summaries(self, ids: Sequence[str]) -> Sequence[RunSummary | None]:
+        return await self._read(partial(self._searches.summaries, ids))
+
+    async def counts(self, query: Query, cap: int) -> Sequence[Count]:
+        return await self._read(partial(self._searches.counts, query, cap))
+
+    async def _claim(self, verb: Callable[[], Verb[Sequence[Leased]]]) -> Sequence[Granted]:
+        return [_grant(one) for one in await self._write(verb)]
 
 
 def _read_run(id: str, parts: Sequence[bytes], updated_at: datetime) -> Snapshot:
@@ -146,5 +178,13 @@ def _read_run(id: str, parts: Sequence[bytes], updated_at: datetime) -> Snapshot
 
 def _grant(leased: Leased) -> Granted:
     lease, now = leased.lease, leased.now
-    read = partial(_read_run, lease.id, leased.parts, now)
-    return read_grant(lease, read, now, leased.inbox, leased.takeovers, leased.created)
+    return read_grant(
+        lease,
+        partial(_read_run, lease.id, leased.parts, now),
+        now,
+        leased.inbox,
+        leased.takeovers,
+        leased.created,
+        queue=leased.queue,
+        version=leased.version,
+    )

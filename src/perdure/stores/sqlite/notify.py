@@ -7,14 +7,41 @@ from contextlib import contextmanager
 from perdure.stores._watching import Look
 from perdure.stores.sqlite.connection import is_busy, translate_error
 
-# A run that becomes due now is among the newest. Only one with a wake time in the past, behind a
-# hundred others that no worker claims, is left to the workers' polling. The prefix is compared
-# afterwards, so that the due runs of other stores in the table are not all read.
+# The newest due runs of each queue and workflow: a run that becomes due now is among them. What is
+# left to the workers' polling is a run with a wake time in the past, behind twenty others that no
+# worker claims, and one behind fifty queues. The prefix is compared afterwards, so that not all due
+# runs of other stores in the table are read.
 NEWEST_DUE = """
-    SELECT id, wake_at FROM (
-        SELECT id, wake_at FROM $runs WHERE wake_at <= :now ORDER BY wake_at DESC LIMIT 100
+    WITH RECURSIVE queues (name) AS (
+        SELECT ''
+        UNION ALL
+        SELECT (
+            SELECT queue FROM $runs
+            WHERE wake_at IS NOT NULL AND queue > queues.name ORDER BY queue LIMIT 1
+        )
+        FROM queues WHERE name IS NOT NULL
+        LIMIT 50
+    ), ranges (queue, workflow) AS (
+        SELECT name, '' FROM queues WHERE name IS NOT NULL
+        UNION ALL
+        SELECT queue, (
+            SELECT workflow FROM $runs AS run
+            WHERE wake_at IS NOT NULL AND run.queue = ranges.queue
+                AND run.workflow > ranges.workflow
+            ORDER BY workflow LIMIT 1
+        )
+        FROM ranges WHERE workflow IS NOT NULL
+        LIMIT 200
     )
-    WHERE substr(id, 1, length(:prefix)) = :prefix
+    SELECT run.id, run.wake_at FROM ranges CROSS JOIN $runs AS run
+    WHERE run.queue = ranges.queue AND run.workflow = ranges.workflow AND run.wake_at <= :now
+        AND run.wake_at >= coalesce((
+            SELECT wake_at FROM $runs AS newest
+            WHERE newest.queue = ranges.queue AND newest.workflow = ranges.workflow
+                AND newest.wake_at <= :now
+            ORDER BY wake_at DESC LIMIT 1 OFFSET 19
+        ), -9223372036854775808)
+        AND substr(run.id, 1, length(:prefix)) = :prefix
 """
 
 

@@ -7,14 +7,12 @@ is correct whether all of its rounds share one transaction or each is committed 
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
 from perdure.errors import StoreError
-from perdure.snapshot import RunStatus
-from perdure.store import Delivery, Entry, Message, Rest, Stats, Verdict
-from perdure.stores import _shell as shell
+from perdure.store import Entry, Rest, Verdict
 from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.sqlite import statements as sql
 from perdure.stores.sqlite.statements import Outcome, Row, Statement, Statements, Value
@@ -23,9 +21,6 @@ T = TypeVar("T")
 Verb: TypeAlias = Generator[Sequence[Statement], Sequence[Outcome], T]
 
 MICROSECOND = timedelta(microseconds=1)
-
-# Sorts after every time, so that the first page begins with the newest run.
-_AFTER_ALL_TIMES = "~"
 
 
 def micros_or_none(time: datetime | None) -> int | None:
@@ -41,6 +36,11 @@ def json_text(values: Sequence[object] | None) -> str | None:
         raise StoreError(f"a string cannot be stored: {error}") from error
 
 
+def tags_text(tags: Sequence[str] | None) -> str | None:
+    """Return tags as they are stored, and `None` as `None`."""
+    return json_text(tags) if tags or tags is None else "[]"
+
+
 def decode_text(data: bytes) -> str:
     """Return JSON as the text that is stored."""
     try:
@@ -49,9 +49,28 @@ def decode_text(data: bytes) -> str:
         raise StoreError(f"a string cannot be stored: {error}") from error
 
 
-def read_message(seq: int, name: str, payload: bytes, sent_at: int) -> Message:
-    """Return the message in a row of the inbox."""
-    return Message(str(seq), name, payload, from_microseconds(sent_at))
+def rest_columns(rest: Rest) -> tuple[str, str | None, int | None]:
+    """Return the status, the awaited events and the wake time of a rest."""
+    return rest.status, json_text(rest.awaits or None), micros_or_none(rest.wake_at)
+
+
+def header_columns(rest: Rest) -> tuple[int | None, str | None, bytes | None]:
+    """Return the version, the tags and the summary of a rest; `None` leaves one unchanged."""
+    return rest.version, tags_text(rest.tags), rest.summary
+
+
+def to_stamp(time: datetime) -> str:
+    """Return a datetime as `updated_at` is stored."""
+    return time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def read_stamp(listed_at: str) -> datetime:
+    """Return the time at which a run was last updated."""
+    try:
+        return datetime.fromisoformat(listed_at)
+    except ValueError:
+        # Written by another program: a date that SQLite accepts and Python does not.
+        return from_microseconds(0)
 
 
 class Verbs:
@@ -71,7 +90,7 @@ class Verbs:
     def _now_and_stamp(self) -> tuple[int, str] | tuple[None, None]:
         """Return the store's time as a number, and as `updated_at` is stored."""
         now = self._now()
-        return (None, None) if now is None else (now, _stamp(from_microseconds(now)))
+        return (None, None) if now is None else (now, to_stamp(from_microseconds(now)))
 
     def _id(self, key: str) -> str:
         return key[len(self._prefix) :]
@@ -85,23 +104,17 @@ class RunVerbs(Verbs):
         [run] = yield [self._statement(sql.LOAD, id=self._prefix + id)]
         if not run.rows:
             return None
-        return [row[2] for row in run.rows], _read_stamp(run.rows[0][3])
+        return [row[2] for row in run.rows], read_stamp(run.rows[0][3])
 
     def save(self, id: str, snapshot: bytes, workflow: str | None, rest: Rest) -> Verb[None]:
         """Replace the run."""
         key = self._prefix + id
-        status, awaits, wake_at = _rest_columns(rest)
+        names = ("status", "awaits", "wake_at", "version", "tags", "summary")
+        columns = (*rest_columns(rest), *header_columns(rest))
+        values: dict[str, Value] = dict(zip(names, columns, strict=True))
+        values |= {"snapshot": snapshot, "workflow": workflow, "now": self._now()}
         yield [
-            self._statement(
-                sql.SAVE,
-                id=key,
-                snapshot=snapshot,
-                workflow=workflow,
-                status=status,
-                awaits=awaits,
-                wake_at=wake_at,
-                now=self._now(),
-            ),
+            self._statement(sql.SAVE, id=key, **values),
             self._statement(sql.DELETE_JOURNAL, id=key),
         ]
 
@@ -109,27 +122,6 @@ class RunVerbs(Verbs):
         """Delete the run; a trigger deletes its journal and inbox."""
         [deleted] = yield [self._statement(sql.DELETE, id=self._prefix + id)]
         return deleted.changed > 0
-
-    def list(self, query: shell.Query) -> Verb[Sequence[shell.Row]]:
-        """Return a page of runs, the most recently updated first."""
-        after, after_id = _AFTER_ALL_TIMES, ""
-        if query.after is not None:
-            after, after_id = _stamp(query.after[0]), self._prefix + query.after[1]
-        [page] = yield [
-            self._statement(
-                sql.LIST,
-                prefix=self._prefix + query.prefix,
-                limit=query.limit,
-                status=query.status,
-                workflow=query.workflow,
-                after=after,
-                after_id=after_id,
-            )
-        ]
-        return [
-            shell.Row(self._id(key), _read_stamp(listed_at), status, workflow, owner)
-            for key, listed_at, status, workflow, owner in page.rows
-        ]
 
     def append(self, entries: Sequence[Entry]) -> Verb[Sequence[Verdict]]:
         """Write the entries and return a verdict on each."""
@@ -153,50 +145,6 @@ class RunVerbs(Verbs):
         [run] = yield [self._statement(sql.FENCE, id=self._prefix + id, epoch=epoch)]
         return _verdict(run.rows[0][0] if run.rows else None)
 
-    def send(self, id: str, name: str, payload: bytes, dedup_id: str | None) -> Verb[Delivery]:
-        """Put a message in the run's inbox and wake a run that waits for it."""
-        key, now = self._prefix + id, self._now()
-        sent, _, reason = yield [
-            self._statement(
-                sql.SEND, id=key, name=name, payload=payload, dedup_id=dedup_id, now=now
-            ),
-            self._statement(sql.WAKE_IF_MESSAGE, id=key, name=name, now=now),
-            self._statement(sql.EXPLAIN_SEND, id=key, dedup_id=dedup_id),
-        ]
-        if sent.changed:
-            return Delivery.DELIVERED
-        if not reason.rows:
-            return Delivery.UNKNOWN
-        return Delivery.DUPLICATE if reason.rows[0][0] else Delivery.OVER
-
-    def inbox(self, id: str) -> Verb[Sequence[Message]]:
-        """Return the run's messages that were not consumed."""
-        [messages] = yield [self._statement(sql.INBOX, id=self._prefix + id)]
-        return [read_message(*row) for row in messages.rows]
-
-    def prune(self, older_than: timedelta, statuses: Sequence[RunStatus], limit: int) -> Verb[int]:
-        """Delete old runs of these statuses; return how many."""
-        [pruned] = yield [
-            self._statement(
-                sql.PRUNE,
-                older_than=older_than // MICROSECOND,
-                statuses=json_text(statuses),
-                limit=limit,
-                prefix=self._prefix,
-                now=self._now(),
-            )
-        ]
-        return pruned.changed
-
-    def stats(self) -> Verb[Stats]:
-        """Count the runs by status and find the oldest due one."""
-        counts, oldest = yield [
-            self._statement(sql.COUNT, prefix=self._prefix),
-            self._statement(sql.OLDEST_DUE, prefix=self._prefix, now=self._now()),
-        ]
-        by_status = dict(cast("Sequence[tuple[str, int]]", counts.rows))
-        return Stats(by_status, from_microseconds(oldest.rows[0][0]) if oldest.rows else None)
-
     def _write_all(self, entries: Sequence[Entry]) -> Verb[bool]:
         """Write the entries and return whether each was both allowed and new."""
         consumed: list[Row] = []
@@ -216,7 +164,8 @@ class RunVerbs(Verbs):
             if entry.rest.delete:
                 deletions.append(epoch)
             else:
-                rests.append((*epoch, entry.n, decode_text(entry.data), *_rest_columns(entry.rest)))
+                rest = *rest_columns(entry.rest), *header_columns(entry.rest)
+                rests.append((*epoch, entry.n, decode_text(entry.data), *rest))
         # An entry has its place by epoch and number, so the order of writing is free, except that
         # a consumed message must not wake the run it suspends, and a deletion comes last.
         many = self._statements.many
@@ -248,19 +197,3 @@ def _verdict(is_accepted: bool | None, *, deletes: bool = False) -> Verdict:
         # Deleted by this write, or by an earlier one whose answer was lost.
         return Verdict.ACCEPTED if deletes else Verdict.UNKNOWN
     return Verdict.ACCEPTED if is_accepted else Verdict.FENCED
-
-
-def _rest_columns(rest: Rest) -> tuple[str, str | None, int | None]:
-    return rest.status, json_text(rest.awaits or None), micros_or_none(rest.wake_at)
-
-
-def _stamp(time: datetime) -> str:
-    return time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def _read_stamp(listed_at: str) -> datetime:
-    try:
-        return datetime.fromisoformat(listed_at)
-    except ValueError:
-        # Written by another program: a date that SQLite accepts and Python does not.
-        return from_microseconds(0)

@@ -1,4 +1,4 @@
-"""The statements of the SQLite schema, for a file and for a libSQL server.
+"""Statements of the SQLite schema, for a file and for a libSQL server.
 
 Times are microseconds since 1970. `:now` is the time of a store with its own clock; where it is
 NULL, the database's clock is used. JSON is stored as text, which other programs can read, and
@@ -6,7 +6,8 @@ selected as bytes.
 
 A statement with `$rows` handles many rows at once: each statement has a fixed cost in SQLite, and
 Python's lock may change hands between any two. Its values are positional, and rows of NULL pad it
-to one of a few sizes.
+to one of a few sizes. One with `$arms` merges ranges of an index: SQLite reads each of them only as
+far as the result needs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from perdure.errors import InvalidArgument
 from perdure.stores._migrations import check_table
+from perdure.stores.sqlite.search_statements import FRAGMENTS
 
 Value: TypeAlias = str | bytes | int | None
 Row: TypeAlias = tuple[Value, ...]
@@ -37,17 +39,24 @@ LOAD = """
 """
 
 SAVE = """
-    INSERT INTO $runs (id, snapshot, updated_at, workflow, status, awaits, wake_at, epoch)
+    INSERT INTO $runs (
+        id, snapshot, updated_at, workflow, status, awaits, wake_at, epoch, version, tags, summary,
+        created_at
+    )
     SELECT :id, CAST(:snapshot AS TEXT), $stamp, :workflow, :status, :awaits,
         CASE WHEN $has_message THEN t.now ELSE :wake_at END,
-        max(t.now, (SELECT epoch FROM $floor) + 1)
+        max(t.now, (SELECT epoch FROM $floor) + 1),
+        coalesce(:version, 0), coalesce(:tags, '[]'), coalesce(:summary, x''), t.now
     FROM (SELECT $now AS now) AS t
     WHERE true
     ON CONFLICT (id) DO UPDATE SET
         snapshot = excluded.snapshot, updated_at = excluded.updated_at,
         workflow = excluded.workflow, status = excluded.status, awaits = excluded.awaits,
         wake_at = excluded.wake_at, epoch = max(epoch + 1, excluded.epoch),
-        owner = NULL, takeovers = 0, folded = -1
+        owner = NULL, takeovers = 0, folded = -1, queue = '',
+        version = coalesce(:version, version), tags = coalesce(:tags, tags),
+        summary = coalesce(:summary, summary),
+        created_at = coalesce(created_at, CASE WHEN :tags <> '[]' THEN excluded.created_at END)
 """
 
 DELETE_JOURNAL = "DELETE FROM $journal WHERE run = :id"
@@ -69,16 +78,6 @@ DELETE_OWNED_JOURNAL = """
     )
 """
 
-LIST = """
-    SELECT id, listed_at, status, workflow, owner FROM $runs
-    WHERE (listed_at, id) < (:after, :after_id)
-        AND substr(id, 1, length(:prefix)) = :prefix
-        AND (:status IS NULL OR status = :status)
-        AND (:workflow IS NULL OR workflow = :workflow)
-    ORDER BY listed_at DESC, id DESC
-    LIMIT :limit
-"""
-
 # An epoch is open while its run has an owner: a rest and a release end both.
 # CROSS JOIN fixes the order of the loops: for each entry, SQLite looks its run up by key.
 APPEND = """
@@ -89,6 +88,8 @@ APPEND = """
     ON CONFLICT DO NOTHING
 """
 
+# A run without a time of creation, made by another program or an older perdure, gets one with its
+# first tags: runs are found by tag in the order of their creation.
 REST = """
     UPDATE $runs SET
         snapshot = e.column4, status = e.column5, awaits = e.column6,
@@ -97,9 +98,14 @@ REST = """
                 SELECT 1 FROM $inbox
                 WHERE run = e.column1 AND taken = 0
                     AND name IN (SELECT value FROM json_each(e.column6))
-            ) THEN coalesce(e.column8, $clock) ELSE e.column7
+            ) THEN coalesce(e.column11, $clock) ELSE e.column7
         END,
-        updated_at = coalesce(e.column9, $clock_stamp),
+        version = coalesce(e.column8, version), tags = coalesce(e.column9, tags),
+        summary = coalesce(e.column10, summary),
+        created_at = coalesce(
+            created_at, CASE WHEN e.column9 <> '[]' THEN coalesce(e.column11, $clock) END
+        ),
+        updated_at = coalesce(e.column12, $clock_stamp),
         owner = NULL, takeovers = 0, folded = e.column3
     FROM ($rows) AS e
     WHERE id = e.column1 AND epoch = e.column2 AND owner IS NOT NULL
@@ -134,12 +140,17 @@ WRITTEN = """
 
 FENCE = "SELECT epoch = :epoch AND owner IS NOT NULL FROM $runs WHERE id = :id"
 
+# A run with neither a wake time nor an offset from now is not due.
 CREATE = """
-    INSERT INTO $runs (id, snapshot, workflow, wake_at, owner, epoch, updated_at)
+    INSERT INTO $runs (
+        id, snapshot, workflow, wake_at, owner, epoch, updated_at, created_at, status, awaits,
+        queue, version, tags, summary
+    )
     SELECT e.column1, e.column2, e.column3,
         coalesce(e.column4, coalesce(e.column7, $clock) + e.column6), e.column5,
         max(coalesce(e.column7, $clock), (SELECT epoch FROM $floor) + 1),
-        coalesce(e.column8, $clock_stamp)
+        coalesce(e.column8, $clock_stamp), coalesce(e.column7, $clock),
+        e.column9, e.column10, e.column11, e.column12, e.column13, e.column14
     FROM ($rows) AS e
     WHERE e.column1 IS NOT NULL
     ON CONFLICT (id) DO NOTHING
@@ -156,23 +167,16 @@ ACQUIRE = """
     WHERE id = w.key AND (
         owner IS NULL OR owner = w.new_owner OR wake_at <= w.now OR owner = w.instead_of
     )
-    RETURNING id, epoch, wake_at, takeovers, CAST(snapshot AS BLOB), listed_at
+    RETURNING $leased
 """
 
-CLAIMABLE = """
-    SELECT id FROM $runs
-    WHERE wake_at <= $now
-        AND substr(id, 1, length(:prefix)) = :prefix
-        AND (:workflows IS NULL OR workflow IN (SELECT value FROM json_each(:workflows)))
-    ORDER BY wake_at, id
-    LIMIT :limit
-"""
-
+# :latest is the latest wake time of these runs when they were read: one that was claimed since, or
+# was given another wake time, is not leased.
 CLAIM = """
     UPDATE $runs SET $lease
     FROM (SELECT $now AS now, :owner AS new_owner, :ttl AS ttl, NULL AS instead_of) AS w
-    WHERE id IN ($claimable) AND wake_at <= w.now
-    RETURNING id, epoch, wake_at, takeovers, CAST(snapshot AS BLOB), listed_at
+    WHERE id IN (SELECT value FROM json_each(:ids)) AND wake_at <= :latest
+    RETURNING $leased
 """
 
 OWNERS = "SELECT id, owner, listed_at FROM $runs WHERE id IN (SELECT value FROM json_each(:ids))"
@@ -188,9 +192,12 @@ JOURNALS = """
 """
 
 INBOXES = """
-    SELECT run, seq, name, CAST(payload AS BLOB), sent_at FROM $inbox
-    WHERE run IN (SELECT value FROM json_each(:ids)) AND taken = 0
-    ORDER BY seq
+    SELECT i.run, i.seq, i.name, CAST(i.payload AS BLOB), i.sent_at
+    FROM json_each(:ids) AS k CROSS JOIN $inbox AS i
+    WHERE i.seq IN (
+        SELECT seq FROM $inbox WHERE run = k.value AND taken = 0 ORDER BY seq LIMIT :page
+    )
+    ORDER BY i.seq
 """
 
 RENEW = """
@@ -207,83 +214,28 @@ RELEASE = """
     WHERE id = e.column1 AND owner = e.column2 AND epoch = e.column3
 """
 
-DUE = """
-    SELECT id, wake_at FROM $runs
-    WHERE wake_at <= :until
-        AND (owner IS NULL OR wake_at <= $now)
-        AND substr(id, 1, length(:prefix)) = :prefix
-        AND (:workflows IS NULL OR workflow IN (SELECT value FROM json_each(:workflows)))
-    ORDER BY wake_at, id
-    LIMIT :limit
-"""
-
-SEND = """
-    INSERT INTO $inbox (run, name, payload, sent_at, dedup_id)
-    SELECT :id, :name, CAST(:payload AS TEXT), $now, :dedup_id FROM $runs
-    WHERE id = :id AND status NOT IN ('completed', 'failed', 'cancelled')
-    ON CONFLICT DO NOTHING
-"""
-
-# Reads the inbox instead of relying on the statement before, so it can be repeated safely.
-WAKE_IF_MESSAGE = """
-    UPDATE $runs SET wake_at = t.now
-    FROM (SELECT $now AS now) AS t
-    WHERE id = :id AND owner IS NULL AND (wake_at IS NULL OR wake_at > t.now)
-        AND :name IN (SELECT value FROM json_each(awaits))
-        AND EXISTS (SELECT 1 FROM $inbox WHERE run = :id AND taken = 0 AND name = :name)
-"""
-
-EXPLAIN_SEND = """
-    SELECT EXISTS (SELECT 1 FROM $inbox WHERE run = :id AND dedup_id = :dedup_id)
-    FROM $runs WHERE id = :id
-"""
-
-INBOX = """
-    SELECT seq, name, CAST(payload AS BLOB), sent_at FROM $inbox
-    WHERE run = :id AND taken = 0
-    ORDER BY seq
-"""
-
-PRUNE = """
-    DELETE FROM $runs WHERE id IN (
-        SELECT id FROM $runs
-        WHERE listed_at < (SELECT $stamp FROM (SELECT $now - :older_than AS now) AS t)
-            AND status IN (SELECT value FROM json_each(:statuses))
-            AND substr(id, 1, length(:prefix)) = :prefix
-        ORDER BY listed_at
-        LIMIT :limit
-    )
-"""
-
-COUNT = """
-    SELECT status, count(*) FROM $runs
-    WHERE substr(id, 1, length(:prefix)) = :prefix
-    GROUP BY status
-"""
-
-OLDEST_DUE = """
-    SELECT wake_at FROM $runs
-    WHERE wake_at <= $now AND substr(id, 1, length(:prefix)) = :prefix
-    ORDER BY wake_at
-    LIMIT 1
-"""
-
-_HAS_MESSAGE = """
-    EXISTS (
-        SELECT 1 FROM $inbox
-        WHERE run = :id AND taken = 0 AND name IN (SELECT value FROM json_each(:awaits))
-    )
-"""
-_LEASE = """
-    owner = w.new_owner, status = 'running', awaits = NULL, folded = -1,
-    takeovers = CASE
-        WHEN EXISTS (SELECT 1 FROM $journal AS j WHERE j.run = $runs.id AND j.epoch = $runs.epoch)
-        THEN 0
-        ELSE takeovers + (owner IS NOT NULL AND (wake_at <= w.now OR owner IS w.instead_of))
-    END,
-    epoch = max(epoch + 1, w.now),
-    wake_at = w.now + w.ttl
-"""
+_FRAGMENTS = {
+    "has_message": """
+        EXISTS (
+            SELECT 1 FROM $inbox
+            WHERE run = :id AND taken = 0 AND name IN (SELECT value FROM json_each(:awaits))
+        )
+    """,
+    "lease": """
+        owner = w.new_owner, status = 'running', awaits = NULL, folded = -1,
+        takeovers = CASE
+            WHEN EXISTS (
+                SELECT 1 FROM $journal AS j WHERE j.run = $runs.id AND j.epoch = $runs.epoch
+            ) THEN 0
+            ELSE takeovers + (owner IS NOT NULL AND (wake_at <= w.now OR owner IS w.instead_of))
+        END,
+        epoch = max(epoch + 1, w.now),
+        wake_at = w.now + w.ttl
+    """,
+    "leased": """
+        id, epoch, wake_at, takeovers, queue, version, CAST(snapshot AS BLOB), listed_at
+    """,
+}
 _CONSUMED = """
     SELECT i.seq FROM ($rows) AS e CROSS JOIN $runs AS r CROSS JOIN $inbox AS i
     WHERE r.id = e.column1 AND r.epoch = e.column2 AND r.owner IS NOT NULL
@@ -315,20 +267,29 @@ class Statements:
             "journal": f'"{table}_journal"',
             "inbox": f'"{table}_inbox"',
             "floor": f'"{table}_floor"',
+            "tags": f'"{table}_tags"',
+            "unconsumed": f'"{table}_unconsumed"',
             "now": NOW,
             "clock": _CLOCK,
             "clock_stamp": "strftime('%Y-%m-%dT%H:%M:%f000Z', 'now')",
             "stamp": _STAMP,
         }
-        names["lease"] = Template(_LEASE).substitute(names)
-        names["has_message"] = Template(_HAS_MESSAGE).substitute(names)
-        names["claimable"] = Template(CLAIMABLE).substitute(names)
+        for name, fragment in (*_FRAGMENTS.items(), *FRAGMENTS.items()):
+            names[name] = Template(fragment).substitute(names)
         self._names = names
-        self._filled: dict[tuple[str, int], str] = {}
+        self._filled: dict[tuple[str, str, int], str] = {}
 
-    def sql(self, template: str) -> str:
-        """Return a statement with its names filled in."""
-        return self._filled.get((template, 0)) or self._fill(template, 0, 0)
+    def sql(self, template: str, arm: str = "", count: int = 0) -> str:
+        """Return a statement with its names filled in.
+
+        `$arms` are that many copies of `arm`, combined by UNION ALL; `$n` in each is its number.
+        """
+        filled = self._filled.get((template, arm, count))
+        if filled is None:
+            copies = (Template(arm).substitute(self._names, n=n) for n in range(count))
+            names = {**self._names, "arms": " UNION ALL ".join(copies)}
+            filled = self._filled[template, arm, count] = Template(template).substitute(names)
+        return filled
 
     def many(self, template: str, rows: Sequence[Row]) -> list[Statement]:
         """Return the statements that handle these rows, up to 256 rows each."""
@@ -341,14 +302,14 @@ class Statements:
         # Few sizes, so that SQLite's cache has the statement; a row of NULL matches no run.
         size, width = 1 << (len(rows) - 1).bit_length(), len(rows[0])
         values = [*chain.from_iterable(rows), *repeat(None, (size - len(rows)) * width)]
-        filled = self._filled.get((template, size)) or self._fill(template, size, width)
+        filled = self._filled.get((template, "", size)) or self._fill(template, size, width)
         return [Statement(filled, values)]
 
     def _fill(self, template: str, size: int, width: int) -> str:
         row = f"({', '.join('?' * width)})"
         names = {**self._names, "rows": f"VALUES {', '.join([row] * size)}"}
         names["consumed"] = Template(_CONSUMED).substitute(names)
-        filled = self._filled[template, size] = Template(template).substitute(names)
+        filled = self._filled[template, "", size] = Template(template).substitute(names)
         return filled
 
 

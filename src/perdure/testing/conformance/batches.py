@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import pytest
 
+from perdure.errors import InvalidArgument
 from perdure.store import INBOX_PAGE, Delivery, Entry, Message, NewMessage, Receipt, Rest, Store
 from perdure.testing.conformance.harness import (
     LONG,
@@ -173,6 +174,13 @@ class PageChecks(Harness):
             assert [each.name for each in await pages(inboxes, "run", limit)] == names
         assert list(await inboxes.inbox("run", limit=0)) == []
         assert list(await inboxes.inbox("missing", limit=5)) == []
+
+    async def test_a_page_after_no_message_is_refused(self, store: Store) -> None:
+        """`after` is the id of a message, and nothing else."""
+        inboxes = need_inbox(store)
+        await acquire_run(inboxes)
+        with pytest.raises(InvalidArgument):
+            await inboxes.inbox("run", after="no message")
 
     async def test_a_page_may_begin_after_a_consumed_message(self, store: Store) -> None:
         """Cursors stay valid."""

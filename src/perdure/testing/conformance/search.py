@@ -83,8 +83,8 @@ def scan(runs: Iterable[RunSummary], query: Query) -> list[str]:
         and (query.since is None or run.updated_at >= query.since)
         and (query.until is None or run.updated_at < query.until)
     ]
-    ordered = sorted(matching, key=time_of(query), reverse=not query.oldest_first)
-    return [run.id for run in ordered]
+    matching.sort(key=time_of(query), reverse=not query.oldest_first)
+    return [run.id for run in matching]
 
 
 class SearchChecks(Harness):
@@ -135,8 +135,13 @@ class SearchChecks(Harness):
         following = await search.search(Query(), 2, after=page.cursor)
         assert [run.id for run in following.runs] == ["2", "1"]
         second = await search.search(Query(), 9, after=page.runs[0].cursor)
-        assert [run.id for run in second.runs] == ["3", "2", "1", "0"]
-        assert second.cursor is None
+        assert ([run.id for run in second.runs], second.cursor) == (["3", "2", "1", "0"], None)
+
+    async def test_a_page_of_no_runs_leads_to_the_same_place(self, store: Store) -> None:
+        """Up to `limit` runs, and `after` stays valid."""
+        search = need_search(store)
+        await search.enqueue([queued("1"), queued("2")])
+        page = await search.search(Query(), 1)
         nothing = await search.search(Query(), 0, after=page.cursor)
         assert (nothing.runs, nothing.cursor) == ((), page.cursor)
 

@@ -1,24 +1,28 @@
 -- Leases runs by id, creating those that do not exist.
--- KEYS: the run of each request. ARGV, six for each: owner, ttl, "1" if an existing run is
--- accepted, workflow, an owner whose lease is taken over or "", and the first snapshot or "".
--- Returns now, a word for each request, and the grants. The word is the epoch of a run that was
--- created, "+" if there is a grant, or "-". All words are one string, which a client reads much
--- faster than many.
+-- KEYS: the run of each request. ARGV, nine for each: owner, ttl, "1" if an existing run is
+-- accepted, an owner whose lease is taken over or "", workflow, version, tags, summary, and the
+-- first snapshot or "". Returns now, a word for each request, and the grants. The word is the epoch
+-- of a run that was created, "+" if there is a grant, or "-". All words are one string, which a
+-- client reads much faster than many.
 local words, grants = {}, {}
 
 for number, run in ipairs(KEYS) do
-    local owner, ttl, existing, workflow, instead_of, snapshot = unpack(
-        ARGV, 6 * number - 5, 6 * number
+    local owner, ttl, existing, instead_of, workflow, version, tags, summary, snapshot = unpack(
+        ARGV, 9 * number - 8, 9 * number
     )
     local shard, id = shard_and_id(run)
-    local header = redis.call('EXISTS', run) == 1 and read_header(run, instead_of)
+    local header = read_header(run)
+    local may_grant = header and (is_free(header, instead_of) or header.owner == owner)
     words[number] = '-'
     if not header and snapshot ~= '' then
-        local ends = integer(now + ttl)
-        words[number] = create(shard, id, workflow_of(workflow), snapshot, ends, owner)
-    elseif header and existing == '1' and (header.is_free or header.owner == owner) then
+        words[number] = create(shard, id, {
+            status = 'running', workflow = workflow, queue = '', version = version, tags = tags,
+            summary = summary, snapshot = snapshot, wake = integer(now + ttl), owner = owner
+        })
+    elseif existing == '1' and may_grant then
         words[number] = '+'
-        grants[#grants + 1] = grant(shard, id, header, owner, ttl, '')
+        local is_abandoned = is_free(header, instead_of)
+        grants[#grants + 1] = grant(shard, id, header, owner, ttl, is_abandoned, '')
     end
 end
 return {now_text, table.concat(words, ' '), grants}

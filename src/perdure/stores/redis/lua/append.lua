@@ -1,7 +1,7 @@
 -- Writes entries of any runs, in order, each if its epoch is open.
 -- KEYS: the run of each entry. ARGV, three for each entry: place in the journal, data, and effects:
--- "" for none, "delete", or JSON. Returns one character for each entry: Accepted, Fenced or Unknown.
--- steps.lua wrote the entries before `number`.
+-- "" for none, "delete", or JSON, and a summary after a NUL. Returns one character for each entry:
+-- Accepted, Fenced or Unknown. steps.lua wrote the entries before `number`.
 
 -- Consumes messages and writes the entry or the rest. All in one script: a message is consumed
 -- if and only if the entry that names it is written.
@@ -11,17 +11,17 @@ local function apply(run, place, data, effects)
         delete(shard, id)
         return
     end
-    local workflow = redis.call('HGET', run, 'workflow') or nil
-    effects = cjson.decode(effects)
-    require_keys(shard, id, workflow)
-    for _, message in ipairs(effects.consumes) do
-        redis.call('HDEL', shard .. 'inbox:' .. id, message)
-    end
-    if effects.rest then
-        settle(shard, id, workflow, epoch_of(place), place, data, effects.rest)
-    else
+    local what, summary = decode(effects)
+    if not what.rest then
+        redis.call('EXISTS', run, shard .. 'inbox:' .. id)
+        consume(shard, id, what.consumes)
         redis.call('HSET', run, place, data)
+        return
     end
+    local old = read_header(run)
+    local new = rested(run, old, what.rest, summary)
+    new.epoch, new.settled, new.snapshot = epoch_of(place), place, data
+    settle(shard, id, old, new, what.consumes)
 end
 
 for at = number, #KEYS do

@@ -1,20 +1,20 @@
 -- Leases runs that are due, earliest first.
--- KEYS: the `workflows` keys of shards. ARGV: limit, prefix, time and id to continue after or "",
--- workflows as JSON or "", owner, ttl. Returns where it stopped or nil, and the grants, each with
--- the run's wake time.
+-- KEYS: the `wakes` keys of shards. ARGV: limit, prefix, time and id to continue after or "", queues
+-- and drivable workflows as JSON, owner, ttl. Returns where it stopped or nil, and the grants, each
+-- with the run's wake time.
 local prefix = ARGV[2]
-local mark = mark_of(ARGV[3], ARGV[4])
-local workflows = ARGV[5] ~= '' and cjson.decode(ARGV[5])
 
-local function is_wanted(id)
-    return has_prefix(id, prefix)
+local function visit(source, id, at)
+    return has_prefix(id, prefix) and {source.shard, id, integer(at)}
 end
 
-local lines, stopped = due_runs(workflows, now_text, mark, tonumber(ARGV[1]), is_wanted)
+local runs, stopped = visit_due(
+    cjson.decode(ARGV[5]), now_text, ARGV[3], ARGV[4], tonumber(ARGV[1]), visit
+)
 local grants = {}
-for number, line in ipairs(lines) do
-    local shard, id, at = unpack(line)
+for number, run in ipairs(runs) do
+    local shard, id, at = unpack(run)
     local header = read_header(shard .. 'run:' .. id)
-    grants[number] = grant(shard, id, header, ARGV[6], ARGV[7], at)
+    grants[number] = grant(shard, id, header, ARGV[6], ARGV[7], true, at)
 end
 return {stopped, grants}

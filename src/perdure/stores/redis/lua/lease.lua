@@ -1,34 +1,32 @@
--- Returns the header of a run. `is_free` also holds for a lease that has expired, and for one that
--- belongs to `instead_of`, if it is given.
-local function read_header(run, instead_of)
-    local status, workflow, updated, owner, epoch, ends, takeovers = unpack(
-        redis.call(
-            'HMGET', run, 'status', 'workflow', 'updated', 'owner', 'epoch', 'wake', 'takeovers'
-        )
-    )
-    return {
-        status = status,
-        workflow = workflow or nil,
-        updated = updated,
-        owner = owner or nil,
-        epoch = epoch,
-        is_free = not owner or tonumber(ends) <= now or owner == instead_of,
-        takeovers = takeovers or 0,
-    }
+-- Returns whether a lease can be granted: there is none, it has expired, or it belongs to
+-- `instead_of`, if that is given.
+local function is_free(header, instead_of)
+    return not header.owner or tonumber(header.wake) <= now or header.owner == instead_of
 end
 
--- Leases a run to an owner, with a new epoch that fences out the previous one. Returns
--- {facts, content, inbox}, without the inbox if it is empty. The facts are one string: epoch, now,
--- end of the lease, takeovers, wake time as passed in, and id.
-local function grant(shard, id, header, owner, ttl, wake_time)
+-- How many messages of the inbox a grant contains: perdure.store.INBOX_PAGE.
+local INBOX_PAGE = 1000
+
+-- Leases a run to an owner, with a new epoch that fences out the previous one. `is_abandoned` is
+-- whether its previous owner, if it has one, lost it. Returns {facts, content, inbox}, without the
+-- inbox if it is empty. The facts are one string: epoch, now, end of the lease, takeovers, version,
+-- wake time as passed in, queue and id.
+local function grant(shard, id, header, owner, ttl, is_abandoned, wake_time)
     local run = shard .. 'run:' .. id
-    require_keys(shard, id, header.workflow)
+    local running = {status = 'running', workflow = header.workflow, updated = header.updated}
+    require_keys(shard, {
+        run,
+        shard .. 'inbox:' .. id,
+        shard .. 'list:' .. list_of(id, header),
+        shard .. 'list:' .. list_of(id, running),
+        shard .. 'wake:' .. wake_set_of(id, header),
+    })
     local data, last = content(run)
     local takeovers = header.takeovers
     -- A place in the journal starts with the epoch: the last owner wrote an entry.
     if last and string.sub(last, 1, #header.epoch) == header.epoch then
         takeovers = 0
-    elseif header.owner and header.is_free then
+    elseif header.owner and is_abandoned then
         takeovers = takeovers + 1
     end
     local epoch, ends = next_number(shard), integer(now + ttl)
@@ -38,11 +36,13 @@ local function grant(shard, id, header, owner, ttl, wake_time)
     )
     redis.call('HDEL', run, 'awaits', 'settled')
     if header.status ~= 'running' then
-        remove_from_list(shard, id, header.workflow, header.status)
-        add_to_list(shard, id, header.workflow, 'running', header.updated)
+        remove_from_list(shard, id, header)
+        add_to_list(shard, id, running)
     end
-    schedule(shard, id, header.workflow, ends)
-    local inbox = redis.call('HGETALL', shard .. 'inbox:' .. id)
-    local facts = table.concat({epoch, now_text, ends, takeovers, wake_time, id}, ' ')
+    schedule(shard, id, header, ends)
+    local inbox = redis.call('ZRANGE', shard .. 'inbox:' .. id, 0, INBOX_PAGE - 1)
+    local facts = table.concat(
+        {epoch, now_text, ends, takeovers, header.version, wake_time, header.queue, id}, '\0'
+    )
     return {facts, data, inbox[1] and inbox}
 end

@@ -1,8 +1,7 @@
 -- Reads several sorted sets as one, in order of score and then of the members' bytes.
 
--- A script blocks all other clients: after this many members it stops, and reports where.
-local MAX_MEMBERS = 5000
-local CHUNK = 50
+-- How many members of a set are read at a time, once it has turned out to have many.
+local CHUNK = 200
 
 -- Lua compares strings by the server's locale, sorted sets by bytes.
 local function bytes_before(a, b)
@@ -15,23 +14,38 @@ local function bytes_before(a, b)
     return #a < #b
 end
 
-local function id_of(member)
-    local zero = string.find(member, '\0', 1, true)
-    return zero and string.sub(member, 1, zero - 1) or member
-end
-
 local function has_prefix(id, prefix)
     return string.sub(id, 1, #prefix) == prefix
 end
 
+-- Returns an order: from one score to another, backwards or not, after a score and a member, if
+-- that score is not "".
+local function order_of(backwards, from, to, score, member)
+    local mark = score ~= '' and {score = tonumber(score), member = member} or nil
+    return {
+        range = backwards and 'ZREVRANGEBYSCORE' or 'ZRANGEBYSCORE',
+        from = from,
+        to = to,
+        mark = mark,
+        before = function(a, b)
+            if a.score ~= b.score then
+                return (a.score < b.score) ~= backwards
+            end
+            return a.member ~= b.member and bytes_before(a.member, b.member) ~= backwards
+        end,
+    }
+end
+
 -- Moves a source to its next member, or to nil at the end.
-local function advance(source, range, from, to)
+local function advance(source, order)
     if source.at > #source.lines and source.more then
         source.lines = redis.call(
-            range, source.key, from, to, 'WITHSCORES', 'LIMIT', source.offset, CHUNK
+            order.range, source.key, order.from, order.to, 'WITHSCORES',
+            'LIMIT', source.offset, source.chunk
         )
-        source.offset = source.offset + CHUNK
-        source.more = #source.lines == 2 * CHUNK
+        source.more = #source.lines == 2 * source.chunk
+        source.offset = source.offset + source.chunk
+        source.chunk = math.min(CHUNK, 4 * source.chunk)
         source.at = 1
     end
     source.member = source.lines[source.at]
@@ -39,86 +53,59 @@ local function advance(source, range, from, to)
     source.at = source.at + 2
 end
 
--- Returns up to `limit` lines {number of the set, member, score} for which `is_wanted` is true;
--- and, if it stopped early, {score, id} of the last member it examined. `mark` is such a pair, to
--- continue after.
-local function merge(keys, backwards, from, to, mark, limit, is_wanted)
-    local range = backwards and 'ZREVRANGEBYSCORE' or 'ZRANGEBYSCORE'
-    local function before(a, b)
-        if a.score ~= b.score then
-            return (a.score < b.score) ~= backwards
-        end
-        return a.member ~= b.member and bytes_before(a.member, b.member) ~= backwards
-    end
+-- Returns up to `limit` of what `visit` returns for a source, a member and its score, without
+-- false; if it stopped because it had examined `most` members, {score, member} of the last; and how
+-- many it examined. A source has a key, and may have a quota: a table with the number that is left
+-- for all sources that share it.
+local function merge(sources, order, limit, most, visit)
+    local chunk = math.max(4, math.min(CHUNK, math.ceil(2 * limit / #sources)))
     -- Sorted so that the next source is the last: removing it moves no other.
-    local sources = {}
+    local sorted = {}
     local function put(source)
-        local low, high = 1, #sources + 1
+        local low, high = 1, #sorted + 1
         while low < high do
             local middle = math.floor((low + high) / 2)
-            if before(source, sources[middle]) then
+            if order.before(source, sorted[middle]) then
                 low = middle + 1
             else
                 high = middle
             end
         end
-        table.insert(sources, low, source)
+        table.insert(sorted, low, source)
     end
-    for number, key in ipairs(keys) do
-        local source = {number = number, key = key, lines = {}, at = 1, offset = 0, more = true}
+    for _, source in ipairs(sources) do
+        source.lines, source.at, source.offset, source.chunk, source.more = {}, 1, 0, chunk, true
         repeat
-            advance(source, range, from, to)
-            local is_done = source.member and mark
-                and not before(mark, {score = source.score, member = id_of(source.member)})
-        until not is_done
+            advance(source, order)
+        until not (source.member and order.mark and not order.before(order.mark, source))
         if source.member then
             put(source)
         end
     end
-    local lines, examined, last = {}, 0, nil
-    while #lines < limit do
-        local first = table.remove(sources)
-        if not first then
-            return lines, false
+    local found, examined, last = {}, 0, nil
+    while #found < limit do
+        local source = table.remove(sorted)
+        if not source then
+            return found, false, examined
         end
-        if examined == MAX_MEMBERS then
-            return lines, {integer(last.score), last.member}
-        end
-        examined = examined + 1
-        last = {score = first.score, member = id_of(first.member)}
-        if is_wanted(first.member, first.score, first.number) then
-            lines[#lines + 1] = {first.number, first.member, integer(first.score)}
-        end
-        advance(first, range, from, to)
-        if first.member then
-            put(first)
-        end
-    end
-    return lines, false
-end
-
-local function mark_of(score, id)
-    return score ~= '' and {score = tonumber(score), member = id} or nil
-end
-
--- Returns the runs that are due at `to`, earliest first, of the shards whose `workflows` keys are
--- in KEYS.
-local function due_runs(workflows, to, mark, limit, is_wanted)
-    local keys, shards = {}, {}
-    for _, key in ipairs(KEYS) do
-        local shard = string.match(key, '^(.*)workflows$')
-        for _, workflow in ipairs(workflows or redis.call('SMEMBERS', key)) do
-            keys[#keys + 1] = shard .. 'wake:' .. workflow
-            shards[#shards + 1] = shard
+        if not source.quota or source.quota.left > 0 then
+            if examined == most then
+                return found, last, examined
+            end
+            examined = examined + 1
+            last = {integer(source.score), source.member}
+            local value = visit(source, source.member, source.score)
+            if value then
+                found[#found + 1] = value
+                if source.quota then
+                    source.quota.left = source.quota.left - 1
+                end
+            end
+            advance(source, order)
+            if source.member then
+                put(source)
+            end
         end
     end
-    local from = mark and integer(mark.score) or '-inf'
-    local function is_wanted_here(id, at, number)
-        return is_wanted(id, at, shards[number])
-    end
-    local lines, stopped = merge(keys, false, from, to, mark, limit, is_wanted_here)
-    for _, line in ipairs(lines) do
-        line[1] = shards[line[1]]
-    end
-    return lines, stopped
+    return found, false, examined
 end

@@ -1,11 +1,13 @@
 -- Uses every command that the scripts use, so that a user who lacks a permission is told at once,
 -- and not when a script has made half of its writes.
--- KEYS: a key to use.
-local key = KEYS[1]
-redis.call('UNLINK', key)
+-- KEYS: a key to use, and a second one.
+local key, other = KEYS[1], KEYS[2]
+redis.call('UNLINK', key, other)
 redis.call('SET', key, '1')
 redis.call('GET', key)
-redis.call('UNLINK', key)
+redis.call('TYPE', key)
+redis.call('RENAME', key, other)
+redis.call('DEL', other)
 redis.call('SADD', key, 'a', 'b')
 redis.call('SREM', key, 'a')
 redis.call('SISMEMBER', key, 'b')
@@ -13,8 +15,12 @@ redis.call('SMEMBERS', key)
 redis.call('UNLINK', key)
 redis.call('ZADD', key, 1, 'a', 2, 'b')
 redis.call('ZREM', key, 'a')
+redis.call('ZREMRANGEBYSCORE', key, 1, 1)
 redis.call('ZCARD', key)
+redis.call('ZCOUNT', key, '-inf', '+inf')
+redis.call('ZLEXCOUNT', key, '-', '+')
 redis.call('ZRANGE', key, 0, 0)
+redis.call('ZRANGEBYLEX', key, '-', '+')
 redis.call('ZRANGEBYSCORE', key, '-inf', '+inf')
 redis.call('ZREVRANGEBYSCORE', key, '+inf', '-inf')
 redis.call('UNLINK', key)
@@ -25,6 +31,7 @@ redis.call('HEXISTS', key, 'a')
 redis.call('HGET', key, 'a')
 redis.call('HMGET', key, 'a', 'b')
 redis.call('HKEYS', key)
+redis.call('HLEN', key)
 redis.call('HGETALL', key)
 redis.call('EXISTS', key, key)
 redis.call('TIME')

@@ -1,18 +1,14 @@
--- Deletes old runs, examining a window of a list at a time.
--- KEYS: a list of runs that are over. ARGV: age, limit, prefix, offset. Returns how many were
--- deleted, how many of other prefixes were skipped, and whether there is more to examine.
-local WINDOW = 500
-local limit, prefix = tonumber(ARGV[2]), ARGV[3]
-local before = '(' .. integer(now - tonumber(ARGV[1]))
-local shard = string.match(KEYS[1], '^([^{]*{[^}]*}:)')
-local members = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', before, 'LIMIT', ARGV[4], WINDOW)
-local deleted, skipped = 0, 0
-for _, member in ipairs(members) do
-    if string.sub(member, 1, #prefix) ~= prefix then
-        skipped = skipped + 1
-    elseif deleted < limit then
-        delete(shard, string.match(member, '^%Z+'))
-        deleted = deleted + 1
+-- Deletes runs that are still over and old: one may have been granted again since it was found.
+-- KEYS: runs. ARGV: the time before which they were updated. Returns for each 1 if it was deleted.
+local answers = {}
+for number, run in ipairs(KEYS) do
+    local header = read_header(run)
+    local status = header and header.status
+    local is_over = status == 'completed' or status == 'failed' or status == 'cancelled'
+    answers[number] = 0
+    if is_over and tonumber(header.updated) < tonumber(ARGV[1]) then
+        delete(shard_and_id(run))
+        answers[number] = 1
     end
 end
-return {deleted, skipped, #members == WINDOW and 1 or 0}
+return answers

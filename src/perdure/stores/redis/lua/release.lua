@@ -2,13 +2,13 @@
 -- KEYS: the run of each lease. ARGV: wake time or "", then two for each lease: epoch, owner.
 local at = ARGV[1] ~= '' and ARGV[1] or now_text
 for number, run in ipairs(KEYS) do
-    local header = redis.call('HMGET', run, 'epoch', 'owner', 'workflow')
-    if header[1] == ARGV[2 * number] and header[2] == ARGV[2 * number + 1] then
+    local header = read_header(run)
+    if header and header.epoch == ARGV[2 * number] and header.owner == ARGV[2 * number + 1] then
         local shard, id = shard_and_id(run)
-        require_keys(shard, id, header[3] or nil)
+        require_keys(shard, {run, shard .. 'wake:' .. wake_set_of(id, header)})
         redis.call('HDEL', run, 'owner')
         redis.call('HSET', run, 'wake', at)
-        schedule(shard, id, header[3] or nil, at)
+        schedule(shard, id, header, at)
         if tonumber(at) <= now then
             notify(shard)
         end

@@ -4,12 +4,13 @@
 local ends = integer(now + tonumber(ARGV[1]))
 local answers = {}
 for number, run in ipairs(KEYS) do
-    local header = redis.call('HMGET', run, 'epoch', 'owner', 'workflow')
-    if header[1] == ARGV[2 * number] and header[2] == ARGV[2 * number + 1] then
+    local header = read_header(run)
+    if header and header.epoch == ARGV[2 * number] and header.owner == ARGV[2 * number + 1] then
         local shard, id = shard_and_id(run)
-        require_keys(shard, id, header[3] or nil)
+        local set = wake_set_of(id, header)
+        require_keys(shard, {run, shard .. 'inbox:' .. id, shard .. 'wake:' .. set})
         redis.call('HSET', run, 'wake', ends)
-        schedule(shard, id, header[3] or nil, ends)
+        schedule(shard, id, header, ends)
         answers[number] = {ends, redis.call('EXISTS', shard .. 'inbox:' .. id)}
     else
         answers[number] = false

@@ -1,15 +1,23 @@
 -- The keys of a run and the functions that change them. Placed before most scripts: the parts of a
 -- script are joined into one text.
 --
--- A run is a hash under <namespace>:{<shard>}:run:<id>, with its header, its snapshot and its
+-- A run is a hash under <namespace>:{<tag>}:<layout>:run:<id>, with its header, its snapshot and its
 -- journal, one field per entry. Everything else that belongs to it or finds it has the same hash
 -- tag and so is in the same slot, which allows a script to use keys whose names it derives:
---   inbox:<id>       hash    messages that were not consumed, "<number> <name>" -> payload
---   dedup:<id>       set     dedup ids of messages
---   list:<status>    zset    ids by the time of the last rest, with "\0<workflow>" if there is one
---   wake:<workflow>  zset    ids by wake time; the workflow is "=<name>", or "" for none
---   workflows        set     the workflows that have a wake set, in the same form
---   sequence         string  the last number that was given to an epoch or a message
+--   inbox:<id>   zset    messages that were not consumed, by number:
+--                        "<number> <length of the name> <name><payload>"
+--   dedup:<id>   set     dedup ids of messages
+--   ids          zset    all ids, by their bytes
+--   list:<list>  zset    ids by the time of the last rest, one list per status and workflow
+--   lists        set     the lists that have runs
+--   tag:<tag>    zset    ids by the time of creation
+--   wake:<set>   zset    ids by wake time, one set per queue, workflow and version
+--   wakes        zset    the wake sets that have runs, by their bytes
+--   sequence     string  the last number that was given to an epoch or a message
+--
+-- A list is "<status>:<workflow>", a wake set "<queue>\0<workflow>\0<version>". In both, a workflow
+-- is "=<name>", or "" for none. Runs whose stored ids begin with "~" have lists and wake sets of
+-- their own, with a "~" before or after the name, so that the others can be counted by index.
 --
 -- The server executes a script atomically, but does not roll back one that fails. So each script
 -- makes every check that can fail before its first write.
@@ -24,8 +32,12 @@ end
 
 local now_text = integer(now)
 
+local function shard_of(key)
+    return string.match(key, '^([^{]*{[^}]*}:%d+:)')
+end
+
 local function shard_and_id(run)
-    return string.match(run, '^([^{]*{[^}]*}:)run:(.*)$')
+    return string.match(run, '^([^{]*{[^}]*}:%d+:)run:(.*)$')
 end
 
 -- Returns a number that the shard never gave before, even if the clock was set back or the run
@@ -48,143 +60,278 @@ local function notify(shard)
     end
 end
 
--- An argument cannot be nil: a workflow is passed as "=<name>", and none as "".
-local function workflow_of(argument)
-    return argument ~= '' and string.sub(argument, 2) or nil
+-- Returns the value of an argument that is JSON, and the bytes after it, if a NUL follows it: JSON
+-- cannot contain the bytes of a summary.
+local function decode(argument)
+    local zero = string.find(argument, '\0', 1, true)
+    if not zero then
+        return cjson.decode(argument), nil
+    end
+    return cjson.decode(string.sub(argument, 1, zero - 1)), string.sub(argument, zero + 1)
 end
 
-local function list_member(id, workflow)
-    return workflow and id .. '\0' .. workflow or id
+-- Returns the header of a run, or nil. Its tags are JSON.
+local function read_header(run)
+    local status, workflow, queue, version, tags, created, updated, owner, epoch, wake, takeovers =
+        unpack(redis.call(
+            'HMGET', run, 'status', 'workflow', 'queue', 'version', 'tags', 'created', 'updated',
+            'owner', 'epoch', 'wake', 'takeovers'
+        ))
+    return status and {
+        status = status,
+        workflow = workflow and '=' .. workflow or '',
+        queue = queue or '',
+        version = version or '0',
+        tags = tags or '[]',
+        created = created or nil,
+        updated = updated,
+        owner = owner or nil,
+        epoch = epoch,
+        wake = wake or nil,
+        takeovers = tonumber(takeovers or 0),
+    } or nil
 end
 
-local function add_to_list(shard, id, workflow, status, updated)
-    redis.call('ZADD', shard .. 'list:' .. status, updated, list_member(id, workflow))
+local function mark_of_system(id)
+    return string.byte(id) == 126 and '~' or ''
 end
 
-local function remove_from_list(shard, id, workflow, status)
-    redis.call('ZREM', shard .. 'list:' .. status, list_member(id, workflow))
+local function list_of(id, header)
+    if not header.list then
+        header.list = mark_of_system(id) .. header.status .. ':' .. header.workflow
+    end
+    return header.list
 end
 
--- Sets the wake time of a run, or removes it if `at` is nil.
-local function schedule(shard, id, workflow, at)
-    local member = workflow and '=' .. workflow or ''
-    local key = shard .. 'wake:' .. member
-    if at then
-        redis.call('ZADD', key, at, id)
-        redis.call('SADD', shard .. 'workflows', member)
-    elseif redis.call('ZREM', key, id) == 1 and redis.call('EXISTS', key) == 0 then
-        redis.call('SREM', shard .. 'workflows', member)
+local function wake_set_of(id, header)
+    if not header.set then
+        header.set = header.queue .. '\0' .. header.workflow .. '\0' .. header.version
+            .. mark_of_system(id)
+    end
+    return header.set
+end
+
+local function add_to_list(shard, id, header)
+    local list = list_of(id, header)
+    redis.call('ZADD', shard .. 'list:' .. list, header.updated, id)
+    redis.call('SADD', shard .. 'lists', list)
+end
+
+local function remove_from_list(shard, id, header)
+    local list = list_of(id, header)
+    local key = shard .. 'list:' .. list
+    if redis.call('ZREM', key, id) == 1 and redis.call('EXISTS', key) == 0 then
+        redis.call('SREM', shard .. 'lists', list)
     end
 end
 
--- Fails unless all keys of a run are on this node. While a slot of a cluster moves to another node,
--- some of its keys are here and some there, and a script is aborted at the first key that is
--- missing. Naming all keys before the first write means that nothing is left half done.
-local function require_keys(shard, id, workflow)
-    redis.call(
-        'EXISTS',
-        shard .. 'run:' .. id,
-        shard .. 'inbox:' .. id,
-        shard .. 'dedup:' .. id,
-        shard .. 'sequence',
-        shard .. 'workflows',
-        shard .. 'wake:' .. (workflow and '=' .. workflow or ''),
-        shard .. 'list:running',
-        shard .. 'list:suspended',
-        shard .. 'list:waiting',
-        shard .. 'list:paused',
-        shard .. 'list:completed',
-        shard .. 'list:failed',
-        shard .. 'list:cancelled'
-    )
+local function schedule(shard, id, header, at)
+    local set = wake_set_of(id, header)
+    -- A set that already has the run is known.
+    if redis.call('ZADD', shard .. 'wake:' .. set, at, id) == 1 then
+        redis.call('ZADD', shard .. 'wakes', 0, set)
+    end
 end
 
--- Adds a field if it has a value.
-local function add_field(fields, name, value)
-    if value then
+local function unschedule(shard, id, header)
+    local set = wake_set_of(id, header)
+    local key = shard .. 'wake:' .. set
+    if redis.call('ZREM', key, id) == 1 and redis.call('EXISTS', key) == 0 then
+        redis.call('ZREM', shard .. 'wakes', set)
+    end
+end
+
+local function add_tags(shard, id, header)
+    if header.tags == '[]' then
+        return
+    end
+    for _, tag in ipairs(cjson.decode(header.tags)) do
+        -- The time of creation of a run of the first layout is unknown.
+        redis.call('ZADD', shard .. 'tag:' .. tag, header.created or header.updated, id)
+    end
+end
+
+local function remove_tags(shard, id, header)
+    if header.tags == '[]' then
+        return
+    end
+    for _, tag in ipairs(cjson.decode(header.tags)) do
+        redis.call('ZREM', shard .. 'tag:' .. tag, id)
+    end
+end
+
+-- Fails unless all keys that a script will use for a run are on this node: `keys`, and the indexes
+-- of the shard. While a slot of a cluster moves to another node, some of its keys are here and some
+-- there, and a script is aborted at the first key that is missing. Naming all keys before the first
+-- write means that nothing is left half done.
+local is_checked = {}
+local function require_keys(shard, keys)
+    if not is_checked[shard] then
+        redis.call(
+            'EXISTS', shard .. 'ids', shard .. 'lists', shard .. 'wakes', shard .. 'sequence'
+        )
+        is_checked[shard] = true
+    end
+    redis.call('EXISTS', unpack(keys))
+end
+
+-- Returns the names of the keys that find a run, and with other headers that it had or will have.
+local function index_keys(shard, id, headers)
+    local keys = {}
+    for _, header in ipairs(headers) do
+        keys[#keys + 1] = shard .. 'list:' .. list_of(id, header)
+        keys[#keys + 1] = shard .. 'wake:' .. wake_set_of(id, header)
+        if header.tags ~= '[]' then
+            for _, tag in ipairs(cjson.decode(header.tags)) do
+                keys[#keys + 1] = shard .. 'tag:' .. tag
+            end
+        end
+    end
+    return keys
+end
+
+-- Adds a field if it has a value that is not the default one.
+local function add_field(fields, name, value, default)
+    if value and value ~= default then
         fields[#fields + 1] = name
         fields[#fields + 1] = value
     end
 end
 
--- Creates a run and returns its epoch. `at` is its wake time, or when its owner's lease ends.
-local function create(shard, id, workflow, snapshot, at, owner)
-    require_keys(shard, id, workflow)
-    local epoch = next_number(shard)
+-- Writes the hash of a run that does not exist, or not any more, and adds the run to its list and
+-- its wake set. `run` is its header with its summary, its snapshot and what else a run may have.
+local function write(shard, id, run)
     local fields = {
-        'status', 'running', 'updated', now_text, 'epoch', epoch, 'wake', at, 'snapshot', snapshot
+        'status', run.status, 'updated', run.updated, 'epoch', run.epoch, 'snapshot', run.snapshot
     }
-    add_field(fields, 'workflow', workflow)
-    add_field(fields, 'owner', owner)
+    add_field(fields, 'workflow', run.workflow ~= '' and string.sub(run.workflow, 2))
+    add_field(fields, 'queue', run.queue, '')
+    add_field(fields, 'version', run.version, '0')
+    add_field(fields, 'tags', run.tags, '[]')
+    add_field(fields, 'summary', run.summary, '')
+    add_field(fields, 'created', run.created)
+    add_field(fields, 'wake', run.wake)
+    add_field(fields, 'owner', run.owner)
+    add_field(fields, 'settled', run.settled)
+    add_field(fields, 'awaits', run.awaits and cjson.encode(run.awaits))
     redis.call('HSET', shard .. 'run:' .. id, unpack(fields))
-    add_to_list(shard, id, workflow, 'running', now_text)
-    schedule(shard, id, workflow, at)
-    return epoch
+    add_to_list(shard, id, run)
+    if run.wake then
+        schedule(shard, id, run, run.wake)
+    end
+end
+
+-- Creates a run and returns its epoch. While it has an owner, its wake time is the lease's end.
+local function create(shard, id, run)
+    require_keys(shard, {shard .. 'run:' .. id, unpack(index_keys(shard, id, {run}))})
+    run.updated, run.created, run.epoch = now_text, now_text, next_number(shard)
+    write(shard, id, run)
+    add_tags(shard, id, run)
+    redis.call('ZADD', shard .. 'ids', 0, id)
+    return run.epoch
+end
+
+-- Removes messages from an inbox.
+local function consume(shard, id, messages)
+    for _, message in ipairs(messages) do
+        -- Otherwise it is not a message of this store, and the server would refuse it.
+        if string.find(message, '^%d+$') then
+            redis.call('ZREMRANGEBYSCORE', shard .. 'inbox:' .. id, message, message)
+        end
+    end
+end
+
+local function name_of(message)
+    local _, last, length = string.find(message, '^%d+ (%d+) ')
+    return string.sub(message, last + 1, last + length)
 end
 
 -- Returns whether the inbox has a message of one of these names.
 local function has_message(shard, id, names)
+    local inbox = shard .. 'inbox:' .. id
     local is_awaited = {}
     for _, name in ipairs(names) do
         is_awaited[name] = true
     end
-    for _, message in ipairs(redis.call('HKEYS', shard .. 'inbox:' .. id)) do
-        if is_awaited[string.match(message, '^%d+ (.*)$')] then
-            return true
+    -- Some at a time: payloads may be large.
+    for offset = 0, redis.call('ZCARD', inbox) - 1, 100 do
+        for _, message in ipairs(redis.call('ZRANGE', inbox, offset, offset + 99)) do
+            if is_awaited[name_of(message)] then
+                return true
+            end
         end
     end
     return false
 end
 
--- Replaces a run by its state at rest; only its inbox stays. `place` is that of the entry that is
--- the rest, or nil. The inbox is checked in the same script, so a message that a run awaits is
--- either seen here or finds `awaits` when it is sent.
-local function settle(shard, id, workflow, epoch, place, snapshot, rest)
-    local run = shard .. 'run:' .. id
-    local old = redis.call('HMGET', run, 'status', 'workflow')
-    local old_status, old_workflow = old[1], old[2] or nil
-    local at = rest.wake and integer(rest.wake)
-    require_keys(shard, id, workflow)
-    if old_workflow ~= workflow then
-        require_keys(shard, id, old_workflow)
-    end
-    if rest.awaits and has_message(shard, id, rest.awaits) then
-        at = now_text
-    end
-    if old_status then
-        remove_from_list(shard, id, old_workflow, old_status)
-        if not at or old_workflow ~= workflow then
-            schedule(shard, id, old_workflow, nil)
-        end
-        redis.call('UNLINK', run)
-    end
-    local fields = {
-        'status', rest.status, 'updated', now_text, 'epoch', epoch, 'snapshot', snapshot
+-- Returns the header of a run after a rest, from that before it. `summary` is nil if it stays.
+local function rested(run, header, rest, summary)
+    return {
+        status = rest.status,
+        workflow = header.workflow,
+        queue = header.queue,
+        version = rest.version or header.version,
+        tags = rest.tags or header.tags,
+        summary = summary or redis.call('HGET', run, 'summary') or '',
+        created = header.created,
+        updated = now_text,
+        wake = rest.wake,
+        awaits = rest.awaits,
     }
-    add_field(fields, 'workflow', workflow)
-    add_field(fields, 'settled', place)
-    add_field(fields, 'wake', at)
-    add_field(fields, 'awaits', rest.awaits and cjson.encode(rest.awaits))
-    redis.call('HSET', run, unpack(fields))
-    add_to_list(shard, id, workflow, rest.status, now_text)
-    if at then
-        schedule(shard, id, workflow, at)
-        if tonumber(at) <= now then
-            notify(shard)
+end
+
+-- Replaces a run by its state at rest; only its inbox stays, without the messages it consumes.
+-- `old` is its header, or nil for a new run. The inbox is checked in the same script, so a message
+-- that a run awaits is either seen here or finds `awaits` when it is sent.
+local function settle(shard, id, old, new, consumes)
+    require_keys(shard, {
+        shard .. 'run:' .. id,
+        shard .. 'inbox:' .. id,
+        unpack(index_keys(shard, id, {new, old})),
+    })
+    consume(shard, id, consumes)
+    new.epoch = new.epoch or next_number(shard)
+    if new.awaits and has_message(shard, id, new.awaits) then
+        new.wake = now_text
+    end
+    if old then
+        remove_from_list(shard, id, old)
+        if old.wake and not (new.wake and wake_set_of(id, old) == wake_set_of(id, new)) then
+            unschedule(shard, id, old)
         end
+        redis.call('UNLINK', shard .. 'run:' .. id)
+    else
+        redis.call('ZADD', shard .. 'ids', 0, id)
+    end
+    if old and old.tags ~= new.tags then
+        remove_tags(shard, id, old)
+    end
+    if not (old and old.tags == new.tags and new.created) then
+        add_tags(shard, id, new)
+    end
+    write(shard, id, new)
+    if new.wake and tonumber(new.wake) <= now then
+        notify(shard)
     end
 end
 
 -- Deletes a run and everything that belongs to it; returns whether it existed.
 local function delete(shard, id)
     local run = shard .. 'run:' .. id
-    local old = redis.call('HMGET', run, 'status', 'workflow')
-    if not old[1] then
+    local header = read_header(run)
+    if not header then
         return false
     end
-    require_keys(shard, id, old[2] or nil)
-    remove_from_list(shard, id, old[2] or nil, old[1])
-    schedule(shard, id, old[2] or nil, nil)
+    require_keys(shard, {
+        run,
+        shard .. 'inbox:' .. id,
+        shard .. 'dedup:' .. id,
+        unpack(index_keys(shard, id, {header})),
+    })
+    remove_from_list(shard, id, header)
+    unschedule(shard, id, header)
+    remove_tags(shard, id, header)
+    redis.call('ZREM', shard .. 'ids', id)
     redis.call('UNLINK', run, shard .. 'inbox:' .. id, shard .. 'dedup:' .. id)
     return true
 end

@@ -1,31 +1,48 @@
--- Puts a message in a run's inbox, and makes a run due that awaits it.
--- KEYS: the run. ARGV: name, payload, dedup id as "=<id>" or "". Returns one character: Delivered,
--- Known already, Unknown run, or Over.
-local run = KEYS[1]
-local shard, id = shard_and_id(run)
-local header = redis.call('HMGET', run, 'status', 'workflow', 'awaits')
-local status, workflow, awaits = header[1], header[2] or nil, header[3]
-local dedup = shard .. 'dedup:' .. id
-if not status then
-    return 'U'
+-- Puts messages in the inboxes of runs, and makes runs due that await them.
+-- KEYS: the run of each message. ARGV, three for each: name, payload, dedup id as "=<id>" or "".
+-- Returns a word for each, all in one string: a character (Delivered, Known already, Unknown run,
+-- or Over) and the number of messages that the inbox then has.
+local function is_awaited(run, name)
+    local awaits = redis.call('HGET', run, 'awaits')
+    for _, awaited in ipairs(awaits and cjson.decode(awaits) or {}) do
+        if awaited == name then
+            return true
+        end
+    end
+    return false
 end
-require_keys(shard, id, workflow)
--- Before the status: a duplicate of a message that was delivered is known, also after the end.
-if ARGV[3] ~= '' and redis.call('SISMEMBER', dedup, ARGV[3]) == 1 then
-    return 'K'
-end
-if status == 'completed' or status == 'failed' or status == 'cancelled' then
-    return 'O'
-end
-if ARGV[3] ~= '' then
-    redis.call('SADD', dedup, ARGV[3])
-end
-redis.call('HSET', shard .. 'inbox:' .. id, next_number(shard) .. ' ' .. ARGV[1], ARGV[2])
-for _, name in ipairs(awaits and cjson.decode(awaits) or {}) do
-    if name == ARGV[1] then
+
+local function send(run, name, payload, dedup_id)
+    local shard, id = shard_and_id(run)
+    local inbox, dedup = shard .. 'inbox:' .. id, shard .. 'dedup:' .. id
+    local header = read_header(run)
+    if not header then
+        return 'U0'
+    end
+    local status = header.status
+    require_keys(shard, {run, inbox, dedup, shard .. 'wake:' .. wake_set_of(id, header)})
+    -- Before the status: a duplicate of a message that was delivered is known, also after the end.
+    if dedup_id ~= '' and redis.call('SISMEMBER', dedup, dedup_id) == 1 then
+        return 'K' .. redis.call('ZCARD', inbox)
+    end
+    if status == 'completed' or status == 'failed' or status == 'cancelled' then
+        return 'O0'
+    end
+    if dedup_id ~= '' then
+        redis.call('SADD', dedup, dedup_id)
+    end
+    local number = next_number(shard)
+    redis.call('ZADD', inbox, number, number .. ' ' .. #name .. ' ' .. name .. payload)
+    if is_awaited(run, name) then
         redis.call('HSET', run, 'wake', now_text)
-        schedule(shard, id, workflow, now_text)
+        schedule(shard, id, header, now_text)
         notify(shard)
     end
+    return 'D' .. redis.call('ZCARD', inbox)
 end
-return 'D'
+
+local words = {}
+for number, run in ipairs(KEYS) do
+    words[number] = send(run, unpack(ARGV, 3 * number - 2, 3 * number))
+end
+return table.concat(words, ' ')

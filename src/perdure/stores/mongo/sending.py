@@ -1,0 +1,318 @@
+"""How messages are sent: written first, and counted by one write to the run's own document.
+
+That write decides everything at once: it gives messages their numbers, finds out whether the run
+still exists and is not over, and wakes a run that awaits them. What a sender that was killed before
+it has written does not count; another that sends the same message completes it. A run that settles
+on an event does so only if the number of its messages is still the one that its owner knows: either
+the rest comes first, and the sender wakes the run; or the message does, and the owner looks in the
+inbox before it settles the run.
+
+The run's document holds the numbers of its newest messages only. When these are many, a sender
+writes the numbers into the messages, and then removes them from the run.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bson.objectid import ObjectId
+from pymongo import UpdateOne
+from pymongo.errors import PyMongoError
+
+from perdure.snapshot import is_over
+from perdure.store import Delivery, NewMessage, Receipt
+from perdure.stores.mongo.documents import MAX_DOCUMENT_SIZE, pack
+from perdure.stores.mongo.errors import is_connection_lost
+from perdure.stores.mongo.inbox import (
+    WITH_DEDUP_ID,
+    WITHOUT_DEDUP_ID,
+    name_of,
+    unconsumed_count,
+)
+from perdure.stores.mongo.schema import Collections, gather_all, insert, update_once
+from perdure.stores.mongo.updates import (
+    HAS_EXPIRED,
+    HEADER,
+    STATUS_FIELDS,
+    Document,
+    Pipeline,
+    incarnation_of,
+    status_of,
+)
+
+_FIELDS = {**HEADER, **STATUS_FIELDS}
+_MAX_NEWEST = 50
+_MAX_CONCURRENT = 16
+# All may be for one run, whose document must hold their numbers.
+_MAX_MESSAGES = 5_000
+_COUNT = {"$ifNull": ["$messageCount", 0]}
+_IS_DUE = {"$and": [{"$gt": ["$wakeAt", None]}, HAS_EXPIRED]}
+_OVER = ["completed", "failed", "cancelled"]
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    """A message to be sent; `index` is its place in the call, `name` that of its document."""
+
+    index: int
+    message: NewMessage
+    order: ObjectId = field(default_factory=ObjectId)
+    name: str = ""
+
+    @property
+    def suffix(self) -> str:
+        """What tells the message from others for its run."""
+        dedup_id = self.message.dedup_id
+        return (
+            f"{WITHOUT_DEDUP_ID}{self.order}" if dedup_id is None else f"{WITH_DEDUP_ID}{dedup_id}"
+        )
+
+    def document(self, key: str) -> Document:
+        """Return the message's document, which does not count yet."""
+        message = self.message
+        document: Document = {"_id": f"{key}\0{self.name}", "run": key, "name": message.name}
+        document |= {"order": self.order, "consumed": False}
+        if len(message.payload) > MAX_DOCUMENT_SIZE:
+            what = f"the event {message.name!r} for run {message.to!r}"
+            document["packed"] = pack(message.payload, what)
+        else:
+            document["payload"] = message.payload
+        return document
+
+
+@dataclass(slots=True)
+class _Batch:
+    """The messages of a call to one run.
+
+    `sent` are the names of those that count already, `events` the names and events of those that
+    do not. `inserted` are the `_id` of those that this call wrote.
+    """
+
+    key: str
+    messages: list[_Outgoing] = field(default_factory=list)
+    run: Any = None
+    sent: set[str] = field(default_factory=set)
+    events: dict[str, str] = field(default_factory=dict)
+    inserted: set[str] = field(default_factory=set)
+    attempt: ObjectId = field(default_factory=ObjectId)
+
+    def read(self, run: Any) -> None:
+        """Start with the run as it is now."""
+        self.run, self.events = run, {}
+        self.sent = {each["name"] for each in run.get("newest", ())}
+        for each in self.messages:
+            each.name = f"{incarnation_of(run)}.{each.suffix}"
+
+    def events_in_order(self) -> dict[str, str]:
+        """Return the messages that do not count yet, in the order of the call."""
+        names = [each.name for each in self.messages if each.name in self.events]
+        return {name: self.events[name] for name in names}
+
+    def unresolved(self) -> list[_Outgoing]:
+        """Return the messages of which it is unknown whether they count."""
+        return [each for each in self.messages if each.name not in self.sent | self.events.keys()]
+
+
+async def send(db: Collections, prefix: str, messages: Sequence[NewMessage]) -> list[Receipt]:
+    """Put messages in the inboxes of runs, and wake the runs that await them."""
+    receipts: dict[int, Receipt] = {}
+    for start in range(0, len(messages), _MAX_MESSAGES):
+        batches: dict[str, _Batch] = {}
+        for index, message in enumerate(messages[start : start + _MAX_MESSAGES], start):
+            key = prefix + message.to
+            batches.setdefault(key, _Batch(key)).messages.append(_Outgoing(index, message))
+        left = [batches[key] for key in sorted(batches)]
+        while left:
+            left = await _send(db, left, receipts)
+    return [receipts[index] for index in range(len(messages))]
+
+
+async def _send(
+    db: Collections, batches: Sequence[_Batch], receipts: dict[int, Receipt]
+) -> list[_Batch]:
+    """Send the messages; return the batches of runs that were changed in the meantime."""
+    # Runs are read before messages: one without a number that its run does not know did not count.
+    present = await _read_runs(db, batches, receipts)
+    await _insert(db, present)
+    await _look_up(db, present)
+    counted = await _count_all(db, [batch for batch in present if batch.events])
+    left: list[_Batch] = []
+    for batch in present:
+        if batch.events and batch.key not in counted:
+            left.append(batch)
+        else:
+            receipts.update(_receipts(batch, counted.get(batch.key, batch.run)))
+    for run in counted.values():
+        if len(run["newest"]) > _MAX_NEWEST:
+            await _number_messages(db, run)
+    return left
+
+
+async def _read_runs(
+    db: Collections, batches: Sequence[_Batch], receipts: dict[int, Receipt]
+) -> list[_Batch]:
+    """Read the runs, and return the batches of those that exist."""
+    keys = [batch.key for batch in batches]
+    found = db.runs.find({"_id": {"$in": keys}}, _FIELDS, batch_size=len(keys) + 1)
+    runs = {run["_id"]: run async for run in found}
+    present: list[_Batch] = []
+    for batch in batches:
+        if _is_same_run(batch, runs.get(batch.key)):
+            batch.read(runs[batch.key])
+            present.append(batch)
+        else:
+            # Deleted, maybe in the meantime: the run's inbox was deleted with it.
+            await _withdraw(db, batch)
+            receipts.update({each.index: Receipt(Delivery.UNKNOWN) for each in batch.messages})
+    return present
+
+
+def _is_same_run(batch: _Batch, run: Any) -> bool:
+    if run is None or batch.run is None:
+        return run is not None
+    return incarnation_of(batch.run) == incarnation_of(run)
+
+
+async def _withdraw(db: Collections, batch: _Batch) -> None:
+    if batch.inserted:
+        await db.inbox.delete_many({"_id": {"$in": [*batch.inserted]}})
+
+
+async def _insert(db: Collections, batches: Iterable[_Batch]) -> None:
+    """Write the messages to runs that are not over."""
+    new = [
+        (batch, each, each.document(batch.key))
+        for batch in batches
+        if not is_over(status_of(batch.run))
+        for each in batch.unresolved()
+    ]
+    if not new:
+        return
+    documents = [document for *_, document in new]
+    size = sum(len(each.message.payload) for _, each, _ in new)
+    existing = await insert(db.inbox, documents, size)
+    for position, (batch, each, document) in enumerate(new):
+        if position not in existing:
+            batch.events[each.name] = each.message.name
+            batch.inserted.add(document["_id"])
+
+
+async def _look_up(db: Collections, batches: Iterable[_Batch]) -> None:
+    """Find messages that another call, or an earlier attempt of this one, wrote."""
+    owners = {
+        f"{batch.key}\0{each.name}": batch for batch in batches for each in batch.unresolved()
+    }
+    if not owners:
+        return
+    fields = {"name": 1, "number": 1, "consumed": 1, "sentAt": 1}
+    async for document in db.inbox.find({"_id": {"$in": [*owners]}}, fields):
+        batch, name = owners[document["_id"]], name_of(document)
+        if document["consumed"] or "number" in document or "sentAt" in document:
+            batch.sent.add(name)
+        else:
+            batch.events[name] = document["name"]
+
+
+async def _count_all(db: Collections, batches: Sequence[_Batch]) -> dict[str, Any]:
+    """Count the messages of runs that did not change; return these runs as they are then."""
+    counted: dict[str, Any] = {}
+    for start in range(0, len(batches), _MAX_CONCURRENT):
+        some = batches[start : start + _MAX_CONCURRENT]
+        for run in await gather_all([_count(db, batch) for batch in some]):
+            if run is not None:
+                counted[run["_id"]] = run
+    return counted
+
+
+async def _count(db: Collections, batch: _Batch) -> Any:
+    # If messages were given numbers in the meantime, some of these may be among them.
+    same_run = {
+        "_id": batch.key,
+        "incarnation": batch.run.get("incarnation"),
+        "numbered": batch.run.get("numbered"),
+    }
+    events = batch.events_in_order()
+    update = count_messages(events, batch.attempt)
+    try:
+        return await update_once(db.runs, same_run, update, _FIELDS)
+    except PyMongoError as error:
+        has_dedup_ids = all(each.message.dedup_id is not None for each in batch.messages)
+        if not (has_dedup_ids and is_connection_lost(error)):
+            raise
+        # As another attempt: what the run has counted after all is a duplicate then.
+        batch.attempt = ObjectId()
+        update = count_messages(events, batch.attempt)
+        return await update_once(db.runs, same_run, update, _FIELDS)
+
+
+def count_messages(events: Mapping[str, str], attempt: ObjectId) -> Pipeline:
+    """Return the update that counts messages unless the run is over, and wakes a run.
+
+    `events` are the awaited names, by the names of the messages.
+    """
+    numbered = {
+        "name": {"$arrayElemAt": ["$new.name", "$$this"]},
+        "number": {"$add": [_COUNT, "$$this", 1]},
+        "at": "$$NOW",
+        "by": attempt,
+    }
+    added = {"$map": {"input": {"$range": [0, {"$size": "$new"}]}, "in": numbered}}
+    awaited = {"$setIntersection": ["$new.event", {"$ifNull": ["$awaits", []]}]}
+    # A run with an owner awaits nothing.
+    wakes = {"$and": [{"$ne": [awaited, []]}, {"$not": [_IS_DUE]}]}
+    return [
+        {"$set": {"new": {"$cond": [{"$in": ["$status", _OVER]}, [], _new_messages(events)]}}},
+        {
+            "$set": {
+                "newest": {"$concatArrays": [{"$ifNull": ["$newest", []]}, added]},
+                "messageCount": {"$add": [_COUNT, {"$size": "$new"}]},
+                "wakeAt": {"$cond": [wakes, "$$NOW", "$wakeAt"]},
+                "turn": {"$cond": [wakes, 0, "$turn"]},
+            }
+        },
+        {"$unset": "new"},
+    ]
+
+
+def _new_messages(events: Mapping[str, str]) -> Document:
+    """Return the expression of those messages that the run does not know."""
+    known = {"$ifNull": ["$newest.name", []]}
+    messages = [{"name": name, "event": event} for name, event in events.items()]
+    is_new = {"$not": [{"$in": ["$$this.name", known]}]}
+    return {"$filter": {"input": {"$literal": messages}, "cond": is_new}}
+
+
+def _receipts(batch: _Batch, run: Any) -> dict[int, Receipt]:
+    """Return the receipts of messages, by their places in the call."""
+    total, newest = unconsumed_count(run), run.get("newest", ())
+    sent = batch.sent | {each["name"] for each in newest}
+    numbers = {each["name"]: each["number"] for each in newest if each["by"] == batch.attempt}
+    count = total - len(numbers)
+    receipts: dict[int, Receipt] = {}
+    for each in batch.messages:
+        if (number := numbers.pop(each.name, None)) is not None:
+            count = max(1, total - run["messageCount"] + number)
+            receipts[each.index] = Receipt(Delivery.DELIVERED, count)
+        elif each.name in sent:
+            receipts[each.index] = Receipt(Delivery.DUPLICATE, count)
+        else:
+            receipts[each.index] = Receipt(Delivery.OVER)
+    return receipts
+
+
+async def _number_messages(db: Collections, run: Any) -> None:
+    """Write the numbers of a run's newest messages into their documents."""
+    newest = run["newest"]
+    writes = [
+        UpdateOne(
+            {"_id": f"{run['_id']}\0{each['name']}"},
+            {"$set": {"number": each["number"], "sentAt": each["at"]}},
+        )
+        for each in newest
+    ]
+    await db.inbox.bulk_write(writes, ordered=False)
+    # Only now: until then, the run's document is the only place of the numbers.
+    last = newest[-1]["number"]
+    same_run = {"_id": run["_id"], "incarnation": run.get("incarnation")}
+    update = {"$pull": {"newest": {"number": {"$lte": last}}}, "$max": {"numbered": last}}
+    await db.runs.update_one(same_run, update)

@@ -1,0 +1,243 @@
+"""Due runs: by queue and workflow, earliest first, each a range of the due index.
+
+A range is a *lane* of a queue: the runs of one workflow, of which the index has a digest.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from hashlib import sha256
+from typing import NamedTuple
+
+from perdure.store import Drivable, Due
+from perdure.stores.mysql.database import Database
+from perdure.stores.mysql.literals import Rows, Statement, read_datetime
+from perdure.stores.mysql.statements import Conditions, Statements
+
+# Each select in a UNION costs about as much as ten seeks in an index.
+_RANGES_PER_STATEMENT = 50
+_ANY_NUMBER = 2**31
+
+NOW = Statement(b"UTC_TIMESTAMP(6)")
+
+# A loose index scan: one seek for each lane, however many runs it has. `GROUP BY` must begin with
+# the first column of the index.
+HEADS = """
+    SELECT queue, lane, MIN(wake_at) AS head FROM {runs} FORCE INDEX (by_due)
+    WHERE scheduled = 1 AND %s
+    GROUP BY scheduled, queue, lane HAVING head <= %s
+    ORDER BY scheduled, queue, lane LIMIT %s
+"""
+QUEUES = """
+    SELECT queue, COUNT(*) FROM (%s) AS lanes GROUP BY queue ORDER BY queue
+"""
+DUE_IN_RANGE = """
+    (SELECT %s AS place, wake_at, id FROM {runs} FORCE INDEX (by_due)
+    WHERE scheduled = 1 AND queue = %s AND lane = %s AND %s ORDER BY wake_at LIMIT %s)
+"""
+DUE_IN_QUEUE = """
+    (SELECT queue FROM {runs} FORCE INDEX (by_due)
+    WHERE scheduled = 1 AND queue = %s AND %s LIMIT 1)
+"""
+CLAIM = """
+    SELECT
+        id, epoch, owner, wake_at, takeovers, UTC_TIMESTAMP(6), CAST(snapshot AS BINARY),
+        queue, version, messages
+    FROM {runs} FORCE INDEX (by_due)
+    WHERE scheduled = 1 AND queue = %s AND lane = %s AND %s
+    ORDER BY wake_at LIMIT %s FOR UPDATE {skip_locked}
+"""
+
+_IN_QUEUES = "queue IN (%s)"
+_IN_LANES = "lane IN (%s)"
+_FROM_QUEUE = "queue >= %s"
+_BEFORE_QUEUE = "queue < %s"
+_WOKEN = "wake_at <= %s"
+_WITH_VERSION = "(version = 0 %s)"
+_OR_BETWEEN = b"OR version BETWEEN %s AND %s"
+
+_Versions = Sequence[tuple[int, int]]
+
+
+class Range(NamedTuple):
+    """A lane of a queue, and how many runs to take from it at most.
+
+    `versions` are the ranges of versions to take besides 0, both ends included; `None` means any.
+    """
+
+    queue: str
+    lane: bytes
+    versions: _Versions | None
+    most: int
+
+
+class DueRun(NamedTuple):
+    """A due run and its place in a list of ranges."""
+
+    wake_at: datetime
+    key: str
+    place: int
+
+
+def lane_of(workflow: str | None) -> bytes:
+    """Return the digest of a workflow's name, as the default of the column computes it."""
+    return sha256((workflow or "").encode()).digest()[:16]
+
+
+class DueRuns:
+    """Finds due runs among those whose stored ids begin with `prefix`."""
+
+    def __init__(self, database: Database, statements: Statements, prefix: str) -> None:
+        self._database = database
+        self._statements = statements
+        self._prefix = prefix
+
+    async def due(
+        self,
+        now: datetime,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
+    ) -> list[Due]:
+        """Return up to `limit` runs that are due, earliest first."""
+        runs, _ = await self._earliest(now, limit, drives, queues)
+        return [Due(run.key.removeprefix(self._prefix), run.wake_at) for run in runs]
+
+    async def claims(
+        self, limit: int, drives: Sequence[Drivable] | None, queues: Mapping[str, int]
+    ) -> list[Statement]:
+        """Return the statements that lock the earliest due runs, together at most `limit`.
+
+        The earliest runs of all ranges decide how many to lock in each: locking the limit in each
+        would hide runs from other claimants that this claim then leaves.
+        """
+        versions = _versions_by_lane(drives)
+        if versions is not None and len(versions) == len(queues) == 1:
+            [lane], [(queue, most)] = versions, queues.items()
+            return [self._claim(Range(queue, lane, versions[lane], min(most, limit)))]
+        runs, ranges = await self._earliest(NOW, limit, drives, queues)
+        numbers = Counter(run.place for run in runs)
+        return [self._claim(ranges[place]._replace(most=numbers[place])) for place in numbers]
+
+    async def queues(self, now: datetime, limit: int, low: str, high: str | None) -> list[str]:
+        """Return the names of queues with due runs, in order."""
+        names: list[str] = []
+        lanes = limit + _RANGES_PER_STATEMENT
+        while len(names) < limit:
+            heads = self._statements.bind(HEADS, self._between(low, high), now, lanes)
+            rows = (await self._database.run_alone(self._statements.bind(QUEUES, heads))).rows
+            names += await self._of_this_store(now, [queue for queue, _ in rows])
+            if sum(number for _, number in rows) < lanes:
+                break
+            # Nothing is between a name and that name followed by U+0001: names have no NUL.
+            low = rows[-1][0] + "\x01"
+        return names[:limit]
+
+    def _between(self, low: str, high: str | None) -> Statement:
+        conditions = Conditions()
+        conditions.add(_FROM_QUEUE, low)
+        if high is not None:
+            conditions.add(_BEFORE_QUEUE, high)
+        return self._statements.all(conditions)
+
+    async def _of_this_store(self, now: datetime, queues: Sequence[str]) -> Sequence[str]:
+        """Return those of the queues in which a run with the prefix is due."""
+        if not self._prefix or not queues:
+            return queues
+        is_due = self._statements.all(self._is_due(now))
+        union = self._statements.union(DUE_IN_QUEUE, [(queue, is_due) for queue in queues])
+        due = {queue for (queue,) in (await self._database.run_alone(union)).rows}
+        return [queue for queue in queues if queue in due]
+
+    async def _earliest(
+        self,
+        now: datetime | Statement,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
+    ) -> tuple[list[DueRun], list[Range]]:
+        """Return the earliest due runs, and the ranges in which they have places.
+
+        The ranges are read in the order of their earliest wake times, until the others cannot
+        have an earlier run.
+        """
+        ranges, heads = await self._ranges(now, drives, queues)
+        runs: list[DueRun] = []
+        for start in range(0, len(ranges), _RANGES_PER_STATEMENT):
+            if len(runs) == limit and runs[-1].wake_at <= heads[start]:
+                break
+            found = await self._due_in(ranges, slice(start, start + _RANGES_PER_STATEMENT), now)
+            runs = _first(sorted([*runs, *found]), limit, ranges, queues)
+        return runs, ranges
+
+    async def _due_in(
+        self, ranges: Sequence[Range], some: slice, now: datetime | Statement
+    ) -> Sequence[DueRun]:
+        rows = [
+            (place, each.queue, each.lane, self._in_range(each, now), each.most)
+            for place, each in [*enumerate(ranges)][some]
+        ]
+        result = await self._database.run_alone(self._statements.union(DUE_IN_RANGE, rows))
+        return [DueRun(read_datetime(at), key, place) for place, at, key in result.rows]
+
+    async def _ranges(
+        self,
+        now: datetime | Statement,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
+    ) -> tuple[list[Range], list[datetime]]:
+        """Return the ranges whose earliest wake time has passed, by that time, and these times."""
+        versions = _versions_by_lane(drives)
+        within = Conditions()
+        within.add(_IN_QUEUES, [*queues])
+        if versions is not None:
+            within.add(_IN_LANES, [*versions])
+        condition = self._statements.all(within)
+        statement = self._statements.bind(HEADS, condition, now, _ANY_NUMBER)
+        result = await self._database.run_alone(statement)
+        rows = sorted(result.rows, key=lambda row: row[2])
+        ranges = [
+            Range(queue, lane, None if versions is None else versions[lane], queues[queue])
+            for queue, lane, _ in rows
+        ]
+        return ranges, [read_datetime(head) for _, _, head in rows]
+
+    def _is_due(self, now: datetime | Statement) -> Conditions:
+        conditions = Conditions()
+        conditions.add(_WOKEN, now)
+        conditions.add_prefix(self._prefix)
+        return conditions
+
+    def _claim(self, where: Range) -> Statement:
+        condition = self._in_range(where, NOW)
+        return self._statements.bind(CLAIM, where.queue, where.lane, condition, where.most)
+
+    def _in_range(self, where: Range, now: datetime | Statement) -> Statement:
+        conditions = self._is_due(now)
+        if where.versions is not None:
+            conditions.add(_WITH_VERSION, Rows(_OR_BETWEEN, where.versions, b" "))
+        return self._statements.all(conditions)
+
+
+def _versions_by_lane(drives: Sequence[Drivable] | None) -> dict[bytes, _Versions] | None:
+    if drives is None:
+        return None
+    versions: dict[bytes, list[tuple[int, int]]] = {}
+    for drivable in drives:
+        lane = lane_of(drivable.workflow)
+        versions.setdefault(lane, []).append((drivable.first, drivable.last))
+    return {**versions}
+
+
+def _first(
+    runs: Sequence[DueRun], limit: int, ranges: Sequence[Range], queues: Mapping[str, int]
+) -> list[DueRun]:
+    """Return the first runs, as many as the limit and those of the queues allow."""
+    left = dict(queues)
+    first: list[DueRun] = []
+    for run in runs:
+        queue = ranges[run.place].queue
+        if left[queue] > 0 and len(first) < limit:
+            left[queue] -= 1
+            first.append(run)
+    return first

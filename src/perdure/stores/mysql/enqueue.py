@@ -1,0 +1,125 @@
+"""New runs that wait for a claim: all of one call in one statement, unless some exist already."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+
+from perdure.store import NewRun
+from perdure.stores.mysql.database import Database, Transaction
+from perdure.stores.mysql.errors import ConstraintViolation
+from perdure.stores.mysql.literals import Rows, Statement, Value, read_datetime
+from perdure.stores.mysql.rows import chunks, names_as_json, tags_as_json
+from perdure.stores.mysql.statements import Statements
+from perdure.stores.mysql.tags import add_tags
+
+_MICROSECOND = timedelta(microseconds=1)
+
+ENQUEUE = "INSERT INTO {runs} (%s) VALUES %s"
+_COLUMNS = Statement(
+    b"id, snapshot, workflow, queue, version, tags, summary, status, awaits, wake_at, created_at, "
+    b"updated_at, epoch"
+)
+ENQUEUE_ROW = b"""(
+    %s, %s, %s, %s, %s, %s, %s, %s, %s, COALESCE(%s, UTC_TIMESTAMP(6) - INTERVAL %s MICROSECOND),
+    UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
+)"""
+
+# All runs of one call are due relative to one time, although several statements insert them.
+_READ_CLOCK = Statement(b"SELECT UTC_TIMESTAMP(6)")
+# A run that this transaction creates has the epoch -1 until its last statements.
+ENQUEUE_OR_LOCK = "INSERT INTO {runs} (%s) VALUES %s ON DUPLICATE KEY UPDATE epoch = epoch"
+_NEW_EPOCH = -1
+INSERTED = "SELECT id FROM {runs} FORCE INDEX (PRIMARY) WHERE id IN (%s) AND epoch = -1"
+QUEUE_INSERTED = """
+    UPDATE {runs} FORCE INDEX (PRIMARY)
+    SET epoch = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
+    WHERE id IN (%s) AND epoch = -1
+"""
+
+
+class Creator:
+    """Creates unowned runs."""
+
+    def __init__(
+        self, database: Database, statements: Statements, key: Callable[[str], str]
+    ) -> None:
+        self._database = database
+        self._statements = statements
+        self._bind = statements.bind
+        self._key = key
+
+    async def enqueue(self, runs: Sequence[NewRun]) -> Sequence[bool]:
+        """Return whether each run was created, in order."""
+        first: dict[str, int] = {}
+        for index, run in enumerate(runs):
+            first.setdefault(self._key(run.id), index)
+        created = await self._create({key: runs[first[key]] for key in sorted(first)})
+        indexes = {first[key] for key in created}
+        return [index in indexes for index in range(len(runs))]
+
+    async def _create(self, runs: Mapping[str, NewRun]) -> Collection[str]:
+        rows = [(key, *_header(run), *_state(run)) for key, run in runs.items()]
+        if len(chunks(rows)) == 1:
+            tags = add_tags(self._statements, _tags(runs))
+            create = self._bind(ENQUEUE, _COLUMNS, Rows(ENQUEUE_ROW, rows))
+            with suppress(ConstraintViolation):
+                await self._insert([create, *tags])
+                return runs.keys()
+        return await self._database.transact(
+            lambda transaction: self._create_missing(transaction, runs), repeatable=False
+        )
+
+    async def _insert(self, statements: Sequence[Statement]) -> None:
+        if len(statements) == 1:
+            await self._database.run_alone(statements[0], repeatable=False)
+        else:
+            await self._database.run(*statements, repeatable=False)
+
+    async def _create_missing(
+        self, transaction: Transaction, runs: Mapping[str, NewRun]
+    ) -> Collection[str]:
+        [clock] = await transaction.run(_READ_CLOCK)
+        now = read_datetime(clock.rows[0][0])
+        rows = [_row(key, run, now) for key, run in runs.items()]
+        inserts = [self._bind(ENQUEUE_OR_LOCK, _COLUMNS, part) for part in chunks(rows)]
+        *_, inserted = await transaction.run(*inserts, self._bind(INSERTED, [*runs]))
+        created = {key: runs[key] for (key,) in inserted.rows}
+        if created:
+            await transaction.finish(
+                self._bind(QUEUE_INSERTED, [*created]), *add_tags(self._statements, _tags(created))
+            )
+        return created
+
+
+def _row(key: str, run: NewRun, now: datetime) -> tuple[Value, ...]:
+    status, awaits, wake_at, head_start = _state(run)
+    if head_start is not None:
+        wake_at = now - head_start * _MICROSECOND
+    return (key, *_header(run), status, awaits, wake_at, now, now, _NEW_EPOCH)
+
+
+def _header(new: NewRun) -> tuple[Value, ...]:
+    """Return the columns that a rest can set, and those before them."""
+    version, summary = new.version, new.summary
+    if new.rest is not None:
+        version = version if new.rest.version is None else new.rest.version
+        summary = summary if new.rest.summary is None else new.rest.summary
+    tags = tags_as_json(_tags_of(new))
+    return new.snapshot, new.workflow, new.queue, version, tags, summary
+
+
+def _state(new: NewRun) -> tuple[str, bytes | None, datetime | None, int | None]:
+    """Return status, awaited names, and wake time or how many microseconds ago the run is due."""
+    if new.rest is not None:
+        return new.rest.status, names_as_json(new.rest.awaits), new.rest.wake_at, None
+    if new.wake_at is not None:
+        return "queued", None, new.wake_at, None
+    return "queued", None, None, new.head_start // _MICROSECOND
+
+
+def _tags(runs: Mapping[str, NewRun]) -> dict[str, Sequence[str]]:
+    return {key: tags for key, run in runs.items() if (tags := _tags_of(run))}
+
+
+def _tags_of(new: NewRun) -> Sequence[str]:
+    return new.tags if new.rest is None or new.rest.tags is None else new.rest.tags

@@ -1,0 +1,162 @@
+"""Inboxes: the messages of one call written in one transaction, and the receipts for them."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from hashlib import blake2b
+from typing import NamedTuple
+
+from perdure.errors import InvalidArgument
+from perdure.snapshot import RunStatus, is_over
+from perdure.store import Delivery, Message, NewMessage, Receipt
+from perdure.stores.mysql import statements as sql
+from perdure.stores.mysql.database import Database, Result, Transaction
+from perdure.stores.mysql.literals import Rows, Statement, Value, read_datetime
+from perdure.stores.mysql.rows import chunks, read_inboxes, read_names, seq_of
+from perdure.stores.mysql.statements import Statements
+
+_ANY_NUMBER = 2**63 - 1
+
+LOCK_RECEIVERS = """
+    SELECT id, status, owner IS NULL, awaits, wake_at, messages, UTC_TIMESTAMP(6)
+    FROM {runs} FORCE INDEX (PRIMARY) WHERE id IN (%s) ORDER BY id FOR UPDATE
+"""
+FIND_DUPLICATES = """
+    SELECT STRAIGHT_JOIN message.run, message.dedup
+    FROM (SELECT %s COLLATE {collation} AS run, %s AS dedup %s) AS new
+    JOIN {inbox} AS message FORCE INDEX (by_dedup)
+        ON message.run = new.run AND message.dedup = new.dedup
+"""
+_FIND_ROW = b" UNION ALL SELECT %s, %s"
+# Messages are numbered under the locks of their runs: a reader sees none before all earlier ones.
+SEND = "INSERT INTO {inbox} (run, name, payload, sent_at, dedup) VALUES %s"
+COUNT_SENT = """
+    UPDATE {runs} FORCE INDEX (PRIMARY) SET messages = messages + %s, wake_at = IF(%s, %s, wake_at)
+    WHERE id IN (%s)
+"""
+
+
+class _Receiver(NamedTuple):
+    """A locked run as of `now`."""
+
+    status: RunStatus
+    is_unowned: bool
+    awaits: Sequence[str]
+    wake_at: datetime | None
+    messages: int
+    now: datetime
+
+    def is_woken_by(self, name: str) -> bool:
+        """Return whether a message with this name makes the run due before its time."""
+        is_late = self.wake_at is None or self.wake_at > self.now
+        return self.is_unowned and is_late and name in self.awaits
+
+
+class Inboxes:
+    """The inboxes of the runs whose stored ids begin with `prefix`."""
+
+    def __init__(self, database: Database, statements: Statements, prefix: str) -> None:
+        self._database = database
+        self._bind = statements.bind
+        self._prefix = prefix
+
+    async def send(self, messages: Sequence[NewMessage]) -> list[Receipt]:
+        """Insert the messages and wake the runs that await them, while the runs are locked."""
+
+        async def work(transaction: Transaction) -> list[Receipt]:
+            batch = _Batch(messages, self._prefix)
+            receivers, *duplicates = await transaction.run(*self._lock(batch))
+            receipts = batch.judge(receivers, duplicates)
+            if batch.rows:
+                await transaction.finish(*self._write(batch))
+            return receipts
+
+        repeatable = all(message.dedup_id is not None for message in messages)
+        return await self._database.transact(work, repeatable=repeatable)
+
+    async def read(self, id: str, after: str | None, limit: int | None) -> list[Message]:
+        """Return unconsumed messages in the order they were sent."""
+        seq = 0 if after is None else seq_of(after)
+        if seq is None:
+            raise InvalidArgument("after", after, "the id of a message")
+        key = self._prefix + id
+        most = _ANY_NUMBER if limit is None else limit
+        result = await self._database.run_alone(self._bind(sql.INBOX, key, seq, most))
+        return read_inboxes(result.rows)[key]
+
+    def _lock(self, batch: "_Batch") -> Iterator[Statement]:
+        keys = sorted({key for key, _ in batch.places})
+        yield self._bind(LOCK_RECEIVERS, keys)
+        rows = sorted({(key, digest) for key, digest in batch.places if digest is not None})
+        for first, *others in chunks(rows):
+            yield self._bind(FIND_DUPLICATES, *first, Rows(_FIND_ROW, others, b""))
+
+    def _write(self, batch: "_Batch") -> Iterator[Statement]:
+        for rows in chunks(batch.rows):
+            yield self._bind(SEND, rows)
+        keys: dict[tuple[int, bool], list[Value]] = defaultdict(list)
+        for key, number in batch.sent.items():
+            keys[number, key in batch.woken].append(key)
+        for (number, wakes), receivers in keys.items():
+            yield self._bind(COUNT_SENT, number, wakes, batch.now, receivers)
+
+
+class _Batch:
+    """The messages of one call: what they need to be judged, and what is written of them."""
+
+    def __init__(self, messages: Sequence[NewMessage], prefix: str) -> None:
+        self.places = [(prefix + message.to, _digest(message.dedup_id)) for message in messages]
+        self.rows: list[tuple[Value, ...]] = []
+        self.sent: Counter[str] = Counter()
+        self.woken: set[str] = set()
+        self.now: datetime | None = None
+        self._messages = messages
+
+    def judge(self, receivers: Result, duplicates: Sequence[Result]) -> list[Receipt]:
+        """Return the receipts, in order, and note what is to be written."""
+        runs = {key: _receiver(*columns) for key, *columns in receivers.rows}
+        used = {(key, digest) for result in duplicates for key, digest in result.rows}
+        return [
+            self._deliver(message, key, digest, runs.get(key), used)
+            for message, (key, digest) in zip(self._messages, self.places, strict=True)
+        ]
+
+    def _deliver(
+        self,
+        message: NewMessage,
+        key: str,
+        digest: bytes | None,
+        run: _Receiver | None,
+        used: set[tuple[str, bytes]],
+    ) -> Receipt:
+        if run is None:
+            return Receipt(Delivery.UNKNOWN)
+        if digest is not None and (key, digest) in used:
+            return Receipt(Delivery.DUPLICATE, run.messages + self.sent[key])
+        if is_over(run.status):
+            return Receipt(Delivery.OVER)
+        if digest is not None:
+            used.add((key, digest))
+        self.now = run.now
+        self.sent[key] += 1
+        self.rows.append((key, message.name, message.payload, run.now, digest))
+        if run.is_woken_by(message.name):
+            self.woken.add(key)
+        return Receipt(Delivery.DELIVERED, run.messages + self.sent[key])
+
+
+def _receiver(
+    status: RunStatus,
+    is_unowned: int,
+    awaits: str | None,
+    wake_at: datetime | None,
+    messages: int,
+    now: datetime,
+) -> _Receiver:
+    wakes = None if wake_at is None else read_datetime(wake_at)
+    now = read_datetime(now)
+    return _Receiver(status, bool(is_unowned), read_names(awaits), wakes, messages, now)
+
+
+def _digest(dedup_id: str | None) -> bytes | None:
+    return None if dedup_id is None else blake2b(dedup_id.encode(), digest_size=16).digest()

@@ -1,0 +1,229 @@
+"""Due runs: found, claimed, and the queues that have them."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from perdure.errors import StoreUnavailable
+from perdure.store import Drivable
+from perdure.stores.redis import scripts
+from perdure.stores.redis.keys import SHARDS, shard_of
+from perdure.stores.redis.node import Value
+from perdure.stores.redis.replies import (
+    ClaimedRun,
+    DueRun,
+    read_claimed_run,
+    read_due_run,
+    to_json,
+    workflow_argument,
+)
+from perdure.stores.redis.runs import Runs
+from perdure.stores.redis.scripts import Script
+from perdure.stores.redis.server import Call
+
+logger = logging.getLogger(__name__)
+
+# With a prefix, at least so many queues are examined at a time.
+_FEWEST_QUEUES = 100
+
+_START: tuple[Value, Value] = ("", "")
+
+
+class _InQueue(Protocol):
+    @property
+    def queue(self) -> str: ...
+
+
+Q = TypeVar("Q", bound=_InQueue)
+
+
+class _Wanted(NamedTuple):
+    """Which runs to find: how many, in which shards, of which queues and workflows."""
+
+    shards: Sequence[int]
+    limit: int
+    queues: Mapping[str, int]
+    drives: Mapping[str, Sequence[tuple[int, int]]] | None
+
+
+class Claims:
+    """The due runs of one store."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+
+    async def due(
+        self,
+        now: int,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
+    ) -> Sequence[DueRun]:
+        """Return due runs, earliest first."""
+        parts = self._due(_Wanted((), limit, queues, _ranges(drives)), now)
+        return _earliest(await _concatenated(parts), limit, queues)
+
+    async def claim(
+        self,
+        owner: str,
+        ttl: int,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
+    ) -> Sequence[ClaimedRun]:
+        """Return the replies with the grants of due runs, earliest first."""
+        wanted = _Wanted(self._runs.groups[0], limit, queues, _ranges(drives))
+        shares = await self._shares(wanted) if self._runs.is_sharded else [wanted]
+        claims = [
+            self._collect(scripts.CLAIM, share, read_claimed_run, owner, ttl, repeatable=False)
+            for share in shares
+        ]
+        return sorted(await _available(claims))
+
+    async def queues(self, now: int, limit: int, low: str, high: str | None) -> Sequence[str]:
+        """Return queues with due runs, by name."""
+        if not self._runs.prefix:
+            return await self._queues(now, limit, low, high)
+        names: list[str] = []
+        page = max(limit, _FEWEST_QUEUES)
+        while len(names) < limit:
+            found = await self._queues(now, page, low, high)
+            names += await self._with_runs(found, now)
+            if len(found) < page:
+                break
+            low = found[-1] + "\x01"
+        return names[:limit]
+
+    async def _queues(self, now: int, limit: int, low: str, high: str | None) -> Sequence[str]:
+        """Return queues that have due runs of any prefix.
+
+        Each shard is asked for its share, and again as long as it may have names below the last.
+        """
+        share = max(4, 2 * limit // SHARDS)
+        names: set[bytes] = set()
+        starts = {shard: low.encode() for shard in range(SHARDS)}
+        while starts:
+            calls = [
+                Call([self._runs.keys.wakes(shard)], (share, start, high or "", now))
+                for shard, start in starts.items()
+            ]
+            replies = await self._runs.server.run(scripts.QUEUES, calls)
+            names.update(name for _, some in replies for name in some)
+            first = sorted(names)[:limit]
+            following = zip(starts, replies, strict=True)
+            starts = {
+                shard: start
+                for shard, (start, _) in following
+                if start is not None and (len(first) < limit or start <= first[-1])
+            }
+        return [name.decode() for name in sorted(names)[:limit]]
+
+    async def _with_runs(self, queues: Sequence[str], now: int) -> Sequence[str]:
+        """Return those of the queues that have due runs of this prefix."""
+        due = await self.due(now, len(queues), None, dict.fromkeys(queues, 1)) if queues else ()
+        found = {run.queue for run in due}
+        return [queue for queue in queues if queue in found]
+
+    async def _shares(self, wanted: _Wanted) -> Sequence[_Wanted]:
+        """Return which of the earliest due runs are in each shard."""
+        due = _earliest(await _available(self._due(wanted, "")), wanted.limit, wanted.queues)
+        shares: dict[int, Counter[str]] = {}
+        for run in due:
+            shares.setdefault(shard_of(run.id), Counter())[run.queue] += 1
+        return [
+            _Wanted((shard,), queues.total(), queues, wanted.drives)
+            for shard, queues in shares.items()
+        ]
+
+    def _due(self, wanted: _Wanted, now: Value) -> Sequence[Awaitable[Sequence[DueRun]]]:
+        """Return the due runs of each group of shards, with the given time or "" for now."""
+        return [
+            self._collect(scripts.DUE, wanted._replace(shards=shards), read_due_run, now)
+            for shards in self._runs.groups
+        ]
+
+    async def _collect(
+        self,
+        script: Script,
+        wanted: _Wanted,
+        read: Callable[[Any], Q],
+        *values: Value,
+        repeatable: bool = True,
+    ) -> Sequence[Q]:
+        """Return the runs of a script that may stop early, and is then continued."""
+        keys = [self._runs.keys.wakes(shard) for shard in wanted.shards]
+        found: list[Q] = []
+        mark, left = _START, wanted.queues
+        while len(found) < wanted.limit and left:
+            request = _request(left, wanted.drives)
+            head = (wanted.limit - len(found), self._runs.prefix, *mark, request)
+            [(stopped, some)] = await self._runs.server.run(
+                script, [Call(keys, (*head, *values))], repeatable=repeatable
+            )
+            found += map(read, some)
+            if stopped is None:
+                break
+            mark = stopped
+            # A Counter drops the queues that have yielded all they may.
+            left = Counter(wanted.queues) - Counter(run.queue for run in found)
+        return found
+
+
+def _ranges(
+    drives: Sequence[Drivable] | None,
+) -> Mapping[str, Sequence[tuple[int, int]]] | None:
+    """Return ranges of versions by workflow."""
+    if drives is None:
+        return None
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    for drivable in drives:
+        workflow = workflow_argument(drivable.workflow)
+        ranges.setdefault(workflow, []).append((drivable.first, drivable.last))
+    return ranges
+
+
+def _request(
+    queues: Mapping[str, int], drives: Mapping[str, Sequence[tuple[int, int]]] | None
+) -> bytes:
+    # The server's JSON has no usable null.
+    request: dict[str, object] = {"queues": [*queues.items()]}
+    if drives is not None:
+        request["drives"] = drives
+    return to_json(request)
+
+
+def _earliest(runs: Sequence[DueRun], limit: int, queues: Mapping[str, int]) -> Sequence[DueRun]:
+    """Return the earliest runs of several groups of shards, at most so many of each queue."""
+    left = Counter(queues)
+    earliest: list[DueRun] = []
+    for run in sorted(runs):
+        if len(earliest) < limit and left[run.queue] > 0:
+            left[run.queue] -= 1
+            earliest.append(run)
+    return earliest
+
+
+async def _concatenated(parts: Sequence[Awaitable[Sequence[Q]]]) -> Sequence[Q]:
+    if len(parts) == 1:
+        return await parts[0]
+    return [run for part in await asyncio.gather(*parts) for run in part]
+
+
+async def _available(parts: Sequence[Awaitable[Sequence[Q]]]) -> Sequence[Q]:
+    """Return the runs of all parts whose server is available; raise if none is."""
+    runs: list[Q] = []
+    errors: list[StoreUnavailable] = []
+    for result in await asyncio.gather(*parts, return_exceptions=True):
+        if isinstance(result, StoreUnavailable):
+            errors.append(result)
+        elif isinstance(result, BaseException):
+            raise result
+        else:
+            runs += result
+    if errors and len(errors) == len(parts):
+        raise errors[0]
+    for error in errors:
+        logger.warning("some runs cannot be claimed for now: %s", error)
+    return runs

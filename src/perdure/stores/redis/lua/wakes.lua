@@ -1,0 +1,58 @@
+-- Finds runs in wake sets.
+
+-- A script blocks all other clients: after this many members it stops, and reports where.
+local MAX_MEMBERS = 5000
+
+-- Returns the wake sets of a queue, of one workflow if it is given.
+local function wake_sets(shard, queue, workflow)
+    local low = queue .. '\0' .. (workflow and workflow .. '\0' or '')
+    -- What starts with `low`, which ends with NUL.
+    local high = string.sub(low, 1, -2) .. '\1'
+    return redis.call('ZRANGEBYLEX', shard .. 'wakes', '[' .. low, '(' .. high)
+end
+
+-- Returns whether a wake set has runs that can be driven. `drives` are ranges of versions by
+-- workflow; nil means all.
+local function is_drivable(set, drives)
+    if not drives then
+        return true
+    end
+    local workflow, version = string.match(set, '^%Z*%z(%Z*)%z(%d+)')
+    version = tonumber(version)
+    for _, range in ipairs(drives[workflow] or {}) do
+        if version == 0 or (range[1] <= version and version <= range[2]) then
+            return true
+        end
+    end
+    return false
+end
+
+local function add_sources(sources, shard, sets, drives, quota)
+    for _, set in ipairs(sets) do
+        if is_drivable(set, drives) then
+            sources[#sources + 1] = {key = shard .. 'wake:' .. set, shard = shard, quota = quota}
+        end
+    end
+end
+
+-- Calls `visit` for runs that are due at `to`, earliest first, in the shards of KEYS, and returns
+-- what `merge` returns. `request` is {queues = {{queue, limit}, ...}, drives = ...}.
+local function visit_due(request, to, score, id, limit, visit)
+    local sources, drives = {}, request.drives
+    for _, pair in ipairs(request.queues) do
+        local queue, quota = pair[1], {left = pair[2]}
+        for _, key in ipairs(KEYS) do
+            local shard = shard_of(key)
+            if queue == '' and drives then
+                -- Runs in no queue can have any number of workflows. A queue has few.
+                for workflow in pairs(drives) do
+                    add_sources(sources, shard, wake_sets(shard, queue, workflow), drives, quota)
+                end
+            else
+                add_sources(sources, shard, wake_sets(shard, queue), drives, quota)
+            end
+        end
+    end
+    local order = order_of(false, score ~= '' and score or '-inf', to, score, id)
+    return merge(sources, order, limit, MAX_MEMBERS, visit)
+end

@@ -1,0 +1,245 @@
+"""Searches of `SqlStore`: walks along an index, a part at a time.
+
+A walk ends when enough runs were found, or `EXAMINED` runs were examined. The database leaves out
+most runs that do not match; the rest are left out here, so that each rule is written once.
+"""
+
+from base64 import b64decode
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from itertools import product
+from typing import Any, NamedTuple, get_args
+
+from msgspec.structs import replace
+
+from perdure.snapshot import RunStatus
+from perdure.store import Count, Query, RunSummary
+from perdure.stores._searching import EXAMINED, Found, Position, find, matches
+from perdure.stores._timestamps import from_microseconds, to_microseconds
+from perdure.stores.sql import search_statements as sql
+from perdure.stores.sql.conditions import (
+    Condition,
+    all_of,
+    in_prefix,
+    is_shown,
+    of_group,
+    of_header,
+    updated_between,
+)
+from perdure.stores.sql.executor import Executor, chunks, digest, read_names
+
+_ALL_STATUSES: Sequence[RunStatus] = get_args(RunStatus)
+_LAST_CHARACTER = "\U0010ffff"
+# Runs whose ids have a prefix are read by their ids if they are at most so many.
+_FEW = 1000
+# How many runs a search with filters examines first, and how much more each time.
+_FIRST_PART, _GROWTH = 1000, 4
+# How many ranges one statement merges or counts.
+_MAX_RANGES, _COUNTED_RANGES = 100, 50
+
+
+class _Walk(NamedTuple):
+    """Ranges of an index in which a search walks.
+
+    `above` and `below` are words for the places on both sides of one; `filters` is what the walk
+    leaves to be examined.
+    """
+
+    range: str
+    above: str
+    below: str
+    groups: Sequence[Condition]
+    filters: Condition
+
+
+class Search(Executor):
+    """Finds and counts runs by their headers."""
+
+    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+        """Find up to `limit` runs."""
+        if self._prefix + query.prefix:
+            runs = await self._few(query)
+            if runs is not None:
+                return find(runs, query, limit, after)
+        walk = await self._walk(query)
+        is_filtered = self._prefix or query.queue is not None or query.prefix or query.tags
+        part = max(limit, _FIRST_PART) if is_filtered else limit
+        place = None if after is None else (to_microseconds(after.time), self._prefix + after.id)
+        found: list[RunSummary] = []
+        examined = 0
+        while True:
+            part = min(part, EXAMINED - examined)
+            wanted = limit - len(found)
+            rows = await self._part(walk, query, place, part, wanted)
+            found += self._matching(query, rows)
+            is_at_end = not rows or (len(rows) < wanted and rows[-1][0] < part)
+            if len(found) == limit or is_at_end:
+                return Found(found)
+            n, time, key, *_ = rows[-1]
+            examined += n
+            if examined >= EXAMINED:
+                return Found(found, self._position(time, key))
+            place = time, key
+            part = max(part, _FIRST_PART) * _GROWTH
+
+    async def summaries(self, ids: Sequence[str]) -> list[RunSummary | None]:
+        """Return runs by id, with their revisions."""
+        keys = [self._key(id) for id in ids]
+        runs: dict[str, RunSummary] = {}
+        for chunk in chunks(keys):
+            found = await self._run_many(sql.SUMMARIES, len(chunk), *chunk)
+            for epoch, n, message, *columns in found.rows:
+                run = self._summary(*columns)
+                revision = f"{epoch}.{n}.{message}.{run.owner is not None:d}"
+                runs[self._prefix + run.id] = replace(run, revision=revision)
+        return [runs.get(key) for key in keys]
+
+    async def counts(self, query: Query, cap: int) -> list[Count]:
+        """Count runs by workflow and status."""
+        groups = await self._groups(query, None)
+        counted = await self._count(groups, cap + 1)
+        # Too few of those that were examined are shown: examine more.
+        hidden = [group for group, (examined, n) in counted.items() if n <= cap < examined]
+        most = cap + EXAMINED
+        counted |= await self._count(hidden, most)
+        return [
+            Count(*group, min(n, cap), capped=n > cap or (group in hidden and examined == most))
+            for group, (examined, n) in counted.items()
+            if n or (group in hidden and examined == most)
+        ]
+
+    async def _few(self, query: Query) -> list[RunSummary] | None:
+        """Return all runs whose ids have the prefix, unless they are many."""
+        ids = in_prefix(self._prefix + query.prefix)
+        counted = await self._run(sql.COUNT_IDS % ids.sql, *ids.values, _FEW + 1)
+        [(number,)] = counted.rows
+        if number > _FEW:
+            return None
+        rows = (await self._run(sql.BY_ID % ids.sql, *ids.values, _FEW)).rows
+        return [self._summary(*row) for row in rows]
+
+    async def _walk(self, query: Query) -> _Walk:
+        """Return the walk that examines the fewest runs."""
+        shown = is_shown(self._prefix, query)
+        updated = [*updated_between(query)]
+        if query.tags:
+            tagged = [Condition("tag.tag = ?", [digest(query.tags[0])])]
+            conditions = (Condition("$created = walk.time"), *shown, *of_header(query), *updated)
+            return _Walk(sql.BY_TAG, "$tagged_above", "$tagged_below", tagged, all_of(conditions))
+        places = (sql.BY_UPDATE, "$updated_above", "$updated_below")
+        if query.statuses or query.workflows:
+            groups = await self._groups(query, _MAX_RANGES)
+            if len(groups) <= _MAX_RANGES:
+                ranges = [all_of([of_group(*group), *updated]) for group in groups]
+                left = replace(query, statuses=(), workflows=())
+                return _Walk(*places, ranges, all_of([*shown, *of_header(left)]))
+        return _Walk(*places, [all_of(updated)], all_of([*shown, *of_header(query)]))
+
+    async def _groups(
+        self, query: Query, most: int | None
+    ) -> Sequence[tuple[str | None, RunStatus]]:
+        """Return the pairs of workflow and status in a query; perhaps too many, if `most` is."""
+        workflows: Sequence[str | None] = query.workflows or await self._workflows(most)
+        return [*product(workflows, query.statuses or _ALL_STATUSES)]
+
+    async def _workflows(self, most: int | None) -> list[str | None]:
+        """Return the workflows that runs have, and `None` for those without one."""
+        limit = 900 if most is None else most + 1
+        if self._statements.dialect.finds_distinct:
+            rows = (await self._run(sql.WORKFLOWS_DISTINCT, limit)).rows
+        else:
+            rows = (await self._run(sql.WORKFLOWS_BY_LOOKUP, limit)).rows
+        return [*dict.fromkeys([*(workflow for (workflow,) in rows), None])]
+
+    async def _part(
+        self,
+        walk: _Walk,
+        query: Query,
+        place: tuple[int, str] | None,
+        part: int,
+        limit: int,
+    ) -> Sequence[tuple[Any, ...]]:
+        """Return the next rows of a walk: the runs that match, and the last one in any case."""
+        order = "ASC" if query.oldest_first else "DESC"
+        ranges: list[str] = []
+        values: list[object] = [*walk.filters.values]
+        for group in walk.groups:
+            conditions = [group]
+            if place is not None:
+                beyond = walk.above if query.oldest_first else walk.below
+                conditions.append(Condition(beyond, [place[0], place[0], place[1]]))
+            condition = all_of(conditions)
+            ranges.append(walk.range % {"conditions": condition.sql, "order": order})
+            values += *condition.values, part
+        template = sql.SEARCH % {
+            "conditions": walk.filters.sql,
+            "order": order,
+            "ranges": " UNION ALL ".join(ranges),
+        }
+        return (await self._run(template, *values, part, part, limit)).rows
+
+    def _matching(self, query: Query, rows: Sequence[tuple[Any, ...]]) -> Iterator[RunSummary]:
+        for _, _, _, is_candidate, *columns in rows:
+            if is_candidate and matches(query, run := self._summary(*columns)):
+                yield run
+
+    async def _count(
+        self, groups: Sequence[tuple[str | None, RunStatus]], most: int
+    ) -> dict[tuple[str | None, RunStatus], tuple[int, int]]:
+        """Return how many runs of each group were examined, at most `most`, and are shown."""
+        shown = all_of(is_shown(self._prefix, Query()))
+        counted: dict[tuple[str | None, RunStatus], tuple[int, int]] = {}
+        for chunk in chunks(groups, _COUNTED_RANGES):
+            parts: list[str] = []
+            values: list[object] = []
+            for place, group in enumerate(chunk):
+                condition = of_group(*group)
+                parts.append(sql.COUNT_GROUP % (shown.sql, condition.sql))
+                values += place, *shown.values, *condition.values, most
+            rows = (await self._run(" UNION ALL ".join(parts), *values)).rows
+            counted |= {chunk[place]: (examined, n) for place, examined, n in rows}
+        return counted
+
+    def _summary(
+        self,
+        key: str,
+        updated_at: int,
+        status: RunStatus,
+        workflow: str | None,
+        owner: str | None,
+        version: int,
+        queue: str,
+        tags: str | None,
+        summary: str | None,
+        created_at: int,
+        wake_at: int | None,
+        awaited: str | None,
+        takeovers: int,
+    ) -> RunSummary:
+        return RunSummary(
+            id=self._id(key),
+            updated_at=from_microseconds(updated_at),
+            status=status,
+            workflow=workflow,
+            owner=owner,
+            version=version,
+            queue=queue,
+            tags=read_names(tags),
+            summary=b64decode(summary or ""),
+            created_at=from_microseconds(created_at),
+            wake_at=_time_or_none(wake_at),
+            awaits=read_names(awaited),
+            takeovers=takeovers,
+        )
+
+    def _position(self, time: int, key: str) -> Position:
+        """Return a place as the position after which a search continues."""
+        at = from_microseconds(time)
+        if key.startswith(self._prefix):
+            return Position(at, self._id(key))
+        # The run has another prefix: continue before or after all ids of this one.
+        return Position(at, "\x01" if key < self._prefix else _LAST_CHARACTER)
+
+
+def _time_or_none(microseconds: int | None) -> datetime | None:
+    return None if microseconds is None else from_microseconds(microseconds)

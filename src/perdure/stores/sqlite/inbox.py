@@ -1,0 +1,133 @@
+"""The verbs on inboxes: which statements they send, see `runs`."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+from perdure.errors import InvalidArgument
+from perdure.snapshot import RunStatus, is_over
+from perdure.store import Delivery, Message, NewMessage, Receipt
+from perdure.stores._timestamps import from_microseconds
+from perdure.stores.sqlite.runs import Verb, Verbs, decode_text
+from perdure.stores.sqlite.statements import Row
+
+# A SQLite integer: no message has a larger number.
+_LAST = 2**63 - 1
+
+SEND = """
+    INSERT INTO $inbox (run, name, payload, sent_at, dedup_id)
+    SELECT e.column1, e.column2, e.column3, coalesce(e.column5, $clock), e.column4
+    FROM ($rows) AS e CROSS JOIN $runs AS r
+    WHERE r.id = e.column1 AND r.status NOT IN ('completed', 'failed', 'cancelled')
+    ON CONFLICT DO NOTHING
+"""
+
+# Reads the inbox instead of relying on the statement before, so it can be repeated safely.
+WAKE_IF_MESSAGE = """
+    UPDATE $runs SET wake_at = e.now
+    FROM (
+        SELECT column1 AS key, column2 AS name, coalesce(column3, $clock) AS now FROM ($rows)
+    ) AS e
+    WHERE id = e.key AND owner IS NULL AND (wake_at IS NULL OR wake_at > e.now)
+        AND e.name IN (SELECT value FROM json_each(awaits))
+        AND EXISTS (SELECT 1 FROM $inbox WHERE run = e.key AND taken = 0 AND name = e.name)
+"""
+
+RECIPIENTS = """
+    SELECT e.column1, e.column2, r.status,
+        coalesce((SELECT messages FROM $unconsumed WHERE run = e.column1), 0),
+        EXISTS (SELECT 1 FROM $inbox WHERE run = e.column1 AND dedup_id = e.column2)
+    FROM ($rows) AS e CROSS JOIN $runs AS r
+    WHERE r.id = e.column1
+"""
+
+INBOX = """
+    SELECT seq, name, CAST(payload AS BLOB), sent_at FROM $inbox
+    WHERE run = :id AND taken = 0 AND seq > :after
+    ORDER BY seq
+    LIMIT :limit
+"""
+
+
+class Recipient(NamedTuple):
+    """A run before messages are sent to it; `duplicates` are dedup ids it has received."""
+
+    status: RunStatus
+    unconsumed: int
+    duplicates: set[str]
+
+
+def read_message(seq: int, name: str, payload: bytes, sent_at: int) -> Message:
+    """Return the message in a row of the inbox."""
+    return Message(str(seq), name, payload, from_microseconds(sent_at))
+
+
+class InboxVerbs(Verbs):
+    """The verbs that send messages and read them."""
+
+    def send(self, messages: Sequence[NewMessage]) -> Verb[Sequence[Receipt]]:
+        """Put messages in inboxes and wake the runs that wait for them.
+
+        The round is atomic, so the state in which the recipients were before it determines what
+        becomes of each message.
+        """
+        now, many = self._now(), self._statements.many
+        keys = [self._prefix + message.to for message in messages]
+        rows: list[Row] = [
+            (key, message.name, decode_text(message.payload), message.dedup_id, now)
+            for key, message in zip(keys, messages, strict=True)
+        ]
+        recipients = many(RECIPIENTS, [*dict.fromkeys((row[0], row[3]) for row in rows)])
+        wakes = many(WAKE_IF_MESSAGE, [*dict.fromkeys((*row[:2], now) for row in rows)])
+        outcomes = yield [*recipients, *many(SEND, rows), *wakes]
+        found = chain.from_iterable(outcome.rows for outcome in outcomes[: len(recipients)])
+        return [*_receipts(keys, messages, _read_recipients(found))]
+
+    def inbox(self, id: str, after: str | None, limit: int | None) -> Verb[Sequence[Message]]:
+        """Return the run's messages that were not consumed."""
+        [messages] = yield [
+            self._statement(
+                INBOX,
+                id=self._prefix + id,
+                after=_read_number(after),
+                limit=-1 if limit is None else limit,
+            )
+        ]
+        return [read_message(*row) for row in messages.rows]
+
+
+def _read_recipients(rows: Iterable[tuple[Any, ...]]) -> Mapping[str, Recipient]:
+    recipients: dict[str, Recipient] = {}
+    for key, dedup_id, status, unconsumed, is_duplicate in rows:
+        recipient = recipients.setdefault(key, Recipient(status, unconsumed, set()))
+        if is_duplicate:
+            recipient.duplicates.add(dedup_id)
+    return recipients
+
+
+def _receipts(
+    keys: Sequence[str], messages: Sequence[NewMessage], recipients: Mapping[str, Recipient]
+) -> Iterator[Receipt]:
+    unconsumed = {key: recipient.unconsumed for key, recipient in recipients.items()}
+    for key, message in zip(keys, messages, strict=True):
+        recipient = recipients.get(key)
+        if recipient is None:
+            yield Receipt(Delivery.UNKNOWN)
+        elif message.dedup_id in recipient.duplicates:
+            yield Receipt(Delivery.DUPLICATE, unconsumed[key])
+        elif is_over(recipient.status):
+            yield Receipt(Delivery.OVER)
+        else:
+            if message.dedup_id is not None:
+                recipient.duplicates.add(message.dedup_id)
+            unconsumed[key] += 1
+            yield Receipt(Delivery.DELIVERED, unconsumed[key])
+
+
+def _read_number(message: str | None) -> int:
+    """Return the number of a message, or 0 for none."""
+    if message is None:
+        return 0
+    if not (message.isascii() and message.isdigit()):
+        raise InvalidArgument("after", message, "the id of a message")
+    return min(int(message), _LAST)

@@ -1,0 +1,255 @@
+"""The verbs on the schedule: which statements they send, see `runs`."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from heapq import merge
+from itertools import chain, islice
+from typing import NamedTuple, TypeAlias
+
+from perdure.store import Drivable, Due, NewRun, Rest
+from perdure.stores._timestamps import from_microseconds, to_microseconds
+from perdure.stores.sqlite import statements as sql
+from perdure.stores.sqlite.leases import Leased, LeaseVerbs, read_lease
+from perdure.stores.sqlite.runs import (
+    MICROSECOND,
+    Verb,
+    decode_text,
+    header_columns,
+    json_text,
+    rest_columns,
+    tags_text,
+)
+from perdure.stores.sqlite.statements import Row, Statement
+
+# The order of due runs: wake time, version and key.
+DueRow: TypeAlias = tuple[int, int, str]
+
+# SQLite merges up to 500 ranges in one statement.
+_MAX_RANGES = 256
+_LAST_VERSION = 2**63 - 1
+# A blob comes after all text.
+_AFTER_NAMES = b""
+
+DUE = """
+    $arms
+    ORDER BY wake_at, version, id
+    LIMIT :most
+"""
+
+# A claim looks for runs that are due now: it has no :until, and reads no row for its owner.
+DUE_RANGE = """
+    SELECT wake_at, version, id FROM $runs
+    WHERE queue = :queue AND workflow IS :workflow$n AND wake_at <= coalesce(:until, $now)
+        AND (version BETWEEN :first$n AND :last$n OR version = :unbound$n)
+        AND substr(id, 1, length(:prefix)) = :prefix
+        AND (wake_at <= $now OR owner IS NULL)
+"""
+
+# One seek for each workflow, and one that finds no other: its NULL stands for runs without one.
+DUE_WORKFLOWS = """
+    WITH RECURSIVE workflows (name) AS (
+        SELECT ''
+        UNION ALL
+        SELECT (
+            SELECT workflow FROM $runs
+            WHERE queue = :queue AND wake_at IS NOT NULL AND workflow > workflows.name
+            ORDER BY workflow
+            LIMIT 1
+        )
+        FROM workflows WHERE name IS NOT NULL
+    )
+    SELECT name FROM workflows WHERE name IS NOT ''
+"""
+
+# One seek for each queue and workflow; after a workflow with due runs, the queue's others are
+# skipped: a blob comes after every name.
+QUEUES = """
+    WITH RECURSIVE ranges (queue, workflow, is_due) AS (
+        SELECT :low, '', false
+        UNION ALL
+        SELECT r.queue, r.workflow, EXISTS (
+            SELECT 1 FROM $runs AS d
+            WHERE d.queue = r.queue AND d.workflow = r.workflow AND d.wake_at <= :until
+                AND substr(d.id, 1, length(:prefix)) = :prefix
+        )
+        FROM ranges CROSS JOIN $runs AS r
+        WHERE r.rowid = (
+            SELECT rowid FROM $runs AS n
+            WHERE n.wake_at IS NOT NULL AND n.queue < :high
+                AND (n.queue, n.workflow)
+                    > (ranges.queue, CASE WHEN ranges.is_due THEN x'' ELSE ranges.workflow END)
+            ORDER BY n.queue, n.workflow
+            LIMIT 1
+        )
+    )
+    SELECT queue FROM ranges WHERE is_due LIMIT :limit
+"""
+
+
+class Range(NamedTuple):
+    """Versions of a workflow, both ends included, and `unbound`: 0 if runs without one belong."""
+
+    workflow: str | None
+    first: int
+    last: int
+    unbound: int
+
+
+class ScheduleVerbs(LeaseVerbs):
+    """The verbs that create runs and find those that are due."""
+
+    def enqueue(self, runs: Sequence[NewRun]) -> Verb[Sequence[bool]]:
+        """Create runs that wait for a claim; return `False` for each id that existed."""
+        time = self._now_and_stamp()
+        rows = [self._new_row(run, time) for run in runs]
+        outcomes = yield self._statements.many(sql.CREATE, rows)
+        # Of two requests with the same id, the first created the run.
+        created = {row[0]: True for outcome in outcomes for row in outcome.rows}
+        return [created.pop(row[0], False) for row in rows]
+
+    def due(
+        self,
+        until: datetime,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
+    ) -> Verb[Sequence[Due]]:
+        """Return the unowned runs whose wake time is at or before `until`, earliest first."""
+        rows = yield from self._due(limit, drives, queues, to_microseconds(until, "now"))
+        return [Due(self._id(key), from_microseconds(wake_at)) for wake_at, _, key in rows]
+
+    def claim(
+        self,
+        owner: str,
+        ttl: timedelta,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
+        *,
+        apart: bool = False,
+    ) -> Verb[Sequence[Leased]]:
+        """Lease the runs that are due, earliest first; `apart`: read them in a round of its own."""
+        leased: list[Leased] = []
+        while True:
+            left = _left(queues, leased)
+            due = yield from self._due(limit - len(leased), drives, left)
+            granted = yield from self._claim(due, owner, ttl, apart=apart)
+            leased += granted
+            # Between two transactions, others may have claimed some: look for more.
+            if len(granted) == len(due):
+                return leased
+
+    def queues(self, now: datetime, limit: int, low: str, high: str | None) -> Verb[Sequence[str]]:
+        """Return queues with due runs, by name."""
+        [found] = yield [
+            self._statement(
+                QUEUES,
+                low=low,
+                high=_AFTER_NAMES if high is None else high,
+                limit=limit,
+                prefix=self._prefix,
+                until=to_microseconds(now, "now"),
+            )
+        ]
+        return [queue for (queue,) in found.rows]
+
+    def _new_row(self, run: NewRun, time: Row) -> Row:
+        offset: int | None = -(run.head_start // MICROSECOND)
+        rest = Rest("queued", run.wake_at)
+        if run.rest is not None:
+            rest, offset = run.rest, None
+        status, awaits, wake_at = rest_columns(rest)
+        header = (run.version, tags_text(run.tags), run.summary)
+        changes = header_columns(rest)
+        columns = (self._prefix + run.id, decode_text(run.snapshot), run.workflow, wake_at)
+        return (
+            *(*columns, None, offset, *time, status, awaits, run.queue),
+            *(old if new is None else new for old, new in zip(header, changes, strict=True)),
+        )
+
+    def _due(
+        self,
+        limit: int,
+        drives: Sequence[Drivable] | None,
+        queues: Mapping[str, int],
+        until: int | None = None,
+    ) -> Verb[Sequence[DueRow]]:
+        """Return due runs; without `until`, those that are due now."""
+        if drives is None:
+            ranges = yield from self._all_ranges([*queues])
+        else:
+            ranges = dict.fromkeys(queues, _drivable(drives))
+        statements = {
+            queue: [*self._due_statements(queue, most, ranges[queue], until)]
+            for queue, most in queues.items()
+        }
+        outcomes = iter((yield [*chain.from_iterable(statements.values())]))
+        due = [
+            islice(merge(*(outcome.rows for outcome in islice(outcomes, len(one)))), queues[queue])
+            for queue, one in statements.items()
+        ]
+        return [*islice(merge(*due), limit)]
+
+    def _all_ranges(self, queues: Sequence[str]) -> Verb[dict[str, Sequence[Range]]]:
+        """Return all versions of all workflows that have scheduled runs in each queue."""
+        outcomes = yield [self._statement(DUE_WORKFLOWS, queue=queue) for queue in queues]
+        return {
+            queue: [Range(workflow, 0, _LAST_VERSION, 0) for (workflow,) in outcome.rows]
+            for queue, outcome in zip(queues, outcomes, strict=True)
+        }
+
+    def _due_statements(
+        self, queue: str, most: int, ranges: Sequence[Range], until: int | None
+    ) -> Iterator[Statement]:
+        values = {"queue": queue, "most": most, "until": until, "prefix": self._prefix}
+        for start in range(0, len(ranges), _MAX_RANGES):
+            part = ranges[start : start + _MAX_RANGES]
+            arms = {
+                f"{column}{n}": value
+                for n, range in enumerate(part)
+                for column, value in zip(Range._fields, range, strict=True)
+            }
+            template = self._statements.sql(DUE, DUE_RANGE, len(part))
+            yield Statement(template, {**values, **arms, "now": self._now()})
+
+    def _claim(
+        self, due: Sequence[DueRow], owner: str, ttl: timedelta, *, apart: bool
+    ) -> Verb[Sequence[Leased]]:
+        """Lease these runs, as far as they were not claimed or changed in the meantime."""
+        if not due:
+            return []
+        ids, latest = json_text([key for _, _, key in due]), due[-1][0]
+        times = {"latest": latest, "ttl": ttl // MICROSECOND, "now": self._now()}
+        claim = self._statement(sql.CLAIM, ids=ids, owner=owner, **times)
+        claimed, *found = yield [claim, *([] if apart else self._contents(ids))]
+        rows = {row[0]: row[1:] for row in claimed.rows}
+        keys = [key for _, _, key in due if key in rows]
+        leased = [read_lease(self._id(key), owner, ttl, *rows[key]) for key in keys]
+        if not apart:
+            contents = self._read_contents(found)
+            return [contents.added_to(one, key) for one, key in zip(leased, keys, strict=True)]
+        complete = yield from self._with_journals(leased)
+        return [one for one in complete if one is not None]
+
+
+def _left(queues: Mapping[str, int], leased: Sequence[Leased]) -> Mapping[str, int]:
+    """Return how many more runs may be claimed from each queue."""
+    if not leased:
+        return queues
+    claimed = Counter(one.queue for one in leased)
+    return {queue: most - claimed[queue] for queue, most in queues.items() if most > claimed[queue]}
+
+
+def _drivable(drives: Sequence[Drivable]) -> Sequence[Range]:
+    """Return ranges in which every drivable run is once; one without a version is in the first."""
+    ranges: list[Range] = []
+    for workflow, first, last in sorted((one.workflow, one.first, one.last) for one in drives):
+        previous = ranges[-1] if ranges and ranges[-1].workflow == workflow else None
+        if previous is None:
+            ranges.append(Range(workflow, first, last, 0))
+        elif first <= previous.last:
+            ranges[-1] = previous._replace(last=max(previous.last, last))
+        else:
+            ranges.append(Range(workflow, first, last, -1))
+    return ranges

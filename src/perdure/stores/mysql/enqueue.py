@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from perdure.store import NewRun
 from perdure.stores.mysql.database import Database, Transaction
 from perdure.stores.mysql.errors import ConstraintViolation
-from perdure.stores.mysql.literals import Rows, Statement, Value, read_datetime
+from perdure.stores.mysql.literals import Rows, Statement, Value
 from perdure.stores.mysql.rows import chunks, names_as_json, tags_as_json
 from perdure.stores.mysql.statements import Statements
 from perdure.stores.mysql.tags import add_tags
@@ -19,16 +19,19 @@ _COLUMNS = Statement(
     b"id, snapshot, workflow, queue, version, tags, summary, status, awaits, wake_at, created_at, "
     b"updated_at, epoch"
 )
-ENQUEUE_ROW = b"""(
-    %s, %s, %s, %s, %s, %s, %s, %s, %s, COALESCE(%s, UTC_TIMESTAMP(6) - INTERVAL %s MICROSECOND),
-    UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
+_ROW = b"""(
+    %%s, %%s, %%s, %%s, %%s, %%s, %%s, %%s, %%s, COALESCE(%%s, %(now)s - INTERVAL %%s MICROSECOND),
+    %(now)s, %(now)s, %(epoch)s
 )"""
+ENQUEUE_ROW = _ROW % {
+    b"now": b"UTC_TIMESTAMP(6)",
+    b"epoch": b"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
+}
 
 # All runs of one call are due relative to one time, although several statements insert them.
-_READ_CLOCK = Statement(b"SELECT UTC_TIMESTAMP(6)")
+_READ_CLOCK = Statement(b"SELECT CAST(UTC_TIMESTAMP(6) AS CHAR)")
 # A run that this transaction creates has the epoch -1 until its last statements.
 ENQUEUE_OR_LOCK = "INSERT INTO {runs} (%s) VALUES %s ON DUPLICATE KEY UPDATE epoch = epoch"
-_NEW_EPOCH = -1
 INSERTED = "SELECT id FROM {runs} FORCE INDEX (PRIMARY) WHERE id IN (%s) AND epoch = -1"
 QUEUE_INSERTED = """
     UPDATE {runs} FORCE INDEX (PRIMARY)
@@ -59,14 +62,15 @@ class Creator:
 
     async def _create(self, runs: Mapping[str, NewRun]) -> Collection[str]:
         rows = [(key, *_header(run), *_state(run)) for key, run in runs.items()]
-        if len(chunks(rows)) == 1:
+        parts = chunks(rows)
+        if len(parts) == 1:
             tags = add_tags(self._statements, _tags(runs))
             create = self._bind(ENQUEUE, _COLUMNS, Rows(ENQUEUE_ROW, rows))
             with suppress(ConstraintViolation):
                 await self._insert([create, *tags])
                 return runs.keys()
         return await self._database.transact(
-            lambda transaction: self._create_missing(transaction, runs), repeatable=False
+            lambda transaction: self._create_missing(transaction, runs, parts), repeatable=False
         )
 
     async def _insert(self, statements: Sequence[Statement]) -> None:
@@ -76,12 +80,15 @@ class Creator:
             await self._database.run(*statements, repeatable=False)
 
     async def _create_missing(
-        self, transaction: Transaction, runs: Mapping[str, NewRun]
+        self,
+        transaction: Transaction,
+        runs: Mapping[str, NewRun],
+        parts: Sequence[Sequence[Sequence[Value]]],
     ) -> Collection[str]:
         [clock] = await transaction.run(_READ_CLOCK)
-        now = read_datetime(clock.rows[0][0])
-        rows = [_row(key, run, now) for key, run in runs.items()]
-        inserts = [self._bind(ENQUEUE_OR_LOCK, _COLUMNS, part) for part in chunks(rows)]
+        now = b"TIMESTAMP'%s'" % clock.rows[0][0].encode()
+        row = _ROW % {b"now": now, b"epoch": b"-1"}
+        inserts = [self._bind(ENQUEUE_OR_LOCK, _COLUMNS, Rows(row, part)) for part in parts]
         *_, inserted = await transaction.run(*inserts, self._bind(INSERTED, [*runs]))
         created = {key: runs[key] for (key,) in inserted.rows}
         if created:
@@ -89,13 +96,6 @@ class Creator:
                 self._bind(QUEUE_INSERTED, [*created]), *add_tags(self._statements, _tags(created))
             )
         return created
-
-
-def _row(key: str, run: NewRun, now: datetime) -> tuple[Value, ...]:
-    status, awaits, wake_at, head_start = _state(run)
-    if head_start is not None:
-        wake_at = now - head_start * _MICROSECOND
-    return (key, *_header(run), status, awaits, wake_at, now, now, _NEW_EPOCH)
 
 
 def _header(new: NewRun) -> tuple[Value, ...]:

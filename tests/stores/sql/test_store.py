@@ -13,7 +13,17 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from perdure.errors import InvalidArgument, StoreClosed, StoreError, StoreUnavailable
-from perdure.store import Delivery, Entry, Grant, NewRun, Rest, Verdict
+from perdure.store import (
+    Delivery,
+    Entry,
+    Grant,
+    LeaseRequest,
+    NewMessage,
+    NewRun,
+    Query,
+    Rest,
+    Verdict,
+)
 from perdure.stores import SqlStore
 from perdure.stores._migrations import Migration, read_migrations
 from perdure.stores.sql import sqlalchemy_client
@@ -162,6 +172,81 @@ async def test_a_crash_between_statements_leaves_the_state_before_or_after(
             assert await state_of(store) == after
             return
         pytest.fail("the verb took more than 30 statements")
+
+
+async def enqueue_tagged(store: SqlStore) -> None:
+    run = NewRun("run", "order", as_json(snapshot()), tags=("plan=pro", "x=1"))
+    await store.enqueue([run, NewRun("other", "order", as_json(snapshot()))])
+
+
+async def acquire_tagged(store: SqlStore) -> None:
+    tags = ("plan=pro", "x=1")
+    await store.acquire([LeaseRequest("run", "bob", LONG, as_json(snapshot()), tags=tags)])
+
+
+async def rest_tagged(store: SqlStore) -> None:
+    rest = Rest("completed", tags=("plan=pro", "x=1"))
+    await write_rest(store, await acquire_run(store, "run", "ana"), rest)
+
+
+async def save_tagged(store: SqlStore) -> None:
+    await store.save("run", snapshot(metadata={"tags": {"plan": "pro", "x": "1"}}))
+
+
+@pytest.mark.parametrize("verb", [enqueue_tagged, acquire_tagged, rest_tagged, save_tagged])
+@pytest.mark.parametrize("old_tags", [None, (), ("plan=free",)])
+async def test_a_run_is_found_by_the_tags_it_has_wherever_its_writer_crashes(
+    tmp_path: Path,
+    verb: Callable[[SqlStore], Awaitable[None]],
+    old_tags: tuple[str, ...] | None,
+) -> None:
+    """Tags are written before the run; those that a crash leaves behind are ignored, and deleted
+    with the run."""
+    async with aiosqlite.connect(tmp_path / "runs.db", isolation_level=None) as connection:
+        client, set_up = AiosqliteClient(connection), 2
+        store, is_done = SqlStore(client, dialect="sqlite"), False
+        for statements in range(40):
+            if old_tags is not None:
+                await store.enqueue([NewRun("run", "order", as_json(snapshot()), tags=old_tags)])
+            crashing = SqlStore(CrashingClient(client, set_up + statements), dialect="sqlite")
+            try:
+                await verb(crashing)
+                is_done = True
+            except StoreError:
+                pass
+            await check_tags(store)
+            await store.delete("run")
+            if is_done:
+                left = await connection.execute_fetchall("SELECT * FROM workflow_runs_tags")
+                assert list(left) == []
+                return
+        pytest.fail("the verb took more than 40 statements")
+
+
+async def check_tags(store: SqlStore) -> None:
+    """Check that the run is found by its tags and by no others."""
+    (run,) = await store.summaries(["run"])
+    for tag in ("plan=pro", "plan=free", "x=1"):
+        found = (await store.search(Query(tags=(tag,)), 10)).runs
+        has_tag = run is not None and tag in run.tags
+        assert [each.id for each in found] == (["run"] if has_tag else [])
+
+
+async def test_duplicates_in_a_batch_are_told_from_new_messages(tmp_path: Path) -> None:
+    """One statement sends the batch; its receipts name those that were there before."""
+    async with aiosqlite.connect(tmp_path / "runs.db", isolation_level=None) as connection:
+        store = SqlStore(AiosqliteClient(connection), dialect="sqlite")
+        await acquire_run(store, "run")
+        await send_one(store, "run", "paid", b"1", dedup_id="b")
+        names = ["a", "b", None, "c", "a"]
+        receipts = await store.send([NewMessage("run", "paid", b"1", name) for name in names])
+        assert [(receipt.delivery.value, receipt.unconsumed) for receipt in receipts] == [
+            ("delivered", 2),
+            ("duplicate", 2),
+            ("delivered", 3),
+            ("delivered", 4),
+            ("duplicate", 4),
+        ]
 
 
 async def test_many_stores_can_start_at_once(postgres_url: str) -> None:

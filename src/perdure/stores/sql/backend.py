@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from random import Random
 from typing import Any
 
@@ -56,24 +56,18 @@ class SqlBackend(Journal, Schedule, Search):
         """Do nothing: the client is the caller's."""
 
     async def save(self, id: str, data: bytes, workflow: str | None, rest: Rest) -> None:
-        key, (awaits, awaited) = self._key(id), awaits_values(rest)
-        created_at = await self._creation_of(key) if rest.tags else None
-        tags = [(key, tag) for tag in rest.tags or ()]
+        key, tags = self._key(id), rest.tags or ()
+        created_at = await self._creation_of(key) if tags else None
         if created_at is not None:
-            await self._add_tags(created_at, tags)
-        await self._run(
-            sql.SAVE,
-            *(key, data.decode(), workflow, rest.status, awaits, awaited),
-            *header_values(rest.version or 0, rest.tags or None, rest.summary or None),
-            *(created_at, int(awaits is not None), micros_or_none(rest.wake_at)),
-        )
+            await self._add_tags(created_at, [(key, tag) for tag in tags])
+        await self._save(key, data, workflow, rest, created_at)
         await self._clean_up(key)
-        if awaits is not None:
+        if rest.awaits:
             await self._schedule_wake(key, rest, -1)
         if created_at is not None:
             # Again: the run's owner may have deleted other tags than those of its own rest.
-            await self._add_tags(created_at, tags)
-            await self._delete_other_tags(key, rest.tags or ())
+            await self._add_tags(created_at, [(key, tag) for tag in tags])
+            await self._delete_other_tags(key, tags)
 
     async def load(self, id: str) -> Snapshot | None:
         key = self._key(id)
@@ -92,22 +86,14 @@ class SqlBackend(Journal, Schedule, Search):
 
     async def prune(self, request: PruneRequest) -> int:
         [(now,)] = (await self._run(search.NOW)).rows
-        query = Query(
-            statuses=tuple(request.statuses),
-            workflows=() if request.workflow is None else (request.workflow,),
-            tags=tuple(dict.fromkeys(request.tags)),
-            until=from_microseconds(now) - request.older_than,
-            oldest_first=True,
-        )
+        query = _old_runs(request, from_microseconds(now))
         found, pruned = Found((), None), 0
         while pruned < request.limit:
             found = await self.search(query, request.limit - pruned, found.stopped_at)
             keys = [self._key(run.id) for run in found.runs]
-            if request.dry_run:
-                pruned += len(keys)
-            else:
-                for chunk in chunks(keys):
-                    pruned += await self._prune(chunk, request.older_than)
+            for chunk in chunks(keys):
+                is_dry = request.dry_run
+                pruned += len(chunk) if is_dry else await self._prune(chunk, request.older_than)
             if found.stopped_at is None:
                 break
         return pruned
@@ -124,6 +110,16 @@ class SqlBackend(Journal, Schedule, Search):
         by_status: Any = dict(counts.rows)
         return Stats(by_status, min(oldest, default=None), by_queue)
 
+    async def _save(
+        self, key: str, data: bytes, workflow: str | None, rest: Rest, created_at: int | None
+    ) -> None:
+        await self._run(
+            sql.SAVE,
+            *(key, data.decode(), workflow, rest.status, *awaits_values(rest)),
+            *header_values(rest.version or 0, rest.tags or None, rest.summary or None),
+            *(created_at, int(bool(rest.awaits)), micros_or_none(rest.wake_at)),
+        )
+
     async def _creation_of(self, key: str) -> int:
         """Return when a run was created, or the present."""
         run = await self._run(sql.CREATION_AND_TAGS, key)
@@ -135,3 +131,13 @@ class SqlBackend(Journal, Schedule, Search):
         deleted = await self._run_many(sql.DELETE_OLD, len(keys), *keys, to_micros(older_than))
         await self._delete_orphans(keys)
         return deleted.affected
+
+
+def _old_runs(request: PruneRequest, now: datetime) -> Query:
+    return Query(
+        statuses=tuple(request.statuses),
+        workflows=() if request.workflow is None else (request.workflow,),
+        tags=tuple(dict.fromkeys(request.tags)),
+        until=now - request.older_than,
+        oldest_first=True,
+    )

@@ -51,11 +51,11 @@ def is_shown(prefix: str, query: Query) -> Iterator[Condition]:
         yield is_no_system_run(prefix)
 
 
-def of_group(workflow: str | None, status: str) -> Condition:
-    """Return the condition that a run has this workflow, which may be `None`, and status."""
-    if workflow is None:
-        return Condition("run.workflow IS NULL AND run.status = ?", [status])
-    return Condition("run.workflow = ? AND run.status = ?", [workflow, status])
+def of_group(kind: str | None, status: str) -> Condition:
+    """Return the condition that a run has this workflow, as it is in the index, and status."""
+    if kind is None:
+        return Condition("$kind IS NULL AND run.status = ?", [status])
+    return Condition("$kind = ? AND run.status = ?", [kind, status])
 
 
 def updated_between(query: Query) -> Iterator[Condition]:

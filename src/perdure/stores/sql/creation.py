@@ -78,7 +78,6 @@ def leased_row(key: str, request: LeaseRequest) -> NewRow:
 def enqueued_row(key: str, run: NewRun) -> NewRow:
     """Return the row of a run that waits for a claim, or is created at rest."""
     rest = run.rest or Rest("queued", run.wake_at)
-    is_due = run.rest is None and run.wake_at is None
     return NewRow(
         key=key,
         snapshot=run.snapshot,
@@ -89,7 +88,7 @@ def enqueued_row(key: str, run: NewRun) -> NewRow:
         version=run.version if rest.version is None else rest.version,
         tags=run.tags if rest.tags is None else rest.tags,
         summary=run.summary if rest.summary is None else rest.summary,
-        delay=-to_micros(run.head_start) if is_due else None,
+        delay=None if run.rest or run.wake_at else -to_micros(run.head_start),
     )
 
 

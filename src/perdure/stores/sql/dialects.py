@@ -28,8 +28,9 @@ _UNLESS = re.compile("^-- unless: (.*)$", re.MULTILINE)
 class Dialect:
     """The words of one database; `paramstyle` is that of its usual drivers.
 
-    With `hashes_workflows`, the index of due runs has the MD5 digests of their workflows. With
-    `finds_distinct`, `SELECT DISTINCT` reads one index entry for each distinct value.
+    With `hashes_workflows`, indexes have the MD5 digests of workflows. With
+    `walks_recursively`, a recursive query can look up each next value in an index; without it, a
+    lookup is a statement of its own.
     """
 
     name: DialectName
@@ -37,7 +38,7 @@ class Dialect:
     quote: str
     words: Mapping[str, str]
     hashes_workflows: bool = True
-    finds_distinct: bool = False
+    walks_recursively: bool = True
 
 
 _POSTGRES = Dialect(
@@ -63,6 +64,8 @@ _POSTGRES = Dialect(
         "old": "run.",
         "lane": "run.queue",
         "kind": "md5(run.workflow)",
+        "use_list": "",
+        "use_workflow": "",
         "queue_name": "split_part(run.queue, '/', 1)",
         "place": "{time} {side}= $number AND ({time}, {id}) {side} ($number, $key)",
     },
@@ -110,6 +113,9 @@ _MYSQL = Dialect(
         "old": "",
         "lane": "run.lane",
         "kind": "run.kind",
+        # Reading the whole table and sorting it would seem cheaper than many rows by an index.
+        "use_list": "FORCE INDEX ($list_idx)",
+        "use_workflow": "FORCE INDEX ($workflow_idx)",
         "queue_name": "SUBSTRING_INDEX(run.queue, '/', 1)",
         # Rows are not compared by an index.
         "place": "({time} {side} $number OR {time} = $number AND {id} {side} $key)",
@@ -126,7 +132,7 @@ _MYSQL = Dialect(
             WHERE table_schema = $schema_name AND index_name =
         """,
     },
-    finds_distinct=True,
+    walks_recursively=False,
 )
 # The places after or before one, in the order of a search: each takes a time twice, and an id.
 _PLACES = {

@@ -3,7 +3,7 @@
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
-from hashlib import blake2b
+from hashlib import blake2b, md5
 from random import Random
 from typing import Any, TypeVar
 
@@ -54,6 +54,12 @@ class Executor:
 
     def _id(self, key: str) -> str:
         return key[len(self._prefix) :]
+
+    def _kind(self, workflow: str) -> str:
+        """Return a workflow as it is in the indexes."""
+        if not self._statements.dialect.hashes_workflows:
+            return workflow
+        return md5(workflow.encode(), usedforsecurity=False).hexdigest()
 
     def _new_ticket(self) -> str:
         """Return a random string, by which a process recognizes the rows it has written."""

@@ -52,11 +52,7 @@ class Inbox(Executor):
         ticket = self._new_ticket()
         first = {dedup: place for place, dedup in reversed([*enumerate(dedups)])}
         new = [n for n, dedup in enumerate(dedups) if dedup is None or first[dedup] == n]
-        values: list[object] = []
-        for n in new:
-            message = messages[n]
-            values += n, message.name, digest(message.name), message.payload.decode()
-            values += dedups[n], ticket
+        values = (value for n in new for value in (n, *_columns(messages[n]), dedups[n], ticket))
         sent = await self._run_many(sql.SEND, len(new), *values, key)
         if sent.affected == len(new):
             outcomes = dict.fromkeys(new, Delivery.DELIVERED)
@@ -92,6 +88,10 @@ class Inbox(Executor):
     async def _page(self, key: str, after: int, limit: int) -> list[Message]:
         page = await self._run(sql.INBOX, key, after, limit)
         return [_read_message(*columns) for _, *columns in page.rows]
+
+
+def _columns(message: NewMessage) -> tuple[str, str, str]:
+    return message.name, digest(message.name), message.payload.decode()
 
 
 def _read_message(seq: int, name: str, payload: str, sent_at: int) -> Message:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from hashlib import md5
 from itertools import groupby, islice
 from typing import Any, NamedTuple
 
@@ -87,7 +86,9 @@ class Schedule(Leases):
         names: list[str] = []
         start: tuple[str, str] | None = (low, "")
         while start is not None and len(names) < limit:
-            pairs, start = await self._pairs(*start, high or _AFTER_NAMES)
+            # A queue has a few workflows, and most queues that are found have due runs.
+            most = min(5 * (limit - len(names)), _PAIRS)
+            pairs, start = await self._pairs(start, high or _AFTER_NAMES, most)
             ranges = [_Range(queue, kind, 0, _NEWEST_VERSION, 1) for queue, kind in pairs]
             due = {queue for _, _, queue in await self._due_in(ranges, at, "")}
             names += sorted(due - {*names})
@@ -107,9 +108,7 @@ class Schedule(Leases):
             ranges = self._drivable(drives, queues)
         # What is due at present is unowned or orphaned.
         rows = await self._due_in(ranges, now, "" if now is None else search.NOT_LEASED)
-        by_queue = groupby(sorted(rows, key=lambda row: (row[2], row[0])), lambda row: row[2])
-        due = [row for queue, group in by_queue for row in islice(group, queues[queue])]
-        return sorted(due, key=lambda row: row[:2])[:limit]
+        return _earliest(rows, limit, queues)
 
     async def _due_in(
         self, ranges: Sequence[_Range], now: int | None, condition: str
@@ -132,7 +131,8 @@ class Schedule(Leases):
         of_kind = search.OF_NO_KIND if range.kind is None else search.OF_KIND
         kinds = () if range.kind is None else (range.kind,)
         prefix = in_prefix(self._prefix)
-        values = (range.queue, *kinds, range.first, range.last, now, *prefix.values, range.most)
+        queue = range.queue
+        values = (queue, queue, *kinds, range.first, range.last, now, *prefix.values, range.most)
         return search.DUE % (of_kind, f"{condition} AND {prefix.sql}"), values
 
     def _drivable(self, drives: Sequence[Drivable], queues: Mapping[str, int]) -> Sequence[_Range]:
@@ -150,12 +150,6 @@ class Schedule(Leases):
             for first, last in _joined(intervals)
         ]
 
-    def _kind(self, workflow: str) -> str:
-        """Return a workflow as it is in the index."""
-        if not self._statements.dialect.hashes_workflows:
-            return workflow
-        return md5(workflow.encode(), usedforsecurity=False).hexdigest()
-
     async def _all_ranges(self, queues: Mapping[str, int]) -> Sequence[_Range]:
         """Return the ranges of all runs in these queues."""
         ranges: list[_Range] = []
@@ -164,35 +158,54 @@ class Schedule(Leases):
             kinds: list[str | None] = [] if queue else [None]
             start: tuple[str, str] | None = (queue, "")
             while start is not None:
-                pairs, start = await self._pairs(*start, f"{queue}\x01")
+                pairs, start = await self._pairs(start, f"{queue}\x01")
                 kinds += [kind for _, kind in pairs]
             ranges += (_Range(queue, kind, 0, _NEWEST_VERSION, most) for kind in kinds)
         return ranges
 
     async def _pairs(
-        self, queue: str, kind: str, high: str
-    ) -> tuple[list[tuple[str, str]], tuple[str, str] | None]:
+        self, after: tuple[str, str], high: str, most: int = _PAIRS
+    ) -> tuple[list[tuple[Any, ...]], tuple[str, str] | None]:
         """Return queues with their workflows, from after this pair to below `high`; and the pair
         after which to continue.
         """
-        if self._statements.dialect.finds_distinct:
-            values = (queue, queue, kind, high, _PAIRS)
-            rows = (await self._run(search.KINDS_DISTINCT, *values)).rows
+        if self._statements.dialect.walks_recursively:
+            rows = (await self._run(search.KINDS_BY_LOOKUP, *after, high, most)).rows
         else:
-            rows = (await self._run(search.KINDS_BY_LOOKUP, queue, kind, high, _PAIRS)).rows
-        pairs = [
-            (queue, kind) for queue, kind in rows if kind and queue is not None and queue < high
-        ]
-        if len(rows) < _PAIRS:
-            return pairs, None
-        last_queue, last_kind = rows[-1]
-        if last_queue is None or last_queue >= high:
-            return pairs, None
-        # Without a workflow the queue is at its end; no name is between it and the next.
-        return pairs, (last_queue, last_kind) if last_kind is not None else (
-            f"{last_queue}\x01",
-            "",
-        )
+            rows = await self._next_kinds(*after, high, most)
+        pairs = [pair for pair in rows if pair[1] and pair[0] is not None and pair[0] < high]
+        return pairs, _continued(rows[-1], high) if len(rows) == most else None
+
+    async def _next_kinds(
+        self, queue: str, kind: str, high: str, most: int
+    ) -> Sequence[tuple[Any, ...]]:
+        """Return the pairs after one, each by a statement of its own."""
+        rows: list[tuple[Any, ...]] = []
+        while len(rows) < most:
+            found = (await self._run(search.NEXT_KINDS, queue, kind, queue, high)).rows
+            if not found:
+                break
+            queue, kind = min(found)
+            rows.append((queue, kind))
+        return rows
+
+
+def _continued(last: tuple[Any, ...], high: str) -> tuple[str, str] | None:
+    """Return the pair after which to continue when this was the last one."""
+    queue, kind = last
+    if queue is None or queue >= high:
+        return None
+    # Without a workflow the queue is at its end; no name is between it and the next.
+    return (queue, kind) if kind is not None else (f"{queue}\x01", "")
+
+
+def _earliest(
+    rows: Sequence[tuple[Any, ...]], limit: int, queues: Mapping[str, int]
+) -> list[tuple[Any, ...]]:
+    """Return the first of these rows, and of each queue at most as many as it may yield."""
+    by_queue = groupby(sorted(rows, key=lambda row: (row[2], row[0])), lambda row: row[2])
+    due = [row for queue, group in by_queue for row in islice(group, queues[queue])]
+    return sorted(due, key=lambda row: row[:2])[:limit]
 
 
 def _joined(intervals: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:

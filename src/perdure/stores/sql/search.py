@@ -8,7 +8,7 @@ from base64 import b64decode
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import product
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 from msgspec.structs import replace
 
@@ -29,13 +29,18 @@ from perdure.stores.sql.conditions import (
 from perdure.stores.sql.executor import Executor, chunks, digest, read_names
 
 _ALL_STATUSES: Sequence[RunStatus] = get_args(RunStatus)
+_ALL_WORKFLOWS = 2**31 - 1
 _LAST_CHARACTER = "\U0010ffff"
 # Runs whose ids have a prefix are read by their ids if they are at most so many.
 _FEW = 1000
 # How many runs a search with filters examines first, and how much more each time.
-_FIRST_PART, _GROWTH = 1000, 4
+_FIRST_PART, _GROWTH = 250, 4
 # How many ranges one statement merges or counts.
 _MAX_RANGES, _COUNTED_RANGES = 100, 50
+
+
+# The time of a run, by which a search is ordered, and its key.
+_Place: TypeAlias = tuple[int, str]
 
 
 class _Walk(NamedTuple):
@@ -61,25 +66,26 @@ class Search(Executor):
             runs = await self._few(query)
             if runs is not None:
                 return find(runs, query, limit, after)
-        walk = await self._walk(query)
+        place = None if after is None else (to_microseconds(after.time), self._prefix + after.id)
+        return await self._search(await self._walk(query), query, limit, place)
+
+    async def _search(self, walk: _Walk, query: Query, limit: int, place: _Place | None) -> Found:
+        """Walk until enough runs were found, the end was reached, or too many were examined."""
         is_filtered = self._prefix or query.queue is not None or query.prefix or query.tags
         part = max(limit, _FIRST_PART) if is_filtered else limit
-        place = None if after is None else (to_microseconds(after.time), self._prefix + after.id)
-        found: list[RunSummary] = []
+        runs: list[RunSummary] = []
         examined = 0
         while True:
-            part = min(part, EXAMINED - examined)
-            wanted = limit - len(found)
+            part, wanted = min(part, EXAMINED - examined), limit - len(runs)
             rows = await self._part(walk, query, place, part, wanted)
-            found += self._matching(query, rows)
+            runs += self._matching(query, rows)
             is_at_end = not rows or (len(rows) < wanted and rows[-1][0] < part)
-            if len(found) == limit or is_at_end:
-                return Found(found)
+            if len(runs) == limit or is_at_end:
+                return Found(runs)
             n, time, key, *_ = rows[-1]
-            examined += n
+            examined, place = examined + n, (time, key)
             if examined >= EXAMINED:
-                return Found(found, self._position(time, key))
-            place = time, key
+                return Found(runs, self._position(time, key))
             part = max(part, _FIRST_PART) * _GROWTH
 
     async def summaries(self, ids: Sequence[str]) -> list[RunSummary | None]:
@@ -124,16 +130,16 @@ class Search(Executor):
         updated = [*updated_between(query)]
         if query.tags:
             tagged = [Condition("tag.tag = ?", [digest(query.tags[0])])]
-            conditions = (Condition("$created = walk.time"), *shown, *of_header(query), *updated)
-            return _Walk(sql.BY_TAG, "$tagged_above", "$tagged_below", tagged, all_of(conditions))
-        places = (sql.BY_UPDATE, "$updated_above", "$updated_below")
+            filters = all_of([*shown, *of_header(query), *updated])
+            return _Walk(sql.BY_TAG, "$tagged_above", "$tagged_below", tagged, filters)
+        places = ("$updated_above", "$updated_below")
         if query.statuses or query.workflows:
             groups = await self._groups(query, _MAX_RANGES)
             if len(groups) <= _MAX_RANGES:
-                ranges = [all_of([of_group(*group), *updated]) for group in groups]
+                ranges = [all_of([self._of_group(*group), *updated]) for group in groups]
                 left = replace(query, statuses=(), workflows=())
-                return _Walk(*places, ranges, all_of([*shown, *of_header(left)]))
-        return _Walk(*places, [all_of(updated)], all_of([*shown, *of_header(query)]))
+                return _Walk(sql.BY_GROUP, *places, ranges, all_of([*shown, *of_header(left)]))
+        return _Walk(sql.BY_UPDATE, *places, [all_of(updated)], all_of([*shown, *of_header(query)]))
 
     async def _groups(
         self, query: Query, most: int | None
@@ -142,45 +148,49 @@ class Search(Executor):
         workflows: Sequence[str | None] = query.workflows or await self._workflows(most)
         return [*product(workflows, query.statuses or _ALL_STATUSES)]
 
+    def _of_group(self, workflow: str | None, status: RunStatus) -> Condition:
+        return of_group(None if workflow is None else self._kind(workflow), status)
+
     async def _workflows(self, most: int | None) -> list[str | None]:
         """Return the workflows that runs have, and `None` for those without one."""
-        limit = 900 if most is None else most + 1
-        if self._statements.dialect.finds_distinct:
-            rows = (await self._run(sql.WORKFLOWS_DISTINCT, limit)).rows
-        else:
+        limit = _ALL_WORKFLOWS if most is None else most + 1
+        if self._statements.dialect.walks_recursively:
             rows = (await self._run(sql.WORKFLOWS_BY_LOOKUP, limit)).rows
+        else:
+            rows = await self._next_workflows(limit)
         return [*dict.fromkeys([*(workflow for (workflow,) in rows), None])]
 
+    async def _next_workflows(self, limit: int) -> Sequence[tuple[Any, ...]]:
+        """Return the workflows that runs have, each by a statement of its own."""
+        rows: list[tuple[Any, ...]] = []
+        kind = ""
+        while len(rows) < limit and (found := (await self._run(sql.NEXT_WORKFLOW, kind)).rows):
+            rows += found
+            kind = self._kind(found[0][0])
+        return rows
+
     async def _part(
-        self,
-        walk: _Walk,
-        query: Query,
-        place: tuple[int, str] | None,
-        part: int,
-        limit: int,
+        self, walk: _Walk, query: Query, place: _Place | None, part: int, limit: int
     ) -> Sequence[tuple[Any, ...]]:
         """Return the next rows of a walk: the runs that match, and the last one in any case."""
         order = "ASC" if query.oldest_first else "DESC"
-        ranges: list[str] = []
-        values: list[object] = [*walk.filters.values]
-        for group in walk.groups:
-            conditions = [group]
-            if place is not None:
-                beyond = walk.above if query.oldest_first else walk.below
-                conditions.append(Condition(beyond, [place[0], place[0], place[1]]))
-            condition = all_of(conditions)
-            ranges.append(walk.range % {"conditions": condition.sql, "order": order})
-            values += *condition.values, part
-        template = sql.SEARCH % {
-            "conditions": walk.filters.sql,
-            "order": order,
-            "ranges": " UNION ALL ".join(ranges),
-        }
-        return (await self._run(template, *values, part, part, limit)).rows
+        beyond = walk.above if query.oldest_first else walk.below
+        after = [] if place is None else [Condition(beyond, [place[0], *place])]
+        groups = [all_of([group, *after]) for group in walk.groups]
+        ranges = [walk.range % {"conditions": group.sql, "order": order} for group in groups]
+        values = [value for group in groups for value in (*group.values, part)]
+        parts = {"filters": walk.filters.sql, "order": order, "ranges": " UNION ALL ".join(ranges)}
+        values += part, *walk.filters.values, part, limit
+        return (await self._run(sql.SEARCH % parts, *values)).rows
 
     def _matching(self, query: Query, rows: Sequence[tuple[Any, ...]]) -> Iterator[RunSummary]:
-        for _, _, _, is_candidate, *columns in rows:
-            if is_candidate and matches(query, run := self._summary(*columns)):
+        for _, time, _, key, *columns in rows:
+            if key is None:
+                continue
+            run = self._summary(key, *columns)
+            # A tag of an earlier run with the same id has another time.
+            is_current = not query.tags or run.created_at == from_microseconds(time)
+            if is_current and matches(query, run):
                 yield run
 
     async def _count(
@@ -190,11 +200,10 @@ class Search(Executor):
         shown = all_of(is_shown(self._prefix, Query()))
         counted: dict[tuple[str | None, RunStatus], tuple[int, int]] = {}
         for chunk in chunks(groups, _COUNTED_RANGES):
-            parts: list[str] = []
+            conditions = [self._of_group(*group) for group in chunk]
+            parts = [sql.COUNT_GROUP % (shown.sql, condition.sql) for condition in conditions]
             values: list[object] = []
-            for place, group in enumerate(chunk):
-                condition = of_group(*group)
-                parts.append(sql.COUNT_GROUP % (shown.sql, condition.sql))
+            for place, condition in enumerate(conditions):
                 values += place, *shown.values, *condition.values, most
             rows = (await self._run(" UNION ALL ".join(parts), *values)).rows
             counted |= {chunk[place]: (examined, n) for place, examined, n in rows}

@@ -7,7 +7,7 @@ index, each of which is limited by itself, so that a database reads no more of i
 # One range of the due index.
 DUE = """
     SELECT * FROM (
-        SELECT run.wake_at, run.id, $lane AS queue FROM $runs AS run
+        SELECT run.wake_at, run.id, $key AS queue FROM $runs AS run
         WHERE $lane = ? AND %s AND run.version >= ? AND run.version <= ?
             AND run.wake_at <= COALESCE($number, $now) %s
         ORDER BY run.wake_at, run.version
@@ -37,55 +37,66 @@ KINDS_BY_LOOKUP = """
     )
     SELECT pair.queue, pair.kind FROM pair WHERE pair.n > 0 ORDER BY pair.n
 """
-KINDS_DISTINCT = """
-    SELECT DISTINCT run.lane, run.kind FROM $runs AS run
-    WHERE run.lane >= ? AND (run.lane > ? OR run.kind > ?) AND run.lane < ?
-    ORDER BY run.lane, run.kind
-    LIMIT ?
+# The next workflow of a queue, and the first of the next queue. MariaDB returns other values of
+# virtual columns if it sorts them: they are only selected in the order of the index.
+NEXT_KINDS = """
+    SELECT * FROM (
+        SELECT run.lane, run.kind FROM $runs AS run FORCE INDEX ($due_idx)
+        WHERE run.lane = ? AND run.kind > ? ORDER BY run.kind LIMIT 1
+    ) AS same
+    UNION ALL
+    SELECT * FROM (
+        SELECT run.lane, run.kind FROM $runs AS run FORCE INDEX ($due_idx)
+        WHERE run.lane > ? AND run.lane < ? ORDER BY run.lane, run.kind LIMIT 1
+    ) AS following
 """
 
 # The last name is NULL: it stands for runs without a workflow.
 WORKFLOWS_BY_LOOKUP = """
-    WITH RECURSIVE workflow (name, n) AS (
-        SELECT (SELECT MIN(run.workflow) FROM $runs AS run), 1
+    WITH RECURSIVE workflow (kind, n) AS (
+        SELECT (SELECT MIN($kind) FROM $runs AS run), 1
         UNION ALL
         SELECT (
-            SELECT MIN(run.workflow) FROM $runs AS run WHERE run.workflow > workflow.name
+            SELECT MIN($kind) FROM $runs AS run WHERE $kind > workflow.kind
         ), workflow.n + 1
-        FROM workflow WHERE workflow.name IS NOT NULL AND workflow.n < ?
+        FROM workflow WHERE workflow.kind IS NOT NULL AND workflow.n < ?
     )
-    SELECT workflow.name FROM workflow
+    SELECT (
+        SELECT run.workflow FROM $runs AS run WHERE $kind = workflow.kind
+        ORDER BY run.status, run.updated_at LIMIT 1
+    )
+    FROM workflow
 """
-WORKFLOWS_DISTINCT = "SELECT DISTINCT run.workflow FROM $runs AS run LIMIT ?"
+NEXT_WORKFLOW = """
+    SELECT run.workflow FROM $runs AS run FORCE INDEX ($workflow_idx)
+    WHERE run.kind > ? ORDER BY run.kind LIMIT 1
+"""
 
 # The runs that match, and the last one that was examined.
 SEARCH = """
-    SELECT found.* FROM (
-        SELECT walk.n, walk.time, walk.id AS place, CASE WHEN %(conditions)s THEN 1 ELSE 0 END
-            AS matches, $summary
-        FROM (
-            SELECT part.time, part.id,
-                ROW_NUMBER() OVER (ORDER BY part.time %(order)s, part.id %(order)s) AS n
-            FROM (%(ranges)s) AS part
-            ORDER BY part.time %(order)s, part.id %(order)s
-            LIMIT ?
-        ) AS walk LEFT JOIN $runs AS run ON run.id = walk.id
-    ) AS found
-    WHERE found.matches = 1 OR found.n = ?
-    ORDER BY found.n
+    SELECT run.* FROM (
+        SELECT ROW_NUMBER() OVER (ORDER BY part.time %(order)s, part.place %(order)s) AS n, part.*
+        FROM (%(ranges)s) AS part
+        ORDER BY part.time %(order)s, part.place %(order)s
+        LIMIT ?
+    ) AS run
+    WHERE (%(filters)s) OR run.n = ?
+    ORDER BY run.n
     LIMIT ?
 """
 BY_UPDATE = """
     SELECT * FROM (
-        SELECT run.updated_at AS time, run.id AS id FROM $runs AS run
+        SELECT run.updated_at AS time, run.id AS place, $summary FROM $runs AS run $use_list
         WHERE %(conditions)s
         ORDER BY run.updated_at %(order)s, run.id %(order)s
         LIMIT ?
     ) AS range_part
 """
+BY_GROUP = BY_UPDATE.replace("$use_list", "$use_workflow")
 BY_TAG = """
     SELECT * FROM (
-        SELECT tag.created_at AS time, tag.run AS id FROM $tags AS tag
+        SELECT tag.created_at AS time, tag.run AS place, $summary
+        FROM $tags AS tag LEFT JOIN $runs AS run ON run.id = tag.run
         WHERE %(conditions)s
         ORDER BY tag.created_at %(order)s, tag.run %(order)s
         LIMIT ?
@@ -116,7 +127,7 @@ SUMMARIES = """
 # How many runs of a workflow have a status, of those that are examined.
 COUNT_GROUP = """
     SELECT $number AS place, COUNT(*) AS examined, COUNT(CASE WHEN %s THEN 1 END) AS number
-    FROM (SELECT run.id FROM $runs AS run WHERE %s LIMIT ?) AS run
+    FROM (SELECT run.id FROM $runs AS run WHERE %s ORDER BY run.updated_at LIMIT ?) AS run
 """
 
 NOW = "SELECT $now"

@@ -258,7 +258,7 @@ LEASE = """
         run.owner IS NULL OR run.owner = ? OR run.wake_at <= $now OR run.owner = ?
     )
 """
-# A run that was settled again in the meantime, perhaps with another version, has another wake time.
+# A run that was claimed and is due again, perhaps with another version, has another wake time.
 CLAIM = """
     UPDATE $runs AS run SET $lease
     WHERE run.id IN ([?], ...) AND run.wake_at IN ([?], ...) AND run.wake_at <= $now

@@ -1,8 +1,8 @@
 -- Every default is a constant, so that existing rows are not rewritten.
 -- awaited has the names of the events that a run awaits, tags its tags, both as JSON; summary is in
 -- base64. A run without created_at was created at its first epoch.
--- lane and kind are for the index: a run without a wake time is in no lane, and a queue and a
--- workflow together are too long for an index.
+-- lane and kind are for the indexes: a run without a wake time is in no lane, and of queue, workflow
+-- and id, two would be too long for an index.
 -- unless: $has_column 'queue'
 ALTER TABLE $runs
     ADD COLUMN queue VARBINARY(2048) NOT NULL DEFAULT '',
@@ -16,11 +16,10 @@ ALTER TABLE $runs
     ADD COLUMN lane VARBINARY(2048) AS (CASE WHEN wake_at IS NULL THEN NULL ELSE queue END) VIRTUAL,
     ADD COLUMN kind VARBINARY(32) AS (MD5(workflow)) VIRTUAL;
 
--- The indexes end with the id, as all indexes of InnoDB do.
 -- unless: $has_index '${name}_due_idx'
 ALTER TABLE $runs
     ADD INDEX $due_idx (lane, kind, wake_at, version),
-    ADD INDEX $workflow_idx (workflow, status, updated_at),
+    ADD INDEX $workflow_idx (kind, status, updated_at, id),
     DROP INDEX $wake_idx,
     DROP INDEX $status_idx;
 

@@ -8,7 +8,7 @@
 --     CREATE INDEX CONCURRENTLY IF NOT EXISTS workflow_runs_due_idx ON workflow_runs
 --         (queue, md5(workflow), wake_at, version) WHERE wake_at IS NOT NULL
 --     CREATE INDEX CONCURRENTLY IF NOT EXISTS workflow_runs_workflow_idx ON workflow_runs
---         (workflow, status, updated_at)
+--         (md5(workflow), status, updated_at, id)
 --     CREATE INDEX CONCURRENTLY IF NOT EXISTS workflow_runs_unconsumed_idx
 --         ON workflow_runs_inbox (run, consumed, created_epoch, seq)
 
@@ -23,11 +23,11 @@ ALTER TABLE $runs
     ADD COLUMN IF NOT EXISTS awaited text,
     ADD COLUMN IF NOT EXISTS created_at bigint;
 
--- A queue, a workflow and an id together may be too long for an index.
+-- A queue, a workflow and an id may be too long for an index, if two of them are in it.
 CREATE INDEX IF NOT EXISTS $due_idx ON $runs (queue, md5(workflow), wake_at, version)
     WHERE wake_at IS NOT NULL;
 DROP INDEX IF EXISTS $schema$wake_idx;
-CREATE INDEX IF NOT EXISTS $workflow_idx ON $runs (workflow, status, updated_at);
+CREATE INDEX IF NOT EXISTS $workflow_idx ON $runs (md5(workflow), status, updated_at, id);
 DROP INDEX IF EXISTS $schema$status_idx;
 
 -- A sender recognizes its own messages by the ticket.

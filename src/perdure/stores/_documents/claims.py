@@ -34,11 +34,8 @@ class DocumentClaims(DocumentLeases[H]):
 
     async def queues(self, at: int, limit: int, low: str, high: str | None, now: int) -> list[str]:
         """Return the queues with runs that need a worker at a time, by name."""
-        names = sorted(
-            name
-            for name in await self.wakes.queues()
-            if name >= low and (high is None or name < high)
-        )
+        listed = await self.wakes.queues()
+        names = sorted(name for name in listed if name >= low and (high is None or name < high))
         found: list[str] = []
         while names and len(found) < limit:
             count = max(limit - len(found), self.storage.read_ahead)

@@ -47,17 +47,7 @@ class DocumentRuns(Generic[H]):
                 if head is None:
                     await run.prepare()
                 epoch = await run.next_epoch(head, now)
-                saved = Head(
-                    id=run.id,
-                    workflow=workflow,
-                    created_at=now if head is None else head.created_at,
-                    status=rest.status,
-                    wake_at=None,
-                    epoch=epoch,
-                    updated_at=now,
-                    base=(epoch, 0),
-                )
-                new = saved.settled(rest, saved.base, now)
+                new = _saved(run.id, workflow, rest, epoch, head, now)
                 if new.wake_at is not None:
                     await self.wakes.add([new.wake(new.wake_at)], now)
                 if await self._settle(run, head, new, data, (), now):
@@ -211,6 +201,23 @@ async def unconsumed(run: StoredRun[H], head: H) -> list[StoredMessage]:
         return []
     consumed = await run.consumed(head)
     return [message for message in messages if message.id not in consumed]
+
+
+def _saved(
+    id: str, workflow: str | None, rest: Rest, epoch: int, old: Head | None, now: int
+) -> Head:
+    """Return the head of a run that replaces another; only the time of creation stays."""
+    head = Head(
+        id=id,
+        workflow=workflow,
+        created_at=now if old is None else old.created_at,
+        status=rest.status,
+        wake_at=None,
+        epoch=epoch,
+        updated_at=now,
+        base=(epoch, 0),
+    )
+    return head.settled(rest, head.base, now)
 
 
 def _awaits(head: Head, messages: Iterable[StoredMessage], consumed: set[str]) -> bool:

@@ -120,24 +120,28 @@ class QueueLines:
     async def read(self, until: int, now: int) -> Contents:
         """Read the lines up to a time."""
         # A line with a time in the past is in the minute in which it was written.
-        last = max(until, now) // _MINUTE
+        places = await self._places(max(until, now) // _MINUTE)
+        texts = await self._documents.read_many([self._part_key(*place) for place in places])
+        documents = [*zip(places, texts, strict=True)]
+        lines = [
+            LocatedLine(line, *place)
+            for place, text in documents
+            for line in _lines(text)
+            if line.at <= until
+        ]
+        lines.sort(key=lambda each: (each.line.at, each.line.id))
+        listed = {minute for minute, _ in places if _is_past(minute, now)}
+        return Contents(lines, listed - {minute for (minute, _), text in documents if text})
+
+    async def _places(self, last: int) -> list[tuple[int, int]]:
+        """Return the documents of lines up to a minute: each by its minute and number."""
         days = [day for day in await self._days() if day <= last // _MINUTES_OF_DAY]
         places: list[tuple[int, int]] = []
         for text in await self._documents.read_many([self._day_key(day) for day in days]):
             counts = _minutes(text)
             minutes = [minute for minute in sorted(counts) if minute <= last]
             places += [(minute, part) for minute in minutes for part in range(counts[minute])]
-        texts = await self._documents.read_many([self._part_key(*place) for place in places])
-        lines = [
-            LocatedLine(line, *place)
-            for place, text in zip(places, texts, strict=True)
-            for line in _lines(text)
-            if line.at <= until
-        ]
-        lines.sort(key=lambda each: (each.line.at, each.line.id))
-        filled = {minute for (minute, _), text in zip(places, texts, strict=True) if text}
-        listed = {minute for minute, _ in places if _is_past(minute, now)}
-        return Contents(lines, listed - filled)
+        return places
 
     async def remove(self, outdated: Contents, now: int) -> bool:
         """Remove exactly these lines; return whether the last of the days was removed, too.

@@ -377,13 +377,12 @@ async def test_list_matches_prefixes_exactly_and_pages_miss_no_run(any_store: An
     assert seen == [f"p{n}" for n in reversed(range(12))]
 
 
-async def test_times_are_iso_8601_in_utc_with_milliseconds(any_store: Any) -> None:
-    """The strings sort like the times."""
+async def test_times_are_in_utc(any_store: Any) -> None:
+    """Whatever the time zone of the server."""
     await any_store.save("run", snapshot())
     (line,) = await any_store.list()
-    assert datetime.fromisoformat(line.updated_at).tzinfo is not None
-    assert line.updated_at.endswith("Z")
-    assert len(line.updated_at) == len("2030-01-01T00:00:00.000Z")
+    assert line.updated_at.utcoffset() == timedelta(0)
+    assert abs(datetime.now(UTC) - line.updated_at) < timedelta(minutes=5)
 
 
 async def test_steps_keep_their_order_and_keys_may_contain_any_character(any_store: Any) -> None:

@@ -9,8 +9,9 @@ from perdure.stores.sqlite.connection import is_busy, translate_error
 
 # The newest due runs of each queue and workflow: a run that becomes due now is among them. What is
 # left to the workers' polling is a run with a wake time in the past, behind twenty others that no
-# worker claims, and one behind fifty queues. The prefix is compared afterwards, so that not all due
-# runs of other stores in the table are read.
+# worker claims, and one behind fifty queues. The last range of each queue has the runs without a
+# workflow. The prefix is compared afterwards, so that not all due runs of other stores in the table
+# are read.
 NEWEST_DUE = """
     WITH RECURSIVE queues (name) AS (
         SELECT ''
@@ -34,10 +35,10 @@ NEWEST_DUE = """
         LIMIT 200
     )
     SELECT run.id, run.wake_at FROM ranges CROSS JOIN $runs AS run
-    WHERE run.queue = ranges.queue AND run.workflow = ranges.workflow AND run.wake_at <= :now
+    WHERE run.queue = ranges.queue AND run.workflow IS ranges.workflow AND run.wake_at <= :now
         AND run.wake_at >= coalesce((
             SELECT wake_at FROM $runs AS newest
-            WHERE newest.queue = ranges.queue AND newest.workflow = ranges.workflow
+            WHERE newest.queue = ranges.queue AND newest.workflow IS ranges.workflow
                 AND newest.wake_at <= :now
             ORDER BY wake_at DESC LIMIT 1 OFFSET 19
         ), -9223372036854775808)

@@ -1,11 +1,11 @@
--- Writes a document: a string under <namespace>:{<shard>}:document:<name>, which the server deletes
+-- Writes a document: a string under <namespace>:{<shard>}:2:document:<name>, which the server deletes
 -- when it has expired. Keys with the same hash tag find it:
 --   documents      zset  the names, all with the score 0, so that they are in order
 --   document-ends  zset  the names of documents with a time to live, by its end in milliseconds
 -- KEYS: the document. ARGV: the old value and the new one, each as "=<value>", or "" for none; the
 -- old one may also be "*" for any; and the time to live in milliseconds, or "". Returns 1 if there
 -- was the old value, otherwise 0; then only "*" has written.
-local shard, name = string.match(KEYS[1], '^([^{]*{[^}]*}:)document:(.*)$')
+local shard, name = string.match(KEYS[1], '^([^{]*{[^}]*}:%d+:)document:(.*)$')
 local names, ends = shard .. 'documents', shard .. 'document-ends'
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -132,7 +132,8 @@ def find(runs: Iterable[RunSummary], query: Query, limit: int, after: Position |
 
 def count(runs: Iterable[RunSummary], query: Query, cap: int) -> list[Count]:
     """Count the runs that match, by workflow and status, up to `cap` each."""
-    groups = Counter((run.workflow, run.status) for run in runs if matches(query, run))
+    groups: Counter[tuple[str | None, RunStatus]] = Counter()
+    groups.update((run.workflow, run.status) for run in runs if matches(query, run))
     return [
         Count(workflow, status, min(number, cap), capped=number > cap)
         for (workflow, status), number in groups.items()

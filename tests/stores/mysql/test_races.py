@@ -346,3 +346,17 @@ async def test_concurrent_workers_complete_each_run_once(store: MysqlStore) -> N
 
     await asyncio.wait_for(asyncio.gather(*(work(f"{n}") for n in range(8))), 30)
     assert sorted(done) == [f"{n:03}" for n in range(60)]
+
+
+async def test_runs_of_several_queues_are_leased_at_one_time(store: MysqlStore) -> None:
+    """Each queue is locked by a statement with a time of its own."""
+    names = ["", "a", "b", "c"]
+    data = as_json(snapshot())
+    await store.enqueue([NewRun(f"run {name}", "order", data, queue=name) for name in names])
+    grants = await store.claim("ana", LONG, 10, queues=dict.fromkeys(names, 1))
+    assert [grant.queue for grant in grants] == names
+    assert len({(grant.now, grant.lease.expires_at) for grant in grants}) == 1
+    leases = [grant.lease for grant in grants]
+    verdicts = await store.append([Entry(each.id, each.epoch, 1, delta("a")) for each in leases])
+    assert verdicts == [Verdict.ACCEPTED] * len(names)
+    assert None not in await store.renew(leases, LONG)

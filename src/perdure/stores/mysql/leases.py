@@ -118,7 +118,9 @@ class Leases:
             if not runs:
                 return []
             runs.sort(key=lambda run: run.wake_at or run.now)
-            leases = [NewLease(run, owner, ttl) for run in runs]
+            # Each range was locked at a time of its own, but all leases begin at one.
+            now = max(run.now for run in runs)
+            leases = [NewLease(run._replace(now=now), owner, ttl) for run in runs]
             grants = self._lease(leases)
             results = await transaction.finish(*grants, *self._read(leases))
             return [*self._grants(leases, results[len(grants) :]).values()]

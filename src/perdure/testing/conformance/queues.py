@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from perdure.store import Drivable, Entry, NewRun, Rest, Store
+from perdure.store import Drivable, Entry, NewRun, Rest, Store, Verdict
 from perdure.testing.conformance.harness import (
     LONG,
     TICK,
@@ -16,6 +16,7 @@ from perdure.testing.conformance.harness import (
     need_queues,
     need_schedule,
     send_one,
+    step,
     store_time,
     summary_of,
     write_rest,
@@ -70,6 +71,18 @@ class QueueChecks(Harness):
             await queues.enqueue([queued(id, queue, wake_at=now - age * SECOND)])
         assert await claim_from(queues, {"x": 10, "y": 10}, limit=3) == ["b", "c", "d"]
         assert await claim_from(queues, {"x": 10, "y": 10}, limit=0) == []
+
+    async def test_every_lease_of_a_claim_from_several_queues_is_valid(self, store: Store) -> None:
+        """Each run goes to its claimant: entries of each granted epoch are accepted."""
+        queues = need_queues(store)
+        new = [queued(f"{queue}{n}", queue, f"w{n}") for n in range(3) for queue in ("", "a", "b")]
+        await queues.enqueue(new)
+        everything = {"": 9, "a": 9, "b": 9}
+        grants = await queues.claim("ana", LONG, 9, drives=drives("w0", "w1"), queues=everything)
+        entries = [step(grant, 1, "a") for grant in grants]
+        assert await append_entries(queues, *entries) == [Verdict.ACCEPTED] * 6
+        renewed = await queues.renew([grant.lease for grant in grants], LONG)
+        assert None not in renewed
 
     async def test_due_is_restricted_to_queues(self, store: Store) -> None:
         """`drives` and `queues` restrict the result of `due` as those of `claim` do."""

@@ -174,7 +174,7 @@ async def test_a_cancel_that_loses_its_lease_leaves_a_request_for_the_new_owner(
         await store.acquire([LeaseRequest("run", "another", TTL)])
 
     runtime = make(Overtaken(store, "acquire", oversleep))
-    assert (await runtime.cancel("run", reason="enough")).status == "suspended"
+    assert (await runtime.cancel("run", reason="enough")).status == "running"
     await clock.advance(TTL)
     (run,) = await make().sweep()
     assert run.status == "cancelled"

@@ -59,6 +59,11 @@ async def test_a_poison_run_is_paused_and_its_neighbours_complete(tmp_path: Path
     assert "5 crashes without progress" in paused.reason
 
 
+async def is_busy(runtime: Runtime) -> bool:
+    queued = await runtime.list_runs(status="queued", limit=1)
+    return bool(queued or await runtime.list_runs(status="running", limit=1))
+
+
 async def work_until_calm(runtime: Runtime, path: Path) -> int:
     """Start workers one after another until nothing is left to do; return how many died."""
     deaths = 0
@@ -66,7 +71,7 @@ async def work_until_calm(runtime: Runtime, path: Path) -> int:
     process.start()
     try:
         async with asyncio.timeout(60):
-            while await runtime.list_runs(status="running", limit=1):
+            while await is_busy(runtime):
                 if not process.is_alive():
                     deaths += 1
                     process = _processes.Process(target=work, args=(path,))

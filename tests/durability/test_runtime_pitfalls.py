@@ -263,7 +263,7 @@ async def test_a_deleted_run_is_never_due(any_store: Any, clock: TestClock) -> N
 async def test_runs_that_cannot_be_continued_do_not_block_the_others(
     store: MemoryStore, clock: TestClock
 ) -> None:
-    """At the front of a limited sweep they are delayed, and the next sweep reaches the others."""
+    """Runs of a version that is not known here take no place in a limited sweep."""
 
     @workflow("job", version=2)
     async def job(step: Step) -> str:
@@ -276,7 +276,6 @@ async def test_runs_that_cannot_be_continued_do_not_block_the_others(
     runtime = Runtime(store, workflows=[job], clock=clock)
     await clock.advance(1)
     await runtime.trigger(job, run_id="good", wait=False)
-    assert await runtime.sweep(limit=10) == []
     assert [run.run_id for run in await runtime.sweep(limit=10)] == ["good"]
 
 

@@ -123,7 +123,7 @@ class TestKeys:
         async with mysql(mysql_url, table="runs") as store:
             await fill(store)
         condition = f"id >= %s AND id < %s AND {mysql_table.IS_LIVE}"
-        statement = mysql_table.KEYS.format(table="runs_documents", conditions=condition)
+        statement = mysql_table.KEYS.format(table="runs_documents") % condition
         bounds = [bound.encode() for bound in SELECTED]
         [(_, _, _, access, _, index, *_)] = mysql_kit.query(
             mysql_url, f"EXPLAIN {statement}", *bounds

@@ -33,6 +33,7 @@ from perdure.stores.mongo.schema import Collections, gather_all, insert, update_
 from perdure.stores.mongo.updates import (
     HAS_EXPIRED,
     HEADER,
+    QUEUE_DEFAULTS,
     STATUS_FIELDS,
     Document,
     Pipeline,
@@ -268,6 +269,8 @@ def count_messages(events: Mapping[str, str], attempt: ObjectId) -> Pipeline:
                 "messageCount": {"$add": [_COUNT, {"$size": "$new"}]},
                 "wakeAt": {"$cond": [wakes, "$$NOW", "$wakeAt"]},
                 "turn": {"$cond": [wakes, 0, "$turn"]},
+                # A run of an older version is not in the index of due runs until it has these.
+                **QUEUE_DEFAULTS,
             }
         },
         {"$unset": "new"},

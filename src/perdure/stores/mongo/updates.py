@@ -65,7 +65,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 _IS_NEW = {"$eq": [{"$type": "$snapshot"}, "missing"]}
 _HAS_OWNER = {"$gt": ["$owner", None]}
 # Documents of awaitly have neither; the index of due runs needs them.
-_DEFAULTS = {"queue": {"$ifNull": ["$queue", ""]}, "version": {"$ifNull": ["$version", 0]}}
+QUEUE_DEFAULTS = {"queue": {"$ifNull": ["$queue", ""]}, "version": {"$ifNull": ["$version", 0]}}
 # Runs that an older version created have no such field, but the time is part of their incarnation.
 _CREATED_AT = {"$ifNull": ["$createdAt", {"$ifNull": [{"$toDate": "$incarnation"}, "$updatedAt"]}]}
 
@@ -262,7 +262,7 @@ def lease_if_free(
         "claim": claim,
     }
     if not is_due:
-        leased |= _DEFAULTS
+        leased |= QUEUE_DEFAULTS
     granted = {
         "$let": {"vars": {"epoch": epoch}, "in": {"$mergeObjects": ["$$ROOT", leased]}},
     }

@@ -18,7 +18,7 @@ from perdure import Runtime, Step, Worker, codec, workflow
 from perdure.errors import InvalidArgument, MissingAbility, StoreError
 from perdure.runtime.definition import Definition
 from perdure.snapshot import new_snapshot
-from perdure.store import Grant, LeaseRequest, NewRun
+from perdure.store import INBOX_PAGE, Grant, LeaseRequest, NewMessage, NewRun
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
 from perdure.testing.faults import FaultyStore, How
@@ -221,6 +221,25 @@ async def test_a_worker_claims_only_runs_of_its_own_workflows(make: Make, clock:
     assert worker.counters.claimed == 1
     assert await statuses(everything, [own]) == {"completed"}
     assert await statuses(everything, [foreign]) == {"queued"}
+
+
+async def test_a_lease_is_released_if_the_rest_of_a_long_inbox_cannot_be_read(
+    make: Make, clock: TestClock, store: MemoryStore, shaky: Shaky
+) -> None:
+    """A grant has the first page of messages; no lease is left to nobody if the next one fails."""
+    runtime = make(quick)
+    (id,) = await trigger_many(runtime, quick, 1)
+    await store.send([NewMessage(id, "note", b"1") for _ in range(INBOX_PAGE + 1)])
+    shaky.fail_at, shaky._verbs, shaky._count = 1, {"inbox"}, 0
+    async with runtime.session() as session:
+        with pytest.raises(StoreError, match="planned failure"):
+            await session.acquire(runtime.driver.request(id))
+        (run,) = await store.summaries([id])
+        assert run is not None
+        assert run.owner is None
+        grant = await session.acquire(runtime.driver.request(id))
+    assert isinstance(grant, Grant)
+    assert len(grant.inbox) == INBOX_PAGE + 1
 
 
 async def test_a_run_of_a_newer_version_waits_for_a_worker_that_knows_it(

@@ -28,14 +28,12 @@ from perdure.errors import LeaseLost
 from perdure.snapshot import ExecutionBlock, PendingWait, tags_of, version_of
 from perdure.snapshot.merge import step_delta, waits_delta
 from perdure.store import (
-    INBOX_PAGE,
     Entry,
     Grant,
     Lease,
     Message,
     Rest,
     Verdict,
-    can_inbox,
     require_inbox,
     require_lease,
     require_transaction,
@@ -106,15 +104,7 @@ class RunHost(calls.RunHost, ABC):
 
     async def read_inbox(self) -> list[Message]:
         """Return the run's unconsumed messages."""
-        store, messages = self.session.store, list[Message]()
-        if not can_inbox(store):
-            return messages
-        while True:
-            last = messages[-1].id if messages else None
-            page = await store.inbox(self.id, after=last, limit=INBOX_PAGE)
-            messages += page
-            if len(page) < INBOX_PAGE:
-                return messages
+        return await self.session.read_inbox(self.id)
 
     def give_back(self, key: str) -> None:
         """Make the event of an unclaimed record available to waits."""

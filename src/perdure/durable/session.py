@@ -19,10 +19,11 @@ from perdure.store import (
     Grant,
     Lease,
     LeaseRequest,
+    Message,
     Refusal,
     Store,
+    can_inbox,
     can_journal,
-    require_inbox,
     require_lease,
 )
 
@@ -122,16 +123,29 @@ class Session:
         return await self.with_inbox(answer) if isinstance(answer, Grant) else answer
 
     async def with_inbox(self, grant: Grant) -> Grant:
-        """Return the grant with all messages; it came with the first page of them."""
-        messages = list(grant.inbox)
-        while messages and len(messages) % INBOX_PAGE == 0:
-            page = await require_inbox(self.store).inbox(
-                grant.lease.id, after=messages[-1].id, limit=INBOX_PAGE
-            )
-            if not page:
-                break
+        """Return the grant with all messages: it came with the first page of them.
+
+        If they cannot be read, or the caller is cancelled, the lease is released.
+        """
+        if len(grant.inbox) < INBOX_PAGE:
+            return grant
+        try:
+            messages = await self.read_inbox(grant.lease.id, grant.inbox)
+        except BaseException:
+            await self._release(grant.lease)
+            raise
+        return replace(grant, inbox=tuple(messages))
+
+    async def read_inbox(self, run_id: str, known: Sequence[Message] = ()) -> list[Message]:
+        """Return a run's unconsumed messages, page by page after those that are known."""
+        messages = list(known)
+        while can_inbox(self.store):
+            last = messages[-1].id if messages else None
+            page = await self.store.inbox(run_id, after=last, limit=INBOX_PAGE)
             messages += page
-        return replace(grant, inbox=tuple(messages)) if len(messages) > INBOX_PAGE else grant
+            if len(page) < INBOX_PAGE:
+                break
+        return messages
 
     async def _acquire(self, request: LeaseRequest) -> Grant | Refusal:
         with store_errors(self.store, f"lease run {request.id!r}"):

@@ -88,8 +88,8 @@ def with_cursor(query: Query, run: RunSummary) -> RunSummary:
 
 def position_of(query: Query, run: RunSummary) -> Position:
     """Return the place of a run among those that the query finds."""
-    by_creation = query.tags and run.created_at is not None
-    return Position(run.created_at if by_creation else run.updated_at, run.id)  # type: ignore[arg-type]
+    time = run.created_at if query.tags else None
+    return Position(run.updated_at if time is None else time, run.id)
 
 
 def _cursor(position: Position) -> str:

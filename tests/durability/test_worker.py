@@ -226,7 +226,7 @@ async def test_a_worker_claims_only_runs_of_its_own_workflows(make: Make, clock:
 async def test_a_lease_is_released_if_the_rest_of_a_long_inbox_cannot_be_read(
     make: Make, clock: TestClock, store: MemoryStore, shaky: Shaky
 ) -> None:
-    """A grant has the first page of messages; no lease is left to nobody if the next one fails."""
+    """A grant has the first page of messages; if the next one fails, the run is free again."""
     runtime = make(quick)
     (id,) = await trigger_many(runtime, quick, 1)
     await store.send([NewMessage(id, "note", b"1") for _ in range(INBOX_PAGE + 1)])

@@ -5,7 +5,6 @@ writes cursors, and skips runs that cannot be read. A `Backend` does what is spe
 database and may rely on checked arguments.
 """
 
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
@@ -52,6 +51,7 @@ from perdure.stores._backend import (
 )
 from perdure.stores._keyvalue import StoreDocuments
 from perdure.stores._lifecycle import Lifecycle
+from perdure.stores._queueing import in_order, queue_limits
 from perdure.stores._reading import Setbacks, Unreadable, claim_readable
 from perdure.stores._searching import (
     EXAMINED,
@@ -67,7 +67,6 @@ from perdure.stores._searching import (
 from perdure.validation import check_flag, check_id, check_int, check_limit, check_prefix
 
 OVER: tuple[RunStatus, ...] = ("completed", "failed", "cancelled")
-_MICROSECOND = timedelta(microseconds=1)
 
 B = TypeVar("B", bound=Backend)
 TB = TypeVar("TB", bound=TransactionBackend)
@@ -200,7 +199,7 @@ class StoreShell(AsyncCloseable, Generic[B]):
         await self._life.ready()
         for run in runs:
             self._check_new(run)
-        return await self._backend.enqueue(_in_order(runs)) if runs else []
+        return await self._backend.enqueue(in_order(runs)) if runs else []
 
     async def due(
         self,
@@ -212,7 +211,7 @@ class StoreShell(AsyncCloseable, Generic[B]):
         queues: Mapping[str, int] | None = None,
     ) -> Sequence[Due]:
         """Return up to `limit` runs whose wake time is at or before `now`, earliest first."""
-        at, limits = as_utc(now, "now"), _queue_limits(queues, check_limit(limit))
+        at, limits = as_utc(now, "now"), queue_limits(queues, check_limit(limit))
         await self._life.ready()
         if not limits or _is_empty(drives):
             return []
@@ -230,7 +229,7 @@ class StoreShell(AsyncCloseable, Generic[B]):
     ) -> Sequence[Grant]:
         """Lease and load up to `limit` runs that are due or orphaned, earliest first."""
         check_id(owner, "owner")
-        limits = _queue_limits(queues, check_limit(limit))
+        limits = queue_limits(queues, check_limit(limit))
         await self._life.ready()
         if not limits or _is_empty(drives):
             return []
@@ -410,39 +409,6 @@ def _check_workflow(workflow: str | None) -> str | None:
 
 def _is_empty(drives: Sequence[Drivable] | None) -> bool:
     return drives is not None and not drives
-
-
-def _queue_limits(queues: Mapping[str, int] | None, limit: int) -> dict[str, int]:
-    """Return how many runs each queue may yield; "" stands for the runs in no queue."""
-    asked = {"": limit} if queues is None else queues
-    for name, most in asked.items():
-        check_prefix(name, "queues")
-        check_limit(most, "queues")
-    return {name: min(most, limit) for name, most in asked.items() if min(most, limit) > 0}
-
-
-def _in_order(runs: Sequence[NewRun]) -> Sequence[NewRun]:
-    """Return the runs with wake times that differ, so that they become due in this order.
-
-    They differ by microseconds. Of runs that are due at once, the last is due when it is created
-    and the others before: all of them are.
-    """
-    if len(runs) == 1:
-        return runs
-    at_once = sum(run.wake_at is None for run in runs)
-    scheduled = Counter[datetime]()
-    ordered: list[NewRun] = []
-    for run in runs:
-        if run.wake_at is None:
-            at_once -= 1
-            head_start = run.head_start + at_once * _MICROSECOND
-            ordered.append(replace(run, head_start=head_start) if at_once else run)
-        else:
-            ordered.append(
-                replace(run, wake_at=run.wake_at + scheduled[run.wake_at] * _MICROSECOND)
-            )
-            scheduled[run.wake_at] += 1
-    return ordered
 
 
 def _refusal(

@@ -2,14 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import count
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from perdure.snapshot import RunStatus, Snapshot, is_over, merge_snapshots
+from perdure.snapshot import RunStatus, is_over, merge_snapshots
 from perdure.store import (
     Delivery,
     Drivable,
@@ -26,6 +25,7 @@ from perdure.store import (
     rest_of,
 )
 from perdure.testing.conformance.harness import FullStore, Harness, store_time
+from perdure.testing.conformance.model_run import ModelRun
 from perdure.testing.conformance.random_cases import Bridge
 from perdure.testing.conformance.samples import as_json, snapshot, with_step
 
@@ -52,59 +52,6 @@ DRIVES = st.none() | st.lists(
 )
 EVERY_QUEUE = {"": 100, "q": 100, "q/1": 100}
 MOSTLY = st.sampled_from([True, True, True, False])
-
-
-@dataclass
-class ModelRun:
-    """A run in the model. A `status` of `None` is one that the contract does not define."""
-
-    snapshot: Snapshot
-    workflow: str | None
-    wake_at: datetime | None = None
-    status: RunStatus | None = None
-    queue: str = ""
-    version: int = 0
-    tags: tuple[str, ...] = ()
-    lease: Lease | None = None
-    newest: int = 0
-    takeovers: int = 0
-    progressed: bool = False
-    awaits: tuple[str, ...] = ()
-    inbox: list[str] = field(default_factory=list)
-    dedup_ids: set[str] = field(default_factory=set)
-    rested_at: datetime | None = None
-
-    def rest(self, whole: Snapshot, rest: Rest, now: datetime) -> None:
-        """Apply a rest."""
-        self.snapshot, self.status, self.awaits = whole, rest.status, rest.awaits
-        self.lease, self.rested_at = None, now
-        self.takeovers, self.progressed = 0, False
-        self.wake_at = now if set(self.inbox) & set(rest.awaits) else rest.wake_at
-        self.version = self.version if rest.version is None else rest.version
-        self.tags = self.tags if rest.tags is None else rest.tags
-
-    def is_owned(self, now: datetime) -> bool:
-        """Return whether the run has an owner with an unexpired lease."""
-        return self.lease is not None and self.lease.expires_at > now
-
-    def next_takeovers(self, now: datetime) -> int:
-        """Return the takeovers in a grant that is made now."""
-        expired = self.lease is not None and not self.is_owned(now)
-        return 0 if self.progressed else self.takeovers + expired
-
-    def due(self, now: datetime) -> bool:
-        """Return whether the run may be claimed."""
-        if self.lease is not None:
-            return not self.is_owned(now)
-        return self.wake_at is not None and self.wake_at <= now
-
-    def is_drivable(self, drives: Sequence[Drivable] | None) -> bool:
-        """Return whether a worker that drives these may claim the run."""
-        return drives is None or any(
-            each.workflow == self.workflow
-            and (self.version == 0 or each.first <= self.version <= each.last)
-            for each in drives
-        )
 
 
 class StoreMachine(RuleBasedStateMachine):

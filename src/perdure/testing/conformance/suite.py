@@ -5,6 +5,7 @@ import pytest
 from perdure.testing.conformance.base import BaseChecks
 from perdure.testing.conformance.batches import BatchesChecks
 from perdure.testing.conformance.declared import DeclaredChecks
+from perdure.testing.conformance.deletion import DeletionChecks
 from perdure.testing.conformance.header import HeaderChecks
 from perdure.testing.conformance.hostile import HostileChecks
 from perdure.testing.conformance.inbox import InboxChecks
@@ -26,6 +27,7 @@ class StoreConformance(
     DeclaredChecks,
     BaseChecks,
     JournalChecks,
+    DeletionChecks,
     LeaseChecks,
     ScheduleChecks,
     QueuesChecks,

@@ -1,0 +1,45 @@
+"""Queues as a store is asked for them, and the order of runs that are enqueued together."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+
+from msgspec.structs import replace
+
+from perdure.store import NewRun
+from perdure.validation import check_limit, check_prefix
+
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def queue_limits(queues: Mapping[str, int] | None, limit: int) -> dict[str, int]:
+    """Return how many runs each queue may yield; "" stands for the runs in no queue."""
+    asked = {"": limit} if queues is None else queues
+    for name, most in asked.items():
+        check_prefix(name, "queues")
+        check_limit(most, "queues")
+    return {name: min(most, limit) for name, most in asked.items() if min(most, limit) > 0}
+
+
+def in_order(runs: Sequence[NewRun]) -> Sequence[NewRun]:
+    """Return the runs with wake times that differ, so that they become due in this order.
+
+    They differ by microseconds. Of runs that are due at once, the last is due when it is created
+    and the others before: all of them are.
+    """
+    if len(runs) == 1:
+        return runs
+    at_once = sum(run.wake_at is None for run in runs)
+    scheduled = Counter[datetime]()
+    ordered: list[NewRun] = []
+    for run in runs:
+        if run.wake_at is None:
+            at_once -= 1
+            head_start = run.head_start + at_once * _MICROSECOND
+            ordered.append(replace(run, head_start=head_start) if at_once else run)
+        else:
+            ordered.append(
+                replace(run, wake_at=run.wake_at + scheduled[run.wake_at] * _MICROSECOND)
+            )
+            scheduled[run.wake_at] += 1
+    return ordered

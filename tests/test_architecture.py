@@ -71,6 +71,8 @@ DEFAULTS = {("durable", "stores.memory")}
 # Only here may a package beyond the two dependencies be imported at all.
 OPTIONAL = {"stores", "caches", "testing"}
 DEPENDENCIES = {"msgspec", "cronsim"}
+# Known to type checkers without being installed; imported only under `TYPE_CHECKING`.
+FOR_TYPE_CHECKERS = {"typing_extensions"}
 
 
 @dataclass(frozen=True)
@@ -300,7 +302,8 @@ def test_the_core_needs_only_its_two_dependencies(module: Module) -> None:
             for each in imports_of(module)
             if not each.ours
             and not each.inside_function
-            and each.target.split(".")[0] not in sys.stdlib_module_names | DEPENDENCIES
+            and each.target.split(".")[0]
+            not in sys.stdlib_module_names | DEPENDENCIES | FOR_TYPE_CHECKERS
         ],
     )
 

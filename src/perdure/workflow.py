@@ -128,8 +128,9 @@ class Workflow(Generic[D]):
         `deps` replaces the workflow's for this run.
         """
         chosen = _check_sources({**self._options, **check_options(options)})
-        body = body_of(fn, self._deps if deps is None else as_deps(deps))
-        run = self._run = self._prepare(chosen)
+        chosen_deps = self._deps if deps is None else as_deps(deps)
+        body = body_of(fn, chosen_deps)
+        run = self._run = self._prepare(chosen, chosen_deps)
         run.check_definition(fn)
         await run.load(chosen.get("resume_state"))
         return await run.run_function(body)
@@ -194,8 +195,8 @@ class Workflow(Generic[D]):
         await self._events.flush()
         await self._snapshots.flush()
 
-    def _prepare(self, options: Options) -> "LocalRun":
-        return LocalRun(self.name, options, self._events, self._snapshots)
+    def _prepare(self, options: Options, deps: object = None) -> "LocalRun":
+        return LocalRun(self.name, options, deps, self._events, self._snapshots)
 
 
 _OWN_METADATA = ("definitionHash", "generation", "workflowId")
@@ -204,7 +205,9 @@ _OWN_METADATA = ("definitionHash", "generation", "workflowId")
 class LocalRun:
     """One run of a `Workflow`: its history and its status."""
 
-    def __init__(self, name: str, options: Options, events: Bus, snapshots: Bus) -> None:
+    def __init__(
+        self, name: str, options: Options, deps: object, events: Bus, snapshots: Bus
+    ) -> None:
         self._options = options
         self._events = events
         self._snapshots = snapshots
@@ -230,6 +233,7 @@ class LocalRun:
             emit=self._emit if listens else None,
             cache=None if cache is None else as_cache(cache, clock=self._clock),
             errors=tuple(options.get("errors", ())),
+            deps=deps,
         )
 
     def check_definition(self, fn: Callable[..., Any]) -> None:

@@ -37,6 +37,7 @@ from perdure.errors import (
 )
 from perdure.events import Bus, Listener, check_listener
 from perdure.result import Result
+from perdure.snapshot import new_seed
 from perdure.snapshot.record import outcome_of
 from perdure.store import Store, check_store
 from perdure.validation import check_errors, check_flag, check_id, check_int, check_user_id
@@ -109,6 +110,7 @@ async def run(
         version=check_int(version, "version", minimum=0),
         keep=check_flag(keep, "keep"),
         metadata=_first_metadata(version, metadata, input),
+        seed=new_seed(_random),
         lease_ttl=check_lease_ttl(lease_ttl),
         shared=check_flag(allow_concurrent, "allow_concurrent"),
         on_version_mismatch=_check_migration(on_version_mismatch),
@@ -141,11 +143,12 @@ def run_sync(deps: object, fn: WorkflowFunction[T, Any], /, **options: Any) -> R
 def _program(
     deps: object, fn: object, on_event: Listener | None, errors: Sequence[type[BaseException]]
 ) -> Program:
-    body = body_of(fn, as_deps(deps))
+    deps = as_deps(deps)
+    body = body_of(fn, deps)
     bus = Bus()
     if on_event is not None:
         bus.subscribe(check_listener(on_event))
-    return Program(body=body, random=_random, bus=bus, errors=check_errors(errors))
+    return Program(body=body, random=_random, bus=bus, errors=check_errors(errors), deps=deps)
 
 
 def _check_migration(migration: OnVersionMismatch) -> OnVersionMismatch:

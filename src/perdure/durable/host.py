@@ -210,6 +210,7 @@ class JournaledRun(RunHost):
             record.at,
             replaces=call.replaces,
             waits=self.history.take_changed_waits(),
+            metadata=self.history.take_changed_metadata(),
             warnings=record.warnings,
         )
         self._n += 1
@@ -222,7 +223,9 @@ class JournaledRun(RunHost):
     async def persist_waits(self) -> None:
         """Append the waits that began or ended."""
         if self.history.changed_waits:
-            data = waits_delta(self.block(), self.history.take_changed_waits())
+            history = self.history
+            waits, metadata = history.take_changed_waits(), history.take_changed_metadata()
+            data = waits_delta(self.block(), waits, metadata)
             self._n += 1
             await self._write(Entry(self.id, self._epoch, self._n, data))
 

@@ -42,6 +42,7 @@ class Program:
     bus: Bus
     errors: tuple[type[BaseException], ...] = ()
     payload: object = None
+    deps: Any = None
     suspend_after: timedelta | None = None
     always_replay: bool = False
 
@@ -97,6 +98,7 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
         emit=program.bus.publish if program.bus else None,
         errors=program.errors,
         payload=program.payload,
+        deps=program.deps,
         host=host,
     )
     await save_first(host)

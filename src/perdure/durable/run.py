@@ -55,6 +55,7 @@ class Request:
     version: int
     keep: bool
     metadata: dict[str, Any]
+    seed: str
     lease_ttl: timedelta
     shared: bool
     on_version_mismatch: OnVersionMismatch
@@ -128,7 +129,8 @@ def already_running(refusal: Refusal, id: str = "") -> AlreadyRunning:
 
 async def lease(session: Session, request: Request) -> Grant | Refusal:
     """Lease the run, creating it if necessary."""
-    first = new_snapshot(request.id, now=request.clock.now(), metadata=request.metadata)
+    metadata = {**request.metadata, "seed": request.seed}
+    first = new_snapshot(request.id, now=request.clock.now(), metadata=metadata)
     owner = f"shared:{request.id}" if request.shared else new_owner(request.program.random)
     return await session.acquire(
         LeaseRequest(
@@ -158,7 +160,9 @@ async def _resume(
         raise
     host.history = history = History(request.id, migrated)
     history.metadata.update(request.metadata)
-    if migrated is not None:
+    if migrated is None:
+        history.metadata["seed"] = request.seed
+    else:
         # Whatever a migration did to the metadata: steps must keep their idempotency keys.
         set_generation(history.metadata, generation)
     is_retried = migrated is not None and _drop_failures(request, history, migrated)

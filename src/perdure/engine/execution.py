@@ -61,6 +61,7 @@ class Execution:
         "branches",
         "cache",
         "clock",
+        "deps",
         "ended_by",
         "errors",
         "failures",
@@ -85,6 +86,7 @@ class Execution:
         cache: StepCache | None = None,
         errors: tuple[type[BaseException], ...] = (),
         payload: object = None,
+        deps: Any = None,
         host: RunHost | None = None,
     ) -> None:
         self.workflow = workflow
@@ -97,6 +99,7 @@ class Execution:
         self.errors = errors
         self.host = host
         self.payload = payload
+        self.deps = deps
         self.ended_by: BaseException | Err[Any] | None = None
         self.failures: dict[str, BaseException] = {}
         self._emit = emit

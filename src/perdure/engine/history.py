@@ -52,6 +52,7 @@ class History:
         "_records",
         "_silent",
         "_stored_waits",
+        "changed_metadata",
         "changed_waits",
         "last_key",
         "metadata",
@@ -71,6 +72,7 @@ class History:
         self._silent: set[str] = set()
         self.last_key: str | None = None
         self.metadata: dict[str, Any] = {}
+        self.changed_metadata: dict[str, Any] = {}
         self.warnings: list[Any] = []
         self.unclaimed: dict[str, StepRecord] = {}
         self.waits: dict[str, PendingWait] = {}
@@ -255,6 +257,18 @@ class History:
         if changed:
             self.changed_waits = {}
             self._stored_waits.update(changed)
+        return changed
+
+    def set_metadata(self, name: str, value: Any) -> None:
+        """Change the run's metadata: durable with the next write, whatever that is for."""
+        if self.metadata.get(name) != value:
+            self.metadata[name] = self.changed_metadata[name] = value
+
+    def take_changed_metadata(self) -> Mapping[str, Any]:
+        """Return the metadata that changed since the last call, for the next write."""
+        changed = self.changed_metadata
+        if changed:
+            self.changed_metadata = {}
         return changed
 
     def without_records(self) -> "History":

@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar, TypeVarTuple, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, overload
 
 from perdure.clock import Cron, Duration, isoformat, parse_duration
 from perdure.engine.branches import Branch, Leaf
@@ -23,14 +23,25 @@ from perdure.retry import Retry, Timeout, as_retry, as_timeout
 from perdure.snapshot import PendingWait
 from perdure.validation import check_errors, check_event, check_int, check_unreserved
 
+if TYPE_CHECKING:
+    # Type checkers bring it along; Python itself has defaults of type variables from 3.13 on.
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    D_co = TypeVarWithDefault("D_co", default=Any, covariant=True)
+else:
+    D_co = TypeVar("D_co", covariant=True)
+
 T = TypeVar("T")
 U = TypeVar("U")
 Args = TypeVarTuple("Args")
 Errors = Sequence[type[BaseException]]
 
 
-class Step:
-    """Runs steps of one run; given to the workflow function as its first argument."""
+class Step(Generic[D_co]):
+    """Runs steps of one run; given to the workflow function as its first argument.
+
+    `Step[Shop]` says that `step.deps` is a `Shop`.
+    """
 
     __slots__ = ("_run",)
 
@@ -46,6 +57,12 @@ class Step:
     def payload(self) -> Any:
         """The payload the run was triggered with."""
         return self._run.payload
+
+    @property
+    def deps(self) -> D_co:
+        """What the runtime or the caller provided for its functions: clients, settings."""
+        deps: D_co = self._run.deps
+        return deps
 
     @property
     def attempt(self) -> int:

@@ -47,7 +47,15 @@ from perdure.runtime.definition import Definition
 from perdure.runtime.driver import CANCEL, Driver
 from perdure.runtime.registry import Registry
 from perdure.runtime.run import Run, run_of
-from perdure.snapshot import RunStatus, Snapshot, is_over, new_snapshot, rest_status, workflow_of
+from perdure.snapshot import (
+    RunStatus,
+    Snapshot,
+    is_over,
+    new_seed,
+    new_snapshot,
+    rest_status,
+    workflow_of,
+)
 from perdure.store import (
     Delivery,
     Grant,
@@ -369,7 +377,11 @@ class Runtime:
         return workflow
 
     def _first_snapshot(self, definition: Definition[Any, Any], data: Any) -> Snapshot:
-        metadata = {"version": definition.version, "createdAt": isoformat(self.clock.now())}
+        metadata = {
+            "version": definition.version,
+            "createdAt": isoformat(self.clock.now()),
+            "seed": new_seed(self.random),
+        }
         if data is not None:
             metadata["input"] = data
         now = self.clock.now()

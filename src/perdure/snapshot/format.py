@@ -10,6 +10,7 @@ writers store null for a field that is not set: `OrNull` marks the fields where 
 
 from collections.abc import Sequence
 from datetime import datetime
+from random import Random
 from typing import Annotated, Any, Final, Literal, NotRequired, TypeAlias, TypedDict, TypeVar
 
 from perdure.clock import isoformat, parse_iso
@@ -46,13 +47,15 @@ class KnownMetadata(TypedDict, total=False):
     """The metadata that perdure and other readers of the format interpret.
 
     `generation` counts how often the run began again from an earlier point. Without it, the run is
-    in its first generation. Only the engine sets it.
+    in its first generation. `seed` is drawn when the run is created: its random numbers and UUIDs
+    derive from it. Only the engine sets these two.
     """
 
     workflowId: OrNull[str]
     definitionHash: OrNull[str]
     input: Any
     generation: Count
+    seed: str
 
 
 class StepMeta(TypedDict):
@@ -179,6 +182,11 @@ class WorkflowSnapshot(TypedDict):
 
 
 Snapshot: TypeAlias = WorkflowSnapshot
+
+
+def new_seed(random: Random) -> str:
+    """Draw the seed of a new run: what it derives random numbers and UUIDs from."""
+    return f"{random.getrandbits(64):016x}"
 
 
 def new_snapshot(

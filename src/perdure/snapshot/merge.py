@@ -6,7 +6,7 @@ this runs once for every step.
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 from perdure.codec import dumps
 from perdure.errors import SnapshotFormatError
@@ -23,7 +23,7 @@ _STEP_DELTA = (
     b'{"formatVersion":1,"steps":{%b:%b%b},'
     b'"execution":{"status":"running","lastUpdated":"%b","currentStepId":%b}%b}'
 )
-_WAITS_DELTA = b'{"formatVersion":1,"steps":{},"execution":%b,"waits":%b}'
+_WAITS_DELTA = b'{"formatVersion":1,"steps":{},"execution":%b,"waits":%b%b}'
 
 _OPTIONAL_BY_NAME = ("waits", "outbox", "metadata")
 
@@ -35,12 +35,13 @@ def step_delta(
     *,
     replaces: Mapping[str, bytes] = MappingProxyType({}),
     waits: Mapping[str, PendingWait | None] = MappingProxyType({}),
+    metadata: Mapping[str, Any] = MappingProxyType({}),
     warnings: Sequence[Mapping[str, str]] = (),
 ) -> bytes:
     """Return the journal entry for the record of a step that ended at the time `at`.
 
     `record` is its JSON. The entry also replaces the earlier records `replaces`, opens (or closes,
-    if null) the waits `waits`, and adds `warnings` about the step.
+    if null) the waits `waits`, sets `metadata` by name, and adds `warnings` about the step.
     """
     name = dumps(key)
     others = more = b""
@@ -48,14 +49,24 @@ def step_delta(
         others = b"".join(b",%b:%b" % (dumps(other), json) for other, json in replaces.items())
     if waits:
         more = b',"waits":' + dumps(waits)
+    if metadata:
+        more += _metadata(metadata)
     if warnings:
         more += b',"warnings":' + dumps(warnings)
     return _STEP_DELTA % (name, record, others, at.encode(), name, more)
 
 
-def waits_delta(execution: ExecutionBlock, waits: Mapping[str, PendingWait | None]) -> bytes:
+def waits_delta(
+    execution: ExecutionBlock,
+    waits: Mapping[str, PendingWait | None],
+    metadata: Mapping[str, Any] = MappingProxyType({}),
+) -> bytes:
     """Return the journal entry for waits that began (or ended, if null) without a new record."""
-    return _WAITS_DELTA % (dumps(execution), dumps(waits))
+    return _WAITS_DELTA % (dumps(execution), dumps(waits), _metadata(metadata) if metadata else b"")
+
+
+def _metadata(metadata: Mapping[str, Any]) -> bytes:
+    return b',"metadata":' + dumps(dict(metadata))
 
 
 def merge_snapshots(base: Snapshot, *deltas: Mapping[str, object]) -> Snapshot:

@@ -42,6 +42,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("history",),
         ("call",),
         ("execution",),
+        ("attempts",),
         ("waiting",),
         ("step",),
         ("function",),

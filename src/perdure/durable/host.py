@@ -19,6 +19,7 @@ from perdure.durable.inbox import Inbox
 from perdure.durable.session import Session, store_errors
 from perdure.durable.suspension import Answer, Suspension
 from perdure.engine import call as calls
+from perdure.engine.attempts import LONG_DELAY
 from perdure.engine.call import StepCall
 from perdure.engine.execution import Execution
 from perdure.engine.history import EncodedRecord, History
@@ -67,6 +68,7 @@ class RunHost(calls.RunHost, ABC):
         self._inbox_read_at = self.clock.now() if grant is None else grant.now
         self.entries = 0
         self.always_replay = False
+        self.suspend_after = LONG_DELAY
         self.on_message: Callable[[], None] | None = None
         self._execution: Execution | None = None
 
@@ -86,6 +88,8 @@ class RunHost(calls.RunHost, ABC):
         """Accept records and waits of an execution; see `Suspension` for the options."""
         self._execution = execution
         self.always_replay = always_replay
+        if suspend_after is not None:
+            self.suspend_after = suspend_after
         self.suspension = Suspension(
             execution,
             Inbox(self.read_inbox, self.clock, self._inbox, self._inbox_read_at),

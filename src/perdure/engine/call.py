@@ -19,9 +19,10 @@ class StepCall(Leaf):
     """One call of a step: its identity, and the options the function gave.
 
     Defaults that most calls keep are class attributes. `key` is the explicit key, `record_key` the
-    key that was reserved for the record when the call began. The write of the record also consumes
-    the messages `consumes` and replaces the earlier records `replaces`. `failures` are the records
-    that made a race fail.
+    key that was reserved for the record when the call began. `invoke` runs the step instead of a
+    plain call of `fn`, if it has several attempts or a timeout. The write of the record also
+    consumes the messages `consumes` and replaces the earlier records `replaces`. `failures` are the
+    records that made a race fail.
     """
 
     kind: Kind = "step"
@@ -32,6 +33,7 @@ class StepCall(Leaf):
     ttl: timedelta | None = None
     record_key: str = ""
     started: float = 0.0
+    invoke: Callable[[], Awaitable[Any]] | None = None
     consumes: tuple[str, ...] = ()
     replaces: Mapping[str, bytes] = MappingProxyType({})
     failures: Sequence[str] = ()
@@ -102,6 +104,8 @@ class RunHost(Protocol):
     """Where a run's records become durable and its waits are spent."""
 
     always_replay: bool
+    suspend_after: timedelta
+    """Waits that take longer are durable: the run may leave memory."""
 
     def record(self, call: StepCall, record: EncodedRecord, /) -> Coroutine[Any, Any, None]:
         """Return when the record is durable; an exception breaks the run.

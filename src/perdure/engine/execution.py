@@ -14,14 +14,14 @@ from typing import Any
 
 from perdure import codec
 from perdure.cache import StepCache
-from perdure.clock import Clock, isoformat
+from perdure.clock import Clock, isoformat, parse_iso
 from perdure.engine.branches import Branch, Branches
 from perdure.engine.call import RunHost, StepCall
 from perdure.engine.failures import leading_to
 from perdure.engine.history import EncodedRecord, History, warnings_of
-from perdure.engine.invoke import Elapsed, check_callable, invoke, is_awaited, within
+from perdure.engine.invoke import check_callable, invoke, is_awaited
 from perdure.engine.tasks import POSITION, Interrupted, outside_runs
-from perdure.errors import CodecError, DriftError, RunOver, StepFailed, StepTimeout
+from perdure.errors import CodecError, DriftError, MissingAbility, RunOver
 from perdure.events import (
     Event,
     PersistError,
@@ -30,14 +30,11 @@ from perdure.events import (
     StepCacheMiss,
     StepComplete,
     StepFailure,
-    StepRetry,
     StepStart,
     StepSuccess,
-    StepTimedOut,
 )
 from perdure.result import Err, Ok
-from perdure.retry import Retry, delay_before
-from perdure.snapshot import StepRecord
+from perdure.snapshot import PendingWait, StepRecord
 from perdure.snapshot.record import (
     failure_record,
     is_plain,
@@ -46,6 +43,8 @@ from perdure.snapshot.record import (
     success_record,
 )
 from perdure.validation import RESERVED, check_text, check_unreserved
+
+NO_STORE = "a Workflow in this process"
 
 _STEP_NAME = "the step's name, a non-empty string"
 
@@ -271,8 +270,8 @@ class Execution:
             token = POSITION.set(call)
             try:
                 try:
-                    if call.retries is not None or call.timeout is not None:
-                        value = await self._attempts(call)
+                    if call.invoke is not None:
+                        value = await call.invoke()
                     elif is_awaited(call.fn):
                         value = await call.fn(*call.args)
                     else:
@@ -291,6 +290,29 @@ class Execution:
             return record.value
         finally:
             self.branches.end()
+
+    async def spend(self, wait: PendingWait) -> tuple[str, object] | None:
+        """Spend a durable wait, and close it; return an event's message id and payload."""
+        try:
+            answer = await self._wait(wait)
+        except asyncio.CancelledError:
+            if self.live:
+                # The function cancelled the wait; a suspension would have broken the run off first.
+                self.history.close_wait(wait["id"])
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever keeps the run from waiting
+            raise self.break_off(error) from error.__cause__
+        self.history.close_wait(wait["id"])
+        return answer
+
+    async def _wait(self, wait: PendingWait) -> tuple[str, object] | None:
+        if self.host is not None:
+            return await self.host.wait(wait)
+        if wait["kind"] == "event":
+            raise MissingAbility(NO_STORE, "inbox", f"step.wait_for_event({wait['id']!r})")
+        remaining = parse_iso(wait.get("wakeAt", "")) - self.clock.now()
+        await self.clock.sleep(max(remaining, timedelta(0)))
+        return None
 
     async def succeed(self, call: StepCall, value: Any) -> Any:
         """Record a value and return what the function sees of it."""
@@ -377,41 +399,6 @@ class Execution:
 
     def _since(self, started: float) -> timedelta:
         return timedelta(seconds=self.clock.monotonic() - started)
-
-    async def _attempts(self, call: StepCall) -> Any:
-        retry = call.retries
-        while True:
-            try:
-                value = await self._once(call)
-                if type(value) is not Err:
-                    return value
-                failure: Exception = StepFailed(call.id, value.error, value.cause)
-                if retry is None or not self._tries_again(retry, call, failure):
-                    return value
-            except Exception as error:
-                if retry is None or not self._tries_again(retry, call, error):
-                    raise
-                failure = error
-            delay = delay_before(retry, call.attempt, self.random)
-            facts = {"attempt": call.attempt, "attempts": retry.attempts, "delay": delay}
-            self.tell(StepRetry, call, call.record_key, error=failure, **facts)
-            await self.clock.sleep(delay)
-            call.attempt += 1
-
-    def _tries_again(self, retry: Retry, call: StepCall, failure: Exception) -> bool:
-        if not self.live or call.attempt >= retry.attempts:
-            return False
-        return retry.retry_if is None or bool(retry.retry_if(failure))
-
-    async def _once(self, call: StepCall) -> Any:
-        if call.timeout is None:
-            return await invoke(call.fn, call.args)
-        after = call.timeout.after
-        try:
-            return await within(self.clock, after, invoke(call.fn, call.args))
-        except Elapsed:
-            self.tell(StepTimedOut, call, call.record_key, after=after, attempt=call.attempt)
-            return call.timeout.outcome(StepTimeout(call.id, after.total_seconds()))
 
     def announce(
         self, event: Callable[..., Event], started: float | None = None, **facts: Any

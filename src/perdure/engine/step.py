@@ -9,9 +9,11 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, overload
 
 from perdure.clock import Cron, Duration, isoformat, parse_duration
+from perdure.engine.attempts import attempts, invoke_once
 from perdure.engine.branches import Branch, Leaf
 from perdure.engine.call import StepCall, idempotency_key
 from perdure.engine.execution import Execution
@@ -165,10 +167,9 @@ class Step(Generic[D_co]):
         """
         run = self._run
         call = run.call(id, fn, args, key)
-        if retry is not None:
-            call.retries = as_retry(retry)
-        if timeout is not None:
-            call.timeout = as_timeout(timeout)
+        if retry is not None or timeout is not None:
+            call.retries, call.timeout = as_retry(retry), as_timeout(timeout)
+            call.invoke = partial(attempts, run, call, partial(invoke_once, run, call))
         if ttl is not None:
             call.ttl = parse_duration(ttl, "ttl")
         if errors:
@@ -341,14 +342,17 @@ class Step(Generic[D_co]):
         fn: Callable[..., Awaitable[T]],
         /,
         *args: Any,
+        retry: Retry | int | None = None,
         returns: type[Any] | None = None,
     ) -> Coroutine[Any, Any, T]:
         """Return the value of `fn(connection, *args)`, whose writes commit with the step's record.
 
-        The connection is the store's own: either both are committed or neither, exactly once.
+        The connection is the store's own: either both are committed or neither, exactly once. Each
+        attempt of a `retry` has a transaction of its own.
         """
         call = self._run.call(id, fn, args)
         call.kind = "transaction"
+        call.retries = as_retry(retry)
         call.returns = returns
         return transact(self._run, call)
 

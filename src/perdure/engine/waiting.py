@@ -2,21 +2,19 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from perdure import codec
-from perdure.clock import parse_iso
-from perdure.engine.call import StepCall
-from perdure.engine.execution import Execution
+from perdure.engine.attempts import attempts
+from perdure.engine.call import RunHost, StepCall
+from perdure.engine.execution import NO_STORE, Execution
 from perdure.engine.failures import leading_to
 from perdure.engine.history import EncodedRecord
 from perdure.engine.tasks import POSITION, Interrupted, cancel_and_wait
 from perdure.errors import CodecError, MissingAbility, RunOver
 from perdure.result import Err, Ok
 from perdure.snapshot import PendingWait
-
-_NO_STORE = "a Workflow in this process"
 
 UNCLAIMED = "record:"
 """Begins the message id of an event that is kept in a record, not in the store's inbox."""
@@ -31,38 +29,13 @@ async def wait(run: Execution, call: StepCall, wait: PendingWait) -> Any:
     wait = run.history.open_wait(wait)
     run.branches.begin()
     try:
-        answer = await _answer(run, call, wait)
-        # Closed before the record is encoded, so that one write ends the wait and records it.
-        run.history.close_wait(wait["id"])
+        # It is closed before the record is encoded, so that one write ends the wait and records it.
+        answer = await run.spend(wait)
         if answer is None:
             return await run.succeed(call, None)
         return await _receive(run, call, wait.get("event", ""), *answer)
     finally:
         run.branches.end()
-
-
-async def _answer(run: Execution, call: StepCall, wait: PendingWait) -> tuple[str, object] | None:
-    try:
-        if run.host is not None:
-            return await run.host.wait(wait)
-        return await _wait_here(run, call, wait)
-    except asyncio.CancelledError:
-        if run.live:
-            # The function cancelled the wait; a suspension would have broken the run off first.
-            run.history.close_wait(wait["id"])
-        raise
-    except Exception as error:  # noqa: BLE001  # whatever keeps the run from waiting
-        raise run.break_off(error) from error.__cause__
-
-
-async def _wait_here(
-    run: Execution, call: StepCall, wait: PendingWait
-) -> tuple[str, object] | None:
-    if wait["kind"] == "event":
-        raise MissingAbility(_NO_STORE, "inbox", f"step.wait_for_event({call.id!r})")
-    remaining = parse_iso(wait.get("wakeAt", "")) - run.clock.now()
-    await run.clock.sleep(max(remaining, timedelta(0)))
-    return None
 
 
 async def _receive(
@@ -158,28 +131,42 @@ async def transact(run: Execution, call: StepCall) -> Any:
     if found is not None:
         return run.replay(call, *found)
     if run.host is None:
-        raise MissingAbility(_NO_STORE, "transaction", f"step.transaction({call.id!r})")
+        raise MissingAbility(NO_STORE, "transaction", f"step.transaction({call.id!r})")
     run.begin(call)
     run.branches.begin()
     try:
-        record = await run.host.transact(call, _work(run, call))
+        try:
+            record = await attempts(run, call, partial(_transact_once, run, run.host, call))
+        except Interrupted as interrupted:
+            run.publish(call, interrupted.answer)
+            raise asyncio.CancelledError from None
+        except Exception as error:  # noqa: BLE001  # the user's function, or what broke the run
+            # In a write of its own: the transaction that the record belonged to is rolled back.
+            return await run.fail(call, error)
+        if isinstance(record, Err):
+            return await run.fail(call, record)
         run.publish(call, record)
         if run.host.always_replay:
             await run.host.halt(record.key)
-    except Interrupted as interrupted:
-        run.publish(call, interrupted.answer)
-        raise asyncio.CancelledError from None
-    except _RolledBack as rolled_back:
-        # In a write of its own: the transaction that the record belonged to is rolled back.
-        return await run.fail(call, rolled_back.failure)
-    except RunOver:
-        raise
-    except Exception as error:  # noqa: BLE001  # the store: it may or may not have committed
-        raise run.break_off(error) from error.__cause__
     finally:
         run.branches.end()
     run.tell_success(call, record)
     return record.value
+
+
+async def _transact_once(run: Execution, host: RunHost, call: StepCall) -> EncodedRecord | Err[Any]:
+    """Return the record that was committed; raise or return what the user's function did."""
+    try:
+        return await host.transact(call, _work(run, call))
+    except _RolledBack as rolled_back:
+        failure = rolled_back.failure
+    except RunOver:
+        raise
+    except Exception as error:  # noqa: BLE001  # the store: it may or may not have committed
+        raise run.break_off(error) from error.__cause__
+    if isinstance(failure, Err):
+        return failure
+    raise failure
 
 
 def _work(run: Execution, call: StepCall) -> Callable[[Any], Coroutine[Any, Any, EncodedRecord]]:

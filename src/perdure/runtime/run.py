@@ -23,11 +23,16 @@ from perdure.snapshot.record import result_of
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """A wait of a suspended run: for a time, an event, or an event until a time."""
+    """A wait of a suspended run: for a time, an event, or an event until a time.
+
+    For the next attempt of a step, `attempt` is the number of the one that failed with `error`.
+    """
 
     id: str
     wake_at: datetime | None = None
     event: str | None = None
+    attempt: int | None = None
+    error: str = ""
 
 
 class StepInfo(msgspec.Struct, frozen=True):
@@ -143,4 +148,5 @@ def _error(
 
 def _wait(wait: PendingWait) -> Wait:
     wake_at = parse_iso(wait["wakeAt"]) if "wakeAt" in wait else None
-    return Wait(wait["id"], wake_at, wait.get("event"))
+    attempt, error = wait.get("attempt"), wait.get("error", "")
+    return Wait(wait["id"], wake_at, wait.get("event"), attempt, error)

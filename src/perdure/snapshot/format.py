@@ -117,12 +117,16 @@ StepRecord: TypeAlias = SuccessRecord | FailureRecord
 
 
 class PendingWait(TypedDict):
-    """What a suspended run waits for: a time, an event, or an event until a time."""
+    """What a suspended run waits for: a time, an event, an event until a time, or the next attempt
+    of a step whose last `attempt` failed with `error`.
+    """
 
     id: str
-    kind: Literal["sleep", "event"]
+    kind: Literal["sleep", "event", "retry"]
     wakeAt: NotRequired[Timestamp]
     event: NotRequired[str]
+    attempt: NotRequired[Count]
+    error: NotRequired[str]
 
 
 class ExecutionBlock(TypedDict):

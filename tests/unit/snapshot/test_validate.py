@@ -250,7 +250,7 @@ def test_valid_snapshots_are_returned_unchanged(good: Any) -> None:
         ),
         (
             with_execution(pending=[{"id": "a", "kind": []}]),
-            'execution.pending[0].kind: expected "sleep" or "event", got list',
+            'execution.pending[0].kind: expected "sleep" or "event" or "retry", got list',
         ),
         (snapshot(outbox=[]), "outbox: expected an object, got list"),
         (snapshot(outbox={"note": "sent"}), "outbox[\"note\"]: expected an object, got 'sent'"),

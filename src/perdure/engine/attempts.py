@@ -1,0 +1,91 @@
+"""The attempts of one call: how often a step is tried, and what happens in between.
+
+A short delay between two attempts is spent in memory. A long one is a durable wait: the run may be
+suspended during it, and neither a crash nor a deployment starts the count again. The wait contains
+the number of the attempt that failed and its error, so that the run shows why it waits.
+"""
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+from perdure.clock import isoformat
+from perdure.codec.exceptions import class_name, safe_text
+from perdure.engine.call import StepCall
+from perdure.engine.execution import Execution
+from perdure.engine.invoke import Elapsed, invoke, within
+from perdure.errors import StepFailed, StepTimeout
+from perdure.events import StepRetry, StepTimedOut
+from perdure.result import Err
+from perdure.retry import Retry, delay_before
+from perdure.snapshot import PendingWait
+
+LONG_DELAY = timedelta(seconds=1)
+"""Delays longer than this are durable waits, unless the host says otherwise."""
+
+_MAX_ERROR = 1000
+
+
+async def attempts(run: Execution, call: StepCall, once: Callable[[], Awaitable[Any]]) -> Any:
+    """Return the value of the first attempt that succeeds, or how the last one failed."""
+    retry = call.retries
+    if (wait := run.history.waits.get(call.wait_id())) is not None and wait["kind"] == "retry":
+        # The attempts of an earlier activation of the run count, and the delay began then.
+        call.attempt = wait.get("attempt", 1)
+        await run.spend(wait)
+        call.attempt += 1
+    while True:
+        try:
+            value = await once()
+            if type(value) is not Err:
+                return value
+            failure: Exception = StepFailed(call.id, value.error, value.cause)
+            if retry is None or not _tries_again(run, retry, call, failure):
+                return value
+        except Exception as error:
+            if retry is None or not _tries_again(run, retry, call, error):
+                raise
+            failure = error
+        await _pause(run, call, retry, failure)
+        call.attempt += 1
+
+
+def _tries_again(run: Execution, retry: Retry, call: StepCall, failure: Exception) -> bool:
+    if not run.live or call.attempt >= retry.attempts:
+        return False
+    return retry.retry_if is None or bool(retry.retry_if(failure))
+
+
+async def _pause(run: Execution, call: StepCall, retry: Retry, failure: Exception) -> None:
+    delay = delay_before(retry, call.attempt, run.random)
+    facts = {"attempt": call.attempt, "attempts": retry.attempts, "delay": delay}
+    run.tell(StepRetry, call, call.record_key, error=failure, **facts)
+    if delay <= (LONG_DELAY if run.host is None else run.host.suspend_after):
+        await run.clock.sleep(delay)
+        return
+    wait: PendingWait = {
+        "id": call.wait_id(),
+        "kind": "retry",
+        "wakeAt": isoformat(run.clock.now() + delay),
+        "attempt": call.attempt,
+        "error": _describe(failure),
+    }
+    await run.spend(run.history.open_wait(wait))
+
+
+def _describe(failure: Exception) -> str:
+    """Return the class and message of a failure, for people who look at the run."""
+    text = f"{class_name(type(failure))}: {safe_text(failure)}".removesuffix(": ")
+    return text if len(text) <= _MAX_ERROR else text[: _MAX_ERROR - 1] + "…"
+
+
+async def invoke_once(run: Execution, call: StepCall) -> Any:
+    """Call the function of a step, for as long as one attempt may take."""
+    if call.timeout is None:
+        return await invoke(call.fn, call.args)
+    after = call.timeout.after
+    try:
+        return await within(run.clock, after, invoke(call.fn, call.args))
+    except Elapsed:
+        run.tell(StepTimedOut, call, call.record_key, after=after, attempt=call.attempt)
+        return call.timeout.outcome(StepTimeout(call.id, after.total_seconds()))

@@ -1,8 +1,8 @@
 """The exceptions that perdure raises.
 
 A message says what happened, to which run or step, and what to do about it; the same data are
-attributes. All derive from `PerdureError`, except `Suspended`: it is not an error, and handlers of
-`Exception` do not catch it.
+attributes. All derive from `PerdureError`, except `Suspended` and `ContinuedAsNew`: they are not
+errors, and handlers of `Exception` do not catch them.
 """
 
 from collections.abc import Sequence
@@ -122,6 +122,14 @@ class DriftError(PerdureError):
 
 class Suspended(BaseException):
     """Unwinds a run that is being suspended until a time or an event. Not an error."""
+
+
+class ContinuedAsNew(Suspended):
+    """Unwinds a run that begins again with the input `data`, as JSON. Not an error."""
+
+    def __init__(self, data: object) -> None:
+        super().__init__()
+        self.data = data
 
 
 class NestedStep(PerdureError):
@@ -244,6 +252,15 @@ class Cancelled(PerdureError):
         super().__init__(f"run {run_id!r} was cancelled" + (f": {reason}" if reason else ""))
         self.run_id = run_id
         self.reason = reason
+
+
+class DeadlinePassed(PerdureError, TimeoutError):
+    """A run did not end before its deadline."""
+
+    def __init__(self, run_id: str, deadline: datetime) -> None:
+        super().__init__(f"run {run_id!r} did not end before its deadline, {deadline}")
+        self.run_id = run_id
+        self.deadline = deadline
 
 
 class RunFailed(PerdureError):

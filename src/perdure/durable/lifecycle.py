@@ -19,7 +19,7 @@ from perdure.engine.function import run_function
 from perdure.engine.history import History
 from perdure.engine.step import Step
 from perdure.engine.tasks import Task, cancel_and_wait, detached
-from perdure.errors import Cancelled, PerdureError
+from perdure.errors import Cancelled, DeadlinePassed, PerdureError
 from perdure.events import Bus
 from perdure.result import Err, Result
 from perdure.store import Grant, Rest, can_journal
@@ -34,7 +34,8 @@ class Program:
     """A function to be run over a run's history, and how.
 
     With `suspend_after` a run whose branches all wait for longer than that leaves memory;
-    `always_replay` makes it leave after every step.
+    `always_replay` makes it leave after every step. At the `deadline` it is broken off.
+    `encode_input` checks and encodes the payload with which the run continues as new.
     """
 
     body: Body
@@ -43,6 +44,8 @@ class Program:
     errors: tuple[type[BaseException], ...] = ()
     payload: object = None
     deps: Any = None
+    encode_input: Callable[[Any], Any] | None = None
+    deadline: datetime | None = None
     suspend_after: timedelta | None = None
     always_replay: bool = False
 
@@ -99,12 +102,14 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
         errors=program.errors,
         payload=program.payload,
         deps=program.deps,
+        encode_input=program.encode_input,
         host=host,
     )
     await save_first(host)
     # Started before the lease is held: a renewal may bring messages for waits.
     host.start(execution, program.suspend_after, program.always_replay)
     host.session.hold(host)
+    timer = _start_timer(execution, program.deadline)
     task = detached(run_function(execution, program.body))
     try:
         await _ended(task)
@@ -115,12 +120,31 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
         await log_failure(host.release())
         raise
     finally:
+        if timer is not None:
+            timer.cancel()
         await host.suspension.close()
     if execution.broken is None:
         return Err(_cancelled_itself(host)) if task.cancelled() else task.result()
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.debug("run %r unwound with %r", host.id, error)
     return None
+
+
+def _start_timer(execution: Execution, deadline: datetime | None) -> Task | None:
+    """Break the run off when its deadline passes; at once if that has happened."""
+    if deadline is None:
+        return None
+    error = DeadlinePassed(execution.run_id, deadline)
+    remaining = deadline - execution.clock.now()
+    if remaining <= timedelta(0):
+        execution.break_off(error)
+        return None
+
+    async def wait() -> None:
+        await execution.clock.sleep(remaining)
+        execution.break_off(error)
+
+    return detached(wait())
 
 
 async def _ended(task: Task) -> None:

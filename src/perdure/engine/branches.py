@@ -112,7 +112,8 @@ class Branches:
     """The branches of one run, and what each of them is doing.
 
     As a context manager it makes the current task the root branch, and registers the tasks that are
-    created below it. `on_change` is called when a branch may have stopped working.
+    created below it. `on_change` is called when a branch may have stopped working, `when_idle` when
+    nothing is in flight any more.
     """
 
     __slots__ = (
@@ -125,6 +126,7 @@ class Branches:
         "parked",
         "root",
         "tasks",
+        "when_idle",
     )
 
     def __init__(self) -> None:
@@ -133,6 +135,7 @@ class Branches:
         self.parked: set[Task] = set()
         self.in_flight = 0
         self.on_change: Callable[[], None] | None = None
+        self.when_idle: Callable[[], None] | None = None
         self._unwinding: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:
@@ -205,6 +208,8 @@ class Branches:
         self.in_flight -= 1
         if self.on_change is not None:
             self.on_change()
+        if self.when_idle is not None and not self.in_flight:
+            self.when_idle()
 
     def park(self, task: Task) -> None:
         """A call that began enters a durable wait."""

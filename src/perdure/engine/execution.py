@@ -21,7 +21,7 @@ from perdure.engine.failures import leading_to
 from perdure.engine.history import EncodedRecord, History, warnings_of
 from perdure.engine.invoke import check_callable, invoke, is_awaited
 from perdure.engine.tasks import POSITION, Interrupted, outside_runs
-from perdure.errors import CodecError, DriftError, MissingAbility, RunOver
+from perdure.errors import CodecError, ContinuedAsNew, DriftError, MissingAbility, RunOver
 from perdure.events import (
     Event,
     PersistError,
@@ -61,6 +61,7 @@ class Execution:
         "cache",
         "clock",
         "deps",
+        "encode_input",
         "ended_by",
         "errors",
         "failures",
@@ -86,6 +87,7 @@ class Execution:
         errors: tuple[type[BaseException], ...] = (),
         payload: object = None,
         deps: Any = None,
+        encode_input: Callable[[Any], Any] | None = None,
         host: RunHost | None = None,
     ) -> None:
         self.workflow = workflow
@@ -99,6 +101,7 @@ class Execution:
         self.host = host
         self.payload = payload
         self.deps = deps
+        self.encode_input = encode_input
         self.ended_by: BaseException | Err[Any] | None = None
         self.failures: dict[str, BaseException] = {}
         self._emit = emit
@@ -150,6 +153,18 @@ class Execution:
             if self.host is not None:
                 self.branches.cancel()
         return self._broken
+
+    def begin_again(self, data: object) -> None:
+        """Break the run off to continue as new with this input, after what is in flight has ended.
+
+        Its records are dropped, but a step that is cut off would have half an effect.
+        """
+        if self._broken is None:
+            self._broken = ContinuedAsNew(data)
+            if self.branches.in_flight:
+                self.branches.when_idle = self.branches.cancel
+            else:
+                self.branches.cancel()
 
     @property
     def broken(self) -> BaseException | None:

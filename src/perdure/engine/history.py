@@ -271,6 +271,22 @@ class History:
             self.changed_metadata = {}
         return changed
 
+    def next_generation(self, data: object) -> "History":
+        """Return the history with which the run begins again with the input `data`.
+
+        Events that a wait received and whose branch never saw them are kept: they are consumed, and
+        no longer in the inbox.
+        """
+        generation = self.generation + 1
+        following = History(self.name)
+        following.metadata = {**self.metadata, "input": data, "generation": generation}
+        for key, record in self.unclaimed.items():
+            # Under a name that no call of the next generation has.
+            kept = f"~unclaimed:{generation}:{key}"
+            facts: Any = {**record, "branch": "", "call": kept}
+            following.load({kept: facts})
+        return following
+
     def without_records(self) -> "History":
         """Return a history that has the run's name and metadata and nothing else."""
         empty = History(self.name)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, TypeVarTuple, overload
 
 from perdure.clock import Cron, Duration, isoformat, parse_duration
 from perdure.engine.attempts import attempts, invoke_once
@@ -18,7 +18,7 @@ from perdure.engine.branches import Branch, Leaf
 from perdure.engine.call import StepCall, idempotency_key
 from perdure.engine.execution import Execution
 from perdure.engine.tasks import POSITION, Task, cancel_and_wait
-from perdure.engine.waiting import race, transact, wait
+from perdure.engine.waiting import continue_as_new, race, transact, wait
 from perdure.errors import InvalidArgument, InvalidDuration, PerdureError
 from perdure.result import Err, Ok
 from perdure.retry import Retry, Timeout, as_retry, as_timeout
@@ -231,6 +231,17 @@ class Step(Generic[D_co]):
         except OverflowError:
             expected = "a duration that ends before the year 10000"
             raise InvalidDuration(parameter, duration, expected) from None
+
+    def continue_as_new(self, payload: object = None, /) -> Coroutine[Any, Any, NoReturn]:
+        """End this generation of the run and begin the next one with another payload.
+
+        Nothing after this call runs. The next generation calls the function from its first line,
+        without records, so a loop that runs for a year stays small. The run keeps its id, its tags,
+        its deadline, and the events that it has not received. In other branches, steps that are
+        running end first, and no more begin.
+        """
+        self._run.branches.current(self._run.run_id, "step.continue_as_new")
+        return continue_as_new(self._run, payload)
 
     def all(
         self, thunks: Mapping[str, Callable[[], Any]], /

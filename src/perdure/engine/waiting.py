@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from perdure import codec
 from perdure.engine.attempts import attempts
@@ -12,7 +12,7 @@ from perdure.engine.execution import NO_STORE, Execution
 from perdure.engine.failures import leading_to
 from perdure.engine.history import EncodedRecord
 from perdure.engine.tasks import POSITION, Interrupted, cancel_and_wait
-from perdure.errors import CodecError, MissingAbility, RunOver
+from perdure.errors import CodecError, MissingAbility, PerdureError, RunOver
 from perdure.result import Err, Ok
 from perdure.snapshot import PendingWait
 
@@ -123,6 +123,17 @@ def _unclaimed_below(run: Execution, path: str) -> dict[str, bytes]:
 async def _run(thunk: Callable[[], Any]) -> Any:
     value = thunk()
     return await value if isinstance(value, Awaitable) else value
+
+
+async def continue_as_new(run: Execution, payload: object) -> NoReturn:
+    """Unwind the run as a suspension does; its next generation begins with this payload."""
+    if run.encode_input is None:
+        raise PerdureError(
+            "step.continue_as_new needs a Runtime: trigger the function as a workflow"
+        )
+    run.begin_again(run.encode_input(payload))
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError("the run is unwound by a cancellation")
 
 
 async def transact(run: Execution, call: StepCall) -> Any:

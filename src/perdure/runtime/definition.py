@@ -7,15 +7,18 @@ async def welcome(step: Step, payload: Signup) -> str: ...
 import dataclasses
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Generic, TypeAlias, TypeVar, get_type_hints, overload
 
 from perdure import codec
+from perdure.clock import Duration
 from perdure.engine.step import Step
 from perdure.errors import (
     CodecError,
     InvalidArgument,
     InvalidPayload,
 )
+from perdure.runtime.deadlines import check_deadline
 from perdure.snapshot import Snapshot
 from perdure.validation import check_errors, check_id, check_int, check_user_id
 
@@ -37,6 +40,7 @@ class Definition(Generic[P, T]):
         version: int = 1,
         errors: Sequence[type[BaseException]] = (),
         migrate: Migrate | None = None,
+        deadline: Duration | None = None,
     ) -> None:
         if not inspect.iscoroutinefunction(fn):
             raise InvalidArgument("fn", fn, _WANTED)
@@ -45,6 +49,7 @@ class Definition(Generic[P, T]):
         self.version = check_int(version, "version")
         self.errors = check_errors(errors)
         self.migrate = _check_migrate(migrate)
+        self.deadline = None if deadline is None else check_deadline(deadline)
         parameter = _payload_parameter(fn)
         self.takes_payload = parameter is not None
         self.payload_type = None if parameter is None else _payload_type(fn, parameter.name)
@@ -150,18 +155,21 @@ def workflow(
     version: int = 1,
     errors: Sequence[type[BaseException]] = (),
     migrate: Migrate | None = None,
+    deadline: Duration | None = None,
 ) -> "Decorator":
     """Make a workflow of an async function of `(step)` or `(step, payload)`.
 
     `migrate` is called with the snapshot of a run that another version began and that version, and
-    returns the snapshot from which this version continues.
+    returns the snapshot from which this version continues. A run that has not ended when the time
+    `deadline` has passed since it was first driven fails with `DeadlinePassed`.
     """
     if not isinstance(name, str):
         hint = 'Write @workflow("name") with the parentheses'
         raise InvalidArgument("name", name, "the workflow's name", hint)
     check_user_id(name, "name")
     check_int(version, "version")
-    return Decorator(name, version, check_errors(errors), _check_migrate(migrate))
+    after = None if deadline is None else check_deadline(deadline)
+    return Decorator(name, version, check_errors(errors), _check_migrate(migrate), after)
 
 
 def _check_migrate(migrate: Migrate | None) -> Migrate | None:
@@ -179,11 +187,13 @@ class Decorator:
         version: int,
         errors: Sequence[type[BaseException]],
         migrate: Migrate | None,
+        deadline: timedelta | None,
     ) -> None:
         self._name = name
         self._version = version
         self._errors = errors
         self._migrate = migrate
+        self._deadline = deadline
 
     @overload
     def __call__(self, fn: Callable[[Step, P], Awaitable[T]]) -> Definition[P, T]: ...
@@ -191,5 +201,10 @@ class Decorator:
     def __call__(self, fn: Callable[[Step], Awaitable[T]]) -> Definition[None, T]: ...
     def __call__(self, fn: Callable[..., Awaitable[Any]]) -> Definition[Any, Any]:
         return Definition(
-            self._name, fn, version=self._version, errors=self._errors, migrate=self._migrate
+            self._name,
+            fn,
+            version=self._version,
+            errors=self._errors,
+            migrate=self._migrate,
+            deadline=self._deadline,
         )

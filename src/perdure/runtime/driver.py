@@ -19,6 +19,7 @@ from perdure.engine.history import History
 from perdure.engine.tasks import detached
 from perdure.errors import (
     Cancelled,
+    ContinuedAsNew,
     LeaseLost,
     MissingAbility,
     PerdureError,
@@ -29,6 +30,7 @@ from perdure.errors import (
 )
 from perdure.events import Bus
 from perdure.result import Err, Result
+from perdure.runtime.deadlines import deadline_of, drop_passed_deadline, fix_deadline
 from perdure.runtime.definition import Definition
 from perdure.runtime.registry import Registry
 from perdure.snapshot import (
@@ -89,13 +91,24 @@ class Driver:
         A run that is over stays as it is, unless it failed and is to be tried `again`.
         """
         try:
-            return await self._continue_run(session, grant, not_before, again)
+            while True:
+                data = await self._continue_once(session, grant, not_before, again)
+                if data is not None:
+                    return data
+                # Written and given up, to be continued: a worker may have been faster to claim it.
+                answer = await session.acquire(self.request(grant.lease.id))
+                if isinstance(answer, Refusal):
+                    return None
+                grant, again = answer, False
         except LeaseLost:
             return None
 
-    async def _continue_run(
+    async def _continue_once(
         self, session: Session, grant: Grant, not_before: datetime | None, again: bool
     ) -> bytes | None:
+        """Run until the run ends or is suspended; return `None` if it begins again under another
+        lease.
+        """
         status = rest_status(grant.snapshot)
         again = again and status == "failed"
         if is_over(status) and not again:
@@ -106,28 +119,37 @@ class Driver:
         # process that knows it.
         definition, payload, history = await self._load(grant)
         host = open_host(session, grant.lease.id, history, grant, not_before)
-        stored = version_of(grant.snapshot.get("metadata"))
-        if again or stored not in (0, definition.version):
-            # A request to cancel that was sent before does not end what begins after it.
-            old = [message.id for message in grant.inbox if message.name == CANCEL]
-            await rewrite(host, old, wake_at=host.clock.now())
-            fresh = await session.acquire(self.request(host.id))
-            if isinstance(fresh, Refusal):
-                return None
-            return await self._continue_run(session, fresh, not_before, False)
+        if again or version_of(grant.snapshot.get("metadata")) not in (0, definition.version):
+            await self._rewrite(host, grant, again)
+            return None
         if any(message.name == CANCEL for message in grant.inbox):
             return await self._end_cancelled(host, _cancel_reason(grant))
         host.on_message = lambda: self._look_for_cancel(host)
-        program = Program(
+        program = self._program(host, definition, payload)
+        data = await self._leave(host, await run_to_rest(host, program), definition)
+        return None if isinstance(host.execution.broken, ContinuedAsNew) else data
+
+    async def _rewrite(self, host: RunHost, grant: Grant, again: bool) -> None:
+        """Store a run as it is to be continued: migrated, or without the failures that ended it."""
+        old: list[str] = []
+        if again:
+            # What was asked of the run before does not end what begins now.
+            old = [message.id for message in grant.inbox if message.name == CANCEL]
+            drop_passed_deadline(host.history.metadata, host.clock.now())
+        await rewrite(host, old, wake_at=host.clock.now())
+
+    def _program(self, host: RunHost, definition: Definition[Any, Any], payload: object) -> Program:
+        return Program(
             body=lambda step: definition(step, payload),
             random=self.random,
             bus=self.bus,
             errors=definition.errors,
             payload=payload,
+            encode_input=definition.encode_payload,
+            deadline=fix_deadline(host.history, host.clock.now(), definition.deadline),
             suspend_after=self.suspend_after,
             always_replay=self.always_replay,
         )
-        return await self._leave(host, await run_to_rest(host, program), definition)
 
     async def _load(self, grant: Grant) -> tuple[Definition[Any, Any], Any, History]:
         """Return what runs and its history; release a run that no definition here can run."""
@@ -162,6 +184,8 @@ class Driver:
         """Write how the run ended or what it waits for, and give it up."""
         broken, suspended = host.execution.broken, host.suspension.suspended
         try:
+            if isinstance(broken, ContinuedAsNew):
+                return await _begin_again(host, broken.data)
             if suspended is not None:
                 return await host.settle(*_at_rest(host, suspended))
             if isinstance(broken, Cancelled):
@@ -232,6 +256,12 @@ def _unstarted(session: Session, grant: Grant) -> RunHost:
     return open_host(session, grant.lease.id, History("", grant.snapshot), grant)
 
 
+async def _begin_again(host: RunHost, data: object) -> bytes:
+    """Replace the run by its next generation, due at once, in one fenced write."""
+    host.history = host.history.next_generation(data)
+    return await host.settle(host.block(state="queued"), Rest("queued", host.clock.now()))
+
+
 def _at_rest(host: RunHost, waits: list[PendingWait]) -> tuple[Any, Rest]:
     replays = any(wait["id"].startswith(REPLAY) for wait in waits)
     waits = [wait for wait in waits if not wait["id"].startswith(REPLAY)]
@@ -240,6 +270,9 @@ def _at_rest(host: RunHost, waits: list[PendingWait]) -> tuple[Any, Rest]:
     block = host.block(state=state, pending=waits)
     snapshot: Any = {"execution": block}
     wake_at = host.clock.now() if replays else wake_at_of(snapshot)
+    deadline = deadline_of(host.history.metadata)
+    if deadline is not None:
+        wake_at = deadline if wake_at is None else min(wake_at, deadline)
     # A request to cancel that arrives while the run is being suspended must wake it.
     return block, Rest(state, wake_at, (*awaits_of(snapshot), CANCEL))
 

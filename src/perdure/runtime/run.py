@@ -10,6 +10,7 @@ from perdure import codec
 from perdure.clock import parse_iso
 from perdure.errors import CodecError
 from perdure.result import Err
+from perdure.runtime.deadlines import deadline_of
 from perdure.snapshot import (
     PendingWait,
     RunStatus,
@@ -53,7 +54,8 @@ class Run(msgspec.Struct, frozen=True):
     """A run as it was when it was read.
 
     `output` is set when it is completed, `error` when it failed or was cancelled, `pending` while
-    it waits. `reason` says why it is paused.
+    it waits. `reason` says why it is paused. `deadline` is when it must have ended, as soon as that
+    is fixed.
     """
 
     run_id: str
@@ -67,6 +69,7 @@ class Run(msgspec.Struct, frozen=True):
     updated_at: datetime | None = None
     history: tuple[StepInfo, ...] = ()
     reason: str = ""
+    deadline: datetime | None = None
 
     @property
     def over(self) -> bool:
@@ -100,6 +103,7 @@ def run_of(
         updated_at=parse_iso(block["lastUpdated"]),
         history=tuple(step_info(key, record) for key, record in snapshot["steps"].items()),
         reason=block.get("reason", ""),
+        deadline=deadline_of(metadata),
     )
 
 

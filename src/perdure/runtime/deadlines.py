@@ -1,0 +1,58 @@
+"""The deadline of a run: a time in its metadata after which it fails.
+
+A deadline that was given as a duration counts from the first time the run is driven, so that the
+time in a queue does not count. From then on it is a time: neither a suspension nor a pause extends
+it. `step.continue_as_new` keeps it.
+"""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from perdure.clock import Duration, as_utc, isoformat, parse_duration, parse_iso
+from perdure.engine.history import History
+from perdure.errors import InvalidDuration
+from perdure.snapshot import Metadata
+
+_TIME, _DURATION = "deadline", "deadlineAfter"
+
+
+def check_deadline(deadline: Duration) -> timedelta:
+    """Return the deadline of a workflow, counted from when a run is first driven."""
+    after = parse_duration(deadline, "deadline")
+    if not after:
+        raise InvalidDuration("deadline", deadline, "a positive duration")
+    return after
+
+
+def deadline_metadata(deadline: Duration | datetime | None) -> dict[str, Any]:
+    """Return what the metadata of a new run says about its deadline."""
+    if deadline is None:
+        return {}
+    if isinstance(deadline, datetime):
+        return {_TIME: isoformat(as_utc(deadline, "deadline"))}
+    return {_DURATION: check_deadline(deadline).total_seconds()}
+
+
+def deadline_of(metadata: Metadata | None) -> datetime | None:
+    """Return when a run must have ended, if that is fixed."""
+    deadline = (metadata or {}).get(_TIME)
+    return parse_iso(deadline) if isinstance(deadline, str) else None
+
+
+def fix_deadline(history: History, now: datetime, default: timedelta | None) -> datetime | None:
+    """Return when the run must have ended; durable with its next write if it is fixed only now."""
+    deadline = deadline_of(history.metadata)
+    if deadline is None:
+        seconds = history.metadata.get(_DURATION)
+        after = timedelta(seconds=seconds) if isinstance(seconds, int | float) else default
+        if after is not None:
+            deadline = now + after
+            history.set_metadata(_TIME, isoformat(deadline))
+    return deadline
+
+
+def drop_passed_deadline(metadata: Metadata, now: datetime) -> None:
+    """Remove a deadline that has passed: a run that is retried after it gets a new one."""
+    deadline = deadline_of(metadata)
+    if deadline is not None and deadline <= now:
+        del metadata[_TIME]

@@ -1,0 +1,204 @@
+"""`step.continue_as_new`: a run begins again with another payload, and stays small."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from perdure import Runtime, Step, Worker, Workflow, workflow
+from perdure.errors import InvalidPayload, PerdureError
+from perdure.stores.memory import MemoryStore
+from perdure.testing import FaultyStore, TestClock, explore_crashes
+from tests.durability.test_laws import SlowStore
+
+MakeRuntime = Callable[..., Runtime]
+
+
+async def add(total: int, amount: int) -> int:
+    return total + amount
+
+
+@workflow("countdown")
+async def countdown(step: Step, n: int) -> str:
+    left = await step("subtract", add, n, -1)
+    if left:
+        await step.continue_as_new(left)
+    return "liftoff"
+
+
+async def test_a_run_continues_with_another_payload(
+    make_runtime: MakeRuntime, store: MemoryStore
+) -> None:
+    """The records of earlier generations are gone."""
+    run = await make_runtime(countdown).trigger(countdown, 5, run_id="c")
+    assert (run.status, run.output, run.payload) == ("completed", "liftoff", 1)
+    assert [step.key for step in run.history] == ["subtract"]
+    snapshot = await store.load("c")
+    assert snapshot is not None
+    assert snapshot["metadata"]["generation"] == 5
+
+
+async def test_nothing_after_the_call_runs(make_runtime: MakeRuntime) -> None:
+    """Handlers of exceptions do not see it; `finally` runs, as at a suspension."""
+    seen: list[str] = []
+
+    @workflow("once")
+    async def once(step: Step, again: bool) -> None:
+        try:
+            if again:
+                await step.continue_as_new(False)
+                seen.append("after")
+        except Exception:  # noqa: BLE001  # that is the point
+            seen.append("handler")
+        finally:
+            seen.append("finally")
+
+    await make_runtime(once).trigger(once, True)
+    assert seen == ["finally", "finally"]
+
+
+async def test_idempotency_keys_belong_to_a_generation(make_runtime: MakeRuntime) -> None:
+    """A monthly loop must not use one payment key twice."""
+    keys: list[str] = []
+
+    @workflow("monthly")
+    async def monthly(step: Step, month: int) -> None:
+        await step("pay", lambda: keys.append(step.idempotency_key))
+        if month < 3:
+            await step.continue_as_new(month + 1)
+
+    await make_runtime(monthly).trigger(monthly, 1)
+    assert len(set(keys)) == 3
+
+
+async def test_no_event_is_lost_or_received_twice(
+    make_runtime: MakeRuntime, clock: TestClock
+) -> None:
+    """Events wait in the inbox for the next generation."""
+
+    @workflow("sum")
+    async def total(step: Step, so_far: int) -> int:
+        for number in range(3):
+            amount = await step.wait_for_event(f"n{number}", "add")
+            if amount is None:
+                return so_far
+            so_far += amount
+        return await step.continue_as_new(so_far)
+
+    runtime = make_runtime(total)
+    run = await runtime.trigger(total, 0, run_id="sum")
+    for amount in range(1, 21):
+        await runtime.signal("sum", "add", amount, wait=False)
+    result = await runtime.signal("sum", "add", None)
+    run = result.run or run
+    assert (run.status, run.output) == ("completed", 210)
+
+
+async def test_an_event_that_a_race_did_not_use_is_kept() -> None:
+    """It was consumed by a wait that lost the race: the next generation receives it."""
+
+    @workflow("race")
+    async def race(step: Step, so_far: list[Any]) -> list[Any]:
+        if not so_far:
+            winner, value = await step.race(
+                "first",
+                {
+                    "event": lambda: step.wait_for_event("approval", "approved"),
+                    "late": lambda: step.sleep("late", 0.2),
+                },
+            )
+            await step.continue_as_new([winner, value])
+        return [*so_far, await step.wait_for_event("again", "approved", timeout=1)]
+
+    runtime = Runtime(SlowStore(0.1), workflows=[race], suspend_after=10)
+    task = asyncio.create_task(runtime.trigger(race, [], run_id="r"))
+    await asyncio.sleep(0.25)
+    assert await runtime.signal("r", "approved", "by ana", wait=False)
+    assert (await task).output in [["late", None, "by ana"], ["event", "by ana", None]]
+
+
+async def test_every_crash_leaves_the_same_outcome() -> None:
+    """Before and after each store call; no generation is skipped or repeated."""
+    report = await explore_crashes(countdown, 3)
+    assert report.crashes > 8
+
+
+async def test_a_run_that_continues_is_cancelled_and_drained_like_any_other(
+    store: MemoryStore, clock: TestClock
+) -> None:
+    """It never ends by itself."""
+
+    @workflow("forever")
+    async def forever(step: Step, n: int) -> None:
+        await step("count", add, n, 1)
+        await step.continue_as_new(n + 1)
+
+    runtime = Runtime(store, workflows=[forever], clock=clock)
+    async with Worker(runtime, grace=0):
+        await runtime.trigger(forever, 0, run_id="f", wait=False)
+        while (run := await runtime.get_run("f")) is None or run.payload < 10:
+            await asyncio.sleep(0)
+    run = await runtime.get_run("f")
+    assert run is not None
+    assert not run.over
+    assert (await runtime.cancel("f")).status == "cancelled"
+
+
+async def test_the_payload_is_checked_where_it_is_passed(make_runtime: MakeRuntime) -> None:
+    """The function can still handle the error."""
+
+    @workflow("typed")
+    async def typed(step: Step, n: int) -> str:
+        try:
+            await step.continue_as_new("seven")
+        except InvalidPayload as error:
+            return str(error)
+
+    run = await make_runtime(typed).trigger(typed, 1)
+    assert "payload of workflow 'typed' is not valid" in run.output
+
+
+async def test_a_step_of_another_branch_ends_first(make_runtime: MakeRuntime) -> None:
+    """It is not cut off, and it begins no other."""
+    done: list[str] = []
+
+    @workflow("busy")
+    async def busy(step: Step, again: bool) -> None:
+        async def slow() -> None:
+            await asyncio.sleep(0.01)
+            done.append("slow")
+
+        async def branch() -> None:
+            await step("slow", slow)
+            await step("next", lambda: done.append("next"))
+
+        if again:
+            working = asyncio.create_task(branch())
+            await asyncio.sleep(0)
+            await step.continue_as_new(False)
+            await working
+
+    run = await make_runtime(busy).trigger(busy, True)
+    assert (run.status, done) == ("completed", ["slow"])
+
+
+async def test_a_workflow_without_a_store_says_what_is_missing() -> None:
+    """There is nothing to begin again."""
+
+    async def again(step: Step) -> None:
+        await step.continue_as_new()
+
+    result = await Workflow("again", {}).run(again)
+    with pytest.raises(PerdureError, match="needs a Runtime"):
+        result.unwrap()
+
+
+async def test_each_generation_costs_the_same(store: MemoryStore, clock: TestClock) -> None:
+    """Three writes and the same number of bytes, however many came before."""
+    counted = FaultyStore(store)
+    runtime = Runtime(counted, workflows=[countdown], clock=clock)
+    await runtime.trigger(countdown, 9, run_id="few")
+    few = len(counted.calls)
+    await runtime.trigger(countdown, 99, run_id="many")
+    assert len(counted.calls) - few == 11 * few

@@ -1,0 +1,121 @@
+"""Deadlines: a run that has not ended by then fails, wherever it is."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from perdure import Runtime, Step, workflow
+from perdure.errors import DeadlinePassed, InvalidArgument
+from perdure.runtime.run import Run
+from perdure.stores.memory import MemoryStore
+from perdure.testing import TestClock, explore_crashes
+
+MakeRuntime = Callable[..., Runtime]
+
+
+@workflow("import", deadline="1h")
+async def slow_import(step: Step) -> str:
+    await step("start", lambda: "started")
+    await step.sleep("long", "2h")
+    return "imported"
+
+
+async def test_a_suspended_run_fails_at_its_deadline(
+    make_runtime: MakeRuntime, clock: TestClock
+) -> None:
+    """It wakes for that, although what it waits for comes later."""
+    run = await make_runtime(slow_import).trigger(slow_import)
+    assert run.deadline == clock.now() + timedelta(hours=1)
+    await clock.advance("59m")
+    assert await make_runtime(slow_import).sweep() == []
+    await clock.advance("1m")
+    (run,) = await make_runtime(slow_import).sweep()
+    assert run.status == "failed"
+    assert isinstance(run.error, DeadlinePassed)
+    assert (run.error.run_id, run.error.deadline) == (run.run_id, run.deadline)
+
+
+async def test_a_step_is_cut_off_at_the_deadline(store: MemoryStore, clock: TestClock) -> None:
+    """It has not failed: it has no record."""
+    ended: list[str] = []
+
+    async def hang() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.append("cancelled")
+
+    @workflow("hang", deadline="10s")
+    async def hanging(step: Step) -> None:
+        await step("hang", hang)
+
+    runtime = Runtime(store, workflows=[hanging], clock=clock)
+    task = asyncio.ensure_future(runtime.trigger(hanging))
+    await clock.advance("10s")
+    run = await task
+    assert (run.status, run.history, ended) == ("failed", (), ["cancelled"])
+
+
+async def test_a_run_that_ends_in_time_keeps_its_result(make_runtime: MakeRuntime) -> None:
+    """The deadline costs no write."""
+
+    @workflow("quick", deadline="1h")
+    async def quick(step: Step) -> str:
+        return await step("work", lambda: "done")
+
+    run = await make_runtime(quick).trigger(quick)
+    assert (run.status, run.output) == ("completed", "done")
+
+
+async def test_the_time_in_the_queue_does_not_count(store: MemoryStore, clock: TestClock) -> None:
+    """A deadline of a workflow counts from when a run is first driven, and then stays."""
+    runtime = Runtime(store, workflows=[slow_import], clock=clock)
+    await runtime.trigger(slow_import, run_id="r", wait=False)
+    await clock.advance("5h")
+    (run,) = await runtime.sweep()
+    assert (run.status, run.deadline) == ("suspended", clock.now() + timedelta(hours=1))
+
+
+async def test_a_retry_gets_a_new_deadline(make_runtime: MakeRuntime, clock: TestClock) -> None:
+    """Otherwise it would fail at once."""
+    runtime = make_runtime(slow_import)
+    await runtime.trigger(slow_import, run_id="r")
+    await clock.advance("1h")
+    await runtime.sweep()
+    run: Run = await runtime.retry("r")
+    assert (run.status, run.deadline) == ("suspended", clock.now() + timedelta(hours=1))
+
+
+async def test_a_loop_keeps_its_deadline(make_runtime: MakeRuntime, clock: TestClock) -> None:
+    """Continuing as new does not extend it."""
+
+    @workflow("loop", deadline="1h")
+    async def loop(step: Step, n: int) -> None:
+        await step.sleep("pause", "25m")
+        await step.continue_as_new(n + 1)
+
+    run = await make_runtime(loop).trigger(loop, 1)
+    for _ in range(3):
+        await clock.advance("25m")
+        (run,) = await make_runtime(loop).sweep() or [run]
+    assert (run.status, run.payload) == ("failed", 3)
+
+
+async def test_every_crash_leaves_the_same_outcome() -> None:
+    """The deadline is durable with the first entry, and the run fails after it."""
+
+    def failed(clean: Run, survived: Run) -> None:
+        assert isinstance(clean.error, DeadlinePassed)
+        assert isinstance(survived.error, DeadlinePassed)
+
+    report = await explore_crashes(slow_import, compare=failed)
+    assert report.crashes > 4
+
+
+@pytest.mark.parametrize("deadline", [0, "soon", -1, True])
+def test_a_deadline_must_be_a_positive_duration(deadline: object) -> None:
+    """Refused where it is written."""
+    with pytest.raises(InvalidArgument, match="deadline"):
+        workflow("x", deadline=deadline)  # type: ignore[arg-type]  # that is the point

@@ -38,7 +38,7 @@ async def checkout(step: Step) -> str:
 
 async def main() -> None:
     async with sqlite("checkout.db") as store:
-        result = await durable.run({}, checkout, id="order-42", store=store, lease_ttl="5s")
+        result = await durable.run({}, checkout, id="order-42", store=store)
     match result:
         case Ok(parcel):
             print(f"done: {parcel}")

@@ -23,7 +23,6 @@ BOLD, DIM, RED, GREEN, BLUE, END = (
     f"\033[{code}m" if COLOURED else "" for code in (1, 2, 31, 32, 34, 0)
 )
 RUN = "order-42"
-LEASE = 1.0
 
 
 @dataclass
@@ -78,7 +77,7 @@ async def dinner(step: Step, order: Order) -> str:
 async def work(path: str) -> None:
     """Work until the run is over."""
     async with sqlite(path) as store:
-        runtime = Runtime(store, workflows=[dinner], lease_ttl=LEASE)
+        runtime = Runtime(store, workflows=[dinner])
         await runtime.trigger(dinner, Order("Ada", 30), run_id=RUN, wait=False)
         async with Worker(runtime, poll=0.1):
             while not (run := await runtime.get_run(RUN)) or not run.over:
@@ -118,8 +117,7 @@ def main() -> None:
         time.sleep(0.1)
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
-        print(f"{RED}{BOLD}kill -9 {first.pid}{END}{RED}: charged, but not cooked yet{END}")
-        print(f"{DIM}  its lease of {LEASE:g} s has to expire first{END}\n")
+        print(f"{RED}{BOLD}kill -9 {first.pid}{END}{RED}: charged, but not cooked yet{END}\n")
         second = start(path)
         assert second.wait() == 0
         asyncio.run(report(path))

@@ -260,6 +260,7 @@ CASES: dict[str, Case] = {
             "version": NO_COUNT,
             "errors": NO_ERRORS,
             "migrate": (5, "x"),
+            "deadline": (*filter(None, NO_DURATION), 0),
         },
         {"name": "w"},
     ),

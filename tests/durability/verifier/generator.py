@@ -95,9 +95,10 @@ class _Generator:
         step = lang.Step(self._id(), random.choice(_SHORT), declared=random.random() < 0.7)
         if random.random() < 0.2:
             retry, fails = random.choice((1, 1, 2, 3)), random.randint(1, 3)
+            delay = random.choice((5, 5, 400))
             # Most of them heal, because a program that ends early tests little.
             heals = random.random() < 0.9
-            step = msgspec.structs.replace(step, retry=retry, fails=fails, heals=heals)
+            step = msgspec.structs.replace(step, retry=retry, fails=fails, heals=heals, delay=delay)
         if random.random() < 0.05:
             # Far from the duration of the step, so that a busy machine makes no difference.
             step = msgspec.structs.replace(step, timeout=random.choice((30, 30_000)))

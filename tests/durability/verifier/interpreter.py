@@ -124,7 +124,7 @@ class Activation:
             case lang.Step():
                 options: dict[str, Any] = {"key": command.key or None}
                 if command.retry > 1:
-                    options["retry"] = Retry(command.retry, delay=0.005)
+                    options["retry"] = Retry(command.retry, delay=command.delay * milliseconds)
                 if command.timeout:
                     options["timeout"] = command.timeout * milliseconds
                 return step(command.id, self._function(command), path, **options)

@@ -25,6 +25,7 @@ class Base(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 class Step(Base, frozen=True):
     """A step that takes `ms`. Its first `fails` attempts fail, unless it `heals` and has healed.
+    The delay between two attempts is `delay`; a run may be suspended during a long one.
 
     One that `wraps` turns a cancellation into a failure, as clients of services do.
     """
@@ -33,6 +34,7 @@ class Step(Base, frozen=True):
     ms: int = 0
     fails: int = 0
     retry: int = 1
+    delay: int = 5
     heals: bool = False
     declared: bool = True
     timeout: int = 0

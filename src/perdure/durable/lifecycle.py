@@ -115,7 +115,7 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
         await log_failure(host.release())
         raise
     finally:
-        await host.suspension.close()
+        await host.close()
     if execution.broken is None:
         return Err(_cancelled_itself(host)) if task.cancelled() else task.result()
     if not task.cancelled() and (error := task.exception()) is not None:

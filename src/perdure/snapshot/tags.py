@@ -36,6 +36,21 @@ def check_tags(tags: Mapping[str, str]) -> dict[str, str]:
     return {_check_name(name): _check_value(name, value) for name, value in tags.items()}
 
 
+def changed_tags(metadata: Metadata | None, changes: Mapping[str, str | None]) -> dict[str, str]:
+    """Return a run's tags with changes, of which `None` removes a tag."""
+    check_tags({name: "" if value is None else value for name, value in changes.items()})
+    stored = metadata.get("tags") if metadata else None
+    # Tags that another writer stored are kept, even those that `tags_of` leaves out.
+    tags = {**(stored if type(stored) is dict else {}), **changes}
+    remaining = {name: value for name, value in tags.items() if value is not None}
+    if len(remaining) > MAX_TAGS:
+        expected = f"at most {MAX_TAGS} tags of a run"
+        raise InvalidArgument(
+            "tags", remaining, expected, "Remove one with None: step.tag(old=None)"
+        )
+    return remaining
+
+
 def _check_name(name: object) -> str:
     expected = f"a tag's name: a non-empty string without '=' that does not begin with {RESERVED!r}"
     if not isinstance(name, str) or not name or "=" in name or name.startswith(RESERVED):

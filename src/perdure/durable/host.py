@@ -136,7 +136,7 @@ class RunHost(calls.RunHost, ABC):
         self.history.set_metadata("report", report)
         store = self.session.store
         if self._reports is None and can_search(store):
-            self._reports = ReportWriter(self.id, store.documents, self.clock)
+            self._reports = ReportWriter(self.id, store, self.clock)
         if self._reports is not None:
             self._reports.write(report)
 

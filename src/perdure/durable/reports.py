@@ -15,7 +15,7 @@ from typing import Any
 from perdure import codec
 from perdure.clock import Clock
 from perdure.engine.tasks import cancel_and_wait, detached
-from perdure.keyvalue import Documents
+from perdure.store import SearchStore
 from perdure.validation import MAX_ID_LENGTH
 
 logger = logging.getLogger(__name__)
@@ -35,9 +35,9 @@ def report_key(run_id: str) -> str:
 class ReportWriter:
     """Writes the latest report of one run to a document, at most once a second."""
 
-    def __init__(self, run_id: str, documents: Documents, clock: Clock) -> None:
+    def __init__(self, run_id: str, store: SearchStore, clock: Clock) -> None:
         self._run_id = run_id
-        self._documents = documents
+        self._store = store
         self._clock = clock
         self._latest: Mapping[str, Any] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -56,7 +56,7 @@ class ReportWriter:
             self._is_written = True
             try:
                 data = codec.dumps(report).decode()
-                await self._documents.set(report_key(self._run_id), data, ttl=_TTL)
+                await self._store.documents.set(report_key(self._run_id), data, ttl=_TTL)
             except Exception as error:  # noqa: BLE001  # whatever the store raises harms no run
                 logger.debug("the report of run %r was not written: %r", self._run_id, error)
             await self._clock.sleep(_INTERVAL)
@@ -67,6 +67,6 @@ class ReportWriter:
             await cancel_and_wait([self._task])
         if self._is_written:
             try:
-                await self._documents.delete(report_key(self._run_id))
+                await self._store.documents.delete(report_key(self._run_id))
             except Exception as error:  # noqa: BLE001  # as above: it expires
                 logger.debug("the report of run %r was not deleted: %r", self._run_id, error)

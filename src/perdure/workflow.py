@@ -159,7 +159,7 @@ class Workflow(Generic[D]):
 
         `include` selects all, completed or failed steps, `since` those after a step, and `limit`
         at most that many of them. `metadata` replaces that of the previous snapshot, except for the
-        definition's hash, the run's id and its generation.
+        definition's hash, the run's id, its generation and its seed.
         """
         if include not in ("all", "completed", "failed"):
             raise InvalidArgument("include", include, "'all', 'completed' or 'failed'")
@@ -199,7 +199,8 @@ class Workflow(Generic[D]):
         return LocalRun(self.name, options, deps, self._events, self._snapshots)
 
 
-_OWN_METADATA = ("definitionHash", "generation", "workflowId")
+_OWN_METADATA = ("definitionHash", "generation", "seed", "workflowId")
+_ENGINE_METADATA = ("generation", "seed")
 
 
 class LocalRun:
@@ -327,9 +328,10 @@ def encode_metadata(metadata: object) -> dict[str, Any]:
     expected = "a mapping of strings to JSON values"
     if not isinstance(metadata, Mapping) or not all(isinstance(name, str) for name in metadata):
         raise InvalidArgument("metadata", metadata, expected)
-    if "generation" in metadata:
-        hint = "The engine counts generations under this name: choose another one"
-        raise InvalidArgument("metadata", metadata, f"{expected}, without 'generation'", hint)
+    for name in _ENGINE_METADATA:
+        if name in metadata:
+            hint = "Only the engine sets this name: choose another one"
+            raise InvalidArgument("metadata", metadata, f"{expected}, without {name!r}", hint)
     try:
         return cast("dict[str, Any]", codec.encode(dict(metadata)))
     except CodecError as error:

@@ -7,7 +7,7 @@ a store without a journal: each record saves the whole snapshot.
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from perdure import codec
 from perdure.clock import SyncedClock, isoformat, parse_iso
 from perdure.durable.inbox import Inbox
+from perdure.durable.reports import ReportWriter
 from perdure.durable.session import Session, store_errors
 from perdure.durable.suspension import Answer, Suspension
 from perdure.engine import call as calls
@@ -23,7 +24,7 @@ from perdure.engine.attempts import LONG_DELAY
 from perdure.engine.call import StepCall
 from perdure.engine.execution import Execution
 from perdure.engine.history import EncodedRecord, History
-from perdure.engine.tasks import Interrupted, detached, finish
+from perdure.engine.tasks import Interrupted, call_in, detached, finish
 from perdure.engine.waiting import UNCLAIMED
 from perdure.errors import LeaseLost
 from perdure.snapshot import ExecutionBlock, PendingWait, tags_of, version_of
@@ -35,6 +36,7 @@ from perdure.store import (
     Message,
     Rest,
     Verdict,
+    can_search,
     require_inbox,
     require_lease,
     require_transaction,
@@ -71,6 +73,7 @@ class RunHost(calls.RunHost, ABC):
         self.suspend_after = LONG_DELAY
         self.on_message: Callable[[], None] | None = None
         self._execution: Execution | None = None
+        self._reports: ReportWriter | None = None
 
     @abstractmethod
     async def settle(
@@ -125,6 +128,29 @@ class RunHost(calls.RunHost, ABC):
     async def halt(self, key: str) -> None:
         """Stop the calling branch until the run has been suspended and resumed."""
         await self.suspension.halt(REPLAY + key)
+
+    def report(self, report: Mapping[str, Any], /) -> None:
+        """Set the run's report, and show it in a document if the store has documents."""
+        # A step's function may run in a thread: it ends after the loop has done this.
+        call_in(self.session.loop, lambda: self._report(report))
+
+    def _report(self, report: Mapping[str, Any]) -> None:
+        if not self.execution.live:
+            return
+        self.history.set_metadata("report", report)
+        store = self.session.store
+        if self._reports is None and can_search(store):
+            self._reports = ReportWriter(self.id, store, self.clock)
+        if self._reports is not None:
+            self._reports.write(report)
+
+    async def close(self) -> None:
+        """End what runs beside the function: it has ended."""
+        try:
+            await self.suspension.close()
+        finally:
+            if self._reports is not None:
+                await self._reports.close()
 
     def renewed(self, lease: Lease) -> None:
         """Continue with the lease's new expiry, and look at messages that have arrived."""

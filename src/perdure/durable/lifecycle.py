@@ -122,7 +122,7 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
     finally:
         if timer is not None:
             timer.cancel()
-        await host.suspension.close()
+        await host.close()
     if execution.broken is None:
         return Err(_cancelled_itself(host)) if task.cancelled() else task.result()
     if not task.cancelled() and (error := task.exception()) is not None:

@@ -128,6 +128,10 @@ class RunHost(Protocol):
         """Call `work` with the store's connection; its record commits with what it wrote."""
         ...
 
+    def report(self, report: Mapping[str, Any], /) -> None:
+        """Set the report of a run from inside a step, in any thread, and show it early."""
+        ...
+
     async def halt(self, key: str) -> None:
         """Stop the calling branch until the run was suspended and resumed."""
         ...

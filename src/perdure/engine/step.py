@@ -12,12 +12,12 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, TypeVarTuple, overload
 
-from perdure.clock import Cron, Duration, isoformat, parse_duration
+from perdure.clock import Cron, Duration, as_utc, isoformat, parse_duration
 from perdure.engine.attempts import attempts, invoke_once
 from perdure.engine.branches import Branch, Leaf
 from perdure.engine.call import StepCall, idempotency_key
-from perdure.engine.execution import Execution
 from perdure.engine.tasks import POSITION, Task, cancel_and_wait
+from perdure.engine.values import RunValues
 from perdure.engine.waiting import continue_as_new, race, transact, wait
 from perdure.errors import InvalidArgument, InvalidDuration, PerdureError
 from perdure.result import Err, Ok
@@ -39,16 +39,13 @@ Args = TypeVarTuple("Args")
 Errors = Sequence[type[BaseException]]
 
 
-class Step(Generic[D_co]):
+class Step(RunValues, Generic[D_co]):
     """Runs steps of one run; given to the workflow function as its first argument.
 
     `Step[Shop]` says that `step.deps` is a `Shop`.
     """
 
-    __slots__ = ("_run",)
-
-    def __init__(self, execution: Execution) -> None:
-        self._run = execution
+    __slots__ = ()
 
     @property
     def run_id(self) -> str:
@@ -210,6 +207,17 @@ class Step(Generic[D_co]):
         call.kind = "event"
         call.returns = returns
         return wait(self._run, call, self._wait(call, timeout, event=name))
+
+    def sleep_until(self, id: str, time: datetime, /) -> Coroutine[Any, Any, None]:
+        """Sleep until a time, given with its time zone; do not sleep if it is past.
+
+        The time is fixed by the first call, however often the run resumes.
+        """
+        until = as_utc(time, "time")
+        call = self._run.call(id, self.sleep_until)
+        call.kind = "sleep"
+        pending: PendingWait = {"id": call.wait_id(), "kind": "sleep", "wakeAt": isoformat(until)}
+        return wait(self._run, call, pending)
 
     def _wait(
         self, call: StepCall, duration: Duration | Cron | None, event: str | None = None

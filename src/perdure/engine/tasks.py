@@ -124,6 +124,18 @@ def current_task() -> Task | None:
         return None
 
 
+def call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    """Call a function in the thread of an event loop: at once in that thread, else soon."""
+    try:
+        here = asyncio.get_running_loop() is loop
+    except RuntimeError:
+        here = False
+    if here:
+        function()
+    else:
+        loop.call_soon_threadsafe(function)
+
+
 def awaited_future(task: Task) -> Future | None:
     """Return what a task waits for; None if the event loop is about to run it."""
     waiter: Future | None = getattr(task, "_fut_waiter", None)

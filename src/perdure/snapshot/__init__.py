@@ -26,12 +26,12 @@ from perdure.snapshot.format import (
     outbox_of,
     rest_status,
     set_generation,
-    tags_of,
     version_of,
     wake_at_of,
     workflow_of,
 )
 from perdure.snapshot.merge import merge_snapshots, step_delta, waits_delta
+from perdure.snapshot.tags import check_tags, tags_of
 from perdure.snapshot.validate import (
     SnapshotCheck,
     assert_valid_snapshot,
@@ -58,6 +58,7 @@ __all__ = [
     "WorkflowSnapshot",
     "assert_valid_snapshot",
     "awaits_of",
+    "check_tags",
     "created_at_of",
     "generation_of",
     "is_over",

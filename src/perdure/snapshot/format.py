@@ -16,14 +16,10 @@ from typing import Annotated, Any, Final, Literal, NotRequired, TypeAlias, Typed
 from perdure.clock import isoformat, parse_iso
 from perdure.codec import SerializedCause
 from perdure.errors import SnapshotFormatError
-from perdure.validation import is_encodable
 
 T = TypeVar("T")
 
 FORMAT_VERSION: Final = 1
-
-MAX_TAGS: Final = 16
-MAX_TAG_LENGTH: Final = 256
 
 RunStatus: TypeAlias = Literal[
     "queued", "running", "suspended", "waiting", "paused", "completed", "failed", "cancelled"
@@ -278,21 +274,6 @@ def version_of(metadata: Metadata | None) -> int:
     """Return the version of the definition that a run belongs to; 0 if none is stored."""
     version = metadata.get("version") if metadata else None
     return version if type(version) is int and version > 0 else 0
-
-
-def tags_of(metadata: Metadata | None) -> tuple[str, ...]:
-    """Return a run's tags as sorted strings `name=value`; what cannot be a tag is left out."""
-    tags = metadata.get("tags") if metadata else None
-    if type(tags) is not dict:
-        return ()
-    pairs = (f"{name}={value}" for name, value in tags.items() if name and isinstance(value, str))
-    return tuple(sorted(filter(is_tag, pairs))[:MAX_TAGS])
-
-
-def is_tag(text: str) -> bool:
-    """Return whether this is a tag: `name=value`, of a bounded length, without NUL."""
-    is_short = len(text) <= MAX_TAG_LENGTH
-    return text.find("=") > 0 and is_short and "\0" not in text and is_encodable(text)
 
 
 def created_at_of(metadata: Metadata | None) -> str:

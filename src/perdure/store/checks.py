@@ -7,8 +7,8 @@ from typing import Self, TypedDict, cast
 from perdure.clock import as_utc
 from perdure.errors import InvalidArgument, ValueTooLarge
 from perdure.snapshot import Snapshot, awaits_of, rest_status, tags_of, version_of, wake_at_of
-from perdure.snapshot.format import MAX_TAG_LENGTH, MAX_TAGS, is_tag
 from perdure.snapshot.summary import summarize
+from perdure.snapshot.tags import MAX_TAG_LENGTH, MAX_TAGS, is_tag
 from perdure.store.contract import Store
 from perdure.store.records import MAX_SUMMARY_SIZE, Entry, Rest
 from perdure.validation import check_int

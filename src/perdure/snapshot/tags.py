@@ -1,0 +1,68 @@
+"""The tags of a run: names and values in its metadata, strings `name=value` in its header."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from perdure.errors import InvalidArgument
+from perdure.snapshot.format import Metadata
+from perdure.validation import RESERVED, is_encodable
+
+MAX_TAGS: Final = 16
+MAX_TAG_LENGTH: Final = 256
+
+
+def tags_of(metadata: Metadata | None) -> tuple[str, ...]:
+    """Return a run's tags as sorted strings `name=value`; what cannot be a tag is left out."""
+    tags = metadata.get("tags") if metadata else None
+    if type(tags) is not dict:
+        return ()
+    pairs = (f"{name}={value}" for name, value in tags.items() if name and isinstance(value, str))
+    return tuple(sorted(filter(is_tag, pairs))[:MAX_TAGS])
+
+
+def is_tag(text: str) -> bool:
+    """Return whether this is a tag: `name=value`, of a bounded length, without NUL."""
+    is_short = len(text) <= MAX_TAG_LENGTH
+    return text.find("=") > 0 and is_short and "\0" not in text and is_encodable(text)
+
+
+def check_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags that a user gave a run, or raise `InvalidArgument` for the first that
+    cannot be stored.
+    """
+    expected = f"a mapping of at most {MAX_TAGS} names to strings"
+    if not isinstance(tags, Mapping) or len(tags) > MAX_TAGS:
+        raise InvalidArgument("tags", tags, expected)
+    return {_check_name(name): _check_value(name, value) for name, value in tags.items()}
+
+
+def changed_tags(metadata: Metadata | None, changes: Mapping[str, str | None]) -> dict[str, str]:
+    """Return a run's tags with changes, of which `None` removes a tag."""
+    check_tags({name: "" if value is None else value for name, value in changes.items()})
+    stored = metadata.get("tags") if metadata else None
+    # Tags that another writer stored are kept, even those that `tags_of` leaves out.
+    tags = {**(stored if type(stored) is dict else {}), **changes}
+    remaining = {name: value for name, value in tags.items() if value is not None}
+    if len(remaining) > MAX_TAGS:
+        expected = f"at most {MAX_TAGS} tags of a run"
+        raise InvalidArgument(
+            "tags", remaining, expected, "Remove one with None: step.tag(old=None)"
+        )
+    return remaining
+
+
+def _check_name(name: object) -> str:
+    expected = f"a tag's name: a non-empty string without '=' that does not begin with {RESERVED!r}"
+    if not isinstance(name, str) or not name or "=" in name or name.startswith(RESERVED):
+        raise InvalidArgument("tags", name, expected)
+    return str.__str__(name)
+
+
+def _check_value(name: str, value: object) -> str:
+    parameter = f"tags[{name!r}]"
+    if not isinstance(value, str):
+        raise InvalidArgument(parameter, value, "a string", "Write str(value)")
+    if not is_tag(f"{name}={value}"):
+        expected = f"a string that, with the tag's name, has less than {MAX_TAG_LENGTH} characters"
+        raise InvalidArgument(parameter, value, f"{expected}, without NUL")
+    return str.__str__(value)

@@ -42,9 +42,10 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("history",),
         ("call",),
         ("execution",),
-        ("waiting",),
+        ("waiting", "joins"),
+        ("parallel",),
         ("step",),
-        ("function",),
+        ("ambient", "function"),
     ),
     "durable": (
         ("committer", "inbox", "owners", "states"),

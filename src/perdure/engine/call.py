@@ -3,8 +3,9 @@
 import hashlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
-from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeAlias
+from functools import partial
+from types import MappingProxyType, MethodType
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from perdure import codec
 from perdure.engine.branches import Branch, Leaf, join_path
@@ -84,6 +85,35 @@ class StepCall(Leaf):
     def place(self) -> str:
         """Return the step's name for people."""
         return f"step {self.call!r}" + (f" of branch {self.path!r}" if self.path else "")
+
+
+class Decoration(NamedTuple):
+    """What `@durable.step` knows about a function: the attribute `durable_step` of the result."""
+
+    fn: Callable[..., Any]
+    retries: Retry | None = None
+    timeout: Timeout | None = None
+    errors: tuple[type[BaseException], ...] = ()
+
+    def apply(self, call: StepCall) -> StepCall:
+        """Make the options of the decorator those of a call."""
+        call.retries, call.timeout, call.errors = self.retries, self.timeout, self.errors
+        return call
+
+
+def undecorated(fn: Any) -> tuple[Callable[..., Any], Decoration | None]:
+    """Return the function that `@durable.step` decorates, bound and partial as `fn` is.
+
+    A step that calls the decorated one would be a step inside a step.
+    """
+    if type(fn) is partial:
+        inner, decoration = undecorated(fn.func)
+        return (fn if decoration is None else partial(inner, *fn.args, **fn.keywords)), decoration
+    decoration = getattr(fn, "durable_step", None)
+    if type(decoration) is not Decoration:
+        return fn, None
+    owner = getattr(fn, "__self__", None)
+    return decoration.fn if owner is None else MethodType(decoration.fn, owner), decoration
 
 
 def idempotency_key(run_id: str, generation: int, branch: str, call: str) -> str:

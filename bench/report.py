@@ -60,6 +60,8 @@ class Ratios:
         elif place == "memory":
             turn = (place, "D", 1000, TURN)
             yield self._ratio("memory: D, a step, in loop turns", (place, "D", 1000), turn, 8)
+            step = (place, "D", 1000)
+            yield self._ratio("memory: D, a plain call", (place, "call", 1000), step, 1.1)
             what = "F, bytes a step handed to any store, 1,000 steps against 10"
             yield self._ratio(what, (place, "bytes", 1000), (place, "bytes", 10), 1.3)
             yield from self._wake_up(place)

@@ -321,6 +321,9 @@ async def measure_alone(numbers: Numbers) -> None:
     turns = {
         Key("memory", "D", 1000, TURN): loop_turn,
         Key("memory", "D", 1000): lambda: workloads.one_run(store, next(ids), 1000),
+        Key("memory", "call", 1000): lambda: workloads.one_run(
+            store, next(ids), 1000, body=workloads.calls
+        ),
     }
     await take_turns(numbers, 9, turns)
 

@@ -5,7 +5,7 @@ import gc
 import tracemalloc
 from collections.abc import Awaitable, Callable, Sequence
 from statistics import median
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from bench.timing import now, timed
 from perdure import Runtime, Step, Worker, Workflow, codec, durable, workflow
@@ -21,12 +21,27 @@ from perdure.store import (
     require_schedule,
 )
 
+Body: TypeAlias = Callable[[int], Callable[[Step], Awaitable[None]]]
+
 VALUE = {"id": "1", "name": "Ann", "padding": "x" * 60}
 
 
 async def fetch(id: str) -> dict[str, str]:
     """Return the value of a step: about 100 bytes."""
     return VALUE
+
+
+fetch_as_call = durable.step(name="fetch")(fetch)
+
+
+def calls(count: int) -> Callable[[Step], Awaitable[None]]:
+    """Return a workflow function with this number of consecutive steps, as plain calls."""
+
+    async def sequence(_: Step) -> None:
+        for _ in range(count):
+            await fetch_as_call("1")
+
+    return sequence
 
 
 def steps(count: int) -> Callable[[Step], Awaitable[None]]:
@@ -39,10 +54,12 @@ def steps(count: int) -> Callable[[Step], Awaitable[None]]:
     return sequence
 
 
-async def one_run(store: Store, id: str, count: int, *, keep: bool = False) -> float:
+async def one_run(
+    store: Store, id: str, count: int, *, keep: bool = False, body: Body = steps
+) -> float:
     """Return the seconds per step, for consecutive steps (A, D)."""
     began = now()
-    (await durable.run({}, steps(count), id=id, store=store, keep=keep)).unwrap()
+    (await durable.run({}, body(count), id=id, store=store, keep=keep)).unwrap()
     return (now() - began) / count
 
 

@@ -11,7 +11,7 @@ from zlib import crc32
 
 import msgspec
 
-from perdure.codec.annotations import error_type, return_type
+from perdure.codec.annotations import error_type, return_type, returns_result
 from perdure.codec.builder import build
 from perdure.codec.compare import difference
 from perdure.codec.conversion import convert_foreign
@@ -51,6 +51,7 @@ __all__ = [
     "prepare",
     "prepare_error",
     "return_type",
+    "returns_result",
 ]
 
 _to_json = msgspec.json.Encoder().encode

@@ -95,6 +95,14 @@ def error_type(fn: Callable[..., object]) -> object | None:
         return None
 
 
+def returns_result(fn: Callable[..., object]) -> bool:
+    """Return whether a function is annotated to return `Ok` or `Err`."""
+    try:
+        return _has_result(_annotation(fn))
+    except Exception:  # noqa: BLE001 - annotations and attributes are the user's code
+        return False
+
+
 def _annotation(fn: Any) -> Any:
     while isinstance(fn, partial):
         fn = fn.func
@@ -138,6 +146,13 @@ def _value_type(annotation: Any) -> object | None:
         return None
     value_type: object = annotation
     return value_type
+
+
+def _has_result(annotation: Any) -> bool:
+    annotation = strip_annotation(annotation)
+    if get_origin(annotation) in (Awaitable, Coroutine):
+        return _has_result(get_args(annotation)[-1])
+    return any((get_origin(each) or each) in (Ok, Err) for each in union_members(annotation))
 
 
 @lru_cache(maxsize=1024)

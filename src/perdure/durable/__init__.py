@@ -24,7 +24,9 @@ from perdure.durable.states import (
     has_state,
     list_pending,
 )
+from perdure.engine.ambient import step
 from perdure.engine.function import WorkflowFunction, as_deps, body_of
+from perdure.engine.step import current
 from perdure.errors import (
     AlreadyRunning,
     IdempotencyConflict,
@@ -47,12 +49,14 @@ __all__ = [
     "OnVersionMismatch",
     "VersionGap",
     "clear_state",
+    "current",
     "delete_state",
     "delete_states",
     "has_state",
     "list_pending",
     "run",
     "run_sync",
+    "step",
 ]
 
 T = TypeVar("T")

@@ -7,15 +7,16 @@ the number of the attempt that failed and its error, so that the run shows why i
 
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any
+from random import Random
+from typing import Any, Protocol
 
-from perdure.clock import isoformat
+from perdure.clock import Clock, isoformat
 from perdure.codec.exceptions import class_name, safe_text
-from perdure.engine.call import StepCall
-from perdure.engine.execution import Execution
+from perdure.engine.call import RunHost, StepCall
+from perdure.engine.history import History
 from perdure.engine.invoke import Elapsed, invoke, within
 from perdure.errors import StepFailed, StepTimeout
-from perdure.events import StepRetry, StepTimedOut
+from perdure.events import Event, StepRetry, StepTimedOut
 from perdure.result import Err
 from perdure.retry import Retry, delay_before
 from perdure.snapshot import PendingWait
@@ -26,7 +27,24 @@ LONG_DELAY = timedelta(seconds=1)
 _MAX_ERROR = 1000
 
 
-async def attempts(run: Execution, call: StepCall, once: Callable[[], Awaitable[Any]]) -> Any:
+class AttemptingRun(Protocol):
+    """The run whose step is attempted."""
+
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def random(self) -> Random: ...
+    @property
+    def history(self) -> History: ...
+    @property
+    def host(self) -> RunHost | None: ...
+    @property
+    def live(self) -> bool: ...
+    def spend(self, wait: PendingWait) -> Awaitable[object]: ...
+    def tell(self, event: Callable[..., Event], call: StepCall, key: str, **facts: Any) -> None: ...
+
+
+async def attempts(run: AttemptingRun, call: StepCall, once: Callable[[], Awaitable[Any]]) -> Any:
     """Return the value of the first attempt that succeeds, or how the last one failed."""
     retry = call.retries
     if (wait := run.history.waits.get(call.wait_id())) is not None and wait["kind"] == "retry":
@@ -50,13 +68,13 @@ async def attempts(run: Execution, call: StepCall, once: Callable[[], Awaitable[
         call.attempt += 1
 
 
-def _tries_again(run: Execution, retry: Retry, call: StepCall, failure: Exception) -> bool:
+def _tries_again(run: AttemptingRun, retry: Retry, call: StepCall, failure: Exception) -> bool:
     if not run.live or call.attempt >= retry.attempts:
         return False
     return retry.retry_if is None or bool(retry.retry_if(failure))
 
 
-async def _pause(run: Execution, call: StepCall, retry: Retry, failure: Exception) -> None:
+async def _pause(run: AttemptingRun, call: StepCall, retry: Retry, failure: Exception) -> None:
     delay = delay_before(retry, call.attempt, run.random)
     facts = {"attempt": call.attempt, "attempts": retry.attempts, "delay": delay}
     run.tell(StepRetry, call, call.record_key, error=failure, **facts)
@@ -79,7 +97,7 @@ def _describe(failure: Exception) -> str:
     return text if len(text) <= _MAX_ERROR else text[: _MAX_ERROR - 1] + "…"
 
 
-async def invoke_once(run: Execution, call: StepCall) -> Any:
+async def invoke_once(run: AttemptingRun, call: StepCall) -> Any:
     """Call the function of a step, for as long as one attempt may take."""
     if call.timeout is None:
         return await invoke(call.fn, call.args)

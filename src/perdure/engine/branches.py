@@ -35,11 +35,14 @@ from perdure.errors import NestedStep, WrongRun
 class Branch:
     """One line of work; numbers its step calls and its child branches."""
 
-    __slots__ = ("branches", "calls", "children", "has_children", "path", "task")
+    __slots__ = ("branches", "calls", "children", "has_children", "parent", "path", "task")
 
-    def __init__(self, branches: "Branches", path: str = "") -> None:
+    def __init__(
+        self, branches: "Branches", path: str = "", parent: "Branch | None" = None
+    ) -> None:
         self.branches = branches
         self.path = path
+        self.parent = parent
         self.calls: dict[str, int] = {}
         self.children = 0
         self.has_children = False
@@ -57,17 +60,27 @@ class Branch:
         """Return a new branch below this one, by its name or by the order of creation."""
         self.has_children = True
         if name:
-            return Branch(self.branches, join_path(self.path, name))
+            return Branch(self.branches, join_path(self.path, name), self)
         # Numbers and names never meet: `join_path` marks a name that looks like a number.
         self.children += 1
-        return Branch(
-            self.branches, f"{self.path}/{self.children}" if self.path else str(self.children)
-        )
+        path = f"{self.path}/{self.children}" if self.path else str(self.children)
+        return Branch(self.branches, path, self)
 
-    def below(self, call: str) -> "Branch":
-        """Return the parent of the branches that a call such as a race names."""
-        self.has_children = True
-        return Branch(self.branches, f"{join_path(self.path, call)}>")
+    def below(self, call: str, executed_by: "Branch") -> "Branch":
+        """Return the parent of the branches of a race that this branch called.
+
+        The path comes from the call, which is unique; another branch may have been given the call
+        and execute it, and is then the one that cancels it.
+        """
+        executed_by.has_children = True
+        return Branch(self.branches, f"{join_path(self.path, call)}>", executed_by)
+
+    def is_below(self, other: "Branch") -> bool:
+        """Return whether the other branch started this one, or a branch that did."""
+        above = self.parent
+        while above is not None and above is not other:
+            above = above.parent
+        return above is not None
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> Task:
         """Start `work` as this branch."""
@@ -113,7 +126,7 @@ class Branches:
 
     As a context manager it makes the current task the root branch, and registers the tasks that are
     created below it. `on_change` is called when a branch may have stopped working, `when_idle` when
-    nothing is in flight any more.
+    nothing is in flight any more. `handle` is what the workflow function was given, while it runs.
     """
 
     __slots__ = (
@@ -121,6 +134,7 @@ class Branches:
         "_loop",
         "_position",
         "_unwinding",
+        "handle",
         "in_flight",
         "on_change",
         "parked",
@@ -134,6 +148,7 @@ class Branches:
         self.tasks: dict[Task, Branch] = {}
         self.parked: set[Task] = set()
         self.in_flight = 0
+        self.handle: Any = None
         self.on_change: Callable[[], None] | None = None
         self.when_idle: Callable[[], None] | None = None
         self._unwinding: asyncio.TimerHandle | None = None
@@ -154,6 +169,8 @@ class Branches:
         _unwatch(self._loop, self._factory)
         POSITION.reset(self._position)
         self.tasks.clear()
+        # The handle leads to the run's records: code that was left behind must not keep them alive.
+        self.handle = None
 
     def current(self, run_id: str, id: str) -> Branch:
         """Return the branch in which the running code calls the step `id` of this run."""
@@ -228,10 +245,14 @@ class Branches:
 
     def tasks_below(self, branches: Iterable[Branch]) -> list[Task]:
         """Return the tasks that these branches created, and those that these created in turn."""
-        paths = tuple(f"{branch.path}/" for branch in branches if branch.has_children)
-        if not paths:
+        parents = [branch for branch in branches if branch.has_children]
+        if not parents:
             return []
-        return [task for task, branch in self.tasks.items() if branch.path.startswith(paths)]
+        return [
+            task
+            for task, branch in self.tasks.items()
+            if any(branch.is_below(parent) for parent in parents)
+        ]
 
     def cancel(self) -> None:
         """Cancel every branch; again each second, in case one swallows it.
@@ -247,6 +268,13 @@ class Branches:
     async def unwind(self) -> None:
         """Cancel every branch but the current task, and wait until all have ended."""
         await cancel_and_wait([task for task in self.tasks if task is not current_task()])
+
+
+def branches_of(position: object) -> Branches | None:
+    """Return the branches of the run that code at this `POSITION` belongs to."""
+    if isinstance(position, Leaf | _Reserved):
+        return position.branch.branches
+    return position.branches if isinstance(position, Branch) else None
 
 
 class _Reserved:

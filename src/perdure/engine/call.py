@@ -3,8 +3,9 @@
 import hashlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
-from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeAlias
+from functools import partial
+from types import MappingProxyType, MethodType
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from perdure import codec
 from perdure.engine.branches import Branch, Leaf, join_path
@@ -19,10 +20,9 @@ class StepCall(Leaf):
     """One call of a step: its identity, and the options the function gave.
 
     Defaults that most calls keep are class attributes. `key` is the explicit key, `record_key` the
-    key that was reserved for the record when the call began. `invoke` runs the step instead of a
-    plain call of `fn`, if it has several attempts or a timeout. The write of the record also
-    consumes the messages `consumes` and replaces the earlier records `replaces`. `failures` are the
-    records that made a race fail.
+    key that was reserved for the record when the call began. The write of the record also consumes
+    the messages `consumes` and replaces the earlier records `replaces`. `failures` are the records
+    that made a race fail.
     """
 
     kind: Kind = "step"
@@ -33,7 +33,6 @@ class StepCall(Leaf):
     ttl: timedelta | None = None
     record_key: str = ""
     started: float = 0.0
-    invoke: Callable[[], Awaitable[Any]] | None = None
     consumes: tuple[str, ...] = ()
     replaces: Mapping[str, bytes] = MappingProxyType({})
     failures: Sequence[str] = ()
@@ -86,6 +85,35 @@ class StepCall(Leaf):
     def place(self) -> str:
         """Return the step's name for people."""
         return f"step {self.call!r}" + (f" of branch {self.path!r}" if self.path else "")
+
+
+class Decoration(NamedTuple):
+    """What `@durable.step` knows about a function: the attribute `durable_step` of the result."""
+
+    fn: Callable[..., Any]
+    retries: Retry | None = None
+    timeout: Timeout | None = None
+    errors: tuple[type[BaseException], ...] = ()
+
+    def apply(self, call: StepCall) -> StepCall:
+        """Make the options of the decorator those of a call."""
+        call.retries, call.timeout, call.errors = self.retries, self.timeout, self.errors
+        return call
+
+
+def undecorated(fn: Any) -> tuple[Callable[..., Any], Decoration | None]:
+    """Return the function that `@durable.step` decorates, bound and partial as `fn` is.
+
+    A step that calls the decorated one would be a step inside a step.
+    """
+    if type(fn) is partial:
+        inner, decoration = undecorated(fn.func)
+        return (fn if decoration is None else partial(inner, *fn.args, **fn.keywords)), decoration
+    decoration = getattr(fn, "durable_step", None)
+    if type(decoration) is not Decoration:
+        return fn, None
+    owner = getattr(fn, "__self__", None)
+    return decoration.fn if owner is None else MethodType(decoration.fn, owner), decoration
 
 
 def idempotency_key(run_id: str, generation: int, branch: str, call: str) -> str:

@@ -9,14 +9,16 @@ recorded breaks the run: every later step raises the same error, whatever the fu
 import asyncio
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
+from functools import partial
 from random import Random
 from typing import Any
 
 from perdure import codec
 from perdure.cache import StepCache
 from perdure.clock import Clock, isoformat, parse_iso
+from perdure.engine.attempts import attempts, invoke_once
 from perdure.engine.branches import Branch, Branches
-from perdure.engine.call import RunHost, StepCall
+from perdure.engine.call import RunHost, StepCall, undecorated
 from perdure.engine.failures import leading_to
 from perdure.engine.history import EncodedRecord, History, warnings_of
 from perdure.engine.invoke import check_callable, invoke, is_awaited
@@ -108,7 +110,7 @@ class Execution:
         self._broken: BaseException | None = None
         self._over = False
         self._keys_in_use: dict[str, asyncio.Event] = {}
-        self.unseen_events: list[tuple[StepCall, str]] = []
+        self.unseen_events: list[tuple[Branch, StepCall, str]] = []
 
     def call(
         self,
@@ -131,7 +133,11 @@ class Execution:
             check_callable(id, fn)
         if key is not None:
             key = check_unreserved(check_text(key, "key", "a non-empty string, or None"), "key")
-        return StepCall(id, branch, key, fn, args)
+        if type(fn) is not partial and not hasattr(fn, "durable_step"):
+            return StepCall(id, branch, key, fn, args)
+        fn, decoration = undecorated(fn)
+        call = StepCall(id, branch, key, fn, args)
+        return call if decoration is None else decoration.apply(call)
 
     def end(self) -> None:
         """Refuse steps from now on."""
@@ -285,8 +291,8 @@ class Execution:
             token = POSITION.set(call)
             try:
                 try:
-                    if call.invoke is not None:
-                        value = await call.invoke()
+                    if call.retries is not None or call.timeout is not None:
+                        value = await attempts(self, call, partial(invoke_once, self, call))
                     elif is_awaited(call.fn):
                         value = await call.fn(*call.args)
                     else:

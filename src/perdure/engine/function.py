@@ -84,8 +84,9 @@ async def run_function(run: Execution, body: Callable[[Step], Awaitable[Any]]) -
 
 
 async def _outcome(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:
+    step = run.branches.handle = Step(run)
     try:
-        value = await body(Step(run))
+        value = await body(step)
     except Exception as error:  # noqa: BLE001  # the user's function
         run.ended_by = run.broken or error
         return outcome_of(run.ended_by)

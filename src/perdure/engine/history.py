@@ -51,6 +51,7 @@ class History:
         "_next",
         "_records",
         "_silent",
+        "_skipped",
         "_stored_waits",
         "changed_metadata",
         "changed_waits",
@@ -70,6 +71,7 @@ class History:
         self._foreign: set[str] = set()
         self._loaded: set[str] = set()
         self._silent: set[str] = set()
+        self._skipped: set[str] = set()
         self.last_key: str | None = None
         self.metadata: dict[str, Any] = {}
         self.changed_metadata: dict[str, Any] = {}
@@ -123,6 +125,16 @@ class History:
             return None
         self._loaded.discard(key)
         return key
+
+    def has_failed(self, branch: str, call: str) -> bool:
+        """Return whether this call has a record, and that of a failure."""
+        key = self._calls.get(branch, {}).get(call)
+        return key in self._records and _is_failure(self._records[key])
+
+    def skip(self, branch: str, call: str) -> None:
+        """Count a call as asked for, with all below it, although nothing needs its answer."""
+        self._skipped.add(f"{join_path(branch, call)}>")
+        self._loaded.discard(self._calls.get(branch, {}).get(call, ""))
 
     def get(self, key: str) -> StepRecord:
         """Return a record as a dict of the caller's own: changing it changes nothing here."""
@@ -209,7 +221,7 @@ class History:
         """
         if not self._loaded:
             return []
-        answered = {
+        answered = self._skipped | {
             f"{join_path(branch, call)}>"
             for branch, calls in self._calls.items()
             for call, key in calls.items()

@@ -5,25 +5,23 @@ order = await step("create-order", lambda: create_order(user), key="order:1")
 await step.sleep("settle", "1d")
 """
 
-import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, TypeVarTuple, overload
 
 from perdure.clock import Cron, Duration, as_utc, isoformat, parse_duration
-from perdure.engine.attempts import attempts, invoke_once
-from perdure.engine.branches import Branch, Leaf
+from perdure.engine.branches import Branch, Leaf, branches_of
 from perdure.engine.call import StepCall, idempotency_key
-from perdure.engine.tasks import POSITION, Task, cancel_and_wait
+from perdure.engine.execution import Execution
+from perdure.engine.parallel import ParallelSteps
+from perdure.engine.tasks import POSITION
 from perdure.engine.values import RunValues
-from perdure.engine.waiting import continue_as_new, race, transact, wait
-from perdure.errors import InvalidArgument, InvalidDuration, PerdureError
+from perdure.engine.waiting import continue_as_new, transact, wait
+from perdure.errors import InvalidArgument, InvalidDuration, PerdureError, RunOver
 from perdure.result import Err, Ok
 from perdure.retry import Retry, Timeout, as_retry, as_timeout
 from perdure.snapshot import PendingWait
-from perdure.validation import check_errors, check_event, check_int, check_unreserved
+from perdure.validation import check_errors, check_event
 
 if TYPE_CHECKING:
     # Type checkers bring it along; Python itself has defaults of type variables from 3.13 on.
@@ -34,12 +32,11 @@ else:
     D_co = TypeVar("D_co", covariant=True)
 
 T = TypeVar("T")
-U = TypeVar("U")
 Args = TypeVarTuple("Args")
 Errors = Sequence[type[BaseException]]
 
 
-class Step(RunValues, Generic[D_co]):
+class Step(ParallelSteps, RunValues, Generic[D_co]):
     """Runs steps of one run; given to the workflow function as its first argument.
 
     `Step[Shop]` says that `step.deps` is a `Shop`.
@@ -154,6 +151,7 @@ class Step(RunValues, Generic[D_co]):
         timeout: Timeout | Duration | None = None,
         returns: type[Any] | None = None,
         errors: Errors = (),
+        **unknown: Any,
     ) -> Coroutine[Any, Any, Any]:
         """Return the value of `fn(*args)`, from its record if the step was done before.
 
@@ -161,12 +159,16 @@ class Step(RunValues, Generic[D_co]):
         `returns` is the type of the value if the annotation of `fn` does not say it; `errors` are
         exception classes that keep their type when they are read from a record. A returned `Err`
         raises `StepFailed`; if the function does not catch that, the run ends with that `Err`.
+        Keyword arguments of `fn` are passed with `functools.partial`.
         """
+        if unknown:
+            raise _unknown_option(fn, unknown)
         run = self._run
         call = run.call(id, fn, args, key)
-        if retry is not None or timeout is not None:
-            call.retries, call.timeout = as_retry(retry), as_timeout(timeout)
-            call.invoke = partial(attempts, run, call, partial(invoke_once, run, call))
+        if retry is not None:
+            call.retries = as_retry(retry)
+        if timeout is not None:
+            call.timeout = as_timeout(timeout)
         if ttl is not None:
             call.ttl = parse_duration(ttl, "ttl")
         if errors:
@@ -251,110 +253,6 @@ class Step(RunValues, Generic[D_co]):
         self._run.branches.current(self._run.run_id, "step.continue_as_new")
         return continue_as_new(self._run, payload)
 
-    def all(
-        self, thunks: Mapping[str, Callable[[], Any]], /
-    ) -> Coroutine[Any, Any, dict[str, Any]]:
-        """Run a step for each name concurrently, and return the values by name.
-
-        All are awaited, so that finished work is recorded; then the first failure, in the order of
-        the names, is raised.
-        """
-        branch = self._run.branches.current(self._run.run_id, "step.all")
-        return self._all(branch, _thunks(thunks))
-
-    async def _all(self, branch: Branch, thunks: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-        run = self._run
-        calls = {name: run.call(name, thunk, branch=branch) for name, thunk in thunks.items()}
-        tasks = {name: branch.child(name).spawn(run.perform(call)) for name, call in calls.items()}
-        await _wait_all(tasks.values())
-        return {name: task.result() for name, task in tasks.items()}
-
-    @overload
-    def map(
-        self,
-        id: str,
-        items: Iterable[T],
-        fn: Callable[[T], Coroutine[Any, Any, Ok[U] | Err[Any]]],
-        /,
-        *,
-        concurrency: int = ...,
-    ) -> Coroutine[Any, Any, list[U]]: ...
-    @overload
-    def map(
-        self,
-        id: str,
-        items: Iterable[T],
-        fn: Callable[[T], Awaitable[U]],
-        /,
-        *,
-        concurrency: int = ...,
-    ) -> Coroutine[Any, Any, list[U]]: ...
-    @overload
-    def map(
-        self,
-        id: str,
-        items: Iterable[T],
-        fn: Callable[[T], Ok[U] | Err[Any]],
-        /,
-        *,
-        concurrency: int = ...,
-    ) -> Coroutine[Any, Any, list[U]]: ...
-    @overload
-    def map(
-        self, id: str, items: Iterable[T], fn: Callable[[T], U], /, *, concurrency: int = ...
-    ) -> Coroutine[Any, Any, list[U]]: ...
-    def map(
-        self,
-        id: str,
-        items: Iterable[Any],
-        fn: Callable[[Any], Any],
-        /,
-        *,
-        concurrency: int = 10,
-    ) -> Coroutine[Any, Any, list[Any]]:
-        """Run a step for each item, up to `concurrency` at once; return the values in order."""
-        check_int(concurrency, "concurrency")
-        if not isinstance(items, Iterable):
-            raise InvalidArgument("items", items, "an iterable")
-        call = self._run.call(id, fn)
-        branch = call.branch.child(call.call)
-        return self._map(branch, id, list(items), fn, concurrency)
-
-    async def _map(
-        self, branch: Branch, id: str, items: list[Any], fn: Callable[..., Any], concurrency: int
-    ) -> list[Any]:
-        run = self._run
-        queue = deque(enumerate(items))
-        values: list[Any] = [None] * len(items)
-
-        async def work() -> None:
-            while queue:
-                index, item = queue.popleft()
-                call = run.call(f"{id}[{index}]", fn, (item,), branch=branch)
-                values[index] = await run.perform(call)
-
-        workers = range(min(concurrency, len(items)))
-        tasks = [branch.child(f"worker{n}").spawn(work()) for n in workers]
-        await _wait_all(tasks)
-        for task in tasks:
-            task.result()
-        return values
-
-    def race(
-        self, id: str, thunks: Mapping[str, Callable[[], Any]], /
-    ) -> Coroutine[Any, Any, tuple[str, Any]]:
-        """Run a branch for each name; return the name and the value of the first to finish.
-
-        The others are cancelled. The winner is recorded: a replay returns the same one. A branch
-        may call steps, sleep, or wait for events.
-        """
-        branches = _thunks(thunks)
-        if not branches:
-            raise InvalidArgument("thunks", thunks, "at least one branch")
-        call = self._run.call(id, self.race)
-        call.kind = "race"
-        return race(self._run, call, branches)
-
     def transaction(
         self,
         id: str,
@@ -376,22 +274,41 @@ class Step(RunValues, Generic[D_co]):
         return transact(self._run, call)
 
 
-async def _wait_all(tasks: Iterable[Task]) -> None:
-    pending = list(tasks)
-    if not pending:
-        return
-    try:
-        await asyncio.wait(pending)
-    finally:
-        await cancel_and_wait(pending)
+def current() -> Step:
+    """Return the handle of the run that the calling code belongs to.
+
+    It is the `step` that the workflow function was given, in any function that it calls, in its
+    branches and in the functions of its steps.
+    """
+    branches = branches_of(POSITION.get())
+    if branches is None:
+        raise PerdureError(
+            "durable.current() was called outside a run: call it in a workflow function, or in a "
+            "function that one calls"
+        )
+    handle: Step | None = branches.handle
+    if handle is None:
+        raise RunOver("durable.current() was called by code of a run that has ended")
+    return handle
 
 
-def _thunks(thunks: object) -> dict[str, Callable[[], Any]]:
-    expected = "a mapping of names to functions without arguments"
-    if not isinstance(thunks, Mapping):
-        raise InvalidArgument("thunks", thunks, expected)
-    for name, thunk in thunks.items():
-        if not isinstance(name, str) or not name or not callable(thunk):
-            raise InvalidArgument(f"thunks[{name!r}]", thunk, expected)
-        check_unreserved(name, "thunks")
-    return dict(thunks)
+def current_execution() -> Execution | None:
+    """Return the execution of the run that the calling code belongs to, or `None` outside a run."""
+    position = POSITION.get()
+    if type(position) is Branch and position.branches.handle is not None:
+        # Almost always; measured: what else it may be costs a tenth of a step to find out.
+        run: Execution = position.branches.handle._run
+        return run
+    return None if position is None else current()._run
+
+
+def _unknown_option(fn: object, unknown: dict[str, Any]) -> InvalidArgument:
+    name, value = next(iter(unknown.items()))
+    called = getattr(fn, "__name__", "fn")
+    arguments = ", ".join(f"{each}=…" for each in unknown)
+    hint = (
+        "Pass keyword arguments of the step's function with functools.partial: "
+        f"step(…, partial({called}, {arguments}), …)"
+    )
+    options = "one of the options key, ttl, retry, timeout, returns and errors"
+    return InvalidArgument(name, value, options, hint)

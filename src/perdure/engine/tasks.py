@@ -2,9 +2,10 @@
 
 The engine must know some things that asyncio does not tell: which coroutine a task is waiting in,
 so that a run whose branches only wait for each other can leave memory; whether a task was created
-on behalf of `wait_for`, which starts one up to Python 3.11 and none after it; and whether the loop
-has anything else to run. They are answered by attributes that have been the same from Python 3.11
-to 3.14 and that a test checks on each version:
+on behalf of `wait_for`, which starts one up to Python 3.11 and none after it; whether the loop has
+anything else to run; and which call a coroutine that has not started will make. They are answered
+by attributes that have been the same from Python 3.11 to 3.14 and that a test checks on each
+version:
 
 - `Task._fut_waiter`: the future a task waits for, or None when the event loop is about to run it.
 - `_GatheringFuture._children`: what a `gather` waits for.
@@ -12,14 +13,17 @@ to 3.14 and that a test checks on each version:
 - `cr_await` and `gi_yieldfrom`: the chain of coroutines below a task. It ends at an async
   generator, whose own await cannot be seen.
 - the code objects of asyncio's and anyio's joins and primitives, and the futures in their frames.
+- `cr_frame.f_locals` of a coroutine that has not started: the arguments of the call that made it.
+- `asyncio.coroutines._is_coroutine`: marks a function that returns a coroutine, up to Python 3.11.
 - `BaseEventLoop._ready`: the callbacks that the loop runs next. Other loops do not have it.
 
 Whatever is not recognised counts as unknown. The caller then decides by time, never by a guess.
 """
 
 import asyncio
+import inspect
 import sys
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from types import CodeType, FrameType
 from typing import Any, TypeAlias, TypeVar
@@ -108,6 +112,49 @@ async def cancel_and_wait(tasks: Iterable[Task]) -> None:
             task.exception()  # marks it as retrieved: it is recorded, or no code waits for it
     if cancelled:
         raise asyncio.CancelledError
+
+
+def arguments_of(work: object) -> Mapping[str, Any]:
+    """Return the arguments of a coroutine that has not started; of anything else, nothing.
+
+    Until a coroutine runs, the local variables in its frame are its arguments.
+    """
+    if not inspect.iscoroutine(work) or inspect.getcoroutinestate(work) != inspect.CORO_CREATED:
+        return {}
+    frame = work.cr_frame
+    return {} if frame is None else frame.f_locals
+
+
+def unstarted(values: Iterable[object]) -> Iterator[Coroutine[Any, Any, Any]]:
+    """Yield the coroutines among these values, and in lists among them, that have not started.
+
+    The arguments of a coroutine come before it: closing `wait_for(step(…), 5)` alone would leave
+    the coroutine of the step behind, and Python would warn that it was never awaited.
+    """
+    for each in flattened(values):
+        if inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:
+            yield from unstarted(arguments_of(each).values())
+            yield each
+
+
+def flattened(values: Iterable[object]) -> Iterator[Any]:
+    """Yield these values; of a list or tuple, its members."""
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from value
+        else:
+            yield value
+
+
+def mark_as_async(fn: Callable[..., Any]) -> None:
+    """Let frameworks see that a plain function returns a coroutine, as they ask before a call.
+
+    `inspect` can be told so from Python 3.12 on; before, only asyncio's own check can.
+    """
+    if sys.version_info >= (3, 12):
+        inspect.markcoroutinefunction(fn)
+    else:
+        fn._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]  # private
 
 
 def has_ready_callbacks() -> bool | None:

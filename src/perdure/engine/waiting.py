@@ -1,7 +1,7 @@
-"""Calls that are more than the call of a function: waits, races and transactions."""
+"""Calls that are more than the call of a function: waits and transactions."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, NoReturn
 
@@ -9,9 +9,8 @@ from perdure import codec
 from perdure.engine.attempts import attempts
 from perdure.engine.call import RunHost, StepCall
 from perdure.engine.execution import NO_STORE, Execution
-from perdure.engine.failures import leading_to
 from perdure.engine.history import EncodedRecord
-from perdure.engine.tasks import POSITION, Interrupted, cancel_and_wait
+from perdure.engine.tasks import POSITION, Interrupted
 from perdure.errors import CodecError, MissingAbility, PerdureError, RunOver
 from perdure.result import Err, Ok
 from perdure.snapshot import PendingWait
@@ -56,7 +55,10 @@ async def _receive(
         return await run.succeed(call, value)
     except asyncio.CancelledError:
         if run.history.find(call.path, call.call) is not None:
-            run.unseen_events.append((call, event))
+            # By the branch that executes the wait: a call belongs to the branch that made it, which
+            # is not below the race if the race was given the call.
+            branch = run.branches.current(run.run_id, call.id)
+            run.unseen_events.append((branch, call, event))
         raise
 
 
@@ -68,61 +70,6 @@ def _as_type(payload: Any, expected: Any) -> Any:
         return codec.convert(data, expected)
     # It has tags: perdure wrote it, so it is not JSON from elsewhere.
     return codec.decode(data, expected, typed=True)
-
-
-async def race(run: Execution, call: StepCall, thunks: Mapping[str, Callable[[], Any]]) -> Any:
-    """Run branches until the first has ended, cancel the others, and record the winner.
-
-    Tasks that a branch created are cancelled too, also those that it no longer waits for: a replay
-    that finds the winner's record starts none of them, so they must not receive events any more.
-    """
-    found = run.recorded(call)
-    if found is not None:
-        return run.replay(call, *found)
-    run.begin(call)
-    parent = call.branch.below(call.call)
-    branches = {name: parent.child(name) for name in thunks}
-    tasks = {branches[name].spawn(_run(thunk)): name for name, thunk in thunks.items()}
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        await cancel_and_wait([*tasks, *run.branches.tasks_below(branches.values())])
-    # In the order of the names if several ended in one iteration of the event loop.
-    winner = next(task for task in tasks if task in done)
-    run.branches.begin()
-    try:
-        call.replaces = _unclaimed_below(run, parent.path)
-        try:
-            value = winner.result()
-        except Exception as error:  # noqa: BLE001  # the user's function
-            call.failures = leading_to(run.failures, error)
-            return await run.fail(call, error)
-        return await run.succeed(call, (tasks[winner], value))
-    finally:
-        run.branches.end()
-
-
-def _unclaimed_below(run: Execution, path: str) -> dict[str, bytes]:
-    """Return the records of events that branches below `path` received and never saw.
-
-    A race may cancel a branch while the record of its wait is being written. The record was
-    accepted, so the event is consumed, but the function never sees it there: the write that records
-    the winner also makes it available to the next wait. If the process dies between the two writes,
-    the branch answers from its record and may win the race instead.
-    """
-    unseen, run.unseen_events = run.unseen_events, []
-    below: dict[str, bytes] = {}
-    for call, event in unseen:
-        if call.path.startswith(f"{path}/"):
-            below[call.record_key] = run.history.mark_unclaimed(call.record_key, event)
-        else:
-            run.unseen_events.append((call, event))
-    return below
-
-
-async def _run(thunk: Callable[[], Any]) -> Any:
-    value = thunk()
-    return await value if isinstance(value, Awaitable) else value
 
 
 async def continue_as_new(run: Execution, payload: object) -> NoReturn:

@@ -1,14 +1,13 @@
-"""Steps that run together: `all`, `map` and `race`."""
+"""Steps that run together: `step.all` and `step.map`."""
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from perdure import Ok, Step
-from perdure.testing import TestClock
+from perdure import Err, Ok, Result, Retry, Step
+from perdure.errors import DriftError, NestedStep
 from tests.unit.engine.bodies import (
-    advance_until_done,
+    Body,
     error_of,
     recorded_value,
     run,
@@ -61,6 +60,74 @@ async def test_all_waits_for_every_step_before_it_fails() -> None:
     assert recorded_value(first, "slow") == "done"
 
 
+async def test_all_returns_a_tuple_in_the_order_of_its_arguments() -> None:
+    """A call of a step is recorded where the call was made, not in the branch that awaits it."""
+
+    async def body(step: Step) -> tuple[Any, ...]:
+        return await step.all(step("slow", asyncio.sleep, 0.001, "slow"), step("quick", str, 1))
+
+    first = workflow()
+    assert await first.run(body) == Ok(("slow", "1"))
+    assert {record.get("branch") for record in first.snapshot()["steps"].values()} == {None}
+
+
+async def test_all_accepts_coroutines_that_call_several_steps() -> None:
+    """Each runs in a branch, so that they may use the same ids."""
+
+    async def line(step: Step, name: str) -> list[str]:
+        return [await step(id, lambda: name) for id in ("load", "save")]
+
+    async def body(step: Step) -> Any:
+        return await step.all(*(line(step, name) for name in "ab"))
+
+    assert await run_and_replay(body) == (Ok((["a", "a"], ["b", "b"])),) * 2
+
+
+async def test_all_of_nothing_is_an_empty_tuple() -> None:
+    """A list of calls may be empty."""
+    assert await run(single(lambda step: step.all())) == Ok(())
+
+
+async def test_all_raises_the_first_failure_in_the_order_of_its_arguments() -> None:
+    """Every other step is finished and recorded first."""
+
+    async def fail(seconds: float, message: str) -> None:
+        await asyncio.sleep(seconds)
+        raise ValueError(message)
+
+    async def body(step: Step) -> Any:
+        later = step("later", fail, 0.002, "first in order")
+        slow = step("slow", asyncio.sleep, 0.005, "done")
+        return await step.all(later, step("sooner", fail, 0, "first in time"), slow)
+
+    first = workflow()
+    assert str(error_of(await first.run(body))) == "first in order"
+    assert recorded_value(first, "slow") == "done"
+
+
+async def test_all_accepts_tasks_and_futures() -> None:
+    """They are awaited like everything else."""
+
+    async def body(step: Step) -> Any:
+        task = asyncio.create_task(step("task", lambda: 1))
+        future = asyncio.gather(step("a", lambda: 2), step("b", lambda: 3))
+        return await step.all(task, future, step("own", lambda: 4))
+
+    assert await run_and_replay(body) == (Ok((1, [2, 3], 4)),) * 2
+
+
+async def test_all_inside_a_step_is_refused() -> None:
+    """The coroutines that it was given are closed."""
+
+    async def body(step: Step) -> Any:
+        async def inside() -> Any:
+            return await step.all(asyncio.sleep(0))
+
+        return await step("outer", inside, errors=[NestedStep])
+
+    assert isinstance(error_of(await run(body)), NestedStep)
+
+
 async def test_map_keeps_the_order_and_limits_concurrency() -> None:
     """Values are in the order of the items; at most `concurrency` steps run at once."""
     running = 0
@@ -107,53 +174,112 @@ async def test_a_resumed_map_runs_only_the_failed_items_again() -> None:
     assert sorted(calls) == [0, 1, 1, 2]
 
 
-async def test_race_returns_the_first_and_cancels_the_others(clock: TestClock) -> None:
-    """The winner is recorded: a replay returns the same one without running anything."""
-    cancelled: list[str] = []
+async def test_a_map_applies_its_options_to_each_step() -> None:
+    """Each item is tried again by itself."""
+    tries: list[int] = []
 
-    async def after(seconds: float, name: str) -> str:
+    async def flaky(n: int) -> int:
+        tries.append(n)
+        if tries.count(n) < 2:
+            raise ConnectionError("not yet")
+        return n
+
+    async def body(step: Step) -> list[int]:
+        return await step.map("flaky", [1, 2], flaky, retry=Retry(2, delay=0), timeout="1m")
+
+    assert await run(body) == Ok([1, 2])
+    assert sorted(tries) == [1, 1, 2, 2]
+
+
+async def test_a_key_names_the_record_of_an_item() -> None:
+    """Records are found again when items change places and others are added."""
+    fetched: list[str] = []
+
+    async def fetch(page: str) -> str:
+        fetched.append(page)
+        return page.upper()
+
+    def pages(*names: str) -> Body:
+        return single(lambda step: step.map("page", names, fetch, key=lambda name: f"/{name}"))
+
+    first = workflow()
+    assert await first.run(pages("a", "b")) == Ok(["A", "B"])
+    assert set(first.snapshot()["steps"]) == {"page[/a]", "page[/b]"}
+    again = workflow(snapshot=first.snapshot(), on_definition_change="ignore")
+    assert await again.run(pages("c", "b", "a")) == Ok(["C", "B", "A"])
+    assert fetched == ["a", "b", "c"]
+
+
+async def test_items_with_one_key_have_a_record_each() -> None:
+    """They are numbered like calls with one id."""
+    body = single(lambda step: step.map("x", [1, 2], lambda n: n, key=lambda _: "same"))
+    assert await run_and_replay(body) == (Ok([1, 2]),) * 2
+
+
+async def test_a_map_finishes_what_it_started_before_it_fails() -> None:
+    """After a failure no other item is started; the first failure, in item order, is raised."""
+    finished: list[int] = []
+
+    async def work(n: int) -> int:
+        await asyncio.sleep((0.01, 0.001, 0.01)[n])
+        finished.append(n)
+        if n < 2:
+            raise ValueError(str(n))
+        return n
+
+    async def body(step: Step) -> list[int]:
+        return await step.map("work", [0, 1, 2, 3, 4], work, concurrency=3)
+
+    first = workflow()
+    assert str(error_of(await first.run(body))) == "0"
+    assert sorted(finished) == [0, 1, 2]
+    assert set(first.snapshot()["steps"]) == {"work[0]", "work[1]", "work[2]"}
+
+
+async def test_a_replayed_map_starts_nothing_after_a_failure_that_was_handled() -> None:
+    """The function has already acted on the failure."""
+    started: list[int] = []
+
+    async def work(n: int) -> int:
+        started.append(n)
+        if n == 1:
+            raise ValueError("one")
+        return n
+
+    async def body(step: Step) -> str:
         try:
-            await clock.sleep(seconds)
-        except asyncio.CancelledError:
-            cancelled.append(name)
-            raise
-        return name
+            await step.map("work", range(10), work, concurrency=1)
+        except ValueError:
+            await step("refund", lambda: None)
+        return "handled"
 
-    async def body(step: Step) -> Any:
-        return await step.race(
-            "race",
-            {name: partial(after, n, name) for n, name in enumerate("xba")},
-        )
-
-    first = workflow(clock=clock)
-    assert await advance_until_done(clock, first.run(body)) == Ok(("x", "x"))
-    assert cancelled == ["b", "a"]
-    assert await workflow(snapshot=first.snapshot()).run(body) == Ok(("x", "x"))
+    assert await run_and_replay(body) == (Ok("handled"),) * 2
+    assert started == [0, 1]
 
 
-async def test_the_branches_of_a_race_may_call_steps(clock: TestClock) -> None:
-    """A step against a sleep is the usual race."""
+async def test_a_map_can_collect_failures() -> None:
+    """Everything runs; a returned `Err` and a raised exception are both an `Err`."""
 
-    async def body(step: Step) -> Any:
-        async def work() -> None:
-            await step("work", lambda: clock.sleep(10))
+    async def check(n: int) -> Result[int, str]:
+        if n == 1:
+            raise ValueError("one")
+        return Err("zero") if n == 0 else Ok(n)
 
-        return await step.race("limit", {"work": work, "late": lambda: step.sleep("nap", 5)})
+    async def body(step: Step) -> list[str]:
+        results = await step.map("check", range(3), check, concurrency=1, on_error="collect")
+        return [repr(result) for result in results]
 
-    first = workflow(clock=clock)
-    assert await advance_until_done(clock, first.run(body)) == Ok(("late", None))
-    assert "work" not in first.snapshot()["steps"]
-    second = workflow(snapshot=first.snapshot(), on_unknown_steps="error")
-    assert await second.run(body) == Ok(("late", None))
+    expected = ["Err('zero')", "Err(ValueError('one'))", "Ok(2)"]
+    assert await run_and_replay(body) == (Ok(expected),) * 2
 
 
-async def test_a_race_fails_if_the_first_branch_to_finish_fails(clock: TestClock) -> None:
-    """The winner is the first to finish, not the first to succeed."""
+async def test_a_map_does_not_collect_what_breaks_the_run() -> None:
+    """Drift is raised, not returned as a result."""
 
-    async def fail() -> None:
-        raise ValueError("first")
+    def numbers(*items: int) -> Body:
+        return single(lambda step: step.map("n", items, abs, on_error="collect"))
 
-    async def body(step: Step) -> Any:
-        return await step.race("race", {"slow": lambda: clock.sleep(5), "fail": fail})
-
-    assert str(error_of(await advance_until_done(clock, run(body, clock=clock)))) == "first"
+    first = workflow()
+    await first.run(numbers(1, 2))
+    again = workflow(snapshot=first.snapshot(), on_definition_change="ignore")
+    assert isinstance(error_of(await again.run(numbers(1, 3))), DriftError)

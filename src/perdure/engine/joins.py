@@ -1,0 +1,253 @@
+"""Several branches at once: what `step.all`, `step.map` and `step.race` do."""
+
+import asyncio
+import inspect
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from perdure.engine.branches import Branch
+from perdure.engine.call import StepCall
+from perdure.engine.execution import Execution
+from perdure.engine.failures import leading_to
+from perdure.engine.tasks import Task, arguments_of, cancel_and_wait, flattened, unstarted
+from perdure.errors import DriftError
+from perdure.result import Ok
+from perdure.snapshot import StepRecord
+from perdure.snapshot.record import outcome_of
+
+Name: TypeAlias = str | int
+
+
+@contextmanager
+def closed_if_refused(work: Sequence[object]) -> Generator[None]:
+    """Close coroutines if the call that was to await them is refused."""
+    try:
+        yield
+    except BaseException:
+        for each in unstarted(work):
+            each.close()
+        raise
+
+
+async def run_all(
+    run: Execution, names: Sequence[str], work: Sequence[Coroutine[Any, Any, Any]]
+) -> tuple[Any, ...]:
+    """Run each coroutine in a branch of its own; wait for all, then raise the first failure.
+
+    A branch with an empty name is numbered, like that of a task.
+    """
+    with closed_if_refused(work):
+        branch = run.branches.current(run.run_id, "step.all")
+    pairs = zip(names, work, strict=True)
+    tasks = [branch.child(name).spawn(each) for name, each in pairs]
+    await _finish(tasks)
+    return tuple([task.result() for task in tasks])
+
+
+async def _finish(tasks: Sequence[Task]) -> None:
+    if tasks:
+        try:
+            await asyncio.wait(tasks)
+        finally:
+            await cancel_and_wait(tasks)
+
+
+async def run_each(
+    run: Execution, branch: Branch, calls: Sequence[StepCall], concurrency: int, *, collect: bool
+) -> list[Any]:
+    """Perform the calls of a map, so many at once; return their values in order.
+
+    After a failure no other call is started. Those that run are finished, so that their work is
+    recorded; then the first failure is raised. With `collect` everything runs, and results are
+    returned.
+    """
+    todo = deque(enumerate(calls)) if collect else _to_start(run, calls)
+    values: list[Any] = [None] * len(calls)
+    failures: dict[int, Exception] = {}
+
+    async def work() -> None:
+        while todo:
+            index, call = todo.popleft()
+            try:
+                values[index] = await run.perform(call)
+            except Exception as error:
+                if not run.live:
+                    raise
+                failures[index] = error
+                if not collect:
+                    todo.clear()
+
+    workers = range(min(concurrency, len(todo)))
+    tasks = [branch.child(f"worker{n}").spawn(work()) for n in workers]
+    await _finish(tasks)
+    for task in tasks:
+        task.result()
+    if collect:
+        return [
+            outcome_of(failures[n]) if n in failures else Ok(value)
+            for n, value in enumerate(values)
+        ]
+    if failures:
+        raise failures[min(failures)]
+    return values
+
+
+def _to_start(run: Execution, calls: Sequence[StepCall]) -> deque[tuple[int, StepCall]]:
+    """Return the calls of a map that are to be performed, with their indexes.
+
+    If a failure is recorded, the function may have handled it already: a replay must not start what
+    the first run did not. Calls before the failure were started, and may have been interrupted.
+    """
+    history = run.history
+    failed = (n for n, call in enumerate(calls) if history.has_failed(call.path, call.call))
+    last = next(failed, len(calls))
+    return deque(
+        (n, call)
+        for n, call in enumerate(calls)
+        if n <= last or history.find(call.path, call.call) is not None
+    )
+
+
+class Racer:
+    """A branch of a race: a coroutine, or a function that is called when the branch starts.
+
+    `call` is the call of a step or wait, if the branch is nothing but that.
+    """
+
+    __slots__ = ("branch", "call", "name", "work")
+
+    def __init__(self, name: Name, branch: Branch, work: Any) -> None:
+        self.name = name
+        self.branch = branch
+        self.work = work
+        self.call: StepCall | None = None
+
+    def start(self) -> Task:
+        """Start the branch."""
+        if not inspect.iscoroutine(self.work):
+            return self.branch.spawn(self._enter(self.work))
+        # Not by way of another coroutine: if that were cancelled before it starts, this one would
+        # never be awaited.
+        self.call = _call_of(self.work)
+        return self.branch.spawn(self.work)
+
+    async def _enter(self, fn: Callable[[], Any]) -> Any:
+        value = fn()
+        self.call = _call_of(value)
+        return await value if isinstance(value, Awaitable) else value
+
+
+def _call_of(work: object) -> StepCall | None:
+    call = arguments_of(work).get("call")
+    return call if isinstance(call, StepCall) else None
+
+
+async def race(
+    run: Execution, call: StepCall, names: Sequence[Name], work: Sequence[Any]
+) -> tuple[Name, Any]:
+    """Run branches until the first has ended, cancel the others, and record which one it was.
+
+    The value is not recorded again: a replay starts only the winner, whose steps answer from their
+    records. The record of a race that failed contains the failure.
+    """
+    try:
+        parent = call.branch.below(call.call, run.branches.current(run.run_id, call.id))
+        branches = [parent.child(name if isinstance(name, str) else "") for name in names]
+        racers = [Racer(*each) for each in zip(names, branches, work, strict=True)]
+        found = run.recorded(call)
+        if found is None:
+            return await _decide(run, call, parent, racers)
+        winner = _recorded_winner(run, call, racers, *found)
+        _, task = await _first_to_end(run, [winner])
+        return winner.name, task.result()
+    finally:
+        _discard(run, work)
+
+
+async def _decide(
+    run: Execution, call: StepCall, parent: Branch, racers: Sequence[Racer]
+) -> tuple[Name, Any]:
+    run.begin(call)
+    winner, task = await _first_to_end(run, racers)
+    run.branches.begin()
+    try:
+        call.replaces = _unclaimed_below(run, parent)
+        try:
+            value = task.result()
+        except Exception as error:  # noqa: BLE001  # the user's function
+            call.failures = leading_to(run.failures, error)
+            return await run.fail(call, error)  # type: ignore[no-any-return]  # it raises
+        await run.succeed(call, _verdict(run, winner))
+        return winner.name, value
+    finally:
+        run.branches.end()
+
+
+async def _first_to_end(run: Execution, racers: Sequence[Racer]) -> tuple[Racer, Task]:
+    """Return the first branch to end, with its task; the others were cancelled and have ended.
+
+    If several ended in one iteration of the event loop, it is the first of them in their order.
+
+    Tasks that a branch created are cancelled too, also those that it no longer waits for: a replay
+    starts none of those that a loser created, so they must not receive events any more.
+    """
+    tasks = [racer.start() for racer in racers]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        below = run.branches.tasks_below(racer.branch for racer in racers)
+        await cancel_and_wait([*tasks, *below])
+    pairs = zip(racers, tasks, strict=True)
+    return next((racer, task) for racer, task in pairs if task in done)
+
+
+def _verdict(run: Execution, winner: Racer) -> dict[str, Any]:
+    """Return the value of a race's record: who won, and the key of its record if it has one."""
+    call = winner.call
+    key = None if call is None else run.history.find(call.path, call.call)
+    return {"winner": winner.name} if key is None else {"winner": winner.name, "record": key}
+
+
+def _recorded_winner(
+    run: Execution, call: StepCall, racers: Iterable[Racer], key: str, record: StepRecord
+) -> Racer:
+    verdict = run.replay(call, key, record)
+    name = verdict.get("winner") if isinstance(verdict, dict) else verdict
+    for racer in racers:
+        if racer.name == name and type(racer.name) is type(name):
+            return racer
+    known = ", ".join(repr(racer.name) for racer in racers)
+    text = (
+        f"{call.place()} was won by branch {name!r}, and the function now has the branches "
+        f"{known}; use a new id for a changed race, or a new version of the workflow"
+    )
+    raise run.break_off(DriftError(call.call, text, recorded=repr(name), asked=known))
+
+
+def _discard(run: Execution, work: Sequence[object]) -> None:
+    """Close the branches that were not started, and do not miss the use of their records."""
+    for each in unstarted(work):
+        for argument in flattened(arguments_of(each).values()):
+            if isinstance(argument, StepCall):
+                run.history.skip(argument.path, argument.call)
+        each.close()
+
+
+def _unclaimed_below(run: Execution, parent: Branch) -> dict[str, bytes]:
+    """Return the records of events that branches below `parent` received and never saw.
+
+    A race may cancel a branch while the record of its wait is being written. The record was
+    accepted, so the event is consumed, but the function never sees it there: the write that records
+    the winner also makes it available to the next wait. If the process dies between the two writes,
+    the branch answers from its record and may win the race instead.
+    """
+    unseen, run.unseen_events = run.unseen_events, []
+    below: dict[str, bytes] = {}
+    for branch, call, event in unseen:
+        if branch.is_below(parent):
+            below[call.record_key] = run.history.mark_unclaimed(call.record_key, event)
+        else:
+            run.unseen_events.append((branch, call, event))
+    return below

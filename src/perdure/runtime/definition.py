@@ -43,7 +43,7 @@ class Definition(Generic[P, T]):
         self.name = check_id(name, "workflow")
         self.fn = fn
         self.version = check_int(version, "version")
-        self.errors = check_errors(errors)
+        self.scope = codec.ErrorScope(check_errors(errors), (fn,))
         self.migrate = _check_migrate(migrate)
         parameter = _payload_parameter(fn)
         self.takes_payload = parameter is not None

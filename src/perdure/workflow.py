@@ -131,7 +131,7 @@ class Workflow(Generic[D]):
         chosen_deps = self._deps if deps is None else as_deps(deps)
         body = body_of(fn, chosen_deps)
         run = self._run = self._prepare(chosen, chosen_deps)
-        run.check_definition(fn)
+        run.bind(fn)
         await run.load(chosen.get("resume_state"))
         return await run.run_function(body)
 
@@ -233,12 +233,14 @@ class LocalRun:
             random=random,
             emit=self._emit if listens else None,
             cache=None if cache is None else as_cache(cache, clock=self._clock),
-            errors=tuple(options.get("errors", ())),
             deps=deps,
         )
 
-    def check_definition(self, fn: Callable[..., Any]) -> None:
-        """Compare the function with the one that made the snapshot, and record its hash."""
+    def bind(self, fn: Callable[..., Any]) -> None:
+        """Take the function that will run: compare it with the one that made the snapshot, and
+        record its hash.
+        """
+        self._execution.errors = codec.ErrorScope(tuple(self._options.get("errors", ())), (fn,))
         metadata, now = self._history.metadata, definition_hash(fn)
         before = metadata.get("definitionHash")
         if before is not None and before != now:

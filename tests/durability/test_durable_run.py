@@ -546,13 +546,10 @@ async def test_a_returned_err_is_the_outcome(run: Run) -> None:
 
 
 async def test_an_error_of_an_unknown_class_keeps_its_name(run: Run, shop: Shop) -> None:
-    """If its class is not declared, a replayed failure is a `StepError` with name and message."""
-
-    class Declined(Exception):
-        pass
+    """If its class is nowhere at hand, the failure is a `StepError` with name and message."""
 
     async def decline() -> None:
-        raise Declined("no money")
+        raise type("Declined", (Exception,), {})("no money")
 
     async def body(step: Step) -> None:
         await step("pay", decline)

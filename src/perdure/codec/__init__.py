@@ -2,10 +2,10 @@
 
 Types that JSON lacks are written with a tag: `{"~datetime": "2024-05-01T09:30:00"}`. Objects with
 fields are written as their fields and rebuilt from the step's return type. A part that cannot be
-restored is a `Loss` with its path. Nothing is pickled, and no class is looked up by a stored name.
+restored is a `Loss` with its path. Nothing is pickled, and nothing is imported by a stored name.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -21,23 +21,30 @@ from perdure.codec.exceptions import (
     ThrownCause,
     bare_cause,
     cause_of,
-    full_name,
+    members_of,
+    recorded_cause,
     restore,
     thrown_of,
+    traceback_of,
 )
 from perdure.codec.reader import untag
+from perdure.codec.scope import NOWHERE, ErrorScope, class_name, full_name
 from perdure.codec.tags import MAX_DEPTH, JSONValue, is_plain, is_shallow
 from perdure.codec.writer import Form, Loss, Writer, sorted_json
 from perdure.errors import CodecError
 
 __all__ = [
+    "EXCEPTION",
     "MAX_DEPTH",
+    "NOWHERE",
     "ErrorCause",
+    "ErrorScope",
     "JSONValue",
     "Loss",
     "Prepared",
     "SerializedCause",
     "ThrownCause",
+    "class_name",
     "convert",
     "decode",
     "decode_cause",
@@ -48,14 +55,20 @@ __all__ = [
     "fingerprint",
     "is_plain",
     "loads",
+    "members_of",
     "prepare",
     "prepare_error",
+    "recorded_cause",
     "return_type",
     "returns_result",
+    "traceback_of",
 ]
 
 _to_json = msgspec.json.Encoder().encode
 _from_json = msgspec.json.Decoder().decode
+
+EXCEPTION = "exception"
+"""Begins the paths of what was lost of an exception."""
 
 _NO_ARGUMENTS = f"{crc32(b'[]'):08x}"
 _TOO_DEEP = "nested too deeply for the remaining Python stack"
@@ -235,8 +248,11 @@ def _fingerprint_data(arg: object) -> JSONValue:
         return {"~type": full_name(type(arg))}
 
 
-def encode_cause(error: object) -> SerializedCause:
-    """Return an exception, or any other value that means failure, as data. Never raises."""
+def encode_cause(error: object, scope: ErrorScope = NOWHERE) -> SerializedCause:
+    """Return an exception, or any other value that means failure, as data. Never raises.
+
+    The class of an exception that is found in `scope` is stored with its full name.
+    """
     writer = Writer(Form.LOST)
 
     def write(value: object) -> tuple[JSONValue, bool]:
@@ -245,39 +261,59 @@ def encode_cause(error: object) -> SerializedCause:
 
     try:
         cause = (
-            cause_of(error, write) if isinstance(error, BaseException) else thrown_of(error, write)
+            cause_of(error, write, scope)
+            if isinstance(error, BaseException)
+            else thrown_of(error, write)
         )
     except Exception:  # noqa: BLE001 - a failure must be recorded, whatever it contains
         return bare_cause(error)
     return cause if is_shallow(cause) else bare_cause(error)
 
 
-def decode_cause(cause: SerializedCause, declared: Sequence[type[BaseException]] = ()) -> object:
+def decode_cause(cause: SerializedCause, scope: ErrorScope = NOWHERE) -> object:
     """Return the exception or value of a stored cause.
 
-    An exception is restored with its class if that is built into Python, perdure's own or declared;
-    otherwise it becomes a `StepError` with its name, message and traceback. Its causes and notes
-    are restored as well.
+    An exception is restored with its class if that is built into Python, perdure's own or found in
+    `scope`; otherwise it becomes a `StepError` with its name, message and traceback. Its causes,
+    its notes and the members of a group are restored as well.
     """
     try:
-        return restore(_shallow(cause), declared, lambda data: untag(data, "cause"))
+        return restore(_shallow(cause), scope, lambda data: untag(data, "cause"))
     except RecursionError:
         raise CodecError(_TOO_DEEP, "cause") from None
 
 
 def prepare_error(
-    error: BaseException, declared: Sequence[type[BaseException]]
-) -> tuple[SerializedCause, BaseException]:
-    """Return what is stored of an exception, and the exception that the workflow function sees.
+    error: BaseException, scope: ErrorScope
+) -> tuple[SerializedCause, BaseException, tuple[Loss, ...]]:
+    """Return what is stored of an exception, the exception that the function sees, and what of it
+    was lost.
 
-    That is the same object if its class can be restored, and otherwise the `StepError` that a
-    replay raises, with the original exception as its cause.
+    The function sees the same object if a replay raises one like it. Otherwise it sees what a
+    replay raises: a `StepError`, or an exception of the same class without what was lost.
     """
-    cause = encode_cause(error)
-    visible = decode_cause(cause, declared)
-    if type(visible) is type(error):
-        return cause, error
+    cause = encode_cause(error, scope)
+    visible = decode_cause(cause, scope)
     if not isinstance(visible, BaseException):
         raise CodecError("the stored exception was not restored as an exception", "cause")
-    visible.__cause__ = error
-    return cause, visible
+    losses = _losses(error, visible)
+    if not losses:
+        return cause, error, ()
+    visible.__traceback__ = error.__traceback__
+    visible.__context__ = error
+    return cause, visible, tuple(loss for loss in losses if loss.path)
+
+
+def _losses(error: BaseException, visible: BaseException) -> list[Loss]:
+    """Return what distinguishes a restored exception from the original.
+
+    A class that was not found is a loss without a path: the function's `StepError` says it.
+    """
+    cause = recorded_cause(visible)
+    if type(visible) is not type(error) or cause is None:
+        return [Loss("", "non-json")]
+    losses = [Loss(f"{EXCEPTION}.{name}", "non-json") for name in cause.get("lost", ())]
+    if isinstance(error, BaseExceptionGroup) and isinstance(visible, BaseExceptionGroup):
+        for pair in zip(error.exceptions, visible.exceptions, strict=True):
+            losses += _losses(*pair)
+    return losses

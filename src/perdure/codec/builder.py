@@ -13,8 +13,9 @@ from typing import Any, Literal, TypeAlias, get_args, get_origin, is_typeddict
 
 from perdure.codec.annotations import strip_annotation, substitute, union_members, variables_of
 from perdure.codec.classes import ClassInfo, class_info, hints_of, load_field
-from perdure.codec.exceptions import name_of, restore, safe_text
+from perdure.codec.exceptions import restore, safe_text
 from perdure.codec.reader import collect, dict_of, list_of, pair_of, split_tag, untag
+from perdure.codec.scope import ErrorScope, name_of
 from perdure.codec.tags import LEAF_BY_NAME, VERSION, JSONValue
 from perdure.errors import CodecError
 from perdure.result import Err, Ok
@@ -262,11 +263,13 @@ def _enum(cls: type[Enum]) -> Plan:
 
 
 def _exception(cls: type[BaseException]) -> Plan:
+    scope = ErrorScope((cls,))
+
     def plan(builder: Builder, data: JSONValue, path: str) -> Any:
         tag, payload = split_tag(data)
         if tag != "error":
             return untag(data, path)
-        return restore(payload, (cls,), lambda part: untag(part, path))
+        return restore(payload, scope, lambda part: untag(part, path))
 
     return plan
 

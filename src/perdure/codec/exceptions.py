@@ -1,27 +1,35 @@
 """Exceptions as data, in the shape of the snapshot format, and back.
 
-A class is only looked up among Python's built-in exceptions, perdure's, and those that the user
-declared. Any other becomes a `StepError`. Constructors of the user's classes are not run.
+A class is only looked up in an `ErrorScope`: among Python's built-in exceptions, perdure's, those
+that the user declared and those that the user's functions have at hand. Any other becomes a
+`StepError`. Constructors of the user's classes are not run.
 """
 
 import builtins
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
 
-from perdure import errors
 from perdure.codec.classes import attributes_of
+from perdure.codec.scope import KNOWN, ErrorClass, ErrorScope, class_name, full_name, name_of
 from perdure.codec.tags import JSONValue
-from perdure.errors import CodecError, PerdureError, StepError
+from perdure.errors import CodecError, StepError
 
 TEXT_LIMIT = 1000
 _STACK_LIMIT = 16_384
+_SHORTEST_STACK = 512
 _CHAIN_LIMIT = 20
 _UNPRINTABLE = "[unable to convert to string]"
 
-# Raised in a coroutine, these become a RuntimeError.
-_UNSAFE = (StopIteration, StopAsyncIteration)
+_RECORDED = "__recorded__"
+"""The attribute in which a restored exception keeps the cause it was restored from.
+
+The traceback of the original is in there, and must survive if the exception is recorded again as
+the end of the run. Names that begin with two underscores are not stored as attributes.
+"""
+
+_LINKED = "\nThe above exception was the direct cause of the following exception:\n\n"
 
 Write: TypeAlias = Callable[[object], tuple[JSONValue, bool]]
 """Return a value as data, and whether it can be restored exactly."""
@@ -30,16 +38,26 @@ Read: TypeAlias = Callable[[JSONValue], object]
 
 
 class ErrorCause(TypedDict):
-    """An exception. Only perdure writes `notes`, and encoded `args` and `attrs`."""
+    """An exception. Only perdure writes the fields from `className` on.
+
+    `className` is the full name of a class that was at hand where the exception was recorded.
+    Without it, only built-in, perdure's and declared classes are restored. `args` and `attrs` are
+    encoded; what cannot be restored exactly is left out, and named in `lost`. `members` are the
+    causes of the members of a group. `suppressContext` means that it was raised `from None`.
+    """
 
     type: Literal["error"]
     name: str
     message: str
     stack: NotRequired[str | None]
     cause: NotRequired["SerializedCause | None"]
+    className: NotRequired[str]
     notes: NotRequired[list[str]]
     args: NotRequired[list[JSONValue]]
     attrs: NotRequired[dict[str, JSONValue]]
+    lost: NotRequired[list[str]]
+    members: NotRequired[list[JSONValue]]
+    suppressContext: NotRequired[bool]
 
 
 class ThrownCause(TypedDict):
@@ -55,17 +73,6 @@ class ThrownCause(TypedDict):
 SerializedCause: TypeAlias = ErrorCause | ThrownCause
 
 
-def _exceptions(objects: Iterable[object], base: type[Exception]) -> dict[str, type[Exception]]:
-    return {
-        cls.__name__: cls
-        for cls in objects
-        if isinstance(cls, type) and issubclass(cls, base) and not issubclass(cls, _UNSAFE)
-    }
-
-
-_BUILT_IN = _exceptions(vars(builtins).values(), Exception)
-_OWN = _exceptions(vars(errors).values(), PerdureError)
-_KNOWN = _BUILT_IN | _OWN
 _ROOTS = frozenset(
     cls
     for cls in vars(builtins).values()
@@ -82,30 +89,13 @@ def safe_text(value: object) -> str:
     return str.encode(text, "utf-8", "backslashreplace").decode()
 
 
-def class_name(cls: type) -> str:
-    """Return a class's name, whatever its metaclass does."""
-    return str(type.__getattribute__(cls, "__name__"))
+def cause_of(
+    error: BaseException, write: Write, scope: ErrorScope, room: int = _STACK_LIMIT
+) -> ErrorCause:
+    """Return an exception and the chain of its causes as data.
 
-
-def full_name(cls: type) -> str:
-    """Return a class's qualified name with its module."""
-    names = (type.__getattribute__(cls, part) for part in ("__module__", "__qualname__"))
-    return ".".join(str(name) for name in names)
-
-
-def is_known(cls: type[BaseException]) -> bool:
-    """Return whether an exception class is restored without being declared."""
-    return _KNOWN.get(class_name(cls)) is cls
-
-
-def name_of(cls: type[BaseException]) -> str:
-    """Return the name under which an exception class is stored, distinct from all known ones."""
-    name = class_name(cls)
-    return name if _KNOWN.get(name, cls) is cls else full_name(cls)
-
-
-def cause_of(error: BaseException, write: Write) -> ErrorCause:
-    """Return an exception and the chain of its causes as data."""
+    `room` is how long the text of its traceback may be.
+    """
     links = [error]
     visited = {id(error)}
     while (cause := links[-1].__cause__) is not None and id(cause) not in visited:
@@ -113,9 +103,9 @@ def cause_of(error: BaseException, write: Write) -> ErrorCause:
             break
         visited.add(id(cause))
         links.append(cause)
-    data = _link(links.pop(), write)
+    data = _link(links.pop(), write, scope, room)
     while links:
-        inner, data = data, _link(links.pop(), write)
+        inner, data = data, _link(links.pop(), write, scope, room)
         data["cause"] = inner
     return data
 
@@ -124,28 +114,51 @@ def bare_cause(error: object) -> SerializedCause:
     """Return only the name and message of a failure that cannot be encoded in full."""
     name = class_name(type(error))
     if issubclass(type(error), BaseException):
-        return ErrorCause(type="error", name=name_of(type(error)), message=safe_text(error))  # type: ignore[arg-type] # by issubclass
+        name = name_of(type(error))
+        return ErrorCause(type="error", name=name, message=safe_text(error), lost=["args"])
     text = safe_text(error)[:TEXT_LIMIT]
     return ThrownCause(type="thrown", originalType=name, stringRepresentation=text)
 
 
-def _link(error: BaseException, write: Write) -> ErrorCause:
-    link = ErrorCause(type="error", name=name_of(type(error)), message=safe_text(error))
-    if stack := _stack(error):
+def _link(error: BaseException, write: Write, scope: ErrorScope, room: int) -> ErrorCause:
+    cls = type(error)
+    link = ErrorCause(type="error", name=name_of(cls), message=safe_text(error))
+    if stack := _stack(error)[-room:]:
         link["stack"] = stack
+    if KNOWN.get(link["name"]) is not cls and scope.contains(cls):
+        link["className"] = full_name(cls)
     notes = getattr(error, "__notes__", None)
     if isinstance(notes, list) and notes:
         link["notes"] = [safe_text(note) for note in notes]
-    arguments, attributes = _state(error)
-    encoded = [write(argument) for argument in arguments]
-    if all(exact for _, exact in encoded):
-        link["args"] = [data for data, _ in encoded]
-    if attributes:
-        link["attrs"] = {name: write(value)[0] for name, value in attributes.items()}
+    if error.__suppress_context__ and error.__cause__ is None:
+        link["suppressContext"] = True
+    if isinstance(error, BaseExceptionGroup):
+        # Many members must not make a record too large for the store.
+        share = max(room // len(error.exceptions), _SHORTEST_STACK)
+        link["members"] = [cause_of(member, write, scope, share) for member in error.exceptions]
+    _write_state(error, link, write)
     return link
 
 
+def _write_state(error: BaseException, link: ErrorCause, write: Write) -> None:
+    arguments, attributes = _state(error)
+    encoded = [write(argument) for argument in arguments]
+    written = {name: write(value) for name, value in attributes.items()}
+    lost = [name for name, (_, exact) in written.items() if not exact]
+    if all(exact for _, exact in encoded):
+        link["args"] = [data for data, _ in encoded]
+    else:
+        lost.insert(0, "args")
+    if attrs := {name: data for name, (data, exact) in written.items() if exact}:
+        link["attrs"] = attrs
+    if lost:
+        link["lost"] = lost
+
+
 def _stack(error: BaseException) -> str:
+    recorded = recorded_cause(error)
+    if recorded is not None and type(stack := recorded.get("stack")) is str:
+        return stack
     try:
         lines = traceback.format_exception(error, chain=error.__cause__ is None)
     except Exception:  # noqa: BLE001 - formatting runs the user's __str__ and reads files
@@ -153,13 +166,46 @@ def _stack(error: BaseException) -> str:
     return safe_text("".join(lines))[-_STACK_LIMIT:]
 
 
+def recorded_cause(error: BaseException) -> ErrorCause | None:
+    """Return the cause from which an exception was restored; `None` if it was not restored."""
+    try:
+        # Not by `getattr`: a class of the user may define `__getattr__`.
+        cause: ErrorCause = object.__getattribute__(error, _RECORDED)
+    except AttributeError:
+        return None
+    return cause
+
+
+def traceback_of(cause: SerializedCause | None) -> str:
+    """Return the text of a stored traceback, with those of its causes, as Python prints them."""
+    stacks: list[str] = []
+    link: Any = cause
+    while link is not None:
+        if type(stack := link.get("stack")) is str and stack:
+            stacks.append(stack)
+        link = link.get("cause")
+    return _LINKED.join(reversed(stacks))
+
+
+def members_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield the members of a group, and those of the groups among them."""
+    for member in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
+        yield member
+        yield from members_of(member)
+
+
 def _root(cls: type[BaseException]) -> Any:
     return next(base for base in cls.__mro__ if base in _ROOTS)
 
 
 def _state(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return an exception's arguments and attributes, as pickle would collect them."""
+    """Return an exception's arguments and attributes, as pickle would collect them.
+
+    The members of a group are not among its arguments.
+    """
     _, arguments, *rest = _root(type(error)).__reduce__(error)
+    if isinstance(error, BaseExceptionGroup):
+        arguments = (error.message,)
     attributes = (rest[0] if rest else None) or {}
     for name, value in attributes_of(error).items():
         attributes.setdefault(name, value)
@@ -203,11 +249,11 @@ def _foreign_name(value: object) -> str:
     return next(named, class_name(type(value)))
 
 
-def restore(cause: Any, declared: Sequence[type[BaseException]], read: Read) -> object:
+def restore(cause: Any, scope: ErrorScope, read: Read) -> object:
     """Return the exception, or the thrown value, of a stored cause."""
     kind = _field(cause, "type")
     if kind == "error":
-        return _restore_error(cause, declared, read)
+        return _restore_error(cause, scope, read)
     if kind != "thrown":
         raise CodecError(f"unknown type of cause {kind!r}", "cause.type")
     if "value" in cause:
@@ -225,13 +271,10 @@ def _field(cause: Any, name: str) -> str:
     return value
 
 
-def _restore_error(
-    cause: Any, declared: Sequence[type[BaseException]], read: Read
-) -> BaseException:
+def _restore_error(cause: Any, scope: ErrorScope, read: Read) -> BaseException:
     name, message = _field(cause, "name"), _field(cause, "message")
-    candidates = (cls for cls in declared if name_of(cls) == name)
-    cls = next(candidates, _KNOWN.get(name))
-    error = None if cls is None else _restore_class(cls, cause, message, read)
+    cls = _class_of(cause, name, scope)
+    error = None if cls is None else _restore_class(cls, cause, message, scope, read)
     if error is None:
         stack = cause.get("stack")
         error = StepError(name, message, stack if type(stack) is str else "")
@@ -239,8 +282,17 @@ def _restore_error(
     for note in notes if type(notes) is list else ():
         error.add_note(str(note))
     if cause.get("cause") is not None:
-        error.__cause__ = _as_exception(restore(cause["cause"], declared, read))
+        error.__cause__ = _as_exception(restore(cause["cause"], scope, read))
+    elif cause.get("suppressContext") is True:
+        error.__suppress_context__ = True
+    object.__setattr__(error, _RECORDED, cause)
     return error
+
+
+def _class_of(cause: Any, name: str, scope: ErrorScope) -> ErrorClass | None:
+    if type(full := cause.get("className")) is str:
+        return scope.find(full)
+    return scope.find_declared(name) or KNOWN.get(name)
 
 
 def _as_exception(cause: object) -> BaseException | None:
@@ -250,22 +302,33 @@ def _as_exception(cause: object) -> BaseException | None:
 
 
 def _restore_class(
-    cls: type[BaseException], cause: Any, message: str, read: Read
+    cls: ErrorClass, cause: Any, message: str, scope: ErrorScope, read: Read
 ) -> BaseException | None:
     """Return an instance without running `__init__` of the class, or `None` if that fails."""
     arguments, attributes = cause.get("args"), cause.get("attrs", {})
     if (type(arguments) is not list and arguments is not None) or type(attributes) is not dict:
         raise CodecError("args or attrs of the cause are malformed", "cause")
     args = None if arguments is None else [read(argument) for argument in arguments]
+    if "members" in cause:
+        args = [*(args or [message]), _restore_members(cause["members"], scope, read)]
     values = {name: read(value) for name, value in attributes.items() if _is_settable(name)}
     try:
-        return _create(cls, args, message, values)
+        error = _create(cls, args, message, values)
     except Exception:  # noqa: BLE001 - setting an attribute may run the user's code
         return None
+    # One that cannot describe itself lacks something that was not stored.
+    is_whole = message == _UNPRINTABLE or safe_text(error) != _UNPRINTABLE
+    return error if is_whole else None
+
+
+def _restore_members(members: Any, scope: ErrorScope, read: Read) -> list[BaseException]:
+    if type(members) is not list:
+        raise CodecError("members of the cause are malformed", "cause.members")
+    return [_restore_error(member, scope, read) for member in members]
 
 
 def _create(
-    cls: type[BaseException], args: list[object] | None, message: str, values: dict[str, object]
+    cls: ErrorClass, args: list[Any] | None, message: str, values: dict[str, object]
 ) -> BaseException | None:
     root = _root(cls)
     if args is None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from perdure.codec.exceptions import restore
+from perdure.codec.scope import NOWHERE
 from perdure.codec.tags import LEAF_BY_NAME, MALFORMED, RESERVED, JSONValue, is_tagged
 from perdure.errors import CodecError
 from perdure.result import Err, Ok
@@ -105,7 +106,7 @@ _CONTAINERS: dict[str, Callable[[JSONValue, str], Any]] = {
     "map": _untag_map,
     "ok": lambda payload, path: Ok(untag(payload, path)),
     "err": _untag_err,
-    "error": lambda payload, path: restore(payload, (), lambda data: untag(data, path)),
+    "error": lambda payload, path: restore(payload, NOWHERE, lambda data: untag(data, path)),
     # Without a type that names its class, an object is a dict of its fields.
     "named": untag,
     "record": lambda payload, path: untag(pair_of(payload, path)[1], path),

@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from perdure.codec.classes import ClassInfo, attributes_of, class_info, dump_field
-from perdure.codec.exceptions import cause_of, full_name, is_known, name_of, safe_text
+from perdure.codec.exceptions import cause_of, members_of, safe_text
+from perdure.codec.scope import NOWHERE, full_name, is_known, name_of
 from perdure.codec.tags import (
     LEAF_BY_TYPE,
     MAX_DEPTH,
@@ -210,11 +211,14 @@ class Writer:
             lost = self.lost
             return self._untyped(value, f"{path}.args"), self.lost == lost
 
-        cause = cause_of(error, write)
+        cause = cause_of(error, write, NOWHERE)
         if not is_known(type(error)):
             self.typed = True
             if self.form is Form.LOST:
                 self.report(path, "non-json")
+        # An annotation names the class of a group, but not those of its members.
+        if not all(is_known(type(member)) for member in members_of(error)):
+            self.report(path, "non-json")
         return {"~error": cause}
 
     def _untyped(self, value: object, path: str) -> JSONValue:

@@ -152,7 +152,8 @@ def _program(
     bus = Bus()
     if on_event is not None:
         bus.subscribe(check_listener(on_event))
-    return Program(body=body, random=_random, bus=bus, errors=check_errors(errors), deps=deps)
+    scope = codec.ErrorScope(check_errors(errors), (fn,))
+    return Program(body=body, random=_random, bus=bus, errors=scope, deps=deps)
 
 
 def _check_migration(migration: OnVersionMismatch) -> OnVersionMismatch:

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import Any, TypeAlias
 
+from perdure.codec import NOWHERE, ErrorScope
 from perdure.durable.host import JournaledRun, RunHost, SnapshotRun
 from perdure.durable.session import Session
 from perdure.engine.execution import Execution
@@ -41,7 +42,7 @@ class Program:
     body: Body
     random: Random
     bus: Bus
-    errors: tuple[type[BaseException], ...] = ()
+    errors: ErrorScope = NOWHERE
     payload: object = None
     deps: Any = None
     encode_input: Callable[[Any], Any] | None = None

@@ -55,9 +55,7 @@ def _completed(host: RunHost, value: object, fn: Callable[..., Any]) -> Outcome:
     return Outcome(Ok(visible), host.block("completed", **facts), "completed")
 
 
-def recorded_result(
-    snapshot: Snapshot, fn: Callable[..., Any], errors: Sequence[type[BaseException]]
-) -> Result[Any, Any] | None:
+def recorded_result(snapshot: Snapshot, fn: Callable[..., Any]) -> Result[Any, Any] | None:
     """Return the recorded result of a completed run, or `None` if it is not completed."""
     block: Mapping[str, Any] = snapshot["execution"]
     if block["status"] != "completed":
@@ -65,7 +63,7 @@ def recorded_result(
     record: Any = {"ok": True, "value": block.get("output"), "at": block["lastUpdated"]}
     if block.get("outputTyped"):
         record["typed"] = True
-    return result_of(record, "output", lambda: codec.return_type(fn), errors)[0]
+    return result_of(record, "output", lambda: codec.return_type(fn))[0]
 
 
 def failures_to_retry(snapshot: Snapshot) -> list[str]:

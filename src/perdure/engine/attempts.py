@@ -11,7 +11,8 @@ from random import Random
 from typing import Any, Protocol
 
 from perdure.clock import Clock, isoformat
-from perdure.codec.exceptions import class_name, safe_text
+from perdure.codec.exceptions import safe_text
+from perdure.codec.scope import class_name
 from perdure.engine.call import RunHost, StepCall
 from perdure.engine.history import History
 from perdure.engine.invoke import Elapsed, invoke, within

@@ -86,7 +86,7 @@ class Execution:
         random: Random,
         emit: Callable[[Event], None] | None = None,
         cache: StepCache | None = None,
-        errors: tuple[type[BaseException], ...] = (),
+        errors: codec.ErrorScope = codec.NOWHERE,
         payload: object = None,
         deps: Any = None,
         encode_input: Callable[[Any], Any] | None = None,
@@ -254,7 +254,7 @@ class Execution:
             return record.get("value")
         try:
             result, error = result_of(
-                record, call.id, call.return_type, self._declared(call), call.error_type
+                record, call.id, call.return_type, self._scope(call), call.error_type
             )
         except CodecError as unreadable:
             text = f"the record of {call.place()} cannot be read: {unreadable}"
@@ -401,10 +401,8 @@ class Execution:
         """Record a failure and raise it as the function will see it from now on."""
         # A step that was interrupted because the run ended or lost its lease has not failed.
         self.check_live(call.id)
-        at, key, declared = isoformat(self.clock.now()), call.record_key, self._declared(call)
-        failed, visible, losses = failure_record(
-            call, failure, declared, at, self._milliseconds(call)
-        )
+        at, key, scope = isoformat(self.clock.now()), call.record_key, self._scope(call)
+        failed, visible, losses = failure_record(call, failure, scope, at, self._milliseconds(call))
         self.failures[key] = visible
         record = EncodedRecord(key, codec.dumps(failed), at, visible, warnings_of(key, losses))
         await self._commit(call, record)
@@ -415,8 +413,10 @@ class Execution:
             self.tell(StepComplete, call, key, duration=took, **outcome)
         raise visible
 
-    def _declared(self, call: StepCall) -> tuple[type[BaseException], ...]:
-        return (*call.errors, *self.errors)
+    def _scope(self, call: StepCall) -> codec.ErrorScope:
+        # The function of any other call is the engine's own.
+        is_users = call.kind in ("step", "transaction")
+        return self.errors.inside(call.errors, call.fn) if is_users else self.errors
 
     def _since(self, started: float) -> timedelta:
         return timedelta(seconds=self.clock.monotonic() - started)

@@ -26,6 +26,11 @@ from perdure.snapshot.summary import encode_summary
 
 logger = logging.getLogger(__name__)
 
+_NAME_TYPE = (
+    "Where the type is known, pass the function and its arguments instead of a lambda, or returns="
+)
+_RAISE_DATA = "Raise an exception in the step whose attributes are plain data"
+
 Include: TypeAlias = Literal["all", "completed", "failed"]
 
 
@@ -351,11 +356,11 @@ def warnings_of(key: str, losses: Sequence[codec.Loss]) -> tuple[dict[str, str],
     for path, reason in losses:
         logger.warning(
             "step %r: %s cannot come back after a crash as it was (%s), so the function sees "
-            "what was recorded. Where the type is known, pass the function and its arguments "
-            "instead of a lambda, or returns=",
+            "what was recorded. %s",
             key,
             path,
             reason,
+            _RAISE_DATA if path.startswith(f"{codec.EXCEPTION}.") else _NAME_TYPE,
         )
     return tuple(
         {"type": "lossy_value", "stepId": key, "path": path, "reason": reason}

@@ -113,11 +113,13 @@ def _serialized_cause(failure: Err[Any], raised: bool) -> Mapping[str, Any] | No
         return None if cause is None else codec.encode_cause(cause)
     if isinstance(error, StepError):
         # It replaces an exception whose class is unknown: store that exception instead.
-        if isinstance(cause, BaseException):
-            return codec.encode_cause(cause)
+        if (recorded := codec.recorded_cause(error)) is not None:
+            return {**recorded}
         stack = {"stack": error.traceback} if error.traceback else {}
         return {"type": "error", "name": error.name, "message": error.message, **stack}
-    return codec.encode_cause(error)
+    # A function saw these classes, so they are where it looks for them.
+    classes = {type(error), *(type(member) for member in codec.members_of(error))}
+    return codec.encode_cause(error, codec.ErrorScope(tuple(classes)))
 
 
 def _success(value: Any, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class Definition(Generic[P, T]):
         self.name = check_id(name, "workflow")
         self.fn = fn
         self.version = check_int(version, "version")
-        self.errors = check_errors(errors)
+        self.scope = codec.ErrorScope(check_errors(errors), (fn,))
         self.migrate = _check_migrate(migrate)
         self.deadline = None if deadline is None else check_deadline(deadline)
         parameter = _payload_parameter(fn)

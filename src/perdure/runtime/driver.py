@@ -143,7 +143,7 @@ class Driver:
             body=lambda step: definition(step, payload),
             random=self.random,
             bus=self.bus,
-            errors=definition.errors,
+            errors=definition.scope,
             payload=payload,
             encode_input=definition.encode_payload,
             deadline=fix_deadline(host.history, host.clock.now(), definition.deadline),
@@ -225,13 +225,13 @@ class Driver:
             return await self._write_failed(host, RunFailed(text), truncated=True)
 
     async def _write_failed(self, host: RunHost, error: PerdureError, **facts: Any) -> bytes:
-        record = encode_failure(error, host.id, (RunFailed,)).record
+        record = encode_failure(error, host.id).record
         data = await host.settle(failed_block(host, record, **facts), Rest("failed"))
         _log_failed_run(host, error)
         return data
 
     async def _end_cancelled(self, host: RunHost, reason: str) -> bytes:
-        record = encode_failure(Cancelled(host.id, reason), host.id, (Cancelled,)).record
+        record = encode_failure(Cancelled(host.id, reason), host.id).record
         now = host.block()["lastUpdated"]
         block = host.block("failed", state="cancelled", completedAt=now, error=record)
         return await host.settle(block, Rest("cancelled"))

@@ -1,6 +1,6 @@
 """A run as users see it: its status, its output and its history."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, cast
 
@@ -37,7 +37,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class StepInfo(msgspec.Struct, frozen=True):
-    """One recorded step of a run's history."""
+    """One recorded step of a run's history. `traceback` is the text of a failed step's."""
 
     key: str
     kind: str
@@ -48,14 +48,15 @@ class StepInfo(msgspec.Struct, frozen=True):
     duration: timedelta | None
     attempts: int
     branch: str
+    traceback: str = ""
 
 
 class Run(msgspec.Struct, frozen=True):
     """A run as it was when it was read.
 
     `output` is set when it is completed, `error` when it failed or was cancelled, `pending` while
-    it waits. `reason` says why it is paused. `deadline` is when it must have ended, as soon as that
-    is fixed.
+    it waits. `traceback` is the text of the error's traceback, or an empty string. `reason` says
+    why it is paused. `deadline` is when it must have ended, as soon as that is fixed.
     """
 
     run_id: str
@@ -70,6 +71,7 @@ class Run(msgspec.Struct, frozen=True):
     history: tuple[StepInfo, ...] = ()
     reason: str = ""
     deadline: datetime | None = None
+    traceback: str = ""
 
     @property
     def over(self) -> bool:
@@ -83,10 +85,10 @@ def run_of(
     *,
     returns: object = None,
     fails_with: object = None,
-    errors: Sequence[type[BaseException]] = (),
+    scope: codec.ErrorScope = codec.NOWHERE,
 ) -> Run:
     """Return the run in a snapshot; `returns` and `fails_with` are the types of its output and of
-    its error, if they are known.
+    its error, if they are known. Exception classes are looked up in `scope`.
     """
     block: Mapping[str, Any] = snapshot["execution"]
     metadata = snapshot.get("metadata") or {}
@@ -97,21 +99,22 @@ def run_of(
         version=version if isinstance(version, int) else 1,
         status=rest_status(snapshot),
         output=_output(block, returns),
-        error=_error(block, fails_with, errors),
+        error=_error(block, fails_with, scope),
         pending=tuple(_wait(wait) for wait in open_waits(snapshot)),
         payload=_shown(metadata.get("input")),
         updated_at=parse_iso(block["lastUpdated"]),
-        history=tuple(step_info(key, record) for key, record in snapshot["steps"].items()),
+        history=tuple(step_info(key, step, scope) for key, step in snapshot["steps"].items()),
         reason=block.get("reason", ""),
         deadline=deadline_of(metadata),
+        traceback=_traceback(block.get("error")),
     )
 
 
-def step_info(key: str, record: StepRecord) -> StepInfo:
+def step_info(key: str, record: StepRecord, scope: codec.ErrorScope = codec.NOWHERE) -> StepInfo:
     """Return a record as a `StepInfo`; a value of a user's class is shown as its fields."""
     error: object = None
     if not record["ok"]:
-        result, _ = result_of(record, key, lambda: None, ())
+        result, _ = result_of(record, key, lambda: None, scope)
         error = result.error if isinstance(result, Err) else None
     took = record.get("durationMs")
     return StepInfo(
@@ -124,7 +127,13 @@ def step_info(key: str, record: StepRecord) -> StepInfo:
         duration=None if took is None else timedelta(milliseconds=took),
         attempts=record.get("attempts", 1),
         branch=record.get("branch", ""),
+        traceback=_traceback(record),
     )
+
+
+def _traceback(record: Any) -> str:
+    cause = record.get("cause") if isinstance(record, Mapping) else None
+    return codec.traceback_of(cause)
 
 
 def _shown(data: Any) -> object:
@@ -140,13 +149,11 @@ def _output(block: Mapping[str, Any], returns: object) -> object:
     return _shown(block.get("output"))
 
 
-def _error(
-    block: Mapping[str, Any], fails_with: object, errors: Sequence[type[BaseException]]
-) -> object:
+def _error(block: Mapping[str, Any], fails_with: object, scope: codec.ErrorScope) -> object:
     record: Any = block.get("error")
     if not isinstance(record, Mapping):
         return None
-    result, _ = result_of(cast(StepRecord, record), "run", lambda: None, errors, lambda: fails_with)
+    result, _ = result_of(cast(StepRecord, record), "run", lambda: None, scope, lambda: fails_with)
     return result.error if isinstance(result, Err) else None
 
 

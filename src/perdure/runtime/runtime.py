@@ -36,7 +36,6 @@ from perdure.durable.session import (
     wake_workers,
 )
 from perdure.errors import (
-    Cancelled,
     CodecError,
     InvalidArgument,
     RunFailed,
@@ -408,16 +407,15 @@ class Runtime:
         return run
 
     def _run(self, run_id: str, snapshot: Snapshot) -> Run:
-        errors = (Cancelled, RunFailed)
         if (name := snapshot.get("workflowName")) not in self.registry.names:
-            return run_of(run_id, snapshot, errors=errors)
+            return run_of(run_id, snapshot)
         definition = self.registry.newest(name or "")
         return run_of(
             run_id,
             snapshot,
             returns=codec.return_type(definition.fn),
             fails_with=codec.error_type(definition.fn),
-            errors=(*errors, *definition.errors),
+            scope=definition.scope,
         )
 
 

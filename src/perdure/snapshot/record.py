@@ -98,12 +98,12 @@ class EncodedFailure(NamedTuple):
 def failure_record(
     call: RecordedCall,
     failure: BaseException | Err[Any],
-    declared: Sequence[type[BaseException]],
+    scope: codec.ErrorScope,
     at: str,
     duration_ms: float,
 ) -> EncodedFailure:
-    """Return the record of a failed step; `declared` are the exception classes to restore."""
-    encoded = encode_failure(failure, call.id, declared, call.error_type)
+    """Return the record of a failed step; exception classes are looked up in `scope`."""
+    encoded = encode_failure(failure, call.id, scope, call.error_type)
     record = encoded.record
     record.at, record.durationMs, record.attempts = at, duration_ms, call.attempt
     record.args, record.kind, record.branch = call.fingerprint, call.kind, call.path
@@ -115,22 +115,22 @@ def failure_record(
 def encode_failure(
     failure: BaseException | Err[Any],
     step: str,
-    declared: Sequence[type[BaseException]],
+    scope: codec.ErrorScope = codec.NOWHERE,
     error_type: Callable[[], object] = lambda: None,
 ) -> EncodedFailure:
     """Encode the failure of a step or run; `error_type` returns the type of an `Err`'s error."""
     if isinstance(failure, Err):
-        return _encode_err(failure, step, declared, error_type)
-    cause, visible = codec.prepare_error(failure, declared)
-    summary = {"type": type(failure).__name__, "message": cause.get("message", "")}
-    meta = {"origin": "throw"}
-    return EncodedFailure(WireRecord(ok=False, error=summary, cause=cause, meta=meta), visible)
+        return _encode_err(failure, step, scope, error_type)
+    cause, visible, losses = codec.prepare_error(failure, scope)
+    summary = {"type": codec.class_name(type(failure)), "message": cause.get("message", "")}
+    record = WireRecord(ok=False, error=summary, cause=cause, meta={"origin": "throw"})
+    return EncodedFailure(record, visible, losses)
 
 
 def _encode_err(
     failure: Err[Any],
     step: str,
-    declared: Sequence[type[BaseException]],
+    scope: codec.ErrorScope,
     error_type: Callable[[], object],
 ) -> EncodedFailure:
     error = codec.prepare(failure.error, error_type, "error")
@@ -139,8 +139,8 @@ def _encode_err(
         meta["causeless"] = True
         cause, visible_cause = codec.encode_cause(failure.error), None
     else:
-        cause = codec.encode_cause(failure.cause)
-        visible_cause = codec.decode_cause(cause, declared)
+        cause = codec.encode_cause(failure.cause, scope)
+        visible_cause = codec.decode_cause(cause, scope)
     record = WireRecord(ok=False, error=error.data, cause=cause, meta=meta, typed=error.typed)
     return EncodedFailure(record, _step_failed(step, error.value, visible_cause), error.losses)
 
@@ -154,7 +154,7 @@ def result_of(
     record: StepRecord,
     step: str,
     returns: Callable[[], object],
-    declared: Sequence[type[BaseException]],
+    scope: codec.ErrorScope = codec.NOWHERE,
     error_type: Callable[[], object] = lambda: None,
 ) -> tuple[Result[Any, Any], BaseException | None]:
     """Return a record's result and, for a failure, the exception that the function sees."""
@@ -164,7 +164,7 @@ def result_of(
     meta, serialized_cause = failure.get("meta") or {}, failure["cause"]
     cause = None
     if serialized_cause is not None and not meta.get("causeless"):
-        cause = codec.decode_cause(serialized_cause, declared)
+        cause = codec.decode_cause(serialized_cause, scope)
     if meta.get("origin") == "throw" and isinstance(cause, BaseException):
         return outcome_of(cause), cause
     error = failure["error"]

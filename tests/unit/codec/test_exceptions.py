@@ -11,7 +11,9 @@ import attrs
 import pytest
 
 from perdure.codec import (
+    NOWHERE,
     ErrorCause,
+    ErrorScope,
     JSONValue,
     SerializedCause,
     decode,
@@ -21,6 +23,7 @@ from perdure.codec import (
     loads,
     prepare,
     prepare_error,
+    traceback_of,
 )
 from perdure.errors import CodecError, StepError, StepFailed, StepTimeout
 
@@ -63,7 +66,7 @@ def stored(error: object) -> SerializedCause:
 
 
 def round_trip(error: object, *declared: type[BaseException]) -> Any:
-    return decode_cause(stored(error), declared)
+    return decode_cause(stored(error), ErrorScope(declared))
 
 
 BUILT_IN = [
@@ -343,7 +346,8 @@ def test_stored_attributes_cannot_set_special_names() -> None:
             "attrs": {"__class__": "x", "__cause__": 1, "__dict__": {}, "a b": 1, "fine": 2},
         }
     )
-    assert vars(restored) == {"fine": 2}
+    assert (restored.fine, restored.__cause__, type(restored)) == (2, None, ValueError)
+    assert not hasattr(restored, "a b")
 
 
 def test_arguments_that_do_not_fit_the_class_cause_a_step_error() -> None:
@@ -353,15 +357,116 @@ def test_arguments_that_do_not_fit_the_class_cause_a_step_error() -> None:
 
 
 def test_the_function_sees_the_exception_that_a_replay_raises() -> None:
-    """The same object if its class can be restored, else a `StepError` raised from it."""
+    """The same object if its class can be restored, else the `StepError` of a replay."""
     known, declared, unknown = ValueError("a"), SlottedError(1), PaymentDeclined("7", amount=5)
-    assert prepare_error(known, [])[1] is known
-    assert prepare_error(declared, [SlottedError])[1] is declared
-    cause, visible = prepare_error(unknown, [])
-    assert type(visible) is StepError
-    assert visible.__cause__ is unknown
+    assert prepare_error(known, NOWHERE)[1] is known
+    assert prepare_error(declared, ErrorScope([SlottedError]))[1] is declared
+    cause, visible, losses = prepare_error(unknown, NOWHERE)
+    assert (type(visible), losses) == (StepError, ())
+    assert visible.__context__ is unknown
     assert type(decode_cause(cause)) is StepError
-    assert type(prepare_error(asyncio.CancelledError(), [])[1]) is StepError
+    assert type(prepare_error(asyncio.CancelledError(), NOWHERE)[1]) is StepError
+
+
+def test_attributes_that_are_not_data_are_lost_the_first_time_too() -> None:
+    """The function sees the exception that a replay raises, and each loss has a path."""
+    error = PaymentDeclined("7", amount=5)
+    error.connection = print  # type: ignore[attr-defined] # callers set what they like
+    _, visible, losses = prepare_error(error, ErrorScope([PaymentDeclined]))
+    assert isinstance(visible, PaymentDeclined)
+    assert (visible.order, visible.amount, hasattr(visible, "connection")) == ("7", 5, False)
+    assert [loss.path for loss in losses] == ["exception.connection"]
+    assert visible.__context__ is error
+
+
+def test_an_exception_that_cannot_describe_itself_without_what_was_lost_is_a_step_error() -> None:
+    class Refused(Exception):
+        def __init__(self, request: object) -> None:
+            self.request = request
+
+        def __str__(self) -> str:
+            return f"refused by {self.request.__name__}"  # type: ignore[attr-defined] # a function
+
+    _, visible, losses = prepare_error(Refused(print), ErrorScope([Refused]))
+    assert (type(visible), str(visible), losses) == (StepError, "Refused: refused by print", ())
+
+
+def test_members_of_a_group_are_restored_by_their_class() -> None:
+    """Of nested groups too; a member whose class is unknown is a `StepError`."""
+    members = [PaymentDeclined("7", amount=5), ExceptionGroup("in", [SlottedError(3)])]
+    restored = round_trip(ExceptionGroup("two", members), PaymentDeclined)
+    assert (type(restored), restored.message) == (ExceptionGroup, "two")
+    declined, inner = restored.exceptions
+    assert (type(declined), declined.amount) == (PaymentDeclined, 5)
+    assert (type(inner), type(inner.exceptions[0])) == (ExceptionGroup, StepError)
+
+
+def test_a_group_is_the_same_object_if_all_its_members_can_be_restored() -> None:
+    group = ExceptionGroup("one", [SlottedError(3)])
+    assert prepare_error(group, ErrorScope([SlottedError]))[1] is group
+    _, visible, _ = prepare_error(group, NOWHERE)
+    assert isinstance(visible, ExceptionGroup)
+    assert type(visible.exceptions[0]) is StepError
+
+
+def test_a_group_of_many_members_has_short_tracebacks() -> None:
+    """A record must not become too large for the store."""
+
+    def fail(depth: int) -> None:
+        if depth == 0:
+            raise ValueError("deep")
+        fail(depth - 1)
+
+    members = []
+    for _ in range(500):
+        try:
+            fail(50)
+        except ValueError as error:
+            members.append(error)
+    cause = stored(ExceptionGroup("many", members))
+    assert len(dumps(cause)) < 500_000
+
+
+@pytest.mark.parametrize("members", [None, {}, [5], [{"type": "thrown"}], []])
+def test_malformed_members_do_not_break_the_reader(members: Any) -> None:
+    """Either they are refused, or a group that cannot be created is a `StepError`."""
+    cause: Any = {"type": "error", "name": "ExceptionGroup", "message": "m", "members": members}
+    try:
+        assert isinstance(decode_cause(cause), StepError)
+    except CodecError:
+        assert members != []
+
+
+def test_a_restored_exception_keeps_the_traceback_of_the_original() -> None:
+    """It is still there when the exception is raised and stored again, as the error of the run."""
+    try:
+        raise KeyError("k")
+    except KeyError as error:
+        restored = round_trip(error)
+    try:
+        raise restored
+    except KeyError as error:
+        again = stored(error)
+    assert "test_a_restored_exception_keeps" in traceback_of(again)
+    assert 'raise KeyError("k")' in traceback_of(again)
+    assert "raise restored" not in traceback_of(again)
+
+
+def test_the_text_of_a_traceback_contains_the_causes() -> None:
+    """In the order in which Python prints them."""
+    try:
+        raise ValueError("top") from KeyError("below")
+    except ValueError as error:
+        text = traceback_of(stored(error))
+    assert text.index("below") < text.index("direct cause") < text.index("ValueError: top")
+    assert traceback_of(stored("not an exception")) == traceback_of(None) == ""
+
+
+def test_an_exception_raised_from_none_stays_so() -> None:
+    error = ValueError("x")
+    error.__suppress_context__ = True
+    assert round_trip(error).__suppress_context__ is True
+    assert round_trip(ValueError("x")).__suppress_context__ is False
 
 
 def test_causes_are_plain_json() -> None:

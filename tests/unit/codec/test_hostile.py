@@ -10,6 +10,8 @@ from typing import Annotated, Any, ForwardRef, NoReturn, Protocol, cast
 import pytest
 
 from perdure.codec import (
+    NOWHERE,
+    ErrorScope,
     convert,
     decode,
     decode_cause,
@@ -268,7 +270,7 @@ class RaisingState(Exception):
 @pytest.mark.parametrize("declared", [True, False])
 def test_hostile_exceptions_are_encoded(cls: type[Exception], declared: bool) -> None:
     """Always with a name and a message."""
-    cause, _seen = prepare_error(cls("x"), [cls] if declared else [])
+    cause, *_ = prepare_error(cls("x"), ErrorScope([cls] if declared else []))
     assert cause["type"] == "error"
     assert cause["name"] == cls.__name__
 
@@ -278,4 +280,4 @@ def test_an_exception_of_a_hostile_class_is_encoded() -> None:
     error = of_raising_class(Exception)
     assert prepare([error], lambda: None).losses
     assert encode_cause(error)["type"] == "error"
-    assert type(prepare_error(error, [])[1]) is StepError
+    assert type(prepare_error(error, NOWHERE)[1]) is StepError

@@ -220,14 +220,14 @@ class TestText:
         class PaymentDeclined(Exception):
             pass
 
-        _, visible = codec.prepare_error(PaymentDeclined("no funds"), ())
+        _, visible, _ = codec.prepare_error(PaymentDeclined("no funds"), codec.NOWHERE)
         original = ResumeState({"a": ResumeEntry(Err(visible, visible.__cause__), "throw")})
         for _ in range(2):
             original = parse_state(stringify_state(original))
         record: Any = records_of(original)["a"]
         assert not record["ok"]
         assert record["cause"] is not None
-        restored = codec.decode_cause(record["cause"], [PaymentDeclined])
+        restored = codec.decode_cause(record["cause"], codec.ErrorScope([PaymentDeclined]))
         assert isinstance(restored, PaymentDeclined)
         assert restored.args == ("no funds",)
 

@@ -111,7 +111,7 @@ def test_a_value_of_the_return_type_is_marked_as_typed() -> None:
     record, visible, _ = success_record(Call(returns=User), User("ana"), AT, 0)
     assert stored(record)["typed"] is True
     assert visible == User("ana")
-    result, error = result_of(stored(record), "fetch", lambda: User, ())
+    result, error = result_of(stored(record), "fetch", lambda: User)
     assert (result, error) == (Ok(User("ana")), None)
 
 
@@ -132,7 +132,7 @@ def test_a_value_that_is_nested_too_deep_is_refused() -> None:
 
 def test_a_raised_failure_is_stored_with_the_facts_of_its_call() -> None:
     error = ValueError("no")
-    record, visible, losses = failure_record(FULL, error, (), AT, 2.5)
+    record, visible, losses = failure_record(FULL, error, codec.NOWHERE, AT, 2.5)
     data = stored(record)
     assert data["cause"].pop("stack")
     assert data == {
@@ -153,9 +153,10 @@ def test_a_raised_failure_is_stored_with_the_facts_of_its_call() -> None:
 
 
 def test_a_declared_exception_is_raised_again_by_its_class() -> None:
-    record, visible, _ = failure_record(Call(), Refused("no"), [Refused], AT, 0)
+    scope = codec.ErrorScope([Refused])
+    record, visible, _ = failure_record(Call(), Refused("no"), scope, AT, 0)
     assert type(visible) is Refused
-    result, error = result_of(stored(record), "fetch", lambda: None, [Refused])
+    result, error = result_of(stored(record), "fetch", lambda: None, scope)
     assert type(error) is Refused
     assert isinstance(result, Err)
 
@@ -163,10 +164,10 @@ def test_a_declared_exception_is_raised_again_by_its_class() -> None:
 @pytest.mark.parametrize("cause", [None, ValueError("why")])
 def test_a_returned_err_is_restored_as_step_failed(cause: ValueError | None) -> None:
     """First and replayed, the function sees the same error; a missing cause stays missing."""
-    record, visible, _ = failure_record(Call(), Err("no", cause), (), AT, 0)
+    record, visible, _ = failure_record(Call(), Err("no", cause), codec.NOWHERE, AT, 0)
     data = stored(record)
     assert data["meta"] == {"origin": "result"} | ({} if cause else {"causeless": True})
-    result, replayed = result_of(data, "fetch", lambda: None, ())
+    result, replayed = result_of(data, "fetch", lambda: None)
     for error in (visible, replayed):
         assert isinstance(error, StepFailed)
         assert (error.step, error.error, repr(error.cause)) == ("fetch", "no", repr(cause))
@@ -175,9 +176,10 @@ def test_a_returned_err_is_restored_as_step_failed(cause: ValueError | None) -> 
 
 
 def test_the_error_of_an_err_is_restored_by_the_error_type() -> None:
-    record, visible, _ = failure_record(Call(errors=User), Err(User("ana")), (), AT, 0)
+    failure = Err(User("ana"))
+    record, visible, _ = failure_record(Call(errors=User), failure, codec.NOWHERE, AT, 0)
     assert stored(record)["typed"] is True
-    result, replayed = result_of(stored(record), "fetch", lambda: None, (), lambda: User)
+    result, replayed = result_of(stored(record), "fetch", lambda: None, error_type=lambda: User)
     assert isinstance(visible, StepFailed)
     assert isinstance(replayed, StepFailed)
     assert visible.error == replayed.error == User("ana")
@@ -197,4 +199,4 @@ def test_a_record_of_another_writer_is_converted_to_the_return_type(
 ) -> None:
     """Other writers of the format store no time and no tags."""
     assert not is_plain(record)
-    assert result_of(record, "fetch", returns, ()) == (Ok(value), None)
+    assert result_of(record, "fetch", returns) == (Ok(value), None)

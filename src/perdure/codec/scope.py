@@ -1,0 +1,207 @@
+"""Where the class of a stored exception is looked for: among classes that the code already uses.
+
+A class is found if it is built into Python, perdure's own, declared by the user, or bound in the
+module or the closure of a function that could name it in an `except` clause: the step's function or
+the workflow's. Nothing is imported, and no attribute is asked for that could run code: namespaces
+are searched for a class that has the stored name.
+"""
+
+import builtins
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any, TypeAlias, cast
+
+from perdure import errors
+from perdure.errors import PerdureError
+
+ErrorClass: TypeAlias = type[BaseException]
+Namespace: TypeAlias = Mapping[str, object]
+
+_MOST_WRAPPERS = 100
+
+# Raised in a coroutine, these become a RuntimeError.
+_UNSAFE = (StopIteration, StopAsyncIteration)
+
+
+def _is_safe_exception(value: object) -> bool:
+    # `isinstance(value, type)` would ask a lazy proxy for its `__class__`.
+    is_class = issubclass(type(value), type)
+    return is_class and issubclass(value, Exception) and not issubclass(value, _UNSAFE)  # type: ignore[arg-type]  # a class, by is_class
+
+
+def _exceptions(objects: Iterable[object], base: type[Exception]) -> dict[str, ErrorClass]:
+    classes = (cast(ErrorClass, value) for value in objects if _is_safe_exception(value))
+    return {cls.__name__: cls for cls in classes if issubclass(cls, base)}
+
+
+_BUILT_IN = _exceptions(vars(builtins).values(), Exception)
+_OWN = _exceptions(vars(errors).values(), PerdureError)
+KNOWN: Mapping[str, ErrorClass] = _BUILT_IN | _OWN
+"""The classes that are restored without being declared or bound, by name."""
+
+
+def _own_attribute(cls: type, name: str) -> str:
+    # By the descriptor of `type`: a metaclass may define an attribute of this name.
+    value = type.__dict__[name].__get__(cls)
+    return value if type(value) is str else "?"
+
+
+def class_name(cls: type) -> str:
+    """Return a class's name, whatever its metaclass does."""
+    return _own_attribute(cls, "__name__")
+
+
+def full_name(cls: type) -> str:
+    """Return a class's qualified name with its module, whatever its metaclass does."""
+    return f"{_own_attribute(cls, '__module__')}.{_own_attribute(cls, '__qualname__')}"
+
+
+def is_known(cls: type) -> bool:
+    """Return whether an exception class is restored without being declared or bound."""
+    return KNOWN.get(class_name(cls)) is cls
+
+
+def name_of(cls: type) -> str:
+    """Return the name under which an exception class is stored, distinct from all known ones."""
+    name = class_name(cls)
+    return name if KNOWN.get(name, cls) is cls else full_name(cls)
+
+
+class ErrorScope:
+    """Declared exception classes, and functions whose modules and closures are searched."""
+
+    __slots__ = ("_declared", "_functions")
+
+    def __init__(
+        self, declared: Sequence[ErrorClass] = (), functions: Sequence[object] = ()
+    ) -> None:
+        self._declared = declared
+        self._functions = functions
+
+    def inside(self, declared: Sequence[ErrorClass], *functions: object) -> "ErrorScope":
+        """Return the scope of a call: what it declares and its functions come first."""
+        return ErrorScope((*declared, *self._declared), (*functions, *self._functions))
+
+    def contains(self, cls: ErrorClass) -> bool:
+        """Return whether this class, and not another of its name, is declared or bound here."""
+        is_declared = any(each is cls for each in self._declared)
+        return is_declared or self._bound(full_name(cls)) is cls
+
+    def find(self, full: str) -> ErrorClass | None:
+        """Return the class with a full name; if there is none, the only one with its last part.
+
+        So a class is still found after it was moved to another module.
+        """
+        declared = (cls for cls in self._declared if full_name(cls) == full)
+        return next(declared, None) or self._bound(full) or self._moved(full.rpartition(".")[2])
+
+    def find_declared(self, name: str) -> ErrorClass | None:
+        """Return the declared class that is stored under this name."""
+        return next((cls for cls in self._declared if name_of(cls) == name), None)
+
+    def _bound(self, full: str) -> ErrorClass | None:
+        found = (_search(namespace, full) for namespace in self._namespaces())
+        return next((cls for cls in found if cls is not None), None)
+
+    def _moved(self, name: str) -> ErrorClass | None:
+        bound = (value for namespace in self._namespaces() for value in _values(namespace))
+        return _only(self._declared, name) or _only(filter(_is_safe_exception, bound), name)
+
+    def _namespaces(self) -> Iterator[Namespace]:
+        for function in self._functions:
+            if (innermost := _unwrapped(function)) is not None:
+                yield _closure(innermost)
+                yield innermost.__globals__
+
+
+NOWHERE = ErrorScope()
+"""The scope in which only known classes are found."""
+
+
+def _only(classes: Iterable[Any], name: str) -> ErrorClass | None:
+    """Return the only distinct class of this name, or `None` if there are none or several."""
+    distinct = {id(cls): cls for cls in classes if class_name(cls) == name}
+    return distinct.popitem()[1] if len(distinct) == 1 else None
+
+
+def _unwrapped(function: object) -> FunctionType | None:
+    """Return the Python function inside partials, bound methods, decorators and callables."""
+    try:
+        # Bounded: nothing keeps a user's `__wrapped__` from leading in a circle.
+        for _ in range(_MOST_WRAPPERS):
+            inner = _inside(function)
+            if inner is None:
+                break
+            function = inner
+    except Exception:  # noqa: BLE001 - attributes of a callable may be the user's code
+        return None
+    return function if isinstance(function, FunctionType) else None
+
+
+def _inside(function: Any) -> object:
+    if isinstance(function, partial):
+        return function.func
+    if isinstance(function, MethodType):
+        return function.__func__
+    if (wrapped := getattr(function, "__wrapped__", None)) is not None:
+        return cast(object, wrapped)
+    if isinstance(function, FunctionType):
+        return None
+    maker = "__init__" if isinstance(function, type) else "__call__"
+    return cast(object, getattr(function, maker))
+
+
+def _closure(function: FunctionType) -> Namespace:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+def _search(namespace: Namespace, full: str, holder: str = "") -> ErrorClass | None:
+    """Return the class of this full name in a namespace, or in a module or class bound there.
+
+    `holder` is the name of the module or class whose namespace this is. A module that a function's
+    own namespace binds may define the class or pass it on from elsewhere, as `httpx` does. Below
+    that, only the path that the full name describes is followed: `sqlalchemy.exc.IntegrityError`.
+    """
+    holders: list[tuple[str, object]] = []
+    for value in _values(namespace):
+        name = _name(value, full)
+        if name == full and _is_safe_exception(value):
+            return cast(ErrorClass, value)
+        # A longer name at each level, so modules that bind each other end the search.
+        is_below = not holder or name.startswith(f"{holder}.")
+        is_bound_module = not holder and issubclass(type(value), ModuleType)
+        if name and is_below and (is_bound_module or full.startswith(f"{name}.")):
+            holders.append((name, value))
+    found = (_search(_attributes(value), full, name) for name, value in holders)
+    return next((cls for cls in found if cls is not None), None)
+
+
+def _values(namespace: Namespace) -> Sequence[object]:
+    # A copy: another thread may bind a name during the search.
+    return tuple(namespace.values())
+
+
+def _name(value: object, full: str) -> str:
+    """Return the name of a module, or of a class that may be on the path `full`, else nothing."""
+    kind = type(value)
+    if issubclass(kind, type):
+        # Most classes are not, and their full names need not be put together.
+        return full_name(value) if class_name(value) in full else ""  # type: ignore[arg-type]  # a class, by its kind
+    name = _attributes(value).get("__name__") if issubclass(kind, ModuleType) else ""
+    return name if type(name) is str else ""
+
+
+def _attributes(value: object) -> Namespace:
+    # Not by `vars`: a lazy module would be loaded, and a metaclass may define `__dict__`.
+    if issubclass(type(value), type):
+        return cast(Namespace, type.__dict__["__dict__"].__get__(value))
+    return cast(Namespace, object.__getattribute__(value, "__dict__"))

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from perdure import Cron, Err, Retry, Run, Runtime, Step, workflow
+from perdure import Cron, Err, Ok, Result, Retry, Run, Runtime, Step, durable, workflow
 from perdure.errors import InvalidArgument
 from perdure.runtime.definition import Definition
 from perdure.stores import sqlite
@@ -129,9 +129,49 @@ async def all_and_map(step: Step) -> tuple[dict[str, Any], list[int]]:
     return both, mapped
 
 
+@workflow("calls at once")
+async def calls_at_once(step: Step) -> tuple[Any, ...]:
+    async def line(n: int) -> int:
+        return await step("line", double, n) + await step("line", double, n)
+
+    both = await step.all(step("x", double, 1), step.wait_for_event("go", "go"), line(3))
+    return *both, await step.map("m", "ab", str.upper, key=str.title, on_error="collect")
+
+
+@workflow("race of calls")
+async def race_of_calls(step: Step) -> list[Any]:
+    never = step.wait_for_event("a", "missing"), step.wait_for_event("b", "missing")
+    late = await step.race("late", never[0], step.sleep("limit", "3d"), step.all(never[1]))
+    missing, go = step.wait_for_event("c", "missing"), step.wait_for_event("go", "go")
+    soon = await step.race("soon", step.race("inner", missing), go)
+    return [late, soon, await step.wait_for_event("again", "go")]
+
+
+@durable.step
+async def charge(cents: int, *, currency: str = "EUR") -> str:
+    return f"{cents} {currency}"
+
+
+@durable.step(retry=Retry(attempts=3, delay="10s", jitter=False), name="find")
+async def find_later(n: int) -> Result[int, str]:
+    return Ok(n) if durable.current().attempt == 3 else Err("NOT_YET")
+
+
+@workflow("plain calls")
+async def plain_calls(step: Step) -> Any:
+    one = await charge(1), await charge(cents=2), await find_later(3)
+    two = await step.all(charge(4), charge(5, currency="USD"))
+    three = await asyncio.gather(charge(6), charge(7))
+    async with asyncio.TaskGroup() as tasks:
+        four = [tasks.create_task(charge(n)) for n in (8, 9)]
+    five = await step.map("each", [10, 11], charge)
+    six = await step.race("first", charge(12), step.wait_for_event("never", "missing"))
+    return one, two, three, [task.result() for task in four], five, six
+
+
 SHAPES: list[Definition[Any, Any]] = [
     sequential, parallel, group, loop, sleeps, events, many_waits, race, retries, caught,
-    uncaught, returned_error, all_and_map,
+    uncaught, returned_error, all_and_map, calls_at_once, race_of_calls, plain_calls,
 ]  # fmt: skip
 
 

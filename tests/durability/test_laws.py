@@ -306,23 +306,26 @@ async def test_a_step_beside_a_failing_branch_is_not_recorded_as_failed() -> Non
     assert (await runtime.retry("r")).output == ["charged", "reported"]
 
 
-async def test_a_retry_runs_the_step_that_made_a_race_fail() -> None:
+@pytest.mark.parametrize("form", ["named", "positional"])
+async def test_a_retry_runs_the_step_that_made_a_race_fail(form: str) -> None:
     """Both the failure of the race and the one inside it ended the run."""
     down = True
 
     @workflow("w")
-    async def w(step: Step) -> tuple[str, Any]:
+    async def w(step: Step) -> Any:
         async def pay() -> str:
             if down:
                 raise ConnectionError("down")
             return "paid"
 
-        return await step.race("first", {"pay": lambda: step("pay", pay)})
+        if form == "named":
+            return (await step.race("first", {"pay": lambda: step("pay", pay)}))[1]
+        return (await step.race("first", step.sleep("late", 60), step("pay", pay)))[1]
 
     runtime = Runtime(MemoryStore(), workflows=[w])
     assert (await runtime.trigger(w, run_id="r")).status == "failed"
     down = False
-    assert (await runtime.retry("r")).output == ("pay", "paid")
+    assert (await runtime.retry("r")).output == "paid"
 
 
 @pytest.mark.parametrize("where", ["in the handler", "after it"])
@@ -357,18 +360,40 @@ async def test_a_handled_failure_is_not_run_again(where: str) -> None:
     assert done.count("card") == 1
 
 
-async def test_a_race_swallows_no_event() -> None:
+async def _named(step: Step, event: str) -> object:
+    """Race branches by name."""
+    thunks = {
+        "event": lambda: step.wait_for_event("approval", event),
+        "timeout": lambda: step.sleep("timeout", 0.2),
+    }
+    return (await step.race("race", thunks))[0]
+
+
+async def _positional(step: Step, event: str) -> object:
+    """Race calls that were made by the caller of the race, not in its branches."""
+    wait, timeout = step.wait_for_event("approval", event), step.sleep("timeout", 0.2)
+    return ("event", "timeout")[(await step.race("race", wait, timeout))[0]]
+
+
+async def _nested(step: Step, event: str) -> object:
+    """Race calls against a race and parallel calls that were made by the caller, too."""
+    inner = step.race("inner", step.wait_for_event("approval", event), step.sleep("long", 60))
+    both = step.all(inner, step.sleep("longer", 90))
+    return ("event", "timeout")[(await step.race("race", both, step.sleep("timeout", 0.2)))[0]]
+
+
+RACES = [_named, _positional, _nested]
+every_race = pytest.mark.parametrize("race", RACES, ids=lambda race: race.__name__[1:])
+Race = Callable[[Step, str], Coroutine[Any, Any, object]]
+
+
+@every_race
+async def test_a_race_swallows_no_event(race: Race) -> None:
     """An event that arrives while the winner is recorded is available to the next wait."""
 
     @workflow("w")
-    async def w(step: Step) -> tuple[str, Any]:
-        winner, _ = await step.race(
-            "race",
-            {
-                "event": lambda: step.wait_for_event("approval", "approved"),
-                "timeout": lambda: step.sleep("timeout", 0.2),
-            },
-        )
+    async def w(step: Step) -> tuple[object, Any]:
+        winner = await race(step, "approved")
         return winner, await step.wait_for_event("late approval", "approved", timeout=1)
 
     runtime = Runtime(SlowStore(0.1), workflows=[w], suspend_after=10)
@@ -378,19 +403,14 @@ async def test_a_race_swallows_no_event() -> None:
     assert (await run).output in [("timeout", "by ana"), ("event", None)]
 
 
-async def test_an_event_that_a_race_did_not_use_survives_a_suspension() -> None:
+@every_race
+async def test_an_event_that_a_race_did_not_use_survives_a_suspension(race: Race) -> None:
     """The next wait receives it, even in another process."""
     store = SlowStore(0.1)
 
     @workflow("w")
-    async def w(step: Step) -> tuple[str, Any]:
-        winner, _ = await step.race(
-            "race",
-            {
-                "event": lambda: step.wait_for_event("approval", "approved"),
-                "timeout": lambda: step.sleep("timeout", 0.2),
-            },
-        )
+    async def w(step: Step) -> tuple[object, Any]:
+        winner = await race(step, "approved")
         await step.sleep("nap", 2)
         return winner, await step.wait_for_event("late approval", "approved", timeout=1)
 
@@ -422,6 +442,25 @@ async def test_tasks_below_a_race_end_with_it() -> None:
     signalled = await runtime.signal("r", "go", "seen")
     assert signalled.run is not None
     assert signalled.run.output == ("quick", "seen")
+
+
+async def test_a_replay_of_a_race_starts_no_loser() -> None:
+    """A wait that lost does not receive an event that is sent after the race."""
+
+    @workflow("w")
+    async def w(step: Step) -> tuple[int, Any]:
+        losing = step.wait_for_event("inside", "go")
+        winner, _ = await step.race("race", losing, step("quick", lambda: 1))
+        return winner, await step.wait_for_event("after", "go")
+
+    runtime = Runtime(MemoryStore(), workflows=[w], always_replay=True)
+    run = await runtime.trigger(w, run_id="r")
+    for _ in range(3):  # after the step, and after the race
+        [run] = await runtime.sweep() or [run]
+    assert [wait.id for wait in run.pending] == ["after"]
+    signalled = await runtime.signal("r", "go", "seen")
+    assert signalled.run is not None
+    assert (await runtime.resume("r")).output == (1, "seen")
 
 
 class ShyInbox(MemoryStore):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, assert_type
 
 from perdure import Cron, Err, Ok, Result, Retry, Step, Timeout
@@ -66,8 +67,55 @@ async def many(step: Step) -> None:
     assert_type(await step.map("async", ["1", "2"], fetch), list[User])
     assert_type(await step.map("sync", ["1", "2"], load, concurrency=2), list[User])
     assert_type(await step.map("results", ["1", "2"], find), list[User])
+    assert_type(await step.map("keys", [User("1")], notify, key=lambda user: user.id), list[None])
+    assert_type(await step.map("options", "12", fetch, retry=3, timeout="5s"), list[User])
+
+
+async def collected(step: Step) -> None:
+    users = await step.map("async", ["1", "2"], fetch, on_error="collect")
+    assert_type(users, list[Ok[User] | Err[Any]])
+    users = await step.map("sync", ["1", "2"], load, on_error="collect")
+    assert_type(users, list[Ok[User] | Err[Any]])
+    assert_type(
+        await step.map("results", ["1"], find, on_error="collect"), list[Ok[User] | Err[Any]]
+    )
+    assert_type(await step.map("raised", ["1"], find, on_error="raise"), list[User])
+
+
+async def all_at_once(step: Step) -> None:
+    user, text, none = await step.all(
+        step("user", fetch, "1"), step("text", str.upper, "a"), step.sleep("nap", 1)
+    )
+    assert_type(user, User)
+    assert_type(text, str)
+    assert_type(none, None)
+    assert_type(await step.all(fetch("1")), tuple[User])
+    assert_type(await step.all(*[fetch("1"), fetch("2")]), tuple[User, ...])
+    number = step("number", len, "abc")
+    six = await step.all(fetch("1"), number, find("1"), number, number, notify(user))
+    assert_type(six, tuple[User, int, Ok[User] | Err[str], int, int, None])
     assert_type(await step.all({"a": lambda: fetch("1"), "b": lambda: 2}), dict[str, Any])
+
+
+async def races(step: Step) -> None:
+    index, event = await step.race(
+        "ship", step.wait_for_event("shipped", "shipped", returns=User), step.sleep("late", "3d")
+    )
+    assert_type(index, int)
+    assert_type(event, User | None)
+    winner = await step.race("three", step("a", fetch, "1"), step("b", len, "a"), notify(User("1")))
+    assert_type(winner, tuple[int, User | int | None])
+    assert_type(await step.race("many", *[fetch("1"), fetch("2")]), tuple[int, User])
     assert_type(await step.race("first", {"a": lambda: fetch("1")}), tuple[str, Any])
+
+
+async def pay(cents: int, *, currency: str) -> User:
+    return User(f"{cents} {currency}")
+
+
+async def keyword_arguments(step: Step) -> None:
+    assert_type(await step("pay", partial(pay, currency="EUR"), 42), User)
+    assert_type(await step("load", partial(load, times=2), "1"), User)
 
 
 async def attributes(step: Step) -> None:

@@ -11,6 +11,7 @@ from perdure.events import (
     Event,
     StepComplete,
     StepFailure,
+    StepStart,
     WorkflowCancelled,
     WorkflowError,
     WorkflowSuccess,
@@ -378,3 +379,29 @@ class TestStream:
         workflow = Workflow("w", on_event=first.append)
         await workflow.run(abc, on_event=second.append)
         assert (len(first), len(second) > 0) == (0, True)
+
+    async def test_the_start_and_the_end_of_a_step_have_the_same_key(self) -> None:
+        """It is the key of the record, for keyed steps, repeated ids, branches and races too."""
+        events: list[Any] = []
+
+        async def fail() -> None:
+            raise ValueError("no")
+
+        async def line(step: Step) -> None:
+            await step("x", lambda: 1)
+            await step("x", lambda: 2)
+            await step("k", lambda: 3)
+
+        async def body(step: Step) -> None:
+            await asyncio.gather(line(step), line(step))
+            await step.all(step("keyed", lambda: 4, key="k"), step("a", lambda: 5))
+            await step.map("x", [1, 2], abs)
+            await step.race("x", {"only": lambda: step("x", lambda: 6)})
+            await step("x", fail)
+
+        workflow = Workflow("w", on_event=events.append)
+        await workflow.run(body)
+        started = [event.key for event in events if isinstance(event, StepStart)]
+        ended = [event.key for event in events if isinstance(event, StepComplete)]
+        assert sorted(started) == sorted(ended) == sorted(workflow.snapshot()["steps"])
+        assert len(started) == len(set(started)) == 13

@@ -40,21 +40,21 @@ class ParallelSteps:
     _run: Execution
 
     @overload
-    def all(self, a: Awaitable[A], /) -> Coroutine[Any, Any, tuple[A]]: ...
+    def all(self, a: Awaitable[A], /) -> Coroutine[object, None, tuple[A]]: ...
     @overload
-    def all(self, a: Awaitable[A], b: Awaitable[B], /) -> Coroutine[Any, Any, tuple[A, B]]: ...
+    def all(self, a: Awaitable[A], b: Awaitable[B], /) -> Coroutine[object, None, tuple[A, B]]: ...
     @overload
     def all(
         self, a: Awaitable[A], b: Awaitable[B], c: Awaitable[C], /
-    ) -> Coroutine[Any, Any, tuple[A, B, C]]: ...
+    ) -> Coroutine[object, None, tuple[A, B, C]]: ...
     @overload
     def all(
         self, a: Awaitable[A], b: Awaitable[B], c: Awaitable[C], d: Awaitable[D], /
-    ) -> Coroutine[Any, Any, tuple[A, B, C, D]]: ...
+    ) -> Coroutine[object, None, tuple[A, B, C, D]]: ...
     @overload
     def all(
         self, a: Awaitable[A], b: Awaitable[B], c: Awaitable[C], d: Awaitable[D], e: Awaitable[E], /
-    ) -> Coroutine[Any, Any, tuple[A, B, C, D, E]]: ...
+    ) -> Coroutine[object, None, tuple[A, B, C, D, E]]: ...
     @overload
     def all(
         self,
@@ -65,12 +65,12 @@ class ParallelSteps:
         e: Awaitable[E],
         f: Awaitable[F],
         /,
-    ) -> Coroutine[Any, Any, tuple[A, B, C, D, E, F]]: ...
+    ) -> Coroutine[object, None, tuple[A, B, C, D, E, F]]: ...
     @overload
-    def all(self, *work: Awaitable[T]) -> Coroutine[Any, Any, tuple[T, ...]]: ...
+    def all(self, *work: Awaitable[T]) -> Coroutine[object, None, tuple[T, ...]]: ...
     @overload
-    def all(self, thunks: Thunks, /) -> Coroutine[Any, Any, dict[str, Any]]: ...
-    def all(self, *work: Any) -> Coroutine[Any, Any, Any]:
+    def all(self, thunks: Thunks, /) -> Coroutine[object, None, dict[str, Any]]: ...
+    def all(self, *work: Any) -> Coroutine[object, None, Any]:
         """Await all of these at once, each in a branch of its own; return a tuple of their values.
 
         All are awaited, so that finished work is recorded; then the first failure, in their order,
@@ -100,7 +100,7 @@ class ParallelSteps:
         timeout: Timeout | Duration | None = ...,
         key: Callable[[T], str] | None = ...,
         on_error: Literal["raise"] = ...,
-    ) -> Coroutine[Any, Any, list[U]]: ...
+    ) -> Coroutine[object, None, list[U]]: ...
     @overload
     def map(
         self,
@@ -114,7 +114,7 @@ class ParallelSteps:
         timeout: Timeout | Duration | None = ...,
         key: Callable[[T], str] | None = ...,
         on_error: Literal["raise"] = ...,
-    ) -> Coroutine[Any, Any, list[U]]: ...
+    ) -> Coroutine[object, None, list[U]]: ...
     @overload
     def map(
         self,
@@ -128,7 +128,7 @@ class ParallelSteps:
         timeout: Timeout | Duration | None = ...,
         key: Callable[[T], str] | None = ...,
         on_error: Literal["raise"] = ...,
-    ) -> Coroutine[Any, Any, list[U]]: ...
+    ) -> Coroutine[object, None, list[U]]: ...
     @overload
     def map(
         self,
@@ -142,7 +142,7 @@ class ParallelSteps:
         timeout: Timeout | Duration | None = ...,
         key: Callable[[T], str] | None = ...,
         on_error: Literal["raise"] = ...,
-    ) -> Coroutine[Any, Any, list[U]]: ...
+    ) -> Coroutine[object, None, list[U]]: ...
     @overload
     def map(
         self,
@@ -156,7 +156,7 @@ class ParallelSteps:
         timeout: Timeout | Duration | None = ...,
         key: Callable[[T], str] | None = ...,
         on_error: Literal["collect"],
-    ) -> Coroutine[Any, Any, list[Ok[U] | Err[Any]]]: ...
+    ) -> Coroutine[object, None, list[Ok[U] | Err[Any]]]: ...
     @overload
     def map(
         self,
@@ -170,7 +170,7 @@ class ParallelSteps:
         timeout: Timeout | Duration | None = ...,
         key: Callable[[T], str] | None = ...,
         on_error: Literal["collect"],
-    ) -> Coroutine[Any, Any, list[Ok[U] | Err[Any]]]: ...
+    ) -> Coroutine[object, None, list[Ok[U] | Err[Any]]]: ...
     @overload
     def map(
         self,
@@ -184,7 +184,7 @@ class ParallelSteps:
         timeout: Timeout | Duration | None = ...,
         key: Callable[[T], str] | None = ...,
         on_error: Literal["collect"],
-    ) -> Coroutine[Any, Any, list[Ok[U] | Err[Any]]]: ...
+    ) -> Coroutine[object, None, list[Ok[U] | Err[Any]]]: ...
     @overload
     def map(
         self,
@@ -198,7 +198,7 @@ class ParallelSteps:
         timeout: Timeout | Duration | None = ...,
         key: Callable[[T], str] | None = ...,
         on_error: Literal["collect"],
-    ) -> Coroutine[Any, Any, list[Ok[U] | Err[Any]]]: ...
+    ) -> Coroutine[object, None, list[Ok[U] | Err[Any]]]: ...
     def map(
         self,
         id: str,
@@ -211,7 +211,7 @@ class ParallelSteps:
         timeout: Timeout | Duration | None = None,
         key: Callable[[Any], str] | None = None,
         on_error: Literal["raise", "collect"] = "raise",
-    ) -> Coroutine[Any, Any, list[Any]]:
+    ) -> Coroutine[object, None, list[Any]]:
         """Run a step for each item, up to `concurrency` at once; return the values in order.
 
         `retry` and `timeout` apply to each step. A record is named after the item's index, or after
@@ -244,15 +244,15 @@ class ParallelSteps:
     @overload
     def race(
         self, id: str, a: Awaitable[A], b: Awaitable[B], /
-    ) -> Coroutine[Any, Any, tuple[int, A | B]]: ...
+    ) -> Coroutine[object, None, tuple[int, A | B]]: ...
     @overload
     def race(
         self, id: str, a: Awaitable[A], b: Awaitable[B], c: Awaitable[C], /
-    ) -> Coroutine[Any, Any, tuple[int, A | B | C]]: ...
+    ) -> Coroutine[object, None, tuple[int, A | B | C]]: ...
     @overload
     def race(
         self, id: str, a: Awaitable[A], b: Awaitable[B], c: Awaitable[C], d: Awaitable[D], /
-    ) -> Coroutine[Any, Any, tuple[int, A | B | C | D]]: ...
+    ) -> Coroutine[object, None, tuple[int, A | B | C | D]]: ...
     @overload
     def race(
         self,
@@ -263,12 +263,12 @@ class ParallelSteps:
         d: Awaitable[D],
         e: Awaitable[E],
         /,
-    ) -> Coroutine[Any, Any, tuple[int, A | B | C | D | E]]: ...
+    ) -> Coroutine[object, None, tuple[int, A | B | C | D | E]]: ...
     @overload
-    def race(self, id: str, /, *work: Awaitable[T]) -> Coroutine[Any, Any, tuple[int, T]]: ...
+    def race(self, id: str, /, *work: Awaitable[T]) -> Coroutine[object, None, tuple[int, T]]: ...
     @overload
-    def race(self, id: str, thunks: Thunks, /) -> Coroutine[Any, Any, tuple[str, Any]]: ...
-    def race(self, id: str, /, *work: Any) -> Coroutine[Any, Any, Any]:
+    def race(self, id: str, thunks: Thunks, /) -> Coroutine[object, None, tuple[str, Any]]: ...
+    def race(self, id: str, /, *work: Any) -> Coroutine[object, None, Any]:
         """Run these at once; return the index and the value of the first to finish.
 
         The others are cancelled. The winner is recorded, and a replay starts only the winner. They
@@ -308,7 +308,7 @@ def _racers(work: Sequence[Any]) -> tuple[Sequence[Name], list[Any]]:
     return range(len(work)), [_coroutine(*each) for each in enumerate(work)]
 
 
-def _coroutine(index: int, work: Any) -> Coroutine[Any, Any, Any]:
+def _coroutine(index: int, work: Any) -> Coroutine[object, None, Any]:
     if inspect.iscoroutine(work):
         return work
     if not inspect.isawaitable(work):

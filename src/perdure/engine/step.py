@@ -82,7 +82,8 @@ class Step(ParallelSteps, RunValues, Generic[D_co]):
         run = self._run
         return idempotency_key(run.run_id, run.history.generation, call.path, call.call)
 
-    # A Result is a value too: the first overload that fits unwraps it.
+    # A Result is a value too: the first overload that fits unwraps it. The coroutine's type has no
+    # `Any`: with one in an argument, mypy gives up on the overloads of `gather` and `step.all`.
     @overload
     def __call__(
         self,
@@ -96,7 +97,7 @@ class Step(ParallelSteps, RunValues, Generic[D_co]):
         timeout: Timeout | Duration | None = ...,
         returns: type[Any] | None = ...,
         errors: Errors = ...,
-    ) -> Coroutine[Any, Any, T]: ...
+    ) -> Coroutine[object, None, T]: ...
     @overload
     def __call__(
         self,
@@ -110,7 +111,7 @@ class Step(ParallelSteps, RunValues, Generic[D_co]):
         timeout: Timeout | Duration | None = ...,
         returns: type[Any] | None = ...,
         errors: Errors = ...,
-    ) -> Coroutine[Any, Any, T]: ...
+    ) -> Coroutine[object, None, T]: ...
     @overload
     def __call__(
         self,
@@ -124,7 +125,7 @@ class Step(ParallelSteps, RunValues, Generic[D_co]):
         timeout: Timeout | Duration | None = ...,
         returns: type[Any] | None = ...,
         errors: Errors = ...,
-    ) -> Coroutine[Any, Any, T]: ...
+    ) -> Coroutine[object, None, T]: ...
     @overload
     def __call__(
         self,
@@ -138,7 +139,7 @@ class Step(ParallelSteps, RunValues, Generic[D_co]):
         timeout: Timeout | Duration | None = ...,
         returns: type[Any] | None = ...,
         errors: Errors = ...,
-    ) -> Coroutine[Any, Any, T]: ...
+    ) -> Coroutine[object, None, T]: ...
     def __call__(  # type: ignore[misc]  # mypy loses `*args: *Args` in an implementation
         self,
         id: str,
@@ -152,7 +153,7 @@ class Step(ParallelSteps, RunValues, Generic[D_co]):
         returns: type[Any] | None = None,
         errors: Errors = (),
         **unknown: Any,
-    ) -> Coroutine[Any, Any, Any]:
+    ) -> Coroutine[object, None, Any]:
         """Return the value of `fn(*args)`, from its record if the step was done before.
 
         `key` is an identity in the whole run: a second call with it returns the recorded value.
@@ -177,7 +178,7 @@ class Step(ParallelSteps, RunValues, Generic[D_co]):
             call.returns = returns
         return run.perform(call)
 
-    def sleep(self, id: str, duration: Duration | Cron, /) -> Coroutine[Any, Any, None]:
+    def sleep(self, id: str, duration: Duration | Cron, /) -> Coroutine[object, None, None]:
         """Sleep for a duration, or until the next time of a cron expression.
 
         The wake time is fixed by the first call, however often the run resumes.
@@ -189,11 +190,11 @@ class Step(ParallelSteps, RunValues, Generic[D_co]):
     @overload
     def wait_for_event(
         self, id: str, name: str, /, *, timeout: Duration | None = ..., returns: type[T]
-    ) -> Coroutine[Any, Any, T | None]: ...
+    ) -> Coroutine[object, None, T | None]: ...
     @overload
     def wait_for_event(
         self, id: str, name: str, /, *, timeout: Duration | None = ..., returns: None = ...
-    ) -> Coroutine[Any, Any, Any]: ...
+    ) -> Coroutine[object, None, Any]: ...
     def wait_for_event(
         self,
         id: str,
@@ -202,7 +203,7 @@ class Step(ParallelSteps, RunValues, Generic[D_co]):
         *,
         timeout: Duration | None = None,
         returns: type[Any] | None = None,
-    ) -> Coroutine[Any, Any, Any]:
+    ) -> Coroutine[object, None, Any]:
         """Return the payload of the run's next event of this name, or `None` after the timeout."""
         name = check_event(name, "name")
         call = self._run.call(id, self.wait_for_event)
@@ -261,7 +262,7 @@ class Step(ParallelSteps, RunValues, Generic[D_co]):
         *args: Any,
         retry: Retry | int | None = None,
         returns: type[Any] | None = None,
-    ) -> Coroutine[Any, Any, T]:
+    ) -> Coroutine[object, None, T]:
         """Return the value of `fn(connection, *args)`, whose writes commit with the step's record.
 
         The connection is the store's own: either both are committed or neither, exactly once. Each

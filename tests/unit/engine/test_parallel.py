@@ -63,7 +63,7 @@ async def test_all_waits_for_every_step_before_it_fails() -> None:
 async def test_all_returns_a_tuple_in_the_order_of_its_arguments() -> None:
     """A call of a step is recorded where the call was made, not in the branch that awaits it."""
 
-    async def body(step: Step) -> tuple[Any, ...]:
+    async def body(step: Step) -> Any:
         return await step.all(step("slow", asyncio.sleep, 0.001, "slow"), step("quick", str, 1))
 
     first = workflow()

@@ -343,14 +343,32 @@ class Step(RunValues, Generic[D_co]):
         call.kind = "race"
         return race(self._run, call, branches)
 
+    @overload
     def transaction(
         self,
         id: str,
-        fn: Callable[..., Awaitable[T]],
+        fn: Callable[[Any, *Args], Coroutine[Any, Any, Ok[T] | Err[Any]]],
+        /,
+        *args: *Args,
+        returns: type[Any] | None = ...,
+    ) -> Coroutine[Any, Any, T]: ...
+    @overload
+    def transaction(
+        self,
+        id: str,
+        fn: Callable[[Any, *Args], Awaitable[T]],
+        /,
+        *args: *Args,
+        returns: type[Any] | None = ...,
+    ) -> Coroutine[Any, Any, T]: ...
+    def transaction(  # type: ignore[misc]  # mypy loses `*args: *Args` in an implementation
+        self,
+        id: str,
+        fn: Callable[..., Any],
         /,
         *args: Any,
         returns: type[Any] | None = None,
-    ) -> Coroutine[Any, Any, T]:
+    ) -> Coroutine[Any, Any, Any]:
         """Return the value of `fn(connection, *args)`, whose writes commit with the step's record.
 
         The connection is the store's own: either both are committed or neither, exactly once.

@@ -80,6 +80,7 @@ class Options(TypedDict, total=False):
     cache: CacheLike | None
     on_event: Listener | None
     errors: Sequence[type[BaseException]]
+    types: Sequence[type]
     on_unknown_steps: Reaction
     on_definition_change: Reaction
     clock: Clock
@@ -90,10 +91,11 @@ class Workflow(Generic[D]):
     """Runs functions over a snapshot in this process; the caller saves it when they want to.
 
     Options are passed here or per run; those of the run win. `snapshot` and `resume_state` contain
-    finished steps; `cache` is asked for steps with an explicit key, across runs. `errors` are
-    exception classes that keep their type when they are read from a record. `on_unknown_steps` says
-    what to do if a completed run never used some recorded steps, `on_definition_change` if the
-    function changed since the snapshot was made: `"warn"`, `"error"` or `"ignore"`.
+    finished steps; `cache` is asked for steps with an explicit key, across runs. Exceptions of the
+    classes `errors` and values of the classes `types` come back as themselves where no annotation
+    names their class. `on_unknown_steps` says what to do if a completed run never used some
+    recorded steps, `on_definition_change` if the function changed since the snapshot was made:
+    `"warn"`, `"error"` or `"ignore"`.
     """
 
     @overload
@@ -130,7 +132,7 @@ class Workflow(Generic[D]):
         chosen = _check_sources({**self._options, **check_options(options)})
         chosen_deps = self._deps if deps is None else as_deps(deps)
         body = body_of(fn, chosen_deps)
-        run = self._run = self._prepare(chosen, chosen_deps)
+        run = self._run = self._prepare(chosen, chosen_deps, fn)
         run.check_definition(fn)
         await run.load(chosen.get("resume_state"))
         return await run.run_function(body)
@@ -195,8 +197,11 @@ class Workflow(Generic[D]):
         await self._events.flush()
         await self._snapshots.flush()
 
-    def _prepare(self, options: Options, deps: object = None) -> "LocalRun":
-        return LocalRun(self.name, options, deps, self._events, self._snapshots)
+    def _prepare(
+        self, options: Options, deps: object = None, fn: Callable[..., Any] | None = None
+    ) -> "LocalRun":
+        types = codec.DeclaredTypes(options.get("types", ()), fn)
+        return LocalRun(self.name, options, deps, types, self._events, self._snapshots)
 
 
 _OWN_METADATA = ("definitionHash", "generation", "seed", "workflowId")
@@ -207,7 +212,13 @@ class LocalRun:
     """One run of a `Workflow`: its history and its status."""
 
     def __init__(
-        self, name: str, options: Options, deps: object, events: Bus, snapshots: Bus
+        self,
+        name: str,
+        options: Options,
+        deps: object,
+        types: codec.DeclaredTypes,
+        events: Bus,
+        snapshots: Bus,
     ) -> None:
         self._options = options
         self._events = events
@@ -234,6 +245,7 @@ class LocalRun:
             emit=self._emit if listens else None,
             cache=None if cache is None else as_cache(cache, clock=self._clock),
             errors=tuple(options.get("errors", ())),
+            types=types,
             deps=deps,
         )
 
@@ -363,6 +375,8 @@ def check_options(options: Options) -> Options:
         as_cache(cache)
     if "errors" in options:
         options["errors"] = check_errors(options["errors"])
+    if "types" in options:
+        options["types"] = codec.check_types(options["types"])
     return options
 
 

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import Any, TypeAlias
 
+from perdure import codec
 from perdure.durable.host import JournaledRun, RunHost, SnapshotRun
 from perdure.durable.session import Session
 from perdure.engine.execution import Execution
@@ -41,6 +42,7 @@ class Program:
     random: Random
     bus: Bus
     errors: tuple[type[BaseException], ...] = ()
+    types: codec.DeclaredTypes = codec.NO_TYPES
     payload: object = None
     deps: Any = None
     suspend_after: timedelta | None = None
@@ -97,6 +99,7 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
         random=program.random,
         emit=program.bus.publish if program.bus else None,
         errors=program.errors,
+        types=program.types,
         payload=program.payload,
         deps=program.deps,
         host=host,

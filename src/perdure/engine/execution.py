@@ -70,6 +70,7 @@ class Execution:
         "payload",
         "random",
         "run_id",
+        "types",
         "unseen_events",
         "workflow",
     )
@@ -85,6 +86,7 @@ class Execution:
         emit: Callable[[Event], None] | None = None,
         cache: StepCache | None = None,
         errors: tuple[type[BaseException], ...] = (),
+        types: codec.DeclaredTypes = codec.NO_TYPES,
         payload: object = None,
         deps: Any = None,
         host: RunHost | None = None,
@@ -97,6 +99,7 @@ class Execution:
         self.random = random
         self.cache = cache
         self.errors = errors
+        self.types = types
         self.host = host
         self.payload = payload
         self.deps = deps
@@ -234,7 +237,7 @@ class Execution:
             return record.get("value")
         try:
             result, error = result_of(
-                record, call.id, call.return_type, self._declared(call), call.error_type
+                record, call.id, call.return_type, self._declared(call), call.error_type, self.types
             )
         except CodecError as unreadable:
             text = f"the record of {call.place()} cannot be read: {unreadable}"
@@ -344,7 +347,9 @@ class Execution:
             self.check_live(call.id)
         at, key = isoformat(self.clock.now()), call.record_key
         try:
-            record, visible, losses = success_record(call, value, at, self._milliseconds(call))
+            record, visible, losses = success_record(
+                call, value, at, self._milliseconds(call), self.types
+            )
         except CodecError as error:
             text = f"the value of {call.place()} cannot be recorded: {error}"
             raise self.break_off(CodecError(text)) from error

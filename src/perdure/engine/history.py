@@ -320,18 +320,27 @@ class History:
 
 def warnings_of(key: str, losses: Sequence[codec.Loss]) -> tuple[dict[str, str], ...]:
     """Log and return a warning for each part of a value that could not be recorded as it was."""
-    for path, reason in losses:
-        logger.warning(
-            "step %r: %s cannot come back after a crash as it was (%s), so the function sees "
-            "what was recorded. Where the type is known, pass the function and its arguments "
-            "instead of a lambda, or returns=",
-            key,
-            path,
-            reason,
-        )
+    for loss in losses:
+        logger.warning("step %r: %s", key, _explain(loss))
     return tuple(
-        {"type": "lossy_value", "stepId": key, "path": path, "reason": reason}
-        for path, reason in losses
+        {"type": "lossy_value", "stepId": key, "path": loss.path, "reason": loss.reason}
+        for loss in losses
+    )
+
+
+def _explain(loss: codec.Loss) -> str:
+    """Return what cannot be restored, and what to write if only its class has to be known."""
+    what = "" if loss.cls is None else f" ({loss.cls.__name__})"
+    text = (
+        f"{loss.path}{what} cannot come back after a crash as it was ({loss.reason}), so the "
+        "function sees what was recorded."
+    )
+    if loss.cls is None or loss.reason != "non-json" or not codec.is_restorable(loss.cls):
+        return f"{text} Return plain data, or objects with fields, from the step"
+    name = loss.cls.__name__
+    return (
+        f"{text} Pass the step a function whose return annotation names {name} instead of a "
+        f"lambda, or write returns={name}, or declare types=[{name}] for the workflow"
     )
 
 

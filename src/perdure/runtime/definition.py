@@ -36,6 +36,7 @@ class Definition(Generic[P, T]):
         *,
         version: int = 1,
         errors: Sequence[type[BaseException]] = (),
+        types: Sequence[type] = (),
         migrate: Migrate | None = None,
     ) -> None:
         if not inspect.iscoroutinefunction(fn):
@@ -44,6 +45,7 @@ class Definition(Generic[P, T]):
         self.fn = fn
         self.version = check_int(version, "version")
         self.errors = check_errors(errors)
+        self.types = codec.DeclaredTypes(types, fn)
         self.migrate = _check_migrate(migrate)
         parameter = _payload_parameter(fn)
         self.takes_payload = parameter is not None
@@ -149,9 +151,13 @@ def workflow(
     *,
     version: int = 1,
     errors: Sequence[type[BaseException]] = (),
+    types: Sequence[type] = (),
     migrate: Migrate | None = None,
 ) -> "Decorator":
     """Make a workflow of an async function of `(step)` or `(step, payload)`.
+
+    Exceptions of the classes `errors` and values of the classes `types` come back as themselves
+    where no annotation names their class.
 
     `migrate` is called with the snapshot of a run that another version began and that version, and
     returns the snapshot from which this version continues.
@@ -161,7 +167,9 @@ def workflow(
         raise InvalidArgument("name", name, "the workflow's name", hint)
     check_user_id(name, "name")
     check_int(version, "version")
-    return Decorator(name, version, check_errors(errors), _check_migrate(migrate))
+    return Decorator(
+        name, version, check_errors(errors), codec.check_types(types), _check_migrate(migrate)
+    )
 
 
 def _check_migrate(migrate: Migrate | None) -> Migrate | None:
@@ -178,11 +186,13 @@ class Decorator:
         name: str,
         version: int,
         errors: Sequence[type[BaseException]],
+        types: Sequence[type],
         migrate: Migrate | None,
     ) -> None:
         self._name = name
         self._version = version
         self._errors = errors
+        self._types = types
         self._migrate = migrate
 
     @overload
@@ -191,5 +201,10 @@ class Decorator:
     def __call__(self, fn: Callable[[Step], Awaitable[T]]) -> Definition[None, T]: ...
     def __call__(self, fn: Callable[..., Awaitable[Any]]) -> Definition[Any, Any]:
         return Definition(
-            self._name, fn, version=self._version, errors=self._errors, migrate=self._migrate
+            self._name,
+            fn,
+            version=self._version,
+            errors=self._errors,
+            types=self._types,
+            migrate=self._migrate,
         )

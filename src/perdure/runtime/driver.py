@@ -123,6 +123,7 @@ class Driver:
             random=self.random,
             bus=self.bus,
             errors=definition.errors,
+            types=definition.types,
             payload=payload,
             suspend_after=self.suspend_after,
             always_replay=self.always_replay,

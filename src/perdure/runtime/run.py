@@ -76,9 +76,10 @@ def run_of(
     returns: object = None,
     fails_with: object = None,
     errors: Sequence[type[BaseException]] = (),
+    types: codec.DeclaredTypes = codec.NO_TYPES,
 ) -> Run:
     """Return the run in a snapshot; `returns` and `fails_with` are the types of its output and of
-    its error, if they are known.
+    its error, if they are known, `types` the declared ones.
     """
     block: Mapping[str, Any] = snapshot["execution"]
     metadata = snapshot.get("metadata") or {}
@@ -88,7 +89,7 @@ def run_of(
         workflow=snapshot.get("workflowName"),
         version=version if isinstance(version, int) else 1,
         status=rest_status(snapshot),
-        output=_output(block, returns),
+        output=_output(block, returns, types),
         error=_error(block, fails_with, errors),
         pending=tuple(_wait(wait) for wait in open_waits(snapshot)),
         payload=_shown(metadata.get("input")),
@@ -125,10 +126,16 @@ def _shown(data: Any) -> object:
         return data
 
 
-def _output(block: Mapping[str, Any], returns: object) -> object:
-    if block.get("outputTyped") and returns is not None:
-        return codec.decode(block.get("output"), returns, typed=True)
-    return _shown(block.get("output"))
+def _output(block: Mapping[str, Any], returns: object, types: codec.DeclaredTypes) -> object:
+    data = block.get("output")
+    if block.get("outputTyped"):
+        try:
+            return codec.decode(data, returns, typed=True, types=types)
+        except CodecError:
+            # Without its definition here, an output is shown as its fields.
+            if returns is not None:
+                raise
+    return _shown(data)
 
 
 def _error(

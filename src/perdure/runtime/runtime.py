@@ -418,6 +418,7 @@ class Runtime:
             returns=codec.return_type(definition.fn),
             fails_with=codec.error_type(definition.fn),
             errors=(*errors, *definition.errors),
+            types=definition.types,
         )
 
 

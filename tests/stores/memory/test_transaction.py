@@ -49,7 +49,8 @@ async def test_a_cancelled_transaction_rolls_back_and_lets_others_continue() -> 
 
     async def hang(transaction: MemoryTransaction) -> Entry:
         transaction["balance"] = 1
-        return await asyncio.get_running_loop().create_future()
+        await asyncio.get_running_loop().create_future()
+        return step(grant, 1, "a")
 
     task = asyncio.create_task(store.transact("run", grant.lease.epoch, hang))
     await asyncio.sleep(0)

@@ -80,6 +80,7 @@ class Options(TypedDict, total=False):
     cache: CacheLike | None
     on_event: Listener | None
     errors: Sequence[type[BaseException]]
+    types: Sequence[type]
     on_unknown_steps: Reaction
     on_definition_change: Reaction
     clock: Clock
@@ -90,10 +91,11 @@ class Workflow(Generic[D]):
     """Runs functions over a snapshot in this process; the caller saves it when they want to.
 
     Options are passed here or per run; those of the run win. `snapshot` and `resume_state` contain
-    finished steps; `cache` is asked for steps with an explicit key, across runs. `errors` are
-    exception classes that keep their type when they are read from a record. `on_unknown_steps` says
-    what to do if a completed run never used some recorded steps, `on_definition_change` if the
-    function changed since the snapshot was made: `"warn"`, `"error"` or `"ignore"`.
+    finished steps; `cache` is asked for steps with an explicit key, across runs. Exceptions of the
+    classes `errors` and values of the classes `types` come back as themselves where no annotation
+    names their class. `on_unknown_steps` says what to do if a completed run never used some
+    recorded steps, `on_definition_change` if the function changed since the snapshot was made:
+    `"warn"`, `"error"` or `"ignore"`.
     """
 
     @overload
@@ -241,6 +243,7 @@ class LocalRun:
         record its hash.
         """
         self._execution.errors = codec.ErrorScope(tuple(self._options.get("errors", ())), (fn,))
+        self._execution.types = codec.DeclaredTypes(self._options.get("types", ()), fn)
         metadata, now = self._history.metadata, definition_hash(fn)
         before = metadata.get("definitionHash")
         if before is not None and before != now:
@@ -365,6 +368,8 @@ def check_options(options: Options) -> Options:
         as_cache(cache)
     if "errors" in options:
         options["errors"] = check_errors(options["errors"])
+    if "types" in options:
+        options["types"] = codec.check_types(options["types"])
     return options
 
 

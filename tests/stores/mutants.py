@@ -2,7 +2,7 @@
 
 import asyncio
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from itertools import count
@@ -17,10 +17,11 @@ from perdure.snapshot import Snapshot
 from perdure.store import Capabilities, Drivable, Entry, Grant, Query, Rest, RunSummary, Verdict
 from perdure.stores._reading import Granted
 from perdure.stores._searching import Found, Position
-from perdure.stores.memory import MemoryStore
+from perdure.stores.memory import MemoryStore, MemoryTransaction
 from perdure.stores.memory.backend import MemoryBackend
 from perdure.stores.memory.rows import Run, Runs
 
+Work: TypeAlias = Callable[[MemoryTransaction], Awaitable[Entry]]
 Drives: TypeAlias = Sequence[Drivable] | None
 Mutant: TypeAlias = type[MemoryBackend] | type[MemoryStore]
 M = TypeVar("M", bound=Mutant)
@@ -406,8 +407,31 @@ class Misdeclares(MemoryStore):
 
 
 @caught_by("test_a_declared_ability_has_its_methods")
-class DeclaresTooMuch(Misdeclares):
-    changes = MappingProxyType({"transaction": True})
+class DeclaresTooMuch(MemoryStore):
+    stats: Any = None
+
+
+@caught_by("test_a_stale_transaction_is_fenced", "test_a_transaction_of_a_closed_epoch_is_fenced")
+class TransactsUnfenced(MemoryBackend):
+    async def transact(self, id: str, epoch: int, work: Work) -> Verdict:
+        async with self.runs.table.begin() as transaction:
+            entry = await work(transaction)
+            run = self._find(id)
+            assert run is not None
+            run.journal[entry.epoch, entry.n] = entry.data
+            return Verdict.ACCEPTED
+
+
+@caught_by("test_user_writes_roll_back_with_an_exception")
+class NeverRollsBack(MemoryBackend):
+    async def transact(self, id: str, epoch: int, work: Work) -> Verdict:
+        async def committed(transaction: MemoryTransaction) -> Entry:
+            try:
+                return await work(transaction)
+            finally:
+                transaction.commit()
+
+        return await super().transact(id, epoch, committed)
 
 
 @caught_by("test_an_undeclared_ability_has_no_methods")

@@ -1,7 +1,7 @@
 """The conformance kit can fail: each mutant is caught by the check for its bug."""
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from traceback import walk_tb
 
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import settings
 from perdure.errors import StoreError
 from perdure.snapshot import Snapshot
 from perdure.store import Entry, Store, Verdict
-from perdure.stores.memory import MemoryStore
+from perdure.stores.memory import MemoryStore, MemoryTransaction
 from perdure.stores.memory.backend import MemoryBackend
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance import StoreConformance
@@ -52,6 +52,13 @@ class Kit(StoreConformance):
     async def reopen(self, store: Store, *, prefix: str = "") -> Store:
         assert isinstance(store, MemoryStore)
         return self.kind(prefix=prefix, clock=self.clock, shares=store)
+
+    async def user_write(self, connection: MemoryTransaction, note: str) -> None:
+        connection[note] = True
+
+    async def user_notes(self, store: Store) -> Sequence[str]:
+        assert isinstance(store, MemoryStore)
+        return list(store.table)
 
     async def caught(self, check: str) -> bool:
         """Return whether an assertion of the check fails on a new store.

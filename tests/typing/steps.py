@@ -1,9 +1,10 @@
 """The types of steps: a step has the return type of its function."""
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, assert_type
+from uuid import UUID
 
 from perdure import Cron, Err, Ok, Result, Retry, Step, Timeout
 
@@ -122,3 +123,38 @@ async def attributes(step: Step) -> None:
     assert_type(step.run_id, str)
     assert_type(step.attempt, int)
     assert_type(step.idempotency_key, str)
+
+
+class Connection:
+    """The connection of a store."""
+
+
+async def debit(connection: Connection, account: str, amount: int = 1) -> User:
+    return User(account * amount)
+
+
+async def count(connection: Connection) -> int:
+    return 1
+
+
+async def try_debit(connection: Connection, account: str) -> Result[User, str]:
+    return Ok(User(account))
+
+
+async def transactions(step: Step) -> None:
+    assert_type(await step.transaction("debit", debit, "ana", 5), User)
+    assert_type(await step.transaction("debit, by default", debit, "ana"), User)
+    assert_type(await step.transaction("count", count, returns=int), int)
+    assert_type(await step.transaction("result", try_debit, "ana"), User)
+
+
+async def values_of_the_run(step: Step) -> None:
+    assert_type(await step.now(), datetime)
+    assert_type(await step.now("later"), datetime)
+    assert_type(step.random(), float)
+    assert_type(step.uuid(), UUID)
+    assert_type(step.uuid("order"), UUID)
+    assert_type(await step.sleep_until("opening", datetime.now(UTC)), None)
+    step.tag(plan="pro", stage=None)
+    step.report(progress=0.5)
+    step.report(note="half way")

@@ -61,6 +61,7 @@ NO_FLAG = ("yes", None, 1)
 NO_CLOCK = (5, None, "now", TestClock)
 NO_LISTENER: tuple[Any, ...] = (5, "print", [])
 NO_ERRORS = (5, [5], "ValueError", [int], ValueError)
+NO_TYPES = (5, None, "x", int, [5], ["User"], [ValueError], [list[int]], [int])
 NO_STORE = (5, "sqlite:///x.db", MemoryStore)
 
 
@@ -102,6 +103,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "cache": (5, "x", [], MemoryCache),
     "on_event": NO_LISTENER,
     "errors": NO_ERRORS,
+    "types": NO_TYPES,
     "on_unknown_steps": ("raise", None, True),
     "on_definition_change": ("raise", None, True),
     "clock": NO_CLOCK,
@@ -119,6 +121,7 @@ DURABLE: dict[str, tuple[Any, ...]] = {
     "metadata": (5, "x", [1], {"generation": 2}),
     "on_event": NO_LISTENER,
     "errors": NO_ERRORS,
+    "types": NO_TYPES,
     "lease_ttl": (*NO_DURATION, 0),
     "allow_concurrent": NO_FLAG,
     "on_version_mismatch": ("retry", None, 5),
@@ -259,6 +262,7 @@ CASES: dict[str, Case] = {
             "name": (*NO_NAME, "x" * 513, body, *RESERVED),
             "version": NO_COUNT,
             "errors": NO_ERRORS,
+            "types": NO_TYPES,
             "migrate": (5, "x"),
             "deadline": (*filter(None, NO_DURATION), 0),
         },

@@ -15,6 +15,7 @@ from perdure.codec.annotations import error_type, return_type, returns_result
 from perdure.codec.builder import build
 from perdure.codec.compare import difference
 from perdure.codec.conversion import convert_foreign
+from perdure.codec.declared import NO_TYPES, DeclaredTypes, check_types, is_restorable
 from perdure.codec.exceptions import (
     ErrorCause,
     SerializedCause,
@@ -27,7 +28,7 @@ from perdure.codec.exceptions import (
     thrown_of,
     traceback_of,
 )
-from perdure.codec.reader import untag
+from perdure.codec.reader import split_tag, untag
 from perdure.codec.scope import NOWHERE, ErrorScope, class_name, full_name
 from perdure.codec.tags import MAX_DEPTH, JSONValue, is_plain, is_shallow
 from perdure.codec.writer import Form, Loss, Writer, sorted_json
@@ -37,6 +38,8 @@ __all__ = [
     "EXCEPTION",
     "MAX_DEPTH",
     "NOWHERE",
+    "NO_TYPES",
+    "DeclaredTypes",
     "ErrorCause",
     "ErrorScope",
     "JSONValue",
@@ -44,6 +47,7 @@ __all__ = [
     "Prepared",
     "SerializedCause",
     "ThrownCause",
+    "check_types",
     "class_name",
     "convert",
     "decode",
@@ -54,6 +58,7 @@ __all__ = [
     "error_type",
     "fingerprint",
     "is_plain",
+    "is_restorable",
     "loads",
     "members_of",
     "prepare",
@@ -77,7 +82,7 @@ _TOO_DEEP = "nested too deeply for the remaining Python stack"
 class Prepared(NamedTuple):
     """A value as it is stored, and as the workflow function sees it, before and after a crash.
 
-    `typed` means that the step's return type is needed to restore the value.
+    `typed` means that the step's return type or declared types are needed to restore the value.
     """
 
     data: JSONValue
@@ -86,31 +91,56 @@ class Prepared(NamedTuple):
     losses: tuple[Loss, ...]
 
 
-def prepare(value: object, returns: Callable[[], object], root: str = "value") -> Prepared:
+def prepare(
+    value: object,
+    returns: Callable[[], object],
+    root: str = "value",
+    types: DeclaredTypes = NO_TYPES,
+) -> Prepared:
     """Return what is stored of a value, and what the workflow function sees of it.
 
     Plain JSON is both, without a copy. `returns` returns the type of the value or `None`; it is
-    called only if the value contains something that needs its class to be restored. The paths of
-    losses begin with `root`. Raise `CodecError` if the value is nested more than `MAX_DEPTH` deep.
+    called only if the value contains something that needs its class to be restored. Where that type
+    does not name the class, declared `types` do. The paths of losses begin with `root`. Raise
+    `CodecError` if the value is nested more than `MAX_DEPTH` deep.
     """
     try:
         if is_plain(value):
             return Prepared(value, value, False, ())
-        return _prepare_rich(value, returns, root)
+        return _prepare_rich(value, returns, root, types)
     except RecursionError:
         raise CodecError(_TOO_DEEP, root) from None
 
 
-def _prepare_rich(value: object, returns: Callable[[], object], root: str) -> Prepared:
+def _prepare_rich(
+    value: object, returns: Callable[[], object], root: str, types: DeclaredTypes
+) -> Prepared:
     writer = Writer(Form.FIELDS)
     data = writer.write_root(value, root)
     if writer.typed:
-        prepared = _prepare_by_type(value, returns(), writer, data, root)
-        if prepared is not None:
-            return prepared
+        typed = _prepare_by_type(value, returns(), writer, data, root)
+        if typed is None or typed.losses:
+            declared = _prepare_declared(value, types, root)
+            # A type that restores a part of the value is still better than nothing.
+            if declared is not None and (typed is None or not declared.losses):
+                return declared
+        if typed is not None:
+            return typed
         writer = Writer(Form.LOST)
         data = writer.write_root(value, root)
     return Prepared(data, untag(data, root), False, tuple(writer.losses))
+
+
+def _prepare_declared(value: object, types: DeclaredTypes, root: str) -> Prepared | None:
+    """Return the value with the names of its declared classes, or `None` if it has none of them."""
+    if not types:
+        return None
+    writer = Writer(Form.DECLARED, types)
+    try:
+        data = writer.write_root(value, root)
+    except CodecError:  # names add levels, and may exceed the limit
+        return None
+    return _attempt(value, Any, writer, data, root, types) if writer.typed else None
 
 
 def _prepare_by_type(
@@ -134,10 +164,15 @@ def _prepare_by_type(
 
 
 def _attempt(
-    value: object, annotation: object, writer: Writer, data: JSONValue, root: str
+    value: object,
+    annotation: object,
+    writer: Writer,
+    data: JSONValue,
+    root: str,
+    types: DeclaredTypes = NO_TYPES,
 ) -> Prepared | None:
     try:
-        rebuilt = build(data, annotation, root)
+        rebuilt = build(data, annotation, root, types)
     except CodecError:
         return None
     path = difference(value, rebuilt, root)
@@ -161,18 +196,23 @@ def encode(value: object, returns: object = None) -> JSONValue:
     """Return a value as JSON with tags, or raise `CodecError` if it could not be restored."""
     data, _, _, losses = prepare(value, lambda: returns)
     if losses:
-        path, reason = losses[0]
         hint = (
             "it contains itself"
-            if reason == "circular"
+            if losses[0].reason == "circular"
             else "neither JSON nor the given type can represent it"
         )
-        raise CodecError(f"the value cannot be stored: {hint}", path)
+        raise CodecError(f"the value cannot be stored: {hint}", losses[0].path)
     return data
 
 
-def decode(data: JSONValue, returns: object = None, typed: bool = False) -> Any:
-    """Return the value of stored JSON, with the classes of `returns` if it is `typed`.
+def decode(
+    data: JSONValue,
+    returns: object = None,
+    typed: bool = False,
+    types: DeclaredTypes = NO_TYPES,
+) -> Any:
+    """Return the value of stored JSON, with the classes of `returns` if it is `typed`, or with the
+    declared `types` if it was stored with their names.
 
     JSON without tags is returned as the same object. Malformed data raise `CodecError` with the
     path.
@@ -180,11 +220,11 @@ def decode(data: JSONValue, returns: object = None, typed: bool = False) -> Any:
     try:
         if not typed:
             return data if is_plain(data) else untag(_shallow(data), "value")
-        if returns is None:
+        if returns is None and split_tag(data)[0] != "declared":
             raise CodecError(
                 "a type is needed to restore the value; annotate the step, or pass returns="
             )
-        return build(_shallow(data), returns, "value")
+        return build(_shallow(data), returns, "value", types)
     except RecursionError:
         raise CodecError(_TOO_DEEP, "value") from None
 

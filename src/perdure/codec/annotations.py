@@ -3,6 +3,7 @@
 import inspect
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import (
     Annotated,
@@ -101,6 +102,20 @@ def returns_result(fn: Callable[..., object]) -> bool:
         return _has_result(_annotation(fn))
     except Exception:  # noqa: BLE001 - annotations and attributes are the user's code
         return False
+
+
+def annotations_of(fn: Callable[..., object]) -> list[object]:
+    """Return the annotations of a function's parameters and return value that can be resolved."""
+    resolved: list[object] = []
+    try:
+        function = inspect.unwrap(fn)
+        annotations = list(function.__annotations__.values())
+    except Exception:  # noqa: BLE001 - annotations and attributes are the user's code
+        return resolved
+    for annotation in annotations:
+        with suppress(Exception):  # as above: one that cannot be resolved says nothing
+            resolved.append(_resolve(annotation, function))
+    return resolved
 
 
 def _annotation(fn: Any) -> Any:

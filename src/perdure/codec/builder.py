@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias, get_args, get_origin, is_typeddict
 
 from perdure.codec.annotations import strip_annotation, substitute, union_members, variables_of
 from perdure.codec.classes import ClassInfo, class_info, hints_of, load_field
+from perdure.codec.declared import NO_TYPES, DeclaredTypes
 from perdure.codec.exceptions import restore, safe_text
 from perdure.codec.reader import collect, dict_of, list_of, pair_of, split_tag, untag
 from perdure.codec.scope import ErrorScope, name_of
@@ -48,6 +49,27 @@ class Builder:
                     if self._guesses > _MAX_GUESSES:
                         raise
         return untag(data, path)
+
+
+class DeclaredBuilder(Builder):
+    """Builds a value that contains the full names of its classes; annotations are not needed."""
+
+    def __init__(self, types: DeclaredTypes) -> None:
+        super().__init__(named=True)
+        self._types = types
+
+    def build(self, data: JSONValue, annotation: Any, path: str) -> Any:
+        """Return the value of the data, with the declared classes that they name."""
+        tag, payload = split_tag(data)
+        if tag == "record":
+            name, content = pair_of(payload, path)
+            cls = self._types.find(name, path)
+            return _plan_of(cls)(self, {"~record": [cls.__name__, content]}, path)
+        if tag in ("ok", "err"):
+            return _result(Any)(self, data, path)
+        is_mapping = tag in ("", "map") or (tag is None and type(payload) is dict)
+        plan = _mapping(Any, Any) if is_mapping else _elements((Any,), alike=True)
+        return plan(self, data, path)
 
 
 def _fits(data: JSONValue, member: Any, named: bool, exact: bool) -> bool:
@@ -111,11 +133,15 @@ def _stored_type(tag: str | None, payload: JSONValue) -> type:
 Plan: TypeAlias = Callable[[Builder, JSONValue, str], Any]
 
 
-def build(data: JSONValue, annotation: Any, path: str) -> Any:
-    """Return the value of stored JSON, with the classes that the annotation names."""
+def build(data: JSONValue, annotation: Any, path: str, types: DeclaredTypes = NO_TYPES) -> Any:
+    """Return the value of stored JSON, with the classes that the annotation names; with declared
+    classes if it was stored with their names.
+    """
     tag, payload = split_tag(data)
-    named = tag == "named"
     try:
+        if tag == "declared":
+            return DeclaredBuilder(types).build(payload, annotation, path)
+        named = tag == "named"
         return Builder(named).build(payload if named else data, annotation, path)
     except (CodecError, RecursionError):
         raise

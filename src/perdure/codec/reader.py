@@ -109,6 +109,7 @@ _CONTAINERS: dict[str, Callable[[JSONValue, str], Any]] = {
     "error": lambda payload, path: restore(payload, NOWHERE, lambda data: untag(data, path)),
     # Without a type that names its class, an object is a dict of its fields.
     "named": untag,
+    "declared": untag,
     "record": lambda payload, path: untag(pair_of(payload, path)[1], path),
     "dumped": lambda payload, path: payload,
 }

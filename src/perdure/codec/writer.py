@@ -2,14 +2,16 @@
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import date, datetime, time, timezone
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from perdure.codec.classes import ClassInfo, attributes_of, class_info, dump_field
+from perdure.codec.declared import NO_TYPES, DeclaredTypes
 from perdure.codec.exceptions import cause_of, members_of, safe_text
 from perdure.codec.scope import NOWHERE, full_name, is_known, name_of
 from perdure.codec.tags import (
@@ -39,11 +41,18 @@ _HEAP_TYPE = 1 << 9
 sorted_json = msgspec.json.Encoder(order="deterministic").encode
 
 
-class Loss(NamedTuple):
-    """The path of a part of a value that cannot be restored, e.g. `value.user.tags[3]`."""
+Reason: TypeAlias = Literal["non-json", "circular", "encode-failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The path of a part of a value that cannot be restored, e.g. `value.user.tags[3]`, and the
+    class of that part, if it is known.
+    """
 
     path: str
-    reason: Literal["non-json", "circular", "encode-failed"]
+    reason: Reason
+    cls: type | None = field(default=None, compare=False)
 
 
 class Form(Enum):
@@ -51,6 +60,7 @@ class Form(Enum):
 
     FIELDS = "as its fields: the return type names the class"
     NAMED = "as its fields and the name of its class, for a return type with alternatives"
+    DECLARED = "as its fields and the full name of its class, if that is declared; else as lost"
     LOST = "as its fields, with a loss: there is no return type"
     FINGERPRINT = "as named, and objects without fields only by their class"
 
@@ -58,8 +68,9 @@ class Form(Enum):
 class Writer:
     """Writes one value; afterwards `losses` and `typed` describe what it contained."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: Form, types: DeclaredTypes = NO_TYPES) -> None:
         self.form = form
+        self._types = types
         self.losses: list[Loss] = []
         self.lost = 0
         self.typed = False
@@ -71,8 +82,8 @@ class Writer:
     def write_root(self, value: object, root: str) -> JSONValue:
         """Return a value as JSON with tags, or raise `CodecError` if it is nested too deeply."""
         data = self.write(value, root)
-        if self.form is Form.NAMED:
-            data = {"~named": data}
+        if self.form in (Form.NAMED, Form.DECLARED):
+            data = {f"~{self.form.name.lower()}": data}
         if not is_shallow(data):
             raise CodecError(f"nested more than {MAX_DEPTH} levels of JSON deep", root)
         return data
@@ -99,16 +110,14 @@ class Writer:
         except Exception:  # noqa: BLE001 - reading attributes runs the user's code
             return self._lose(value, path, "encode-failed")
 
-    def report(self, path: str, reason: Literal["non-json", "circular", "encode-failed"]) -> None:
+    def report(self, value: object, path: str, reason: Reason = "non-json") -> None:
         """Collect a loss: the first of each path, and only the first few of a value."""
         self.lost += 1
         if len(self.losses) < _MAX_LOSSES and all(loss.path != path for loss in self.losses):
-            self.losses.append(Loss(path, reason))
+            self.losses.append(Loss(path, reason, type(value)))
 
-    def _lose(
-        self, value: object, path: str, reason: Literal["non-json", "circular", "encode-failed"]
-    ) -> JSONValue:
-        self.report(path, reason)
+    def _lose(self, value: object, path: str, reason: Reason) -> JSONValue:
+        self.report(value, path, reason)
         return {"~type": full_name(type(value))} if self.form is Form.FINGERPRINT else None
 
     def _leaf(self, value: Any, leaf: Tag, path: str) -> JSONValue:
@@ -117,7 +126,7 @@ class Writer:
         try:
             return {"~" + leaf.name: leaf.write(value)}
         except ForeignZone:
-            self.report(path, "non-json")
+            self.report(value, path)
             offset = value.utcoffset()
             fixed = None if offset is None else timezone(offset)
             return {"~" + leaf.name: leaf.write(value.replace(tzinfo=fixed))}
@@ -160,7 +169,7 @@ class Writer:
             return self._error(value, path)
         for base, exact in _EXACT:
             if issubclass(kind, base):
-                self.report(path, "non-json")
+                self.report(value, path)
                 unhashable = self._hashed and base in _UNHASHABLE
                 return safe_text(value) if unhashable else self.write(exact(value), path)
         return self._undeclared(value, path)
@@ -174,18 +183,25 @@ class Writer:
             data["cause"] = self.write(value.cause, f"{path}.cause")
         return {"~err": data}
 
+    def _form_of(self, value: object) -> Form:
+        is_undeclared = self.form is Form.DECLARED and type(value) not in self._types
+        return Form.LOST if is_undeclared else self.form
+
     def _classed(self, value: object, data: JSONValue, path: str) -> JSONValue:
-        match self.form:
+        match self._form_of(value):
             case Form.FIELDS:
                 self.typed = True
                 return data
             case Form.NAMED:
                 self.typed = True
                 return {"~record": [type(value).__name__, data]}
+            case Form.DECLARED:
+                self.typed = True
+                return {"~record": [full_name(type(value)), data]}
             case Form.FINGERPRINT:
                 return {"~record": [full_name(type(value)), data]}
             case Form.LOST:
-                self.report(path, "non-json")
+                self.report(value, path)
                 return safe_text(value) if self._hashed and type(data) in (dict, list) else data
 
     def _fields(self, value: object, info: ClassInfo, path: str) -> JSONValue:
@@ -194,7 +210,7 @@ class Writer:
             lost, known_losses = self.lost, len(self.losses)
             data[name] = self.write(item, _child(path, name))
             # pydantic can often write and read its own types (a URL, a secret) by itself.
-            if info.model and self.lost > lost and self.form is not Form.LOST:
+            if info.model and self.lost > lost and self._form_of(value) is not Form.LOST:
                 dumped = dump_field(value, name)
                 if is_plain(dumped):
                     data[name] = {"~dumped": dumped}
@@ -214,11 +230,11 @@ class Writer:
         cause = cause_of(error, write, NOWHERE)
         if not is_known(type(error)):
             self.typed = True
-            if self.form is Form.LOST:
-                self.report(path, "non-json")
+            if self.form in (Form.LOST, Form.DECLARED):
+                self.report(error, path)
         # An annotation names the class of a group, but not those of its members.
         if not all(is_known(type(member)) for member in members_of(error)):
-            self.report(path, "non-json")
+            self.report(error, path)
         return {"~error": cause}
 
     def _untyped(self, value: object, path: str) -> JSONValue:
@@ -236,7 +252,7 @@ class Writer:
             return self._lose(value, path, "non-json")
         if self.form is Form.FINGERPRINT or not _is_data(value):
             return self._lose(value, path, "non-json")
-        self.report(path, "non-json")
+        self.report(value, path)
         if self._hashed:
             return safe_text(value)
         attributes = attributes_of(value)

@@ -7,7 +7,7 @@ continues after the last recorded step.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import SystemRandom
 from typing import Any, TypeVar
 
@@ -85,6 +85,7 @@ async def run(
     metadata: Mapping[str, Any] | None = None,
     on_event: Listener | None = None,
     errors: Sequence[type[BaseException]] = (),
+    types: Sequence[type] = (),
     lease_ttl: Duration = LEASE_TTL,
     allow_concurrent: bool = False,
     on_version_mismatch: OnVersionMismatch = "error",
@@ -95,21 +96,20 @@ async def run(
     """Run a function so that it survives crashes; return `Ok(value)` or `Err(error, cause)`.
 
     On success the run is deleted; with `keep` it stays, and a second call with the same id returns
-    the recorded result without running anything. On failure it stays for the next call, which runs
-    the failed step again, or with `replay_errors` returns the recorded failure. Errors of the
-    engine are returned as `Err` too: `VersionMismatch`, `AlreadyRunning`, `LeaseLost`,
-    `StoreError`, `DriftError`.
+    the recorded result. On failure it stays for the next call, which runs the failed step again, or
+    with `replay_errors` returns the recorded failure. Errors of the engine are returned as `Err`
+    too: `VersionMismatch`, `AlreadyRunning`, `LeaseLost`, `StoreError`, `DriftError`.
 
+    `errors` and `types` are classes that come back as themselves where no annotation names them.
     `on_version_mismatch` is `"error"`, `"clear"` (start from scratch), or a function of a
     `VersionGap` that returns one of these or a migrated snapshot. With `allow_concurrent` a second
     call takes the run over from the first, which ends with `LeaseLost`. All calls with one
-    `idempotency_key` return one result, whatever their ids. Cancelling the task keeps the state and
-    releases the lease.
+    `idempotency_key` return one result. Cancelling keeps the state and releases the lease.
     """
     request = Request(
         id=check_user_id(id),
         store=default_store() if store is None else check_store(store),
-        program=_program(deps, fn, on_event, errors),
+        program=_program(deps, fn, on_event, errors, types),
         fn=fn,
         version=check_int(version, "version", minimum=0),
         keep=check_flag(keep, "keep"),
@@ -145,15 +145,25 @@ def run_sync(deps: object, fn: WorkflowFunction[T, Any], /, **options: Any) -> R
 
 
 def _program(
-    deps: object, fn: object, on_event: Listener | None, errors: Sequence[type[BaseException]]
+    deps: object,
+    fn: Callable[..., Any],
+    on_event: Listener | None,
+    errors: Sequence[type[BaseException]],
+    types: Sequence[type],
 ) -> Program:
     deps = as_deps(deps)
     body = body_of(fn, deps)
     bus = Bus()
     if on_event is not None:
         bus.subscribe(check_listener(on_event))
-    scope = codec.ErrorScope(check_errors(errors), (fn,))
-    return Program(body=body, random=_random, bus=bus, errors=scope, deps=deps)
+    return Program(
+        body=body,
+        random=_random,
+        bus=bus,
+        errors=codec.ErrorScope(check_errors(errors), (fn,)),
+        types=codec.DeclaredTypes(types, fn),
+        deps=deps,
+    )
 
 
 def _check_migration(migration: OnVersionMismatch) -> OnVersionMismatch:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import Any, TypeAlias
 
-from perdure.codec import NOWHERE, ErrorScope
+from perdure import codec
 from perdure.durable.host import JournaledRun, RunHost, SnapshotRun
 from perdure.durable.session import Session
 from perdure.engine.execution import Execution
@@ -42,7 +42,8 @@ class Program:
     body: Body
     random: Random
     bus: Bus
-    errors: ErrorScope = NOWHERE
+    errors: codec.ErrorScope = codec.NOWHERE
+    types: codec.DeclaredTypes = codec.NO_TYPES
     payload: object = None
     deps: Any = None
     encode_input: Callable[[Any], Any] | None = None
@@ -101,6 +102,7 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
         random=program.random,
         emit=program.bus.publish if program.bus else None,
         errors=program.errors,
+        types=program.types,
         payload=program.payload,
         deps=program.deps,
         encode_input=program.encode_input,

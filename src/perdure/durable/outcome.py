@@ -44,7 +44,9 @@ def failed_block(
 
 
 def _completed(host: RunHost, value: object, fn: Callable[..., Any]) -> Outcome:
-    data, visible, typed, losses = codec.prepare(value, lambda: codec.return_type(fn), "output")
+    data, visible, typed, losses = codec.prepare(
+        value, lambda: codec.return_type(fn), "output", host.execution.types
+    )
     for loss in losses:
         logger.warning(
             "run %r: its %s cannot be recorded as it is (%s)", host.id, loss.path, loss.reason
@@ -55,7 +57,9 @@ def _completed(host: RunHost, value: object, fn: Callable[..., Any]) -> Outcome:
     return Outcome(Ok(visible), host.block("completed", **facts), "completed")
 
 
-def recorded_result(snapshot: Snapshot, fn: Callable[..., Any]) -> Result[Any, Any] | None:
+def recorded_result(
+    snapshot: Snapshot, fn: Callable[..., Any], types: codec.DeclaredTypes
+) -> Result[Any, Any] | None:
     """Return the recorded result of a completed run, or `None` if it is not completed."""
     block: Mapping[str, Any] = snapshot["execution"]
     if block["status"] != "completed":
@@ -63,7 +67,7 @@ def recorded_result(snapshot: Snapshot, fn: Callable[..., Any]) -> Result[Any, A
     record: Any = {"ok": True, "value": block.get("output"), "at": block["lastUpdated"]}
     if block.get("outputTyped"):
         record["typed"] = True
-    return result_of(record, "output", lambda: codec.return_type(fn))[0]
+    return result_of(record, "output", lambda: codec.return_type(fn), types=types)[0]
 
 
 def failures_to_retry(snapshot: Snapshot) -> list[str]:

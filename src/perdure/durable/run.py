@@ -68,7 +68,7 @@ class Request:
 
     def result_in(self, stored: Snapshot) -> Result[Any, Any] | None:
         """Return the recorded result of a completed run, or `None` if it is not completed."""
-        return recorded_result(stored, self.fn)
+        return recorded_result(stored, self.fn, self.program.types)
 
 
 async def run_once(request: Request) -> Result[Any, Any]:

@@ -72,6 +72,7 @@ class Execution:
         "payload",
         "random",
         "run_id",
+        "types",
         "unseen_events",
         "workflow",
     )
@@ -87,6 +88,7 @@ class Execution:
         emit: Callable[[Event], None] | None = None,
         cache: StepCache | None = None,
         errors: codec.ErrorScope = codec.NOWHERE,
+        types: codec.DeclaredTypes = codec.NO_TYPES,
         payload: object = None,
         deps: Any = None,
         encode_input: Callable[[Any], Any] | None = None,
@@ -100,6 +102,7 @@ class Execution:
         self.random = random
         self.cache = cache
         self.errors = errors
+        self.types = types
         self.host = host
         self.payload = payload
         self.deps = deps
@@ -254,7 +257,7 @@ class Execution:
             return record.get("value")
         try:
             result, error = result_of(
-                record, call.id, call.return_type, self._scope(call), call.error_type
+                record, call.id, call.return_type, self._scope(call), call.error_type, self.types
             )
         except CodecError as unreadable:
             text = f"the record of {call.place()} cannot be read: {unreadable}"
@@ -387,7 +390,9 @@ class Execution:
             self.check_live(call.id)
         at, key = isoformat(self.clock.now()), call.record_key
         try:
-            record, visible, losses = success_record(call, value, at, self._milliseconds(call))
+            record, visible, losses = success_record(
+                call, value, at, self._milliseconds(call), self.types
+            )
         except CodecError as error:
             text = f"the value of {call.place()} cannot be recorded: {error}"
             raise self.break_off(CodecError(text)) from error

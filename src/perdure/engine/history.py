@@ -26,11 +26,6 @@ from perdure.snapshot.summary import encode_summary
 
 logger = logging.getLogger(__name__)
 
-_NAME_TYPE = (
-    "Where the type is known, pass the function and its arguments instead of a lambda, or returns="
-)
-_RAISE_DATA = "Raise an exception in the step whose attributes are plain data"
-
 Include: TypeAlias = Literal["all", "completed", "failed"]
 
 
@@ -353,18 +348,29 @@ class History:
 
 def warnings_of(key: str, losses: Sequence[codec.Loss]) -> tuple[dict[str, str], ...]:
     """Log and return a warning for each part of a value that could not be recorded as it was."""
-    for path, reason in losses:
-        logger.warning(
-            "step %r: %s cannot come back after a crash as it was (%s), so the function sees "
-            "what was recorded. %s",
-            key,
-            path,
-            reason,
-            _RAISE_DATA if path.startswith(f"{codec.EXCEPTION}.") else _NAME_TYPE,
-        )
+    for loss in losses:
+        logger.warning("step %r: %s", key, _explain(loss))
     return tuple(
-        {"type": "lossy_value", "stepId": key, "path": path, "reason": reason}
-        for path, reason in losses
+        {"type": "lossy_value", "stepId": key, "path": loss.path, "reason": loss.reason}
+        for loss in losses
+    )
+
+
+def _explain(loss: codec.Loss) -> str:
+    """Return what cannot be restored, and what to write if only its class has to be known."""
+    what = "" if loss.cls is None else f" ({loss.cls.__name__})"
+    text = (
+        f"{loss.path}{what} cannot come back after a crash as it was ({loss.reason}), so the "
+        "function sees what was recorded."
+    )
+    if loss.path.startswith(f"{codec.EXCEPTION}."):
+        return f"{text} Raise an exception in the step whose attributes are plain data"
+    if loss.cls is None or loss.reason != "non-json" or not codec.is_restorable(loss.cls):
+        return f"{text} Return plain data, or objects with fields, from the step"
+    name = loss.cls.__name__
+    return (
+        f"{text} Pass the step a function whose return annotation names {name} instead of a "
+        f"lambda, or write returns={name}, or declare types=[{name}] for the workflow"
     )
 
 

@@ -254,15 +254,35 @@ class Step(ParallelSteps, RunValues, Generic[D_co]):
         self._run.branches.current(self._run.run_id, "step.continue_as_new")
         return continue_as_new(self._run, payload)
 
+    @overload
     def transaction(
         self,
         id: str,
-        fn: Callable[..., Awaitable[T]],
+        fn: Callable[[Any, *Args], Coroutine[Any, Any, Ok[T] | Err[Any]]],
+        /,
+        *args: *Args,
+        retry: Retry | int | None = ...,
+        returns: type[Any] | None = ...,
+    ) -> Coroutine[object, None, T]: ...
+    @overload
+    def transaction(
+        self,
+        id: str,
+        fn: Callable[[Any, *Args], Awaitable[T]],
+        /,
+        *args: *Args,
+        retry: Retry | int | None = ...,
+        returns: type[Any] | None = ...,
+    ) -> Coroutine[object, None, T]: ...
+    def transaction(  # type: ignore[misc]  # mypy loses `*args: *Args` in an implementation
+        self,
+        id: str,
+        fn: Callable[..., Any],
         /,
         *args: Any,
         retry: Retry | int | None = None,
         returns: type[Any] | None = None,
-    ) -> Coroutine[object, None, T]:
+    ) -> Coroutine[Any, Any, Any]:
         """Return the value of `fn(connection, *args)`, whose writes commit with the step's record.
 
         The connection is the store's own: either both are committed or neither, exactly once. Each

@@ -39,6 +39,7 @@ class Definition(Generic[P, T]):
         *,
         version: int = 1,
         errors: Sequence[type[BaseException]] = (),
+        types: Sequence[type] = (),
         migrate: Migrate | None = None,
         deadline: Duration | None = None,
     ) -> None:
@@ -48,6 +49,7 @@ class Definition(Generic[P, T]):
         self.fn = fn
         self.version = check_int(version, "version")
         self.scope = codec.ErrorScope(check_errors(errors), (fn,))
+        self.types = codec.DeclaredTypes(types, fn)
         self.migrate = _check_migrate(migrate)
         self.deadline = None if deadline is None else check_deadline(deadline)
         parameter = _payload_parameter(fn)
@@ -154,10 +156,14 @@ def workflow(
     *,
     version: int = 1,
     errors: Sequence[type[BaseException]] = (),
+    types: Sequence[type] = (),
     migrate: Migrate | None = None,
     deadline: Duration | None = None,
 ) -> "Decorator":
     """Make a workflow of an async function of `(step)` or `(step, payload)`.
+
+    Exceptions of the classes `errors` and values of the classes `types` come back as themselves
+    where no annotation names their class.
 
     `migrate` is called with the snapshot of a run that another version began and that version, and
     returns the snapshot from which this version continues. A run that has not ended when the time
@@ -168,8 +174,14 @@ def workflow(
         raise InvalidArgument("name", name, "the workflow's name", hint)
     check_user_id(name, "name")
     check_int(version, "version")
-    after = None if deadline is None else check_deadline(deadline)
-    return Decorator(name, version, check_errors(errors), _check_migrate(migrate), after)
+    return Decorator(
+        name,
+        version,
+        check_errors(errors),
+        codec.check_types(types),
+        _check_migrate(migrate),
+        None if deadline is None else check_deadline(deadline),
+    )
 
 
 def _check_migrate(migrate: Migrate | None) -> Migrate | None:
@@ -186,12 +198,14 @@ class Decorator:
         name: str,
         version: int,
         errors: Sequence[type[BaseException]],
+        types: Sequence[type],
         migrate: Migrate | None,
         deadline: timedelta | None,
     ) -> None:
         self._name = name
         self._version = version
         self._errors = errors
+        self._types = types
         self._migrate = migrate
         self._deadline = deadline
 
@@ -205,6 +219,7 @@ class Decorator:
             fn,
             version=self._version,
             errors=self._errors,
+            types=self._types,
             migrate=self._migrate,
             deadline=self._deadline,
         )

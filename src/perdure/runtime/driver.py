@@ -144,6 +144,7 @@ class Driver:
             random=self.random,
             bus=self.bus,
             errors=definition.scope,
+            types=definition.types,
             payload=payload,
             encode_input=definition.encode_payload,
             deadline=fix_deadline(host.history, host.clock.now(), definition.deadline),

@@ -86,9 +86,11 @@ def run_of(
     returns: object = None,
     fails_with: object = None,
     scope: codec.ErrorScope = codec.NOWHERE,
+    types: codec.DeclaredTypes = codec.NO_TYPES,
 ) -> Run:
     """Return the run in a snapshot; `returns` and `fails_with` are the types of its output and of
-    its error, if they are known. Exception classes are looked up in `scope`.
+    its error, if they are known, `types` the declared ones. Exception classes are looked up in
+    `scope`.
     """
     block: Mapping[str, Any] = snapshot["execution"]
     metadata = snapshot.get("metadata") or {}
@@ -98,7 +100,7 @@ def run_of(
         workflow=snapshot.get("workflowName"),
         version=version if isinstance(version, int) else 1,
         status=rest_status(snapshot),
-        output=_output(block, returns),
+        output=_output(block, returns, types),
         error=_error(block, fails_with, scope),
         pending=tuple(_wait(wait) for wait in open_waits(snapshot)),
         payload=_shown(metadata.get("input")),
@@ -143,10 +145,16 @@ def _shown(data: Any) -> object:
         return data
 
 
-def _output(block: Mapping[str, Any], returns: object) -> object:
-    if block.get("outputTyped") and returns is not None:
-        return codec.decode(block.get("output"), returns, typed=True)
-    return _shown(block.get("output"))
+def _output(block: Mapping[str, Any], returns: object, types: codec.DeclaredTypes) -> object:
+    data = block.get("output")
+    if block.get("outputTyped"):
+        try:
+            return codec.decode(data, returns, typed=True, types=types)
+        except CodecError:
+            # Without its definition here, an output is shown as its fields.
+            if returns is not None:
+                raise
+    return _shown(data)
 
 
 def _error(block: Mapping[str, Any], fails_with: object, scope: codec.ErrorScope) -> object:

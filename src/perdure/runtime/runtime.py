@@ -416,6 +416,7 @@ class Runtime:
             returns=codec.return_type(definition.fn),
             fails_with=codec.error_type(definition.fn),
             scope=definition.scope,
+            types=definition.types,
         )
 
 

@@ -60,7 +60,11 @@ Losses: TypeAlias = tuple[codec.Loss, ...]
 
 
 def success_record(
-    call: RecordedCall, value: Any, at: str, duration_ms: float
+    call: RecordedCall,
+    value: Any,
+    at: str,
+    duration_ms: float,
+    types: codec.DeclaredTypes = codec.NO_TYPES,
 ) -> tuple[WireRecord, Any, Losses]:
     """Return the record of a value, the value that the function sees, and what was lost of it.
 
@@ -69,7 +73,7 @@ def success_record(
     data, visible, typed = value, value, False
     losses: Losses = ()
     if not is_plain_value(value):
-        data, visible, typed, losses = codec.prepare(value, call.return_type)
+        data, visible, typed, losses = codec.prepare(value, call.return_type, types=types)
     key, name = call.record_key, call.call
     record = WireRecord(
         ok=True,
@@ -156,10 +160,11 @@ def result_of(
     returns: Callable[[], object],
     scope: codec.ErrorScope = codec.NOWHERE,
     error_type: Callable[[], object] = lambda: None,
+    types: codec.DeclaredTypes = codec.NO_TYPES,
 ) -> tuple[Result[Any, Any], BaseException | None]:
     """Return a record's result and, for a failure, the exception that the function sees."""
     if record["ok"]:
-        return Ok(_value(record, returns)), None
+        return Ok(_value(record, returns, types)), None
     failure: Any = record
     meta, serialized_cause = failure.get("meta") or {}, failure["cause"]
     cause = None
@@ -176,10 +181,10 @@ def result_of(
     return outcome_of(failed), failed
 
 
-def _value(record: StepRecord, returns: Callable[[], object]) -> Any:
+def _value(record: StepRecord, returns: Callable[[], object], types: codec.DeclaredTypes) -> Any:
     data: Any = record.get("value")
     if record.get("typed"):
-        return codec.decode(data, returns(), typed=True)
+        return codec.decode(data, returns(), typed=True, types=types)
     if "at" in record:
         return codec.decode(data) if record.get("coded") else data
     # Written by another tool or taken from a resume state, both of which know no Python classes:

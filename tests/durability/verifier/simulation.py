@@ -74,7 +74,6 @@ class LedgerStore(MemoryStore):
 
     def __init__(self, clock: LoopClock) -> None:
         super().__init__(clock=clock)
-        self.capabilities = replace(self.capabilities, transaction=True)
         self.rows: list[tuple[str, str]] = []
 
     async def transact(

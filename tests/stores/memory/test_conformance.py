@@ -1,14 +1,14 @@
 """MemoryStore passes the conformance kit and has a few properties of its own."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
 from perdure.errors import CodecError, InvalidArgument, StoreClosed, StoreCorrupted
 from perdure.store import Entry, LeaseRequest, NewRun, Refusal, Rest, Store
-from perdure.stores.memory import MemoryStore
+from perdure.stores.memory import MemoryStore, MemoryTransaction
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance import StoreConformance
 from perdure.testing.conformance.harness import (
@@ -41,6 +41,13 @@ class TestMemoryStore(StoreConformance):
 
     async def crashing(self, store: Store, writes: int) -> Store:
         return FaultyStore(store, fail_at=writes + 1, verbs={"append"})
+
+    async def user_write(self, connection: MemoryTransaction, note: str) -> None:
+        connection[note] = True
+
+    async def user_notes(self, store: Store) -> Sequence[str]:
+        assert isinstance(store, MemoryStore)
+        return list(store.table)
 
 
 class TestMemoryStoreInRealTime(StoreConformance):

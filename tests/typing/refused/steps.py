@@ -19,6 +19,26 @@ async def calls(step: Step) -> None:
     print(length)
 
 
+async def debit(connection: object, account: str) -> str:
+    return account
+
+
+async def transactions(step: Step) -> None:
+    await step.transaction("the wrong type", debit, 1)  # refused
+    await step.transaction("too few", debit)  # refused
+    await step.transaction("too many", debit, "ana", 5)  # refused
+    length: int = await step.transaction("another type", debit, "ana")  # refused
+    print(length)
+
+
+async def values(step: Step) -> None:
+    await step.sleep_until("a duration", "1h")  # refused
+    step.tag(plan=7)  # refused
+    step.report(progress="50%")  # refused
+    step.report(0.5)  # refused
+    step.uuid(7)  # refused
+
+
 async def three(step: Step, deps: object, more: int) -> None: ...
 
 

@@ -1,19 +1,25 @@
 """A store in this process's memory: the reference implementation of the contract."""
 
+from typing import Any
+
 from perdure.clock import Clock, SystemClock, check_clock
 from perdure.errors import InvalidArgument
 from perdure.store import MAX_VALUE_SIZE, Capabilities
-from perdure.stores._shell import NotifyShell
+from perdure.stores._shell import NotifyShell, TransactionShell
 from perdure.stores.memory.backend import MemoryBackend
 from perdure.stores.memory.rows import Runs
+from perdure.stores.memory.transaction import MemoryTransaction
 from perdure.validation import check_prefix
 
+__all__ = ["MemoryStore", "MemoryTransaction"]
 
-class MemoryStore(NotifyShell[MemoryBackend]):
+
+class MemoryStore(NotifyShell[MemoryBackend], TransactionShell[MemoryBackend]):
     """Stores runs in this process's memory, encoded as in a database; they end with the process.
 
     With `shares`, the store uses the runs of another one, as a second process would share a
-    database.
+    database. A transactional step receives a `MemoryTransaction`: a mapping that stands for the
+    tables of a database, so that workflows with transactions can be tested without one.
 
         async with MemoryStore() as store:
             await store.save("checkout-123", snapshot)
@@ -35,6 +41,7 @@ class MemoryStore(NotifyShell[MemoryBackend]):
             schedule=True,
             queues=True,
             inbox=True,
+            transaction=True,
             notify=True,
             maintenance=True,
             search=True,
@@ -45,3 +52,8 @@ class MemoryStore(NotifyShell[MemoryBackend]):
         runs = Runs() if shares is None else shares._backend.runs
         backend = MemoryBackend(runs, check_prefix(prefix), check_clock(clock))
         super().__init__(backend, "memory", capabilities, any_loop=True)
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """What transactional steps have committed, as a copy."""
+        return self._backend.runs.table.read()

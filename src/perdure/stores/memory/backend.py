@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
 
@@ -37,6 +37,7 @@ from perdure.stores._reading import Granted, read_grant
 from perdure.stores._searching import Found, Position, count, find
 from perdure.stores.memory.documents import MemoryDocuments
 from perdure.stores.memory.rows import Run, Runs
+from perdure.stores.memory.transaction import MemoryTransaction
 
 
 class MemoryBackend:
@@ -207,25 +208,42 @@ class MemoryBackend:
         finally:
             self.runs.listeners.discard(listener)
 
+    async def transact(
+        self, id: str, epoch: int, work: Callable[[MemoryTransaction], Awaitable[Entry]]
+    ) -> Verdict:
+        """Commit what `work` writes to the table with its entry."""
+        async with self.runs.table.begin() as transaction:
+            run = self._find(id)
+            if run is None:
+                return Verdict.UNKNOWN
+            if run.epoch != epoch or run.owner is None:
+                return Verdict.FENCED
+            entry = await work(transaction)
+            # If the entry existed already, the user's writes did too, and these roll back.
+            is_new = not run.includes(entry)
+            verdict = self._append(entry)
+            if is_new and verdict is Verdict.ACCEPTED:
+                transaction.commit()
+            return verdict
+
     def _append(self, entry: Entry) -> Verdict:
         run = self._find(entry.id)
         if run is None:
             return Verdict.UNKNOWN
         if entry.epoch != run.epoch:
             return Verdict.FENCED
-        position = (entry.epoch, entry.n)
-        if position in run.journal or position <= run.folded:
+        if run.includes(entry):
             return Verdict.ACCEPTED
         if run.owner is None:
             return Verdict.FENCED
         for message_id in entry.consumes:
             run.inbox.pop(message_id, None)
         if entry.rest is None:
-            run.journal[position] = entry.data
+            run.journal[entry.epoch, entry.n] = entry.data
         elif entry.rest.delete:
             self.runs.remove(run.id)
         else:
-            run.folded = position
+            run.folded = (entry.epoch, entry.n)
             self._rest(run, entry.data, entry.rest)
         return Verdict.ACCEPTED
 

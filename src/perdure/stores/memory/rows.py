@@ -10,9 +10,10 @@ from perdure import codec
 from perdure.clock import Clock
 from perdure.keyvalue import MemoryKeyValue
 from perdure.snapshot import RunStatus, Snapshot
-from perdure.store import Message, RunSummary
+from perdure.store import Entry, Message, RunSummary
 from perdure.stores._reading import merged, reading
 from perdure.stores.memory.due_index import DueIndex, Indexed
+from perdure.stores.memory.transaction import Table
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -43,6 +44,11 @@ class Run(Indexed):
         journal = (self.journal[position] for position in sorted(self.journal))
         with reading(self.id):
             return merged(*(codec.loads(data) for data in (self.snapshot, *journal)))
+
+    def includes(self, entry: Entry) -> bool:
+        """Return whether the entry was written before."""
+        position = (entry.epoch, entry.n)
+        return position in self.journal or position <= self.folded
 
     def is_orphaned(self, now: datetime) -> bool:
         """Return whether the run has an owner whose lease has expired."""
@@ -81,6 +87,7 @@ class Runs:
         self.epochs = count(1)
         self.message_ids = count(1)
         self.listeners: set[asyncio.Event] = set()
+        self.table = Table()
         self._by_id: dict[str, Run] = {}
         self._documents: MemoryKeyValue | None = None
 

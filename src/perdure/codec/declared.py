@@ -1,0 +1,96 @@
+"""Classes that a value may contain where no return type names them: those that the user declared.
+
+A value stores the full names of such classes. They are looked up only here, never imported.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from functools import cached_property
+from typing import Any, get_args, get_origin, is_typeddict
+
+from perdure.codec.annotations import annotations_of, strip_annotation
+from perdure.codec.classes import class_info, hints_of
+from perdure.codec.scope import full_name
+from perdure.errors import CodecError, InvalidArgument
+
+
+class DeclaredTypes:
+    """Declared classes, those in the annotations of a function, and those in their fields.
+
+    They are collected when they are first needed, which is only for a value that contains an object
+    whose class no return type names.
+    """
+
+    def __init__(
+        self, declared: Sequence[type] = (), fn: Callable[..., object] | None = None
+    ) -> None:
+        self._declared = check_types(declared)
+        self._fn = fn
+
+    def __contains__(self, cls: type) -> bool:
+        return self._by_name.get(full_name(cls)) is cls
+
+    def __bool__(self) -> bool:
+        return bool(self._by_name)
+
+    def find(self, name: str, path: str) -> type:
+        """Return the class with this full name, or the only one with its last part: it may have
+        been moved to another module.
+        """
+        if (cls := self._by_name.get(name)) is not None:
+            return cls
+        short = name.rpartition(".")[2]
+        candidates = [cls for cls in self._by_name.values() if cls.__name__ == short]
+        if len(candidates) == 1:
+            return candidates[0]
+        problem = "is not declared" if not candidates else "is not the only one with its name"
+        raise CodecError(
+            f"the class {name} {problem}; declare it with types=[{short}] of the workflow", path
+        )
+
+    @cached_property
+    def _by_name(self) -> dict[str, type]:
+        learnt = () if self._fn is None else annotations_of(self._fn)
+        # Declared ones last: they win over a class of the same name in an annotation.
+        return {full_name(cls): cls for cls in _classes_in([*learnt, *self._declared])}
+
+
+def is_restorable(cls: type) -> bool:
+    """Return whether an instance of a class can be restored once the class is known."""
+    return issubclass(cls, Enum) or is_typeddict(cls) or class_info(cls) is not None
+
+
+def check_types(types: object) -> tuple[type, ...]:
+    """Check for an iterable of classes that can be restored; return them as a tuple."""
+    if not isinstance(types, Iterable) or isinstance(types, str):
+        raise InvalidArgument("types", types, "a list of classes")
+    declared = tuple(types)
+    for cls in declared:
+        if not isinstance(cls, type) or not is_restorable(cls):
+            expected = "classes with fields (dataclasses, models, named tuples …) or enums"
+            hint = "Exceptions are declared with errors=" if _is_exception(cls) else ""
+            raise InvalidArgument("types", cls, expected, hint)
+    return declared
+
+
+def _is_exception(cls: object) -> bool:
+    return isinstance(cls, type) and issubclass(cls, BaseException)
+
+
+def _classes_in(annotations: Iterable[Any]) -> Iterable[type]:
+    """Yield the classes that annotations name, and those that the fields of these name."""
+    found: dict[type, None] = {}
+    pending = [*annotations]
+    for annotation in pending:
+        meaning = strip_annotation(annotation)
+        pending += get_args(meaning)
+        cls = get_origin(meaning) or meaning
+        if not isinstance(cls, type) or cls in found or not is_restorable(cls):
+            continue
+        found[cls] = None
+        info = class_info(cls)
+        pending += (hints_of(cls) if info is None else info.types).values()
+    return found
+
+
+NO_TYPES = DeclaredTypes()

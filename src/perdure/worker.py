@@ -24,6 +24,7 @@ from perdure.durable.session import Session
 from perdure.engine.tasks import detached
 from perdure.errors import InvalidArgument, InvalidDuration, PerdureError, StoreError
 from perdure.runtime.runtime import Runtime
+from perdure.runtime.transitions import pause
 from perdure.store import (
     Grant,
     LeaseRequest,
@@ -308,7 +309,7 @@ class Worker:
             "run or one that ran beside it. runtime.resume continues it"
         )
         logger.error("run %r is paused: %s", grant.lease.id, reason)
-        await self.runtime.driver.pause(session, grant, reason)
+        await pause(session, grant, reason)
 
     async def _finish(self) -> None:
         """Let runs end for the grace period; cancel the others, which keep what they recorded."""

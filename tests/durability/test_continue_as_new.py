@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perdure import Runtime, Step, Worker, Workflow, workflow
-from perdure.errors import InvalidPayload, PerdureError
+from perdure.errors import InvalidPayload, PerdureError, RunConflict
 from perdure.stores.memory import MemoryStore
 from perdure.testing import FaultyStore, TestClock, explore_crashes
 from tests.durability.test_laws import SlowStore
@@ -37,6 +37,16 @@ async def test_a_run_continues_with_another_payload(
     snapshot = await store.load("c")
     assert snapshot is not None
     assert snapshot["metadata"]["generation"] == 5
+
+
+async def test_a_repeated_trigger_finds_the_run(make_runtime: MakeRuntime) -> None:
+    """It has the payload of the first generation."""
+    runtime = make_runtime(countdown)
+    await runtime.trigger(countdown, 5, run_id="c")
+    run = await runtime.trigger(countdown, 5, run_id="c")
+    assert (run.output, run.payload) == ("liftoff", 1)
+    with pytest.raises(RunConflict):
+        await runtime.trigger(countdown, 1, run_id="c")
 
 
 async def test_nothing_after_the_call_runs(make_runtime: MakeRuntime) -> None:
@@ -156,7 +166,7 @@ async def test_the_payload_is_checked_where_it_is_passed(make_runtime: MakeRunti
             return str(error)
 
     run = await make_runtime(typed).trigger(typed, 1)
-    assert "payload of workflow 'typed' is not valid" in run.output
+    assert "payload of workflow 'typed' is not valid" in str(run.output)
 
 
 async def test_a_step_of_another_branch_ends_first(make_runtime: MakeRuntime) -> None:

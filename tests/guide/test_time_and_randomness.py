@@ -34,6 +34,7 @@ async def finished(clock: TestClock, **options: Any) -> list[str]:
     run = await runtime.get_run("d-1")
     assert run is not None
     assert run.status == "completed", run
+    assert run.output is not None
     output: list[str] = run.output
     return output
 

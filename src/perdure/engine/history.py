@@ -292,6 +292,8 @@ class History:
         generation = self.generation + 1
         following = History(self.name)
         following.metadata = {**self.metadata, "input": data, "generation": generation}
+        # The call that triggered the run may be repeated, and must recognise its payload.
+        following.metadata.setdefault("firstInput", self.metadata.get("input"))
         for key, record in self.unclaimed.items():
             # Under a name that no call of the next generation has.
             kept = f"~unclaimed:{generation}:{key}"

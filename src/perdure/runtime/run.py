@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import msgspec
 
 from perdure import codec
 from perdure.clock import parse_iso
-from perdure.errors import CodecError
+from perdure.errors import Cancelled, CodecError, RunFailed, StepFailed
 from perdure.result import Err
 from perdure.runtime.deadlines import deadline_of
 from perdure.snapshot import (
@@ -16,11 +16,20 @@ from perdure.snapshot import (
     RunStatus,
     Snapshot,
     StepRecord,
+    created_at_of,
     is_over,
     open_waits,
     rest_status,
 )
 from perdure.snapshot.record import result_of
+
+if TYPE_CHECKING:
+    # Type checkers bring it along; Python itself has defaults of type variables from 3.13 on.
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    T_co = TypeVarWithDefault("T_co", default=Any, covariant=True)
+else:
+    T_co = TypeVar("T_co", covariant=True)
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -51,19 +60,20 @@ class StepInfo(msgspec.Struct, frozen=True):
     traceback: str = ""
 
 
-class Run(msgspec.Struct, frozen=True):
+class Run(msgspec.Struct, Generic[T_co], frozen=True):
     """A run as it was when it was read.
 
     `output` is set when it is completed, `error` when it failed or was cancelled, `pending` while
     it waits. `traceback` is the text of the error's traceback, or an empty string. `reason` says
-    why it is paused. `deadline` is when it must have ended, as soon as that is fixed.
+    why it is paused. `deadline` is when it must have ended, as soon as that is fixed. `progress`
+    (from 0 to 1) and `note` are what the function last reported.
     """
 
     run_id: str
     workflow: str | None
     version: int
     status: RunStatus
-    output: Any = None
+    output: T_co | None = None
     error: Any = None
     pending: tuple[Wait, ...] = ()
     payload: Any = None
@@ -72,6 +82,10 @@ class Run(msgspec.Struct, frozen=True):
     reason: str = ""
     deadline: datetime | None = None
     traceback: str = ""
+    tags: dict[str, str] = {}
+    created_at: datetime | None = None
+    progress: float | None = None
+    note: str = ""
 
     @property
     def over(self) -> bool:
@@ -79,37 +93,67 @@ class Run(msgspec.Struct, frozen=True):
         return is_over(self.status)
 
 
-def run_of(
-    run_id: str,
-    snapshot: Snapshot,
-    *,
-    returns: object = None,
-    fails_with: object = None,
-    scope: codec.ErrorScope = codec.NOWHERE,
-    types: codec.DeclaredTypes = codec.NO_TYPES,
-) -> Run:
-    """Return the run in a snapshot; `returns` and `fails_with` are the types of its output and of
-    its error, if they are known, `types` the declared ones. Exception classes are looked up in
-    `scope`.
+class Types(msgspec.Struct, frozen=True):
+    """The types of a run's output and of its errors, as far as they are known here: those of the
+    annotations, the declared ones, and where exception classes are looked up.
     """
+
+    output: object = None
+    error: object = None
+    declared: codec.DeclaredTypes = codec.NO_TYPES
+    scope: codec.ErrorScope = codec.NOWHERE
+
+
+def run_of(
+    run_id: str, snapshot: Snapshot, types: Types, report: Mapping[str, Any] | None = None
+) -> Run:
+    """Return the run in a snapshot; `report` is one that was written beside the snapshot."""
     block: Mapping[str, Any] = snapshot["execution"]
     metadata = snapshot.get("metadata") or {}
-    version = metadata.get("version")
+    version, created = metadata.get("version"), created_at_of(metadata)
+    latest = newer_report(metadata.get("report"), report)
     return Run(
         run_id=run_id,
         workflow=snapshot.get("workflowName"),
         version=version if isinstance(version, int) else 1,
         status=rest_status(snapshot),
-        output=_output(block, returns, types),
-        error=_error(block, fails_with, scope),
+        output=_output(block, types),
+        error=_error(block, types),
         pending=tuple(_wait(wait) for wait in open_waits(snapshot)),
         payload=_shown(metadata.get("input")),
         updated_at=parse_iso(block["lastUpdated"]),
-        history=tuple(step_info(key, step, scope) for key, step in snapshot["steps"].items()),
+        history=tuple(step_info(key, step, types.scope) for key, step in snapshot["steps"].items()),
         reason=block.get("reason", ""),
         deadline=deadline_of(metadata),
         traceback=_traceback(block.get("error")),
+        tags=_tags(metadata.get("tags")),
+        created_at=parse_iso(created) if created else None,
+        progress=latest.get("progress"),
+        note=latest.get("note") or "",
     )
+
+
+def outcome_of_run(run_id: str, snapshot: Snapshot, types: Types) -> Any:
+    """Return the output of a run that is over, or raise its error."""
+    block: Mapping[str, Any] = snapshot["execution"]
+    if block["status"] == "completed":
+        return _output(block, types)
+    result, error = _failure(block, types)
+    about = f"run {run_id!r} of workflow {snapshot.get('workflowName')!r}"
+    if error is None:
+        raise RunFailed(f"{about} failed")
+    if isinstance(error, StepFailed):
+        failed = RunFailed(f"{about} failed: {result!r}", result)
+        raise failed from error.__cause__
+    if not isinstance(error, Cancelled):
+        error.add_note(f"{about} failed with this error")
+    raise error
+
+
+def newer_report(*reports: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return the report that was written last; an empty one if there is none."""
+    known = [report for report in reports if isinstance(report, Mapping)]
+    return max(known, key=lambda report: str(report.get("at", "")), default={})
 
 
 def step_info(key: str, record: StepRecord, scope: codec.ErrorScope = codec.NOWHERE) -> StepInfo:
@@ -145,24 +189,35 @@ def _shown(data: Any) -> object:
         return data
 
 
-def _output(block: Mapping[str, Any], returns: object, types: codec.DeclaredTypes) -> object:
+def _output(block: Mapping[str, Any], types: Types) -> object:
     data = block.get("output")
     if block.get("outputTyped"):
         try:
-            return codec.decode(data, returns, typed=True, types=types)
+            return codec.decode(data, types.output, typed=True, types=types.declared)
         except CodecError:
             # Without its definition here, an output is shown as its fields.
-            if returns is not None:
+            if types.output is not None:
                 raise
     return _shown(data)
 
 
-def _error(block: Mapping[str, Any], fails_with: object, scope: codec.ErrorScope) -> object:
+def _error(block: Mapping[str, Any], types: Types) -> object:
+    return _failure(block, types)[0]
+
+
+def _failure(block: Mapping[str, Any], types: Types) -> tuple[object, BaseException | None]:
+    """Return the error of a run that failed, and the exception that stands for it."""
     record: Any = block.get("error")
     if not isinstance(record, Mapping):
-        return None
-    result, _ = result_of(cast(StepRecord, record), "run", lambda: None, scope, lambda: fails_with)
-    return result.error if isinstance(result, Err) else None
+        return None, None
+    result, error = result_of(
+        cast(StepRecord, record), "run", lambda: None, types.scope, lambda: types.error
+    )
+    return result.error if isinstance(result, Err) else None, error
+
+
+def _tags(tags: object) -> dict[str, str]:
+    return {**tags} if isinstance(tags, dict) else {}
 
 
 def _wait(wait: PendingWait) -> Wait:

@@ -158,20 +158,28 @@ async def find_later(n: int) -> Result[int, str]:
 
 
 @workflow("plain calls")
-async def plain_calls(step: Step) -> Any:
-    one = await charge(1), await charge(cents=2), await find_later(3)
-    two = await step.all(charge(4), charge(5, currency="USD"))
-    three = await asyncio.gather(charge(6), charge(7))
+async def plain_calls(step: Step) -> list[Any]:
+    return [await charge(1), await charge(2, currency="USD"), await find_later(3)]
+
+
+@workflow("plain calls at once")
+async def plain_calls_at_once(step: Step) -> list[Any]:
+    gathered = await asyncio.gather(charge(1), charge(2))
     async with asyncio.TaskGroup() as tasks:
-        four = [tasks.create_task(charge(n)) for n in (8, 9)]
-    five = await step.map("each", [10, 11], charge)
-    six = await step.race("first", charge(12), step.wait_for_event("never", "missing"))
-    return one, two, three, [task.result() for task in four], five, six
+        grouped = [tasks.create_task(charge(n)) for n in (3, 4)]
+    return [*gathered, *(task.result() for task in grouped), *await step.all(charge(5), charge(6))]
+
+
+@workflow("plain calls in a map and a race")
+async def plain_calls_in_others(step: Step) -> list[Any]:
+    mapped = await step.map("each", [1, 2], charge)
+    return [*mapped, *await step.race("r", charge(3), step.wait_for_event("never", "missing"))]
 
 
 SHAPES: list[Definition[Any, Any]] = [
     sequential, parallel, group, loop, sleeps, events, many_waits, race, retries, caught,
     uncaught, returned_error, all_and_map, calls_at_once, race_of_calls, plain_calls,
+    plain_calls_at_once, plain_calls_in_others,
 ]  # fmt: skip
 
 

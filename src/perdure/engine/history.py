@@ -126,11 +126,6 @@ class History:
         self._loaded.discard(key)
         return key
 
-    def has_failed(self, branch: str, call: str) -> bool:
-        """Return whether this call has a record, and that of a failure."""
-        key = self._calls.get(branch, {}).get(call)
-        return key in self._records and _is_failure(self._records[key])
-
     def skip(self, branch: str, call: str) -> None:
         """Count a call as asked for, with all below it, although nothing needs its answer."""
         self._skipped.add(f"{join_path(branch, call)}>")

@@ -63,7 +63,7 @@ async def run_each(
     recorded; then the first failure is raised. With `collect` everything runs, and results are
     returned.
     """
-    todo = deque(enumerate(calls)) if collect else _to_start(run, calls)
+    todo = deque(enumerate(calls))
     values: list[Any] = [None] * len(calls)
     failures: dict[int, Exception] = {}
 
@@ -77,6 +77,9 @@ async def run_each(
                     raise
                 failures[index] = error
                 if not collect:
+                    # Recorded calls answer without yielding, in order: a replay gets here before it
+                    # could start a call that the first run did not.
+                    _skip(run, flattened(todo))
                     todo.clear()
 
     workers = range(min(concurrency, len(todo)))
@@ -85,29 +88,11 @@ async def run_each(
     for task in tasks:
         task.result()
     if collect:
-        return [
-            outcome_of(failures[n]) if n in failures else Ok(value)
-            for n, value in enumerate(values)
-        ]
+        failed = {index: outcome_of(error) for index, error in failures.items()}
+        return [failed.get(index, Ok(value)) for index, value in enumerate(values)]
     if failures:
         raise failures[min(failures)]
     return values
-
-
-def _to_start(run: Execution, calls: Sequence[StepCall]) -> deque[tuple[int, StepCall]]:
-    """Return the calls of a map that are to be performed, with their indexes.
-
-    If a failure is recorded, the function may have handled it already: a replay must not start what
-    the first run did not. Calls before the failure were started, and may have been interrupted.
-    """
-    history = run.history
-    failed = (n for n, call in enumerate(calls) if history.has_failed(call.path, call.call))
-    last = next(failed, len(calls))
-    return deque(
-        (n, call)
-        for n, call in enumerate(calls)
-        if n <= last or history.find(call.path, call.call) is not None
-    )
 
 
 class Racer:
@@ -216,7 +201,7 @@ def _recorded_winner(
     verdict = run.replay(call, key, record)
     name = verdict.get("winner") if isinstance(verdict, dict) else verdict
     for racer in racers:
-        if racer.name == name and type(racer.name) is type(name):
+        if racer.name == name:
             return racer
     known = ", ".join(repr(racer.name) for racer in racers)
     text = (
@@ -229,10 +214,14 @@ def _recorded_winner(
 def _discard(run: Execution, work: Sequence[object]) -> None:
     """Close the branches that were not started, and do not miss the use of their records."""
     for each in unstarted(work):
-        for argument in flattened(arguments_of(each).values()):
-            if isinstance(argument, StepCall):
-                run.history.skip(argument.path, argument.call)
+        _skip(run, flattened(arguments_of(each).values()))
         each.close()
+
+
+def _skip(run: Execution, values: Iterable[object]) -> None:
+    for value in values:
+        if isinstance(value, StepCall):
+            run.history.skip(value.path, value.call)
 
 
 def _unclaimed_below(run: Execution, parent: Branch) -> dict[str, bytes]:

@@ -242,19 +242,23 @@ async def test_a_replayed_map_starts_nothing_after_a_failure_that_was_handled() 
 
     async def work(n: int) -> int:
         started.append(n)
+        await asyncio.sleep(0.001 if n == 1 else 0.01)
         if n == 1:
             raise ValueError("one")
         return n
 
     async def body(step: Step) -> str:
         try:
-            await step.map("work", range(10), work, concurrency=1)
+            await step.map("work", range(10), work, concurrency=3)
         except ValueError:
             await step("refund", lambda: None)
         return "handled"
 
-    assert await run_and_replay(body) == (Ok("handled"),) * 2
-    assert started == [0, 1]
+    first = workflow()
+    assert await first.run(body) == Ok("handled")
+    again = workflow(snapshot=first.snapshot(), on_unknown_steps="error")
+    assert await again.run(body) == Ok("handled")
+    assert started == [0, 1, 2]
 
 
 async def test_a_map_can_collect_failures() -> None:
@@ -275,11 +279,16 @@ async def test_a_map_can_collect_failures() -> None:
 
 async def test_a_map_does_not_collect_what_breaks_the_run() -> None:
     """Drift is raised, not returned as a result."""
+    collected: list[Any] = []
 
     def numbers(*items: int) -> Body:
-        return single(lambda step: step.map("n", items, abs, on_error="collect"))
+        async def body(step: Step) -> None:
+            collected.append(await step.map("n", items, abs, on_error="collect"))
+
+        return body
 
     first = workflow()
     await first.run(numbers(1, 2))
     again = workflow(snapshot=first.snapshot(), on_definition_change="ignore")
     assert isinstance(error_of(await again.run(numbers(1, 3))), DriftError)
+    assert collected == [[Ok(1), Ok(2)]]

@@ -63,6 +63,19 @@ async def test_types_can_be_declared_for_a_durable_function() -> None:
         assert result == Ok([ORDER])
 
 
+async def test_the_result_of_an_idempotency_key_is_of_a_declared_class() -> None:
+    store = MemoryStore()
+
+    async def body(step: Step) -> Any:
+        return [ORDER]
+
+    for id in ("first", "second"):
+        result = await durable.run(
+            None, body, id=id, store=store, types=[Order], idempotency_key="k"
+        )
+        assert result == Ok([ORDER])
+
+
 async def test_types_can_be_declared_for_a_workflow_in_this_process() -> None:
     async def body(step: Step) -> Any:
         return await step("load", lambda: ORDER)

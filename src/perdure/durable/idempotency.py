@@ -79,7 +79,7 @@ async def _run_and_record(host: RunHost, request: Request) -> Result[Any, Any]:
         await _free(host)
         return result
     try:
-        outcome = describe_outcome(host, result, request.fn)
+        outcome = describe_outcome(host, result, request.fn, request.program.types)
         await host.settle(outcome.block, Rest("completed"))
     except StoreError:
         await log_failure(host.release())

@@ -22,11 +22,13 @@ class Outcome(NamedTuple):
     status: Literal["completed", "failed"]
 
 
-def describe_outcome(host: RunHost, result: Result[Any, Any], fn: Callable[..., Any]) -> Outcome:
+def describe_outcome(
+    host: RunHost, result: Result[Any, Any], fn: Callable[..., Any], types: codec.DeclaredTypes
+) -> Outcome:
     """Return how a run ended. A run whose output cannot be recorded has failed."""
     if isinstance(result, Ok):
         try:
-            return _completed(host, result.value, fn)
+            return _completed(host, result.value, fn, types)
         except CodecError as error:
             result = Err(CodecError(f"the output of run {host.id!r} cannot be recorded: {error}"))
     run = host.execution
@@ -43,9 +45,11 @@ def failed_block(
     return host.block("failed", completedAt=now, error=error, failed=list(failed), **facts)
 
 
-def _completed(host: RunHost, value: object, fn: Callable[..., Any]) -> Outcome:
+def _completed(
+    host: RunHost, value: object, fn: Callable[..., Any], types: codec.DeclaredTypes
+) -> Outcome:
     data, visible, typed, losses = codec.prepare(
-        value, lambda: codec.return_type(fn), "output", host.execution.types
+        value, lambda: codec.return_type(fn), "output", types
     )
     for loss in losses:
         logger.warning(

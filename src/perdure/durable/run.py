@@ -218,7 +218,7 @@ async def _continue(host: RunHost, request: Request) -> Result[Any, Any]:
     if delete:
         outcome = Outcome(result, host.block("completed"), "completed")
     else:
-        outcome = describe_outcome(host, result, request.fn)
+        outcome = describe_outcome(host, result, request.fn, request.program.types)
     try:
         await host.settle(outcome.block, Rest(outcome.status, delete=delete))
     except StoreError:

@@ -172,7 +172,7 @@ class Driver:
             if result is None:
                 assert broken is not None, "a run without a result was broken off"
                 result = outcome_of(broken)
-            outcome, block, status = describe_outcome(host, result, definition.fn)
+            outcome, block, status = describe_outcome(host, result, definition.fn, definition.types)
             data = await host.settle(block, Rest(status))
             if isinstance(outcome, Err):
                 _log_failed_run(host, outcome.error)

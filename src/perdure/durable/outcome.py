@@ -23,10 +23,7 @@ class Outcome(NamedTuple):
 
 
 def describe_outcome(
-    host: RunHost,
-    result: Result[Any, Any],
-    fn: Callable[..., Any],
-    types: codec.DeclaredTypes,
+    host: RunHost, result: Result[Any, Any], fn: Callable[..., Any], types: codec.DeclaredTypes
 ) -> Outcome:
     """Return how a run ended. A run whose output cannot be recorded has failed."""
     if isinstance(result, Ok):
@@ -51,8 +48,9 @@ def failed_block(
 def _completed(
     host: RunHost, value: object, fn: Callable[..., Any], types: codec.DeclaredTypes
 ) -> Outcome:
-    returns = lambda: codec.return_type(fn)  # noqa: E731  # asked only for rich values
-    data, visible, typed, losses = codec.prepare(value, returns, "output", types)
+    data, visible, typed, losses = codec.prepare(
+        value, lambda: codec.return_type(fn), "output", types
+    )
     for loss in losses:
         logger.warning(
             "run %r: its %s cannot be recorded as it is (%s)", host.id, loss.path, loss.reason

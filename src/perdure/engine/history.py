@@ -365,9 +365,11 @@ def _explain(loss: codec.Loss) -> str:
     if loss.cls is None or loss.reason != "non-json" or not codec.is_restorable(loss.cls):
         return f"{text} Return plain data, or objects with fields, from the step"
     name = loss.cls.__name__
+    # A part of a value is restored by the type of the whole, which is not known here.
+    whole = name if loss.path.isidentifier() else f"…{name}…"
     return (
-        f"{text} Pass the step a function whose return annotation names {name} instead of a "
-        f"lambda, or write returns={name}, or declare types=[{name}] for the workflow"
+        f"{text} Write returns={whole}, or pass a function with that return annotation instead of "
+        f"a lambda, or declare types=[{name}] for the workflow"
     )
 
 

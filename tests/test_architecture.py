@@ -38,7 +38,7 @@ LEVEL = {unit: level for level, row in enumerate(ROWS) for unit in row}
 # The same, among the modules of one package. A package's `__init__` comes last.
 INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "engine": (
-        ("branches", "fingerprint", "failures", "invoke"),
+        ("branches", "fingerprint", "failures", "invoke", "unwinding"),
         ("history",),
         ("call",),
         ("execution",),
@@ -55,7 +55,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("run",),
         ("idempotency",),
     ),
-    "runtime": (("definition", "run"), ("registry",), ("driver",), ("runtime",)),
+    "runtime": (("definition", "run"), ("registry", "changes"), ("driver",), ("runtime",)),
 }
 
 # Siblings here are alternatives to each other: what two of them share lives in a `_` file.

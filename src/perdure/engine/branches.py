@@ -112,7 +112,8 @@ class Branches:
     """The branches of one run, and what each of them is doing.
 
     As a context manager it makes the current task the root branch, and registers the tasks that are
-    created below it. `on_change` is called when a branch may have stopped working.
+    created below it. `on_change` is called when a branch may have stopped working. `cancelled` says
+    that every branch has been told to stop: what still runs is unwinding.
     """
 
     __slots__ = (
@@ -120,6 +121,7 @@ class Branches:
         "_loop",
         "_position",
         "_unwinding",
+        "cancelled",
         "in_flight",
         "on_change",
         "parked",
@@ -133,6 +135,7 @@ class Branches:
         self.parked: set[Task] = set()
         self.in_flight = 0
         self.on_change: Callable[[], None] | None = None
+        self.cancelled = False
         self._unwinding: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:
@@ -237,7 +240,11 @@ class Branches:
             for task in self.tasks:
                 # Not at once: the caller may be one of these tasks, in the middle of a write.
                 self._loop.call_soon(task.cancel)
+            self._loop.call_soon(self._was_cancelled)
             self._unwinding = self._loop.call_later(1, self.cancel)
+
+    def _was_cancelled(self) -> None:
+        self.cancelled = True
 
     async def unwind(self) -> None:
         """Cancel every branch but the current task, and wait until all have ended."""

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -29,9 +29,11 @@ from perdure.errors import (
 )
 from perdure.events import Bus
 from perdure.result import Err, Result
+from perdure.runtime.changes import ChangeCheck
 from perdure.runtime.definition import Definition
 from perdure.runtime.registry import Registry
 from perdure.snapshot import (
+    ExecutionBlock,
     PendingWait,
     RunStatus,
     Snapshot,
@@ -51,9 +53,19 @@ CANCEL = "~cancel"
 """The event that asks the owner of a run to end it."""
 
 
+class Rested(NamedTuple):
+    """A run that was given up: its snapshot as JSON, its status, and how often steps of it were
+    retried since it was leased.
+    """
+
+    data: bytes
+    status: RunStatus
+    retries: int
+
+
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """Continues leased runs; each verb returns the run's snapshot as it was written, as JSON."""
+    """Continues leased runs; each verb returns what was written of the run."""
 
     store: Store
     registry: Registry
@@ -62,6 +74,7 @@ class Driver:
     lease_ttl: timedelta
     suspend_after: timedelta
     always_replay: bool
+    changes: ChangeCheck
 
     def request(self, run_id: str, new: Snapshot | None = None) -> LeaseRequest:
         """Return a request for a run's lease: of a new run with `new`, else of a stored one."""
@@ -83,7 +96,7 @@ class Driver:
         *,
         not_before: datetime | None = None,
         again: bool = False,
-    ) -> bytes | None:
+    ) -> Rested | None:
         """Run until the run ends or is suspended; return `None` if another owner took it over.
 
         A run that is over stays as it is, unless it failed and is to be tried `again`.
@@ -95,13 +108,13 @@ class Driver:
 
     async def _continue_run(
         self, session: Session, grant: Grant, not_before: datetime | None, again: bool
-    ) -> bytes | None:
+    ) -> Rested | None:
         status = rest_status(grant.snapshot)
         again = again and status == "failed"
         if is_over(status) and not again:
             # It ended elsewhere between the caller's look at it and the lease.
             host = _unstarted(session, grant)
-            return await host.settle(grant.snapshot["execution"], Rest(status))
+            return await _settle(host, grant.snapshot["execution"], Rest(status))
         # Before anything is written: a run of an unknown workflow or version stays as it is, for a
         # process that knows it.
         definition, payload, history = await self._load(grant)
@@ -133,6 +146,7 @@ class Driver:
         """Return what runs and its history; release a run that no definition here can run."""
         try:
             definition, snapshot = self.registry.for_run(grant.lease.id, grant.snapshot)
+            self.changes.check(grant.lease.id, snapshot.get("metadata"), definition)
             payload = definition.decode_payload((snapshot.get("metadata") or {}).get("input"))
         except PerdureError:
             later = grant.now + self.lease_ttl
@@ -142,28 +156,28 @@ class Driver:
         history.drop(failures_to_retry(snapshot))
         return definition, payload, history
 
-    async def cancel(self, session: Session, grant: Grant, reason: str) -> bytes | None:
+    async def cancel(self, session: Session, grant: Grant, reason: str) -> Rested | None:
         """End a leased run as cancelled; return `None` if another owner took it over."""
         try:
             return await self._end_cancelled(_unstarted(session, grant), reason)
         except LeaseLost:
             return None
 
-    async def pause(self, session: Session, grant: Grant, reason: str) -> bytes:
+    async def pause(self, session: Session, grant: Grant, reason: str) -> Rested:
         """Pause a leased run, with what it waits for, until it is resumed."""
         host = _unstarted(session, grant)
         waits = list(host.history.waits.values())
         block = host.block(state="paused", reason=reason, pending=waits)
-        return await host.settle(block, Rest("paused", None, (CANCEL,)))
+        return await _settle(host, block, Rest("paused", None, (CANCEL,)))
 
     async def _leave(
         self, host: RunHost, result: Result[Any, Any] | None, definition: Definition[Any, Any]
-    ) -> bytes:
+    ) -> Rested:
         """Write how the run ended or what it waits for, and give it up."""
         broken, suspended = host.execution.broken, host.suspension.suspended
         try:
             if suspended is not None:
-                return await host.settle(*_at_rest(host, suspended))
+                return await _settle(host, *_at_rest(host, suspended))
             if isinstance(broken, Cancelled):
                 return await self._end_cancelled(host, broken.reason)
             if isinstance(broken, StoreError | LeaseLost):
@@ -172,10 +186,10 @@ class Driver:
                 assert broken is not None, "a run without a result was broken off"
                 result = outcome_of(broken)
             outcome, block, status = describe_outcome(host, result, definition.fn)
-            data = await host.settle(block, Rest(status))
+            rested = await _settle(host, block, Rest(status))
             if isinstance(outcome, Err):
-                _log_failed_run(host, outcome.error)
-            return data
+                _log_failed_run(host, outcome)
+            return rested
         except StoreError as error:
             if isinstance(error, ValueTooLarge | MissingAbility):
                 # Retrying cannot help: the run itself caused the error.
@@ -188,7 +202,7 @@ class Driver:
             )
             raise
 
-    async def _end_failed(self, host: RunHost, error: StoreError) -> bytes:
+    async def _end_failed(self, host: RunHost, error: StoreError) -> Rested:
         """End a run that the store does not accept as it is; without its records if need be."""
         try:
             return await self._write_failed(host, error)
@@ -200,17 +214,17 @@ class Driver:
             host.history = host.history.without_records()
             return await self._write_failed(host, RunFailed(text), truncated=True)
 
-    async def _write_failed(self, host: RunHost, error: PerdureError, **facts: Any) -> bytes:
+    async def _write_failed(self, host: RunHost, error: PerdureError, **facts: Any) -> Rested:
         record = encode_failure(error, host.id).record
-        data = await host.settle(failed_block(host, record, **facts), Rest("failed"))
-        _log_failed_run(host, error)
-        return data
+        rested = await _settle(host, failed_block(host, record, **facts), Rest("failed"))
+        _log_failed_run(host, Err(error))
+        return rested
 
-    async def _end_cancelled(self, host: RunHost, reason: str) -> bytes:
+    async def _end_cancelled(self, host: RunHost, reason: str) -> Rested:
         record = encode_failure(Cancelled(host.id, reason), host.id).record
         now = host.block()["lastUpdated"]
         block = host.block("failed", state="cancelled", completedAt=now, error=record)
-        return await host.settle(block, Rest("cancelled"))
+        return await _settle(host, block, Rest("cancelled"))
 
     def _look_for_cancel(self, host: RunHost) -> None:
         async def look() -> None:
@@ -232,6 +246,11 @@ def _unstarted(session: Session, grant: Grant) -> RunHost:
     return open_host(session, grant.lease.id, History("", grant.snapshot), grant)
 
 
+async def _settle(host: RunHost, block: ExecutionBlock, rest: Rest) -> Rested:
+    data = await host.settle(block, rest)
+    return Rested(data, rest.status, host.retries)
+
+
 def _at_rest(host: RunHost, waits: list[PendingWait]) -> tuple[Any, Rest]:
     replays = any(wait["id"].startswith(REPLAY) for wait in waits)
     waits = [wait for wait in waits if not wait["id"].startswith(REPLAY)]
@@ -244,17 +263,28 @@ def _at_rest(host: RunHost, waits: list[PendingWait]) -> tuple[Any, Rest]:
     return block, Rest(state, wake_at, (*awaits_of(snapshot), CANCEL))
 
 
-def _log_failed_run(host: RunHost, error: object) -> None:
+def _log_failed_run(host: RunHost, outcome: Err[Any]) -> None:
     """Log a failed run once at ERROR: there may be no caller that waits for its result."""
-    steps = ", ".join(repr(key) for key in host.execution.failures_that_ended_it())
+    run, error = host.execution, outcome.error
+    exceptions = (each for each in (error, outcome.cause) if isinstance(each, BaseException))
+    keys = run.failures_that_ended_it()
+    steps = ", ".join(f"{key!r} (attempt {run.history.attempts(key)})" for key in keys)
     logger.error(
-        "run %r of workflow %r failed%s: %s",
+        "run %r of workflow %r failed%s: %s%s",
         host.id,
         host.history.name,
         f" at step {steps}" if steps else "",
         error if isinstance(error, str) else repr(error),
-        exc_info=error if isinstance(error, BaseException) else None,
+        "".join(f"\n{_recorded_traceback(run.failures[key])}" for key in keys).rstrip(),
+        exc_info=next(exceptions, None),
     )
+
+
+def _recorded_traceback(error: BaseException | None) -> str:
+    """Return the traceback of the original, if this exception was restored from a record."""
+    while error is not None and (cause := codec.recorded_cause(error)) is None:
+        error = error.__cause__
+    return "" if error is None else codec.traceback_of(cause)
 
 
 def _cancel_reason(grant: Grant) -> str:

@@ -42,8 +42,9 @@ from perdure.errors import (
     RunNotFound,
 )
 from perdure.events import Bus, Listener, check_listener
+from perdure.runtime.changes import ChangeCheck
 from perdure.runtime.definition import Definition
-from perdure.runtime.driver import CANCEL, Driver
+from perdure.runtime.driver import CANCEL, Driver, Rested
 from perdure.runtime.registry import Registry
 from perdure.runtime.run import Run, run_of
 from perdure.snapshot import (
@@ -73,12 +74,14 @@ from perdure.store import (
     require_schedule,
 )
 from perdure.validation import (
+    Reaction,
     check_event,
     check_flag,
     check_id,
     check_limit,
     check_prefix,
     check_random,
+    check_reaction,
     check_user_id,
 )
 
@@ -108,8 +111,10 @@ class Runtime:
     """Workflows by name on one store.
 
     `lease_ttl` is how long a run stays with a process that died. A wait shorter than
-    `suspend_after` is spent in memory. `always_replay` suspends and replays a run after every step:
-    a hard test of a workflow, and slow.
+    `suspend_after` is spent in memory. `on_definition_change` says what to do with a run whose
+    function has changed since it was started, while the version is the same: `"warn"`, `"ignore"`,
+    or `"error"`, which leaves the run to another process. `always_replay` suspends and replays a
+    run after every step: a hard test of a workflow, and slow.
     """
 
     def __init__(
@@ -120,6 +125,7 @@ class Runtime:
         lease_ttl: Duration = LEASE_TTL,
         suspend_after: Duration = SUSPEND_AFTER,
         on_event: Listener | None = None,
+        on_definition_change: Reaction = "warn",
         clock: Clock = SystemClock(),
         random: Random | None = None,
         always_replay: bool = False,
@@ -142,6 +148,7 @@ class Runtime:
             lease_ttl=self.lease_ttl,
             suspend_after=parse_duration(suspend_after, "suspend_after"),
             always_replay=check_flag(always_replay, "always_replay"),
+            changes=ChangeCheck(check_reaction(on_definition_change, "on_definition_change")),
         )
 
     def register(self, definition: Definition[Any, Any]) -> None:
@@ -332,8 +339,8 @@ class Runtime:
                 return None
             if is_over(rest_status(grant.snapshot)):
                 return await self._driven(run_id, self.driver.continue_run(session, grant))
-            data = await self.driver.cancel(session, grant, reason)
-            return None if data is None else self._run(run_id, codec.loads(data))
+            rested = await self.driver.cancel(session, grant, reason)
+            return None if rested is None else self._run(run_id, codec.loads(rested.data))
 
     async def retry(self, run_id: str) -> Run:
         """Continue a failed run: the steps that ended it run again, finished ones do not."""
@@ -364,10 +371,12 @@ class Runtime:
         await self.store.delete(run_id)
         return existed
 
-    async def _driven(self, run_id: str, driving: Awaitable[bytes | None]) -> Run:
+    async def _driven(self, run_id: str, driving: Awaitable[Rested | None]) -> Run:
         """Return a run as it was written, or as stored if another owner took it over."""
-        data = await driving
-        return await self._require(run_id) if data is None else self._run(run_id, codec.loads(data))
+        rested = await driving
+        if rested is None:
+            return await self._require(run_id)
+        return self._run(run_id, codec.loads(rested.data))
 
     def _definition(self, workflow: Definition[Any, Any] | str) -> Definition[Any, Any]:
         if isinstance(workflow, str):
@@ -377,7 +386,7 @@ class Runtime:
 
     def _first_snapshot(self, definition: Definition[Any, Any], data: Any) -> Snapshot:
         metadata = {
-            "version": definition.version,
+            **definition.identity,
             "createdAt": isoformat(self.clock.now()),
             "seed": new_seed(self.random),
         }

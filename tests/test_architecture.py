@@ -38,7 +38,7 @@ LEVEL = {unit: level for level, row in enumerate(ROWS) for unit in row}
 # The same, among the modules of one package. A package's `__init__` comes last.
 INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "engine": (
-        ("branches", "fingerprint", "failures", "invoke"),
+        ("branches", "fingerprint", "failures", "invoke", "unwinding"),
         ("history",),
         ("call",),
         ("attempts",),
@@ -60,7 +60,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "runtime": (
         ("deadlines",),
         ("definition", "options", "run", "watching"),
-        ("registry", "transitions"),
+        ("changes", "registry", "transitions"),
         ("driver", "reader"),
         ("starter",),
         ("client",),

@@ -2,10 +2,14 @@
 
 from collections.abc import Iterable
 from random import Random
+from typing import Literal, TypeAlias, get_args
 
 from perdure.errors import InvalidArgument
 
 MAX_ID_LENGTH = 512
+
+Reaction: TypeAlias = Literal["warn", "error", "ignore"]
+"""What to do about something suspicious."""
 
 RESERVED = "~"
 """Begins the names of the engine's own runs, workflows, events and steps, such as `~cancel`."""
@@ -16,6 +20,15 @@ def check_flag(value: object, parameter: str) -> bool:
     if not isinstance(value, bool):
         raise InvalidArgument(parameter, value, "True or False")
     return value
+
+
+def check_reaction(value: object, parameter: str) -> Reaction:
+    """Check for `"warn"`, `"error"` or `"ignore"`."""
+    reactions: tuple[Reaction, ...] = get_args(Reaction)
+    for reaction in reactions:
+        if value == reaction:
+            return reaction
+    raise InvalidArgument(parameter, value, "'warn', 'error' or 'ignore'")
 
 
 def check_int(value: object, parameter: str, *, minimum: int = 1) -> int:

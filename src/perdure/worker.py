@@ -23,6 +23,7 @@ from perdure.durable.owners import is_gone, new_owner
 from perdure.durable.session import Session
 from perdure.engine.tasks import detached
 from perdure.errors import InvalidArgument, InvalidDuration, PerdureError, StoreError
+from perdure.runtime.driver import Rested
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.transitions import pause
 from perdure.store import (
@@ -40,10 +41,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Counters:
-    """What a worker has done so far."""
+    """What a worker has done so far.
+
+    `claimed` and `finished` count how often it took up a run and put it down again: ended, or
+    suspended. `failed` and `cancelled` are runs that ended so; `retried` counts steps that failed
+    and were attempted again. `failed_to_drive` are runs that it could not continue, `taken_over`
+    those whose previous owner had died, `delayed` and `paused` those that may have killed their
+    owners, and `released` those that were left to other workers when it stopped.
+    """
 
     claimed: int = 0
     finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    retried: int = 0
     failed_to_drive: int = 0
     taken_over: int = 0
     delayed: int = 0
@@ -293,14 +304,21 @@ class Worker:
         try:
             if grant.takeovers >= self._max_crashes:
                 return await self._pause_run(session, grant)
-            await self.runtime.driver.continue_run(session, await session.with_inbox(grant))
-            self.counters.finished += 1
+            granted = await session.with_inbox(grant)
+            self._count(await self.runtime.driver.continue_run(session, granted))
         except PerdureError as error:
             self.counters.failed_to_drive += 1
             logger.warning("run %r could not be driven: %s", grant.lease.id, error)
         except Exception:
             self.counters.failed_to_drive += 1
             logger.exception("run %r could not be driven", grant.lease.id)
+
+    def _count(self, rested: Rested | None) -> None:
+        self.counters.finished += 1
+        if rested is not None:
+            self.counters.failed += rested.status == "failed"
+            self.counters.cancelled += rested.status == "cancelled"
+            self.counters.retried += rested.retries
 
     async def _pause_run(self, session: Session, grant: Grant) -> None:
         self.counters.paused += 1

@@ -37,13 +37,19 @@ from perdure.events import Bus, Coalesce, Event, Listener, Mode, StepComplete, c
 from perdure.result import Result
 from perdure.resume import ResumeState, ResumeStateCollector, as_resume_state, records_of
 from perdure.snapshot import ExecutionBlock, Snapshot, assert_valid_snapshot
-from perdure.validation import check_errors, check_int, check_random, check_unreserved
+from perdure.validation import (
+    Reaction,
+    check_errors,
+    check_int,
+    check_random,
+    check_reaction,
+    check_unreserved,
+)
 
 logger = logging.getLogger(__name__)
 
 D = TypeVar("D")
 T = TypeVar("T")
-Reaction: TypeAlias = Literal["warn", "error", "ignore"]
 ResumeSource: TypeAlias = (
     ResumeState | Callable[[], ResumeState | Awaitable[ResumeState | None] | None] | None
 )
@@ -356,8 +362,7 @@ def check_options(options: Options) -> Options:
         _check_snapshot(snapshot)
     _check_sources(options)
     for name in ("on_unknown_steps", "on_definition_change"):
-        if (reaction := options.get(name, "warn")) not in ("warn", "error", "ignore"):
-            raise InvalidArgument(name, reaction, "'warn', 'error' or 'ignore'")
+        check_reaction(options.get(name, "warn"), name)
     if (listener := options.get("on_event")) is not None:
         check_listener(listener)
     if "clock" in options:

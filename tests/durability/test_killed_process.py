@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from multiprocessing.process import BaseProcess
@@ -23,6 +23,14 @@ LEASE = 30.0
 SOON = 5.0
 
 _processes = forked()
+
+
+class PaymentDeclined(Exception):
+    """Takes other arguments than it passes to its base class, as many do."""
+
+    def __init__(self, order: str, *, code: int) -> None:
+        super().__init__(f"{order}: declined")
+        self.code = code
 
 
 @pytest.fixture
@@ -50,18 +58,43 @@ async def run(store: SqliteStore, folder: Path, *, wait: float = 0) -> Result[st
     return await durable.run({}, both, id="run", store=store, lease_ttl=LEASE)
 
 
-def run_and_wait(folder: Path) -> None:
+async def decline(store: SqliteStore, folder: Path, *, wait: float = 0) -> Result[str, object]:
+    """Catch what the step "pay" raises, and then run "b", as above."""
+
+    async def pay() -> None:
+        sign(str(folder / "a"))
+        raise PaymentDeclined("order-1", code=51)
+
+    async def b(code: int) -> str:
+        sign(str(folder / "b"))
+        await asyncio.sleep(wait)
+        return f"code {code}"
+
+    async def order(step: Step) -> str:
+        try:
+            await step("pay", pay)
+        except PaymentDeclined as error:
+            return await step("b", b, error.code)
+        return "paid"
+
+    return await durable.run({}, order, id="run", store=store, lease_ttl=LEASE)
+
+
+Example = Callable[..., Coroutine[object, object, object]]
+
+
+def run_and_wait(folder: Path, example: Example) -> None:
     async def main() -> None:
         async with opened_store(folder) as store:
-            await run(store, folder, wait=60)
+            await example(store, folder, wait=60)
 
     asyncio.run(main())
 
 
 @contextmanager
-def running_process(folder: Path) -> Iterator[BaseProcess]:
+def running_process(folder: Path, example: Example = run) -> Iterator[BaseProcess]:
     """Start the run in its own process, which is killed in the end."""
-    process = _processes.Process(target=run_and_wait, args=(folder,))
+    process = _processes.Process(target=run_and_wait, args=(folder, example))
     process.start()
     try:
         yield process
@@ -93,6 +126,18 @@ async def test_a_run_of_a_killed_process_continues_at_once(
         started = time.monotonic()
         assert await run(store, tmp_path) == Ok("done")
         assert time.monotonic() - started < SOON
+        assert signed(tmp_path / "a") == [process.pid]
+        assert signed(tmp_path / "b") == [process.pid, os.getpid()]
+
+
+async def test_an_exception_is_caught_by_its_class_in_another_process(
+    store: SqliteStore, tmp_path: Path
+) -> None:
+    """With its attributes, after `kill -9` and without being declared."""
+    with running_process(tmp_path, decline) as process:
+        await until_signed(tmp_path / "b", process.pid)
+        await kill(process)
+        assert await decline(store, tmp_path) == Ok("code 51")
         assert signed(tmp_path / "a") == [process.pid]
         assert signed(tmp_path / "b") == [process.pid, os.getpid()]
 

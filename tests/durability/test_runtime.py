@@ -257,9 +257,34 @@ async def test_a_run_that_awaits_something_unknown_is_suspended_after_a_while(
     await clock.advance("1d")
     (run,) = await runtime.sweep()
     assert (run.status, begun) == ("completed", ["elsewhere", "elsewhere"])
-    assert "does not recognise" in caplog.text
-    assert run.run_id in caplog.text
-    assert "elsewhere" in caplog.text
+    [message] = [r.getMessage() for r in caplog.records if "does not recognise" in r.getMessage()]
+    assert run.run_id in message
+    assert "elsewhere" in message
+    assert "test_runtime.py" in message
+
+
+async def test_a_run_that_waits_but_keeps_working_is_said_once(
+    store: MemoryStore, clock: TestClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It cannot leave memory. The warning names the task, its function and what it awaits."""
+
+    @workflow("poll")
+    async def polling(step: Step) -> None:
+        async def poll() -> None:
+            while True:
+                await clock.sleep(0.1)
+
+        polls = asyncio.create_task(poll())
+        await step.sleep("nap", "1m")
+        polls.cancel()
+
+    runtime = Runtime(store, workflows=[polling], clock=clock, suspend_after=1)
+    trigger = asyncio.ensure_future(runtime.trigger(polling, run_id="r"))
+    while not trigger.done():
+        await clock.advance(0.05)
+    assert (await trigger).status == "completed"
+    [message] = [r.getMessage() for r in caplog.records if "stays in memory" in r.getMessage()]
+    assert all(part in message for part in ("'r'", ".poll)", "TestClock.sleep", "step.sleep"))
 
 
 async def test_parallel_waits_suspend_together_and_end_one_by_one(

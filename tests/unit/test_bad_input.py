@@ -281,6 +281,7 @@ CASES: dict[str, Case] = {
             "lease_ttl": (*NO_DURATION, 0),
             "suspend_after": NO_DURATION,
             "on_event": NO_LISTENER,
+            "on_definition_change": ("raise", None, True),
             "clock": NO_CLOCK,
             "random": (5, "x", Random),
             "always_replay": NO_FLAG,

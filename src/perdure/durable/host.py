@@ -109,6 +109,11 @@ class RunHost(calls.RunHost, ABC):
         assert self._execution is not None, "the run was not started"
         return self._execution
 
+    @property
+    def retries(self) -> int:
+        """How often steps were retried since the run was started here."""
+        return 0 if self._execution is None else self._execution.retries
+
     async def read_inbox(self) -> list[Message]:
         """Return the run's unconsumed messages."""
         return await self.session.read_inbox(self.id)

@@ -10,7 +10,8 @@ watcher suspends the run when all of this holds:
    event has come counts as in flight until its record is durable;
 4. every other branch waits for branches or for an asyncio primitive. If one awaits something that
    is not recognised, the run is suspended after `suspend_after` in which no such branch ran, and a
-   warning names the place.
+   warning names the place. If such branches keep running, the run stays in memory, and a warning
+   says so once.
 
 So a suspension cuts off no step and no write. What else the function was awaiting is cancelled with
 it, and awaited again when the run resumes.
@@ -43,6 +44,8 @@ SLOWEST_POLL = timedelta(seconds=1)
 _STEADY = 5
 _TURNS = 20
 _MOST_TURNS = 10_000
+_PATIENCE = 10
+"""How many times `suspend_after` a run may be kept from leaving memory before that is logged."""
 
 
 class PendingBranch:
@@ -90,6 +93,8 @@ class Suspension:
         self._unsaved_deadline = False
         self._still: list[tuple[Task, Future | None]] = []
         self._still_since = 0.0
+        self._held_since: float | None = None
+        self._said_held = False
         self._change: asyncio.Future[None] | None = None
         self._stale = False
         self._message_came = False
@@ -207,16 +212,40 @@ class Suspension:
             self._watcher = None
 
     async def _leaves_memory(self) -> bool:
-        # Checked again after each await below: a branch may have begun a step in the meantime.
-        if self._suspend_after is None or self._branches.in_flight:
+        if self._suspend_after is None:
             return False
-        if not await self._branches_are_quiet() or self._branches.in_flight or not self._pending:
-            return False
-        wake_at = self._next_wake()
-        if wake_at is not None and wake_at - self._clock.now() <= self._suspend_after:
+        is_quiet = await self._branches_are_quiet()
+        # After the await: a branch may have begun a step in the meantime.
+        if not self._may_leave(self._suspend_after):
+            self._held_since = None
             return False
         at_work = [task for task in self._unparked() if not awaits_only(task, self._branches.tasks)]
-        return not at_work or self._without_progress(at_work, self._suspend_after)
+        if not at_work or (is_quiet and self._without_progress(at_work, self._suspend_after)):
+            return is_quiet
+        self._note_held(at_work, self._suspend_after)
+        return False
+
+    def _may_leave(self, suspend_after: timedelta) -> bool:
+        """Return whether nothing is in flight and the next wake time is far away."""
+        if self._branches.in_flight or not self._pending:
+            return False
+        wake_at = self._next_wake()
+        return wake_at is None or wake_at - self._clock.now() > suspend_after
+
+    def _note_held(self, at_work: list[Task], suspend_after: timedelta) -> None:
+        """Log once that branches which never stop working keep a run that waits in memory."""
+        now = self._clock.monotonic()
+        if self._held_since is None:
+            self._held_since = now
+        is_long = now - self._held_since >= suspend_after.total_seconds() * _PATIENCE
+        if is_long and not self._said_held:
+            self._said_held = True
+            logger.warning(
+                "run %r waits, but stays in memory: its own code keeps working beside the wait: "
+                "%s. Do that work in a step, or pause it with step.sleep",
+                self._run.run_id,
+                ", ".join(place(task) for task in at_work),
+            )
 
     async def _branches_are_quiet(self) -> bool:
         """Let ready branches run; return whether all branches wait.

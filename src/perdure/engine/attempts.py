@@ -31,6 +31,8 @@ _MAX_ERROR = 1000
 class AttemptingRun(Protocol):
     """The run whose step is attempted."""
 
+    retries: int
+
     @property
     def clock(self) -> Clock: ...
     @property
@@ -67,6 +69,7 @@ async def attempts(run: AttemptingRun, call: StepCall, once: Callable[[], Awaita
             failure = error
         await _pause(run, call, retry, failure)
         call.attempt += 1
+        run.retries += 1
 
 
 def _tries_again(run: AttemptingRun, retry: Retry, call: StepCall, failure: Exception) -> bool:

@@ -126,7 +126,8 @@ class Branches:
 
     As a context manager it makes the current task the root branch, and registers the tasks that are
     created below it. `on_change` is called when a branch may have stopped working, `when_idle` when
-    nothing is in flight any more. `handle` is what the workflow function was given, while it runs.
+    nothing is in flight any more. `cancelled` says that every branch has been told to stop: what
+    still runs is unwinding. `handle` is what the workflow function was given, while it runs.
     """
 
     __slots__ = (
@@ -134,6 +135,7 @@ class Branches:
         "_loop",
         "_position",
         "_unwinding",
+        "cancelled",
         "handle",
         "in_flight",
         "on_change",
@@ -151,6 +153,7 @@ class Branches:
         self.handle: Any = None
         self.on_change: Callable[[], None] | None = None
         self.when_idle: Callable[[], None] | None = None
+        self.cancelled = False
         self._unwinding: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:
@@ -263,7 +266,11 @@ class Branches:
             for task in self.tasks:
                 # Not at once: the caller may be one of these tasks, in the middle of a write.
                 self._loop.call_soon(task.cancel)
+            self._loop.call_soon(self._was_cancelled)
             self._unwinding = self._loop.call_later(1, self.cancel)
+
+    def _was_cancelled(self) -> None:
+        self.cancelled = True
 
     async def unwind(self) -> None:
         """Cancel every branch but the current task, and wait until all have ended."""

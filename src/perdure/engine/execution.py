@@ -23,6 +23,7 @@ from perdure.engine.failures import leading_to
 from perdure.engine.history import EncodedRecord, History, warnings_of
 from perdure.engine.invoke import check_callable, invoke, is_awaited
 from perdure.engine.tasks import POSITION, Interrupted, outside_runs
+from perdure.engine.unwinding import is_unwinding, warn_of_late_call
 from perdure.errors import CodecError, ContinuedAsNew, DriftError, MissingAbility, RunOver
 from perdure.events import (
     Event,
@@ -59,6 +60,7 @@ class Execution:
         "_emit",
         "_keys_in_use",
         "_over",
+        "_warned",
         "branches",
         "cache",
         "clock",
@@ -71,6 +73,7 @@ class Execution:
         "host",
         "payload",
         "random",
+        "retries",
         "run_id",
         "types",
         "unseen_events",
@@ -112,6 +115,8 @@ class Execution:
         self._emit = emit
         self._broken: BaseException | None = None
         self._over = False
+        self._warned = False
+        self.retries = 0
         self._keys_in_use: dict[str, asyncio.Event] = {}
         self.unseen_events: list[tuple[Branch, StepCall, str]] = []
 
@@ -127,7 +132,7 @@ class Execution:
         # Refused before the call gets a number: a step that cannot be recorded must not shift those
         # that come after it.
         if self._broken is not None or self._over:
-            self.check_live(id)
+            self._refuse(id)
         if type(id) is not str or not id or not id.isascii() or id[0] == RESERVED:
             id = check_unreserved(check_text(id, "id", _STEP_NAME), "id")
         if branch is None:
@@ -152,6 +157,14 @@ class Execution:
             raise self._broken
         if self._over:
             raise RunOver(f"step {id!r} cannot be recorded: run {self.run_id!r} has ended")
+
+    def _refuse(self, id: str) -> None:
+        """Raise for a call that begins too late; log the first one of a run that is unwound."""
+        is_unwound = self.branches.cancelled and not self._over
+        if is_unwound and not self._warned and is_unwinding(self._broken):
+            self._warned = True
+            warn_of_late_call(self.run_id, id, self._broken)
+        self.check_live(id)
 
     def break_off(self, error: BaseException) -> BaseException:
         """Make `error` the answer of every step from now on, and return it to be raised."""
@@ -276,7 +289,7 @@ class Execution:
     def begin(self, call: StepCall) -> None:
         """Reserve the key of the call's record, and publish that the step starts."""
         if self._broken is not None or self._over:
-            self.check_live(call.id)
+            self._refuse(call.id)
         call.record_key = self.history.reserve(call.path, call.call)
         if self._emit is not None and call.kind not in ("sleep", "event"):
             self.tell(StepStart, call, call.record_key)

@@ -140,6 +140,10 @@ class History:
         self._records[key] = codec.dumps(record)
         return cast(StepRecord, record)
 
+    def attempts(self, key: str) -> int:
+        """Return how many attempts a step took; 1 if that is not recorded."""
+        return self.get(key).get("attempts", 1) if key in self._records else 1
+
     def reserve(self, branch: str, call: str) -> str:
         """Return the key of this call's record and keep it from all other calls.
 

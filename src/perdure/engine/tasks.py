@@ -225,12 +225,13 @@ def _shielded(outer: Future) -> Future | None:
 
 
 def place(task: Task) -> str:
-    """Return a task's name and the line it waits in, for log messages."""
+    """Return a task's name, its function and the line it waits in, for log messages."""
     frame = _innermost_frame(task)
+    name = f"{task.get_name()} ({getattr(task.get_coro(), '__qualname__', '?')})"
     if frame is None:
-        return task.get_name()
+        return name
     code = frame.f_code
-    return f"{task.get_name()} in {code.co_qualname} ({code.co_filename}:{frame.f_lineno})"
+    return f"{name} in {code.co_qualname} ({code.co_filename}:{frame.f_lineno})"
 
 
 def _innermost_frame(task: Task) -> FrameType | None:

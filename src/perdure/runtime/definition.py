@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, get_type_hints, overload
 
 from perdure import codec
 from perdure.clock import Duration
+from perdure.engine.fingerprint import definition_hash
 from perdure.engine.step import Step
 from perdure.errors import (
     CodecError,
@@ -54,6 +55,8 @@ class Definition(Generic[P, T]):
         self.name = check_id(name, "workflow")
         self.fn = fn
         self.version = check_int(version, "version")
+        # Now, and not when a run is started: by then the file may contain other code.
+        self.definition_hash = definition_hash(fn)
         self.scope = codec.ErrorScope(check_errors(errors), (fn,))
         self.types = codec.DeclaredTypes(types, fn)
         self.migrate = _check_migrate(migrate)
@@ -68,6 +71,11 @@ class Definition(Generic[P, T]):
     def __call__(self, step: Step, payload: Any = None) -> Awaitable[Any]:
         """Call the function."""
         return self.fn(step, payload) if self.takes_payload else self.fn(step)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The metadata of a run that say which definition it belongs to."""
+        return {"version": self.version, "definitionHash": self.definition_hash}
 
     def __repr__(self) -> str:
         return f"<workflow {self.name!r} version {self.version}>"

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from perdure import codec
 from perdure.durable.host import REPLAY, RunHost
@@ -27,6 +27,7 @@ from perdure.errors import (
 )
 from perdure.events import Bus
 from perdure.result import Err, Result
+from perdure.runtime.changes import ChangeCheck
 from perdure.runtime.deadlines import deadline_of, fix_deadline
 from perdure.runtime.definition import Definition
 from perdure.runtime.registry import Registry
@@ -38,6 +39,7 @@ from perdure.runtime.transitions import (
     lease_request,
 )
 from perdure.snapshot import (
+    ExecutionBlock,
     PendingWait,
     RunStatus,
     Snapshot,
@@ -53,9 +55,23 @@ from perdure.store import Grant, LeaseRequest, Refusal, Rest, Store, require_lea
 logger = logging.getLogger(__name__)
 
 
+_CONTINUED = ("running", "queued")
+"""The statuses of a run that was written and given up, to be continued at once."""
+
+
+class Rested(NamedTuple):
+    """A run that was given up: its snapshot as JSON, its status, and how often steps of it were
+    retried since it was leased.
+    """
+
+    data: bytes
+    status: RunStatus
+    retries: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """Continues leased runs; each verb returns the run's snapshot as it was written, as JSON."""
+    """Continues leased runs until they end or are suspended."""
 
     store: Store
     registry: Registry
@@ -64,6 +80,7 @@ class Driver:
     lease_ttl: timedelta
     suspend_after: timedelta
     always_replay: bool
+    changes: ChangeCheck
 
     def request(self, run_id: str, new: Snapshot | None = None) -> LeaseRequest:
         """Return a request for a run's lease: of a new run with `new`, else of a stored one."""
@@ -71,16 +88,16 @@ class Driver:
 
     async def continue_run(
         self, session: Session, grant: Grant, *, not_before: datetime | None = None
-    ) -> bytes | None:
+    ) -> Rested | None:
         """Run until the run ends or is suspended; return `None` if another owner took it over.
 
         A run that is over stays as it is.
         """
         try:
             while True:
-                data = await self._continue_once(session, grant, not_before)
-                if data is not None:
-                    return data
+                rested = await self._continue_once(session, grant, not_before)
+                if rested is None or rested.status not in _CONTINUED:
+                    return rested
                 # Written and given up, to be continued: a worker may have been faster to claim it.
                 answer = await session.acquire(self.request(grant.lease.id))
                 if isinstance(answer, Refusal):
@@ -91,26 +108,24 @@ class Driver:
 
     async def _continue_once(
         self, session: Session, grant: Grant, not_before: datetime | None
-    ) -> bytes | None:
-        """Run until the run ends or is suspended; return `None` if it begins again under another
-        lease.
-        """
-        if is_over(rest_status(grant.snapshot)):
+    ) -> Rested | None:
+        """Run until the run ends, is suspended, or is to be continued under another lease."""
+        if is_over(status := rest_status(grant.snapshot)):
             # It ended elsewhere between the caller's look at it and the lease.
-            return await give_up(session, grant)
+            data = await give_up(session, grant)
+            return None if data is None else Rested(data, status)
         # Before anything is written: a run of an unknown workflow or version stays as it is, for a
         # process that knows it.
         definition, payload, history = await self._load(grant)
         host = open_host(session, grant.lease.id, history, grant, not_before)
         if version_of(grant.snapshot.get("metadata")) not in (0, definition.version):
             await rewrite(host, wake_at=host.clock.now())
-            return None
+            return Rested(b"", "running")
         if cancel_requests(grant):
             return await self._end_cancelled(host, _cancel_reason(grant))
         host.on_message = lambda: self._look_for_cancel(host)
         program = self._program(host, definition, payload)
-        data = await self._leave(host, await run_to_rest(host, program), definition)
-        return None if isinstance(host.execution.broken, ContinuedAsNew) else data
+        return await self._leave(host, await run_to_rest(host, program), definition)
 
     def _program(self, host: RunHost, definition: Definition[Any, Any], payload: object) -> Program:
         return Program(
@@ -130,6 +145,7 @@ class Driver:
         """Return what runs and its history; release a run that no definition here can run."""
         try:
             definition, snapshot = self.registry.for_run(grant.lease.id, grant.snapshot)
+            self.changes.check(grant.lease.id, snapshot.get("metadata"), definition)
             payload = definition.decode_payload((snapshot.get("metadata") or {}).get("input"))
         except PerdureError:
             later = grant.now + self.lease_ttl
@@ -141,14 +157,14 @@ class Driver:
 
     async def _leave(
         self, host: RunHost, result: Result[Any, Any] | None, definition: Definition[Any, Any]
-    ) -> bytes:
+    ) -> Rested:
         """Write how the run ended or what it waits for, and give it up."""
         broken, suspended = host.execution.broken, host.suspension.suspended
         try:
             if isinstance(broken, ContinuedAsNew):
-                return await _begin_again(host, broken.data)
+                return await _begin_again(host, broken.data, definition)
             if suspended is not None:
-                return await host.settle(*_at_rest(host, suspended))
+                return await _settle(host, *_at_rest(host, suspended))
             if isinstance(broken, Cancelled):
                 return await self._end_cancelled(host, broken.reason)
             if isinstance(broken, StoreError | LeaseLost):
@@ -157,10 +173,10 @@ class Driver:
                 assert broken is not None, "a run without a result was broken off"
                 result = outcome_of(broken)
             outcome, block, status = describe_outcome(host, result, definition.fn, definition.types)
-            data = await host.settle(block, Rest(status))
+            rested = await _settle(host, block, Rest(status))
             if isinstance(outcome, Err):
-                _log_failed_run(host, outcome.error)
-            return data
+                _log_failed_run(host, outcome)
+            return rested
         except StoreError as error:
             if isinstance(error, ValueTooLarge | MissingAbility):
                 # Retrying cannot help: the run itself caused the error.
@@ -173,7 +189,7 @@ class Driver:
             )
             raise
 
-    async def _end_failed(self, host: RunHost, error: StoreError) -> bytes:
+    async def _end_failed(self, host: RunHost, error: StoreError) -> Rested:
         """End a run that the store does not accept as it is; without its records if need be."""
         try:
             return await self._write_failed(host, error)
@@ -185,14 +201,14 @@ class Driver:
             host.history = host.history.without_records()
             return await self._write_failed(host, RunFailed(text), truncated=True)
 
-    async def _write_failed(self, host: RunHost, error: PerdureError, **facts: Any) -> bytes:
+    async def _write_failed(self, host: RunHost, error: PerdureError, **facts: Any) -> Rested:
         record = encode_failure(error, host.id).record
-        data = await host.settle(failed_block(host, record, **facts), Rest("failed"))
-        _log_failed_run(host, error)
-        return data
+        rested = await _settle(host, failed_block(host, record, **facts), Rest("failed"))
+        _log_failed_run(host, Err(error))
+        return rested
 
-    async def _end_cancelled(self, host: RunHost, reason: str) -> bytes:
-        return await host.settle(*cancelled(host, reason))
+    async def _end_cancelled(self, host: RunHost, reason: str) -> Rested:
+        return await _settle(host, *cancelled(host, reason))
 
     def _look_for_cancel(self, host: RunHost) -> None:
         async def look() -> None:
@@ -209,10 +225,16 @@ class Driver:
         self.bus.track(detached(look()))
 
 
-async def _begin_again(host: RunHost, data: object) -> bytes:
+async def _settle(host: RunHost, block: ExecutionBlock, rest: Rest) -> Rested:
+    data = await host.settle(block, rest)
+    return Rested(data, rest.status, host.retries)
+
+
+async def _begin_again(host: RunHost, data: object, definition: Definition[Any, Any]) -> Rested:
     """Replace the run by its next generation, due at once, in one fenced write."""
     host.history = host.history.next_generation(data)
-    return await host.settle(host.block(state="queued"), Rest("queued", host.clock.now()))
+    host.history.metadata.update(definition.identity)
+    return await _settle(host, host.block(state="queued"), Rest("queued", host.clock.now()))
 
 
 def _at_rest(host: RunHost, waits: list[PendingWait]) -> tuple[Any, Rest]:
@@ -230,17 +252,28 @@ def _at_rest(host: RunHost, waits: list[PendingWait]) -> tuple[Any, Rest]:
     return block, Rest(state, wake_at, (*awaits_of(snapshot), CANCEL))
 
 
-def _log_failed_run(host: RunHost, error: object) -> None:
+def _log_failed_run(host: RunHost, outcome: Err[Any]) -> None:
     """Log a failed run once at ERROR: there may be no caller that waits for its result."""
-    steps = ", ".join(repr(key) for key in host.execution.failures_that_ended_it())
+    run, error = host.execution, outcome.error
+    exceptions = (each for each in (error, outcome.cause) if isinstance(each, BaseException))
+    keys = run.failures_that_ended_it()
+    steps = ", ".join(f"{key!r} (attempt {run.history.attempts(key)})" for key in keys)
     logger.error(
-        "run %r of workflow %r failed%s: %s",
+        "run %r of workflow %r failed%s: %s%s",
         host.id,
         host.history.name,
         f" at step {steps}" if steps else "",
         error if isinstance(error, str) else repr(error),
-        exc_info=error if isinstance(error, BaseException) else None,
+        "".join(f"\n{_recorded_traceback(run.failures[key])}" for key in keys).rstrip(),
+        exc_info=next(exceptions, None),
     )
+
+
+def _recorded_traceback(error: BaseException | None) -> str:
+    """Return the traceback of the original, if this exception was restored from a record."""
+    while error is not None and (cause := codec.recorded_cause(error)) is None:
+        error = error.__cause__
+    return "" if error is None else codec.traceback_of(cause)
 
 
 def _cancel_reason(grant: Grant) -> str:

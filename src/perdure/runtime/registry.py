@@ -69,7 +69,7 @@ class Registry:
         newest = self.newest(snapshot.get("workflowName") or "")
         stored = version_of(snapshot.get("metadata"))
         if not stored:
-            metadata = {**(snapshot.get("metadata") or {}), "version": newest.version}
+            metadata = {**(snapshot.get("metadata") or {}), **newest.identity}
             bound: Snapshot = {**snapshot, "metadata": metadata}
             return newest, bound
         if stored in self._known[newest.name]:
@@ -90,7 +90,7 @@ class Registry:
         except Exception as error:  # the user's function
             hint = f"Its migrate= failed: {error!r}"
             raise VersionMismatch(run_id, stored, newest.version, hint) from error
-        metadata = {**(migrated.get("metadata") or {}), "version": newest.version}
+        metadata = {**(migrated.get("metadata") or {}), **newest.identity}
         # Whatever the migration did to the metadata: steps must keep their idempotency keys.
         set_generation(metadata, generation)
         migrated["metadata"] = metadata

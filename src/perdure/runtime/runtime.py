@@ -18,14 +18,15 @@ from perdure.clock import Clock, Duration, SystemClock, as_utc, parse_duration
 from perdure.durable.session import LEASE_TTL, Session, check_lease_ttl, default_store
 from perdure.errors import InvalidArgument
 from perdure.events import Bus, Listener, check_listener
+from perdure.runtime.changes import ChangeCheck
 from perdure.runtime.client import Client, Signal, SignalResult
 from perdure.runtime.definition import Definition
-from perdure.runtime.driver import Driver
+from perdure.runtime.driver import Driver, Rested
 from perdure.runtime.options import DriveOptions, IfExists, Start, check_options
 from perdure.runtime.run import Run
 from perdure.snapshot import is_over, rest_status
 from perdure.store import Delivery, LeaseRequest, Refusal, Store, require_schedule
-from perdure.validation import check_flag, check_limit
+from perdure.validation import Reaction, check_flag, check_limit, check_reaction
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +40,10 @@ class Runtime(Client):
     """A client that also drives runs: it calls the functions of its workflows.
 
     `lease_ttl` is how long a run stays with a process that died. A wait shorter than
-    `suspend_after` is spent in memory. `always_replay` suspends and replays a run after every step:
-    a hard test of a workflow, and slow.
+    `suspend_after` is spent in memory. `on_definition_change` says what to do with a run whose
+    function has changed since it was started, while the version is the same: `"warn"`, `"ignore"`,
+    or `"error"`, which leaves the run to another process. `always_replay` suspends and replays a
+    run after every step: a hard test of a workflow, and slow.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Runtime(Client):
         lease_ttl: Duration = LEASE_TTL,
         suspend_after: Duration = SUSPEND_AFTER,
         on_event: Listener | None = None,
+        on_definition_change: Reaction = "warn",
         clock: Clock = SystemClock(),
         random: Random | None = None,
         always_replay: bool = False,
@@ -69,6 +73,7 @@ class Runtime(Client):
             lease_ttl=self.lease_ttl,
             suspend_after=parse_duration(suspend_after, "suspend_after"),
             always_replay=check_flag(always_replay, "always_replay"),
+            changes=ChangeCheck(check_reaction(on_definition_change, "on_definition_change")),
         )
 
     @overload
@@ -221,7 +226,9 @@ class Runtime(Client):
         """Wait until `on_event` has handled all events so far."""
         await self._bus.flush()
 
-    async def _driven(self, run_id: str, driving: Awaitable[bytes | None]) -> Run:
+    async def _driven(self, run_id: str, driving: Awaitable[Rested | None]) -> Run:
         """Return a run as it was written, or as stored if another owner took it over."""
-        data = await driving
-        return await self._require(run_id) if data is None else self._run(run_id, codec.loads(data))
+        rested = await driving
+        if rested is None:
+            return await self._require(run_id)
+        return self._run(run_id, codec.loads(rested.data))

@@ -245,17 +245,16 @@ class Starter(Reader):
         run_id: str | None,
         plan: Plan,
     ) -> Start:
-        name, version, data = self._encoded(workflow, payload)
+        name, identity, data = self._encoded(workflow, payload)
         if run_id is None:
             run_id = f"{name}:{UUID(int=self.random.getrandbits(128), version=4)}"
         now = self.clock.now()
         metadata: dict[str, Any] = {
             "createdAt": isoformat(now),
             "seed": new_seed(self.random),
+            **identity,
             **plan.metadata,
         }
-        if version:
-            metadata["version"] = version
         if data is not None:
             metadata["input"] = data
         snapshot = new_snapshot(name, now=now, metadata=metadata)
@@ -263,18 +262,18 @@ class Starter(Reader):
 
     def _encoded(
         self, workflow: Definition[Any, Any] | str, payload: object
-    ) -> tuple[str, int, Any]:
-        """Return the name and version of a workflow, and its payload as JSON.
+    ) -> tuple[str, dict[str, Any], Any]:
+        """Return the name and identity of a workflow, and its payload as JSON.
 
-        A workflow that is not known here has version 0: the first owner of the run binds it to one.
+        A run of a workflow that is not known here is bound to a definition by its first owner.
         """
         if isinstance(workflow, str):
             if workflow not in self.registry.names:
-                return check_user_id(workflow, "workflow"), 0, encode_payload(payload)
+                return check_user_id(workflow, "workflow"), {}, encode_payload(payload)
             workflow = self.registry.newest(workflow)
         else:
             self.registry.add(workflow)
-        return workflow.name, workflow.version, workflow.encode_payload(payload)
+        return workflow.name, workflow.identity, workflow.encode_payload(payload)
 
 
 def _open(store: Store | str) -> Store:

@@ -55,7 +55,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("run",),
         ("idempotency",),
     ),
-    "runtime": (("definition", "run"), ("registry",), ("driver",), ("runtime",)),
+    "runtime": (("definition", "deps", "run"), ("registry",), ("driver",), ("runtime",)),
 }
 
 # Siblings here are alternatives to each other: what two of them share lives in a `_` file.

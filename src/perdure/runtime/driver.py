@@ -30,6 +30,7 @@ from perdure.errors import (
 from perdure.events import Bus
 from perdure.result import Err, Result
 from perdure.runtime.definition import Definition
+from perdure.runtime.deps import Dependencies
 from perdure.runtime.registry import Registry
 from perdure.snapshot import (
     PendingWait,
@@ -62,6 +63,7 @@ class Driver:
     lease_ttl: timedelta
     suspend_after: timedelta
     always_replay: bool
+    deps: Dependencies
 
     def request(self, run_id: str, new: Snapshot | None = None) -> LeaseRequest:
         """Return a request for a run's lease: of a new run with `new`, else of a stored one."""
@@ -118,16 +120,22 @@ class Driver:
         if any(message.name == CANCEL for message in grant.inbox):
             return await self._end_cancelled(host, _cancel_reason(grant))
         host.on_message = lambda: self._look_for_cancel(host)
-        program = Program(
+        with self.deps.in_use() as deps:
+            program = self._program(definition, payload, deps)
+            result = await run_to_rest(host, program)
+        return await self._leave(host, result, definition)
+
+    def _program(self, definition: Definition[Any, Any], payload: Any, deps: Any) -> Program:
+        return Program(
             body=lambda step: definition(step, payload),
             random=self.random,
             bus=self.bus,
             errors=definition.errors,
             payload=payload,
+            deps=deps,
             suspend_after=self.suspend_after,
             always_replay=self.always_replay,
         )
-        return await self._leave(host, await run_to_rest(host, program), definition)
 
     async def _load(self, grant: Grant) -> tuple[Definition[Any, Any], Any, History]:
         """Return what runs and its history; release a run that no definition here can run."""

@@ -7,11 +7,12 @@ await runtime.signal(run.run_id, "approved", {"by": "ana"})
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from random import Random, SystemRandom
-from typing import Any, TypeVar, get_args
+from typing import Any, Self, TypeVar, get_args
 from uuid import UUID
 
 from msgspec.structs import replace
@@ -44,6 +45,7 @@ from perdure.errors import (
 )
 from perdure.events import Bus, Listener, check_listener
 from perdure.runtime.definition import Definition
+from perdure.runtime.deps import Dependencies
 from perdure.runtime.driver import CANCEL, Driver
 from perdure.runtime.registry import Registry
 from perdure.runtime.run import Run, run_of
@@ -108,6 +110,9 @@ class SignalResult:
 class Runtime:
     """Workflows by name on one store.
 
+    `deps` is what `step.deps` is: a value, an async context manager, or a function without
+    arguments that returns one. It is entered while runs are driven: once for all runs inside
+    `async with runtime` or beside a worker, and otherwise for each call that drives a run.
     `lease_ttl` is how long a run stays with a process that died. A wait shorter than
     `suspend_after` is spent in memory. `always_replay` suspends and replays a run after every step:
     a hard test of a workflow, and slow.
@@ -118,6 +123,7 @@ class Runtime:
         store: Store | None = None,
         *,
         workflows: Iterable[Definition[Any, Any]] = (),
+        deps: object = None,
         lease_ttl: Duration = LEASE_TTL,
         suspend_after: Duration = SUSPEND_AFTER,
         on_event: Listener | None = None,
@@ -132,6 +138,7 @@ class Runtime:
         self.lease_ttl = check_lease_ttl(lease_ttl)
         self.clock = check_clock(clock)
         self.random = SystemRandom() if random is None else check_random(random)
+        self._deps = Dependencies(deps)
         self._bus = Bus()
         if on_event is not None:
             self._bus.subscribe(check_listener(on_event))
@@ -143,7 +150,15 @@ class Runtime:
             lease_ttl=self.lease_ttl,
             suspend_after=parse_duration(suspend_after, "suspend_after"),
             always_replay=check_flag(always_replay, "always_replay"),
+            deps=self._deps,
         )
+
+    async def __aenter__(self) -> Self:
+        await self._deps.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._deps.__aexit__()
 
     def register(self, definition: Definition[Any, Any]) -> None:
         """Register a workflow."""
@@ -152,6 +167,13 @@ class Runtime:
     def session(self) -> Session:
         """Return the session through which this runtime writes; enter it to use it."""
         return borrow(self.store, self.clock, self.lease_ttl)
+
+    @asynccontextmanager
+    async def _driving(self) -> AsyncGenerator[Session]:
+        # The dependencies come first: no lease expires while they are entered, and if that fails
+        # the run is as it was.
+        async with self._deps, self.session() as session:
+            yield session
 
     async def trigger(
         self,
@@ -177,7 +199,7 @@ class Runtime:
         if not wait:
             await self._enqueue(run_id, snapshot)
             return await self._require(run_id)
-        async with self.session() as session:
+        async with self._driving() as session:
             request = self.driver.request(run_id, snapshot)
             grant = await session.acquire(request)
             if isinstance(grant, Refusal):
@@ -205,7 +227,7 @@ class Runtime:
         status = rest_status(snapshot)
         if is_over(status) or (status == "paused" and not paused):
             return self._run(run_id, snapshot)
-        async with self.session() as session:
+        async with self._driving() as session:
             grant = await session.acquire(self.driver.request(run_id))
             if isinstance(grant, Refusal):
                 return await self._require(run_id)
@@ -258,7 +280,9 @@ class Runtime:
         store = require_schedule(self.store, "Runtime.sweep")
         at = self.clock.now() if now is None else as_utc(now, "now")
         due = await store.due(at, limit, drives=self.registry.drives)
-        async with self.session() as session:
+        if not due:
+            return []
+        async with self._driving() as session:
             runs = await asyncio.gather(*(self._sweep_one(session, run.id, at) for run in due))
         return [run for run in runs if run is not None]
 
@@ -346,7 +370,7 @@ class Runtime:
                 f"run {run_id!r} cannot be retried: its records were too large for the store and "
                 "were dropped; trigger it again under another id"
             )
-        async with self.session() as session:
+        async with self._driving() as session:
             grant = await session.acquire(self.driver.request(run_id))
             if isinstance(grant, Refusal):
                 run = await self._require(run_id)

@@ -55,7 +55,14 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("run",),
         ("idempotency",),
     ),
-    "runtime": (("definition", "deps", "run"), ("registry",), ("driver",), ("runtime",)),
+    "runtime": (
+        ("definition", "deps", "options", "run", "watching"),
+        ("registry", "transitions"),
+        ("driver", "reader"),
+        ("starter",),
+        ("client",),
+        ("runtime",),
+    ),
 }
 
 # Siblings here are alternatives to each other: what two of them share lives in a `_` file.
@@ -66,8 +73,9 @@ NEIGHBOURS = {("stores.libsql", "stores.sqlite")}
 CONTRACT = {"store", "cache"}
 # Only here may an import wait until a function runs: what it brings is optional.
 LAZY = {"keyvalue", "stores", "caches", "testing"}
-# The one look upwards: what is used when the user names no store.
-DEFAULTS = {("durable", "stores.memory")}
+# The two looks upwards: the store that is used when the user names none, and the one that is opened
+# when the user names a URL. Both are made when they are first needed, by the code that owns them.
+DEFAULTS = {("durable", "stores.memory"), ("runtime", "stores")}
 # Only here may a package beyond the two dependencies be imported at all.
 OPTIONAL = {"stores", "caches", "testing"}
 DEPENDENCIES = {"msgspec", "cronsim"}

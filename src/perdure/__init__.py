@@ -7,7 +7,7 @@ waiting the function runs again, and every finished step answers from its record
 from perdure import durable
 from perdure.clock import Clock, Cron, SystemClock
 from perdure.engine.step import Step
-from perdure.errors import PerdureError, StepError, StepFailed, StepTimeout
+from perdure.errors import PerdureError, RunConflict, StepError, StepFailed, StepTimeout
 from perdure.result import Err, Ok, Result
 from perdure.resume import (
     ResumeState,
@@ -18,6 +18,7 @@ from perdure.resume import (
     stringify_state,
 )
 from perdure.retry import Retry, Timeout
+from perdure.runtime.client import Client, RunHandle, Signal
 from perdure.runtime.definition import workflow
 from perdure.runtime.run import Run
 from perdure.runtime.runtime import Runtime
@@ -26,6 +27,7 @@ from perdure.worker import Worker
 from perdure.workflow import Workflow
 
 __all__ = [
+    "Client",
     "Clock",
     "Cron",
     "Err",
@@ -36,7 +38,10 @@ __all__ = [
     "ResumeStateCollector",
     "Retry",
     "Run",
+    "RunConflict",
+    "RunHandle",
     "Runtime",
+    "Signal",
     "Snapshot",
     "StatePersistence",
     "Step",

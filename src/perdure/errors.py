@@ -164,6 +164,18 @@ class RunNotFound(PerdureError):
         self.run_id = run_id
 
 
+class RunConflict(PerdureError):
+    """A run cannot be started: its id belongs to another run. `workflow` is that of the other."""
+
+    def __init__(self, run_id: str, workflow: str | None, reason: str) -> None:
+        super().__init__(
+            f"run {run_id!r} exists already: {reason}. Choose another run_id, or pass if_exists="
+        )
+        self.run_id = run_id
+        self.workflow = workflow
+        self.reason = reason
+
+
 class UnknownWorkflow(PerdureError):
     """The workflow of a run, or its version, is not registered in this process."""
 
@@ -247,7 +259,13 @@ class Cancelled(PerdureError):
 
 
 class RunFailed(PerdureError):
-    """A run was marked as failed by perdure, not by its function; the message is the reason."""
+    """A run failed without an exception: its function returned `Err(error)`, or perdure marked it
+    as failed. The message is the reason; `error` is that of the `Err`, else `None`.
+    """
+
+    def __init__(self, message: str, error: object = None) -> None:
+        super().__init__(message)
+        self.error = error
 
 
 class StoreError(PerdureError):

@@ -25,6 +25,7 @@ from perdure.durable.session import Session
 from perdure.engine.tasks import detached
 from perdure.errors import InvalidArgument, InvalidDuration, PerdureError, StoreError
 from perdure.runtime.runtime import Runtime
+from perdure.runtime.transitions import pause
 from perdure.store import (
     Grant,
     LeaseRequest,
@@ -129,7 +130,7 @@ class Worker:
     async def _begin(self) -> asyncio.Task[None]:
         """Start working, unless the runtime's dependencies cannot be entered."""
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self.runtime)
+            await stack.enter_async_context(self.runtime.driver.deps)
             self._main = detached(self._work(stack.pop_all()))
         return self._main
 
@@ -316,7 +317,7 @@ class Worker:
             "run or one that ran beside it. runtime.resume continues it"
         )
         logger.error("run %r is paused: %s", grant.lease.id, reason)
-        await self.runtime.driver.pause(session, grant, reason)
+        await pause(session, grant, reason)
 
     async def _finish(self) -> None:
         """Let runs end for the grace period; cancel the others, which keep what they recorded."""

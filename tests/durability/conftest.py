@@ -57,8 +57,9 @@ class Settling(Runtime):
     async def _continue(self, run_id: str, *, paused: bool) -> Any:
         return await self._settle(await super()._continue(run_id, paused=paused))
 
-    async def retry(self, run_id: str) -> Any:
-        return await self._settle(await super().retry(run_id))
+    async def retry(self, run_id: str, *, wait: bool = True) -> Any:
+        run = await super().retry(run_id, wait=wait)
+        return await self._settle(run) if wait else run
 
     async def sweep(self, *arguments: Any, **options: Any) -> Any:
         return [await self._settle(run) for run in await super().sweep(*arguments, **options)]

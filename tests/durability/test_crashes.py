@@ -279,7 +279,7 @@ async def test_comparing_the_shape_finds_other_steps() -> None:
 
 async def test_a_function_can_compare_both_runs() -> None:
     """Its error is reported with the crash."""
-    seen: list[tuple[str, str]] = []
+    seen: list[tuple[object, object]] = []
 
     def compare(clean: Run, survived: Run) -> None:
         seen.append((clean.output, survived.output))

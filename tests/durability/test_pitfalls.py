@@ -17,7 +17,6 @@ from perdure import (
     Step,
     Worker,
     Workflow,
-    codec,
     durable,
     merge_snapshots,
     validate_snapshot,
@@ -26,6 +25,7 @@ from perdure import (
 from perdure.caches import FileCache, MemoryCache
 from perdure.errors import InvalidArgument, SnapshotMismatch, StepFailed, StoreError
 from perdure.keyvalue import MemoryKeyValue
+from perdure.runtime.options import Plan
 from perdure.snapshot import Snapshot, looks_like_workflow_snapshot, new_snapshot
 from perdure.store import Capabilities, Entry, Grant, Lease, LeaseRequest, NewRun, Verdict
 from perdure.stores import keyvalue, libsql, sqlite
@@ -426,7 +426,7 @@ async def test_a_queue_is_processed_in_order_and_each_run_once() -> None:
     async def job(step: Step) -> None:
         await step("work", lambda: order.append(step.run_id))
 
-    data = codec.dumps(Runtime(store)._first_snapshot(job, None))
+    data = Runtime(store)._start(job, None, "job", Plan()).new_run().snapshot
     at = datetime.now(UTC) - MINUTE
     for n in range(100):
         await store.enqueue([NewRun(f"job-{n:03}", "job", data, at + timedelta(milliseconds=n))])

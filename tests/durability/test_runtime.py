@@ -47,7 +47,7 @@ async def test_a_run_sleeps_waits_and_ends(
         return f"{user} by {answer['by']}"
 
     runtime = make_runtime(welcome)
-    run = await runtime.trigger(welcome, {"email": "a@b.c"})
+    run = await runtime.trigger("welcome", {"email": "a@b.c"})
     assert run.status == "suspended"
     assert await runtime.sweep() == []
     await clock.advance("1d")
@@ -316,6 +316,7 @@ async def test_a_wait_raced_against_a_sleep(
         await runtime.sweep()
     ended = await runtime.get_run(run.run_id)
     assert ended is not None
+    assert ended.output is not None
     assert ended.output[0] == winner
     assert ended.pending == ()
 

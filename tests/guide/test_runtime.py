@@ -59,7 +59,7 @@ def runtime(store: MemoryStore, clock: TestClock) -> Runtime:
 
 async def test_a_run_is_suspended_while_it_waits(runtime: Runtime) -> None:
     """`trigger` executes a run until it ends or waits. A waiting run uses no memory and no task."""
-    run = await runtime.trigger(welcome, {"email": "ana@example.com"})
+    run = await runtime.trigger(welcome, Signup("ana@example.com"))
     assert run.status == "suspended"
     assert run.run_id.startswith("welcome:")
     (wait,) = run.pending
@@ -77,7 +77,7 @@ async def test_a_sweep_continues_due_runs(runtime: Runtime, clock: TestClock) ->
 
 async def test_a_signal_continues_a_run(runtime: Runtime, clock: TestClock) -> None:
     """Its payload is the result of the wait."""
-    run = await runtime.trigger(welcome, {"email": "ana@example.com"})
+    run = await runtime.trigger(welcome, Signup("ana@example.com"))
     await clock.advance("1 day")
     await runtime.resume(run.run_id)
     assert await runtime.signal(run.run_id, "approved", {"by": "eva"})
@@ -88,7 +88,7 @@ async def test_a_signal_continues_a_run(runtime: Runtime, clock: TestClock) -> N
 
 async def test_a_signal_may_be_sent_early(runtime: Runtime, clock: TestClock) -> None:
     """It waits in the run's inbox; one that is sent twice counts once."""
-    run = await runtime.trigger(welcome, {"email": "ana@example.com"})
+    run = await runtime.trigger(welcome, Signup("ana@example.com"))
     for _ in range(2):
         await runtime.signal(run.run_id, "approved", {"by": "eva"}, dedup_id="mail-1")
     await clock.advance("1 day")
@@ -126,7 +126,7 @@ async def test_an_event_of_the_wrong_type_fails_the_run(runtime: Runtime) -> Non
 
 
 async def test_a_wait_that_times_out_returns_none(runtime: Runtime, clock: TestClock) -> None:
-    run = await runtime.trigger(welcome, {"email": "ana@example.com"})
+    run = await runtime.trigger(welcome, Signup("ana@example.com"))
     await clock.advance(timedelta(days=1))
     assert len(await runtime.sweep()) == 1
     await clock.advance(timedelta(days=3))
@@ -145,7 +145,7 @@ async def test_a_sleep_can_end_by_a_cron_expression(runtime: Runtime, clock: Tes
 async def test_another_process_can_continue_a_run(store: MemoryStore, clock: TestClock) -> None:
     """It needs only the store and the same definitions."""
     first = Runtime(store, workflows=[welcome], clock=clock)
-    run = await first.trigger(welcome, {"email": "ana@example.com"})
+    run = await first.trigger(welcome, Signup("ana@example.com"))
     await clock.advance("1 day")
     second = Runtime(store, workflows=[welcome], clock=clock)
     assert (await second.resume(run.run_id)).status == "waiting"
@@ -154,7 +154,7 @@ async def test_another_process_can_continue_a_run(store: MemoryStore, clock: Tes
 async def test_payloads_are_validated(runtime: Runtime) -> None:
     """This happens before anything is written, and the error names each invalid field."""
     with pytest.raises(InvalidPayload, match="email: missing"):
-        await runtime.trigger(welcome, {"plan": "pro"})
+        await runtime.trigger("welcome", {"plan": "pro"})
     assert await runtime.list_runs() == []
 
 
@@ -171,8 +171,8 @@ async def test_a_payload_may_have_a_default(runtime: Runtime) -> None:
 
 async def test_a_run_can_have_your_own_id(runtime: Runtime) -> None:
     """A second trigger returns the existing run."""
-    first = await runtime.trigger(welcome, {"email": "ana@example.com"}, run_id="signup-1")
-    again = await runtime.trigger(welcome, {"email": "ana@example.com"}, run_id="signup-1")
+    first = await runtime.trigger(welcome, Signup("ana@example.com"), run_id="signup-1")
+    again = await runtime.trigger(welcome, Signup("ana@example.com"), run_id="signup-1")
     assert first.run_id == again.run_id == "signup-1"
     assert len(await runtime.list_runs(workflow="welcome", status="suspended")) == 1
 
@@ -190,7 +190,7 @@ async def test_names_that_begin_with_a_tilde_are_reserved(runtime: Runtime) -> N
 
 async def test_get_run_returns_the_whole_history(runtime: Runtime) -> None:
     """An unknown run is `None`, and cannot be resumed."""
-    run = await runtime.trigger(welcome, {"email": "ana@example.com"})
+    run = await runtime.trigger(welcome, Signup("ana@example.com"))
     stored = await runtime.get_run(run.run_id)
     assert stored is not None
     assert [(line.key, line.kind, line.value) for line in stored.history] == [
@@ -202,7 +202,7 @@ async def test_get_run_returns_the_whole_history(runtime: Runtime) -> None:
 
 
 async def test_a_run_can_be_cancelled_with_a_reason(runtime: Runtime) -> None:
-    run = await runtime.trigger(welcome, {"email": "ana@example.com"})
+    run = await runtime.trigger(welcome, Signup("ana@example.com"))
     cancelled = await runtime.cancel(run.run_id, reason="changed their mind")
     assert cancelled.status == "cancelled"
     assert isinstance(cancelled.error, Cancelled)
@@ -236,7 +236,7 @@ async def test_on_event_receives_the_events_of_all_runs(
         heard.append(event.type)
 
     runtime = Runtime(store, workflows=[welcome], clock=clock, on_event=listen)
-    await runtime.trigger(welcome, {"email": "ana@example.com"})
+    await runtime.trigger(welcome, Signup("ana@example.com"))
     await runtime.flush()
     assert heard == [
         "workflow_start",
@@ -248,7 +248,7 @@ async def test_on_event_receives_the_events_of_all_runs(
 async def test_a_worker_executes_due_runs() -> None:
     """It claims what is due, in any number of processes, and drains when it is stopped."""
     runtime = Runtime(MemoryStore(), workflows=[welcome])
-    run = await runtime.trigger(welcome, {"email": "ana@example.com"}, wait=False)
+    run = await runtime.trigger(welcome, Signup("ana@example.com"), wait=False)
     assert run.status == "queued"
     async with Worker(runtime, concurrency=10, poll=0.01):
         while run.status in ("queued", "running"):

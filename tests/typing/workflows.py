@@ -101,11 +101,13 @@ async def nightly(step: Step) -> Result[int, str]:
 
 async def on_a_runtime() -> None:
     assert_type(welcome, Definition[Signup, str])
-    assert_type(nightly, Definition[None, Result[int, str]])
+    assert_type(nightly, Definition[None, int])
     runtime = Runtime(MemoryStore(), workflows=[welcome, nightly])
     run = await runtime.trigger(welcome, Signup("a@b.c"))
-    assert_type(run, Run)
-    assert_type(await runtime.trigger(welcome, {"email": "a@b.c"}, run_id="signup-1"), Run)
+    assert_type(run, Run[str])
+    assert_type(run.output, str | None)
+    assert_type(await runtime.trigger(nightly, run_id="nightly-1", wait=False), Run[int])
+    assert_type(await runtime.trigger("welcome", {"email": "a@b.c"}), Run[Any])
     assert_type(await runtime.trigger("nightly"), Run)
     assert_type(await runtime.signal(run.run_id, "approved"), SignalResult)
     assert_type(await runtime.get_run(run.run_id), Run | None)

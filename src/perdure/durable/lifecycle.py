@@ -6,7 +6,7 @@ between them is which function runs, and what becomes of the run afterwards.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from random import Random
@@ -72,15 +72,13 @@ async def save_first(host: RunHost) -> None:
         raise
 
 
-async def rewrite(
-    host: RunHost, consumes: Sequence[str] = (), *, wake_at: datetime | None = None
-) -> None:
+async def rewrite(host: RunHost, *, wake_at: datetime | None = None) -> None:
     """Store a run as its history is now, and give it up, to be leased again.
 
     A journal only adds: what a retry or a migration removed would be back after a crash. If this
     process dies before it leases the run again, a worker finds the run at `wake_at`.
     """
-    await host.settle(host.running(), Rest("running", wake_at), consumes)
+    await host.settle(host.running(), Rest("running", wake_at))
 
 
 async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | None:

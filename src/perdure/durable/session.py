@@ -61,7 +61,7 @@ class Session:
 
     As a context manager it counts its users: its tasks end with the last of them. `running` counts
     the calls of `durable.run` by id, `keys` are the idempotency keys in use, `workers` what wakes
-    the workers.
+    the workers, `watchers` what tells waiting callers that a run was settled here.
     """
 
     def __init__(self, store: Store, clock: Clock, lease_ttl: timedelta) -> None:
@@ -72,6 +72,7 @@ class Session:
         self.running: Counter[str] = Counter()
         self.keys: dict[str, asyncio.Event] = {}
         self.workers: set[Callable[[], None]] = set()
+        self.watchers: set[Callable[[str], None]] = set()
         self._runs: dict[str, LeasedRun] = {}
         self.on_idle: Callable[[], object] | None = None
         self.idle = False
@@ -253,6 +254,16 @@ def wake_workers(store: Store) -> None:
     for session in _sessions_of(store):
         for wake in session.workers:
             wake()
+
+
+def wake_watchers(store: Store, run_id: str) -> None:
+    """Wake those in this event loop who wait for a run: it was settled.
+
+    They would find out by polling, but later.
+    """
+    for session in _sessions_of(store):
+        for wake in session.watchers:
+            wake(run_id)
 
 
 def is_running(store: Store, id: str) -> bool:

@@ -1,7 +1,19 @@
-"""Named workflows on a store: `Runtime`, the `workflow` decorator and `Run`."""
+"""Named workflows on a store: `Runtime`, `Client`, the `workflow` decorator and `Run`."""
 
+from perdure.runtime.client import Client, RunHandle, Signal, SignalResult
 from perdure.runtime.definition import Definition, workflow
 from perdure.runtime.run import Run, StepInfo, Wait
-from perdure.runtime.runtime import Runtime, SignalResult
+from perdure.runtime.runtime import Runtime
 
-__all__ = ["Definition", "Run", "Runtime", "SignalResult", "StepInfo", "Wait", "workflow"]
+__all__ = [
+    "Client",
+    "Definition",
+    "Run",
+    "RunHandle",
+    "Runtime",
+    "Signal",
+    "SignalResult",
+    "StepInfo",
+    "Wait",
+    "workflow",
+]

@@ -16,23 +16,29 @@ from perdure.errors import (
     InvalidArgument,
     InvalidPayload,
 )
+from perdure.result import Result
 from perdure.snapshot import Snapshot
 from perdure.validation import check_errors, check_id, check_int, check_user_id
 
 P = TypeVar("P")
 T = TypeVar("T")
+E = TypeVar("E")
 _PLAIN = (dict, list, str, int, float, bool, type(None))
 _WANTED = "an async function of (step) or (step, payload)"
 Migrate: TypeAlias = Callable[[Snapshot, int], Snapshot]
 
 
 class Definition(Generic[P, T]):
-    """A workflow by name and version; calling it calls the function itself."""
+    """A workflow by name and version; calling it calls the function itself.
+
+    `P` is the type of its payload and `T` that of its output: the value of an `Ok` if the function
+    returns results.
+    """
 
     def __init__(
         self,
         name: str,
-        fn: Callable[..., Awaitable[T]],
+        fn: Callable[..., Awaitable[Any]],
         *,
         version: int = 1,
         errors: Sequence[type[BaseException]] = (),
@@ -52,7 +58,7 @@ class Definition(Generic[P, T]):
         self.__name__ = fn.__name__
         self.__doc__ = fn.__doc__
 
-    def __call__(self, step: Step, payload: Any = None) -> Awaitable[T]:
+    def __call__(self, step: Step, payload: Any = None) -> Awaitable[Any]:
         """Call the function."""
         return self.fn(step, payload) if self.takes_payload else self.fn(step)
 
@@ -186,7 +192,11 @@ class Decorator:
         self._migrate = migrate
 
     @overload
+    def __call__(self, fn: Callable[[Step, P], Awaitable[Result[T, E]]]) -> Definition[P, T]: ...
+    @overload
     def __call__(self, fn: Callable[[Step, P], Awaitable[T]]) -> Definition[P, T]: ...
+    @overload
+    def __call__(self, fn: Callable[[Step], Awaitable[Result[T, E]]]) -> Definition[None, T]: ...
     @overload
     def __call__(self, fn: Callable[[Step], Awaitable[T]]) -> Definition[None, T]: ...
     def __call__(self, fn: Callable[..., Awaitable[Any]]) -> Definition[Any, Any]:

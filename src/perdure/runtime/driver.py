@@ -7,13 +7,10 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import Any
 
-from msgspec.structs import replace
-
 from perdure import codec
 from perdure.durable.host import REPLAY, RunHost
 from perdure.durable.lifecycle import Program, log_failure, open_host, rewrite, run_to_rest
 from perdure.durable.outcome import describe_outcome, failed_block, failures_to_retry
-from perdure.durable.owners import new_owner
 from perdure.durable.session import Session
 from perdure.engine.history import History
 from perdure.engine.tasks import detached
@@ -32,6 +29,13 @@ from perdure.result import Err, Result
 from perdure.runtime.definition import Definition
 from perdure.runtime.deps import Dependencies
 from perdure.runtime.registry import Registry
+from perdure.runtime.transitions import (
+    CANCEL,
+    cancel_requests,
+    cancelled,
+    give_up,
+    lease_request,
+)
 from perdure.snapshot import (
     PendingWait,
     RunStatus,
@@ -41,15 +45,11 @@ from perdure.snapshot import (
     rest_status,
     version_of,
     wake_at_of,
-    workflow_of,
 )
 from perdure.snapshot.record import encode_failure, outcome_of
-from perdure.store import Grant, LeaseRequest, Refusal, Rest, Store, header_of, require_lease
+from perdure.store import Grant, LeaseRequest, Refusal, Rest, Store, require_lease
 
 logger = logging.getLogger(__name__)
-
-CANCEL = "~cancel"
-"""The event that asks the owner of a run to end it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,57 +67,37 @@ class Driver:
 
     def request(self, run_id: str, new: Snapshot | None = None) -> LeaseRequest:
         """Return a request for a run's lease: of a new run with `new`, else of a stored one."""
-        request = LeaseRequest(run_id, new_owner(self.random), self.lease_ttl)
-        if new is None:
-            return request
-        return replace(
-            request,
-            create=codec.dumps(new),
-            workflow=workflow_of(new),
-            existing=False,
-            **header_of(new),
-        )
+        return lease_request(run_id, self.random, self.lease_ttl, new)
 
     async def continue_run(
-        self,
-        session: Session,
-        grant: Grant,
-        *,
-        not_before: datetime | None = None,
-        again: bool = False,
+        self, session: Session, grant: Grant, *, not_before: datetime | None = None
     ) -> bytes | None:
         """Run until the run ends or is suspended; return `None` if another owner took it over.
 
-        A run that is over stays as it is, unless it failed and is to be tried `again`.
+        A run that is over stays as it is.
         """
         try:
-            return await self._continue_run(session, grant, not_before, again)
+            return await self._continue_run(session, grant, not_before)
         except LeaseLost:
             return None
 
     async def _continue_run(
-        self, session: Session, grant: Grant, not_before: datetime | None, again: bool
+        self, session: Session, grant: Grant, not_before: datetime | None
     ) -> bytes | None:
-        status = rest_status(grant.snapshot)
-        again = again and status == "failed"
-        if is_over(status) and not again:
+        if is_over(rest_status(grant.snapshot)):
             # It ended elsewhere between the caller's look at it and the lease.
-            host = _unstarted(session, grant)
-            return await host.settle(grant.snapshot["execution"], Rest(status))
+            return await give_up(session, grant)
         # Before anything is written: a run of an unknown workflow or version stays as it is, for a
         # process that knows it.
         definition, payload, history = await self._load(grant)
         host = open_host(session, grant.lease.id, history, grant, not_before)
-        stored = version_of(grant.snapshot.get("metadata"))
-        if again or stored not in (0, definition.version):
-            # A request to cancel that was sent before does not end what begins after it.
-            old = [message.id for message in grant.inbox if message.name == CANCEL]
-            await rewrite(host, old, wake_at=host.clock.now())
+        if version_of(grant.snapshot.get("metadata")) not in (0, definition.version):
+            await rewrite(host, wake_at=host.clock.now())
             fresh = await session.acquire(self.request(host.id))
             if isinstance(fresh, Refusal):
                 return None
-            return await self._continue_run(session, fresh, not_before, False)
-        if any(message.name == CANCEL for message in grant.inbox):
+            return await self._continue_run(session, fresh, not_before)
+        if cancel_requests(grant):
             return await self._end_cancelled(host, _cancel_reason(grant))
         host.on_message = lambda: self._look_for_cancel(host)
         with self.deps.in_use() as deps:
@@ -149,20 +129,6 @@ class Driver:
         history = History(definition.name, snapshot)
         history.drop(failures_to_retry(snapshot))
         return definition, payload, history
-
-    async def cancel(self, session: Session, grant: Grant, reason: str) -> bytes | None:
-        """End a leased run as cancelled; return `None` if another owner took it over."""
-        try:
-            return await self._end_cancelled(_unstarted(session, grant), reason)
-        except LeaseLost:
-            return None
-
-    async def pause(self, session: Session, grant: Grant, reason: str) -> bytes:
-        """Pause a leased run, with what it waits for, until it is resumed."""
-        host = _unstarted(session, grant)
-        waits = list(host.history.waits.values())
-        block = host.block(state="paused", reason=reason, pending=waits)
-        return await host.settle(block, Rest("paused", None, (CANCEL,)))
 
     async def _leave(
         self, host: RunHost, result: Result[Any, Any] | None, definition: Definition[Any, Any]
@@ -215,10 +181,7 @@ class Driver:
         return data
 
     async def _end_cancelled(self, host: RunHost, reason: str) -> bytes:
-        record = encode_failure(Cancelled(host.id, reason), host.id, (Cancelled,)).record
-        now = host.block()["lastUpdated"]
-        block = host.block("failed", state="cancelled", completedAt=now, error=record)
-        return await host.settle(block, Rest("cancelled"))
+        return await host.settle(*cancelled(host, reason))
 
     def _look_for_cancel(self, host: RunHost) -> None:
         async def look() -> None:
@@ -233,11 +196,6 @@ class Driver:
                     host.execution.break_off(Cancelled(host.id, codec.loads(message.payload)))
 
         self.bus.track(detached(look()))
-
-
-def _unstarted(session: Session, grant: Grant) -> RunHost:
-    """Return the host of a run whose function is not run."""
-    return open_host(session, grant.lease.id, History("", grant.snapshot), grant)
 
 
 def _at_rest(host: RunHost, waits: list[PendingWait]) -> tuple[Any, Rest]:

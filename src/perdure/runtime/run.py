@@ -2,24 +2,33 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import msgspec
 
 from perdure import codec
 from perdure.clock import parse_iso
-from perdure.errors import CodecError
+from perdure.errors import Cancelled, CodecError, RunFailed, StepFailed
 from perdure.result import Err
 from perdure.snapshot import (
     PendingWait,
     RunStatus,
     Snapshot,
     StepRecord,
+    created_at_of,
     is_over,
     open_waits,
     rest_status,
 )
 from perdure.snapshot.record import result_of
+
+if TYPE_CHECKING:
+    # Type checkers bring it along; Python itself has defaults of type variables from 3.13 on.
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    T_co = TypeVarWithDefault("T_co", default=Any, covariant=True)
+else:
+    T_co = TypeVar("T_co", covariant=True)
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -44,24 +53,29 @@ class StepInfo(msgspec.Struct, frozen=True):
     branch: str
 
 
-class Run(msgspec.Struct, frozen=True):
+class Run(msgspec.Struct, Generic[T_co], frozen=True):
     """A run as it was when it was read.
 
     `output` is set when it is completed, `error` when it failed or was cancelled, `pending` while
-    it waits. `reason` says why it is paused.
+    it waits. `reason` says why it is paused. `progress` (from 0 to 1) and `note` are what the
+    function last reported.
     """
 
     run_id: str
     workflow: str | None
     version: int
     status: RunStatus
-    output: Any = None
+    output: T_co | None = None
     error: Any = None
     pending: tuple[Wait, ...] = ()
     payload: Any = None
     updated_at: datetime | None = None
     history: tuple[StepInfo, ...] = ()
     reason: str = ""
+    tags: dict[str, str] = {}
+    created_at: datetime | None = None
+    progress: float | None = None
+    note: str = ""
 
     @property
     def over(self) -> bool:
@@ -69,33 +83,62 @@ class Run(msgspec.Struct, frozen=True):
         return is_over(self.status)
 
 
+class Types(msgspec.Struct, frozen=True):
+    """The types of a run's output and of its errors, as far as they are known here."""
+
+    output: object = None
+    error: object = None
+    exceptions: Sequence[type[BaseException]] = (Cancelled, RunFailed)
+
+
 def run_of(
-    run_id: str,
-    snapshot: Snapshot,
-    *,
-    returns: object = None,
-    fails_with: object = None,
-    errors: Sequence[type[BaseException]] = (),
+    run_id: str, snapshot: Snapshot, types: Types, report: Mapping[str, Any] | None = None
 ) -> Run:
-    """Return the run in a snapshot; `returns` and `fails_with` are the types of its output and of
-    its error, if they are known.
-    """
+    """Return the run in a snapshot; `report` is one that was written beside the snapshot."""
     block: Mapping[str, Any] = snapshot["execution"]
     metadata = snapshot.get("metadata") or {}
-    version = metadata.get("version")
+    version, created = metadata.get("version"), created_at_of(metadata)
+    latest = newer_report(metadata.get("report"), report)
     return Run(
         run_id=run_id,
         workflow=snapshot.get("workflowName"),
         version=version if isinstance(version, int) else 1,
         status=rest_status(snapshot),
-        output=_output(block, returns),
-        error=_error(block, fails_with, errors),
+        output=_output(block, types.output),
+        error=_error(block, types),
         pending=tuple(_wait(wait) for wait in open_waits(snapshot)),
         payload=_shown(metadata.get("input")),
         updated_at=parse_iso(block["lastUpdated"]),
         history=tuple(step_info(key, record) for key, record in snapshot["steps"].items()),
         reason=block.get("reason", ""),
+        tags=_tags(metadata.get("tags")),
+        created_at=parse_iso(created) if created else None,
+        progress=latest.get("progress"),
+        note=latest.get("note") or "",
     )
+
+
+def outcome_of_run(run_id: str, snapshot: Snapshot, types: Types) -> Any:
+    """Return the output of a run that is over, or raise its error."""
+    block: Mapping[str, Any] = snapshot["execution"]
+    if block["status"] == "completed":
+        return _output(block, types.output)
+    result, error = _failure(block, types)
+    about = f"run {run_id!r} of workflow {snapshot.get('workflowName')!r}"
+    if error is None:
+        raise RunFailed(f"{about} failed")
+    if isinstance(error, StepFailed):
+        failed = RunFailed(f"{about} failed: {result!r}", result)
+        raise failed from error.__cause__
+    if not isinstance(error, Cancelled):
+        error.add_note(f"{about} failed with this error")
+    raise error
+
+
+def newer_report(*reports: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return the report that was written last; an empty one if there is none."""
+    known = [report for report in reports if isinstance(report, Mapping)]
+    return max(known, key=lambda report: str(report.get("at", "")), default={})
 
 
 def step_info(key: str, record: StepRecord) -> StepInfo:
@@ -131,14 +174,23 @@ def _output(block: Mapping[str, Any], returns: object) -> object:
     return _shown(block.get("output"))
 
 
-def _error(
-    block: Mapping[str, Any], fails_with: object, errors: Sequence[type[BaseException]]
-) -> object:
+def _error(block: Mapping[str, Any], types: Types) -> object:
+    return _failure(block, types)[0]
+
+
+def _failure(block: Mapping[str, Any], types: Types) -> tuple[object, BaseException | None]:
+    """Return the error of a run that failed, and the exception that stands for it."""
     record: Any = block.get("error")
     if not isinstance(record, Mapping):
-        return None
-    result, _ = result_of(cast(StepRecord, record), "run", lambda: None, errors, lambda: fails_with)
-    return result.error if isinstance(result, Err) else None
+        return None, None
+    result, error = result_of(
+        cast(StepRecord, record), "run", lambda: None, types.exceptions, lambda: types.error
+    )
+    return result.error if isinstance(result, Err) else None, error
+
+
+def _tags(tags: object) -> dict[str, str]:
+    return {**tags} if isinstance(tags, dict) else {}
 
 
 def _wait(wait: PendingWait) -> Wait:

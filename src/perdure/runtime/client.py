@@ -1,0 +1,259 @@
+"""Starting runs and asking for them from any program: no workflow function is called here.
+
+async with Client("postgresql://db/app") as client:
+    run = await client.trigger("welcome", {"email": "a@b.c"}, run_id="welcome-1")
+    print(await client.result(run, timeout="10s"))
+"""
+
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, overload
+
+from perdure import codec
+from perdure.clock import Duration
+from perdure.durable.run import already_running
+from perdure.durable.session import Session, wake_workers
+from perdure.errors import InvalidArgument, RunFailed
+from perdure.runtime import transitions
+from perdure.runtime.definition import Definition
+from perdure.runtime.run import Run, T_co
+from perdure.runtime.starter import BATCH, Changed, Starter, encode_payload
+from perdure.snapshot import is_over, rest_status
+from perdure.store import Delivery, Grant, NewMessage, Refusal, require_inbox
+from perdure.validation import check_event, check_id, check_user_id
+
+P = TypeVar("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """An event for a run; a duplicate if its `dedup_id` was used before for this run."""
+
+    run_id: str
+    event: str
+    payload: object = None
+    dedup_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SignalResult:
+    """The outcome of a signal, and the run afterwards.
+
+    `run` is `None` if there is no such run, and if nothing waited for it to continue.
+    """
+
+    delivery: Delivery
+    run: Run | None = None
+
+    def __bool__(self) -> bool:
+        return self.delivery in (Delivery.DELIVERED, Delivery.DUPLICATE)
+
+
+class Client(Starter):
+    """Starts, signals, cancels and retries runs of one store, and asks for them.
+
+    It calls no workflow function: workers do that. A workflow is named, or passed as its
+    definition, which checks the payload and gives the output its type. A store that is opened from
+    a URL is closed by `close` or `async with`; one that is passed in stays open.
+    """
+
+    async def signal(
+        self, run_id: str, event: str, payload: object = None, *, dedup_id: str | None = None
+    ) -> SignalResult:
+        """Send an event to a run. It is neither lost nor doubled, whether or not the run waits for
+        it yet; a worker continues the run.
+        """
+        [result] = await self.signal_many([Signal(run_id, event, payload, dedup_id)])
+        return result
+
+    async def signal_many(self, signals: Iterable[Signal]) -> list[SignalResult]:
+        """Send many events, 500 in one write; return the outcome of each, in order."""
+        results = await self._send(signals)
+        if any(results):
+            wake_workers(self.store)
+        return results
+
+    async def _send(self, signals: Iterable[Signal]) -> list[SignalResult]:
+        store = require_inbox(self.store, f"{type(self).__name__}.signal")
+        messages = [_message(signal) for signal in signals]
+        results: list[SignalResult] = []
+        for first in range(0, len(messages), BATCH):
+            receipts = await store.send(messages[first : first + BATCH])
+            results += (SignalResult(receipt.delivery) for receipt in receipts)
+        async with self.session() as session:
+            for run_id in dict.fromkeys(message.to for message in messages):
+                session.poke(run_id)
+        return results
+
+    async def cancel(self, run_id: str, *, reason: str = "") -> Run:
+        """Cancel a run. If another process owns it, it is asked to stop, and does so soon."""
+        if not isinstance(reason, str):
+            raise InvalidArgument("reason", reason, "a string")
+        snapshot = await self._load(run_id)
+        if is_over(rest_status(snapshot)):
+            return self._run(run_id, snapshot)
+        if (run := await self._cancel_at_rest(run_id, reason)) is not None:
+            return run
+        inbox = require_inbox(self.store, "cancelling a run that is owned elsewhere")
+        await inbox.send([NewMessage(run_id, transitions.CANCEL, codec.dumps(reason))])
+        async with self.session() as session:
+            session.poke(run_id)
+        # Its owner may have suspended it just before the message arrived.
+        return await self._cancel_at_rest(run_id, reason) or await self._require(run_id)
+
+    async def _cancel_at_rest(self, run_id: str, reason: str) -> Run | None:
+        async with self.session() as session:
+            grant = await session.acquire(self._lease_request(run_id))
+            if isinstance(grant, Refusal):
+                return None
+            if is_over(rest_status(grant.snapshot)):
+                data = await transitions.give_up(session, grant)
+            else:
+                data = await transitions.cancel(session, grant, reason)
+            return None if data is None else self._run(run_id, codec.loads(data))
+
+    async def retry(self, run_id: str) -> Run:
+        """Let a worker continue a failed run: the steps that ended it run again, finished ones do
+        not. Another run is returned as it is.
+        """
+        run, is_due = await self._retry(run_id)
+        if is_due:
+            wake_workers(self.store)
+        return run
+
+    async def _retry(self, run_id: str) -> Changed:
+        snapshot = await self._load(run_id)
+        if rest_status(snapshot) != "failed":
+            return Changed(self._run(run_id, snapshot), False)
+        if snapshot["execution"].get("truncated"):
+            raise RunFailed(
+                f"run {run_id!r} cannot be retried: its records were too large for the store and "
+                "were dropped; trigger it again under another id"
+            )
+        async with self.session() as session:
+            grant = await session.acquire(self._lease_request(run_id))
+            if isinstance(grant, Refusal):
+                run = await self._require(run_id)
+                if run.status == "failed":
+                    raise already_running(grant)
+                return Changed(run, False)
+            return await self._made_due(session, grant, retries=True)
+
+    async def resume(self, run_id: str) -> Run:
+        """Let a worker continue a run at once, also a paused one; one that is over, or owned by
+        another process, is returned as it is.
+        """
+        snapshot = await self._load(run_id)
+        if is_over(rest_status(snapshot)):
+            return self._run(run_id, snapshot)
+        async with self.session() as session:
+            grant = await session.acquire(self._lease_request(run_id))
+            if isinstance(grant, Refusal):
+                return await self._require(run_id)
+            run, is_due = await self._made_due(session, grant, retries=False)
+        if is_due:
+            wake_workers(self.store)
+        return run
+
+    async def _made_due(self, session: Session, grant: Grant, *, retries: bool) -> Changed:
+        run_id, status = grant.lease.id, rest_status(grant.snapshot)
+        transition = transitions.make_due
+        if is_over(status):
+            # It may have ended between the caller's look at it and the lease.
+            is_retried = retries and status == "failed"
+            transition = transitions.retry if is_retried else transitions.give_up
+        data = await transition(session, grant)
+        if data is None:
+            return Changed(await self._require(run_id), False)
+        is_due = transition is not transitions.give_up
+        return Changed(self._run(run_id, codec.loads(data)), is_due)
+
+    async def delete(self, run_id: str) -> bool:
+        """Delete a run and everything that belongs to it; return whether it existed."""
+        existed = await self.store.load(check_id(run_id, "run_id")) is not None
+        await self.store.delete(run_id)
+        return existed
+
+    @overload
+    async def result(
+        self, run: "Run[T] | RunHandle[T]", *, timeout: Duration | None = None
+    ) -> T: ...
+    @overload
+    async def result(self, run: str, *, timeout: Duration | None = None) -> Any: ...
+    async def result(self, run: "Run | RunHandle | str", *, timeout: Duration | None = None) -> Any:
+        """Return the output of a run as soon as it is completed, in whatever process.
+
+        If it failed, the exception that ended it is raised, or `RunFailed` with the `error` if its
+        function returned an `Err`; if it was cancelled, `Cancelled`. `TimeoutError` means that it
+        is not over after `timeout`; the run itself is not affected.
+        """
+        return await self._outcome(_id_of(run), timeout)
+
+    @overload
+    def watch(self, run: "Run[T] | RunHandle[T]") -> AsyncIterator[Run[T]]: ...
+    @overload
+    def watch(self, run: str) -> AsyncIterator[Run]: ...
+    def watch(self, run: "Run | RunHandle | str") -> AsyncIterator[Run]:
+        """Yield the run as it is now and after each change of its status, steps or report, until it
+        is over. Changes in quick succession are seen as one.
+        """
+        return self._changes(_id_of(run))
+
+    @overload
+    def handle(self, run_id: str, workflow: Definition[P, T]) -> "RunHandle[T]": ...
+    @overload
+    def handle(self, run_id: str) -> "RunHandle": ...
+    def handle(self, run_id: str, workflow: Definition[Any, Any] | None = None) -> "RunHandle":
+        """Return a handle of a run, whose types are those of `workflow`; nothing is read."""
+        if workflow is not None:
+            self.registry.add(workflow)
+        return RunHandle(self, check_user_id(run_id, "run_id"))
+
+
+@dataclass(frozen=True, slots=True)
+class RunHandle(Generic[T_co]):
+    """A run by its id, and the client that asks for it."""
+
+    client: Client
+    run_id: str
+
+    async def get(self) -> Run[T_co] | None:
+        """Return the run with its history, or `None` if there is no such run."""
+        return await self.client.get_run(self.run_id)
+
+    async def result(self, *, timeout: Duration | None = None) -> T_co:
+        """Return the output of the run as soon as it is completed, or raise its error."""
+        return await self.client.result(self, timeout=timeout)
+
+    def watch(self) -> AsyncIterator[Run[T_co]]:
+        """Yield the run as it is now and after each change, until it is over."""
+        return self.client.watch(self)
+
+    async def signal(
+        self, event: str, payload: object = None, *, dedup_id: str | None = None
+    ) -> SignalResult:
+        """Send an event to the run."""
+        return await self.client.signal(self.run_id, event, payload, dedup_id=dedup_id)
+
+    async def cancel(self, *, reason: str = "") -> Run[T_co]:
+        """Cancel the run."""
+        return await self.client.cancel(self.run_id, reason=reason)
+
+    async def retry(self) -> Run[T_co]:
+        """Continue the run if it failed: the steps that ended it run again."""
+        return await self.client.retry(self.run_id)
+
+
+def _id_of(run: Run | RunHandle | str) -> str:
+    return check_id(run if isinstance(run, str) else getattr(run, "run_id", run), "run")
+
+
+def _message(signal: Signal) -> NewMessage:
+    if not isinstance(signal, Signal):
+        raise InvalidArgument("signals", signal, "Signal(run_id, event, payload) objects")
+    event = check_event(signal.event, "event")
+    if signal.dedup_id is not None:
+        check_user_id(signal.dedup_id, "dedup_id")
+    data = codec.dumps(encode_payload(signal.payload))
+    return NewMessage(check_user_id(signal.run_id, "run_id"), event, data, signal.dedup_id)

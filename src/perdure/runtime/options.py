@@ -1,0 +1,202 @@
+"""How a run is to be started: the options of `trigger`, checked before anything is written."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
+
+from perdure import codec
+from perdure.clock import Duration, as_utc, isoformat, parse_duration
+from perdure.errors import InvalidArgument, InvalidDuration, RunConflict
+from perdure.snapshot import Snapshot, is_over, rest_status, workflow_of
+from perdure.snapshot.format import MAX_TAG_LENGTH, MAX_TAGS, is_tag
+from perdure.store import NewRun, header_of
+from perdure.validation import check_int
+
+IfExists: TypeAlias = Literal["return", "error", "restart_if_over"]
+
+MAX_PRIORITY = 1000
+
+
+class StartOptions(TypedDict, total=False):
+    """The options that all runs of one call share."""
+
+    at: datetime | None
+    delay: Duration | None
+    priority: int
+    tags: Mapping[str, str] | None
+    deadline: Duration | datetime | None
+    if_exists: IfExists | None
+
+
+class TriggerOptions(StartOptions, total=False):
+    """The options of `Client.trigger`."""
+
+    run_id: str | None
+
+
+class DriveOptions(TriggerOptions, total=False):
+    """The options of `Runtime.trigger`."""
+
+    wait: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """When runs start and what is stored with them. Without `wake_at` they are due at once."""
+
+    wake_at: datetime | None = None
+    head_start: timedelta = timedelta(0)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    if_exists: IfExists | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A run to be started, and what to do if its id is taken."""
+
+    run_id: str
+    snapshot: Snapshot
+    plan: Plan
+
+    @property
+    def workflow(self) -> str:
+        """The name of the run's workflow."""
+        return workflow_of(self.snapshot) or ""
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata of the new run."""
+        return self.snapshot.get("metadata") or {}
+
+    def is_start_of(self, stored: Snapshot) -> bool:
+        """Return whether the stored run was created by this very start.
+
+        The answer to a write can be lost, and the repeated write finds its own run. No other start
+        has the same seed.
+        """
+        return bool((stored.get("metadata") or {}).get("seed") == self.metadata["seed"])
+
+    def restarts(self, stored: Snapshot) -> bool:
+        """Return whether the stored run is to start again; raise `RunConflict` if it belongs to
+        another workflow.
+        """
+        is_restart = self.plan.if_exists == "restart_if_over" and is_over(rest_status(stored))
+        if is_restart:
+            self.check_workflow(stored)
+        return is_restart
+
+    def new_run(self) -> NewRun:
+        """Return the run as a store creates it for a worker."""
+        queued: Snapshot = {
+            **self.snapshot,
+            "execution": {**self.snapshot["execution"], "state": "queued"},
+        }
+        return NewRun(
+            self.run_id,
+            self.workflow,
+            codec.dumps(queued),
+            wake_at=self.plan.wake_at,
+            head_start=self.plan.head_start,
+            **header_of(queued),
+        )
+
+    def check_conflict(self, stored: Snapshot) -> None:
+        """Raise `RunConflict` unless the stored run may be returned instead of a new one."""
+        reason = self._conflict(stored)
+        if reason:
+            raise RunConflict(self.run_id, workflow_of(stored), reason)
+
+    def check_workflow(self, stored: Snapshot) -> None:
+        """Raise `RunConflict` if the stored run belongs to another workflow."""
+        workflow = workflow_of(stored)
+        if workflow != self.workflow:
+            reason = f"it belongs to workflow {workflow!r}, and {self.workflow!r} was asked for"
+            raise RunConflict(self.run_id, workflow, reason)
+
+    def _conflict(self, stored: Snapshot) -> str:
+        if self.plan.if_exists == "error":
+            return 'if_exists="error" was asked for'
+        self.check_workflow(stored)
+        if self.plan.if_exists == "return":
+            return ""
+        there = (stored.get("metadata") or {}).get("input")
+        asked = codec.loads(codec.dumps(self.metadata.get("input")))
+        return "" if there == asked else f"its payload is {_short(there)}, not {_short(asked)}"
+
+
+def check_options(
+    now: datetime,
+    *,
+    at: datetime | None = None,
+    delay: Duration | None = None,
+    priority: int = 0,
+    tags: Mapping[str, str] | None = None,
+    deadline: Duration | datetime | None = None,
+    if_exists: IfExists | None = None,
+) -> Plan:
+    """Return the plan that these options describe, or raise `InvalidArgument`."""
+    wake_at = _wake_at(now, at, delay)
+    head_start = timedelta(days=_check_priority(priority, at, delay))
+    if if_exists is not None and if_exists not in get_args(IfExists):
+        expected = " or ".join(map(repr, get_args(IfExists)))
+        raise InvalidArgument("if_exists", if_exists, expected)
+    metadata: dict[str, Any] = {}
+    if tags:
+        metadata["tags"] = check_tags(tags)
+    if deadline is not None:
+        metadata.update(_deadline(deadline))
+    return Plan(wake_at, head_start, metadata, if_exists)
+
+
+def _wake_at(now: datetime, at: datetime | None, delay: Duration | None) -> datetime | None:
+    if at is not None and delay is not None:
+        raise InvalidArgument("delay", delay, "no delay beside at=", "Pass one of the two")
+    if delay is not None:
+        try:
+            at = now + parse_duration(delay, "delay")
+        except OverflowError:
+            raise InvalidDuration("delay", delay, "a duration that ends before 9999") from None
+    wake_at = None if at is None else as_utc(at, "at")
+    # A time that has passed must not put the run before others that are due.
+    return None if wake_at is not None and wake_at <= now else wake_at
+
+
+def _check_priority(priority: int, at: object, delay: object) -> int:
+    # A negative head start would delay the run: stores derive its wake time from it.
+    if check_int(priority, "priority", minimum=0) > MAX_PRIORITY:
+        raise InvalidArgument("priority", priority, f"an int from 0 to {MAX_PRIORITY}")
+    if priority and (at is not None or delay is not None):
+        hint = "A priority orders runs that are due at once"
+        raise InvalidArgument("priority", priority, "0 beside at= or delay=", hint)
+    return priority
+
+
+def check_tags(tags: object) -> dict[str, str]:
+    """Check for a mapping of at most 16 names to strings; return it as a dict."""
+    expected = f"a dict of at most {MAX_TAGS} strings by name"
+    if not isinstance(tags, Mapping) or len(tags) > MAX_TAGS:
+        raise InvalidArgument("tags", tags, expected)
+    for name, value in tags.items():
+        is_pair = isinstance(name, str) and isinstance(value, str) and "=" not in name
+        if not is_pair or not is_tag(f"{name}={value}"):
+            each = (
+                "a non-empty name without '=' and a string, without NUL and together at most "
+                f"{MAX_TAG_LENGTH - 1} characters"
+            )
+            raise InvalidArgument("tags", {name: value}, each)
+    return dict(tags)
+
+
+def _deadline(deadline: Duration | datetime) -> dict[str, Any]:
+    if isinstance(deadline, datetime):
+        return {"deadline": isoformat(as_utc(deadline, "deadline"))}
+    after = parse_duration(deadline, "deadline")
+    if not after:
+        raise InvalidArgument("deadline", deadline, "a positive duration or a datetime")
+    return {"deadlineAfter": after.total_seconds()}
+
+
+def _short(payload: object) -> str:
+    shown = repr(payload)
+    return shown if len(shown) <= 60 else shown[:57] + "..."

@@ -1,0 +1,294 @@
+"""Starting runs: what `trigger` and `trigger_many` write, and what they do if an id is taken."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from itertools import repeat
+from random import Random, SystemRandom
+from typing import Any, NamedTuple, Self, TypeVar, Unpack, overload
+from uuid import UUID
+
+from perdure import codec
+from perdure.clock import Clock, Duration, SystemClock, isoformat
+from perdure.durable.run import already_running
+from perdure.durable.session import LEASE_TTL, Session, borrow, wake_workers
+from perdure.errors import CodecError, InvalidArgument, RunNotFound
+from perdure.runtime import transitions
+from perdure.runtime.definition import Definition
+from perdure.runtime.options import (
+    IfExists,
+    Plan,
+    Start,
+    StartOptions,
+    TriggerOptions,
+    check_options,
+)
+from perdure.runtime.reader import Reader
+from perdure.runtime.run import Run
+from perdure.snapshot import new_seed, new_snapshot
+from perdure.store import (
+    Grant,
+    LeaseRequest,
+    Store,
+    check_store,
+    require_journal,
+    require_lease,
+    require_schedule,
+)
+from perdure.validation import check_random, check_user_id
+
+P = TypeVar("P")
+T = TypeVar("T")
+
+BATCH = 500
+"""How many runs or messages are written at once."""
+
+PAUSES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.5)
+"""How long, in seconds, a call waits for another process that changes a run that is over."""
+
+
+class Changed(NamedTuple):
+    """A run, and whether this call has made it due."""
+
+    run: Run
+    is_due: bool
+
+
+class Starter(Reader):
+    """Creates runs in one store, for workers. No workflow function is called here."""
+
+    def __init__(
+        self,
+        store: Store | str,
+        *,
+        workflows: Iterable[Definition[Any, Any]] = (),
+        clock: Clock = SystemClock(),
+        random: Random | None = None,
+    ) -> None:
+        super().__init__(_open(store), workflows, clock)
+        self._owns_store = isinstance(store, str)
+        for require in (require_journal, require_lease, require_schedule):
+            require(self.store, type(self).__name__)
+        self.lease_ttl = LEASE_TTL
+        self.random = SystemRandom() if random is None else check_random(random)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the store if it was opened from a URL."""
+        if self._owns_store:
+            await self.store.close()
+
+    def register(self, definition: Definition[Any, Any]) -> None:
+        """Register a workflow."""
+        self.registry.add(definition)
+
+    def session(self) -> Session:
+        """Return the session through which this client writes; enter it to use it."""
+        return borrow(self.store, self.clock, self.lease_ttl)
+
+    @overload
+    async def trigger(
+        self,
+        workflow: Definition[None, T],
+        payload: None = None,
+        **options: Unpack[TriggerOptions],
+    ) -> Run[T]: ...
+    @overload
+    async def trigger(
+        self, workflow: Definition[P, T], payload: P, **options: Unpack[TriggerOptions]
+    ) -> Run[T]: ...
+    @overload
+    async def trigger(
+        self, workflow: str, payload: Any = None, **options: Unpack[TriggerOptions]
+    ) -> Run: ...
+    async def trigger(
+        self,
+        workflow: Definition[Any, Any] | str,
+        payload: Any = None,
+        *,
+        run_id: str | None = None,
+        at: datetime | None = None,
+        delay: Duration | None = None,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        deadline: Duration | datetime | None = None,
+        if_exists: IfExists | None = None,
+    ) -> Run:
+        """Create a run for a worker, due at once, `at` a time or after a `delay`.
+
+        The payload is checked before anything is written. Each level of `priority` puts the run a
+        day ahead of others that are due. If a run with this id exists and has the same workflow and
+        payload, it is returned; otherwise `RunConflict` is raised. With `if_exists="return"` the
+        payload may differ, with `"error"` an existing run is always a conflict, and with
+        `"restart_if_over"` a finished run starts again.
+        """
+        plan = check_options(
+            self.clock.now(),
+            at=at,
+            delay=delay,
+            priority=priority,
+            tags=tags,
+            deadline=deadline,
+            if_exists=if_exists,
+        )
+        [run] = await self._create([self._start(workflow, payload, run_id, plan)])
+        return run
+
+    @overload
+    async def trigger_many(
+        self,
+        workflow: Definition[P, T],
+        payloads: Iterable[P],
+        *,
+        run_ids: Iterable[str] | None = None,
+        **options: Unpack[StartOptions],
+    ) -> list[Run[T]]: ...
+    @overload
+    async def trigger_many(
+        self,
+        workflow: str,
+        payloads: Iterable[Any],
+        *,
+        run_ids: Iterable[str] | None = None,
+        **options: Unpack[StartOptions],
+    ) -> list[Run]: ...
+    async def trigger_many(
+        self,
+        workflow: Definition[Any, Any] | str,
+        payloads: Iterable[Any],
+        *,
+        run_ids: Iterable[str] | None = None,
+        **options: Unpack[StartOptions],
+    ) -> list[Run]:
+        """Create a run for each payload, in this order, 500 in one write; all payloads are checked
+        first.
+
+        `run_ids` has one id for each payload. The options are those of `trigger`. A `RunConflict`
+        is raised after the runs before it, and those written together with it, were created.
+        """
+        plan = check_options(self.clock.now(), **options)
+        everything = list(payloads)
+        ids: Iterable[str | None] = repeat(None) if run_ids is None else list(run_ids)
+        if isinstance(ids, list) and len(ids) != len(everything):
+            raise InvalidArgument("run_ids", run_ids, f"{len(everything)} ids, one per payload")
+        pairs = zip(everything, ids, strict=False)
+        starts = [self._start(workflow, payload, run_id, plan) for payload, run_id in pairs]
+        runs: list[Run] = []
+        for first in range(0, len(starts), BATCH):
+            runs += await self._create(starts[first : first + BATCH])
+        return runs
+
+    async def _create(self, starts: Sequence[Start]) -> list[Run]:
+        """Create runs in one write; return them, or those that have their ids already."""
+        store = require_schedule(self.store)
+        new = [start.new_run() for start in starts]
+        created = await store.enqueue(new)
+        wake_workers(self.store)
+        runs: list[Run] = []
+        for start, run, is_new in zip(starts, new, created, strict=True):
+            if is_new:
+                runs.append(self._run(run.id, codec.loads(run.snapshot)))
+            else:
+                runs.append((await self._existing(start)).run)
+        return runs
+
+    async def _existing(self, start: Start) -> Changed:
+        """Return the run that has the id already, started again if that was asked for."""
+        is_owned = await self._is_owned(start.run_id)
+        snapshot = await self._load(start.run_id)
+        if not start.is_start_of(snapshot):
+            if start.restarts(snapshot):
+                return await self._restart(start)
+            start.check_conflict(snapshot)
+        return Changed(await self._current(start.run_id, snapshot, is_owned), False)
+
+    async def _restart(self, start: Start) -> Changed:
+        async with self.session() as session:
+            grant = await self._acquire_over(session, start)
+            if not start.restarts(grant.snapshot):
+                # Another process has started it again since we looked.
+                lease, wake_at = grant.lease, start.plan.wake_at
+                await require_lease(self.store).release([lease], wake_at=wake_at)
+                start.check_conflict(grant.snapshot)
+                return Changed(self._run(start.run_id, grant.snapshot), False)
+            data = await transitions.restart(session, grant, start)
+        if data is None:
+            return await self._existing(start)
+        wake_workers(self.store)
+        return Changed(self._run(start.run_id, codec.loads(data)), True)
+
+    async def _acquire_over(self, session: Session, start: Start) -> Grant:
+        """Lease a run that is over: if it is owned, another process is writing one change to it."""
+        pauses = iter(PAUSES)
+        while True:
+            grant = await session.acquire(self._lease_request(start.run_id))
+            if isinstance(grant, Grant):
+                return grant
+            if grant.reason == "missing":
+                raise RunNotFound(start.run_id)
+            pause = next(pauses, None)
+            if pause is None:
+                raise already_running(grant)
+            await self.clock.sleep(pause)
+
+    def _lease_request(self, run_id: str) -> LeaseRequest:
+        return transitions.lease_request(run_id, self.random, self.lease_ttl)
+
+    def _start(
+        self,
+        workflow: Definition[Any, Any] | str,
+        payload: object,
+        run_id: str | None,
+        plan: Plan,
+    ) -> Start:
+        name, version, data = self._encoded(workflow, payload)
+        if run_id is None:
+            run_id = f"{name}:{UUID(int=self.random.getrandbits(128), version=4)}"
+        now = self.clock.now()
+        metadata: dict[str, Any] = {
+            "createdAt": isoformat(now),
+            "seed": new_seed(self.random),
+            **plan.metadata,
+        }
+        if version:
+            metadata["version"] = version
+        if data is not None:
+            metadata["input"] = data
+        snapshot = new_snapshot(name, now=now, metadata=metadata)
+        return Start(check_user_id(run_id, "run_id"), snapshot, plan)
+
+    def _encoded(
+        self, workflow: Definition[Any, Any] | str, payload: object
+    ) -> tuple[str, int, Any]:
+        """Return the name and version of a workflow, and its payload as JSON.
+
+        A workflow that is not known here has version 0: the first owner of the run binds it to one.
+        """
+        if isinstance(workflow, str):
+            if workflow not in self.registry.names:
+                return check_user_id(workflow, "workflow"), 0, encode_payload(payload)
+            workflow = self.registry.newest(workflow)
+        else:
+            self.registry.add(workflow)
+        return workflow.name, workflow.version, workflow.encode_payload(payload)
+
+
+def _open(store: Store | str) -> Store:
+    if not isinstance(store, str):
+        return check_store(store)
+    from perdure.stores import open_store
+
+    return open_store(store)
+
+
+def encode_payload(payload: object) -> Any:
+    """Return a payload of unknown type as JSON."""
+    try:
+        return codec.encode(payload, type(payload))
+    except CodecError as error:
+        expected = "a value that survives being stored as JSON"
+        raise InvalidArgument("payload", payload, expected, str(error)) from error

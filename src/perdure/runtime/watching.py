@@ -1,0 +1,313 @@
+"""Waiting for runs that any process may change: one poller per store and event loop.
+
+All callers that wait share it. A round asks the store once for the revisions of all runs that are
+due for a look, and wakes the callers whose run has changed. A run that is settled in this process
+is looked at at once.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import NamedTuple
+
+from perdure import codec
+from perdure.clock import Clock
+from perdure.durable.committer import MAX_OUTAGE
+from perdure.durable.session import LEASE_TTL, borrow
+from perdure.engine.tasks import detached
+from perdure.errors import StoreUnavailable
+from perdure.snapshot import RunStatus, Snapshot, rest_status
+from perdure.store import Store, can_search
+from perdure.validation import MAX_ID_LENGTH
+
+logger = logging.getLogger(__name__)
+
+SHORTEST_PAUSE, LONGEST_PAUSE, GROWTH = 0.01, 1.0, 0.1
+"""A run is looked at again after a tenth of the time since it last changed, in these limits."""
+
+PAGE = 1000
+"""How many runs are asked for in one call of the store."""
+
+REPORT = "report:"
+"""Begins the key of the document in which a step that is running reports its progress."""
+
+_pollers: dict[tuple[int, int], "Poller"] = {}
+
+
+class Sighting(NamedTuple):
+    """A run as the poller saw it; `revision` differs after each change."""
+
+    status: RunStatus
+    revision: object
+    report: str | None = None
+
+
+class Watched:
+    """One run that callers wait for, and what was last seen of it."""
+
+    def __init__(self, store: Store, run_id: str, now: float) -> None:
+        self.run_id = run_id
+        self.watches: set[Watch] = set()
+        self.sighting: Sighting | None = None
+        self.error: Exception | None = None
+        self.looks = 0
+        self.changed_at = self.look_at = now
+        self._pause = SHORTEST_PAUSE
+        self._store = store
+        self._snapshot: tuple[Sighting | None, asyncio.Task[Snapshot | None]] | None = None
+
+    def is_due(self, now: float) -> bool:
+        """Return whether half of the pause has passed: runs that are due soon join a round."""
+        return self.look_at - self._pause / 2 <= now
+
+    def saw(self, sighting: Sighting | None, now: float) -> None:
+        """Keep what was seen, and wake the callers to whom it is new."""
+        is_new = sighting != self.sighting
+        if is_new:
+            self.sighting, self.changed_at = sighting, now
+        self._pause = min(max((now - self.changed_at) * GROWTH, SHORTEST_PAUSE), LONGEST_PAUSE)
+        self.look_at = now + self._pause
+        self.looks += 1
+        for watch in self.watches:
+            if is_new or watch.is_first:
+                watch.woken.set()
+
+    def fail(self, error: Exception) -> None:
+        """Raise an error in all callers."""
+        self.error = error
+        for watch in self.watches:
+            watch.woken.set()
+
+    async def load(self) -> Snapshot | None:
+        """Return the run's snapshot; all callers that saw the same revision share one read."""
+        if self._snapshot is None or self._snapshot[0] != self.sighting:
+            self._snapshot = self.sighting, detached(self._load())
+        return await asyncio.shield(self._snapshot[1])
+
+    async def _load(self) -> Snapshot | None:
+        return await self._store.load(self.run_id)
+
+
+class Watch:
+    """One caller that waits for a run."""
+
+    def __init__(self, watched: Watched, reports: bool) -> None:
+        self.watched = watched
+        self.reports = reports
+        self.woken = asyncio.Event()
+        self.is_first = True
+        self._looks = watched.looks
+        self._seen: Sighting | None = None
+        self._timed_out_after: timedelta | None = None
+
+    async def next(self) -> Sighting | None:
+        """Return what the run is like as soon as that differs from the last answer.
+
+        `None` means that there is no such run. After `time_out`, raise `TimeoutError` instead of
+        waiting; even then, the first answer is awaited.
+        """
+        while not self._has_news():
+            if self.watched.error is not None:
+                raise self.watched.error
+            if self._timed_out_after is not None and self._seen is not None:
+                raise TimeoutError(
+                    f"run {self.watched.run_id!r} is still {self._seen.status} after "
+                    f"{self._timed_out_after.total_seconds():g}s"
+                )
+            self.woken.clear()
+            await self.woken.wait()
+        self.is_first, self._seen = False, self.watched.sighting
+        return self._seen
+
+    async def time_out(self, clock: Clock, after: timedelta) -> None:
+        """Let the caller wait only so long."""
+        await clock.sleep(after)
+        self._timed_out_after = after
+        self.woken.set()
+
+    def _has_news(self) -> bool:
+        # The first answer is from a look that ended after the caller came.
+        if self.is_first:
+            return self.watched.looks > self._looks
+        return self.watched.sighting != self._seen
+
+    async def load(self) -> Snapshot | None:
+        """Return the run's snapshot."""
+        return await self.watched.load()
+
+
+class Poller:
+    """Looks at the watched runs of one store. Its task exists while there are any."""
+
+    def __init__(self, store: Store, clock: Clock, on_idle: Callable[[], object]) -> None:
+        self._store = store
+        self._clock = clock
+        self._on_idle = on_idle
+        self._loop = asyncio.get_running_loop()
+        self._watched: dict[str, Watched] = {}
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._unavailable_since: float | None = None
+
+    def is_for(self, store: Store) -> bool:
+        """Return whether this is the poller of this store and the running event loop."""
+        return self._store is store and self._loop is asyncio.get_running_loop()
+
+    def add(self, run_id: str, reports: bool) -> Watch:
+        """Begin to watch a run."""
+        now = self._clock.monotonic()
+        watched = self._watched.get(run_id)
+        if watched is None or watched.error is not None:
+            watched = self._watched[run_id] = Watched(self._store, run_id, now)
+        watch = Watch(watched, reports)
+        watched.watches.add(watch)
+        # A new caller is impatient: the pauses begin again with the shortest one.
+        watched.changed_at = watched.look_at = now
+        if self._task is None:
+            self._task = detached(self._poll())
+        self._wake.set()
+        return watch
+
+    def remove(self, watch: Watch) -> None:
+        """Stop watching a run for one caller."""
+        watched = watch.watched
+        watched.watches.discard(watch)
+        if not watched.watches and self._watched.get(watched.run_id) is watched:
+            del self._watched[watched.run_id]
+        if not self._watched:
+            self._wake.set()
+
+    def settled(self, run_id: str) -> None:
+        """Look at a run at once: it was settled in this process."""
+        watched = self._watched.get(run_id)
+        if watched is not None:
+            watched.look_at = self._clock.monotonic()
+            self._wake.set()
+
+    async def _poll(self) -> None:
+        try:
+            # More than once if callers come while the session is being left.
+            while self._watched:
+                await self._poll_in_session()
+        finally:
+            self._task = None
+            self._on_idle()
+
+    async def _poll_in_session(self) -> None:
+        async with borrow(self._store, self._clock, LEASE_TTL) as session:
+            session.watchers.add(self.settled)
+            try:
+                while self._watched:
+                    await self._round()
+                    await self._rest()
+            finally:
+                session.watchers.discard(self.settled)
+
+    async def _rest(self) -> None:
+        """Sleep until the next run is due, or until a caller comes or the last one has left."""
+        if not self._watched:
+            return
+        next_look = min(watched.look_at for watched in self._watched.values())
+        timer = detached(self._wake_after(next_look - self._clock.monotonic()))
+        try:
+            await self._wake.wait()
+        finally:
+            timer.cancel()
+
+    async def _wake_after(self, seconds: float) -> None:
+        await self._clock.sleep(seconds)
+        self._wake.set()
+
+    async def _round(self) -> None:
+        self._wake.clear()
+        now = self._clock.monotonic()
+        due = [watched for watched in self._watched.values() if watched.is_due(now)]
+        for first in range(0, len(due), PAGE):
+            page = due[first : first + PAGE]
+            try:
+                sightings = await self._look(page)
+            except Exception as error:  # noqa: BLE001  # raised to the callers
+                self._failed(page, error)
+                continue
+            self._unavailable_since = None
+            for watched, sighting in zip(page, sightings, strict=True):
+                watched.saw(sighting, self._clock.monotonic())
+
+    def _failed(self, page: Sequence[Watched], error: Exception) -> None:
+        """Try again while the store is unavailable for a short time; else tell the callers."""
+        now = self._clock.monotonic()
+        if isinstance(error, StoreUnavailable):
+            if self._unavailable_since is None:
+                self._unavailable_since = now
+                logger.warning("store unavailable (%s); waiting callers retry", error)
+            if now - self._unavailable_since < MAX_OUTAGE.total_seconds():
+                for watched in page:
+                    watched.look_at = now + LONGEST_PAUSE / 2
+                return
+        for watched in page:
+            self._watched.pop(watched.run_id, None)
+            watched.fail(error)
+
+    async def _look(self, page: Sequence[Watched]) -> list[Sighting | None]:
+        ids = [watched.run_id for watched in page]
+        if not can_search(self._store):
+            return [await self._look_at_snapshot(run_id) for run_id in ids]
+        summaries = await self._store.summaries(ids)
+        reported = {watched.run_id for watched in page if any(w.reports for w in watched.watches)}
+        reports = await read_reports(self._store, reported)
+        return [
+            None if run is None else Sighting(run.status, run.revision, reports.get(run.id))
+            for run in summaries
+        ]
+
+    async def _look_at_snapshot(self, run_id: str) -> Sighting | None:
+        snapshot = await self._store.load(run_id)
+        if snapshot is None:
+            return None
+        return Sighting(rest_status(snapshot), codec.dumps(snapshot))
+
+
+async def read_reports(store: Store, run_ids: Collection[str]) -> dict[str, str]:
+    """Return the reports that running steps of these runs have written, as JSON."""
+    keys = [REPORT + run_id for run_id in run_ids if len(REPORT + run_id) <= MAX_ID_LENGTH]
+    if not keys or not can_search(store):
+        return {}
+    reports = await store.documents.get_many(keys)
+    return {
+        key.removeprefix(REPORT): report
+        for key, report in zip(keys, reports, strict=True)
+        if report is not None
+    }
+
+
+@asynccontextmanager
+async def watching(
+    store: Store,
+    clock: Clock,
+    run_id: str,
+    *,
+    reports: bool = False,
+    timeout: timedelta | None = None,
+) -> AsyncIterator[Watch]:
+    """Watch a run inside an `async with`: with `reports` also what its running step reports."""
+    poller = _poller(store, clock)
+    watch = poller.add(run_id, reports)
+    timer = None if timeout is None else detached(watch.time_out(clock, timeout))
+    try:
+        yield watch
+    finally:
+        if timer is not None:
+            timer.cancel()
+        poller.remove(watch)
+
+
+def _poller(store: Store, clock: Clock) -> Poller:
+    """Return the poller of this store and event loop."""
+    key = (id(store), id(asyncio.get_running_loop()))
+    poller = _pollers.get(key)
+    # A loop that was closed while callers waited may have left its poller, and its address.
+    if poller is None or not poller.is_for(store):
+        poller = _pollers[key] = Poller(store, clock, lambda: _pollers.pop(key, None))
+    return poller

@@ -28,7 +28,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("workflow",),
     ("durable",),
     ("runtime",),
-    ("worker",),
+    ("worker", "sync"),
     ("stores", "caches"),
     ("testing",),
     ("__init__",),
@@ -63,6 +63,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("client",),
         ("runtime",),
     ),
+    "sync": (("portal",), ("client",)),
 }
 
 # Siblings here are alternatives to each other: what two of them share lives in a `_` file.

@@ -18,11 +18,13 @@ import pytest
 
 import perdure
 from perdure import (
+    Client,
     Cron,
     ResumeState,
     ResumeStateCollector,
     Retry,
     Runtime,
+    Signal,
     StatePersistence,
     Step,
     Timeout,
@@ -62,6 +64,7 @@ NO_CLOCK = (5, None, "now", TestClock)
 NO_LISTENER: tuple[Any, ...] = (5, "print", [])
 NO_ERRORS = (5, [5], "ValueError", [int], ValueError)
 NO_STORE = (5, "sqlite:///x.db", MemoryStore)
+NO_STORE_OR_URL = (5, "x.db", "carrier-pigeon://x", MemoryStore)
 
 
 async def body(step: Step) -> int:
@@ -96,6 +99,10 @@ def runtime() -> Runtime:
     return Runtime(MemoryStore(), workflows=[known])
 
 
+def client() -> Client:
+    return Client(MemoryStore(), workflows=[known])
+
+
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "snapshot": (5, "{}", {}, {"formatVersion": 2}, ResumeState()),
     "resume_state": (5, "{}", {}, SNAPSHOT),
@@ -124,6 +131,7 @@ DURABLE: dict[str, tuple[Any, ...]] = {
     "on_version_mismatch": ("retry", None, 5),
     "replay_errors": NO_FLAG,
     "idempotency_key": ("", 5, "x" * 513, *RESERVED),
+    "wait": NO_DURATION,
     "clock": NO_CLOCK,
 }
 
@@ -132,6 +140,16 @@ STORE: dict[str, tuple[Any, ...]] = {
     "clock": NO_CLOCK,
     "max_value_size": (*NO_COUNT, 0),
 }
+
+START: dict[str, tuple[Any, ...]] = {
+    "at": (5, "now", datetime(2030, 1, 1)),
+    "delay": ("soon", -1, float("nan"), [], True),
+    "priority": (*NO_COUNT, 1001),
+    "tags": (5, ["a=b"], {"a": 1}, {1: "a"}, {"": "a"}, {"a=b": "c"}, {"a": "b" * 256},
+             {"a": "\0"}, {"a": "\ud800"}, {str(n): "" for n in range(17)}),
+    "deadline": (datetime(2030, 1, 1), "soon", 0, -1, []),
+    "if_exists": ("restart", True, 5),
+}  # fmt: skip
 
 CASES: dict[str, Case] = {
     "Workflow": Case(
@@ -268,10 +286,54 @@ CASES: dict[str, Case] = {
         {"fn": (5, None, "x", lambda step: 1, print, of_nothing, of_three)},
         {"fn": body},
     ),
+    "Client": Case(
+        of(Client),
+        {
+            "store": (*NO_STORE_OR_URL, None),
+            "workflows": (5, [5], [body], known),
+            "clock": NO_CLOCK,
+            "random": (5, "x", Random),
+        },
+        {"store": MemoryStore()},
+    ),
+    "Client.trigger": Case(
+        lambda: client().trigger,
+        {
+            "workflow": (5, None, body, "", *RESERVED),
+            "payload": ("x", [], {"a": 1}),
+            "run_id": ("", 5, "x" * 513, *RESERVED),
+            **START,
+        },
+        {"workflow": known, "payload": 1},
+    ),
+    "Client.trigger_many": Case(
+        lambda: client().trigger_many,
+        {
+            "workflow": (5, None, body, "", *RESERVED),
+            "payloads": (5, "text", ["x"]),
+            "run_ids": ([], ["a", "b"], "a", [5], ["~"]),
+            **START,
+        },
+        {"workflow": known, "payloads": [1]},
+    ),
+    "Client.signal_many": Case(
+        lambda: client().signal_many,
+        {"signals": (5, [5], ["run"], [("run", "event")])},
+        {"signals": [Signal("run", "event")]},
+    ),
+    "Client.result": Case(
+        lambda: client().result, {"run": NO_NAME, "timeout": ("soon", -1, [])}, {"run": "r"}
+    ),
+    "Client.watch": Case(lambda: client().watch, {"run": NO_NAME}, {"run": "r"}),
+    "Client.handle": Case(
+        lambda: client().handle,
+        {"run_id": (*NO_NAME, *RESERVED), "workflow": (5, "known", body)},
+        {"run_id": "r"},
+    ),
     "Runtime": Case(
         of(Runtime),
         {
-            "store": NO_STORE,
+            "store": NO_STORE_OR_URL,
             "workflows": (5, [5], [body], known),
             "lease_ttl": (*NO_DURATION, 0),
             "suspend_after": NO_DURATION,
@@ -291,10 +353,13 @@ CASES: dict[str, Case] = {
             "payload": ("x", [], {"a": 1}),
             "run_id": ("", 5, "x" * 513, *RESERVED),
             "wait": NO_FLAG,
+            **START,
         },
         {"workflow": known, "payload": 1},
     ),
-    "Runtime.resume": Case(lambda: runtime().resume, {"run_id": NO_NAME}, {"run_id": "r"}),
+    "Runtime.resume": Case(
+        lambda: runtime().resume, {"run_id": NO_NAME, "wait": NO_FLAG}, {"run_id": "r"}
+    ),
     "Runtime.signal": Case(
         lambda: runtime().signal,
         {
@@ -316,6 +381,7 @@ CASES: dict[str, Case] = {
         {
             "workflow": (5, ""),
             "status": ("done", 5),
+            "tags": (5, ["a=b"], {"a": 1}),
             "prefix": (5, None, "a\0b"),
             "limit": NO_COUNT,
             "after": (5, "nonsense"),
@@ -324,7 +390,9 @@ CASES: dict[str, Case] = {
     "Runtime.cancel": Case(
         lambda: runtime().cancel, {"run_id": NO_NAME, "reason": (5, None)}, {"run_id": "r"}
     ),
-    "Runtime.retry": Case(lambda: runtime().retry, {"run_id": NO_NAME}, {"run_id": "r"}),
+    "Runtime.retry": Case(
+        lambda: runtime().retry, {"run_id": NO_NAME, "wait": NO_FLAG}, {"run_id": "r"}
+    ),
     "Runtime.delete": Case(lambda: runtime().delete, {"run_id": NO_NAME}, {"run_id": "r"}),
     "Worker": Case(
         of(Worker),
@@ -382,6 +450,10 @@ CASES: dict[str, Case] = {
 
 # What a message may begin with instead of the parameter's name.
 ALSO_CALLED = {
+    "store": "url",
+    "payloads": "payload of workflow",
+    "run_ids": "run_id",
+    "signals": "signal",
     "candidate": "Invalid snapshot format",
     "base": "Invalid snapshot format",
     "snapshot": "Invalid snapshot format",
@@ -457,7 +529,8 @@ def test_every_parameter_is_in_the_table(name: str) -> None:
 def test_every_public_callable_is_in_the_table() -> None:
     """Except for classes that only store their arguments."""
     holders = {
-        "Clock", "Err", "Ok", "PerdureError", "Result", "ResumeStateCollector", "Run", "Snapshot",
+        "Clock", "Err", "Ok", "PerdureError", "Result", "ResumeStateCollector", "Run",
+        "RunConflict", "RunHandle", "Signal", "Snapshot",
         "Step", "StepError", "StepFailed", "StepTimeout", "SystemClock", "validate_snapshot",
         "durable",
     }  # fmt: skip

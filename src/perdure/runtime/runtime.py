@@ -23,7 +23,7 @@ from perdure.runtime.client import Client, Signal, SignalResult
 from perdure.runtime.definition import Definition
 from perdure.runtime.deps import Dependencies
 from perdure.runtime.driver import Driver
-from perdure.runtime.options import DriveOptions, IfExists, Start, check_options
+from perdure.runtime.options import IfExists, Start, TriggerOptions, check_options
 from perdure.runtime.run import Run
 from perdure.snapshot import is_over, rest_status
 from perdure.store import Delivery, LeaseRequest, Refusal, Store, require_schedule
@@ -98,17 +98,30 @@ class Runtime(Client):
         self,
         workflow: Definition[None, T],
         payload: None = None,
-        **options: Unpack[DriveOptions],
+        *,
+        wait: bool = True,
+        **options: Unpack[TriggerOptions],
     ) -> Run[T]: ...
     @overload
     async def trigger(
-        self, workflow: Definition[P, T], payload: P, **options: Unpack[DriveOptions]
+        self,
+        workflow: Definition[P, T],
+        payload: P,
+        *,
+        wait: bool = True,
+        **options: Unpack[TriggerOptions],
     ) -> Run[T]: ...
     @overload
     async def trigger(
-        self, workflow: str, payload: Any = None, **options: Unpack[DriveOptions]
+        self,
+        workflow: str,
+        payload: Any = None,
+        *,
+        wait: bool = True,
+        **options: Unpack[TriggerOptions],
     ) -> Run: ...
-    async def trigger(
+    # A TypedDict cannot say that it has no more keys, so pyright fears another `wait` among them.
+    async def trigger(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         workflow: Definition[Any, Any] | str,
         payload: Any = None,

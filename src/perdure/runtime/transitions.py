@@ -101,7 +101,7 @@ async def retry(session: Session, grant: Grant) -> bytes | None:
     host.history.drop(failures_to_retry(grant.snapshot))
     deadline = host.history.metadata.get("deadline")
     if isinstance(deadline, str) and parse_iso(deadline) <= host.clock.now():
-        # It would end the run again at once; one that counts from the start begins anew.
+        # It would end the run again at once; one that counts from the first claim begins again.
         del host.history.metadata["deadline"]
     # A request to cancel that was sent before does not end what begins after it.
     old = cancel_requests(grant)

@@ -7,7 +7,7 @@ is looked at at once.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from perdure.clock import Clock
 from perdure.durable.committer import MAX_OUTAGE
 from perdure.durable.session import LEASE_TTL, borrow
 from perdure.engine.tasks import detached
-from perdure.errors import StoreUnavailable
+from perdure.errors import StoreError, StoreUnavailable
 from perdure.snapshot import RunStatus, Snapshot, rest_status
 from perdure.store import Store, can_search
 from perdure.validation import MAX_ID_LENGTH
@@ -274,7 +274,12 @@ async def read_reports(store: Store, run_ids: Collection[str]) -> dict[str, str]
     keys = [REPORT + run_id for run_id in run_ids if len(REPORT + run_id) <= MAX_ID_LENGTH]
     if not keys or not can_search(store):
         return {}
-    reports = await store.documents.get_many(keys)
+    try:
+        reports = await store.documents.get_many(keys)
+    except StoreError as error:
+        # A report is only information: the run can be seen without it.
+        logger.debug("reports cannot be read (%s)", error)
+        return {}
     return {
         key.removeprefix(REPORT): report
         for key, report in zip(keys, reports, strict=True)
@@ -290,7 +295,7 @@ async def watching(
     *,
     reports: bool = False,
     timeout: timedelta | None = None,
-) -> AsyncIterator[Watch]:
+) -> AsyncGenerator[Watch, None]:
     """Watch a run inside an `async with`: with `reports` also what its running step reports."""
     poller = _poller(store, clock)
     watch = poller.add(run_id, reports)

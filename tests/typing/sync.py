@@ -1,6 +1,6 @@
 """The types of `perdure.sync`: those of `Client`, without `await`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_type
 
@@ -32,7 +32,7 @@ def calls(client: sync.Client) -> None:
     assert_type(client.trigger_many(order, [Order(1), Order(2)]), list[Run[str]])
     assert_type(client.result(run, timeout="10s"), str)
     assert_type(client.result("order-1"), Any)
-    assert_type(client.watch(run), Iterator[Run[str]])
+    assert_type(client.watch(run), Generator[Run[str], None, None])
     assert_type(client.signal("order-1", "paid", 7, dedup_id="7"), SignalResult)
     assert_type(client.signal_many([Signal("order-1", "paid")]), list[SignalResult])
     assert_type(client.list_runs(status="failed"), Sequence[RunSummary])

@@ -7,7 +7,7 @@ one that is missing in the table.
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -36,6 +36,7 @@ from perdure import (
     merge_snapshots,
     parse_state,
     stringify_state,
+    sync,
     workflow,
 )
 from perdure.caches import FileCache, KeyValueCache, MemoryCache
@@ -93,6 +94,16 @@ class Case:
 
 def of(thing: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
     return lambda: thing
+
+
+async def no_context_manager() -> None: ...
+
+
+def opens_with(url: str) -> None: ...
+
+
+async def async_generator() -> AsyncGenerator[None]:
+    yield
 
 
 def runtime() -> Runtime:
@@ -330,9 +341,15 @@ CASES: dict[str, Case] = {
         {"run_id": (*NO_NAME, *RESERVED), "workflow": (5, "known", body)},
         {"run_id": "r"},
     ),
+    "sync.Client": Case(
+        of(sync.Client),
+        {"store": (*NO_STORE_OR_URL, None), "workflows": (5, [5], [body], known)},
+        {"store": MemoryStore()},
+    ),
     "Runtime": Case(
         of(Runtime),
         {
+            "deps": (no_context_manager, opens_with, async_generator),
             "store": NO_STORE_OR_URL,
             "workflows": (5, [5], [body], known),
             "lease_ttl": (*NO_DURATION, 0),
@@ -532,7 +549,7 @@ def test_every_public_callable_is_in_the_table() -> None:
         "Clock", "Err", "Ok", "PerdureError", "Result", "ResumeStateCollector", "Run",
         "RunConflict", "RunHandle", "Signal", "Snapshot",
         "Step", "StepError", "StepFailed", "StepTimeout", "SystemClock", "validate_snapshot",
-        "durable",
+        "durable", "sync",
     }  # fmt: skip
     assert set(perdure.__all__) - holders <= CASES.keys()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
 from weakref import WeakSet
@@ -14,6 +14,7 @@ from perdure.runtime.client import Signal, SignalResult
 from perdure.runtime.definition import Definition
 from perdure.runtime.options import StartOptions, TriggerOptions
 from perdure.runtime.run import Run, T_co
+from perdure.runtime.starter import check_list
 from perdure.snapshot import RunStatus
 from perdure.store import RunSummary, Store
 from perdure.sync.portal import Portal
@@ -26,7 +27,7 @@ T = TypeVar("T")
 class _Connection:
     """An asynchronous client, and the portal through which it is used in this process."""
 
-    def __init__(self, store: Store | str, workflows: Sequence[Definition[Any, Any]]) -> None:
+    def __init__(self, store: Store | str, workflows: Iterable[Definition[Any, Any]]) -> None:
         self.client = asynchronous.Client(store, workflows=workflows)
         # Also a store that was passed in: its connections belong to the loop of the portal, and
         # code without a loop has no other way to close them.
@@ -46,8 +47,7 @@ class Client:
         self, store: Store | str, *, workflows: Iterable[Definition[Any, Any]] = ()
     ) -> None:
         self._store = store
-        self._workflows = list(workflows)
-        self._connection = _Connection(store, self._workflows)
+        self._connection = _Connection(store, workflows)
         _clients.add(self)
 
     def __enter__(self) -> Self:
@@ -81,13 +81,12 @@ class Client:
 
     def _reconnect_after_fork(self) -> None:
         if self._connection.portal.is_lost:
-            self._connection = _Connection(self._store, self._workflows)
+            known = self._connection.client.registry.definitions
+            self._connection = _Connection(self._store, known)
 
     def register(self, definition: Definition[Any, Any]) -> None:
         """Register a workflow."""
         self._client.register(definition)
-        if definition not in self._workflows:
-            self._workflows.append(definition)
 
     @overload
     def trigger(
@@ -138,8 +137,9 @@ class Client:
     ) -> list[Run[Any]]:
         """Create a run for each payload, in this order, 500 in one write."""
         # An iterable of the caller may be slow, or may call this client: not in the event loop.
-        payloads, ids = list(payloads), None if run_ids is None else list(run_ids)
-        return self._call(self._client.trigger_many(workflow, payloads, run_ids=ids, **options))
+        given = check_list(payloads, "payloads", "a list of payloads")
+        ids = None if run_ids is None else check_list(run_ids, "run_ids", "a list of ids")
+        return self._call(self._client.trigger_many(workflow, given, run_ids=ids, **options))
 
     def signal(
         self, run_id: str, event: str, payload: object = None, *, dedup_id: str | None = None
@@ -149,7 +149,8 @@ class Client:
 
     def signal_many(self, signals: Iterable[Signal]) -> list[SignalResult]:
         """Send many events, 500 in one write; return the outcome of each, in order."""
-        return self._call(self._client.signal_many(list(signals)))
+        given = check_list(signals, "signals", "a list of Signal(run_id, event, payload)")
+        return self._call(self._client.signal_many(given))
 
     def get_run(self, run_id: str) -> Run | None:
         """Return the run with its history, or `None` if there is no such run."""
@@ -203,14 +204,14 @@ class Client:
         return self._call(self._client.result(_id_of(run), timeout=timeout))
 
     @overload
-    def watch(self, run: "Run[T] | RunHandle[T]") -> Iterator[Run[T]]: ...
+    def watch(self, run: "Run[T] | RunHandle[T]") -> Generator[Run[T], None, None]: ...
     @overload
-    def watch(self, run: str) -> Iterator[Run]: ...
-    def watch(self, run: "Run[Any] | RunHandle[Any] | str") -> Iterator[Run[Any]]:
+    def watch(self, run: str) -> Generator[Run, None, None]: ...
+    def watch(self, run: "Run[Any] | RunHandle[Any] | str") -> Generator[Run[Any], None, None]:
         """Yield the run as it is now and after each change, until it is over."""
         return self._iterate(self._client.watch(_id_of(run)))
 
-    def _iterate(self, changes: AsyncIterator[T]) -> Iterator[T]:
+    def _iterate(self, changes: AsyncGenerator[T, None]) -> Generator[T, None, None]:
         try:
             while (change := self._call(_next(changes))) is not None:
                 yield change
@@ -243,7 +244,7 @@ class RunHandle(Generic[T_co]):
         """Return the output of the run as soon as it is completed, or raise its error."""
         return self.client.result(self, timeout=timeout)
 
-    def watch(self) -> Iterator[Run[T_co]]:
+    def watch(self) -> Generator[Run[T_co], None, None]:
         """Yield the run as it is now and after each change, until it is over."""
         return self.client.watch(self)
 
@@ -262,7 +263,7 @@ class RunHandle(Generic[T_co]):
         return self.client.retry(self.run_id)
 
 
-async def _next(changes: AsyncIterator[T]) -> T | None:
+async def _next(changes: AsyncGenerator[T, None]) -> T | None:
     return await anext(changes, None)
 
 

@@ -6,7 +6,7 @@ import concurrent.futures
 import logging
 import os
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakSet
@@ -65,11 +65,11 @@ class Portal:
         future.add_done_callback(lambda _: self._calls.discard(work))
         return future
 
-    def discard(self, iterator: AsyncIterator[object]) -> None:
+    def discard(self, generator: AsyncGenerator[object, None]) -> None:
         """Close an async generator without waiting; `close` would do so at the latest."""
-        if isinstance(iterator, AsyncGenerator) and not self.is_lost:
+        if not self.is_lost:
             with suppress(StoreClosed):
-                self.submit(_close(iterator))
+                self.submit(_close(generator))
 
     def stop(self) -> None:
         """Refuse further calls, cancel those that are waiting, and let the thread end."""
@@ -130,7 +130,7 @@ class _InPlace(concurrent.futures.ThreadPoolExecutor):
         return future
 
 
-async def _close(generator: AsyncGenerator[object]) -> None:
+async def _close(generator: AsyncGenerator[object, None]) -> None:
     await generator.aclose()
 
 

@@ -87,9 +87,9 @@ class TestClock:
         Before each advance, work in threads and on sockets gets some real time. If the coroutine
         takes longer than `limit`, in real time, it is cancelled, and `NotFinished` is raised.
         """
+        span = parse_duration(limit, "limit")
         if not isawaitable(work):
             raise InvalidArgument("work", work, "a coroutine: clock.run(runtime.trigger(order))")
-        span = parse_duration(limit, "limit")
         task = asyncio.ensure_future(work)
         try:
             await self._advance_until_done(task, span)

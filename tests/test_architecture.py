@@ -28,7 +28,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("workflow",),
     ("durable",),
     ("runtime",),
-    ("worker",),
+    ("worker", "sync"),
     ("stores", "caches"),
     ("testing",),
     ("__init__",),
@@ -58,7 +58,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("idempotency",),
     ),
     "runtime": (
-        ("deadlines",),
+        ("deadlines", "deps"),
         ("definition", "options", "run", "watching"),
         ("changes", "registry", "transitions"),
         ("driver", "reader"),
@@ -66,6 +66,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("client",),
         ("runtime",),
     ),
+    "sync": (("portal",), ("client",)),
 }
 
 # Siblings here are alternatives to each other: what two of them share lives in a `_` file.

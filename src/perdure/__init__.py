@@ -4,7 +4,7 @@ Each step's result is recorded in a store of your choice; after a crash, a deplo
 waiting the function runs again, and every finished step answers from its record.
 """
 
-from perdure import durable
+from perdure import durable, sync
 from perdure.clock import Clock, Cron, SystemClock
 from perdure.engine.step import Step
 from perdure.errors import PerdureError, RunConflict, StepError, StepFailed, StepTimeout
@@ -58,6 +58,7 @@ __all__ = [
     "merge_snapshots",
     "parse_state",
     "stringify_state",
+    "sync",
     "validate_snapshot",
     "workflow",
 ]

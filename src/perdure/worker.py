@@ -14,6 +14,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Self
 
@@ -117,7 +118,7 @@ class Worker:
 
     async def __aenter__(self) -> Self:
         self._draining = False
-        self._main = detached(self._work())
+        await self._begin()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -126,16 +127,23 @@ class Worker:
     async def serve(self) -> None:
         """Work until SIGTERM or SIGINT arrives, then drain."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop)
+        # Before the handlers: while the dependencies are entered, a signal ends the process.
+        main = self._main or await self._begin()
         try:
-            if self._main is None:
-                self._main = detached(self._work())
-            await asyncio.wait([self._main])
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._stop)
+            await asyncio.wait([main])
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
             await self.drain()
+
+    async def _begin(self) -> asyncio.Task[None]:
+        """Start working, unless the runtime's dependencies cannot be entered."""
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self.runtime.driver.deps)
+            self._main = detached(self._work(stack.pop_all()))
+        return self._main
 
     async def drain(self) -> None:
         """Claim nothing more, let runs continue for the grace period, then release the rest."""
@@ -153,11 +161,11 @@ class Worker:
         """How many runs are currently being driven."""
         return len(self._runs)
 
-    async def _work(self) -> None:
+    async def _work(self, entered: AsyncExitStack) -> None:
         names = ", ".join(self.runtime.registry.names)
         logger.info("%s drives %s, %d runs at once", self._owner, names, self._concurrency)
         try:
-            async with self.runtime.session() as session, asyncio.TaskGroup() as tasks:
+            async with entered, self.runtime.session() as session, asyncio.TaskGroup() as tasks:
                 listener = tasks.create_task(self._listen())
                 session.workers.add(self._notified)
                 try:

@@ -81,7 +81,7 @@ async def main(url: str, moving: Event) -> None:
         if isinstance(event, StepStart):
             moving.set()
 
-    async with open_store(url) as store:  # type: ignore[attr-defined]  # every built-in store
+    async with open_store(url) as store:
         runtime = Runtime(store, workflows=[transfers], lease_ttl=LEASE, on_event=tell)
         async with Worker(runtime, concurrency=1, poll=0.05, max_crashes=1000) as worker:
             await worker.serve()

@@ -32,6 +32,10 @@ from perdure.testing.conformance.harness import send_one
 from perdure.testing.faults import FaultyStore, How
 
 MINUTE = timedelta(minutes=1)
+OWNED = (
+    b'{"formatVersion":1,"steps":{},'
+    b'"execution":{"status":"running","lastUpdated":"2030-01-01T00:00:00.000Z"}}'
+)
 
 
 class Shop:
@@ -247,14 +251,34 @@ async def test_a_run_that_is_running_in_this_process_is_refused(run: Run, clock:
 
 async def test_a_run_that_another_process_owns_is_refused(run: Run, store: MemoryStore) -> None:
     """The lease of another owner is respected until it expires, and the store is not changed."""
-    create = (
-        b'{"formatVersion":1,"steps":{},'
-        b'"execution":{"status":"running","lastUpdated":"2030-01-01T00:00:00.000Z"}}'
-    )
-    await store.acquire([LeaseRequest("order", "other", MINUTE, create=create)])
+    await store.acquire([LeaseRequest("order", "other", MINUTE, create=OWNED)])
     refused = await run(lambda_step(lambda: None))
     assert isinstance(refused.error, AlreadyRunning)
     assert refused.error.where == "elsewhere"
+
+
+async def test_a_call_waits_until_a_lease_expires(
+    run: Run, store: MemoryStore, clock: TestClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line of the log names the owner."""
+    caplog.set_level("INFO")
+    await store.acquire([LeaseRequest("order", "other", MINUTE, create=OWNED)])
+    waiting = asyncio.ensure_future(run(lambda_step(lambda: "done"), wait="2m"))
+    await clock.advance(MINUTE - timedelta(seconds=1))
+    assert not waiting.done()
+    await clock.advance("2s")
+    assert await waiting == Ok("done")
+    (line,) = [record.getMessage() for record in caplog.records if "waiting" in record.message]
+    assert "owner 'other'" in line
+
+
+async def test_a_call_waits_only_so_long(run: Run, store: MemoryStore, clock: TestClock) -> None:
+    await store.acquire([LeaseRequest("order", "other", MINUTE, create=OWNED)])
+    waiting = asyncio.ensure_future(run(lambda_step(lambda: None), wait="10s"))
+    await clock.advance("9s")
+    assert not waiting.done()
+    await clock.advance("1s")
+    assert isinstance((await waiting).error, AlreadyRunning)
 
 
 async def test_one_id_on_two_stores_is_two_runs(run: Run, shop: Shop, clock: TestClock) -> None:

@@ -76,7 +76,9 @@ async def test_a_trigger_of_an_existing_id_does_not_take_over_the_run(how: How) 
     shaky = FaultyStore(
         MemoryStore(clock=clock, shares=store), fail_at=1, how=how, verbs={"acquire"}
     )
-    second = Runtime(shaky, workflows=[gated], clock=clock).trigger(gated, 2, run_id="run")
+    second = Runtime(shaky, workflows=[gated], clock=clock).trigger(
+        gated, 2, run_id="run", if_exists="return"
+    )
     assert (await patient(second, clock)).status == "running"
     gate.set()
     assert (await first).status == "completed"

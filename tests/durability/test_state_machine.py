@@ -288,7 +288,9 @@ class Machine(RuleBasedStateMachine):
     @rule(place=places, id=ids, program=programs, wait=st.booleans())
     def trigger(self, place: int, id: str, program: list[str], wait: bool) -> None:
         process = self.world.processes[place]
-        self.do(lambda: process.trigger("program", program, run_id=id, wait=wait))
+        self.do(
+            lambda: process.trigger("program", program, run_id=id, wait=wait, if_exists="return")
+        )
 
     @rule(place=places)
     def sweep(self, place: int) -> None:
@@ -329,7 +331,7 @@ class Machine(RuleBasedStateMachine):
         process = self.world.processes[place]
         wire: Any = process.store
         wire.die_at(call, after=after)
-        self.do(lambda: process.trigger("program", program, run_id=id))
+        self.do(lambda: process.trigger("program", program, run_id=id, if_exists="return"))
         self.world.start(place)
 
     @rule(kind=st.sampled_from(["sweep", "resume", "retry"]), id=ids, place=places,
@@ -368,7 +370,9 @@ class Machine(RuleBasedStateMachine):
         wire.pause_at(call)
 
         async def overtaken() -> None:
-            first = asyncio.ensure_future(process.trigger("program", program, run_id=id))
+            first = asyncio.ensure_future(
+                process.trigger("program", program, run_id=id, if_exists="return")
+            )
             await self.world.clock.advance(TTL + timedelta(seconds=1))
             second = asyncio.ensure_future(self.world.processes[1].sweep())
             await asyncio.sleep(0)

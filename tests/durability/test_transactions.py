@@ -221,7 +221,7 @@ async def all_over(store: Store, runs: Sequence[str]) -> None:
 async def test_each_transfer_is_applied_once(bank: Bank) -> None:
     """The accounts balance after every kill, and in the end each transfer was made exactly once."""
     runs = [f"run-{n}" for n in range(KILLS)]
-    async with open_store(bank.store_url) as store:  # type: ignore[attr-defined]  # any built-in store
+    async with open_store(bank.store_url) as store:
         runtime = Runtime(store, workflows=[transfers])
         teller = Teller(bank.store_url)
         try:

@@ -97,6 +97,25 @@ async def test_a_run_is_executed_once_at_a_time(shop: Shop, store: MemoryStore) 
     assert (await first).ok
 
 
+async def test_a_run_can_be_waited_for(shop: Shop, store: MemoryStore) -> None:
+    """With `wait=` a call waits until the run is free. One that was kept is not executed again."""
+    gate = asyncio.Event()
+
+    async def slow(step: Step, shop: Shop) -> str:
+        await step("wait", gate.wait)
+        return await checkout(step, shop)
+
+    first = asyncio.create_task(durable.run(shop, slow, id="c-1", store=store, keep=True))
+    await asyncio.sleep(0.01)
+    second = asyncio.create_task(
+        durable.run(shop, slow, id="c-1", store=store, keep=True, wait="30s")
+    )
+    await asyncio.sleep(0.01)
+    gate.set()
+    assert await first == await second == Ok("o-1")
+    assert shop.calls == ["fetch_user", "create_order"]
+
+
 async def half_done(shop: Shop, store: MemoryStore, version: int) -> None:
     """Leave a run behind that failed at its second step."""
     shop.down.add("create_order")

@@ -1,12 +1,12 @@
 """`perdure.testing`: test your workflows against time, failing stores and crashes."""
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 import pytest
 
-from perdure import Run, Runtime, Step, workflow
+from perdure import Ok, Retry, Run, Runtime, Step, Workflow, workflow
 from perdure.stores import MemoryStore, sqlite
 from perdure.testing import CrashFound, FaultyStore, TestClock, explore_crashes
 
@@ -98,6 +98,34 @@ async def test_a_test_clock_can_be_advanced(clock: TestClock) -> None:
     await clock.advance("7 days")
     (run,) = await runtime.sweep()
     assert run.output == "remember"
+
+
+async def test_a_test_clock_advances_until_a_coroutine_is_done(clock: TestClock) -> None:
+    """`clock.run` is for waits in memory: between attempts, in `Workflow`, beside a worker."""
+
+    async def patient(step: Step) -> int:
+        async def fetch() -> int:
+            if step.attempt < 3:
+                raise ConnectionError("not yet")
+            return step.attempt
+
+        await step.sleep("a week", "7 days")
+        return await step("fetch", fetch, retry=Retry(attempts=3, delay="1h"))
+
+    result = await clock.run(Workflow("patient", clock=clock).run(patient))
+    assert result == Ok(3)
+
+
+@pytest.mark.parametrize("verb", ["acquire", "append"])
+@pytest.mark.parametrize("how", ["before", "after"])
+async def test_a_store_is_retried_in_real_time(
+    clock: TestClock, verb: str, how: Literal["before", "after"]
+) -> None:
+    """A write that failed is sent again, even while the test clock stands still."""
+    store = FaultyStore(MemoryStore(clock=clock), fail_at=1, how=how, verbs={verb})
+    run = await Runtime(store, workflows=[order], clock=clock).trigger(order)
+    assert run.status == "completed"
+    assert store.failed
 
 
 async def test_a_store_can_be_made_to_fail() -> None:

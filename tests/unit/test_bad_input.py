@@ -7,7 +7,7 @@ one that is missing in the table.
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -18,11 +18,13 @@ import pytest
 
 import perdure
 from perdure import (
+    Client,
     Cron,
     ResumeState,
     ResumeStateCollector,
     Retry,
     Runtime,
+    Signal,
     StatePersistence,
     Step,
     Timeout,
@@ -34,6 +36,7 @@ from perdure import (
     merge_snapshots,
     parse_state,
     stringify_state,
+    sync,
     workflow,
 )
 from perdure.caches import FileCache, KeyValueCache, MemoryCache
@@ -63,6 +66,7 @@ NO_LISTENER: tuple[Any, ...] = (5, "print", [])
 NO_ERRORS = (5, [5], "ValueError", [int], ValueError)
 NO_TYPES = (5, None, "x", int, [5], ["User"], [ValueError], [list[int]], [int])
 NO_STORE = (5, "sqlite:///x.db", MemoryStore)
+NO_STORE_OR_URL = (5, "x.db", "carrier-pigeon://x", MemoryStore)
 
 
 async def body(step: Step) -> int:
@@ -93,8 +97,22 @@ def of(thing: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
     return lambda: thing
 
 
+async def no_context_manager() -> None: ...
+
+
+def opens_with(url: str) -> None: ...
+
+
+async def async_generator() -> AsyncGenerator[None]:
+    yield
+
+
 def runtime() -> Runtime:
     return Runtime(MemoryStore(), workflows=[known])
+
+
+def client() -> Client:
+    return Client(MemoryStore(), workflows=[known])
 
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -127,6 +145,7 @@ DURABLE: dict[str, tuple[Any, ...]] = {
     "on_version_mismatch": ("retry", None, 5),
     "replay_errors": NO_FLAG,
     "idempotency_key": ("", 5, "x" * 513, *RESERVED),
+    "wait": NO_DURATION,
     "clock": NO_CLOCK,
 }
 
@@ -135,6 +154,16 @@ STORE: dict[str, tuple[Any, ...]] = {
     "clock": NO_CLOCK,
     "max_value_size": (*NO_COUNT, 0),
 }
+
+START: dict[str, tuple[Any, ...]] = {
+    "at": (5, "now", datetime(2030, 1, 1)),
+    "delay": ("soon", -1, float("nan"), [], True),
+    "priority": (*NO_COUNT, 1001),
+    "tags": (5, ["a=b"], {"a": 1}, {1: "a"}, {"": "a"}, {"a=b": "c"}, {"a": "b" * 256},
+             {"a": "\0"}, {"a": "\ud800"}, {str(n): "" for n in range(17)}),
+    "deadline": (datetime(2030, 1, 1), "soon", 0, -1, []),
+    "if_exists": ("restart", True, 5),
+}  # fmt: skip
 
 CASES: dict[str, Case] = {
     "Workflow": Case(
@@ -273,10 +302,60 @@ CASES: dict[str, Case] = {
         {"fn": (5, None, "x", lambda step: 1, print, of_nothing, of_three)},
         {"fn": body},
     ),
+    "Client": Case(
+        of(Client),
+        {
+            "store": (*NO_STORE_OR_URL, None),
+            "workflows": (5, [5], [body], known),
+            "clock": NO_CLOCK,
+            "random": (5, "x", Random),
+        },
+        {"store": MemoryStore()},
+    ),
+    "Client.trigger": Case(
+        lambda: client().trigger,
+        {
+            "workflow": (5, None, body, "", *RESERVED),
+            "payload": ("x", [], {"a": 1}),
+            "run_id": ("", 5, "x" * 513, *RESERVED),
+            **START,
+        },
+        {"workflow": known, "payload": 1},
+    ),
+    "Client.trigger_many": Case(
+        lambda: client().trigger_many,
+        {
+            "workflow": (5, None, body, "", *RESERVED),
+            "payloads": (5, "text", ["x"]),
+            "run_ids": ([], ["a", "b"], "a", [5], ["~"]),
+            **START,
+        },
+        {"workflow": known, "payloads": [1]},
+    ),
+    "Client.signal_many": Case(
+        lambda: client().signal_many,
+        {"signals": (5, [5], ["run"], [("run", "event")])},
+        {"signals": [Signal("run", "event")]},
+    ),
+    "Client.result": Case(
+        lambda: client().result, {"run": NO_NAME, "timeout": ("soon", -1, [])}, {"run": "r"}
+    ),
+    "Client.watch": Case(lambda: client().watch, {"run": NO_NAME}, {"run": "r"}),
+    "Client.handle": Case(
+        lambda: client().handle,
+        {"run_id": (*NO_NAME, *RESERVED), "workflow": (5, "known", body)},
+        {"run_id": "r"},
+    ),
+    "sync.Client": Case(
+        of(sync.Client),
+        {"store": (*NO_STORE_OR_URL, None), "workflows": (5, [5], [body], known)},
+        {"store": MemoryStore()},
+    ),
     "Runtime": Case(
         of(Runtime),
         {
-            "store": NO_STORE,
+            "deps": (no_context_manager, opens_with, async_generator),
+            "store": NO_STORE_OR_URL,
             "workflows": (5, [5], [body], known),
             "lease_ttl": (*NO_DURATION, 0),
             "suspend_after": NO_DURATION,
@@ -297,10 +376,13 @@ CASES: dict[str, Case] = {
             "payload": ("x", [], {"a": 1}),
             "run_id": ("", 5, "x" * 513, *RESERVED),
             "wait": NO_FLAG,
+            **START,
         },
         {"workflow": known, "payload": 1},
     ),
-    "Runtime.resume": Case(lambda: runtime().resume, {"run_id": NO_NAME}, {"run_id": "r"}),
+    "Runtime.resume": Case(
+        lambda: runtime().resume, {"run_id": NO_NAME, "wait": NO_FLAG}, {"run_id": "r"}
+    ),
     "Runtime.signal": Case(
         lambda: runtime().signal,
         {
@@ -322,6 +404,7 @@ CASES: dict[str, Case] = {
         {
             "workflow": (5, ""),
             "status": ("done", 5),
+            "tags": (5, ["a=b"], {"a": 1}),
             "prefix": (5, None, "a\0b"),
             "limit": NO_COUNT,
             "after": (5, "nonsense"),
@@ -330,7 +413,9 @@ CASES: dict[str, Case] = {
     "Runtime.cancel": Case(
         lambda: runtime().cancel, {"run_id": NO_NAME, "reason": (5, None)}, {"run_id": "r"}
     ),
-    "Runtime.retry": Case(lambda: runtime().retry, {"run_id": NO_NAME}, {"run_id": "r"}),
+    "Runtime.retry": Case(
+        lambda: runtime().retry, {"run_id": NO_NAME, "wait": NO_FLAG}, {"run_id": "r"}
+    ),
     "Runtime.delete": Case(lambda: runtime().delete, {"run_id": NO_NAME}, {"run_id": "r"}),
     "Worker": Case(
         of(Worker),
@@ -388,6 +473,10 @@ CASES: dict[str, Case] = {
 
 # What a message may begin with instead of the parameter's name.
 ALSO_CALLED = {
+    "store": "url",
+    "payloads": "payload of workflow",
+    "run_ids": "run_id",
+    "signals": "signal",
     "candidate": "Invalid snapshot format",
     "base": "Invalid snapshot format",
     "snapshot": "Invalid snapshot format",
@@ -463,9 +552,10 @@ def test_every_parameter_is_in_the_table(name: str) -> None:
 def test_every_public_callable_is_in_the_table() -> None:
     """Except for classes that only store their arguments."""
     holders = {
-        "Clock", "Err", "Ok", "PerdureError", "Result", "ResumeStateCollector", "Run", "Snapshot",
+        "Clock", "Err", "Ok", "PerdureError", "Result", "ResumeStateCollector", "Run",
+        "RunConflict", "RunHandle", "Signal", "Snapshot",
         "Step", "StepError", "StepFailed", "StepTimeout", "SystemClock", "validate_snapshot",
-        "durable",
+        "durable", "sync",
     }  # fmt: skip
     assert set(perdure.__all__) - holders <= CASES.keys()
 

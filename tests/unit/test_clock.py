@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
 from zoneinfo import ZoneInfo
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from perdure.clock import Clock, Cron, SystemClock, isoformat, parse_duration, parse_iso
 from perdure.errors import InvalidArgument, InvalidCron, InvalidDuration, PerdureError
-from perdure.testing import TestClock
+from perdure.testing import NotFinished, TestClock
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -391,3 +392,75 @@ async def test_a_test_clock_refuses_invalid_times() -> None:
             await clock.advance(nonsense)
     with pytest.raises(InvalidArgument, match=r"^start: "):
         TestClock(datetime(2030, 1, 1))
+
+
+async def test_run_advances_until_the_coroutine_is_done() -> None:
+    clock = TestClock()
+
+    async def work() -> str:
+        await clock.sleep(timedelta(days=7))
+        await clock.sleep(0.5)
+        return "done"
+
+    assert await clock.run(work()) == "done"
+    assert clock.monotonic() == 7 * 86_400 + 0.5
+
+
+async def test_run_awaits_work_in_threads() -> None:
+    clock = TestClock()
+    await clock.run(asyncio.to_thread(time.sleep, 0.02))
+    assert clock.monotonic() == 0
+
+
+async def test_run_raises_what_the_coroutine_raises() -> None:
+    async def work() -> None:
+        await clock.sleep(1)
+        raise LookupError("gone")
+
+    clock = TestClock()
+    with pytest.raises(LookupError, match="gone"):
+        await clock.run(work())
+
+
+async def test_run_names_the_place_of_a_coroutine_that_waits_for_something_else() -> None:
+    async def stuck() -> None:
+        await asyncio.Event().wait()
+
+    clock = TestClock()
+    expected = r"(?s)not finished after 0.02s of real time.*No task sleeps on this clock"
+    with pytest.raises(NotFinished, match=expected):
+        await clock.run(stuck(), limit=0.02)
+
+
+async def test_run_ends_when_the_clock_is_polled_forever() -> None:
+    clock = TestClock()
+
+    async def poll() -> None:
+        while True:
+            await clock.sleep(1)
+
+    with pytest.raises(NotFinished, match="Tasks still sleep on this clock"):
+        await clock.run(poll(), limit=0.05)
+
+
+async def test_cancelling_run_cancels_the_coroutine() -> None:
+    clock = TestClock()
+    ended = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    running = asyncio.create_task(clock.run(work()))
+    await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()
+    assert ended.is_set()
+
+
+async def test_run_takes_a_coroutine() -> None:
+    with pytest.raises(InvalidArgument, match="work: expected a coroutine"):
+        await TestClock().run(7)  # type: ignore[arg-type]

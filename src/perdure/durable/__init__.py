@@ -8,14 +8,21 @@ continues after the last recorded step.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from random import SystemRandom
 from typing import Any, TypeVar
 
 from perdure import codec
-from perdure.clock import Clock, Duration, SystemClock, check_clock
+from perdure.clock import Clock, Duration, SystemClock, check_clock, parse_duration
 from perdure.durable.idempotency import run_with_key
 from perdure.durable.lifecycle import Program
-from perdure.durable.run import OnVersionMismatch, Request, VersionGap, run_once
+from perdure.durable.run import (
+    OnVersionMismatch,
+    Request,
+    VersionGap,
+    run_once,
+    run_when_free,
+)
 from perdure.durable.session import LEASE_TTL, check_lease_ttl, default_store
 from perdure.durable.states import (
     clear_state,
@@ -91,6 +98,7 @@ async def run(
     on_version_mismatch: OnVersionMismatch = "error",
     replay_errors: bool = False,
     idempotency_key: str | None = None,
+    wait: Duration = 0,
     clock: Clock = SystemClock(),
 ) -> Result[T, Any]:
     """Run a function so that it survives crashes; return `Ok(value)` or `Err(error, cause)`.
@@ -104,7 +112,9 @@ async def run(
     `on_version_mismatch` is `"error"`, `"clear"` (start from scratch), or a function of a
     `VersionGap` that returns one of these or a migrated snapshot. With `allow_concurrent` a second
     call takes the run over from the first, which ends with `LeaseLost`. All calls with one
-    `idempotency_key` return one result. Cancelling keeps the state and releases the lease.
+    `idempotency_key` return one result. With `wait`, a run that another task or process owns is
+    waited for, for so long; then it is continued, or its result is returned if it was kept.
+    Cancelling keeps the state and releases the lease.
     """
     request = Request(
         id=check_user_id(id),
@@ -121,12 +131,15 @@ async def run(
         replay_errors=check_flag(replay_errors, "replay_errors"),
         clock=check_clock(clock),
     )
-    return await _run(request, None if idempotency_key is None else _check_key(idempotency_key))
+    key = None if idempotency_key is None else _check_key(idempotency_key)
+    return await _run(request, key, parse_duration(wait, "wait"))
 
 
-async def _run(request: Request, key: str | None) -> Result[Any, Any]:
+async def _run(request: Request, key: str | None, wait: timedelta) -> Result[Any, Any]:
     try:
-        result = await (run_once(request) if key is None else run_with_key(request, key))
+        result = await run_when_free(
+            request, wait, lambda: run_once(request) if key is None else run_with_key(request, key)
+        )
     except _OUTCOMES as error:
         result = outcome_of(error)
     await request.program.bus.flush()

@@ -27,6 +27,9 @@ from perdure.store import Grant, LeaseRequest, Refusal, Rest, Store, can_lease, 
 
 logger = logging.getLogger(__name__)
 
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
+"""How long a call pauses, in seconds, before it tries again to lease a run that is owned."""
+
 
 @dataclass(frozen=True, slots=True)
 class VersionGap:
@@ -69,6 +72,26 @@ class Request:
     def result_in(self, stored: Snapshot) -> Result[Any, Any] | None:
         """Return the recorded result of a completed run, or `None` if it is not completed."""
         return recorded_result(stored, self.fn, self.program.types)
+
+
+async def run_when_free(
+    request: Request, wait: timedelta, run: Callable[[], Awaitable[Result[Any, Any]]]
+) -> Result[Any, Any]:
+    """Run; while another task or process owns the run, try again for so long."""
+    clock = request.clock
+    end = clock.monotonic() + wait.total_seconds()
+    pause = FIRST_PAUSE
+    while True:
+        try:
+            return await run()
+        except AlreadyRunning as error:
+            left = end - clock.monotonic()
+            if left <= 0:
+                raise
+            if pause == FIRST_PAUSE:
+                logger.info("waiting up to %s: %s", wait, error)
+        await clock.sleep(min(pause, left))
+        pause = min(pause * 1.5, LONGEST_PAUSE)
 
 
 async def run_once(request: Request) -> Result[Any, Any]:

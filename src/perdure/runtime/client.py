@@ -5,7 +5,7 @@ async with Client("postgresql://db/app") as client:
     print(await client.result(run, timeout="10s"))
 """
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, overload
 
@@ -17,7 +17,7 @@ from perdure.errors import InvalidArgument, RunFailed
 from perdure.runtime import transitions
 from perdure.runtime.definition import Definition
 from perdure.runtime.run import Run, T_co
-from perdure.runtime.starter import BATCH, Changed, Starter, encode_payload
+from perdure.runtime.starter import BATCH, Changed, Starter, check_list, encode_payload
 from perdure.snapshot import is_over, rest_status
 from perdure.store import Delivery, Grant, NewMessage, Refusal, require_inbox
 from perdure.validation import check_event, check_id, check_user_id
@@ -76,7 +76,8 @@ class Client(Starter):
 
     async def _send(self, signals: Iterable[Signal]) -> list[SignalResult]:
         store = require_inbox(self.store, f"{type(self).__name__}.signal")
-        messages = [_message(signal) for signal in signals]
+        expected = "a list of Signal(run_id, event, payload)"
+        messages = [_message(each) for each in check_list(signals, "signals", expected)]
         results: list[SignalResult] = []
         for first in range(0, len(messages), BATCH):
             receipts = await store.send(messages[first : first + BATCH])
@@ -191,10 +192,10 @@ class Client(Starter):
         return await self._outcome(_id_of(run), timeout)
 
     @overload
-    def watch(self, run: "Run[T] | RunHandle[T]") -> AsyncIterator[Run[T]]: ...
+    def watch(self, run: "Run[T] | RunHandle[T]") -> AsyncGenerator[Run[T], None]: ...
     @overload
-    def watch(self, run: str) -> AsyncIterator[Run]: ...
-    def watch(self, run: "Run | RunHandle | str") -> AsyncIterator[Run]:
+    def watch(self, run: str) -> AsyncGenerator[Run, None]: ...
+    def watch(self, run: "Run | RunHandle | str") -> AsyncGenerator[Run, None]:
         """Yield the run as it is now and after each change of its status, steps or report, until it
         is over. Changes in quick succession are seen as one.
         """
@@ -226,7 +227,7 @@ class RunHandle(Generic[T_co]):
         """Return the output of the run as soon as it is completed, or raise its error."""
         return await self.client.result(self, timeout=timeout)
 
-    def watch(self) -> AsyncIterator[Run[T_co]]:
+    def watch(self) -> AsyncGenerator[Run[T_co], None]:
         """Yield the run as it is now and after each change, until it is over."""
         return self.client.watch(self)
 

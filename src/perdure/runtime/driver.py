@@ -30,6 +30,7 @@ from perdure.result import Err, Result
 from perdure.runtime.changes import ChangeCheck
 from perdure.runtime.deadlines import deadline_of, fix_deadline
 from perdure.runtime.definition import Definition
+from perdure.runtime.deps import Dependencies
 from perdure.runtime.registry import Registry
 from perdure.runtime.transitions import (
     CANCEL,
@@ -81,6 +82,7 @@ class Driver:
     suspend_after: timedelta
     always_replay: bool
     changes: ChangeCheck
+    deps: Dependencies
 
     def request(self, run_id: str, new: Snapshot | None = None) -> LeaseRequest:
         """Return a request for a run's lease: of a new run with `new`, else of a stored one."""
@@ -124,10 +126,14 @@ class Driver:
         if cancel_requests(grant):
             return await self._end_cancelled(host, _cancel_reason(grant))
         host.on_message = lambda: self._look_for_cancel(host)
-        program = self._program(host, definition, payload)
-        return await self._leave(host, await run_to_rest(host, program), definition)
+        with self.deps.in_use() as deps:
+            program = self._program(host, definition, payload, deps)
+            result = await run_to_rest(host, program)
+        return await self._leave(host, result, definition)
 
-    def _program(self, host: RunHost, definition: Definition[Any, Any], payload: object) -> Program:
+    def _program(
+        self, host: RunHost, definition: Definition[Any, Any], payload: object, deps: Any
+    ) -> Program:
         return Program(
             body=lambda step: definition(step, payload),
             random=self.random,
@@ -135,6 +141,7 @@ class Driver:
             errors=definition.scope,
             types=definition.types,
             payload=payload,
+            deps=deps,
             encode_input=definition.encode_payload,
             deadline=fix_deadline(host.history, host.clock.now(), definition.deadline),
             suspend_after=self.suspend_after,

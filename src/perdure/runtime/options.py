@@ -35,12 +35,6 @@ class TriggerOptions(StartOptions, total=False):
     run_id: str | None
 
 
-class DriveOptions(TriggerOptions, total=False):
-    """The options of `Runtime.trigger`."""
-
-    wait: bool
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """When runs start and what is stored with them. Without `wake_at` they are due at once."""

@@ -1,6 +1,6 @@
 """What can be asked about the runs of a store: nothing here takes a lease or writes."""
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from msgspec.structs import replace
@@ -92,7 +92,7 @@ class Reader:
                 if snapshot is not None and is_over(rest_status(snapshot)):
                     return outcome_of_run(run_id, snapshot, self._types(snapshot))
 
-    async def _changes(self, run_id: str) -> AsyncIterator[Run]:
+    async def _changes(self, run_id: str) -> AsyncGenerator[Run, None]:
         """Yield the run as it is, and again after each change, until it is over."""
         last: object = None
         async with watching(self.store, self.clock, run_id, reports=True) as watch:

@@ -44,6 +44,11 @@ class Registry:
         return list(self._known)
 
     @property
+    def definitions(self) -> list[Definition[Any, Any]]:
+        """All known definitions, of all versions."""
+        return [each for versions in self._known.values() for each in versions.values()]
+
+    @property
     def drives(self) -> list[Drivable]:
         """The versions of each workflow that can be driven here."""
         return [drivable for versions in self._known.values() for drivable in _drivable(versions)]

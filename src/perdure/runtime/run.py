@@ -20,6 +20,7 @@ from perdure.snapshot import (
     is_over,
     open_waits,
     rest_status,
+    version_of,
 )
 from perdure.snapshot.record import result_of
 
@@ -64,9 +65,10 @@ class Run(msgspec.Struct, Generic[T_co], frozen=True):
     """A run as it was when it was read.
 
     `output` is set when it is completed, `error` when it failed or was cancelled, `pending` while
-    it waits. `traceback` is the text of the error's traceback, or an empty string. `reason` says
-    why it is paused. `deadline` is when it must have ended, as soon as that is fixed. `progress`
-    (from 0 to 1) and `note` are what the function last reported.
+    it waits. `version` is 0 until the first owner of the run has bound it to one. `traceback` is
+    the text of the error's traceback, or an empty string. `reason` says why it is paused.
+    `deadline` is when it must have ended, as soon as that is fixed. `progress` (from 0 to 1) and
+    `note` are what the function last reported.
     """
 
     run_id: str
@@ -110,12 +112,12 @@ def run_of(
     """Return the run in a snapshot; `report` is one that was written beside the snapshot."""
     block: Mapping[str, Any] = snapshot["execution"]
     metadata = snapshot.get("metadata") or {}
-    version, created = metadata.get("version"), created_at_of(metadata)
+    created = created_at_of(metadata)
     latest = newer_report(metadata.get("report"), report)
     return Run(
         run_id=run_id,
         workflow=snapshot.get("workflowName"),
-        version=version if isinstance(version, int) else 1,
+        version=version_of(metadata),
         status=rest_status(snapshot),
         output=_output(block, types),
         error=_error(block, types),

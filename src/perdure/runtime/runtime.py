@@ -7,11 +7,12 @@ await runtime.signal(run.run_id, "approved", {"by": "ana"})
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from random import Random
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from perdure import codec
 from perdure.clock import Clock, Duration, SystemClock, as_utc, parse_duration
@@ -21,8 +22,9 @@ from perdure.events import Bus, Listener, check_listener
 from perdure.runtime.changes import ChangeCheck
 from perdure.runtime.client import Client, Signal, SignalResult
 from perdure.runtime.definition import Definition
+from perdure.runtime.deps import Dependencies
 from perdure.runtime.driver import Driver, Rested
-from perdure.runtime.options import DriveOptions, IfExists, Start, check_options
+from perdure.runtime.options import IfExists, Start, TriggerOptions, check_options
 from perdure.runtime.run import Run
 from perdure.snapshot import is_over, rest_status
 from perdure.store import Delivery, LeaseRequest, Refusal, Store, require_schedule
@@ -39,6 +41,9 @@ SUSPEND_AFTER = timedelta(seconds=1)
 class Runtime(Client):
     """A client that also drives runs: it calls the functions of its workflows.
 
+    `deps` is what `step.deps` is: a value, an async context manager, or a function without
+    arguments that returns one. It is entered while runs are driven: once for all runs inside
+    `async with runtime` or beside a worker, and otherwise for each call that drives a run.
     `lease_ttl` is how long a run stays with a process that died. A wait shorter than
     `suspend_after` is spent in memory. `on_definition_change` says what to do with a run whose
     function has changed since it was started, while the version is the same: `"warn"`, `"ignore"`,
@@ -51,6 +56,7 @@ class Runtime(Client):
         store: Store | str | None = None,
         *,
         workflows: Iterable[Definition[Any, Any]] = (),
+        deps: object = None,
         lease_ttl: Duration = LEASE_TTL,
         suspend_after: Duration = SUSPEND_AFTER,
         on_event: Listener | None = None,
@@ -74,24 +80,53 @@ class Runtime(Client):
             suspend_after=parse_duration(suspend_after, "suspend_after"),
             always_replay=check_flag(always_replay, "always_replay"),
             changes=ChangeCheck(check_reaction(on_definition_change, "on_definition_change")),
+            deps=Dependencies(deps),
         )
+
+    async def __aenter__(self) -> Self:
+        await self.driver.deps.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.driver.deps.__aexit__()
+        await self.close()
+
+    @asynccontextmanager
+    async def _driving(self) -> AsyncGenerator[Session]:
+        # The dependencies come first: no lease expires while they are entered, and if that fails
+        # no run has been claimed.
+        async with self.driver.deps, self.session() as session:
+            yield session
 
     @overload
     async def trigger(
         self,
         workflow: Definition[None, T],
         payload: None = None,
-        **options: Unpack[DriveOptions],
+        *,
+        wait: bool = True,
+        **options: Unpack[TriggerOptions],
     ) -> Run[T]: ...
     @overload
     async def trigger(
-        self, workflow: Definition[P, T], payload: P, **options: Unpack[DriveOptions]
+        self,
+        workflow: Definition[P, T],
+        payload: P,
+        *,
+        wait: bool = True,
+        **options: Unpack[TriggerOptions],
     ) -> Run[T]: ...
     @overload
     async def trigger(
-        self, workflow: str, payload: Any = None, **options: Unpack[DriveOptions]
+        self,
+        workflow: str,
+        payload: Any = None,
+        *,
+        wait: bool = True,
+        **options: Unpack[TriggerOptions],
     ) -> Run: ...
-    async def trigger(
+    # A TypedDict cannot say that it has no more keys, so pyright fears another `wait` among them.
+    async def trigger(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         workflow: Definition[Any, Any] | str,
         payload: Any = None,
@@ -131,7 +166,7 @@ class Runtime(Client):
 
     async def _create_and_drive(self, start: Start) -> Run:
         request = self.driver.request(start.run_id, start.snapshot)
-        async with self.session() as session:
+        async with self._driving() as session:
             grant = await session.acquire(request)
             if isinstance(grant, Refusal) and start.is_start_of(await self._load(start.run_id)):
                 # It created the run, and the answer was lost: the same owner may ask again.
@@ -191,7 +226,7 @@ class Runtime(Client):
         return await self._drive(run_id)
 
     async def _drive(self, run_id: str) -> Run:
-        async with self.session() as session:
+        async with self._driving() as session:
             grant = await session.acquire(self.driver.request(run_id))
             if isinstance(grant, Refusal):
                 return await self._require(run_id)
@@ -207,7 +242,9 @@ class Runtime(Client):
         store = require_schedule(self.store, "Runtime.sweep")
         at = self.clock.now() if now is None else as_utc(now, "now")
         due = await store.due(at, limit, drives=self.registry.drives)
-        async with self.session() as session:
+        if not due:
+            return []
+        async with self._driving() as session:
             runs = await asyncio.gather(*(self._sweep_one(session, run.id, at) for run in due))
         return [run for run in runs if run is not None]
 

@@ -171,11 +171,14 @@ class Starter(Reader):
         is raised after the runs before it, and those written together with it, were created.
         """
         plan = check_options(self.clock.now(), **options)
-        everything = list(payloads)
-        ids: Iterable[str | None] = repeat(None) if run_ids is None else list(run_ids)
-        if isinstance(ids, list) and len(ids) != len(everything):
-            raise InvalidArgument("run_ids", run_ids, f"{len(everything)} ids, one per payload")
-        pairs = zip(everything, ids, strict=False)
+        given = check_list(payloads, "payloads", "a list of payloads")
+        ids: Iterable[str | None] = repeat(None, len(given))
+        if run_ids is not None:
+            ids = check_list(run_ids, "run_ids", "a list of ids")
+            if len(ids) != len(given) or len(set(ids)) != len(ids):
+                expected = f"{len(given)} different ids, one per payload"
+                raise InvalidArgument("run_ids", run_ids, expected)
+        pairs = zip(given, ids, strict=True)
         starts = [self._start(workflow, payload, run_id, plan) for payload, run_id in pairs]
         runs: list[Run] = []
         for first in range(0, len(starts), BATCH):
@@ -282,6 +285,13 @@ def _open(store: Store | str) -> Store:
     from perdure.stores import open_store
 
     return open_store(store)
+
+
+def check_list(items: Iterable[T], parameter: str, expected: str) -> list[T]:
+    """Return the items as a list; raise if it is a string or cannot be iterated over."""
+    if isinstance(items, str | bytes) or not isinstance(items, Iterable):
+        raise InvalidArgument(parameter, items, expected)
+    return list(items)
 
 
 def encode_payload(payload: object) -> Any:

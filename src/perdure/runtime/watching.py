@@ -7,7 +7,7 @@ is looked at at once.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from perdure.durable.committer import MAX_OUTAGE
 from perdure.durable.reports import report_key
 from perdure.durable.session import LEASE_TTL, borrow
 from perdure.engine.tasks import detached
-from perdure.errors import StoreUnavailable
+from perdure.errors import StoreError, StoreUnavailable
 from perdure.snapshot import RunStatus, Snapshot, rest_status
 from perdure.store import Store, can_search
 
@@ -270,7 +270,12 @@ async def read_reports(store: Store, run_ids: Collection[str]) -> dict[str, str]
     """Return the reports that running steps of these runs have written, as JSON."""
     if not run_ids or not can_search(store):
         return {}
-    reports = await store.documents.get_many([report_key(run_id) for run_id in run_ids])
+    try:
+        reports = await store.documents.get_many([report_key(run_id) for run_id in run_ids])
+    except StoreError as error:
+        # A report is only information: the run can be seen without it.
+        logger.debug("reports cannot be read (%s)", error)
+        return {}
     found = zip(run_ids, reports, strict=True)
     return {run_id: report for run_id, report in found if report is not None}
 
@@ -283,7 +288,7 @@ async def watching(
     *,
     reports: bool = False,
     timeout: timedelta | None = None,
-) -> AsyncIterator[Watch]:
+) -> AsyncGenerator[Watch, None]:
     """Watch a run inside an `async with`: with `reports` also what its running step reports."""
     poller = _poller(store, clock)
     watch = poller.add(run_id, reports)

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, Self
 from urllib.parse import unquote
 
 from perdure.errors import InvalidArgument
@@ -90,7 +90,14 @@ class _Names(ModuleType):
 sys.modules[__name__].__class__ = _Names
 
 
-def open_store(url: str, **options: Any) -> Store:
+class OpenedStore(Store, Protocol):
+    """A store that can be used with `async with`, which closes it."""
+
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+def open_store(url: str, **options: Any) -> OpenedStore:
     """Open the store that a URL names; `options` are passed to its constructor.
 
     URLs are `memory://`, `file:///directory`, `sqlite:///relative.db`, `sqlite:////absolute.db` and
@@ -114,8 +121,8 @@ def open_store(url: str, **options: Any) -> Store:
     return _open("sqlite", path.removeprefix("/") or ":memory:", **options)
 
 
-def _open(opener: str, *arguments: str, **options: Any) -> Store:
-    make: Callable[..., Store] = getattr(sys.modules[__name__], opener)
+def _open(opener: str, *arguments: str, **options: Any) -> OpenedStore:
+    make: Callable[..., OpenedStore] = getattr(sys.modules[__name__], opener)
     return make(*arguments, **options)
 
 

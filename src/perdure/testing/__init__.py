@@ -6,7 +6,7 @@ and the checks of the store contract.
 
 from typing import TYPE_CHECKING, Any
 
-from perdure.testing.clock import TestClock
+from perdure.testing.clock import NotFinished, TestClock
 from perdure.testing.crashes import CrashFound, Exploration, explore_crashes
 from perdure.testing.faults import FaultyStore
 
@@ -17,6 +17,7 @@ __all__ = [
     "CrashFound",
     "Exploration",
     "FaultyStore",
+    "NotFinished",
     "StoreConformance",
     "TestClock",
     "explore_crashes",

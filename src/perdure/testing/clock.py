@@ -1,15 +1,25 @@
 """A clock that tests advance."""
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from heapq import heappop, heappush
+from inspect import isawaitable
 from itertools import count
+from typing import TypeVar
 
 from perdure.clock import Duration, SystemClock, as_utc, finite_seconds, parse_duration
-from perdure.engine.tasks import has_ready_callbacks
-from perdure.errors import InvalidDuration
+from perdure.engine.tasks import Task, cancel_and_wait, has_ready_callbacks, place
+from perdure.errors import InvalidArgument, InvalidDuration
 
+T = TypeVar("T")
+
+_real = SystemClock()
+_SHORT = timedelta(seconds=1)
+# How long threads and sockets have in real time, in seconds, before the clock is advanced. Longer
+# before a long wait ends: a lease may expire with it.
+_PAUSE_BEFORE_SHORT, _PAUSE_BEFORE_LONG = 0.005, 0.025
 _MAX_YIELDS = 10_000
 _YIELDS_WITHOUT_READY = 100
 
@@ -21,8 +31,12 @@ class _Sleeper:
     woken: asyncio.Future[None] = field(compare=False)
 
 
+class NotFinished(AssertionError):
+    """A coroutine did not finish, although the clock was advanced for it."""
+
+
 class TestClock:
-    """A `Clock` whose time passes only in `advance`: `await clock.advance("7 days")`."""
+    """A `Clock` whose time passes only in `advance` and `run`: `await clock.advance("7 days")`."""
 
     __test__ = False
 
@@ -65,14 +79,65 @@ class TestClock:
         span = parse_duration(duration)
         async with self._lock:
             await _idle()
-            target = self._reachable(span)
-            while self._sleepers and self._sleepers[0].deadline <= target:
-                sleeper = heappop(self._sleepers)
-                if not sleeper.woken.done():
-                    self._elapsed = sleeper.deadline
-                    sleeper.woken.set_result(None)
-                    await _idle()
-            self._elapsed = target
+            await self._wake_until(self._reachable(span))
+
+    async def run(self, work: Awaitable[T], *, limit: Duration = 30) -> T:
+        """Return the value of a coroutine, advancing the clock to the next deadline when it waits.
+
+        Before each advance, work in threads and on sockets gets some real time. If the coroutine
+        takes longer than `limit`, in real time, it is cancelled, and `NotFinished` is raised.
+        """
+        span = parse_duration(limit, "limit")
+        if not isawaitable(work):
+            raise InvalidArgument("work", work, "a coroutine: clock.run(runtime.trigger(order))")
+        task = asyncio.ensure_future(work)
+        try:
+            await self._advance_until_done(task, span)
+            return task.result()
+        finally:
+            await cancel_and_wait([task])
+
+    async def _advance_until_done(self, task: Task, limit: timedelta) -> None:
+        end = _real.monotonic() + limit.total_seconds()
+        while not task.done():
+            await asyncio.wait([task], timeout=self._pause())
+            if not task.done():
+                await self._advance_to_next()
+            if not task.done() and _real.monotonic() > end:
+                raise NotFinished(self._why_not_finished(task, limit))
+
+    def _pause(self) -> float:
+        deadline = self._next_deadline()
+        is_long = deadline is not None and deadline - self._elapsed > _SHORT
+        return _PAUSE_BEFORE_LONG if is_long else _PAUSE_BEFORE_SHORT
+
+    async def _advance_to_next(self) -> None:
+        async with self._lock:
+            await _idle()
+            deadline = self._next_deadline()
+            if deadline is not None:
+                await self._wake_until(deadline)
+
+    def _next_deadline(self) -> timedelta | None:
+        while self._sleepers and self._sleepers[0].woken.done():
+            heappop(self._sleepers)
+        return self._sleepers[0].deadline if self._sleepers else None
+
+    async def _wake_until(self, target: timedelta) -> None:
+        while self._sleepers and self._sleepers[0].deadline <= target:
+            sleeper = heappop(self._sleepers)
+            if not sleeper.woken.done():
+                self._elapsed = sleeper.deadline
+                sleeper.woken.set_result(None)
+                await _idle()
+        self._elapsed = target
+
+    def _why_not_finished(self, task: Task, limit: timedelta) -> str:
+        seconds = limit.total_seconds()
+        text = f"not finished after {seconds:g}s of real time: {place(task)}."
+        if self.sleepers:
+            return f"{text} Tasks still sleep on this clock, which is now at {self.now()}"
+        return f"{text} No task sleeps on this clock; was it passed to the store and the runtime?"
 
     def _reachable(self, span: timedelta) -> timedelta:
         try:
@@ -98,4 +163,4 @@ async def _idle() -> None:
 
 
 async def _yield_once() -> None:
-    await SystemClock().sleep(0)
+    await _real.sleep(0)

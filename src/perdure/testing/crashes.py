@@ -4,7 +4,6 @@ report = await explore_crashes(checkout, {"order": 7}, events={"approved": {"by"
 report.assert_once("charge")
 """
 
-import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -32,7 +31,7 @@ Compare: TypeAlias = Literal["values", "shape"] | Callable[[Run, Run], None]
 RUN = "explored"
 _LEASE = timedelta(seconds=30)
 _MAX_ROUNDS = 1000
-_IDLE_SECONDS = 0.005
+_MAX_TIME = timedelta(minutes=5)
 _HOWS: tuple[How, How] = ("before", "after")
 
 
@@ -75,21 +74,23 @@ async def explore_crashes(
     payload: object = None,
     *,
     events: Mapping[str, object] | None = None,
+    deps: object = None,
     store: Callable[[Clock], Store] | None = None,
     always_replay: bool = False,
     compare: Compare = "values",
 ) -> Exploration:
     """Run a workflow once without a crash and once for each possible crash, and compare.
 
-    `events` are sent when the run waits for them. `store` returns a new store with the given clock;
-    by default, a memory store. Each crash ends the process before or after one store call; another
-    process continues when the lease has expired. If a run ends differently than without the crash,
-    `CrashFound` is raised. `compare` defines what must be equal: `"values"` is the outcome and the
-    whole history, `"shape"` leaves out the values, for steps that return a time or a random id. A
-    function is called with both runs, the one without a crash first, and raises `AssertionError`.
+    `events` are sent when the run waits for them. `deps` are those of `Runtime`; each process
+    enters them. `store` returns a new store with the given clock; by default, a memory store. Each
+    crash ends the process before or after one store call; another process continues when the lease
+    has expired. If a run ends differently than without the crash, `CrashFound` is raised.
+    `compare` defines what must be equal: `"values"` is the outcome and the whole history,
+    `"shape"` leaves out the values, for steps that return a time or a random id. A function is
+    called with both runs, the one without a crash first, and raises `AssertionError`.
     """
     check = _comparison(compare)
-    world = _World(workflow, payload, events or {}, store or _memory, always_replay)
+    world = _World(workflow, payload, events or {}, deps, store or _memory, always_replay)
     repeats: defaultdict[str, list[str]] = defaultdict(list)
     crashes = 0
     with without_expected_logs(_Crash) as logs:
@@ -147,12 +148,14 @@ class _World:
         workflow: Definition[Any, Any],
         payload: object,
         events: Mapping[str, object],
+        deps: object,
         store: Callable[[Clock], Store],
         always_replay: bool,
     ) -> None:
         self._workflow = workflow
         self._payload = payload
         self._events = events
+        self._deps = deps
         self._store = store
         self._always_replay = always_replay
 
@@ -187,30 +190,29 @@ class _World:
         runtime = Runtime(
             store,
             workflows=[self._workflow],
+            deps=self._deps,
             clock=clock,
             lease_ttl=_LEASE,
             suspend_after=0,
             on_event=count,
             always_replay=self._always_replay,
         )
-        work = asyncio.ensure_future(self._run_to_end(runtime, clock))
-        while not (await asyncio.wait([work], timeout=_IDLE_SECONDS))[0]:
-            # The run waits in memory, between two attempts of a step or beside a busy branch.
-            await clock.advance(1)
         with suppress(_Crash):
-            return work.result()
+            # The run may wait in memory, between two attempts of a step or beside a busy branch.
+            return await clock.run(self._run_to_end(runtime, clock), limit=_MAX_TIME)
         return None
 
     async def _run_to_end(self, runtime: Runtime, clock: TestClock) -> Run:
-        run = await runtime.trigger(self._workflow, self._payload, run_id=RUN)
-        for _ in range(_MAX_ROUNDS):
-            if run.over:
-                return run
-            await self._wake(runtime, clock, run)
-            await runtime.sweep()
-            current = await runtime.get_run(RUN)
-            assert current is not None
-            run = current
+        async with runtime:
+            run = await runtime.trigger(self._workflow, self._payload, run_id=RUN)
+            for _ in range(_MAX_ROUNDS):
+                if run.over:
+                    return run
+                await self._wake(runtime, clock, run)
+                await runtime.sweep()
+                current = await runtime.get_run(RUN)
+                assert current is not None
+                run = current
         waits = ", ".join(repr(wait.id) for wait in run.pending) or "nothing"
         raise CrashFound(
             f"{self._workflow!r} did not end in {_MAX_ROUNDS} rounds: it is {run.status} and "

@@ -134,7 +134,7 @@ async def test_a_closed_pool_makes_the_store_unavailable(mysql_url: str) -> None
 
 async def test_a_mariadb_url_opens_the_store(mysql_url: str) -> None:
     """`mariadb://` is the same as `mysql://`."""
-    async with open_store(mysql_url.replace("mysql://", "mariadb://", 1)) as store:  # type: ignore[attr-defined]  # all built-in stores have it
+    async with open_store(mysql_url.replace("mysql://", "mariadb://", 1)) as store:
         await store.save("run", snapshot("a"))
     assert query(mysql_url, "SELECT id, status FROM perdure_runs") == (("run", "running"),)
 

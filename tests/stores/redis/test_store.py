@@ -270,7 +270,7 @@ async def test_settings_that_cannot_be_read_are_unknown(
 
 async def test_open_store_accepts_a_redis_url(redis_url: str, redis_prefix: str) -> None:
     """With options."""
-    async with open_store(redis_url, namespace=redis_prefix) as store:  # type: ignore[attr-defined]  # every built-in store has it
+    async with open_store(redis_url, namespace=redis_prefix) as store:
         assert isinstance(store, RedisStore)
         await store.save("run", snapshot("a"))
         assert await steps(store) == ["a"]

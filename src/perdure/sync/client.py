@@ -1,0 +1,285 @@
+"""The verbs of `perdure.Client` as plain calls."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Self, TypeVar, Unpack, overload
+from weakref import WeakSet
+
+from perdure.clock import Duration
+from perdure.errors import PerdureError
+from perdure.runtime import client as asynchronous
+from perdure.runtime.client import Signal, SignalResult
+from perdure.runtime.definition import Definition
+from perdure.runtime.options import StartOptions, TriggerOptions
+from perdure.runtime.run import Run, T_co
+from perdure.runtime.starter import check_list
+from perdure.snapshot import RunStatus
+from perdure.store import RunSummary, Store
+from perdure.sync.portal import Portal
+from perdure.validation import check_id, check_user_id
+
+P = TypeVar("P")
+T = TypeVar("T")
+
+
+class _Connection:
+    """An asynchronous client, and the portal through which it is used in this process."""
+
+    def __init__(self, store: Store | str, workflows: Iterable[Definition[Any, Any]]) -> None:
+        self.client = asynchronous.Client(store, workflows=workflows)
+        # Also a store that was passed in: its connections belong to the loop of the portal, and
+        # code without a loop has no other way to close them.
+        self.portal = Portal(self.client.store.close)
+
+
+class Client:
+    """Starts, signals, cancels and retries runs, and asks for them, without an event loop.
+
+    For Flask, Django views and scripts; any number of threads may share it. Its verbs are those of
+    `perdure.Client`. They run in a background thread, which the first call starts. `close` or
+    `with` ends it and closes the store, and so does the end of the program. A forked process that
+    uses the client opens the URL again.
+    """
+
+    def __init__(
+        self, store: Store | str, *, workflows: Iterable[Definition[Any, Any]] = ()
+    ) -> None:
+        self._store = store
+        self._connection = _Connection(store, workflows)
+        _clients.add(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_connection"):
+            self._connection.portal.stop()
+
+    def close(self) -> None:
+        """Cancel the calls that are waiting, close the store, and end the thread."""
+        self._connection.portal.close()
+
+    @property
+    def _client(self) -> asynchronous.Client:
+        """The asynchronous client, for a call from a thread in which no loop runs."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._connection.client
+        raise PerdureError(
+            "perdure.sync.Client was called inside an event loop, which the call would block; use "
+            "perdure.Client there: run = await client.trigger(…)"
+        )
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._connection.portal.call(work)
+
+    def _reconnect_after_fork(self) -> None:
+        if self._connection.portal.is_lost:
+            known = self._connection.client.registry.definitions
+            self._connection = _Connection(self._store, known)
+
+    def register(self, definition: Definition[Any, Any]) -> None:
+        """Register a workflow."""
+        self._client.register(definition)
+
+    @overload
+    def trigger(
+        self,
+        workflow: Definition[None, T],
+        payload: None = None,
+        **options: Unpack[TriggerOptions],
+    ) -> Run[T]: ...
+    @overload
+    def trigger(
+        self, workflow: Definition[P, T], payload: P, **options: Unpack[TriggerOptions]
+    ) -> Run[T]: ...
+    @overload
+    def trigger(
+        self, workflow: str, payload: Any = None, **options: Unpack[TriggerOptions]
+    ) -> Run: ...
+    def trigger(
+        self, workflow: Any, payload: Any = None, **options: Unpack[TriggerOptions]
+    ) -> Run[Any]:
+        """Create a run for a worker."""
+        return self._call(self._client.trigger(workflow, payload, **options))
+
+    @overload
+    def trigger_many(
+        self,
+        workflow: Definition[P, T],
+        payloads: Iterable[P],
+        *,
+        run_ids: Iterable[str] | None = None,
+        **options: Unpack[StartOptions],
+    ) -> list[Run[T]]: ...
+    @overload
+    def trigger_many(
+        self,
+        workflow: str,
+        payloads: Iterable[Any],
+        *,
+        run_ids: Iterable[str] | None = None,
+        **options: Unpack[StartOptions],
+    ) -> list[Run]: ...
+    def trigger_many(
+        self,
+        workflow: Any,
+        payloads: Iterable[Any],
+        *,
+        run_ids: Iterable[str] | None = None,
+        **options: Unpack[StartOptions],
+    ) -> list[Run[Any]]:
+        """Create a run for each payload, in this order, 500 in one write."""
+        # An iterable of the caller may be slow, or may call this client: not in the event loop.
+        given = check_list(payloads, "payloads", "a list of payloads")
+        ids = None if run_ids is None else check_list(run_ids, "run_ids", "a list of ids")
+        return self._call(self._client.trigger_many(workflow, given, run_ids=ids, **options))
+
+    def signal(
+        self, run_id: str, event: str, payload: object = None, *, dedup_id: str | None = None
+    ) -> SignalResult:
+        """Send an event to a run; a worker continues it."""
+        return self._call(self._client.signal(run_id, event, payload, dedup_id=dedup_id))
+
+    def signal_many(self, signals: Iterable[Signal]) -> list[SignalResult]:
+        """Send many events, 500 in one write; return the outcome of each, in order."""
+        given = check_list(signals, "signals", "a list of Signal(run_id, event, payload)")
+        return self._call(self._client.signal_many(given))
+
+    def get_run(self, run_id: str) -> Run | None:
+        """Return the run with its history, or `None` if there is no such run."""
+        return self._call(self._client.get_run(run_id))
+
+    def list_runs(
+        self,
+        *,
+        workflow: str | None = None,
+        status: RunStatus | None = None,
+        tags: Mapping[str, str] | None = None,
+        prefix: str = "",
+        limit: int = 100,
+        after: str | None = None,
+    ) -> Sequence[RunSummary]:
+        """Return runs, newest first; `after` is the cursor of the previous page's last run."""
+        return self._call(
+            self._client.list_runs(
+                workflow=workflow, status=status, tags=tags, prefix=prefix, limit=limit, after=after
+            )
+        )
+
+    def cancel(self, run_id: str, *, reason: str = "") -> Run:
+        """Cancel a run. If another process owns it, it is asked to stop, and does so soon."""
+        return self._call(self._client.cancel(run_id, reason=reason))
+
+    def retry(self, run_id: str) -> Run:
+        """Let a worker continue a failed run: the steps that ended it run again."""
+        return self._call(self._client.retry(run_id))
+
+    def resume(self, run_id: str) -> Run:
+        """Let a worker continue a run at once, also a paused one."""
+        return self._call(self._client.resume(run_id))
+
+    def delete(self, run_id: str) -> bool:
+        """Delete a run and everything that belongs to it; return whether it existed."""
+        return self._call(self._client.delete(run_id))
+
+    @overload
+    def result(self, run: "Run[T] | RunHandle[T]", *, timeout: Duration | None = None) -> T: ...
+    @overload
+    def result(self, run: str, *, timeout: Duration | None = None) -> Any: ...
+    def result(
+        self, run: "Run[Any] | RunHandle[Any] | str", *, timeout: Duration | None = None
+    ) -> Any:
+        """Return the output of a run as soon as it is completed, in whatever process.
+
+        If it failed, its exception is raised; if it was cancelled, `Cancelled`. `TimeoutError`
+        means that it is not over after `timeout`; the run itself is not affected.
+        """
+        return self._call(self._client.result(_id_of(run), timeout=timeout))
+
+    @overload
+    def watch(self, run: "Run[T] | RunHandle[T]") -> Generator[Run[T], None, None]: ...
+    @overload
+    def watch(self, run: str) -> Generator[Run, None, None]: ...
+    def watch(self, run: "Run[Any] | RunHandle[Any] | str") -> Generator[Run[Any], None, None]:
+        """Yield the run as it is now and after each change, until it is over."""
+        return self._iterate(self._client.watch(_id_of(run)))
+
+    def _iterate(self, changes: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+        try:
+            while (change := self._call(_next(changes))) is not None:
+                yield change
+        finally:
+            self._connection.portal.discard(changes)
+
+    @overload
+    def handle(self, run_id: str, workflow: Definition[P, T]) -> "RunHandle[T]": ...
+    @overload
+    def handle(self, run_id: str) -> "RunHandle[Any]": ...
+    def handle(self, run_id: str, workflow: Definition[Any, Any] | None = None) -> "RunHandle[Any]":
+        """Return a handle of a run, whose types are those of `workflow`; nothing is read."""
+        if workflow is not None:
+            self.register(workflow)
+        return RunHandle(self, check_user_id(run_id, "run_id"))
+
+
+@dataclass(frozen=True, slots=True)
+class RunHandle(Generic[T_co]):
+    """A run by its id, and the client that asks for it."""
+
+    client: Client
+    run_id: str
+
+    def get(self) -> Run[T_co] | None:
+        """Return the run with its history, or `None` if there is no such run."""
+        return self.client.get_run(self.run_id)
+
+    def result(self, *, timeout: Duration | None = None) -> T_co:
+        """Return the output of the run as soon as it is completed, or raise its error."""
+        return self.client.result(self, timeout=timeout)
+
+    def watch(self) -> Generator[Run[T_co], None, None]:
+        """Yield the run as it is now and after each change, until it is over."""
+        return self.client.watch(self)
+
+    def signal(
+        self, event: str, payload: object = None, *, dedup_id: str | None = None
+    ) -> SignalResult:
+        """Send an event to the run."""
+        return self.client.signal(self.run_id, event, payload, dedup_id=dedup_id)
+
+    def cancel(self, *, reason: str = "") -> Run[T_co]:
+        """Cancel the run."""
+        return self.client.cancel(self.run_id, reason=reason)
+
+    def retry(self) -> Run[T_co]:
+        """Continue the run if it failed: the steps that ended it run again."""
+        return self.client.retry(self.run_id)
+
+
+async def _next(changes: AsyncGenerator[T, None]) -> T | None:
+    return await anext(changes, None)
+
+
+def _id_of(run: Run[Any] | RunHandle[Any] | str) -> str:
+    return check_id(run if isinstance(run, str) else getattr(run, "run_id", run), "run")
+
+
+_clients: WeakSet[Client] = WeakSet()
+
+
+def _reconnect_all() -> None:
+    # Now, while the new process has one thread, so that its calls need no lock to decide which of
+    # them connects. Nothing is opened before the first call.
+    for client in tuple(_clients):
+        client._reconnect_after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reconnect_all)

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from perdure import Client, Run, RunConflict, Runtime, Signal, Step, workflow
 from perdure.errors import Cancelled, RunNotFound, StoreError
 from perdure.runtime.definition import Definition
 from perdure.snapshot import generation_of
-from perdure.store import Delivery, Store
+from perdure.store import Delivery, NewMessage, Store
 from perdure.stores.memory import MemoryStore
 from perdure.stores.sqlite import sqlite
 from perdure.testing.clock import TestClock
@@ -170,7 +171,7 @@ async def test_a_restart_keeps_the_inbox(store: MemoryStore, clock: TestClock) -
     """But a request to cancel that came before it is dropped."""
     runtime = Runtime(store, workflows=[listen], clock=clock)
     await runtime.trigger(listen, run_id="run")
-    await runtime.signal("run", "other", "kept")
+    await store.send([NewMessage("run", "other", b"1"), NewMessage("run", "~cancel", b'""')])
     await runtime.cancel("run")
     await runtime.trigger(listen, run_id="run", if_exists="restart_if_over")
     assert [message.name for message in await store.inbox("run")] == ["other"]
@@ -212,6 +213,16 @@ async def test_a_paused_run_is_resumed_by_a_worker(store: MemoryStore, clock: Te
     assert (resumed.status, len(resumed.pending)) == ("queued", 1)
     (swept,) = await runtime.sweep()
     assert (swept.status, swept.pending) == ("waiting", run.pending)
+
+
+async def test_a_time_that_has_passed_is_no_head_start(
+    store: MemoryStore, clock: TestClock
+) -> None:
+    client = Client(store, clock=clock)
+    await client.trigger("pay", 1, run_id="first")
+    await clock.advance("1s")
+    await client.trigger("pay", 2, run_id="second", at=clock.now() - timedelta(days=1))
+    assert [run.id for run in await store.due(clock.now(), 2)] == ["first", "second"]
 
 
 async def test_a_trigger_is_one_store_call(store: MemoryStore) -> None:
@@ -271,6 +282,22 @@ async def test_pauses_between_looks_grow_to_a_second(store: MemoryStore, clock: 
     waiting.cancel()
 
 
+async def test_a_new_caller_does_not_hurry_the_others(store: MemoryStore, clock: TestClock) -> None:
+    """Each run has its own pauses; one that is due soon joins a look at another."""
+    counted = FaultyStore(store)
+    client = Client(counted, clock=clock)
+    await client.trigger_many("pay", [1, 2], run_ids=["old", "new"])
+    waiting = [asyncio.ensure_future(client.result("old"))]
+    await clock.advance("100s")
+    waiting.append(asyncio.ensure_future(client.result("new")))
+    counted.calls.clear()
+    await clock.advance("900ms")
+    looks = Counter(id for call in counted.calls for id in call.ids)
+    assert looks["old"] <= 2 < 10 < looks["new"]
+    for each in waiting:
+        each.cancel()
+
+
 async def test_a_run_that_ends_here_is_seen_at_once(store: MemoryStore, clock: TestClock) -> None:
     """No time passes on this clock: its end is announced in this process."""
     payments = Payments()
@@ -293,8 +320,8 @@ async def test_a_cancelled_caller_harms_no_other(store: MemoryStore, clock: Test
         await second
 
 
-async def test_nothing_is_left_when_nobody_waits(store: MemoryStore, clock: TestClock) -> None:
-    """No task, and nobody who sleeps on the clock."""
+async def test_nothing_is_left_when_no_caller_waits(store: MemoryStore, clock: TestClock) -> None:
+    """No task, and nothing that sleeps on the clock."""
     client = Client(store, clock=clock)
     run = await client.trigger("pay", 1)
     with pytest.raises(TimeoutError):
@@ -305,11 +332,14 @@ async def test_nothing_is_left_when_nobody_waits(store: MemoryStore, clock: Test
     assert (clock.sleepers, len(asyncio.all_tasks())) == (0, 1)
 
 
-async def test_a_short_outage_is_waited_out(store: MemoryStore, clock: TestClock) -> None:
+@pytest.mark.parametrize("verb", ["summaries", "load"])
+async def test_a_short_outage_is_waited_out(
+    store: MemoryStore, clock: TestClock, verb: str
+) -> None:
     payments = Payments()
     runtime = Runtime(store, workflows=[payments.workflow], clock=clock)
     run = await runtime.trigger("pay", 2)
-    shaky = FaultyStore(store, fail_at=1, verbs={"summaries"})
+    shaky = FaultyStore(store, fail_at=1, verbs={verb})
     waiting = asyncio.ensure_future(Client(shaky, clock=clock).result(run.run_id))
     await clock.advance("1s")
     assert (await waiting, shaky.failed) == (2, True)
@@ -348,13 +378,58 @@ async def test_a_watcher_sees_reports_of_a_running_step(
 ) -> None:
     client = Client(store, clock=clock)
     run = await client.trigger("pay", 1)
+    await store.claim("worker", timedelta(minutes=1), 1)
     watch = client.watch(run)
     assert (await anext(watch)).progress is None
     change = asyncio.ensure_future(anext(watch))
-    await store.documents.set(f"report:{run.run_id}", '{"progress": 0.5, "note": "half"}')
+    report = '{"progress": 0.5, "note": "half", "at": "2030-01-01T00:00:01.000Z"}'
+    await store.documents.set(f"report:{run.run_id}", report)
     await clock.advance("1s")
     assert (await change).progress == 0.5
     await watch.aclose()
+
+
+async def test_a_report_from_before_a_restart_is_ignored(
+    store: MemoryStore, clock: TestClock
+) -> None:
+    await Client(store, clock=clock).trigger("pay", 1, run_id="run")
+    await store.claim("worker", timedelta(minutes=1), 1)
+    report = '{"progress": 0.5, "at": "2029-12-31T23:59:59.000Z"}'
+    await store.documents.set("report:run", report)
+    run = await Client(store, clock=clock).get_run("run")
+    assert run is not None
+    assert run.progress is None
+
+
+class Slow(FaultyStore):
+    """A store whose answers to `summaries` arrive when the test says so."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def summaries(self, ids: Sequence[str], /) -> Any:
+        answer = await self._pass("summaries", ids)
+        await self.gate.wait()
+        return answer
+
+
+async def test_a_run_that_ends_during_a_look_is_seen_at_once(
+    store: MemoryStore, clock: TestClock
+) -> None:
+    """The answer that was on its way is older than the end of the run."""
+    payments = Payments()
+    slow = Slow(store)
+    runtime = Runtime(slow, workflows=[payments.workflow], clock=clock)
+    run = await runtime.trigger("pay", 2, wait=False)
+    waiting = asyncio.ensure_future(runtime.result(run))
+    await clock.advance("5s")
+    slow.gate.clear()
+    await clock.advance("1s")
+    await runtime.sweep()
+    slow.gate.set()
+    assert await waiting == 2
 
 
 async def test_a_run_of_another_process_is_waited_for(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def run_of(
     block: Mapping[str, Any] = snapshot["execution"]
     metadata = snapshot.get("metadata") or {}
     created = created_at_of(metadata)
-    latest = newer_report(metadata.get("report"), report)
+    latest = _latest_report(metadata.get("report"), report, created)
     return Run(
         run_id=run_id,
         workflow=snapshot.get("workflowName"),
@@ -152,9 +152,14 @@ def outcome_of_run(run_id: str, snapshot: Snapshot, types: Types) -> Any:
     raise error
 
 
-def newer_report(*reports: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _latest_report(
+    stored: Mapping[str, Any] | None, beside: Mapping[str, Any] | None, created: str
+) -> Mapping[str, Any]:
     """Return the report that was written last; an empty one if there is none."""
-    known = [report for report in reports if isinstance(report, Mapping)]
+    # One from before the run was started again is about another payload.
+    if beside is not None and str(beside.get("at", "")) < created:
+        beside = None
+    known = [report for report in (stored, beside) if isinstance(report, Mapping)]
     return max(known, key=lambda report: str(report.get("at", "")), default={})
 
 

@@ -1,7 +1,7 @@
 """Named workflows on a store: a run can stop here and continue in another process.
 
 runtime = Runtime(store, workflows=[welcome])
-run = await runtime.trigger(welcome, {"email": "a@b.c"})
+run = await runtime.trigger(welcome, Signup("a@b.c"))
 await runtime.signal(run.run_id, "approved", {"by": "ana"})
 """
 

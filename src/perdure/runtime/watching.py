@@ -7,7 +7,7 @@ is looked at at once.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import NamedTuple
@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 SHORTEST_PAUSE, LONGEST_PAUSE, GROWTH = 0.01, 1.0, 0.1
 """A run is looked at again after a tenth of the time since it last changed, in these limits."""
 
+OUTAGE_PAUSE = 0.5
+"""How long, in seconds, until an unavailable store is asked again."""
+
 PAGE = 1000
 """How many runs are asked for in one call of the store."""
 
@@ -44,20 +47,22 @@ class Sighting(NamedTuple):
 class Watched:
     """One run that callers wait for, and what was last seen of it."""
 
-    def __init__(self, store: Store, run_id: str, now: float) -> None:
+    def __init__(self, store: Store, clock: Clock, run_id: str) -> None:
         self.run_id = run_id
         self.watches: set[Watch] = set()
         self.sighting: Sighting | None = None
         self.error: Exception | None = None
         self.looks = 0
-        self.changed_at = self.look_at = now
+        self.is_urgent = False
+        self.changed_at = self.look_at = clock.monotonic()
         self._pause = SHORTEST_PAUSE
         self._store = store
+        self._clock = clock
         self._snapshot: tuple[Sighting | None, asyncio.Task[Snapshot | None]] | None = None
 
     def is_due(self, now: float) -> bool:
         """Return whether half of the pause has passed: runs that are due soon join a round."""
-        return self.look_at - self._pause / 2 <= now
+        return self.is_urgent or self.look_at - self._pause / 2 <= now
 
     def saw(self, sighting: Sighting | None, now: float) -> None:
         """Keep what was seen, and wake the callers to whom it is new."""
@@ -81,10 +86,21 @@ class Watched:
         """Return the run's snapshot; all callers that saw the same revision share one read."""
         if self._snapshot is None or self._snapshot[0] != self.sighting:
             self._snapshot = self.sighting, detached(self._load())
-        return await asyncio.shield(self._snapshot[1])
+        try:
+            return await asyncio.shield(self._snapshot[1])
+        except StoreError:
+            self._snapshot = None
+            raise
 
     async def _load(self) -> Snapshot | None:
-        return await self._store.load(self.run_id)
+        end = self._clock.monotonic() + MAX_OUTAGE.total_seconds()
+        while True:
+            try:
+                return await self._store.load(self.run_id)
+            except StoreUnavailable:
+                if self._clock.monotonic() >= end:
+                    raise
+            await self._clock.sleep(OUTAGE_PAUSE)
 
 
 class Watch:
@@ -138,30 +154,25 @@ class Watch:
 class Poller:
     """Looks at the watched runs of one store. Its task exists while there are any."""
 
-    def __init__(self, store: Store, clock: Clock, on_idle: Callable[[], object]) -> None:
-        self._store = store
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self.store = store
         self._clock = clock
-        self._on_idle = on_idle
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
+        self._key = (id(store), id(self.loop))
         self._watched: dict[str, Watched] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._unavailable_since: float | None = None
 
-    def is_for(self, store: Store) -> bool:
-        """Return whether this is the poller of this store and the running event loop."""
-        return self._store is store and self._loop is asyncio.get_running_loop()
-
     def add(self, run_id: str, reports: bool) -> Watch:
         """Begin to watch a run."""
-        now = self._clock.monotonic()
         watched = self._watched.get(run_id)
-        if watched is None or watched.error is not None:
-            watched = self._watched[run_id] = Watched(self._store, run_id, now)
+        if watched is None:
+            watched = self._watched[run_id] = Watched(self.store, self._clock, run_id)
         watch = Watch(watched, reports)
         watched.watches.add(watch)
         # A new caller is impatient: the pauses begin again with the shortest one.
-        watched.changed_at = watched.look_at = now
+        watched.is_urgent, watched.changed_at = True, self._clock.monotonic()
         if self._task is None:
             self._task = detached(self._poll())
         self._wake.set()
@@ -180,7 +191,7 @@ class Poller:
         """Look at a run at once: it was settled in this process."""
         watched = self._watched.get(run_id)
         if watched is not None:
-            watched.look_at = self._clock.monotonic()
+            watched.is_urgent = True
             self._wake.set()
 
     async def _poll(self) -> None:
@@ -190,10 +201,11 @@ class Poller:
                 await self._poll_in_session()
         finally:
             self._task = None
-            self._on_idle()
+            if _pollers.get(self._key) is self:
+                del _pollers[self._key]
 
     async def _poll_in_session(self) -> None:
-        async with borrow(self._store, self._clock, LEASE_TTL) as session:
+        async with borrow(self.store, self._clock, LEASE_TTL) as session:
             session.watchers.add(self.settled)
             try:
                 while self._watched:
@@ -221,6 +233,9 @@ class Poller:
         self._wake.clear()
         now = self._clock.monotonic()
         due = [watched for watched in self._watched.values() if watched.is_due(now)]
+        for watched in due:
+            # Before the look: what is settled during it must be looked at once more.
+            watched.is_urgent = False
         for first in range(0, len(due), PAGE):
             page = due[first : first + PAGE]
             try:
@@ -241,7 +256,7 @@ class Poller:
                 logger.warning("store unavailable (%s); waiting callers retry", error)
             if now - self._unavailable_since < MAX_OUTAGE.total_seconds():
                 for watched in page:
-                    watched.look_at = now + LONGEST_PAUSE / 2
+                    watched.look_at = now + OUTAGE_PAUSE
                 return
         for watched in page:
             self._watched.pop(watched.run_id, None)
@@ -249,18 +264,20 @@ class Poller:
 
     async def _look(self, page: Sequence[Watched]) -> list[Sighting | None]:
         ids = [watched.run_id for watched in page]
-        if not can_search(self._store):
+        if not can_search(self.store):
             return [await self._look_at_snapshot(run_id) for run_id in ids]
-        summaries = await self._store.summaries(ids)
-        reported = {watched.run_id for watched in page if any(w.reports for w in watched.watches)}
-        reports = await read_reports(self._store, reported)
+        summaries = await self.store.summaries(ids)
+        wanted = {each.run_id for each in page if any(watch.reports for watch in each.watches)}
+        # Only a step that is running reports in a document.
+        owned = {run.id for run in summaries if run is not None and run.owner is not None}
+        reports = await read_reports(self.store, wanted & owned)
         return [
             None if run is None else Sighting(run.status, run.revision, reports.get(run.id))
             for run in summaries
         ]
 
     async def _look_at_snapshot(self, run_id: str) -> Sighting | None:
-        snapshot = await self._store.load(run_id)
+        snapshot = await self.store.load(run_id)
         if snapshot is None:
             return None
         return Sighting(rest_status(snapshot), codec.dumps(snapshot))
@@ -303,9 +320,10 @@ async def watching(
 
 def _poller(store: Store, clock: Clock) -> Poller:
     """Return the poller of this store and event loop."""
-    key = (id(store), id(asyncio.get_running_loop()))
+    loop = asyncio.get_running_loop()
+    key = (id(store), id(loop))
     poller = _pollers.get(key)
     # A loop that was closed while callers waited may have left its poller, and its address.
-    if poller is None or not poller.is_for(store):
-        poller = _pollers[key] = Poller(store, clock, lambda: _pollers.pop(key, None))
+    if poller is None or poller.store is not store or poller.loop is not loop:
+        poller = _pollers[key] = Poller(store, clock)
     return poller

@@ -107,7 +107,7 @@ class Execution:
         self._broken: BaseException | None = None
         self._over = False
         self._keys_in_use: dict[str, asyncio.Event] = {}
-        self.unseen_events: list[tuple[Branch, StepCall, str]] = []
+        self.unseen_events: list[tuple[Branch, StepCall]] = []
 
     def call(
         self,

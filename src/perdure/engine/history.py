@@ -197,9 +197,10 @@ class History:
         Return what the next write makes of the record; nothing if the wait received no event.
         """
         record = self.get(key)
-        if not record.get("event"):
+        event = record.get("event")
+        if not event:
             return {}
-        record["unclaimed"] = record["event"]
+        record["unclaimed"] = event
         self.unclaimed[key] = record
         return {key: codec.dumps(record)}
 

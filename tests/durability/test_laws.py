@@ -8,6 +8,7 @@ import logging
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -442,6 +443,35 @@ async def test_tasks_below_a_race_end_with_it() -> None:
     signalled = await runtime.signal("r", "go", "seen")
     assert signalled.run is not None
     assert signalled.run.output == ("quick", "seen")
+
+
+@pytest.mark.parametrize("always_replay", [False, True], ids=["straight", "always_replay"])
+@pytest.mark.parametrize("form", ["named", "positional", "nested"])
+async def test_an_event_of_a_wait_that_ended_with_the_winner_is_not_lost(
+    form: str, always_replay: bool
+) -> None:
+    """Both waits are recorded, and the function sees the value of one: the other event stays."""
+
+    @workflow("w")
+    async def w(step: Step) -> tuple[Any, Any]:
+        first, second = (partial(step.wait_for_event, id, id) for id in "xy")
+        match form:
+            case "named":
+                await step.race("race", {"x": first, "y": second})
+            case "positional":
+                await step.race("race", first(), second())
+            case _:
+                await step.race("race", first(), step.race("inner", step.all(second())))
+        return tuple([await step.wait_for_event(f"late {id}", id, timeout=0) for id in "xy"])
+
+    runtime = Runtime(MemoryStore(), workflows=[w], always_replay=always_replay)
+    await runtime.trigger(w, run_id="r", wait=False)
+    for event in "xy":
+        await runtime.signal("r", event, f"{event} seen", wait=False)
+    run = await runtime.resume("r")
+    while not run.over:
+        run = await runtime.resume("r")
+    assert run.output == (None, "y seen")
 
 
 async def test_a_replay_of_a_race_starts_no_loser() -> None:

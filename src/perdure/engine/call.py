@@ -22,7 +22,7 @@ class StepCall(Leaf):
     Defaults that most calls keep are class attributes. `key` is the explicit key, `record_key` the
     key that was reserved for the record when the call began. The write of the record also consumes
     the messages `consumes` and replaces the earlier records `replaces`. `failures` are the records
-    that made a race fail.
+    that made a race fail, `event` is the name of the event that a wait received.
     """
 
     kind: Kind = "step"
@@ -36,6 +36,7 @@ class StepCall(Leaf):
     consumes: tuple[str, ...] = ()
     replaces: Mapping[str, bytes] = MappingProxyType({})
     failures: Sequence[str] = ()
+    event: str = ""
 
     def __init__(
         self,

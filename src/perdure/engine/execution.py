@@ -118,7 +118,7 @@ class Execution:
         self._warned = False
         self.retries = 0
         self._keys_in_use: dict[str, asyncio.Event] = {}
-        self.unseen_events: list[tuple[Branch, StepCall, str]] = []
+        self.unseen_events: list[tuple[Branch, StepCall]] = []
 
     def call(
         self,

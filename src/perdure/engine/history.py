@@ -195,14 +195,18 @@ class History:
             fields = codec.loads(record) if isinstance(record, bytes) else record
             self._calls.get(fields.get("branch", ""), {}).pop(fields.get("call", key), None)
 
-    def mark_unclaimed(self, key: str, event: str) -> bytes:
-        """Make the event of a wait's record available to the next wait for it; return the record
-        as it is to be stored.
+    def mark_unclaimed(self, key: str) -> dict[str, bytes]:
+        """Make the event of a wait's record available to the next wait for it.
+
+        Return what the next write makes of the record; nothing if the wait received no event.
         """
         record = self.get(key)
+        event = record.get("event")
+        if not event:
+            return {}
         record["unclaimed"] = event
         self.unclaimed[key] = record
-        return codec.dumps(record)
+        return {key: codec.dumps(record)}
 
     def claim(self, key: str, by: str) -> dict[str, bytes]:
         """Hand the event of an unclaimed record to the wait whose record gets the key `by`.

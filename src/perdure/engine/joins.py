@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -98,16 +98,18 @@ async def run_each(
 class Racer:
     """A branch of a race: a coroutine, or a function that is called when the branch starts.
 
-    `call` is the call of a step or wait, if the branch is nothing but that.
+    `call` is the call of a step or wait, if the branch is nothing but that. `waits` are the waits
+    for events whose values reach no code of the branch, only the race.
     """
 
-    __slots__ = ("branch", "call", "name", "work")
+    __slots__ = ("branch", "call", "name", "waits", "work")
 
     def __init__(self, name: Name, branch: Branch, work: Any) -> None:
         self.name = name
         self.branch = branch
         self.work = work
         self.call: StepCall | None = None
+        self.waits: Sequence[StepCall] = ()
 
     def start(self) -> Task:
         """Start the branch."""
@@ -115,18 +117,31 @@ class Racer:
             return self.branch.spawn(self._enter(self.work))
         # Not by way of another coroutine: if that were cancelled before it starts, this one would
         # never be awaited.
-        self.call = _call_of(self.work)
+        self._look_at(self.work)
         return self.branch.spawn(self.work)
 
     async def _enter(self, fn: Callable[[], Any]) -> Any:
         value = fn()
-        self.call = _call_of(value)
+        self._look_at(value)
         return await value if isinstance(value, Awaitable) else value
+
+    def _look_at(self, work: object) -> None:
+        self.call = _call_of(work)
+        self.waits = list(_waits_of(work))
 
 
 def _call_of(work: object) -> StepCall | None:
     call = arguments_of(work).get("call")
     return call if isinstance(call, StepCall) else None
+
+
+def _waits_of(work: Any) -> Iterator[StepCall]:
+    call = _call_of(work)
+    if call is not None and call.kind == "event":
+        yield call
+    if getattr(work, "cr_code", None) in (run_all.__code__, race.__code__):
+        for each in arguments_of(work).get("work", ()):
+            yield from _waits_of(each)
 
 
 async def race(
@@ -158,7 +173,7 @@ async def _decide(
     winner, task = await _first_to_end(run, racers)
     run.branches.begin()
     try:
-        call.replaces = _unclaimed_below(run, parent)
+        call.replaces = {**_unclaimed_below(run, parent), **_unclaimed_by(run, winner, racers)}
         try:
             value = task.result()
         except Exception as error:  # noqa: BLE001  # the user's function
@@ -234,9 +249,25 @@ def _unclaimed_below(run: Execution, parent: Branch) -> dict[str, bytes]:
     """
     unseen, run.unseen_events = run.unseen_events, []
     below: dict[str, bytes] = {}
-    for branch, call, event in unseen:
+    for branch, call in unseen:
         if branch.is_below(parent):
-            below[call.record_key] = run.history.mark_unclaimed(call.record_key, event)
+            below |= run.history.mark_unclaimed(call.record_key)
         else:
-            run.unseen_events.append((branch, call, event))
+            run.unseen_events.append((branch, call))
     return below
+
+
+def _unclaimed_by(run: Execution, winner: Racer, racers: Iterable[Racer]) -> dict[str, bytes]:
+    """Return the records of events that losers received, and that only the race could have seen.
+
+    Two waits may end in one iteration of the event loop, above all if a crash left both recorded.
+    """
+    history = run.history
+    waits = (call for racer in racers if racer is not winner for call in racer.waits)
+    keys = (history.find(call.path, call.call) for call in waits)
+    return {
+        key: record
+        for found in keys
+        if found is not None
+        for key, record in history.mark_unclaimed(found).items()
+    }

@@ -51,6 +51,7 @@ async def _receive(
     except CodecError as error:
         text = f"the payload of event {event!r} does not fit {call.place()}: {error}"
         return await run.fail(call, CodecError(text))
+    call.event = event
     try:
         return await run.succeed(call, value)
     except asyncio.CancelledError:
@@ -58,7 +59,7 @@ async def _receive(
             # By the branch that executes the wait: a call belongs to the branch that made it, which
             # is not below the race if the race was given the call.
             branch = run.branches.current(run.run_id, call.id)
-            run.unseen_events.append((branch, call, event))
+            run.unseen_events.append((branch, call))
         raise
 
 

@@ -71,10 +71,11 @@ class StepFacts(TypedDict, total=False):
     `at` is when the step ended, `args` the fingerprint of its arguments. The defaults are 1 for
     `attempts`, "step" for `kind`, the root for `branch` and the record's key for `call`. With
     `typed`, the value is rebuilt from the step's return type; with `coded`, it contains tags.
-    `failures` are the keys of the failed steps that made a race fail.
+    `failures` are the keys of the failed steps that made a race fail. `event` is the name of the
+    event that a wait received; without it, the wait timed out.
 
-    `unclaimed` names an event that a wait received but whose branch was cancelled by a race before
-    it saw the event: the next wait for that name receives it. Empty means that a wait did. In both
+    `unclaimed` names an event that a wait received in a branch that lost a race, before code of the
+    branch saw it: the next wait for that name receives it. Empty means that a wait did. In both
     cases the record no longer answers its own call.
 
     The names `by`, `spent`, `streams` and `undo` are reserved. They are ignored, and kept.
@@ -90,6 +91,7 @@ class StepFacts(TypedDict, total=False):
     branch: str
     call: str
     failures: list[str]
+    event: str
     unclaimed: str
 
 

@@ -30,6 +30,7 @@ class WireRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     branch: str = ""
     call: str = ""
     failures: Sequence[str] = ()
+    event: str = ""
     unclaimed: str = ""
 
 
@@ -52,6 +53,8 @@ class RecordedCall(Protocol):
     def attempt(self) -> int: ...
     @property
     def failures(self) -> Sequence[str]: ...
+    @property
+    def event(self) -> str: ...
     def return_type(self) -> object: ...
     def error_type(self) -> object: ...
 
@@ -87,6 +90,7 @@ def success_record(
         coded=data is not value,
         branch=call.path,
         call="" if key == name else name,
+        event=call.event,
     )
     return record, visible, losses
 

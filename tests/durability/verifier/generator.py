@@ -16,7 +16,7 @@ KEYS = {"k1": 4, "k2": 40}
 _SHORT = (0, 0, 1, 5, 20, 60)
 _JOINS: tuple[lang.How, ...] = (
     "gather", "gather", "taskgroup", "wait", "tasks", "as_completed", "shield", "event", "queue",
-    "semaphore", "anyio", "beside", "beside",
+    "semaphore", "anyio", "beside", "beside", "all", "all",
 )  # fmt: skip
 
 
@@ -141,9 +141,11 @@ class _Generator:
     def _parallel(self, depth: int) -> lang.Parallel:
         count = self._random.choice((2, 2, 2, 3))
         if self._random.random() < 0.2:
-            how: lang.How = self._random.choice(("all", "map"))
+            how: lang.How = self._random.choice(("names", "map"))
             ids = self._random.sample(["a", "b", "c", "d"], count)
             return lang.Parallel(how, tuple((self._plain_step(id),) for id in ids))
+        if self._random.random() < 0.1:
+            return lang.Parallel("calls", self._calls(count))
         how = self._random.choice(_JOINS)
         if how == "beside" and self._random.random() < 0.3:
             # Concurrent waits of a branch and its parent: their ids collide unless escaped.
@@ -159,7 +161,12 @@ class _Generator:
 
     def _race(self, depth: int) -> lang.Race:
         count = self._random.choice((2, 2, 3))
+        if self._random.random() < 0.4:
+            return lang.Race(self._unique("race"), self._calls(count), calls=True)
         return lang.Race(self._unique("race"), tuple(self._body(depth) for _ in range(count)))
+
+    def _calls(self, count: int) -> tuple[lang.Body, ...]:
+        return tuple((self._leaf(),) for _ in range(count))
 
     def _try(self, depth: int) -> lang.Try:
         body = self._body(depth)

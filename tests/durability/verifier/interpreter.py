@@ -165,9 +165,13 @@ class Activation:
 
     async def _parallel(self, path: str, command: lang.Parallel) -> Any:
         indexes = range(len(command.branches))
+        if command.how == "all":
+            return [*await self._step.all(*(self._body(path, n) for n in indexes))]
         if command.how not in lang.LEAVES_ONLY:
             return await join(command.how, [self._branch(path, n) for n in indexes])
         paths = [lang.child(path, n, 0) for n in indexes]
+        if command.how == "calls":
+            return await self._observe(path, lambda: self._all_calls(paths))
         ids = [_id(self._commands[each]) for each in paths]
         if command.how == "map":
             return await self._observe(path, lambda: self._step.map(ids[0], paths, self._work))
@@ -180,7 +184,29 @@ class Activation:
     def _branch(self, path: str, number: int) -> Callable[[], Awaitable[list[Any]]]:
         return lambda: self._body(path, number)
 
+    async def _all_calls(self, paths: list[str]) -> list[Any]:
+        values = await self._step.all(*self._calls(paths))
+        for path, value in zip(paths, values, strict=True):
+            self._saw("saw", path, repr(value))
+        return [*values]
+
+    async def _race_calls(self, id: str, paths: list[str]) -> Any:
+        index, value = await self._step.race(id, *self._calls(paths))
+        self._saw("saw", paths[index], repr(value))
+        return index, value
+
+    def _calls(self, paths: list[str]) -> list[Awaitable[Any]]:
+        """Make calls that `step.all` or `step.race` awaits; what they return is logged there."""
+        calls: list[Awaitable[Any]] = []
+        for path in paths:
+            self._log("call", path)
+            calls.append(self._leaf(path, _leaf(self._commands[path])))
+        return calls
+
     def _race(self, path: str, command: lang.Race) -> Awaitable[Any]:
+        if command.calls:
+            paths = [lang.child(path, n, 0) for n in range(len(command.branches))]
+            return self._race_calls(command.id, paths)
         names = (chr(ord("a") + n) for n in range(len(command.branches)))
         return self._step.race(
             command.id, {name: self._branch(path, n) for n, name in enumerate(names)}
@@ -277,6 +303,11 @@ class Activation:
 def _id(command: lang.Command) -> str:
     assert isinstance(command, lang.Step)
     return command.id
+
+
+def _leaf(command: lang.Command) -> lang.Leaf:
+    assert isinstance(command, lang.Leaf)
+    return command
 
 
 def _value(kind: lang.Value, token: str) -> Any:

@@ -13,10 +13,10 @@ Value = Literal["small", "large", "unicode", "typed"]
 Call = Literal["nothing", "step", "sleep"]
 How = Literal[
     "gather", "taskgroup", "wait", "tasks", "as_completed", "shield", "event", "queue",
-    "semaphore", "anyio", "beside", "all", "map",
+    "semaphore", "anyio", "beside", "all", "calls", "names", "map",
 ]  # fmt: skip
 CANCELLING: frozenset[How] = frozenset({"taskgroup", "anyio"})
-LEAVES_ONLY: frozenset[How] = frozenset({"all", "map"})
+LEAVES_ONLY: frozenset[How] = frozenset({"calls", "names", "map"})
 
 
 class Base(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -86,17 +86,24 @@ class Nested(Base, frozen=True):
 
 
 class Parallel(Base, frozen=True):
-    """Branches at the same time, joined by one of asyncio's means, by `step.all` or `step.map`."""
+    """Branches at the same time, joined by one of asyncio's means, by `step.all` or `step.map`.
+
+    `step.all` is given coroutines ("all"), calls of steps and waits, or steps by their names.
+    """
 
     how: How
     branches: "tuple[Body, ...]"
 
 
 class Race(Base, frozen=True):
-    """The first branch to finish wins; the others are cancelled."""
+    """The first branch to finish wins; the others are cancelled.
+
+    The branches have names; or they are `calls` of steps and waits, made before the race begins.
+    """
 
     id: str
     branches: "tuple[Body, ...]"
+    calls: bool = False
 
 
 class Try(Base, frozen=True):
@@ -150,6 +157,17 @@ def bodies(command: Command) -> tuple[Body, ...]:
             return ((command.inner,),)
         case _:
             return ()
+
+
+def has_only_leaves(command: Command) -> bool:
+    """Return whether each body inside a command is a single call."""
+    match command:
+        case Parallel():
+            return command.how in LEAVES_ONLY
+        case Race():
+            return command.calls
+        case _:
+            return False
 
 
 def child(path: str, body: int, index: int) -> str:

@@ -44,7 +44,10 @@ def _simpler(command: lang.Command) -> Iterator[lang.Command]:
     match command:
         case lang.Parallel() | lang.Race():
             yield from _fewer_branches(command)
-            if isinstance(command, lang.Parallel) and command.how not in ("gather", "all", "map"):
+            if isinstance(command, lang.Race):
+                if command.calls:
+                    yield replace(command, calls=False)
+            elif command.how != "gather" and not lang.has_only_leaves(command):
                 yield replace(command, how="gather")
         case lang.Try():
             for body in _smaller(command.body):
@@ -67,7 +70,7 @@ def _simpler(command: lang.Command) -> Iterator[lang.Command]:
 
 
 def _fewer_branches(command: lang.Parallel | lang.Race) -> Iterator[lang.Command]:
-    leaves = isinstance(command, lang.Parallel) and command.how in lang.LEAVES_ONLY
+    leaves = lang.has_only_leaves(command)
     branches = command.branches
     for index, branch in enumerate(branches):
         before, after = branches[:index], branches[index + 1 :]

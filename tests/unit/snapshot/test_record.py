@@ -35,6 +35,7 @@ class Call:
     fingerprint: str = ""
     attempt: int = 1
     failures: Sequence[str] = ()
+    event: str = ""
     returns: Any = None
     errors: Any = None
 
@@ -45,7 +46,7 @@ class Call:
         return self.errors
 
 
-FULL = Call("fetch", "fetch#2", "fetch", "0/1", "race", "1k2bw4i", 3, ("a", "b"))
+FULL = Call("fetch", "fetch#2", "fetch", "0/1", "race", "1k2bw4i", 3, ("a", "b"), "go")
 
 
 @dataclass
@@ -98,6 +99,7 @@ def test_a_success_stores_the_facts_of_its_call() -> None:
         "kind": "race",
         "branch": "0/1",
         "call": "fetch",
+        "event": "go",
     }
 
 

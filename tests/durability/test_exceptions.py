@@ -283,7 +283,7 @@ async def test_a_retry_heals_a_run_that_ended_with_a_group(make_runtime: MakeRun
     assert (run.output, sorted(ran)) == (["a", "b"], ["a", "b"])
 
 
-async def test_what_an_exception_loses_is_said(
+async def test_what_an_exception_loses_is_logged(
     make_runtime: MakeRuntime, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The function sees the same exception before and after a crash, without the lost attribute."""

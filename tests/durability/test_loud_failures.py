@@ -32,7 +32,7 @@ async def careless(step: Step) -> str:
     return "done"
 
 
-async def test_a_step_that_is_called_during_a_suspension_is_said_once(
+async def test_a_step_that_is_called_during_a_suspension_is_logged_once(
     store: MemoryStore, clock: TestClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With the run, the step and what to do; after the wait, it is an ordinary step."""
@@ -47,7 +47,7 @@ async def test_a_step_that_is_called_during_a_suspension_is_said_once(
     assert len(warnings_in(caplog, "being unwound")) == 1
 
 
-async def test_a_wait_in_a_task_of_a_finally_block_is_said_too(
+async def test_a_wait_in_a_task_of_a_finally_block_is_logged_too(
     store: MemoryStore, clock: TestClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     @workflow("careless")
@@ -65,7 +65,7 @@ async def test_a_wait_in_a_task_of_a_finally_block_is_said_too(
     assert "'cleaned'" in message
 
 
-async def test_a_step_that_is_called_during_a_cancellation_is_said(
+async def test_a_step_that_is_called_during_a_cancellation_is_logged(
     store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun = asyncio.Event()
@@ -94,7 +94,7 @@ async def test_a_step_that_is_called_during_a_cancellation_is_said(
 async def test_a_run_without_such_a_call_is_silent(
     store: MemoryStore, clock: TestClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also if branches were about to call steps when the run was cancelled."""
+    """Even if branches were about to call steps when the run was cancelled."""
 
     @workflow("busy")
     async def busy(step: Step) -> None:
@@ -196,7 +196,7 @@ async def suspended_runs(store: MemoryStore, clock: TestClock, *ids: str) -> Non
     await clock.advance("1h")
 
 
-async def test_changed_code_under_the_same_version_is_said_once(
+async def test_changed_code_under_the_same_version_is_logged_once(
     store: MemoryStore, clock: TestClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not once per run. The runs continue with the new code."""

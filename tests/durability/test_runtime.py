@@ -263,7 +263,7 @@ async def test_a_run_that_awaits_something_unknown_is_suspended_after_a_while(
     assert "test_runtime.py" in message
 
 
-async def test_a_run_that_waits_but_keeps_working_is_said_once(
+async def test_a_run_that_waits_but_keeps_working_is_logged_once(
     store: MemoryStore, clock: TestClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It cannot leave memory. The warning names the task, its function and what it awaits."""

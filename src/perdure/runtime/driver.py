@@ -278,9 +278,11 @@ def _log_failed_run(host: RunHost, outcome: Err[Any]) -> None:
 
 def _recorded_traceback(error: BaseException | None) -> str:
     """Return the traceback of the original, if this exception was restored from a record."""
-    while error is not None and (cause := codec.recorded_cause(error)) is None:
+    while error is not None:
+        if (cause := codec.recorded_cause(error)) is not None:
+            return codec.traceback_of(cause)
         error = error.__cause__
-    return "" if error is None else codec.traceback_of(cause)
+    return ""
 
 
 def _cancel_reason(grant: Grant) -> str:

@@ -438,7 +438,7 @@ def test_malformed_members_do_not_break_the_reader(members: Any) -> None:
 
 
 def test_a_restored_exception_keeps_the_traceback_of_the_original() -> None:
-    """It is still there when the exception is raised and stored again, as the error of the run."""
+    """Even if it is raised and stored again, as the error of the run."""
     try:
         raise KeyError("k")
     except KeyError as error:

@@ -1,10 +1,12 @@
 """When a run fails: catching exceptions, reading what happened, and trying again."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from perdure import Runtime, Step, StepError, workflow
+from perdure.runtime.definition import Definition
 from perdure.stores import MemoryStore
 
 
@@ -18,9 +20,9 @@ async def charge(amount: int) -> str:
     raise PaymentDeclined(amount)
 
 
-async def drive(runtime: Runtime, definition: object, run_id: str) -> object:
+async def drive(runtime: Runtime, definition: Definition[None, Any], run_id: str) -> object:
     """Trigger a run and continue it, always in a new activation, until it ends."""
-    run = await runtime.trigger(definition, run_id=run_id)  # type: ignore[arg-type]  # any definition
+    run = await runtime.trigger(definition, run_id=run_id)
     while not run.over:
         (run,) = await runtime.sweep()
     return run.output

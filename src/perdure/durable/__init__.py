@@ -46,7 +46,6 @@ from perdure.errors import (
 )
 from perdure.events import Bus, Listener, check_listener
 from perdure.result import Result
-from perdure.snapshot import new_seed
 from perdure.snapshot.record import outcome_of
 from perdure.store import Store, check_store
 from perdure.validation import check_errors, check_flag, check_id, check_int, check_user_id
@@ -105,16 +104,14 @@ async def run(
 
     On success the run is deleted; with `keep` it stays, and a second call with the same id returns
     the recorded result. On failure it stays for the next call, which runs the failed step again, or
-    with `replay_errors` returns the recorded failure. Errors of the engine are returned as `Err`
-    too: `VersionMismatch`, `AlreadyRunning`, `LeaseLost`, `StoreError`, `DriftError`.
+    with `replay_errors` returns the recorded failure. Errors of the engine are returned as `Err`.
 
     `errors` and `types` are classes that come back as themselves where no annotation names them.
     `on_version_mismatch` is `"error"`, `"clear"` (start from scratch), or a function of a
     `VersionGap` that returns one of these or a migrated snapshot. With `allow_concurrent` a second
     call takes the run over from the first, which ends with `LeaseLost`. All calls with one
-    `idempotency_key` return one result. With `wait`, a run that another task or process owns is
-    waited for, for so long; then it is continued, or its result is returned if it was kept.
-    Cancelling keeps the state and releases the lease.
+    `idempotency_key` return one result. `wait` is how long to wait for a run that another task or
+    process owns. Cancelling keeps the state and releases the lease.
     """
     request = Request(
         id=check_user_id(id),
@@ -124,15 +121,13 @@ async def run(
         version=check_int(version, "version", minimum=0),
         keep=check_flag(keep, "keep"),
         metadata=_first_metadata(version, metadata, input),
-        seed=new_seed(_random),
         lease_ttl=check_lease_ttl(lease_ttl),
         shared=check_flag(allow_concurrent, "allow_concurrent"),
         on_version_mismatch=_check_migration(on_version_mismatch),
         replay_errors=check_flag(replay_errors, "replay_errors"),
         clock=check_clock(clock),
     )
-    key = None if idempotency_key is None else _check_key(idempotency_key)
-    return await _run(request, key, parse_duration(wait, "wait"))
+    return await _run(request, _check_key(idempotency_key), parse_duration(wait, "wait"))
 
 
 async def _run(request: Request, key: str | None, wait: timedelta) -> Result[Any, Any]:
@@ -186,7 +181,9 @@ def _check_migration(migration: OnVersionMismatch) -> OnVersionMismatch:
     return migration
 
 
-def _check_key(key: str) -> str:
+def _check_key(key: str | None) -> str | None:
+    if key is None:
+        return None
     check_user_id(key, "idempotency_key")
     check_id(f"idem:{key}", "idempotency_key")
     return key

@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from random import SystemRandom
 from typing import Any, Literal, TypeAlias
 
 from perdure import codec
@@ -21,7 +22,7 @@ from perdure.durable.session import Session, borrow, is_running, store_errors
 from perdure.engine.history import History
 from perdure.errors import AlreadyRunning, LeaseLost, StoreError, VersionMismatch
 from perdure.result import Result
-from perdure.snapshot import Snapshot, assert_valid_snapshot, new_snapshot, set_generation
+from perdure.snapshot import Snapshot, assert_valid_snapshot, new_seed, new_snapshot, set_generation
 from perdure.snapshot.record import outcome_of
 from perdure.store import Grant, LeaseRequest, Refusal, Rest, Store, can_lease, header_of
 
@@ -58,12 +59,12 @@ class Request:
     version: int
     keep: bool
     metadata: dict[str, Any]
-    seed: str
     lease_ttl: timedelta
     shared: bool
     on_version_mismatch: OnVersionMismatch
     replay_errors: bool
     clock: Clock
+    seed: str = field(default_factory=lambda: new_seed(SystemRandom()))
 
     def session(self) -> Session:
         """Return the session of the call's store; enter it to use it."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
@@ -67,9 +68,7 @@ class Client:
     @property
     def _client(self) -> asynchronous.Client:
         """The asynchronous client, for a call from a thread in which no loop runs."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        if not _is_in_loop():
             return self._connection.client
         raise PerdureError(
             "perdure.sync.Client was called inside an event loop, which the call would block; use "
@@ -227,6 +226,16 @@ class Client:
         if workflow is not None:
             self.register(workflow)
         return RunHandle(self, check_user_id(run_id, "run_id"))
+
+
+def _is_in_loop() -> bool:
+    """Return whether a call would block an event loop that has other work to do."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    # The cells of a notebook are executed inside the loop of its kernel, and block it anyway.
+    return "ipykernel" not in sys.modules
 
 
 @dataclass(frozen=True, slots=True)

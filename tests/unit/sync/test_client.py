@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -137,6 +138,14 @@ def test_errors_are_those_of_the_asynchronous_client(client: sync.Client) -> Non
         client.watch("")
     with pytest.raises(InvalidArgument):
         sync.Client("nowhere://")
+
+
+async def test_a_notebook_may_call_inside_the_loop_of_its_kernel(
+    client: sync.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cells block that loop in any case."""
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    assert client.get_run("unknown") is None
 
 
 async def test_a_call_inside_an_event_loop_is_refused(client: sync.Client) -> None:

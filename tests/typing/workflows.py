@@ -105,6 +105,7 @@ async def on_a_runtime() -> None:
     runtime = Runtime(MemoryStore(), workflows=[welcome, nightly])
     run = await runtime.trigger(welcome, Signup("a@b.c"))
     assert_type(run, Run)
+    assert_type((run.traceback, run.history[0].traceback), tuple[str, str])
     assert_type(await runtime.trigger(welcome, {"email": "a@b.c"}, run_id="signup-1"), Run)
     assert_type(await runtime.trigger("nightly"), Run)
     assert_type(await runtime.signal(run.run_id, "approved"), SignalResult)

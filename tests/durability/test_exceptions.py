@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,34 @@ async def test_a_class_of_a_test_function_is_caught(make_runtime: MakeRuntime) -
         return ""
 
     assert (await make_runtime(local).trigger(local)).output == "caught here"
+
+
+async def test_a_class_that_only_the_step_has_is_caught_by_its_base_class(
+    make_runtime: MakeRuntime,
+) -> None:
+    """As a driver's own error, of which the workflow knows only the base class."""
+
+    def driver() -> Callable[[], Coroutine[Any, Any, None]]:
+        class CardExpired(OutOfStock):
+            pass
+
+        async def fail() -> None:
+            raise CardExpired("2024")
+
+        return fail
+
+    fail = driver()
+
+    @workflow("base")
+    async def base(step: Step) -> str:
+        try:
+            await step("fail", fail)
+        except OutOfStock as error:
+            await count(step)
+            return type(error).__name__
+        return ""
+
+    assert (await make_runtime(base).trigger(base)).output == "CardExpired"
 
 
 async def test_a_class_from_elsewhere_is_a_step_error_both_times(

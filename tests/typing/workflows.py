@@ -106,6 +106,7 @@ async def on_a_runtime() -> None:
     run = await runtime.trigger(welcome, Signup("a@b.c"))
     assert_type(run, Run[str])
     assert_type(run.output, str | None)
+    assert_type((run.traceback, run.history[0].traceback), tuple[str, str])
     assert_type(await runtime.trigger(nightly, run_id="nightly-1", wait=False), Run[int])
     assert_type(await runtime.trigger("welcome", {"email": "a@b.c"}), Run[Any])
     assert_type(await runtime.trigger("nightly"), Run)

@@ -164,3 +164,29 @@ async def test_a_state_factory_that_returns_a_snapshot_is_refused() -> None:
     snapshot: Any = await snapshot_of(hello)
     with pytest.raises(StateFormatError, match="snapshot="):
         await Workflow("w").run(hello, resume_state=lambda: snapshot)
+
+
+class Declined(Exception):
+    pass
+
+
+async def test_an_exception_is_caught_by_its_class_after_a_resume() -> None:
+    """A resume state in text form says which class it was, also for the members of a group."""
+    ran: list[str] = []
+
+    async def decline() -> None:
+        ran.append("pay")
+        raise ExceptionGroup("one", [Declined("no funds")])
+
+    async def body(step: Step) -> str:
+        caught = ""
+        try:
+            await step("pay", decline)
+        except* Declined as group:
+            caught = str(group.exceptions[0])
+        return caught
+
+    _, state = await Workflow("pay").run_with_state(body)
+    resumed = parse_state(stringify_state(state))
+    assert await Workflow("pay").run(body, resume_state=resumed) == Ok("no funds")
+    assert ran == ["pay"]

@@ -262,12 +262,8 @@ def _unclaimed_by(run: Execution, winner: Racer, racers: Iterable[Racer]) -> dic
 
     Two waits may end in one iteration of the event loop, above all if a crash left both recorded.
     """
-    history = run.history
-    waits = (call for racer in racers if racer is not winner for call in racer.waits)
-    keys = (history.find(call.path, call.call) for call in waits)
-    return {
-        key: record
-        for found in keys
-        if found is not None
-        for key, record in history.mark_unclaimed(found).items()
-    }
+    history, unclaimed = run.history, dict[str, bytes]()
+    for call in (call for racer in racers if racer is not winner for call in racer.waits):
+        if (key := history.find(call.path, call.call)) is not None:
+            unclaimed |= history.mark_unclaimed(key)
+    return unclaimed

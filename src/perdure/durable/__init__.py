@@ -8,7 +8,7 @@ continues after the last recorded step.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from functools import partial
 from random import SystemRandom
 from typing import Any, TypeVar
 
@@ -101,16 +101,12 @@ async def run(
     On success the run is deleted; with `keep` it stays, and a second call with the same id returns
     the recorded result without running anything. On failure it stays for the next call, which runs
     the failed step again, or with `replay_errors` returns the recorded failure. Errors of the
-    engine are returned as `Err` too: `VersionMismatch`, `AlreadyRunning`, `LeaseLost`,
-    `StoreError`, `DriftError`.
+    engine (`AlreadyRunning`, `DriftError`, `LeaseLost`, `StoreError`, …) are returned as `Err` too.
 
     `on_version_mismatch` is `"error"`, `"clear"` (start from scratch), or a function of a
-    `VersionGap` that returns one of these or a migrated snapshot. With `allow_concurrent` a second
-    call takes the run over from the first, which ends with `LeaseLost`. All calls with one
-    `idempotency_key` return one result, whatever their ids. With `wait`, a run that another task or
-    process owns is waited for, for so long: then it is continued if it is free, its result is
-    returned if it was kept, and a run that was deleted begins again. Cancelling the task keeps the
-    state and releases the lease.
+    `VersionGap` that returns one of these or a migrated snapshot. While another call owns the run,
+    `allow_concurrent` takes it over (the other ends with `LeaseLost`), `wait` waits so long. All
+    calls with one `idempotency_key` return one result. Cancelling the task releases the lease.
     """
     request = Request(
         id=check_user_id(id),
@@ -125,17 +121,16 @@ async def run(
         shared=check_flag(allow_concurrent, "allow_concurrent"),
         on_version_mismatch=_check_migration(on_version_mismatch),
         replay_errors=check_flag(replay_errors, "replay_errors"),
+        wait=parse_duration(wait, "wait"),
         clock=check_clock(clock),
     )
-    key = None if idempotency_key is None else _check_key(idempotency_key)
-    return await _run(request, key, parse_duration(wait, "wait"))
+    return await _run(request, None if idempotency_key is None else _check_key(idempotency_key))
 
 
-async def _run(request: Request, key: str | None, wait: timedelta) -> Result[Any, Any]:
+async def _run(request: Request, key: str | None) -> Result[Any, Any]:
+    run = run_once if key is None else partial(run_with_key, key=key)
     try:
-        result = await run_when_free(
-            request, wait, lambda: run_once(request) if key is None else run_with_key(request, key)
-        )
+        result = await run_when_free(request, run)
     except _OUTCOMES as error:
         result = outcome_of(error)
     await request.program.bus.flush()

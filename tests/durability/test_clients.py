@@ -215,7 +215,7 @@ async def test_a_paused_run_is_resumed_by_a_worker(store: MemoryStore, clock: Te
     assert (swept.status, swept.pending) == ("waiting", run.pending)
 
 
-async def test_a_time_that_has_passed_gives_no_head_start(
+async def test_a_time_that_has_passed_does_not_overtake(
     store: MemoryStore, clock: TestClock
 ) -> None:
     client = Client(store, clock=clock)

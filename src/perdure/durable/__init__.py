@@ -8,7 +8,7 @@ continues after the last recorded step.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from functools import partial
 from random import SystemRandom
 from typing import Any, TypeVar
 
@@ -108,10 +108,9 @@ async def run(
 
     `errors` and `types` are classes that come back as themselves where no annotation names them.
     `on_version_mismatch` is `"error"`, `"clear"` (start from scratch), or a function of a
-    `VersionGap` that returns one of these or a migrated snapshot. With `allow_concurrent` a second
-    call takes the run over from the first, which ends with `LeaseLost`. All calls with one
-    `idempotency_key` return one result. `wait` is how long to wait for a run that another task or
-    process owns. Cancelling keeps the state and releases the lease.
+    `VersionGap` that returns one of these or a migrated snapshot. If another call owns the run,
+    `wait` is how long to wait for it; `allow_concurrent` takes the run over, and the other call
+    ends with `LeaseLost`. All calls with one `idempotency_key` return one result.
     """
     request = Request(
         id=check_user_id(id),
@@ -125,16 +124,16 @@ async def run(
         shared=check_flag(allow_concurrent, "allow_concurrent"),
         on_version_mismatch=_check_migration(on_version_mismatch),
         replay_errors=check_flag(replay_errors, "replay_errors"),
+        wait=parse_duration(wait, "wait"),
         clock=check_clock(clock),
     )
-    return await _run(request, _check_key(idempotency_key), parse_duration(wait, "wait"))
+    return await _run(request, _check_key(idempotency_key))
 
 
-async def _run(request: Request, key: str | None, wait: timedelta) -> Result[Any, Any]:
+async def _run(request: Request, key: str | None) -> Result[Any, Any]:
+    run = run_once if key is None else partial(run_with_key, key=key)
     try:
-        result = await run_when_free(
-            request, wait, lambda: run_once(request) if key is None else run_with_key(request, key)
-        )
+        result = await run_when_free(request, run)
     except _OUTCOMES as error:
         result = outcome_of(error)
     await request.program.bus.flush()

@@ -63,6 +63,7 @@ class Request:
     shared: bool
     on_version_mismatch: OnVersionMismatch
     replay_errors: bool
+    wait: timedelta
     clock: Clock
     seed: str = field(default_factory=lambda: new_seed(SystemRandom()))
 
@@ -76,21 +77,25 @@ class Request:
 
 
 async def run_when_free(
-    request: Request, wait: timedelta, run: Callable[[], Awaitable[Result[Any, Any]]]
+    request: Request, run: Callable[[Request], Awaitable[Result[Any, Any]]]
 ) -> Result[Any, Any]:
-    """Run; while another task or process owns the run, try again for so long."""
+    """Run; while another task or process owns the run, try again until `request.wait` has passed.
+
+    Of a run that ended in the meantime, the result is returned if it was kept. One that was deleted
+    begins again, as in a later call.
+    """
     clock = request.clock
-    end = clock.monotonic() + wait.total_seconds()
+    end = clock.monotonic() + request.wait.total_seconds()
     pause = FIRST_PAUSE
     while True:
         try:
-            return await run()
+            return await run(request)
         except AlreadyRunning as error:
             left = end - clock.monotonic()
             if left <= 0:
                 raise
             if pause == FIRST_PAUSE:
-                logger.info("waiting up to %s: %s", wait, error)
+                logger.info("waiting up to %s: %s", request.wait, error)
         await clock.sleep(min(pause, left))
         pause = min(pause * 1.5, LONGEST_PAUSE)
 

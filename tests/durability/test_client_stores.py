@@ -1,0 +1,105 @@
+"""The verbs of a client on every kind of store: workers find and continue what they write."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from perdure import Client, Runtime, Step, workflow
+from perdure.snapshot import rest_status
+from perdure.store import Store
+from perdure.stores import open_store
+
+LOCAL = {
+    "memory": "memory://",
+    "file": "file://{folder}/runs",
+    "sqlite": "sqlite:///{folder}/runs.db",
+}
+
+
+@pytest.fixture(params=[*LOCAL, "postgres", "mysql", "mongo", "redis", "sqld"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    fixture = request.getfixturevalue
+    match request.param:
+        case "redis":
+            opened = open_store(fixture("redis_url"), namespace=fixture("redis_prefix"))
+        case "sqld":
+            opened = open_store(f"libsql+{fixture('sqld_url')}")
+        case name if name in LOCAL:
+            opened = open_store(LOCAL[name].format(folder=tmp_path))
+        case name:
+            opened = open_store(fixture(f"{name}_url"))
+    async with opened:
+        yield opened
+
+
+@workflow("divide")
+async def divide(step: Step, n: int) -> int:
+    return await step("divide", lambda: 12 // (n + len(repaired)))
+
+
+repaired: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def unrepaired() -> None:
+    repaired.clear()
+
+
+@workflow("listen")
+async def listen(step: Step) -> str:
+    return str(await step.wait_for_event("event", "told"))
+
+
+@pytest.fixture
+def client(store: Store) -> Client:
+    return Client(store)
+
+
+@pytest.fixture
+def runtime(store: Store) -> Runtime:
+    return Runtime(store, workflows=[divide, listen])
+
+
+async def test_a_restarted_run_is_due(client: Client, runtime: Runtime) -> None:
+    await runtime.trigger(divide, 3, run_id="run")
+    again = await client.trigger("divide", 4, run_id="run", if_exists="restart_if_over")
+    assert again.status == "queued"
+    await runtime.sweep()
+    assert await client.result("run", timeout="10s") == 3
+
+
+async def test_a_retried_run_is_due(client: Client, runtime: Runtime, store: Store) -> None:
+    assert (await runtime.trigger(divide, 0, run_id="run")).status == "failed"
+    await client.retry("run")
+    stored = await store.load("run")
+    assert stored is not None
+    assert (rest_status(stored), stored["steps"]) == ("queued", {})
+    repaired.append("run")
+    await runtime.sweep()
+    assert await client.result("run", timeout="10s") == 12
+
+
+async def test_a_resumed_run_is_due_and_waits_again(client: Client, runtime: Runtime) -> None:
+    await runtime.trigger(listen, run_id="run")
+    assert (await client.resume("run")).status == "queued"
+    assert [run.status for run in await runtime.sweep()] == ["waiting"]
+    assert await client.signal("run", "told", "hello")
+    await runtime.sweep()
+    assert await client.result("run", timeout="10s") == "hello"
+
+
+async def test_many_runs_are_known_from_what_was_written(client: Client) -> None:
+    runs = await client.trigger_many("divide", range(30), tags={"batch": "1"}, delay="1h")
+    assert await client.get_run(runs[7].run_id) == runs[7]
+    found = await client.list_runs(tags={"batch": "1"}, limit=50)
+    assert {run.id for run in found} == {run.run_id for run in runs}
+
+
+async def test_a_run_is_watched(client: Client, runtime: Runtime) -> None:
+    run = await client.trigger("divide", 6)
+    seen = []
+    async for change in client.watch(run):
+        seen.append(change.status)
+        await runtime.sweep()
+    assert (seen[0], seen[-1]) == ("queued", "completed")

@@ -10,8 +10,9 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 from perdure import codec
 from perdure.engine.branches import Branch, Leaf, join_path
 from perdure.engine.history import EncodedRecord
+from perdure.errors import DriftError
 from perdure.retry import Retry, Timeout
-from perdure.snapshot import PendingWait
+from perdure.snapshot import PendingWait, StepRecord
 
 Kind: TypeAlias = Literal["step", "sleep", "event", "race", "transaction"]
 
@@ -82,6 +83,27 @@ class StepCall(Leaf):
         }
         usual = {"kind": "step", "args": "", "branch": "", "call": key}
         return {name: fact for name, fact in named.items() if fact != usual[name]}
+
+    def drift_from(self, record: StepRecord) -> DriftError | None:
+        """Return the error if a record was made by another call than this one."""
+        kind = record.get("kind", "step")
+        if kind != self.kind:
+            what = f"is recorded as a {kind}, and the function now asks for a {self.kind}"
+            hint = "use new step ids for changed code, or a new version of the workflow"
+            return self._drift(f"{what}; {hint}", kind, self.kind)
+        # An empty fingerprint means that arguments were not, or could not be, compared.
+        recorded = record.get("args", "")
+        if recorded == self.fingerprint or not recorded or not self.fingerprint:
+            return None
+        what = (
+            f"was recorded with other arguments (fingerprint {recorded}) than it is called with "
+            f"now ({self.fingerprint}): its record belongs to another call"
+        )
+        hint = "make arguments depend only on earlier steps, or pass key= to the call"
+        return self._drift(f"{what}; {hint}", recorded, self.fingerprint)
+
+    def _drift(self, what: str, recorded: str, asked: str) -> DriftError:
+        return DriftError(self.call, f"{self.place()} {what}", recorded=recorded, asked=asked)
 
     def place(self) -> str:
         """Return the step's name for people."""

@@ -24,7 +24,7 @@ from perdure.engine.history import EncodedRecord, History, warnings_of
 from perdure.engine.invoke import check_callable, invoke, is_awaited
 from perdure.engine.tasks import POSITION, Interrupted, outside_runs
 from perdure.engine.unwinding import is_unwinding, warn_of_late_call
-from perdure.errors import CodecError, ContinuedAsNew, DriftError, MissingAbility, RunOver
+from perdure.errors import CodecError, ContinuedAsNew, MissingAbility, RunOver
 from perdure.events import (
     Event,
     PersistError,
@@ -226,7 +226,8 @@ class Execution:
         if key is None:
             return None
         record = self.history.get(key)
-        self._check_drift(call, record)
+        if (drift := call.drift_from(record)) is not None:
+            raise self.break_off(drift)
         return key, record
 
     async def _cached(self, call: StepCall, key: str) -> tuple[str, StepRecord] | None:
@@ -239,28 +240,6 @@ class Execution:
             return None
         self.history.load({key: record})
         return self.recorded(call)
-
-    def _check_drift(self, call: StepCall, record: StepRecord) -> None:
-        kind = record.get("kind", "step")
-        if kind != call.kind:
-            what = f"is recorded as a {kind}, and the function now asks for a {call.kind}"
-            hint = "use new step ids for changed code, or a new version of the workflow"
-            raise self._drifted(call, what, hint, kind, call.kind)
-        # An empty fingerprint means that arguments were not, or could not be, compared.
-        recorded = record.get("args", "")
-        if recorded != call.fingerprint and recorded and call.fingerprint:
-            what = (
-                f"was recorded with other arguments (fingerprint {recorded}) than it is called "
-                f"with now ({call.fingerprint}): its record belongs to another call"
-            )
-            hint = "make arguments depend only on earlier steps, or pass key= to the call"
-            raise self._drifted(call, what, hint, recorded, call.fingerprint)
-
-    def _drifted(
-        self, call: StepCall, what: str, hint: str, recorded: str, asked: str
-    ) -> BaseException:
-        text = f"{call.place()} {what}; {hint}"
-        return self.break_off(DriftError(call.call, text, recorded=recorded, asked=asked))
 
     def replay(self, call: StepCall, key: str, record: StepRecord) -> Any:
         """Return what a record says, or raise it."""

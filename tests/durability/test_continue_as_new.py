@@ -1,13 +1,16 @@
 """`step.continue_as_new`: a run begins again with another payload, and stays small."""
 
 import asyncio
+import sqlite3
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perdure import Runtime, Step, Worker, Workflow, workflow
 from perdure.errors import InvalidPayload, PerdureError, RunConflict
+from perdure.stores import sqlite
 from perdure.stores.memory import MemoryStore
 from perdure.testing import FaultyStore, TestClock, explore_crashes
 from tests.durability.test_laws import SlowStore
@@ -191,6 +194,34 @@ async def test_a_step_of_another_branch_ends_first(make_runtime: MakeRuntime) ->
 
     run = await make_runtime(busy).trigger(busy, True)
     assert (run.status, done) == ("completed", ["slow"])
+
+
+async def test_a_transaction_of_another_branch_is_rolled_back(tmp_path: Path) -> None:
+    """Its record would not be in the next generation, so what it wrote must not be there either."""
+    path = tmp_path / "bank.db"
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE moves (n INTEGER)")
+    written = asyncio.Event()
+
+    async def move(connection: Any) -> None:
+        await connection.execute("INSERT INTO moves VALUES (1)")
+        written.set()
+        await asyncio.sleep(0.05)
+
+    @workflow("money")
+    async def money(step: Step, again: bool) -> str:
+        if again:
+            working = asyncio.create_task(step.transaction("move", move))
+            await written.wait()
+            await step.continue_as_new(False)
+            await working
+        return "done"
+
+    async with sqlite(path) as store:
+        run = await Runtime(store, workflows=[money]).trigger(money, True)
+    with sqlite3.connect(path) as database:
+        moves = database.execute("SELECT n FROM moves").fetchall()
+    assert (run.output, moves) == ("done", [])
 
 
 async def test_a_workflow_without_a_store_says_what_is_missing() -> None:

@@ -229,7 +229,8 @@ class Branches:
         if self.on_change is not None:
             self.on_change()
         if self.when_idle is not None and not self.in_flight:
-            self.when_idle()
+            when_idle, self.when_idle = self.when_idle, None
+            when_idle()
 
     def park(self, task: Task) -> None:
         """A call that began enters a durable wait."""

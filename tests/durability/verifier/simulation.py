@@ -144,7 +144,7 @@ class Wire(Witness):
 
     def __getattr__(self, name: str) -> Any:
         attribute = super().__getattr__(name)
-        if name.startswith("_") or name in ("capabilities", "notifications", "close"):
+        if name.startswith("_") or name in ("capabilities", "close", "documents", "notifications"):
             return attribute
 
         async def verb(*arguments: Any, **options: Any) -> Any:

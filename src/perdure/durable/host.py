@@ -17,7 +17,7 @@ from perdure import codec
 from perdure.clock import SyncedClock, isoformat, parse_iso
 from perdure.durable.inbox import Inbox
 from perdure.durable.reports import ReportWriter
-from perdure.durable.session import Session, store_errors, wake_watchers
+from perdure.durable.session import Session, notify_watchers, store_errors
 from perdure.durable.suspension import Answer, Suspension
 from perdure.engine import call as calls
 from perdure.engine.attempts import LONG_DELAY
@@ -311,7 +311,7 @@ class JournaledRun(RunHost):
         finally:
             # Whatever the outcome of the write, nothing works on the run here any more.
             self.session.drop(self)
-            wake_watchers(self.session.store, self.id)
+            notify_watchers(self.session.store, self.id)
         return data
 
 

@@ -7,10 +7,11 @@ between them is which function runs, and what becomes of the run afterwards.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from random import Random
 from typing import Any, TypeAlias
+
+import msgspec
 
 from perdure import codec
 from perdure.durable.host import JournaledRun, RunHost, SnapshotRun
@@ -30,8 +31,7 @@ logger = logging.getLogger(__name__)
 Body: TypeAlias = Callable[[Step], Awaitable[Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class Program(msgspec.Struct, frozen=True, kw_only=True):
     """A function to be run over a run's history, and how.
 
     With `suspend_after` a run whose branches all wait for longer than that leaves memory;

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol
 
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 LEASE_TTL = timedelta(seconds=30)
 
 _sessions: dict[tuple[int, int, timedelta], "Session"] = {}
+_watchers: list[tuple[Store, asyncio.AbstractEventLoop, Callable[[str], None]]] = []
 _default: list[Store] = []
 
 
@@ -61,7 +63,7 @@ class Session:
 
     As a context manager it counts its users: its tasks end with the last of them. `running` counts
     the calls of `durable.run` by id, `keys` are the idempotency keys in use, `workers` what wakes
-    the workers, `watchers` what tells waiting callers that a run was settled here.
+    the workers.
     """
 
     def __init__(self, store: Store, clock: Clock, lease_ttl: timedelta) -> None:
@@ -72,7 +74,6 @@ class Session:
         self.running: Counter[str] = Counter()
         self.keys: dict[str, asyncio.Event] = {}
         self.workers: set[Callable[[], None]] = set()
-        self.watchers: set[Callable[[str], None]] = set()
         self._runs: dict[str, LeasedRun] = {}
         self.on_idle: Callable[[], object] | None = None
         self.idle = False
@@ -256,14 +257,28 @@ def wake_workers(store: Store) -> None:
             wake()
 
 
-def wake_watchers(store: Store, run_id: str) -> None:
-    """Wake those in this event loop who wait for a run: it was settled.
+@contextmanager
+def notified_of_settled_runs(store: Store, notify: Callable[[str], None]) -> Generator[None]:
+    """Call `notify` with the id of each run of the store that is settled in this event loop.
 
-    They would find out by polling, but later.
+    Callers that wait for runs would find out by polling, but later.
     """
-    for session in _sessions_of(store):
-        for wake in session.watchers:
-            wake(run_id)
+    watcher = (store, asyncio.get_running_loop(), notify)
+    _watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _watchers.remove(watcher)
+
+
+def notify_watchers(store: Store, run_id: str) -> None:
+    """Notify callers in this event loop that a run was settled."""
+    # Mostly there are none: each run that is settled asks.
+    if _watchers:
+        loop = asyncio.get_running_loop()
+        for watched, its_loop, notify in tuple(_watchers):
+            if watched is store and its_loop is loop:
+                notify(run_id)
 
 
 def is_running(store: Store, id: str) -> bool:

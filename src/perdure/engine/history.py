@@ -7,7 +7,7 @@ was recorded. Loaded records stay dicts.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
@@ -71,7 +71,7 @@ class History:
         self._foreign: set[str] = set()
         self._loaded: set[str] = set()
         self._silent: set[str] = set()
-        self._skipped: set[str] = set()
+        self._skipped: frozenset[str] = frozenset()
         self.last_key: str | None = None
         self.metadata: dict[str, Any] = {}
         self.changed_metadata: dict[str, Any] = {}
@@ -128,7 +128,7 @@ class History:
 
     def skip(self, branch: str, call: str) -> None:
         """Count a call as asked for, with all below it, although nothing needs its answer."""
-        self._skipped.add(f"{join_path(branch, call)}>")
+        self._skipped |= {f"{join_path(branch, call)}>"}
         self._loaded.discard(self._calls.get(branch, {}).get(call, ""))
 
     def get(self, key: str) -> StepRecord:
@@ -381,7 +381,7 @@ def _explain(loss: codec.Loss) -> str:
     )
 
 
-def _is_below(branch: str, paths: set[str]) -> bool:
+def _is_below(branch: str, paths: Set[str]) -> bool:
     parts = branch.split("/")
     return any("/".join(parts[:length]) in paths for length in range(1, len(parts) + 1))
 

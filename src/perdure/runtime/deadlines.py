@@ -8,7 +8,7 @@ it. `step.continue_as_new` keeps it.
 from datetime import datetime, timedelta
 from typing import Any
 
-from perdure.clock import Duration, as_utc, isoformat, parse_duration, parse_iso
+from perdure.clock import Clock, Duration, as_utc, isoformat, parse_duration, parse_iso
 from perdure.engine.history import History
 from perdure.errors import InvalidDuration
 from perdure.snapshot import Metadata
@@ -39,15 +39,17 @@ def deadline_of(metadata: Metadata | None) -> datetime | None:
     return parse_iso(deadline) if isinstance(deadline, str) else None
 
 
-def fix_deadline(history: History, now: datetime, default: timedelta | None) -> datetime | None:
+def fix_deadline(history: History, clock: Clock, default: timedelta | None) -> datetime | None:
     """Return when the run must have ended; durable with its next write if it is fixed only now."""
-    deadline = deadline_of(history.metadata)
-    if deadline is None:
-        seconds = history.metadata.get(_DURATION)
-        after = timedelta(seconds=seconds) if isinstance(seconds, int | float) else default
-        if after is not None:
-            deadline = now + after
-            history.set_metadata(_TIME, isoformat(deadline))
+    metadata = history.metadata
+    if _TIME in metadata:
+        return deadline_of(metadata)
+    seconds = metadata.get(_DURATION)
+    after = timedelta(seconds=seconds) if isinstance(seconds, int | float) else default
+    if after is None:
+        return None
+    deadline = clock.now() + after
+    history.set_metadata(_TIME, isoformat(deadline))
     return deadline
 
 

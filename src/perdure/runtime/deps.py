@@ -5,7 +5,12 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Generator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+)
 from typing import Any, TypeAlias, TypeGuard
 
 from perdure.engine.function import as_deps
@@ -34,6 +39,8 @@ class Dependencies:
     def __init__(self, source: object) -> None:
         self._open = _opener(source)
         self._value = as_deps(source)
+        # Most runtimes have plain values: one context manager serves all of their runs.
+        self._plain = nullcontext(self._value)
         self._entries: dict[asyncio.AbstractEventLoop, _Entry] = {}
         self._hint = ""
 
@@ -52,15 +59,11 @@ class Dependencies:
         if self._open is not None:
             await self._leave(self._entries[asyncio.get_running_loop()])
 
-    @contextmanager
-    def in_use(self) -> Generator[Any]:
+    def in_use(self) -> AbstractContextManager[Any]:
         """Return the value, for a run that the current task drives; they must be entered."""
         if self._open is None:
-            yield self._value
-            return
-        entry = self._entries[asyncio.get_running_loop()]
-        with entry.driving():
-            yield entry.value
+            return self._plain
+        return self._entries[asyncio.get_running_loop()].driving()
 
     def _shared_entry(self, open: Callable[[], Opened]) -> "_Entry":
         loop = asyncio.get_running_loop()
@@ -118,13 +121,13 @@ class _Entry:
         await asyncio.wait([self.task])
 
     @contextmanager
-    def driving(self) -> Generator[None]:
+    def driving(self) -> Generator[Any]:
         """Let the current task drive a run with the value."""
         task = asyncio.current_task()
         assert task is not None, "a run is driven by a task"
         self._runs.add(task)
         try:
-            yield
+            yield self.value
         finally:
             self._runs.discard(task)
             self._run_ended.set()

@@ -143,7 +143,7 @@ class Driver:
             payload=payload,
             deps=deps,
             encode_input=definition.encode_payload,
-            deadline=fix_deadline(host.history, host.clock.now(), definition.deadline),
+            deadline=fix_deadline(host.history, host.clock, definition.deadline),
             suspend_after=self.suspend_after,
             always_replay=self.always_replay,
         )

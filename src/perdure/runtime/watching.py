@@ -16,7 +16,7 @@ from perdure import codec
 from perdure.clock import Clock
 from perdure.durable.committer import MAX_OUTAGE
 from perdure.durable.reports import report_key
-from perdure.durable.session import LEASE_TTL, borrow
+from perdure.durable.session import notified_of_settled_runs
 from perdure.engine.tasks import detached
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.snapshot import RunStatus, Snapshot, rest_status
@@ -196,23 +196,14 @@ class Poller:
 
     async def _poll(self) -> None:
         try:
-            # More than once if callers come while the session is being left.
-            while self._watched:
-                await self._poll_in_session()
+            with notified_of_settled_runs(self.store, self.settled):
+                while self._watched:
+                    await self._round()
+                    await self._rest()
         finally:
             self._task = None
             if _pollers.get(self._key) is self:
                 del _pollers[self._key]
-
-    async def _poll_in_session(self) -> None:
-        async with borrow(self.store, self._clock, LEASE_TTL) as session:
-            session.watchers.add(self.settled)
-            try:
-                while self._watched:
-                    await self._round()
-                    await self._rest()
-            finally:
-                session.watchers.discard(self.settled)
 
     async def _rest(self) -> None:
         """Sleep until the next run is due, or until a caller comes or the last one has left."""

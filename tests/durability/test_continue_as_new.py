@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +200,7 @@ async def test_a_step_of_another_branch_ends_first(make_runtime: MakeRuntime) ->
 async def test_a_transaction_of_another_branch_is_rolled_back(tmp_path: Path) -> None:
     """Its record would not be in the next generation, so what it wrote must not be there either."""
     path = tmp_path / "bank.db"
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE moves (n INTEGER)")
     written = asyncio.Event()
 
@@ -219,7 +220,7 @@ async def test_a_transaction_of_another_branch_is_rolled_back(tmp_path: Path) ->
 
     async with sqlite(path) as store:
         run = await Runtime(store, workflows=[money]).trigger(money, True)
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database:
         moves = database.execute("SELECT n FROM moves").fetchall()
     assert (run.output, moves) == ("done", [])
 

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -205,7 +206,7 @@ async def test_a_workflow_in_this_process_keeps_the_count_in_its_snapshot() -> N
 async def test_each_attempt_of_a_transaction_has_its_own(tmp_path: Path) -> None:
     """What a failed attempt wrote is rolled back."""
     path, retries = tmp_path / "bank.db", list[Event]()
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE moves (n INTEGER)")
 
     async def move(connection: Any, amount: int) -> int | Err[str]:
@@ -224,5 +225,5 @@ async def test_each_attempt_of_a_transaction_has_its_own(tmp_path: Path) -> None
         keep = lambda event: retries.append(event) if isinstance(event, StepRetry) else None  # noqa: E731
         run = await Runtime(store, workflows=[money], on_event=keep).trigger(money)
     assert (run.output, run.history[0].attempts) == (7, 3)
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database:
         assert database.execute("SELECT n FROM moves").fetchall() == [(7,)]

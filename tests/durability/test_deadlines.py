@@ -78,6 +78,41 @@ async def test_the_time_in_the_queue_does_not_count(store: MemoryStore, clock: T
     assert (run.status, run.deadline) == ("suspended", clock.now() + timedelta(hours=1))
 
 
+@workflow("patient")
+async def patient(step: Step) -> None:
+    await step.wait_for_event("never", "never")
+
+
+async def test_a_trigger_may_set_a_deadline(make_runtime: MakeRuntime, clock: TestClock) -> None:
+    """A duration from when the run is first driven, or a time, whatever the workflow says."""
+    runtime = make_runtime(patient)
+    noon = clock.now() + timedelta(hours=12)
+    run = await runtime.trigger(patient, run_id="a", deadline=noon)
+    assert run.deadline == noon
+    run = await runtime.trigger(patient, run_id="b", deadline="2h")
+    assert run.deadline == clock.now() + timedelta(hours=2)
+    await clock.advance("2h")
+    assert [(run.run_id, run.status) for run in await runtime.sweep()] == [("b", "failed")]
+
+
+async def test_a_deadline_that_passed_in_the_queue_fails_the_run(
+    store: MemoryStore, clock: TestClock
+) -> None:
+    """No step begins."""
+    begun: list[str] = []
+
+    @workflow("late")
+    async def late(step: Step) -> None:
+        await step("begin", begun.append, "begun")
+
+    runtime = Runtime(store, workflows=[late], clock=clock)
+    soon = clock.now() + timedelta(minutes=1)
+    await runtime.trigger(late, wait=False, deadline=soon)
+    await clock.advance("1h")
+    (run,) = await runtime.sweep()
+    assert (run.status, begun) == ("failed", [])
+
+
 async def test_a_retry_gets_a_new_deadline(make_runtime: MakeRuntime, clock: TestClock) -> None:
     """Otherwise it would fail at once."""
     runtime = make_runtime(slow_import)

@@ -26,6 +26,7 @@ class Reader:
         self.store = store
         self.registry = Registry(workflows)
         self.clock = check_clock(clock)
+        self._known_types: dict[Definition[Any, Any], Types] = {}
 
     async def get_run(self, run_id: str) -> Run | None:
         """Return the run with its history, or `None` if there is no such run."""
@@ -145,12 +146,16 @@ class Reader:
         if (name := snapshot.get("workflowName")) not in self.registry.names:
             return Types()
         definition = self.registry.newest(name or "")
-        return Types(
-            codec.return_type(definition.fn),
-            codec.error_type(definition.fn),
-            definition.types,
-            definition.scope,
-        )
+        types = self._known_types.get(definition)
+        if types is None:
+            # Kept: to resolve annotations takes about as long as to read a small run.
+            types = self._known_types[definition] = Types(
+                codec.return_type(definition.fn),
+                codec.error_type(definition.fn),
+                definition.types,
+                definition.scope,
+            )
+        return types
 
 
 def _as_owned(run: Run) -> Run:

@@ -7,8 +7,7 @@ await runtime.signal(run.run_id, "approved", {"by": "ana"})
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from random import Random
@@ -91,13 +90,6 @@ class Runtime(Client):
         await self.driver.deps.__aexit__()
         await self.close()
 
-    @asynccontextmanager
-    async def _driving(self) -> AsyncGenerator[Session]:
-        # The dependencies come first: no lease expires while they are entered, and if that fails
-        # no run has been claimed.
-        async with self.driver.deps, self.session() as session:
-            yield session
-
     @overload
     async def trigger(
         self,
@@ -166,7 +158,9 @@ class Runtime(Client):
 
     async def _create_and_drive(self, start: Start) -> Run:
         request = self.driver.request(start.run_id, start.snapshot)
-        async with self._driving() as session:
+        # Here and below the dependencies come first: no lease expires while they are entered, and
+        # if that fails no run has been claimed.
+        async with self.driver.deps, self.session() as session:
             grant = await session.acquire(request)
             if isinstance(grant, Refusal) and start.is_start_of(await self._load(start.run_id)):
                 # It created the run, and the answer was lost: the same owner may ask again.
@@ -226,7 +220,7 @@ class Runtime(Client):
         return await self._drive(run_id)
 
     async def _drive(self, run_id: str) -> Run:
-        async with self._driving() as session:
+        async with self.driver.deps, self.session() as session:
             grant = await session.acquire(self.driver.request(run_id))
             if isinstance(grant, Refusal):
                 return await self._require(run_id)
@@ -244,7 +238,7 @@ class Runtime(Client):
         due = await store.due(at, limit, drives=self.registry.drives)
         if not due:
             return []
-        async with self._driving() as session:
+        async with self.driver.deps, self.session() as session:
             runs = await asyncio.gather(*(self._sweep_one(session, run.id, at) for run in due))
         return [run for run in runs if run is not None]
 

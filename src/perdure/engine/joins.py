@@ -57,7 +57,7 @@ async def _finish(tasks: Sequence[Task]) -> None:
 async def run_each(
     run: Execution, branch: Branch, calls: Sequence[StepCall], concurrency: int, *, collect: bool
 ) -> list[Any]:
-    """Perform the calls of a map, so many at once; return their values in order.
+    """Perform the calls of a map, up to `concurrency` at once; return their values in order.
 
     After a failure no other call is started. Those that run are finished, so that their work is
     recorded; then the first failure is raised. With `collect` everything runs, and results are

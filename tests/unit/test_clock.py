@@ -412,6 +412,29 @@ async def test_run_awaits_work_in_threads() -> None:
     assert clock.monotonic() == 0
 
 
+async def test_run_gives_slow_threads_the_time_that_its_caller_knows_they_need() -> None:
+    clock = TestClock()
+    busy = False
+
+    async def work() -> float:
+        nonlocal busy
+        busy = True
+        await asyncio.to_thread(time.sleep, 0.1)
+        busy = False
+        return clock.monotonic()
+
+    sleeper = asyncio.create_task(clock.sleep(10))
+    assert await clock.run(work(), is_busy=lambda: busy) == 0
+    assert await clock.run(work()) == 10
+    await sleeper
+
+
+async def test_run_advances_in_the_end_for_busy_work_that_sleeps_on_the_clock() -> None:
+    clock = TestClock()
+    await clock.run(clock.sleep(10), is_busy=lambda: True)
+    assert clock.monotonic() == 10
+
+
 async def test_run_raises_what_the_coroutine_raises() -> None:
     async def work() -> None:
         await clock.sleep(1)

@@ -1,7 +1,7 @@
 """A clock that tests advance."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from heapq import heappop, heappush
@@ -20,6 +20,8 @@ _SHORT = timedelta(seconds=1)
 # How long threads and sockets have in real time, in seconds, before the clock is advanced. Longer
 # before a long wait ends: a lease may expire with it.
 _PAUSE_BEFORE_SHORT, _PAUSE_BEFORE_LONG = 0.005, 0.025
+# The same while the caller knows of such work. Not forever: it may itself sleep on the clock.
+_PAUSE_WHILE_BUSY = 1.0
 _MAX_YIELDS = 10_000
 _YIELDS_WITHOUT_READY = 100
 
@@ -81,26 +83,40 @@ class TestClock:
             await _idle()
             await self._wake_until(self._reachable(span))
 
-    async def run(self, work: Awaitable[T], *, limit: Duration = 30) -> T:
+    async def run(
+        self,
+        work: Awaitable[T],
+        *,
+        limit: Duration = 30,
+        is_busy: Callable[[], bool] = lambda: False,
+    ) -> T:
         """Return the value of a coroutine, advancing the clock to the next deadline when it waits.
 
-        Before each advance, work in threads and on sockets gets some real time. If the coroutine
-        takes longer than `limit`, in real time, it is cancelled, and `NotFinished` is raised.
+        Before each advance, work in threads and on sockets gets some real time: a few milliseconds,
+        or up to a second as long as `is_busy` returns true. If the coroutine takes longer than
+        `limit`, in real time, it is cancelled, and `NotFinished` is raised.
         """
         span = parse_duration(limit, "limit")
         if not isawaitable(work):
             raise InvalidArgument("work", work, "a coroutine: clock.run(runtime.trigger(order))")
         task = asyncio.ensure_future(work)
         try:
-            await self._advance_until_done(task, span)
+            await self._advance_until_done(task, span, is_busy)
             return task.result()
         finally:
             await cancel_and_wait([task])
 
-    async def _advance_until_done(self, task: Task, limit: timedelta) -> None:
+    async def _advance_until_done(
+        self, task: Task, limit: timedelta, is_busy: Callable[[], bool]
+    ) -> None:
         end = _real.monotonic() + limit.total_seconds()
         while not task.done():
+            patience = _real.monotonic() + _PAUSE_WHILE_BUSY
             await asyncio.wait([task], timeout=self._pause())
+            await _idle()
+            while is_busy() and not task.done() and _real.monotonic() < patience:
+                await asyncio.wait([task], timeout=self._pause())
+                await _idle()
             if not task.done():
                 await self._advance_to_next()
             if not task.done() and _real.monotonic() > end:

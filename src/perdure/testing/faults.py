@@ -25,7 +25,7 @@ class FaultyStore:
     `fail_at` counts calls from 1, and only those of `verbs` if there are any. `"before"` raises
     without calling the store, `"after"` calls it and then raises, `"hang"` never returns. With
     `stays_down` every later call raises too, as if the process had crashed. `calls` contains all
-    calls.
+    calls, `in_flight` is the number of those that have not returned.
 
         FaultyStore(MemoryStore(), fail_at=3, how="after", verbs={"append"})
     """
@@ -44,6 +44,7 @@ class FaultyStore:
         self.calls: list[Call] = []
         self.fail_at = fail_at
         self.failed = False
+        self.in_flight = 0
         self._store = store
         self._how: How = how
         self._verbs = verbs
@@ -101,7 +102,11 @@ class FaultyStore:
             await asyncio.get_running_loop().create_future()
         if how == "before":
             raise self._error(f"planned failure before {verb}")
-        result = await getattr(self._store, verb)(*arguments, **options)
+        self.in_flight += 1
+        try:
+            result = await getattr(self._store, verb)(*arguments, **options)
+        finally:
+            self.in_flight -= 1
         if how == "after":
             raise self._error(f"planned failure after {verb}")
         return result

@@ -28,9 +28,12 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("workflow",),
     ("durable",),
     ("runtime",),
-    ("worker", "sync"),
+    ("presence",),
+    ("worker", "insights", "sync"),
+    ("operations",),
     ("stores", "caches"),
-    ("testing",),
+    ("dashboard", "testing"),
+    ("cli",),
     ("__init__",),
 )
 LEVEL = {unit: level for level, row in enumerate(ROWS) for unit in row}

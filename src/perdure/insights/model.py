@@ -1,0 +1,472 @@
+"""What `Insights` answers: frozen structs that can be shown in a terminal, on a page or as JSON.
+
+Values (payloads, outputs, the values of steps) are JSON as it is stored, after redaction. Times are
+aware UTC datetimes.
+"""
+
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from perdure.snapshot import RunStatus
+
+Json: TypeAlias = Any
+
+
+class RunRow(msgspec.Struct, frozen=True):
+    """One run in a list, from its header alone.
+
+    `wake_at` is when the run is due; `lease_expires_at` is set instead while it has an owner.
+    `ended_at` is set when it is over. `error` is the first line of the error that ended it, and
+    `reason` why it is paused. `size` is that of its snapshot, in bytes.
+    """
+
+    id: str
+    workflow: str | None
+    version: int
+    status: RunStatus
+    queue: str
+    tags: dict[str, str]
+    created_at: datetime | None
+    updated_at: datetime
+    ended_at: datetime | None
+    wake_at: datetime | None
+    owner: str | None
+    lease_expires_at: datetime | None
+    awaits: tuple[str, ...]
+    takeovers: int
+    steps: int
+    failed_steps: int
+    last_step: str
+    error: str
+    reason: str
+    size: int
+    revision: str = ""
+
+
+class RunsPage(msgspec.Struct, frozen=True):
+    """One page of runs.
+
+    `cursor` continues the list, `None` means that this is its end. If the search stopped early,
+    `searched_until` is the time back to which runs were examined, and `examined` how many were.
+    """
+
+    runs: tuple[RunRow, ...]
+    cursor: str | None = None
+    examined: int = 0
+    searched_until: datetime | None = None
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """One line of a traceback; `is_engine` is whether it is inside perdure."""
+
+    file: str
+    line: int
+    function: str
+    code: str = ""
+    is_engine: bool = False
+
+
+class ErrorFacts(msgspec.Struct, frozen=True):
+    """An exception or a returned `Err`, with what caused it.
+
+    `value` is the JSON of an `Err`'s error that is not an exception.
+    """
+
+    type: str
+    message: str
+    frames: tuple[Frame, ...] = ()
+    value: Json = None
+    notes: tuple[str, ...] = ()
+    cause: "ErrorFacts | None" = None
+
+
+class WaitFacts(msgspec.Struct, frozen=True):
+    """Something that a run waits for: a time, an event, or the next attempt of a step."""
+
+    id: str
+    kind: Literal["sleep", "event", "retry"]
+    wake_at: datetime | None = None
+    event: str | None = None
+    attempt: int | None = None
+    error: str = ""
+
+
+class MessageFacts(msgspec.Struct, frozen=True):
+    """A message in the inbox of a run that was not consumed yet."""
+
+    id: str
+    event: str
+    sent_at: datetime
+    payload: Json = None
+
+
+class Act(msgspec.Struct, frozen=True):
+    """What an operator did: who, what, why, from where (`cli`, `dashboard`, `python`).
+
+    `was` says what it replaced. `refused` says why it was not applied, if it was not.
+    """
+
+    at: datetime
+    by: str
+    via: str
+    verb: str
+    run_id: str = ""
+    step: str = ""
+    why: str = ""
+    was: str = ""
+    refused: str = ""
+
+
+class InFlight(msgspec.Struct, frozen=True):
+    """A step that a worker is executing, as of the worker's last heartbeat.
+
+    `next_attempt_at` is set while the worker waits for the step's next attempt.
+    """
+
+    run_id: str
+    workflow: str
+    key: str
+    since: datetime
+    attempt: int = 1
+    next_attempt_at: datetime | None = None
+    worker: str = ""
+
+
+class StepRow(msgspec.Struct, frozen=True):
+    """One record of a run. `error` is the first line of the error; `by` is who entered it by hand.
+
+    `value` is a preview: JSON text of at most 80 characters.
+    """
+
+    key: str
+    name: str
+    kind: str
+    ok: bool
+    branch: str
+    started_at: datetime | None
+    ended_at: datetime | None
+    duration: timedelta | None
+    attempts: int
+    value: str = ""
+    error: str = ""
+    by: str = ""
+    size: int = 0
+
+
+class StepsPage(msgspec.Struct, frozen=True):
+    """Records of a run in the order they were made; `after` is the key that continues the list."""
+
+    steps: tuple[StepRow, ...]
+    total: int
+    after: str | None = None
+
+
+class StepGroup(msgspec.Struct, frozen=True):
+    """Calls with the same name, folded."""
+
+    name: str
+    kind: str
+    count: int
+    failed: int
+    first_started_at: datetime | None
+    last_ended_at: datetime | None
+    p50: timedelta | None
+
+
+class StepDetail(msgspec.Struct, frozen=True):
+    """One record in full."""
+
+    step: StepRow
+    value: Json = None
+    error: ErrorFacts | None = None
+    event: str = ""
+    position: int = 0
+    later: int = 0
+
+
+class Why(msgspec.Struct, frozen=True):
+    """Why a run is where it is, in one or a few sentences.
+
+    `situation` is the name of the rule that matched (`failed`, `paused`, `suspended`, `waiting`,
+    `running`, `owner_silent`, `held_back`, `no_worker`, …), `facts` what the sentence is made of.
+    """
+
+    situation: str
+    sentence: str
+    facts: dict[str, Json] = {}
+
+
+class Fork(msgspec.Struct, frozen=True):
+    """The run and the step that a run was forked from."""
+
+    run_id: str
+    at: str
+
+
+class RunFacts(msgspec.Struct, frozen=True):
+    """One run: everything but its steps, which have pages of their own.
+
+    `known_by` are the live workers that can drive it. `acts` are the newest first.
+    """
+
+    run: RunRow
+    why: Why
+    payload: Json = None
+    output: Json = None
+    error: ErrorFacts | None = None
+    error_steps: tuple[str, ...] = ()
+    waits: tuple[WaitFacts, ...] = ()
+    inbox: tuple[MessageFacts, ...] = ()
+    inbox_has_more: bool = False
+    in_flight: tuple[InFlight, ...] = ()
+    acts: tuple[Act, ...] = ()
+    act_count: int = 0
+    generation: int = 1
+    deadline: datetime | None = None
+    progress: float | None = None
+    note: str = ""
+    forked_from: Fork | None = None
+    known_by: tuple[str, ...] = ()
+    groups: tuple[StepGroup, ...] = ()
+    warnings: tuple[str, ...] = ()
+    truncated: bool = False
+
+
+class WorkflowVersions(msgspec.Struct, frozen=True):
+    """A workflow that a worker drives, and the first and the last version of it."""
+
+    workflow: str
+    first: int
+    last: int
+
+
+class WorkerRow(msgspec.Struct, frozen=True):
+    """A worker as of its last heartbeat.
+
+    A live one has a heartbeat; a lost one disappeared without a clean stop within the last day.
+    """
+
+    id: str
+    state: Literal["live", "draining", "lost"]
+    host: str
+    pid: int
+    started_at: datetime
+    seen_at: datetime
+    perdure: str = ""
+    python: str = ""
+    workflows: tuple[WorkflowVersions, ...] = ()
+    queues: tuple[str, ...] = ()
+    slots: int = 0
+    running: int = 0
+    counters: dict[str, int] = {}
+    in_flight: tuple[InFlight, ...] = ()
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """A number of runs; if `capped`, there are at least so many."""
+
+    count: int
+    capped: bool = False
+
+
+class Percentiles(msgspec.Struct, frozen=True):
+    """Durations of runs or steps, from classes that double: each value is an upper bound."""
+
+    count: int
+    p50: timedelta | None = None
+    p95: timedelta | None = None
+    p99: timedelta | None = None
+
+
+class WorkflowRow(msgspec.Struct, frozen=True):
+    """A workflow that has runs, or that a worker knows.
+
+    `versions` counts its live runs by version, as far as a bounded search has seen them.
+    """
+
+    name: str
+    counts: dict[str, Tally]
+    versions: dict[int, int] = {}
+    workers: tuple[str, ...] = ()
+    paused: bool = False
+    paused_reason: str = ""
+    durations: Percentiles | None = None
+    steps: dict[str, Percentiles] = {}
+    definitions: tuple["DefinitionFacts", ...] = ()
+
+
+class DefinitionFacts(msgspec.Struct, frozen=True):
+    """What the newest worker said about one version of a workflow."""
+
+    workflow: str
+    version: int
+    payload_schema: Json = None
+    doc: str = ""
+    fingerprint: str = ""
+    source: str = ""
+    seen_at: datetime | None = None
+
+
+class QueueRow(msgspec.Struct, frozen=True):
+    """The due and the owned runs of one queue."""
+
+    name: str
+    due: int
+    leased: int
+    oldest_due: datetime | None
+    paused: bool = False
+
+
+class ErrorGroup(msgspec.Struct, frozen=True):
+    """Failed runs with the same workflow, step and error; numbers in the message are folded.
+
+    `query` finds these runs, `by_hour` counts them for a sparkline, oldest hour first.
+    """
+
+    workflow: str
+    step: str
+    type: str
+    message: str
+    count: int
+    first_at: datetime
+    last_at: datetime
+    run_ids: tuple[str, ...]
+    query: str
+    by_hour: tuple[int, ...] = ()
+
+
+class ErrorGroups(msgspec.Struct, frozen=True):
+    """Groups of failed runs, the largest first, of the newest `examined` failures."""
+
+    groups: tuple[ErrorGroup, ...]
+    examined: int
+    is_complete: bool
+
+
+class AgendaHour(msgspec.Struct, frozen=True):
+    """How many runs wake in one hour."""
+
+    hour: datetime
+    count: int
+
+
+class AwaitedEvent(msgspec.Struct, frozen=True):
+    """How many runs wait for an event, and since when the first of them does."""
+
+    event: str
+    count: int
+    oldest_at: datetime
+
+
+class Agenda(msgspec.Struct, frozen=True):
+    """What will happen next: the next runs to wake, wakes by hour, and awaited events."""
+
+    next: tuple[RunRow, ...]
+    hours: tuple[AgendaHour, ...]
+    events: tuple[AwaitedEvent, ...]
+    examined: int
+    is_complete: bool
+
+
+class Attention(msgspec.Struct, frozen=True):
+    """Something an operator should look at: a sentence, and the query or run that shows it."""
+
+    text: str
+    query: str = ""
+    run_id: str = ""
+
+
+class Overview(msgspec.Struct, frozen=True):
+    """The store at a glance. `last_day` counts runs that ended in the last 24 hours."""
+
+    now: datetime
+    counts: dict[str, Tally]
+    last_day: dict[str, Tally]
+    due: int
+    oldest_due: datetime | None
+    workers: tuple[WorkerRow, ...]
+    failures: tuple[RunRow, ...]
+    attention: tuple[Attention, ...]
+
+
+class HistoryPoint(msgspec.Struct, frozen=True):
+    """One step of a chart. Numbers are `None` where no worker has reported: a gap, not zero."""
+
+    at: datetime
+    completed: int | None = None
+    failed: int | None = None
+    cancelled: int | None = None
+    slots: int | None = None
+    running: int | None = None
+    depths: dict[str, int] = {}
+
+
+class WorkerHistory(msgspec.Struct, frozen=True):
+    """What the workers reported about a window, oldest first."""
+
+    points: tuple[HistoryPoint, ...]
+    step: timedelta
+    durations: dict[str, Percentiles] = {}
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """One place where two runs differ; `where` is a path in the input or the key of a step."""
+
+    where: str
+    left: Json = None
+    right: Json = None
+    kind: Literal["changed", "only_left", "only_right"] = "changed"
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """How two runs differ. `first` is the position of the first step that differs."""
+
+    left: RunRow
+    right: RunRow
+    payload: tuple[Difference, ...]
+    steps: tuple[Difference, ...]
+    first: str = ""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something that `doctor` found, and how to fix it."""
+
+    code: str
+    text: str
+    fix: str
+    severity: Literal["error", "warning"] = "warning"
+
+
+class StoreFacts(msgspec.Struct, frozen=True):
+    """The store: its address without a password, what it can do, and how far its clock is off."""
+
+    url: str
+    kind: str
+    capabilities: dict[str, Json]
+    sentences: tuple[str, ...]
+    clock_drift: timedelta | None = None
+
+
+class BulkProgress(msgspec.Struct, frozen=True):
+    """A bulk operation: one verb for each run that a query matches.
+
+    `refused` counts the runs that refused it, with the newest `reasons`. `is_running` is whether a
+    process works on it; one that is neither running nor done can be continued.
+    """
+
+    id: str
+    query: str
+    verb: str
+    by: str
+    why: str
+    began_at: datetime
+    matched: int | None = None
+    done: int = 0
+    refused: int = 0
+    reasons: tuple[str, ...] = ()
+    rate: float | None = None
+    limit: int = 1000
+    state: Literal["running", "stopped", "interrupted", "done"] = "running"
+    ended_at: datetime | None = None

@@ -69,6 +69,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("client",),
         ("runtime",),
     ),
+    "presence": (("durations", "keys"), ("documents",), ("switches",), ("heartbeat",)),
     "sync": (("portal",), ("client",)),
 }
 

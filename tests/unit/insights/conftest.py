@@ -17,10 +17,12 @@ def clock() -> TestClock:
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[StoreShell[Any]]:
+async def store(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: TestClock
+) -> AsyncIterator[StoreShell[Any]]:
     """Return an empty store: in memory, then in a file."""
-    opened: StoreShell[Any] = MemoryStore()
+    opened: StoreShell[Any] = MemoryStore(clock=clock)
     if request.param == "sqlite":
-        opened = sqlite(tmp_path / "runs.db")
+        opened = sqlite(tmp_path / "runs.db", clock=clock)
     async with opened:
         yield opened

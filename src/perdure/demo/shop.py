@@ -132,8 +132,8 @@ async def ship(step: Step[Services], order: Order) -> dict[str, str]:
     return {"tracking": step.deps.number("trk"), "carrier": f"{order.country} Post"}
 
 
-async def send_mail(step: Step[Services], to: str, template: str) -> str:
-    """Send a mail from a template."""
+async def send_email(step: Step[Services], to: str, template: str) -> str:
+    """Send a email from a template."""
     await step.deps.call("mail", 0.1)
     return step.deps.number(template)
 
@@ -154,19 +154,19 @@ async def order(step: Step[Services], payload: Order) -> str:
     await step.sleep("settle", "30s")
     step.report(progress=0.8, note="shipping")
     parcel = await step("ship", ship, step, payload, retry=CARRIER_RETRIES)
-    await step("notify", send_mail, step, payload.customer, "shipped", retry=3)
+    await step("notify", send_email, step, payload.customer, "shipped", retry=3)
     return f"{receipt.id}: {parcel['tracking']}"
 
 
 @workflow("welcome")
 async def welcome(step: Step[Services], payload: Signup) -> int:
-    """Send three mails to a new customer, some days apart."""
+    """Send three emails to a new customer, some days apart."""
     step.tag(plan="newsletter" if payload.newsletter else "plain")
-    await step("hello", send_mail, step, payload.email, "hello", retry=3)
+    await step("hello", send_email, step, payload.email, "hello", retry=3)
     await step.sleep("a day later", "1d")
-    await step("tips", send_mail, step, payload.email, "tips", retry=3)
+    await step("tips", send_email, step, payload.email, "tips", retry=3)
     await step.sleep("three days later", "3d")
-    await step("offer", send_mail, step, payload.email, "offer", retry=3)
+    await step("offer", send_email, step, payload.email, "offer", retry=3)
     return 3
 
 

@@ -62,14 +62,17 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("idempotency",),
     ),
     "runtime": (
-        ("deadlines", "deps"),
-        ("definition", "options", "run", "watching"),
+        ("deadlines", "deps", "requests"),
+        ("acts", "definition", "options", "run", "watching"),
+        ("edits",),
+        ("verbs",),
         ("changes", "registry", "transitions"),
         ("driver", "reader"),
         ("starter",),
         ("client",),
         ("runtime",),
     ),
+    "presence": (("durations", "keys"), ("documents",), ("switches",), ("heartbeat",)),
     "sync": (("portal",), ("client",)),
 }
 

@@ -42,11 +42,10 @@ def new_owner(random: Random) -> str:
 
 def is_gone(owner: str) -> bool:
     """Return whether the process that has this owner id certainly no longer exists."""
-    parts = owner.split("/")
-    if len(parts) != 6 or not all(parts):
+    process, here = process_of(owner), _this_process(os.getpid())
+    if process is None or not all(process) or process[:3] != here[:3]:
         return False
-    process, here = Process(*parts[:5]), _this_process(os.getpid())
-    if process[:3] != here[:3] or not process.pid.isdecimal():
+    if not process.pid.isdecimal():
         return False
     try:
         # Not by its entry in /proc, which may be hidden from other users. Signal 0 is not sent.
@@ -60,10 +59,19 @@ def is_gone(owner: str) -> bool:
     return stat is not None and (stat[0] in _DEAD_STATES or stat[1] != process.start)
 
 
+def process_of(owner: str) -> Process | None:
+    """Return the process in an owner id, or `None` if the id was not made by `new_owner`.
+
+    What the platform hides is empty.
+    """
+    parts = owner.split("/")
+    return Process(*parts[:5]) if len(parts) == 6 and parts[5] else None
+
+
 def describe_owner(owner: str) -> str:
     """Return an owner for messages: its process and host, if the id has them."""
-    parts = owner.split("/")
-    return f"process {parts[3]} on {parts[0]}" if len(parts) == 6 else f"owner {owner!r}"
+    process = process_of(owner)
+    return f"owner {owner!r}" if process is None else f"process {process.pid} on {process.host}"
 
 
 @cache

@@ -5,9 +5,10 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
-from typing import Protocol
+from datetime import datetime, timedelta
+from typing import Annotated, Protocol
 
+import msgspec
 from msgspec.structs import replace
 
 from perdure.clock import Clock, Duration, parse_duration
@@ -36,6 +37,19 @@ LEASE_TTL = timedelta(seconds=30)
 _sessions: dict[tuple[int, int, timedelta], "Session"] = {}
 _watchers: list[tuple[Store, asyncio.AbstractEventLoop, Callable[[str], None]]] = []
 _default: list[Store] = []
+
+
+class StepInFlight(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A step that is being executed. `next_attempt_at` is set while it waits for its next attempt
+    in a durable wait.
+    """
+
+    run_id: str
+    workflow: str
+    key: str
+    since: Annotated[datetime, msgspec.Meta(tz=True)]
+    attempt: int = 1
+    next_attempt_at: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
 
 
 class LeasedRun(Protocol):

@@ -1,0 +1,47 @@
+"""Which workers exist, what they do and have done, and what operators told them: small documents.
+
+Workers write them beside the runs, `perdure.insights` reads them. They expire by themselves, and
+losing them costs no run anything.
+"""
+
+from perdure.presence.documents import (
+    DefinitionDocument,
+    Minute,
+    Throughput,
+    WorkerPresence,
+    WorkflowThroughput,
+    read_definitions,
+    read_last_throughput,
+    read_throughput,
+    read_worker,
+    read_workers,
+)
+from perdure.presence.keys import worker_id
+from perdure.presence.switches import (
+    Switch,
+    Switches,
+    WorkerSwitch,
+    WorkflowSwitch,
+    read_switches,
+    set_switch,
+)
+
+__all__ = [
+    "DefinitionDocument",
+    "Minute",
+    "Switch",
+    "Switches",
+    "Throughput",
+    "WorkerPresence",
+    "WorkerSwitch",
+    "WorkflowSwitch",
+    "WorkflowThroughput",
+    "read_definitions",
+    "read_last_throughput",
+    "read_switches",
+    "read_throughput",
+    "read_worker",
+    "read_workers",
+    "set_switch",
+    "worker_id",
+]

@@ -1,0 +1,57 @@
+"""Durations in 26 classes that double: small enough to be stored each minute, and to be charted.
+
+Class `n` counts durations from `2ⁿ` to below `2ⁿ⁺¹` milliseconds; the first also counts shorter
+ones, the last everything from 9 hours on. Trailing zeros are not stored.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import TypeAlias
+
+CLASSES = 26
+
+Durations: TypeAlias = tuple[int, ...]
+"""How many durations are in each class, up to the last class that has any."""
+
+_LONGEST = timedelta(days=1)
+
+
+def class_of(milliseconds: float) -> int:
+    """Return the class of a duration."""
+    return min(max(int(milliseconds).bit_length() - 1, 0), CLASSES - 1)
+
+
+def upper_bound(number: int) -> timedelta:
+    """Return the duration that everything in a class is shorter than; a day for the last one."""
+    last = number >= CLASSES - 1
+    return _LONGEST if last else timedelta(milliseconds=2 ** (number + 1))
+
+
+def add_duration(classes: list[int], milliseconds: float) -> None:
+    """Count a duration."""
+    number = class_of(milliseconds)
+    if number >= len(classes):
+        classes += [0] * (number + 1 - len(classes))
+    classes[number] += 1
+
+
+def total(many: Iterable[Sequence[int]]) -> Durations:
+    """Return the sum of durations that were counted separately."""
+    summed = [0] * CLASSES
+    for classes in many:
+        for number, count in enumerate(classes[:CLASSES]):
+            summed[number] += count
+    while summed and not summed[-1]:
+        summed.pop()
+    return tuple(summed)
+
+
+def percentile(classes: Sequence[int], percent: int) -> timedelta | None:
+    """Return what so many percent of the durations are shorter than; `None` if there are none."""
+    # The rank of the duration that is asked for, rounded up, in integers: 1 is the shortest.
+    rank = -(-sum(classes) * percent // 100)
+    for number, count in enumerate(classes):
+        rank -= count
+        if rank <= 0 and count:
+            return upper_bound(number)
+    return None

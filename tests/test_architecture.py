@@ -33,6 +33,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("operations",),
     ("stores", "caches"),
     ("dashboard", "testing"),
+    ("demo",),
     ("cli",),
     ("__init__",),
 )

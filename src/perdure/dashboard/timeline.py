@@ -1,0 +1,210 @@
+"""Where the bars of a run's timeline are drawn, in percent of its width.
+
+Steps take milliseconds and waits take days. So time in which no step ran is drawn short where it
+would fill the picture, and the axis says how long it was.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal, TypeAlias
+
+from perdure.insights.model import InFlight, RunFacts, StepRow, WaitFacts
+
+Look: TypeAlias = Literal["ok", "failed", "wait", "open"]
+Span: TypeAlias = tuple[datetime, datetime]
+
+_MOMENT = timedelta(milliseconds=1)
+# Idle time longer than this share of the busy time is collapsed to the other share of it.
+_LONG = 0.35
+_SHORT = 0.18
+_MIN_WIDTH = 0.6
+_WAITS = {"sleep", "event", "retry"}
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Collapsed idle time: where its middle is drawn, and how long it was."""
+
+    x: float
+    width: float
+    length: timedelta
+
+
+class Scale:
+    """Maps times to percent; idle time is collapsed where it is long."""
+
+    def __init__(self, begin: datetime, end: datetime, busy: Iterable[Span]) -> None:
+        merged = merge_spans(busy)
+        total = sum((last - first for first, last in merged), timedelta(0)) or end - begin
+        total = max(total, _MOMENT)
+        self._times = [begin]
+        self._units = [0.0]
+        self._idle: list[tuple[int, timedelta]] = []
+        at = begin
+        for first, last in [*merged, (end, end)]:
+            self._add_idle(first - at, total)
+            self._add(last - first, last - first)
+            at = max(at, last)
+
+    def _add_idle(self, length: timedelta, total: timedelta) -> None:
+        if length > total * _LONG:
+            self._idle.append((len(self._times), length))
+            self._add(length, total * _SHORT)
+        else:
+            self._add(length, length)
+
+    def _add(self, length: timedelta, drawn: timedelta) -> None:
+        if length > timedelta(0):
+            self._times.append(self._times[-1] + length)
+            self._units.append(self._units[-1] + drawn / _MOMENT)
+
+    def x(self, at: datetime) -> float:
+        """Return where a time is, between 0 and 100."""
+        total = self._units[-1]
+        if total <= 0 or at <= self._times[0]:
+            return 0.0
+        if at >= self._times[-1]:
+            return 100.0
+        right = bisect_right(self._times, at)
+        begin, end = self._times[right - 1], self._times[right]
+        left, width = self._units[right - 1], self._units[right] - self._units[right - 1]
+        return 100 * (left + width * ((at - begin) / (end - begin))) / total
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """The collapsed parts, in order."""
+        total = self._units[-1] or 1.0
+        edges = [
+            (100 * self._units[n - 1] / total, 100 * self._units[n] / total, length)
+            for n, length in self._idle
+        ]
+        return tuple(Gap((left + right) / 2, right - left, length) for left, right, length in edges)
+
+
+def merge_spans(spans: Iterable[Span]) -> list[Span]:
+    """Return the union of spans, in order."""
+    merged: list[Span] = []
+    for first, last in sorted(spans):
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+        else:
+            merged.append((first, max(first, last)))
+    return merged
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One row of the timeline. `x` and `width` are in percent; `ticks` are where attempts began."""
+
+    key: str
+    name: str
+    kind: str
+    branch: str
+    look: Look
+    x: float
+    width: float
+    ticks: tuple[float, ...] = ()
+    duration: timedelta | None = None
+    attempts: int = 1
+    value: str = ""
+    error: str = ""
+    by: str = ""
+    until: datetime | None = None
+    worker: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The rows of one page of a run's history, grouped by branch."""
+
+    begin: datetime | None
+    end: datetime | None
+    gaps: tuple[Gap, ...]
+    branches: tuple[tuple[str, tuple[Bar, ...]], ...]
+
+
+def draw(facts: RunFacts, steps: Sequence[StepRow], *, is_last: bool, now: datetime) -> Timeline:
+    """Return the timeline of some records of a run; the last page also shows what is pending."""
+    flying = facts.in_flight if is_last else ()
+    waits = [each for each in facts.waits if is_last and each.kind != "retry"]
+    spans = [_span(step) for step in steps if step.started_at and step.kind not in _WAITS]
+    spans += [(each.since, max(now, each.since)) for each in flying]
+    times = [at for step in steps for at in (step.started_at, step.ended_at) if at]
+    times += [at for span in spans for at in span]
+    if not times:
+        return Timeline(None, None, (), _by_branch([*map(_pending, waits)]))
+    begin, end = min(times), now if waits or flying else max(times)
+    scale = Scale(begin, max(end, max(times)), spans)
+    bars = [_recorded(step, scale) for step in steps]
+    bars += [_in_flight(each, scale) for each in flying]
+    bars += [_waiting(each, scale, max(times)) for each in waits]
+    return Timeline(begin, max(end, max(times)), scale.gaps, _by_branch(bars))
+
+
+def _span(step: StepRow) -> Span:
+    assert step.started_at is not None
+    return step.started_at, step.ended_at or step.started_at
+
+
+def _recorded(step: StepRow, scale: Scale) -> Bar:
+    begin = scale.x(step.started_at) if step.started_at else 0.0
+    end = scale.x(step.ended_at) if step.ended_at else begin
+    x, width = _visible(begin, end)
+    look: Look = "wait" if step.kind in _WAITS else "ok"
+    count = min(step.attempts, 12)
+    return Bar(
+        key=step.key,
+        name=step.name,
+        kind=step.kind,
+        branch=step.branch,
+        look=look if step.ok else "failed",
+        x=x,
+        width=width,
+        ticks=tuple(x + width * n / count for n in range(1, count)),
+        duration=step.duration,
+        attempts=step.attempts,
+        value=step.value,
+        error=step.error,
+        by=step.by,
+    )
+
+
+def _visible(begin: float, end: float) -> tuple[float, float]:
+    """Return a bar that is wide enough to be seen, and inside the picture."""
+    width = max(end - begin, _MIN_WIDTH)
+    return min(begin, 100 - width), width
+
+
+def _in_flight(each: InFlight, scale: Scale) -> Bar:
+    x, width = _visible(scale.x(each.since), 100.0)
+    return Bar(
+        key=each.key,
+        name=each.key,
+        kind="step",
+        branch="",
+        look="open",
+        x=x,
+        width=width,
+        attempts=each.attempt,
+        until=each.next_attempt_at,
+        worker=each.worker,
+    )
+
+
+def _waiting(wait: WaitFacts, scale: Scale, since: datetime) -> Bar:
+    x, width = _visible(scale.x(since), 100.0)
+    return Bar(wait.id, wait.id, wait.kind, "", "wait", x, width, until=wait.wake_at)
+
+
+def _pending(wait: WaitFacts) -> Bar:
+    return Bar(wait.id, wait.id, wait.kind, "", "wait", 0.0, 100.0, until=wait.wake_at)
+
+
+def _by_branch(bars: Iterable[Bar]) -> tuple[tuple[str, tuple[Bar, ...]], ...]:
+    """Group bars by branch, in the order in which the branches first appear."""
+    groups: dict[str, list[Bar]] = {"": []}
+    for bar in bars:
+        groups.setdefault(bar.branch, []).append(bar)
+    return tuple((branch, tuple(group)) for branch, group in groups.items() if group)

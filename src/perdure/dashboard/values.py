@@ -1,0 +1,116 @@
+"""JSON as HTML that folds, and strings in which nothing is invisible."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+from markupsafe import Markup
+
+MAX_SHOWN = 4096
+"""How many characters of a value are shown; the rest can be downloaded."""
+
+_INLINE = 72
+_MAX_DEPTH = 40
+# Control characters, and those that change the direction or the look of what follows.
+_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+
+
+def visible(text: str) -> str:
+    """Return a string whose invisible characters are written as escapes."""
+    return _INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def to_text(value: Any) -> str:
+    """Return a value as indented JSON: keys keep their order and numbers their digits."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+
+
+def fold(value: Any) -> Markup:
+    """Return a value as nested, folding HTML of at most `MAX_SHOWN` characters of JSON."""
+    return Markup('<div class="json">{}</div>').format(_Folder().render(value, 0))
+
+
+class _Folder:
+    """Renders one value, and stops when its budget of characters is spent."""
+
+    def __init__(self) -> None:
+        self._left = MAX_SHOWN
+
+    def render(self, value: Any, depth: int) -> Markup:
+        if isinstance(value, dict | list) and value:
+            if depth >= _MAX_DEPTH or self._left <= 0:
+                return self._ellipsis(len(value))
+            return self._inline(value) or self._container(value, depth)
+        return self._scalar(value)
+
+    def _inline(self, value: Any) -> Markup | None:
+        """Return a small container on one line, if it is small."""
+        if len(value) > 8 or any(isinstance(each, dict | list) for each in _members(value)):
+            return None
+        if len(text := _dumps(value)) > _INLINE:
+            return None
+        self._left -= len(text)
+        members = Markup(", ").join(self._members(value, 0))
+        left, right = ("{", "}") if isinstance(value, dict) else ("[", "]")
+        return Markup("{}{}{}").format(left, members, right)
+
+    def _container(self, value: Any, depth: int) -> Markup:
+        noun = "key" if isinstance(value, dict) else "item"
+        count = f"{len(value):,} {noun}{'' if len(value) == 1 else 's'}"
+        is_open = Markup(" open") if depth < 2 else Markup("")
+        members = Markup("").join(
+            Markup("<li>{}</li>").format(each) for each in self._members(value, depth + 1)
+        )
+        return Markup("<details{}><summary>{}</summary><ul>{}</ul></details>").format(
+            is_open, count, members
+        )
+
+    def _members(self, value: Any, depth: int) -> Iterator[Markup]:
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for index, (key, member) in enumerate(pairs):
+            if self._left <= 0:
+                yield self._ellipsis(len(value) - index)
+                return
+            if isinstance(value, dict):
+                name = self._cut(_dumps(key))
+                rendered = self.render(member, depth)
+                yield Markup('<span class="json-key">{}</span>: {}').format(name, rendered)
+            else:
+                yield self.render(member, depth)
+
+    def _scalar(self, value: Any) -> Markup:
+        match value:
+            case str():
+                kind = "string"
+            case bool() | None:
+                kind = "word"
+            case int() | float():
+                kind = "number"
+            case _:
+                kind = "empty"
+        text = self._cut(_dumps(value))
+        return Markup('<span class="json-{}">{}</span>').format(kind, text)
+
+    def _cut(self, text: str) -> str:
+        shown = text[: max(self._left, 16)]
+        self._left -= len(shown)
+        return visible(shown) if len(shown) == len(text) else visible(shown) + "…"
+
+    def _ellipsis(self, count: int) -> Markup:
+        return Markup('<span class="json-cut">… {} more</span>').format(f"{count:,}")
+
+
+def _members(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def is_cut(value: Any) -> bool:
+    """Return whether `fold` shows only a part of a value."""
+    return len(msgspec.json.encode(value)) > MAX_SHOWN
+

@@ -132,7 +132,7 @@ async def digest_of(board: Board, topic: str) -> bytes:
     async with board.reads:
         match kind:
             case "run":
-                data = await board.insights.revision(rest)
+                data = await board.insights.revisions([rest])
             case "query":
                 data = await board.insights.runs(rest)
             case "fleet":

@@ -6,9 +6,8 @@ from datetime import datetime, timedelta
 
 from markupsafe import Markup
 
-from perdure.insights.model import HistoryPoint, Percentiles, WorkerHistory
-
 from perdure.dashboard.timeline import Bar, Timeline
+from perdure.insights.model import HistoryPoint, Percentiles, WorkerHistory
 
 _PLOT = 112
 _ROW = 20
@@ -31,14 +30,6 @@ def track(bar: Bar) -> Markup:
     return Markup('<svg class="track" height="{}" aria-hidden="true">{}{}</svg>').format(
         _ROW, shape, ticks
     )
-
-
-def gap_lines(timeline: Timeline) -> Markup:
-    """Return the background of a timeline: a band for each time that is drawn short."""
-    bands = Markup("").join(
-        _rect("gap", gap.x - gap.width / 2, 0, gap.width, 4000) for gap in timeline.gaps
-    )
-    return Markup('<svg class="gaps" aria-hidden="true">{}</svg>').format(bands)
 
 
 def axis(timeline: Timeline, shown: Callable[[timedelta], str]) -> Markup:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal, TypeAlias
 
+from msgspec.structs import replace
+
 from perdure.insights.model import InFlight, RunFacts, StepRow, WaitFacts
 
 Look: TypeAlias = Literal["ok", "failed", "wait", "open"]
@@ -113,34 +115,52 @@ class Bar:
     by: str = ""
     until: datetime | None = None
     worker: str = ""
+    is_pending: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """The rows of one page of a run's history, grouped by branch."""
 
-    begin: datetime | None
-    end: datetime | None
+    begin: datetime
+    end: datetime
     gaps: tuple[Gap, ...]
     branches: tuple[tuple[str, tuple[Bar, ...]], ...]
 
 
 def draw(facts: RunFacts, steps: Sequence[StepRow], *, is_last: bool, now: datetime) -> Timeline:
     """Return the timeline of some records of a run; the last page also shows what is pending."""
+    steps = _stretch_waits(steps)
     flying = facts.in_flight if is_last else ()
     waits = [each for each in facts.waits if is_last and each.kind != "retry"]
-    spans = [_span(step) for step in steps if step.started_at and step.kind not in _WAITS]
-    spans += [(each.since, max(now, each.since)) for each in flying]
+    busy = [_span(step) for step in steps if step.started_at and step.kind not in _WAITS]
+    busy += [(each.since, max(now, each.since)) for each in flying]
     times = [at for step in steps for at in (step.started_at, step.ended_at) if at]
-    times += [at for span in spans for at in span]
-    if not times:
-        return Timeline(None, None, (), _by_branch([*map(_pending, waits)]))
-    begin, end = min(times), now if waits or flying else max(times)
-    scale = Scale(begin, max(end, max(times)), spans)
+    times += [at for span in busy for at in span]
+    begin, last = min(times, default=now), max(times, default=now)
+    end = max(now, last) if waits or flying else last
+    scale = Scale(begin, end, busy)
     bars = [_recorded(step, scale) for step in steps]
     bars += [_in_flight(each, scale) for each in flying]
-    bars += [_waiting(each, scale, max(times)) for each in waits]
-    return Timeline(begin, max(end, max(times)), scale.gaps, _by_branch(bars))
+    bars += [_waiting(each, scale, last) for each in waits]
+    return Timeline(begin, end, scale.gaps, _by_branch(bars))
+
+
+def _stretch_waits(steps: Sequence[StepRow]) -> list[StepRow]:
+    """Let each wait begin where the record before it ended.
+
+    A run that was suspended records a wait only when it continues, so the record says when the wait
+    was over, and not when it began.
+    """
+    stretched: list[StepRow] = []
+    last: datetime | None = None
+    for step in steps:
+        if step.kind in _WAITS and last and step.started_at and last < step.started_at:
+            end = step.ended_at or step.started_at
+            step = replace(step, started_at=last, duration=end - last)
+        stretched.append(step)
+        last = max(filter(None, (last, step.ended_at)), default=None)
+    return stretched
 
 
 def _span(step: StepRow) -> Span:
@@ -190,21 +210,20 @@ def _in_flight(each: InFlight, scale: Scale) -> Bar:
         attempts=each.attempt,
         until=each.next_attempt_at,
         worker=each.worker,
+        is_pending=True,
     )
 
 
 def _waiting(wait: WaitFacts, scale: Scale, since: datetime) -> Bar:
     x, width = _visible(scale.x(since), 100.0)
-    return Bar(wait.id, wait.id, wait.kind, "", "wait", x, width, until=wait.wake_at)
-
-
-def _pending(wait: WaitFacts) -> Bar:
-    return Bar(wait.id, wait.id, wait.kind, "", "wait", 0.0, 100.0, until=wait.wake_at)
+    until = wait.wake_at
+    return Bar(wait.id, wait.id, wait.kind, "", "wait", x, width, until=until, is_pending=True)
 
 
 def _by_branch(bars: Iterable[Bar]) -> tuple[tuple[str, tuple[Bar, ...]], ...]:
-    """Group bars by branch, in the order in which the branches first appear."""
-    groups: dict[str, list[Bar]] = {"": []}
+    """Group bars by branch; the branch that began first comes first."""
+    groups: dict[str, list[Bar]] = {}
     for bar in bars:
         groups.setdefault(bar.branch, []).append(bar)
-    return tuple((branch, tuple(group)) for branch, group in groups.items() if group)
+    ordered = sorted(groups.items(), key=lambda group: min(bar.x for bar in group[1]))
+    return tuple((branch, tuple(group)) for branch, group in ordered)

@@ -38,12 +38,14 @@ class _Folder:
     def __init__(self) -> None:
         self._left = MAX_SHOWN
 
-    def render(self, value: Any, depth: int) -> Markup:
-        if isinstance(value, dict | list) and value:
-            if depth >= _MAX_DEPTH or self._left <= 0:
-                return self._ellipsis(len(value))
-            return self._inline(value) or self._container(value, depth)
-        return self._scalar(value)
+    def render(self, value: Any, depth: int, label: Markup = Markup("")) -> Markup:
+        """Return a value after its label; that of a container is in the line which folds it."""
+        if not isinstance(value, dict | list) or not value:
+            return label + self._scalar(value)
+        if depth >= _MAX_DEPTH or self._left <= 0:
+            return label + self._ellipsis(len(value))
+        inline = self._inline(value)
+        return self._container(value, depth, label) if inline is None else label + inline
 
     def _inline(self, value: Any) -> Markup | None:
         """Return a small container on one line, if it is small."""
@@ -56,15 +58,15 @@ class _Folder:
         left, right = ("{", "}") if isinstance(value, dict) else ("[", "]")
         return Markup("{}{}{}").format(left, members, right)
 
-    def _container(self, value: Any, depth: int) -> Markup:
+    def _container(self, value: Any, depth: int, label: Markup) -> Markup:
         noun = "key" if isinstance(value, dict) else "item"
         count = f"{len(value):,} {noun}{'' if len(value) == 1 else 's'}"
         is_open = Markup(" open") if depth < 2 else Markup("")
         members = Markup("").join(
             Markup("<li>{}</li>").format(each) for each in self._members(value, depth + 1)
         )
-        return Markup("<details{}><summary>{}</summary><ul>{}</ul></details>").format(
-            is_open, count, members
+        return Markup("<details{}><summary>{}{}</summary><ul>{}</ul></details>").format(
+            is_open, label, count, members
         )
 
     def _members(self, value: Any, depth: int) -> Iterator[Markup]:
@@ -74,9 +76,8 @@ class _Folder:
                 yield self._ellipsis(len(value) - index)
                 return
             if isinstance(value, dict):
-                name = self._cut(_dumps(key))
-                rendered = self.render(member, depth)
-                yield Markup('<span class="json-key">{}</span>: {}').format(name, rendered)
+                name = Markup('<span class="json-key">{}</span>: ').format(self._cut(_dumps(key)))
+                yield self.render(member, depth, name)
             else:
                 yield self.render(member, depth)
 

@@ -35,7 +35,6 @@ class Verb:
     text: str
     fields: tuple[Field, ...] = ()
     statuses: tuple[RunStatus, ...] = ()
-    is_for_steps: bool = False
     is_danger: bool = False
     is_bulk: bool = False
 
@@ -118,7 +117,6 @@ _VERBS = (
         "override",
         f"The step counts as done with the value that you enter. {_WORKER}",
         (_STEP, Field("value", "Value", "json", True, 'JSON, such as "text", 17 or {"a": 1}')),
-        is_for_steps=True,
     ),
     Verb(
         "skip_step",
@@ -126,7 +124,6 @@ _VERBS = (
         "override",
         f"The step counts as done with the value null. {_WORKER}",
         (_STEP,),
-        is_for_steps=True,
     ),
     Verb(
         "fail_step",
@@ -134,7 +131,6 @@ _VERBS = (
         "override",
         f"The step counts as failed with the error that you enter. {_WORKER}",
         (_STEP, Field("error", "Error", is_required=True)),
-        is_for_steps=True,
     ),
     Verb(
         "retry_step",
@@ -142,7 +138,6 @@ _VERBS = (
         "override",
         f"The record of this step is dropped, and the step runs again. {_WORKER}",
         (_STEP,),
-        is_for_steps=True,
     ),
     Verb(
         "rewind",
@@ -150,7 +145,6 @@ _VERBS = (
         "override",
         f"The records from this step on are dropped, and these steps run again. {_WORKER}",
         (_AT,),
-        is_for_steps=True,
     ),
     Verb(
         "fork",
@@ -171,13 +165,12 @@ _VERBS = (
             Field("version", "Version", "number", hint="Empty keeps the version", is_option=True),
         ),
         _ANY,
-        is_for_steps=True,
     ),
     Verb(
         "edit_payload",
         "Edit input",
         "override",
-        "The run has this input when it is replayed. Records of steps stay as they are.",
+        "The run begins with this input. Only a run without records can be changed.",
         (Field("payload", "Input", "json", is_required=True, hint="JSON"),),
         _ANY,
     ),

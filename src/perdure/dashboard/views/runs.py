@@ -8,7 +8,7 @@ from starlette.responses import Response
 from perdure.dashboard import timeline
 from perdure.dashboard.board import Board
 from perdure.dashboard.rendering import Content
-from perdure.dashboard.verbs import VERBS, Verb
+from perdure.dashboard.verbs import VERBS
 from perdure.dashboard.visit import Visit
 from perdure.errors import InvalidArgument, RunNotFound
 from perdure.insights.insights import Insights
@@ -22,9 +22,11 @@ PRESETS = (
     ("Stuck", "status:queued,waiting older:1d"),
 )
 STEPS_PER_PAGE = 100
+_MANY = 40
 _GROUPS_SHOWN = 12
 # A run is repaired with one of these first.
 _MAIN = ("retry", "unpause", "signal", "pause", "cancel")
+_REPAIRS = ("retry_step", "complete_step", "skip_step", "fail_step", "rewind", "fork")
 
 
 async def list_runs(board: Board, visit: Visit) -> Content:
@@ -66,53 +68,59 @@ async def show_run(board: Board, visit: Visit) -> Content:
     except RunNotFound:
         return await _missing(board, visit, run_id)
     steps = await insights.steps(run_id, visit.query.get("after") or None, STEPS_PER_PAGE)
-    selected = await _selected(insights, visit, facts, steps)
+    picture = timeline.draw(facts, steps.steps, is_last=not steps.after, now=visit.now)
+    key = _chosen(visit, facts, steps)
+    pending = _pending(picture, key)
+    selected = await insights.step(run_id, key) if key and not pending else None
+    groups = [each for each in facts.groups if each.count > 1] if steps.total > _MANY else []
     context = {
         "section": "runs",
-        "query_text": "",
         "run": facts.run,
         "facts": facts,
         "steps": steps,
+        "timeline": picture,
+        "chosen": key,
         "selected": selected,
-        "timeline": timeline.draw(facts, steps.steps, is_last=not steps.after, now=visit.now),
-        "groups": [each for each in facts.groups if each.count > 1][:_GROUPS_SHOWN]
-        if steps.total > STEPS_PER_PAGE
-        else (),
+        "pending": pending,
+        "groups": groups[:_GROUPS_SHOWN],
         "looks": {"ok": "completed", "failed": "failed", "wait": "suspended", "open": "running"},
         "icons": {"sleep": "suspended", "event": "waiting"},
         "revealed": insights is board.revealed,
-        **_offered(visit, facts, selected),
+        **_offered(visit, facts, selected, is_pending=pending is not None),
     }
     topics = () if facts.run.ended_at else (f"run:{run_id}",)
     return Content("run.html", (facts, steps, selected), context, topics=topics)
 
 
-def _offered(visit: Visit, facts: RunFacts, selected: StepDetail | None) -> dict[str, Any]:
+def _chosen(visit: Visit, facts: RunFacts, steps: StepsPage) -> str:
+    """Return the step that was asked for; else the one that ended the run, or the last one."""
+    last = steps.steps[-1].key if steps.steps else ""
+    return visit.query.get("step") or next(iter(facts.error_steps), last)
+
+
+def _pending(picture: timeline.Timeline, key: str) -> timeline.Bar | None:
+    bars = (bar for _, bars in picture.branches for bar in bars)
+    return next((bar for bar in bars if bar.key == key and bar.is_pending), None)
+
+
+def _offered(
+    visit: Visit, facts: RunFacts, selected: StepDetail | None, *, is_pending: bool
+) -> dict[str, Any]:
     """Return the verbs that make sense now, and that the person may use."""
     verbs = [verb for verb in VERBS.values() if visit.may(verb.right)]
     fitting = [verb for verb in verbs if facts.run.status in verb.statuses]
     main = [verb for verb in fitting if verb.name in _MAIN][:2]
+    if is_pending:
+        names: tuple[str, ...] = ("complete_step", "skip_step", "fail_step")
+    elif selected is not None:
+        names = ("rewind", "fork") if selected.step.ok else _REPAIRS
+    else:
+        names = ()
     return {
         "main_verbs": main,
         "other_verbs": [verb for verb in fitting if verb not in main],
-        "step_verbs": [verb for verb in verbs if verb.is_for_steps and _suits(verb, selected)],
+        "step_verbs": [verb for verb in verbs if verb.name in names],
     }
-
-
-def _suits(verb: Verb, selected: StepDetail | None) -> bool:
-    if selected is None:
-        return False
-    return not selected.step.ok or verb.name in ("rewind", "fork", "complete_step")
-
-
-async def _selected(
-    insights: Insights, visit: Visit, facts: RunFacts, steps: StepsPage
-) -> StepDetail | None:
-    """Return the step that was asked for; else the one that ended the run, or the last one."""
-    key = visit.query.get("step") or next(iter(facts.error_steps), "")
-    if not key and steps.steps:
-        key = steps.steps[-1].key
-    return await insights.step(facts.run.id, key) if key else None
 
 
 async def _missing(board: Board, visit: Visit, run_id: str) -> Content:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Annotated, Protocol
@@ -269,6 +269,16 @@ def wake_workers(store: Store) -> None:
     for session in _sessions_of(store):
         for wake in session.workers:
             wake()
+
+
+def poke(store: Store, run_ids: Iterable[str]) -> None:
+    """Make runs that are active in this event loop look for messages, at once.
+
+    In other processes they find out when they renew their leases.
+    """
+    for session in _sessions_of(store):
+        for run_id in run_ids:
+            session.poke(run_id)
 
 
 @contextmanager

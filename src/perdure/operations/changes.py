@@ -6,7 +6,7 @@ from typing import Any
 
 from perdure import presence
 from perdure.clock import Clock
-from perdure.durable.session import Session, borrow, wake_workers
+from perdure.durable.session import Session, borrow, poke, wake_workers
 from perdure.errors import Refused, RunNotFound
 from perdure.operations.outcome import Outcome, describe, requested
 from perdure.runtime.acts import copy_acts
@@ -64,7 +64,7 @@ class Changes:
                     run_id, OPERATOR, encode_request(request), f"{OPERATOR}:{request.id}"
                 )
                 await inbox.send([message])
-                session.poke(run_id)
+                poke(self.store, [run_id])
                 # Its owner may have given it up just before the message arrived.
                 outcome = await self._at_rest(session, run_id, request)
         if isinstance(outcome, Refusal):
@@ -80,10 +80,11 @@ class Changes:
             return grant
         run, host = leased_edit(session, grant, _due_at(summary))
         before = tuple(run.history)
-        # Ours may be among them, if it was sent to an owner who did not see it.
         waiting = requests_in(grant.inbox)
-        consumes = apply_all(run, [each for each in waiting if each.request.id != request.id])
-        consumes += (each.message_id for each in waiting if each.request.id == request.id)
+        # Ours is among them if it was sent to an owner who did not see it.
+        others = [each.request for each in waiting if each.request.id != request.id]
+        apply_all(run, others)
+        consumes = [each.message_id for each in waiting]
         refused: Refused | None = None
         try:
             apply(run, request)

@@ -88,7 +88,7 @@ class Operations:
         by: str,
         why: str = "",
     ) -> Outcome:
-        """Give a run an event, whether or not it waits for it yet; the payload is JSON.
+        """Deliver an event to a run, whether or not it waits for it yet; the payload is JSON.
 
         A `dedup_id` that was used before for this run is refused.
         """

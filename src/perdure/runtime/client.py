@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, overload
 from perdure import codec
 from perdure.clock import Duration
 from perdure.durable.run import already_running
-from perdure.durable.session import Session, wake_workers
+from perdure.durable.session import Session, poke, wake_workers
 from perdure.errors import InvalidArgument, RunFailed
 from perdure.runtime import transitions
 from perdure.runtime.definition import Definition
@@ -83,9 +83,7 @@ class Client(Starter):
         for first in range(0, len(messages), BATCH):
             receipts = await store.send(messages[first : first + BATCH])
             results += (SignalResult(receipt.delivery) for receipt in receipts)
-        async with self.session() as session:
-            for run_id in dict.fromkeys(message.to for message in messages):
-                session.poke(run_id)
+        poke(self.store, dict.fromkeys(message.to for message in messages))
         return results
 
     async def cancel(self, run_id: str, *, reason: str = "") -> Run:
@@ -100,8 +98,7 @@ class Client(Starter):
         inbox = require_inbox(self.store, "cancelling a run that is owned elsewhere")
         request = Request("", "cancel", why=reason)
         await inbox.send([NewMessage(run_id, OPERATOR, encode_request(request))])
-        async with self.session() as session:
-            session.poke(run_id)
+        poke(self.store, [run_id])
         # Its owner may have suspended it just before the message arrived.
         return await self._cancel_at_rest(run_id, reason) or await self._require(run_id)
 

@@ -38,7 +38,7 @@ from perdure.runtime.edits import RunEdit, at_rest, cancelled, leased_edit
 from perdure.runtime.registry import Registry
 from perdure.runtime.requests import Requested, cancel_in, requests_in
 from perdure.runtime.transitions import give_up, lease_request
-from perdure.runtime.verbs import apply_all
+from perdure.runtime.verbs import apply_all, refuse_all
 from perdure.snapshot import (
     ExecutionBlock,
     PendingWait,
@@ -253,7 +253,8 @@ async def _begin_again(host: RunHost, data: object, definition: Definition[Any, 
 
 async def _apply_requests(edit: RunEdit, host: RunHost, requests: Sequence[Requested]) -> Rested:
     """Apply what operators asked for, in one write."""
-    consumes = apply_all(edit, requests)
+    apply_all(edit, [each.request for each in requests])
+    consumes = [each.message_id for each in requests]
     block, rest = edit.rest(host)
     data = await host.settle(block, rest, consumes)
     await copy_acts(host.session.store, host.id, edit.acts)
@@ -273,9 +274,7 @@ def _edit_of(host: RunHost, status: RunStatus) -> RunEdit:
 
 def _refuse_late(host: RunHost, requests: Sequence[Requested]) -> None:
     """Record that requests came too late: the function has ended."""
-    edit = _edit_of(host, "queued")
-    for _, request in requests:
-        edit.record(request, refused="it ended first")
+    refuse_all(_edit_of(host, "queued"), [each.request for each in requests])
 
 
 async def _pause(host: RunHost, reason: str) -> Rested:

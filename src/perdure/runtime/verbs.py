@@ -16,7 +16,7 @@ from perdure.errors import Refused
 from perdure.result import Err
 from perdure.runtime.deadlines import drop_passed_deadline
 from perdure.runtime.edits import RunEdit, stored_due_at
-from perdure.runtime.requests import Request, Requested, Verb
+from perdure.runtime.requests import Request, Verb
 from perdure.snapshot import PendingWait, Snapshot, StepRecord, rewinds_of, set_generation
 from perdure.snapshot.record import encode_failure
 
@@ -31,17 +31,22 @@ def apply(run: RunEdit, request: Request) -> None:
     run.record(request, was=was)
 
 
-def apply_all(run: RunEdit, requests: Sequence[Requested]) -> list[str]:
-    """Apply the requests of an inbox; return the ids of their messages.
-
-    No caller waits for the answer: a refusal is recorded as an act.
-    """
-    for _, request in requests:
+def apply_all(run: RunEdit, requests: Sequence[Request]) -> None:
+    """Apply the requests of an inbox. No caller waits for them: a refusal is recorded as an act."""
+    if run.is_over:
+        refuse_all(run, requests)
+        return
+    for request in requests:
         try:
             apply(run, request)
         except Refused as refused:
             run.record(request, refused=refused.reason)
-    return [message_id for message_id, _ in requests]
+
+
+def refuse_all(run: RunEdit, requests: Sequence[Request]) -> None:
+    """Record that requests came too late: they were made when the run was not over."""
+    for request in requests:
+        run.record(request, refused="the run ended first")
 
 
 def _refuse(run: RunEdit, request: Request, reason: str) -> Refused:
@@ -130,7 +135,7 @@ def _describe_wait(wait: PendingWait) -> str:
 
 
 def _signal(run: RunEdit, request: Request) -> str:
-    """Give the run an event as a record that the next wait for it receives."""
+    """Add an event to the run as a record that the next wait for it receives."""
     _check_not_over(run, request)
     key = f"~signal:{request.id}"
     if key in run.history:

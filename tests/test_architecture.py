@@ -33,6 +33,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("operations",),
     ("stores", "caches"),
     ("dashboard", "testing"),
+    ("demo",),
     ("cli",),
     ("__init__",),
 )
@@ -61,8 +62,10 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("idempotency",),
     ),
     "runtime": (
-        ("deadlines", "deps"),
-        ("definition", "options", "run", "watching"),
+        ("deadlines", "deps", "requests"),
+        ("acts", "definition", "options", "run", "watching"),
+        ("edits",),
+        ("verbs",),
         ("changes", "registry", "transitions"),
         ("driver", "reader"),
         ("starter",),
@@ -76,6 +79,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("heartbeat",),
     ),
     "sync": (("portal",), ("client",)),
+    "operations": (("outcome",), ("changes", "forks", "starts"), ("operations",)),
 }
 
 # Siblings here are alternatives to each other: what two of them share lives in a `_` file.

@@ -83,6 +83,10 @@ class StepError(PerdureError):
         self.traceback = traceback
 
 
+class ManualValueError(PerdureError):
+    """A value that an operator entered for a step does not fit the step's return type."""
+
+
 class StepFailed(PerdureError):
     """A step returned `Err(error, cause)`. Raised in the workflow function."""
 
@@ -170,6 +174,16 @@ class RunNotFound(PerdureError):
             f"there is no run {run_id!r} in this store; list_runs() returns those that exist"
         )
         self.run_id = run_id
+
+
+class Refused(PerdureError):
+    """An operator's verb does not apply to the run as it is; nothing was changed."""
+
+    def __init__(self, run_id: str, verb: str, reason: str) -> None:
+        super().__init__(f"{verb} was refused for run {run_id!r}: {reason}")
+        self.run_id = run_id
+        self.verb = verb
+        self.reason = reason
 
 
 class RunConflict(PerdureError):

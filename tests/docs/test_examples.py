@@ -77,3 +77,10 @@ def test_approval_waits_across_processes(here: Path) -> None:
 @pytest.mark.slow
 def test_many_workers_execute_each_run_once(here: Path) -> None:
     assert output_of("many_workers.py").startswith("100 pictures, 1 time each; shared as (")
+
+
+@pytest.mark.slow
+def test_shop_prints_the_runs_by_status(here: Path) -> None:
+    lines = output_of("shop.py", "1").splitlines()
+    assert any(re.search(r"\d+ completed .* \d+ waiting", line) for line in lines)
+    assert any(re.fullmatch(r"worker \d+ started", line) for line in lines)

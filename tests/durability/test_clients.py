@@ -171,7 +171,8 @@ async def test_a_restart_keeps_the_inbox(store: MemoryStore, clock: TestClock) -
     """But a request to cancel that came before it is dropped."""
     runtime = Runtime(store, workflows=[listen], clock=clock)
     await runtime.trigger(listen, run_id="run")
-    await store.send([NewMessage("run", "other", b"1"), NewMessage("run", "~cancel", b'""')])
+    request = b'{"id":"1","verb":"cancel"}'
+    await store.send([NewMessage("run", "other", b"1"), NewMessage("run", "~operator", request)])
     await runtime.cancel("run")
     await runtime.trigger(listen, run_id="run", if_exists="restart_if_over")
     assert [message.name for message in await store.inbox("run")] == ["other"]

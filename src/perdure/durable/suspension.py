@@ -5,7 +5,7 @@ watcher suspends the run when all of this holds:
 
 1. it is live: neither broken off nor over;
 2. at least one branch is parked in a wait, and the next wake time is more than `suspend_after`
-   away;
+   away, or the run is being paused;
 3. nothing is in flight: no step, no transaction, no record being written. A wait whose time or
    event has come counts as in flight until its record is durable;
 4. every other branch waits for branches or for an asyncio primitive. If one awaits something that
@@ -125,6 +125,11 @@ class Suspension:
         self._poll = POLL
         self.changed()
 
+    def pause(self) -> None:
+        """Let no step begin, and suspend the run as soon as nothing is in flight."""
+        self._run.pausing = True
+        self.changed()
+
     def changed(self) -> None:
         """Look again, since a branch parked, a call ended or a message arrived."""
         self._stale = True
@@ -230,7 +235,8 @@ class Suspension:
         if self._branches.in_flight or not self._pending:
             return False
         wake_at = self._next_wake()
-        return wake_at is None or wake_at - self._clock.now() > suspend_after
+        is_far = wake_at is None or wake_at - self._clock.now() > suspend_after
+        return is_far or self._run.pausing
 
     def _note_held(self, at_work: list[Task], suspend_after: timedelta) -> None:
         """Log once that branches which never stop working keep a run that waits in memory."""

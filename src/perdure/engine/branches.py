@@ -116,6 +116,13 @@ def join_path(path: str, name: str) -> str:
     return f"{path}/{part}" if path else part
 
 
+def split_path(path: str) -> tuple[str, str]:
+    """Return the two arguments of `join_path` that `path` was made of."""
+    head, _, part = path.rpartition("/")
+    name = part[1:] if part[:1] == "%" and part[1:].isdecimal() else part
+    return head, name.replace("%2F", "/").replace("%25", "%")
+
+
 def _ends_in_count(id: str) -> bool:
     head, mark, tail = id.rpartition("#")
     return bool(mark) and tail.isdecimal() and bool(head)

@@ -24,7 +24,13 @@ from perdure.engine.history import EncodedRecord, History, warnings_of
 from perdure.engine.invoke import check_callable, invoke, is_awaited
 from perdure.engine.tasks import POSITION, Interrupted, outside_runs
 from perdure.engine.unwinding import is_unwinding, warn_of_late_call
-from perdure.errors import CodecError, ContinuedAsNew, MissingAbility, RunOver
+from perdure.errors import (
+    CodecError,
+    ContinuedAsNew,
+    ManualValueError,
+    MissingAbility,
+    RunOver,
+)
 from perdure.events import (
     Event,
     PersistError,
@@ -71,6 +77,7 @@ class Execution:
         "failures",
         "history",
         "host",
+        "pausing",
         "payload",
         "random",
         "retries",
@@ -117,6 +124,7 @@ class Execution:
         self._over = False
         self._warned = False
         self.retries = 0
+        self.pausing = False
         self._keys_in_use: dict[str, asyncio.Event] = {}
         self.unseen_events: list[tuple[Branch, StepCall]] = []
 
@@ -253,6 +261,9 @@ class Execution:
             )
         except CodecError as unreadable:
             text = f"the record of {call.place()} cannot be read: {unreadable}"
+            if by := record.get("by"):
+                text = f"the value that {by} entered for {call.place()} does not fit: {unreadable}"
+                raise self.break_off(ManualValueError(text)) from unreadable
             raise self.break_off(CodecError(text)) from unreadable
         if self._emit is not None:
             meta: Any = record.get("meta") or {"origin": "result"}
@@ -278,6 +289,8 @@ class Execution:
         found = self.recorded(call)
         if found is not None:
             return self.replay(call, *found)
+        if self.pausing:
+            await self.hold(call)
         self.begin(call)
         # In flight until the record is accepted, not only until the function has returned: a run
         # that left memory in between would lose the value.
@@ -306,6 +319,17 @@ class Execution:
             return record.value
         finally:
             self.branches.end(call)
+
+    async def hold(self, call: StepCall) -> None:
+        """Stop the calling branch at a step that is not to begin: the run is being paused."""
+        if self._broken is not None or self._over:
+            self._refuse(call.id)
+        assert self.host is not None, "only a host pauses a run"
+        self.branches.begin()
+        try:
+            await self.host.halt(call.wait_id())
+        finally:
+            self.branches.end()
 
     async def spend(self, wait: PendingWait) -> tuple[str, object] | None:
         """Spend a durable wait, and close it; return an event's message id and payload."""

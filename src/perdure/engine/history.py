@@ -7,7 +7,7 @@ was recorded. Loaded records stay dicts.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
@@ -238,6 +238,13 @@ class History:
 
     def __len__(self) -> int:
         return len(self._records)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._records
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the keys of the records, in the order the records were made."""
+        return iter(tuple(self._records))
 
     def summarize(self, execution: ExecutionBlock, size: int) -> bytes:
         """Return the summary of the run whose snapshot has so many bytes."""

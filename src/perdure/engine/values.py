@@ -16,6 +16,7 @@ from perdure.engine.branches import Leaf
 from perdure.engine.execution import Execution
 from perdure.engine.tasks import POSITION
 from perdure.errors import InvalidArgument, PerdureError
+from perdure.snapshot import rewinds_of
 from perdure.snapshot.tags import changed_tags
 from perdure.validation import check_text, check_unreserved
 
@@ -68,7 +69,9 @@ class RunValues:
         seed = run.history.metadata.get("seed")
         # Another writer of the format draws no seed: its runs have only their ids.
         seed = seed if type(seed) is str and seed else run.run_id
-        return derive(seed, run.history.generation, branch.path, what, place)
+        # A rewind raises the generation and keeps records, whose arguments were derived before it.
+        generation = run.history.generation - rewinds_of(run.history.metadata)
+        return derive(seed, generation, branch.path, what, place)
 
     def tag(self, **tags: str | None) -> None:
         """Set tags of the run, by which it can be found; `None` removes a tag.

@@ -91,6 +91,8 @@ async def transact(run: Execution, call: StepCall) -> Any:
         return run.replay(call, *found)
     if run.host is None:
         raise MissingAbility(NO_STORE, "transaction", f"step.transaction({call.id!r})")
+    if run.pausing:
+        await run.hold(call)
     run.begin(call)
     run.branches.begin(call)
     try:

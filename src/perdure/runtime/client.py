@@ -16,6 +16,7 @@ from perdure.durable.session import Session, wake_workers
 from perdure.errors import InvalidArgument, RunFailed
 from perdure.runtime import transitions
 from perdure.runtime.definition import Definition
+from perdure.runtime.requests import OPERATOR, Request, encode_request
 from perdure.runtime.run import Run, T_co
 from perdure.runtime.starter import BATCH, Changed, Starter, check_list, encode_payload
 from perdure.snapshot import is_over, rest_status
@@ -97,7 +98,8 @@ class Client(Starter):
         if (run := await self._cancel_at_rest(run_id, reason)) is not None:
             return run
         inbox = require_inbox(self.store, "cancelling a run that is owned elsewhere")
-        await inbox.send([NewMessage(run_id, transitions.CANCEL, codec.dumps(reason))])
+        request = Request("", "cancel", why=reason)
+        await inbox.send([NewMessage(run_id, OPERATOR, encode_request(request))])
         async with self.session() as session:
             session.poke(run_id)
         # Its owner may have suspended it just before the message arrived.

@@ -1,6 +1,7 @@
 """How a runtime continues a run whose lease it holds, until the run ends or is suspended."""
 
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -18,6 +19,7 @@ from perdure.errors import (
     Cancelled,
     ContinuedAsNew,
     LeaseLost,
+    ManualValueError,
     MissingAbility,
     PerdureError,
     RunFailed,
@@ -27,28 +29,24 @@ from perdure.errors import (
 )
 from perdure.events import Bus
 from perdure.result import Err, Result
+from perdure.runtime.acts import copy_acts
 from perdure.runtime.changes import ChangeCheck
-from perdure.runtime.deadlines import deadline_of, fix_deadline
+from perdure.runtime.deadlines import fix_deadline
 from perdure.runtime.definition import Definition
 from perdure.runtime.deps import Dependencies
+from perdure.runtime.edits import RunEdit, at_rest, cancelled, leased_edit
 from perdure.runtime.registry import Registry
-from perdure.runtime.transitions import (
-    CANCEL,
-    cancel_requests,
-    cancelled,
-    give_up,
-    lease_request,
-)
+from perdure.runtime.requests import Requested, cancel_in, requests_in
+from perdure.runtime.transitions import give_up, lease_request
+from perdure.runtime.verbs import apply_all
 from perdure.snapshot import (
     ExecutionBlock,
     PendingWait,
     RunStatus,
     Snapshot,
-    awaits_of,
     is_over,
     rest_status,
     version_of,
-    wake_at_of,
 )
 from perdure.snapshot.record import encode_failure, outcome_of
 from perdure.store import Grant, LeaseRequest, Refusal, Rest, Store, require_lease
@@ -116,6 +114,8 @@ class Driver:
             # It ended elsewhere between the caller's look at it and the lease.
             data = await give_up(session, grant)
             return None if data is None else Rested(data, status)
+        if asked := requests_in(grant.inbox):
+            return await _apply_requests(*leased_edit(session, grant), asked)
         # Before anything is written: a run of an unknown workflow or version stays as it is, for a
         # process that knows it.
         definition, payload, history = await self._load(grant)
@@ -123,13 +123,12 @@ class Driver:
         if version_of(grant.snapshot.get("metadata")) not in (0, definition.version):
             await rewrite(host, wake_at=host.clock.now())
             return Rested(b"", "running")
-        if cancel_requests(grant):
-            return await self._end_cancelled(host, _cancel_reason(grant))
-        host.on_message = lambda: self._look_for_cancel(host)
+        requests: list[Requested] = []
+        host.on_message = lambda: self._look_for_requests(host, requests)
         with self.deps.in_use() as deps:
             program = self._program(host, definition, payload, deps)
             result = await run_to_rest(host, program)
-        return await self._leave(host, result, definition)
+        return await self._leave(host, result, definition, requests)
 
     def _program(
         self, host: RunHost, definition: Definition[Any, Any], payload: object, deps: Any
@@ -163,22 +162,31 @@ class Driver:
         return definition, payload, history
 
     async def _leave(
-        self, host: RunHost, result: Result[Any, Any] | None, definition: Definition[Any, Any]
+        self,
+        host: RunHost,
+        result: Result[Any, Any] | None,
+        definition: Definition[Any, Any],
+        requests: Sequence[Requested],
     ) -> Rested:
         """Write how the run ended or what it waits for, and give it up."""
         broken, suspended = host.execution.broken, host.suspension.suspended
         try:
             if isinstance(broken, ContinuedAsNew):
                 return await _begin_again(host, broken.data, definition)
+            if requests and (suspended is not None or isinstance(broken, Cancelled)):
+                return await _apply_requests(_edit(host, suspended), host, requests)
             if suspended is not None:
-                return await _settle(host, *_at_rest(host, suspended))
+                return await _settle(host, *at_rest(host, suspended))
             if isinstance(broken, Cancelled):
-                return await self._end_cancelled(host, broken.reason)
+                return await _settle(host, *cancelled(host, broken.reason))
+            if isinstance(broken, ManualValueError):
+                return await _pause(host, str(broken))
             if isinstance(broken, StoreError | LeaseLost):
                 raise broken
             if result is None:
                 assert broken is not None, "a run without a result was broken off"
                 result = outcome_of(broken)
+            _refuse_late(host, requests)
             outcome, block, status = describe_outcome(host, result, definition.fn, definition.types)
             rested = await _settle(host, block, Rest(status))
             if isinstance(outcome, Err):
@@ -214,10 +222,7 @@ class Driver:
         _log_failed_run(host, Err(error))
         return rested
 
-    async def _end_cancelled(self, host: RunHost, reason: str) -> Rested:
-        return await _settle(host, *cancelled(host, reason))
-
-    def _look_for_cancel(self, host: RunHost) -> None:
+    def _look_for_requests(self, host: RunHost, requests: list[Requested]) -> None:
         async def look() -> None:
             try:
                 messages = await host.read_inbox()
@@ -225,9 +230,11 @@ class Driver:
                 # The message stays: the next renewal of the lease finds it.
                 logger.warning("the inbox of run %r cannot be read (%s)", host.id, error)
                 return
-            for message in messages:
-                if message.name == CANCEL:
-                    host.execution.break_off(Cancelled(host.id, codec.loads(message.payload)))
+            requests[:] = requests_in(messages)
+            if (cancel := cancel_in(requests)) is not None:
+                host.execution.break_off(Cancelled(host.id, cancel.why))
+            elif requests:
+                host.suspension.pause()
 
         self.bus.track(detached(look()))
 
@@ -244,19 +251,39 @@ async def _begin_again(host: RunHost, data: object, definition: Definition[Any, 
     return await _settle(host, host.block(state="queued"), Rest("queued", host.clock.now()))
 
 
-def _at_rest(host: RunHost, waits: list[PendingWait]) -> tuple[Any, Rest]:
-    replays = any(wait["id"].startswith(REPLAY) for wait in waits)
-    waits = [wait for wait in waits if not wait["id"].startswith(REPLAY)]
-    listens = any(wait["kind"] == "event" for wait in waits)
-    state: RunStatus = "waiting" if listens else "suspended"
-    block = host.block(state=state, pending=waits)
-    snapshot: Any = {"execution": block}
-    wake_at = host.clock.now() if replays else wake_at_of(snapshot)
-    deadline = deadline_of(host.history.metadata)
-    if deadline is not None:
-        wake_at = deadline if wake_at is None else min(wake_at, deadline)
-    # A request to cancel that arrives while the run is being suspended must wake it.
-    return block, Rest(state, wake_at, (*awaits_of(snapshot), CANCEL))
+async def _apply_requests(edit: RunEdit, host: RunHost, requests: Sequence[Requested]) -> Rested:
+    """Apply what operators asked for, in one write."""
+    consumes = apply_all(edit, requests)
+    block, rest = edit.rest(host)
+    data = await host.settle(block, rest, consumes)
+    await copy_acts(host.session.store, host.id, edit.acts)
+    return Rested(data, rest.status, host.retries)
+
+
+def _edit(host: RunHost, waits: Sequence[PendingWait] | None) -> RunEdit:
+    """Return the edit of a run whose function was unwound for a request."""
+    # A branch that was halted has a step to run: the run is to be continued.
+    is_halted = waits is None or any(wait["id"].startswith(REPLAY) for wait in waits)
+    return _edit_of(host, "queued" if is_halted else "suspended")
+
+
+def _edit_of(host: RunHost, status: RunStatus) -> RunEdit:
+    return RunEdit(host.id, host.history, host.running(), status, host.clock.now())
+
+
+def _refuse_late(host: RunHost, requests: Sequence[Requested]) -> None:
+    """Record that requests came too late: the function has ended."""
+    edit = _edit_of(host, "queued")
+    for _, request in requests:
+        edit.record(request, refused="it ended first")
+
+
+async def _pause(host: RunHost, reason: str) -> Rested:
+    """Pause a run that cannot continue until an operator has changed it."""
+    logger.error("run %r is paused: %s", host.id, reason)
+    edit = _edit_of(host, "queued")
+    edit.make("paused", reason=reason)
+    return await _settle(host, *edit.rest(host))
 
 
 def _log_failed_run(host: RunHost, outcome: Err[Any]) -> None:
@@ -283,7 +310,3 @@ def _recorded_traceback(error: BaseException | None) -> str:
             return codec.traceback_of(cause)
         error = error.__cause__
     return ""
-
-
-def _cancel_reason(grant: Grant) -> str:
-    return next(str(codec.loads(m.payload)) for m in grant.inbox if m.name == CANCEL)

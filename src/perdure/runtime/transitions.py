@@ -3,36 +3,22 @@
 Each is one rest, fenced by the lease's epoch: a crash leaves either the old state or the new one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from random import Random
-from typing import Any
 
 from msgspec.structs import replace
 
 from perdure import codec
-from perdure.durable.host import RunHost
-from perdure.durable.lifecycle import log_failure, open_host
-from perdure.durable.outcome import failures_to_retry
 from perdure.durable.owners import new_owner
 from perdure.durable.session import Session
 from perdure.engine.history import History
-from perdure.errors import Cancelled, LeaseLost, StoreError
-from perdure.runtime.deadlines import drop_passed_deadline
+from perdure.runtime.edits import RunEdit, leased_edit, settle
 from perdure.runtime.options import Start
-from perdure.snapshot import (
-    ExecutionBlock,
-    Snapshot,
-    generation_of,
-    rest_status,
-    set_generation,
-    workflow_of,
-)
-from perdure.snapshot.record import encode_failure
+from perdure.runtime.requests import Request, requests_in
+from perdure.runtime.verbs import apply
+from perdure.snapshot import Snapshot, generation_of, set_generation, workflow_of
 from perdure.store import Grant, LeaseRequest, Rest, header_of
-
-CANCEL = "~cancel"
-"""The event that asks the owner of a run to end it."""
 
 
 def lease_request(
@@ -51,58 +37,43 @@ def lease_request(
     )
 
 
-def cancel_requests(grant: Grant) -> list[str]:
-    """Return the ids of the messages that ask to cancel the run."""
-    return [message.id for message in grant.inbox if message.name == CANCEL]
-
-
-def unstarted(session: Session, grant: Grant) -> RunHost:
-    """Return the host of a run whose function is not run."""
-    return open_host(session, grant.lease.id, History("", grant.snapshot), grant)
-
-
 async def give_up(session: Session, grant: Grant) -> bytes | None:
     """Store a run that is over as it was."""
-    rest = Rest(rest_status(grant.snapshot))
-    return await _settle(unstarted(session, grant), grant.snapshot["execution"], rest)
+    return await change(session, grant, lambda _: None)
 
 
 async def cancel(session: Session, grant: Grant, reason: str) -> bytes | None:
     """End a run as cancelled."""
-    host = unstarted(session, grant)
-    return await _settle(host, *cancelled(host, reason))
-
-
-def cancelled(host: RunHost, reason: str) -> tuple[ExecutionBlock, Rest]:
-    """Return how a cancelled run is stored."""
-    record = encode_failure(Cancelled(host.id, reason), host.id).record
-    now = host.block()["lastUpdated"]
-    block = host.block("failed", state="cancelled", completedAt=now, error=record)
-    return block, Rest("cancelled")
+    return await change(session, grant, lambda run: apply(run, Request("", "cancel", why=reason)))
 
 
 async def pause(session: Session, grant: Grant, reason: str) -> bytes | None:
     """Pause a run, with what it waits for, until it is resumed."""
-    host = unstarted(session, grant)
-    waits = list(host.history.waits.values())
-    block = host.block(state="paused", reason=reason, pending=waits)
-    return await _settle(host, block, Rest("paused", None, (CANCEL,)))
+    return await change(session, grant, lambda run: run.make("paused", reason=reason))
 
 
 async def make_due(session: Session, grant: Grant) -> bytes | None:
     """Let a worker continue a run at once."""
-    host = unstarted(session, grant)
-    return await _settle(host, _queued(host), Rest("queued", host.clock.now()))
+    return await change(session, grant, lambda run: run.make("queued"))
 
 
 async def retry(session: Session, grant: Grant) -> bytes | None:
     """Let a worker continue a failed run: the steps that ended it run again."""
-    host = unstarted(session, grant)
-    host.history.drop(failures_to_retry(grant.snapshot))
-    drop_passed_deadline(host.history.metadata, host.clock.now())
+    old = _old_requests(grant)
     # A request to cancel that was sent before does not end what begins after it.
-    old = cancel_requests(grant)
-    return await _settle(host, _queued(host), Rest("queued", host.clock.now()), old)
+    return await change(session, grant, lambda run: apply(run, Request("", "retry")), old)
+
+
+async def change(
+    session: Session,
+    grant: Grant,
+    edit: Callable[[RunEdit], None],
+    consumes: Sequence[str] = (),
+) -> bytes | None:
+    """Change a run in one write; return it as JSON, or `None` if another owner took it over."""
+    run, host = leased_edit(session, grant)
+    edit(run)
+    return await settle(host, *run.rest(host), consumes)
 
 
 async def restart(session: Session, grant: Grant, start: Start) -> bytes | None:
@@ -110,28 +81,15 @@ async def restart(session: Session, grant: Grant, start: Start) -> bytes | None:
 
     Messages stay in its inbox.
     """
-    host = unstarted(session, grant)
+    _, host = leased_edit(session, grant)
     history = host.history = History(start.workflow)
     history.metadata = dict(start.metadata)
     # Steps must not use the idempotency keys of the run that ended.
     set_generation(history.metadata, generation_of(grant.snapshot.get("metadata")) + 1)
     wake_at = start.plan.wake_at or host.clock.now() - start.plan.head_start
-    return await _settle(host, _queued(host), Rest("queued", wake_at), cancel_requests(grant))
+    block = host.block(state="queued")
+    return await settle(host, block, Rest("queued", wake_at), _old_requests(grant))
 
 
-def _queued(host: RunHost) -> ExecutionBlock:
-    waits = list(host.history.waits.values())
-    return host.block(state="queued", pending=waits) if waits else host.block(state="queued")
-
-
-async def _settle(
-    host: RunHost, block: Any, rest: Rest, consumes: Sequence[str] = ()
-) -> bytes | None:
-    """Return what was written, or `None` if another owner took the run over."""
-    try:
-        return await host.settle(block, rest, consumes)
-    except LeaseLost:
-        return None
-    except StoreError:
-        await log_failure(host.release())
-        raise
+def _old_requests(grant: Grant) -> list[str]:
+    return [message_id for message_id, _ in requests_in(grant.inbox)]

@@ -44,7 +44,11 @@ class KnownMetadata(TypedDict, total=False):
 
     `generation` counts how often the run began again from an earlier point. Without it, the run is
     in its first generation. `seed` is drawn when the run is created: its random numbers and UUIDs
-    derive from it. Only the engine sets these two.
+    derive from it. `rewinds` counts the generations that began with a rewind, which keeps records
+    and therefore the values that were derived before them. Only the engine sets these three.
+
+    `acts` are what operators did to the run: the last ones, and in `actCount` how many there were.
+    `forkedFrom` names the run and the step that this run was forked from.
     """
 
     workflowId: OrNull[str]
@@ -52,6 +56,10 @@ class KnownMetadata(TypedDict, total=False):
     input: Any
     generation: Count
     seed: str
+    rewinds: Count
+    acts: list[dict[str, Any]]
+    actCount: Count
+    forkedFrom: dict[str, str]
 
 
 class StepMeta(TypedDict):
@@ -78,7 +86,9 @@ class StepFacts(TypedDict, total=False):
     branch saw it: the next wait for that name receives it. Empty means that a wait did. In both
     cases the record no longer answers its own call.
 
-    The names `by`, `spent`, `streams` and `undo` are reserved. They are ignored, and kept.
+    `by` is who entered the record by hand. Its value is JSON that the step's return type reads.
+
+    The names `spent`, `streams` and `undo` are reserved. They are ignored, and kept.
     """
 
     at: Timestamp
@@ -93,6 +103,7 @@ class StepFacts(TypedDict, total=False):
     failures: list[str]
     event: str
     unclaimed: str
+    by: str
 
 
 class SuccessRecord(StepFacts):
@@ -133,7 +144,8 @@ class ExecutionBlock(TypedDict):
     `state` refines `status` and is absent where `status` is exact. `output` is the value of a
     completed run, rebuilt from the workflow's return type if `outputTyped` is set. `failed` are the
     keys of the steps that ended a failed run. `truncated` means that its records were too large to
-    be stored. `reason` is why a run is paused.
+    be stored. `reason` is why a run is paused, `dueAt` when a run that was paused before it started
+    was to start.
 
     The names `rollback` and `started` are reserved, and ignored.
     """
@@ -150,6 +162,7 @@ class ExecutionBlock(TypedDict):
     failed: NotRequired[list[str]]
     truncated: NotRequired[bool]
     reason: NotRequired[str]
+    dueAt: NotRequired[Timestamp]
 
 
 OutboxItem: TypeAlias = dict[str, object]
@@ -258,6 +271,15 @@ def generation_of(metadata: Metadata | None) -> int:
         problem = f"metadata.generation: expected an int >= 1, got {generation!r}"
         raise SnapshotFormatError([problem])
     return generation
+
+
+def rewinds_of(metadata: Metadata | None) -> int:
+    """Return how many generations of a run began with a rewind."""
+    rewinds = (metadata or {}).get("rewinds", 0)
+    if type(rewinds) is not int or rewinds < 0:
+        problem = f"metadata.rewinds: expected an int >= 0, got {rewinds!r}"
+        raise SnapshotFormatError([problem])
+    return rewinds
 
 
 def set_generation(metadata: Metadata, generation: int) -> None:

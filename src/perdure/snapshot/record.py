@@ -32,6 +32,7 @@ class WireRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     failures: Sequence[str] = ()
     event: str = ""
     unclaimed: str = ""
+    by: str = ""
 
 
 class RecordedCall(Protocol):
@@ -155,7 +156,9 @@ def _encode_err(
 
 def is_plain(record: StepRecord) -> bool:
     """Return whether a record's value is its JSON as it is, without tags or classes."""
-    return record["ok"] and "at" in record and "coded" not in record and "typed" not in record
+    if "coded" in record or "typed" in record or "by" in record:
+        return False
+    return record["ok"] and "at" in record
 
 
 def result_of(
@@ -189,10 +192,13 @@ def _value(record: StepRecord, returns: Callable[[], object], types: codec.Decla
     data: Any = record.get("value")
     if record.get("typed"):
         return codec.decode(data, returns(), typed=True, types=types)
-    if "at" in record:
+    if "at" in record and "by" not in record:
         return codec.decode(data) if record.get("coded") else data
-    # Written by another tool or taken from a resume state, both of which know no Python classes:
-    # the step's return type, if it is known, decides.
+    if "by" in record and data is None:
+        # A step that was skipped returns None, whatever its type.
+        return None
+    # Entered by hand, written by another tool or taken from a resume state, none of which know
+    # Python classes: the step's return type, if it is known, decides.
     value = codec.decode(data)
     if value is data and (expected := returns()) is not None:
         return codec.convert(data, expected)

@@ -1,0 +1,1 @@
+"""A sample shop that shows what perdure does: used by `perdure demo` and by tests."""

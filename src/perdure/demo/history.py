@@ -1,0 +1,143 @@
+"""A day and a half of the sample shop, the same on every call: for screenshots and tests."""
+
+from datetime import timedelta
+from random import Random
+from typing import Any, Final
+
+from perdure import codec
+from perdure.demo.samples import new_order, new_restock, new_signup
+from perdure.demo.services import Services
+from perdure.demo.shop import (
+    WORKFLOWS,
+    Catalogue,
+    Day,
+    Item,
+    import_catalogue,
+    nightly_report,
+    order,
+    print_labels,
+    restock,
+    welcome,
+)
+from perdure.runtime.definition import Definition
+from perdure.runtime.run import Run
+from perdure.runtime.runtime import Runtime
+from perdure.snapshot import new_snapshot
+from perdure.store import LeaseRequest, NewRun, Store, require_lease, require_schedule
+from perdure.testing import TestClock
+
+SEEDED_TIME: Final = timedelta(hours=30)
+"""How far `seed` advances the clock."""
+
+_BICYCLES = [Item("city-bicycle", 2, 38_900)]
+_OUTAGE = range(40, 44)
+"""During these orders the carrier is down."""
+
+
+async def seed(store: Store, clock: TestClock) -> None:
+    """Fill a store with runs in every status; the clock is advanced by `SEEDED_TIME`.
+
+    Start the clock this much before the current time, and open the store with it if that takes a
+    clock: then the runs are as old as they seem.
+    """
+    history = _History(store, clock)
+    await history.record_day()
+    await history.record_last_hour()
+
+
+class _History:
+    """Drives the runs of the shop on a clock that it advances."""
+
+    def __init__(self, store: Store, clock: TestClock) -> None:
+        self._store = require_schedule(store, "seed")
+        self._clock = clock
+        self._start = clock.now()
+        self._random = Random(2030)
+        self._services = Services(clock.advance, Random(14))
+        self._runtime = Runtime(
+            store, workflows=WORKFLOWS, clock=clock, random=Random(5), deps=self._services
+        )
+
+    async def record_day(self) -> None:
+        """Record orders every half hour, and what else happens in a day."""
+        await self._trigger(order, new_order(self._random, _BICYCLES), "order-1000")
+        await self._trigger(nightly_report, Day("2030-03-01", 137), "report-03-01")
+        for number in range(1, 57):
+            await self._advance_to(timedelta(minutes=30 * number))
+            await self._half_an_hour(number)
+        await self._trigger(nightly_report, Day("2030-03-02", 0), "report-03-02")
+
+    async def _half_an_hour(self, number: int) -> None:
+        self._services.outages = {"carrier"} if number in _OUTAGE else set()
+        await self._trigger(order, new_order(self._random), f"order-{1000 + number}")
+        if number % 6 == 1:
+            await self._trigger(welcome, new_signup(self._random), f"welcome-{number}")
+        if number % 8 == 2:
+            await self._trigger(restock, new_restock(self._random), f"restock-{number}")
+        if number % 20 == 5:
+            catalogue = Catalogue("northwind", 12 + number)
+            await self._trigger(import_catalogue, catalogue, f"catalogue-{number}")
+        if number % 3 == 0:
+            await self._approve(number)
+
+    async def record_last_hour(self) -> None:
+        """Record runs that need attention, and some that have just begun."""
+        await self._advance_to(SEEDED_TIME - timedelta(minutes=50))
+        self._services.outages = {"supplier"}
+        await self._trigger(restock, new_restock(self._random), "restock-90")
+        await self._trigger(order, self._order(_BICYCLES), "order-1060")
+        await self._runtime.signal("order-1060", "aproved", {"by": "eva"})
+        sold_out = [Item("bell", 1, 890), Item("sold-out", 3, 1_250)]
+        await self._trigger(order, self._order(sold_out), "order-1061")
+        await self._trigger(order, self._order(_BICYCLES), "order-1062")
+        await self._runtime.cancel("order-1062", reason="the customer called: ordered twice")
+        await self._advance_to(SEEDED_TIME - timedelta(minutes=4))
+        await self._enqueue_unknown()
+        await self._advance_to(SEEDED_TIME - timedelta(seconds=12))
+        await self._trigger(order, self._order([Item("lock", 1, 3_450)]), "order-1063")
+        await self._lease_running()
+        await self._advance_to(SEEDED_TIME)
+
+    def _order(self, items: list[Item]) -> Any:
+        return new_order(self._random, items)
+
+    async def _trigger(self, workflow: Definition[Any, Any], payload: Any, run_id: str) -> Run:
+        return await self._clock.run(self._runtime.trigger(workflow, payload, run_id=run_id))
+
+    async def _approve(self, number: int) -> None:
+        """Approve the order before last, if it waits for that."""
+        run_id = f"order-{1000 + number - 2}"
+        run = await self._runtime.get_run(run_id)
+        if run is not None and run.status == "waiting":
+            approval = {"by": "eva", "note": "known customer"}
+            await self._clock.run(self._runtime.signal(run_id, "approved", approval))
+
+    async def _advance_to(self, elapsed: timedelta) -> None:
+        """Advance the clock, and continue each run at the time it is due."""
+        target = self._start + elapsed
+        while due := await self._store.due(target, 1, drives=self._runtime.registry.drives):
+            await self._advance_clock(due[0].wake_at - self._clock.now())
+            if not await self._clock.run(self._runtime.sweep(self._clock.now())):
+                break
+        await self._advance_clock(target - self._clock.now())
+
+    async def _advance_clock(self, span: timedelta) -> None:
+        if span > timedelta(0):
+            await self._clock.advance(span)
+
+    async def _enqueue_unknown(self) -> None:
+        """Create a run of a version that no worker of the shop knows."""
+        snapshot = new_snapshot(
+            "invoice",
+            now=self._clock.now(),
+            metadata={"version": 3, "input": {"order": "order-1059", "net": 31_120}},
+        )
+        await self._store.enqueue(
+            [NewRun("invoice-77", "invoice", codec.dumps(snapshot), version=3)]
+        )
+
+    async def _lease_running(self) -> None:
+        """Create a run that a process owns which is elsewhere."""
+        await self._runtime.trigger(print_labels, 30, run_id="labels-12", wait=False)
+        request = LeaseRequest("labels-12", "packing-station-2", timedelta(hours=1))
+        await require_lease(self._store).acquire([request])

@@ -1,0 +1,73 @@
+"""The acts of operators: who did what to a run, and why.
+
+An act is part of the write that changes the run. A copy in a document of its own follows, so that
+the acts of all runs can be listed, also of runs that were deleted.
+"""
+
+import logging
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from perdure import codec
+from perdure.clock import isoformat
+from perdure.errors import StoreError
+from perdure.runtime.requests import Request
+from perdure.snapshot import Metadata
+from perdure.store import Store, can_search
+
+logger = logging.getLogger(__name__)
+
+MAX_ACTS = 200
+"""How many acts are kept in a run, the newest ones."""
+
+ACT = "act:"
+"""Begins the keys of documents with copies of acts; the time of the act follows."""
+
+KEPT_FOR = timedelta(days=90)
+
+
+def new_act(request: Request, now: datetime, *, was: str = "", refused: str = "") -> dict[str, Any]:
+    """Return what is recorded of a request."""
+    facts = {
+        "at": isoformat(now),
+        "by": request.by,
+        "via": request.via,
+        "verb": request.verb,
+        "step": request.step,
+        "why": request.why,
+        "was": was,
+        "refused": refused,
+        "id": request.id,
+    }
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def add_act(metadata: Metadata, act: dict[str, Any]) -> None:
+    """Add an act to the metadata of a run."""
+    metadata["acts"] = [*acts_of(metadata), act][-MAX_ACTS:]
+    metadata["actCount"] = int(metadata.get("actCount") or 0) + 1
+
+
+def acts_of(metadata: Metadata | None) -> list[dict[str, Any]]:
+    """Return the acts that are stored in a run, the oldest first."""
+    acts = (metadata or {}).get("acts")
+    return [act for act in acts if isinstance(act, dict)] if isinstance(acts, list) else []
+
+
+async def copy_acts(store: Store, run_id: str, acts: Iterable[dict[str, Any]]) -> None:
+    """Copy acts to documents. That is for lists only: a copy that cannot be written is logged."""
+    if not can_search(store):
+        return
+    for act in acts:
+        try:
+            await write_act(store, {**act, "run": run_id})
+        except StoreError as error:
+            logger.warning("an act on run %r could not be copied (%s)", run_id, error)
+
+
+async def write_act(store: Any, act: dict[str, Any]) -> str:
+    """Write an act to a document, and return its key."""
+    key = f"{ACT}{act['at']}:{act['id']}"
+    await store.documents.set(key, codec.dumps(act).decode(), ttl=KEPT_FOR)
+    return key

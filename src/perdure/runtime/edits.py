@@ -1,0 +1,180 @@
+"""A run at rest, and the one fenced write that changes it.
+
+Verbs change the history and the status in memory. Then the whole run is written as one rest, with
+the acts of the operators who asked: a crash leaves either the old state or the new one.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, cast
+
+from perdure.clock import isoformat, parse_iso
+from perdure.durable.host import REPLAY, RunHost
+from perdure.durable.lifecycle import log_failure, open_host
+from perdure.durable.session import Session
+from perdure.engine.history import History
+from perdure.errors import Cancelled, LeaseLost, StoreError
+from perdure.runtime.acts import add_act, new_act
+from perdure.runtime.deadlines import deadline_of
+from perdure.runtime.requests import OPERATOR, Request
+from perdure.snapshot import (
+    ExecutionBlock,
+    PendingWait,
+    RunStatus,
+    Snapshot,
+    awaits_of,
+    is_over,
+    rest_status,
+    wake_at_of,
+)
+from perdure.snapshot.record import encode_failure
+from perdure.store import Grant, Rest
+
+
+class RunEdit:
+    """A run that is being changed: its history, its status, and why it is paused or cancelled.
+
+    `stored` is its `execution` as it was read. `due_at` is when a queued run starts; `None` means
+    at once. `is_changed` says that the status was set: otherwise a run that is over stays as it is.
+    `acts` are those of this write, `entered` is the key of a record that was entered by hand.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        history: History,
+        stored: ExecutionBlock,
+        status: RunStatus,
+        now: datetime,
+        due_at: datetime | None = None,
+    ) -> None:
+        self.run_id = run_id
+        self.history = history
+        self.stored = stored
+        self.status: RunStatus = status
+        self.now = now
+        self.due_at = due_at
+        self.reason: str = stored.get("reason", "")
+        self.is_changed = False
+        self.acts: list[dict[str, Any]] = []
+        self.entered = ""
+
+    def record(self, request: Request, *, was: str = "", refused: str = "") -> None:
+        """Record an operator's act; other programs leave none."""
+        if request.by:
+            act = new_act(request, self.now, was=was, refused=refused)
+            self.acts.append(act)
+            add_act(self.history.metadata, act)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended, unless it was made due again."""
+        return is_over(self.status)
+
+    @property
+    def waits(self) -> list[PendingWait]:
+        """What the run waits for."""
+        return list(self.history.waits.values())
+
+    def make(self, status: RunStatus, *, reason: str = "", due_at: datetime | None = None) -> None:
+        """Set the status with which the run will be stored."""
+        self.status, self.reason, self.due_at = status, reason, due_at
+        self.is_changed = True
+
+    def continue_run(self) -> None:
+        """Let a worker continue the run at once, unless it is paused: then it stays paused."""
+        if self.status != "paused":
+            self.make("queued")
+
+    def rest(self, host: RunHost) -> tuple[ExecutionBlock, Rest]:
+        """Return how the host stores the run."""
+        status = self.status
+        if status == "cancelled" and self.is_changed:
+            return cancelled(host, self.reason)
+        if is_over(status):
+            return self.stored, Rest(status)
+        if status == "paused":
+            return self._paused(host)
+        if status == "queued":
+            awaits = () if self.due_at is None else (OPERATOR,)
+            wake_at = self.due_at or host.clock.now()
+            return self._block(host, "queued"), Rest("queued", wake_at, awaits)
+        return at_rest(host, self.waits)
+
+    def _paused(self, host: RunHost) -> tuple[ExecutionBlock, Rest]:
+        block = self._block(host, "paused", reason=self.reason)
+        if self.due_at is not None:
+            block["dueAt"] = isoformat(self.due_at)
+        return block, Rest("paused", None, (OPERATOR,))
+
+    def _block(self, host: RunHost, state: str, **facts: Any) -> ExecutionBlock:
+        if self.waits:
+            facts["pending"] = self.waits
+        return host.block(state=state, **facts)
+
+
+def edit_of(
+    run_id: str, snapshot: Snapshot, now: datetime, due_at: datetime | None = None
+) -> RunEdit:
+    """Return the edit of a run with this snapshot."""
+    history = History("", snapshot)
+    return RunEdit(run_id, history, snapshot["execution"], _status_at_rest(snapshot), now, due_at)
+
+
+def leased_edit(
+    session: Session, grant: Grant, due_at: datetime | None = None
+) -> tuple[RunEdit, RunHost]:
+    """Return the edit of a leased run whose function is not called, and the host to settle it."""
+    edit = edit_of(grant.lease.id, grant.snapshot, grant.now, due_at)
+    return edit, open_host(session, grant.lease.id, edit.history, grant)
+
+
+def _status_at_rest(snapshot: Snapshot) -> RunStatus:
+    """Return the status of a run that no process drives. One whose owner died continues."""
+    status = rest_status(snapshot)
+    return "queued" if status == "running" else status
+
+
+def stored_due_at(block: ExecutionBlock) -> datetime | None:
+    """Return when a run that was paused before it started was to start."""
+    return parse_iso(block["dueAt"]) if "dueAt" in block else None
+
+
+async def settle(
+    host: RunHost, block: ExecutionBlock, rest: Rest, consumes: Sequence[str] = ()
+) -> bytes | None:
+    """Write a run and give it up; release it if the store fails.
+
+    Return what was written, or `None` if another owner took the run over.
+    """
+    try:
+        return await host.settle(block, rest, consumes)
+    except LeaseLost:
+        return None
+    except StoreError:
+        await log_failure(host.release())
+        raise
+
+
+def cancelled(host: RunHost, reason: str) -> tuple[ExecutionBlock, Rest]:
+    """Return how a cancelled run is stored."""
+    record = encode_failure(Cancelled(host.id, reason), host.id).record
+    now = host.block()["lastUpdated"]
+    block = host.block("failed", state="cancelled", completedAt=now, error=record)
+    return block, Rest("cancelled")
+
+
+def at_rest(host: RunHost, waits: Sequence[PendingWait]) -> tuple[ExecutionBlock, Rest]:
+    """Return how a run is stored that waits for a time or an event."""
+    replays = any(wait["id"].startswith(REPLAY) for wait in waits)
+    waits = [wait for wait in waits if not wait["id"].startswith(REPLAY)]
+    listens = any(wait["kind"] == "event" for wait in waits)
+    state: RunStatus = "waiting" if listens else "suspended"
+    block = host.block(state=state, pending=waits)
+    snapshot = cast(Snapshot, {"execution": block})
+    wake_at = host.clock.now() if replays else wake_at_of(snapshot)
+    deadline = deadline_of(host.history.metadata)
+    if deadline is not None:
+        wake_at = deadline if wake_at is None else min(wake_at, deadline)
+    # A request that arrives while the run is being suspended must wake it.
+    return block, Rest(state, wake_at, (*awaits_of(snapshot), OPERATOR))

@@ -1,0 +1,79 @@
+"""What an operator asks of a run: a verb, with who asks and why.
+
+A run at rest is changed by the process that was asked. A run that another process owns receives the
+request as a message, and its owner applies it: neither a crash of the one nor of the other loses or
+repeats it. The act, who did what and why, is part of the write that changes the run.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from perdure import codec
+from perdure.store import Message
+
+OPERATOR = "~operator"
+"""The name of messages that contain a request."""
+
+Verb: TypeAlias = Literal[
+    "cancel",
+    "pause",
+    "unpause",
+    "retry",
+    "wake",
+    "signal",
+    "complete_step",
+    "skip_step",
+    "fail_step",
+    "retry_step",
+    "rewind",
+    "edit_payload",
+]
+
+
+class Request(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A verb for one run.
+
+    `id` is unlike that of any other request. `by` is empty if a program asks that does not act for
+    an operator: then no act is recorded. `step` is the key of a record, the id of a wait or the
+    name of an event; `value` is JSON.
+    """
+
+    id: str
+    verb: Verb
+    by: str = ""
+    via: str = ""
+    why: str = ""
+    step: str = ""
+    value: Any = None
+
+
+class Requested(NamedTuple):
+    """A request in a run's inbox; `message_id` is what the write that applies it consumes."""
+
+    message_id: str
+    request: Request
+
+
+_decoder = msgspec.json.Decoder(Request)
+
+
+def encode_request(request: Request) -> bytes:
+    """Return the payload of the message that contains a request."""
+    return codec.dumps(request)
+
+
+def requests_in(messages: Iterable[Message]) -> list[Requested]:
+    """Return the requests among the messages of a run, in the order they were sent."""
+    return [
+        Requested(message.id, _decoder.decode(message.payload))
+        for message in messages
+        if message.name == OPERATOR
+    ]
+
+
+def cancel_in(requests: Sequence[Requested]) -> Request | None:
+    """Return the first request that does not wait for the end of a step, if there is one."""
+    cancels = (each.request for each in requests if each.request.verb == "cancel")
+    return next(cancels, None)

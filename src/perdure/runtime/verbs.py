@@ -1,0 +1,294 @@
+"""The operator's verbs: how each changes a run at rest, and when it is refused.
+
+None of them calls a workflow function or needs one. A verb that fits changes the run in memory and
+returns what it replaced, in a few words; any other raises `Refused` and changes nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, cast
+
+from perdure import codec
+from perdure.clock import isoformat
+from perdure.durable.outcome import failures_to_retry
+from perdure.engine.branches import split_path
+from perdure.engine.history import History
+from perdure.errors import Refused
+from perdure.result import Err
+from perdure.runtime.deadlines import drop_passed_deadline
+from perdure.runtime.edits import RunEdit, stored_due_at
+from perdure.runtime.requests import Request, Requested, Verb
+from perdure.snapshot import PendingWait, Snapshot, StepRecord, rewinds_of, set_generation
+from perdure.snapshot.record import encode_failure
+
+_MAX_WAS = 200
+
+Apply: TypeAlias = Callable[[RunEdit, Request], str]
+
+
+def apply(run: RunEdit, request: Request) -> None:
+    """Apply a verb and record the act, or raise `Refused`."""
+    was = _VERBS[request.verb](run, request)
+    run.record(request, was=was)
+
+
+def apply_all(run: RunEdit, requests: Sequence[Requested]) -> list[str]:
+    """Apply the requests of an inbox; return the ids of their messages.
+
+    No caller waits for the answer: a refusal is recorded as an act.
+    """
+    for _, request in requests:
+        try:
+            apply(run, request)
+        except Refused as refused:
+            run.record(request, refused=refused.reason)
+    return [message_id for message_id, _ in requests]
+
+
+def _refuse(run: RunEdit, request: Request, reason: str) -> Refused:
+    return Refused(run.run_id, request.verb, reason)
+
+
+def _check_not_over(run: RunEdit, request: Request) -> None:
+    if run.is_over:
+        raise _refuse(run, request, f"it is {run.status}")
+
+
+def _cancel(run: RunEdit, request: Request) -> str:
+    _check_not_over(run, request)
+    was = run.status
+    run.make("cancelled", reason=request.why)
+    return was
+
+
+def _pause(run: RunEdit, request: Request) -> str:
+    _check_not_over(run, request)
+    if run.status == "paused":
+        raise _refuse(run, request, f"it is paused already: {run.reason or 'no reason was given'}")
+    was = run.status
+    due_at = run.due_at if was == "queued" else None
+    by = f"by {request.by}" if request.by else ""
+    reason = ": ".join(filter(None, (by, request.why)))
+    run.make("paused", reason=reason, due_at=due_at)
+    return was
+
+
+def _unpause(run: RunEdit, request: Request) -> str:
+    if run.status != "paused":
+        raise _refuse(run, request, f"it is {run.status}, not paused")
+    was = run.reason
+    run.make("queued", due_at=stored_due_at(run.stored))
+    return was
+
+
+def _retry(run: RunEdit, request: Request) -> str:
+    if run.status != "failed":
+        raise _refuse(run, request, f"it is {run.status}, not failed")
+    _check_complete(run, request)
+    keys = failures_to_retry(_snapshot(run))
+    _make_due_again(run)
+    run.history.drop(keys)
+    return f"failed at {', '.join(keys)}" if keys else "failed"
+
+
+def _make_due_again(run: RunEdit) -> None:
+    """Continue a run, also one that is over: a deadline that has passed no longer ends it."""
+    drop_passed_deadline(run.history.metadata, run.now)
+    run.continue_run()
+
+
+def _check_complete(run: RunEdit, request: Request) -> None:
+    if run.stored.get("truncated"):
+        reason = (
+            "its records were too large for the store and were dropped; start it again under "
+            "another id"
+        )
+        raise _refuse(run, request, reason)
+
+
+def _snapshot(run: RunEdit) -> Snapshot:
+    steps = {key: run.history.get(key) for key in run.history}
+    return cast(Snapshot, {"steps": steps, "execution": run.stored})
+
+
+def _wake(run: RunEdit, request: Request) -> str:
+    _check_not_over(run, request)
+    waits = [wait for wait in run.waits if request.step in ("", wait["id"])]
+    if not waits:
+        known = ", ".join(repr(wait["id"]) for wait in run.waits)
+        reason = f"it waits for {known}, not for {request.step!r}" if known else "it does not wait"
+        raise _refuse(run, request, reason)
+    for wait in waits:
+        run.history.waits[wait["id"]] = {**wait, "wakeAt": isoformat(run.now)}
+    run.continue_run()
+    return ", ".join(_describe_wait(wait) for wait in waits)
+
+
+def _describe_wait(wait: PendingWait) -> str:
+    until = f" until {wait['wakeAt']}" if "wakeAt" in wait else ""
+    what = f"event {wait['event']!r}" if "event" in wait else wait["id"]
+    return f"{what}{until}"
+
+
+def _signal(run: RunEdit, request: Request) -> str:
+    """Give the run an event as a record that the next wait for it receives."""
+    _check_not_over(run, request)
+    key = f"~signal:{request.id}"
+    if key in run.history:
+        raise _refuse(run, request, "its dedup id was used before")
+    facts: Any = {
+        "ok": True,
+        "value": request.value,
+        "at": isoformat(run.now),
+        "kind": "event",
+        "unclaimed": request.step,
+        "by": request.by or request.via,
+    }
+    run.history.load({key: facts})
+    run.continue_run()
+    return ""
+
+
+def _complete_step(run: RunEdit, request: Request) -> str:
+    return _enter(run, request, {"ok": True, "value": request.value})
+
+
+def _skip_step(run: RunEdit, request: Request) -> str:
+    return _enter(run, request, {"ok": True})
+
+
+def _fail_step(run: RunEdit, request: Request) -> str:
+    record = encode_failure(Err(request.value), request.step).record
+    return _enter(run, request, codec.loads(codec.dumps(record)))
+
+
+def _enter(run: RunEdit, request: Request, outcome: dict[str, Any]) -> str:
+    """Replace the record of a failed step, or one that does not exist yet, by one made by hand."""
+    if run.status in ("completed", "cancelled"):
+        raise _refuse(run, request, f"it is {run.status}")
+    _check_complete(run, request)
+    branch, call, was = _place_of(run, request)
+    _forget_failure(run.history, request.step)
+    _close_waits(run, branch, call)
+    key = run.entered = run.history.reserve(branch, call)
+    facts = {"at": isoformat(run.now), "branch": branch, "by": request.by or request.via}
+    record = {**outcome, **facts, "call": call}
+    run.history.load({key: cast(StepRecord, {k: v for k, v in record.items() if v != ""})})
+    _make_due_again(run)
+    return was
+
+
+def _place_of(run: RunEdit, request: Request) -> tuple[str, str, str]:
+    """Return the branch and the name of the step, and what is known about it."""
+    history, key = run.history, request.step
+    if key in history:
+        record = history.get(key)
+        _check_failed(run, request, record)
+        return record.get("branch", ""), record.get("call", key), _describe_failure(record)
+    wait = history.waits.get(key)
+    if wait is None:
+        return "", key, "not recorded"
+    if wait["kind"] != "retry":
+        hint = "signal the event" if wait["kind"] == "event" else "wake the run"
+        raise _refuse(run, request, f"{key!r} is a wait, not a step; {hint} instead")
+    return *split_path(key), wait.get("error", "")
+
+
+def _check_failed(run: RunEdit, request: Request, record: StepRecord) -> None:
+    if record["ok"]:
+        reason = f"step {request.step!r} succeeded; rewind the run to it to run it again"
+        raise _refuse(run, request, reason)
+    if record.get("kind", "step") not in ("step", "transaction"):
+        causes = ", ".join(record.get("failures", ())) or "those in its branches"
+        reason = f"{request.step!r} is a {record.get('kind')}; change its steps instead: {causes}"
+        raise _refuse(run, request, reason)
+
+
+def _describe_failure(record: Any) -> str:
+    error, cause = record.get("error"), record.get("cause") or {}
+    if isinstance(error, dict) and "type" in error:
+        return f"{error['type']}: {error.get('message', '')}"[:_MAX_WAS]
+    return str(cause.get("message") or error)[:_MAX_WAS]
+
+
+def _forget_failure(history: History, key: str) -> None:
+    """Drop a failure, and the races that failed because of it."""
+    dropped = [key]
+    for other in history:
+        if not set(dropped).isdisjoint(history.get(other).get("failures", ())):
+            dropped.append(other)
+    history.drop(dropped)
+
+
+def _close_waits(run: RunEdit, branch: str, call: str) -> None:
+    waits = run.history.waits
+    for id in [id for id in waits if split_path(id) == (branch, call)]:
+        del waits[id]
+
+
+def _retry_step(run: RunEdit, request: Request) -> str:
+    if run.status in ("completed", "cancelled"):
+        raise _refuse(run, request, f"it is {run.status}")
+    _check_complete(run, request)
+    if request.step not in run.history:
+        raise _refuse(run, request, f"there is no record of step {request.step!r}")
+    record = run.history.get(request.step)
+    _check_failed(run, request, record)
+    _forget_failure(run.history, request.step)
+    _make_due_again(run)
+    return _describe_failure(record)
+
+
+def _rewind(run: RunEdit, request: Request) -> str:
+    """Drop a record and all later ones. What waits begins again."""
+    _check_complete(run, request)
+    history = run.history
+    keys = list(history)
+    if request.step not in history:
+        raise _refuse(run, request, f"there is no record of step {request.step!r}")
+    later = keys[keys.index(request.step) :]
+    # An event that no wait has received is not part of what is undone.
+    dropped = [key for key in later if not history.get(key).get("unclaimed")]
+    if any(history.get(key)["ok"] for key in dropped):
+        # What succeeded runs again: its idempotency key must not answer with the old effect.
+        metadata = history.metadata
+        metadata["rewinds"] = rewinds_of(metadata) + 1
+        set_generation(metadata, history.generation + 1)
+    history.drop(dropped)
+    history.waits.clear()
+    _make_due_again(run)
+    return _list_keys(dropped)
+
+
+def _list_keys(keys: Sequence[str]) -> str:
+    shown = ", ".join(keys[:10])
+    more = f" and {len(keys) - 10} more" if len(keys) > 10 else ""
+    return f"{shown}{more}"
+
+
+def _edit_payload(run: RunEdit, request: Request) -> str:
+    _check_not_over(run, request)
+    if len(run.history):
+        reason = "it has records, which were made with the old payload; fork it instead"
+        raise _refuse(run, request, reason)
+    metadata = run.history.metadata
+    old = metadata.get("input")
+    # The call that triggered the run may be repeated, and must recognise its payload.
+    metadata.setdefault("firstInput", old)
+    metadata["input"] = request.value
+    return codec.dumps(old).decode()[:_MAX_WAS]
+
+
+_VERBS: dict[Verb, Apply] = {
+    "cancel": _cancel,
+    "pause": _pause,
+    "unpause": _unpause,
+    "retry": _retry,
+    "wake": _wake,
+    "signal": _signal,
+    "complete_step": _complete_step,
+    "skip_step": _skip_step,
+    "fail_step": _fail_step,
+    "retry_step": _retry_step,
+    "rewind": _rewind,
+    "edit_payload": _edit_payload,
+}

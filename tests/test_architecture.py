@@ -74,6 +74,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "presence": (("durations", "keys"), ("documents",), ("switches",), ("heartbeat",)),
     "sync": (("portal",), ("client",)),
+    "operations": (("outcome",), ("changes", "forks", "starts"), ("operations",)),
 }
 
 # Siblings here are alternatives to each other: what two of them share lives in a `_` file.

@@ -71,7 +71,8 @@ class Frame(msgspec.Struct, frozen=True):
 class ErrorFacts(msgspec.Struct, frozen=True):
     """An exception or a returned `Err`, with what caused it.
 
-    `value` is the JSON of an `Err`'s error that is not an exception.
+    `value` is the JSON of an `Err`'s error that is not an exception. `members` are those of an
+    exception group.
     """
 
     type: str
@@ -80,6 +81,7 @@ class ErrorFacts(msgspec.Struct, frozen=True):
     value: Json = None
     notes: tuple[str, ...] = ()
     cause: "ErrorFacts | None" = None
+    members: tuple["ErrorFacts", ...] = ()
 
 
 class WaitFacts(msgspec.Struct, frozen=True):
@@ -176,7 +178,7 @@ class StepGroup(msgspec.Struct, frozen=True):
 
 
 class StepDetail(msgspec.Struct, frozen=True):
-    """One record in full."""
+    """One record in full. `position` counts from 1; `later` is how many records come after it."""
 
     step: StepRow
     value: Json = None

@@ -36,7 +36,7 @@ class RunEdit:
 
     `stored` is its `execution` as it was read. `due_at` is when a queued run starts; `None` means
     at once. `is_changed` says that the status was set: otherwise a run that is over stays as it is.
-    `acts` are those of this write.
+    `acts` are those of this write, `entered` is the key of a record that was entered by hand.
     """
 
     def __init__(
@@ -51,12 +51,13 @@ class RunEdit:
         self.run_id = run_id
         self.history = history
         self.stored = stored
-        self.status = status
+        self.status: RunStatus = status
         self.now = now
         self.due_at = due_at
         self.reason: str = stored.get("reason", "")
         self.is_changed = False
         self.acts: list[dict[str, Any]] = []
+        self.entered = ""
 
     def record(self, request: Request, *, was: str = "", refused: str = "") -> None:
         """Record an operator's act; other programs leave none."""

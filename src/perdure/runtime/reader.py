@@ -110,7 +110,7 @@ class Reader:
                     return
 
     def _seen(self, run_id: str, snapshot: Snapshot, sighting: Sighting) -> Run:
-        run = self._run(run_id, snapshot, _read_report(sighting.report))
+        run = self._run(run_id, snapshot, read_report(sighting.report))
         return _as_owned(run) if sighting.status == "running" else run
 
     async def _is_owned(self, run_id: str) -> bool:
@@ -124,7 +124,7 @@ class Reader:
             return self._run(run_id, snapshot)
         # Only a step that is running reports in a document.
         report = (await read_reports(self.store, [run_id])).get(run_id)
-        return _as_owned(self._run(run_id, snapshot, _read_report(report)))
+        return _as_owned(self._run(run_id, snapshot, read_report(report)))
 
     async def _load(self, run_id: str) -> Snapshot:
         snapshot = await self.store.load(check_id(run_id, "run_id"))
@@ -169,7 +169,7 @@ def _visible(run: Run) -> object:
     return run.status, steps, run.pending, run.progress, run.note, run.tags, run.reason
 
 
-def _read_report(report: str | None) -> Mapping[str, Any] | None:
+def read_report(report: str | None) -> Mapping[str, Any] | None:
     try:
         fields = None if report is None else codec.loads(report)
     except CodecError:

@@ -113,7 +113,7 @@ def run_of(
     block: Mapping[str, Any] = snapshot["execution"]
     metadata = snapshot.get("metadata") or {}
     created = created_at_of(metadata)
-    latest = _latest_report(metadata.get("report"), report, created)
+    latest = latest_report(metadata.get("report"), report, created)
     return Run(
         run_id=run_id,
         workflow=snapshot.get("workflowName"),
@@ -152,7 +152,7 @@ def outcome_of_run(run_id: str, snapshot: Snapshot, types: Types) -> Any:
     raise error
 
 
-def _latest_report(
+def latest_report(
     stored: Mapping[str, Any] | None, beside: Mapping[str, Any] | None, created: str
 ) -> Mapping[str, Any]:
     """Return the report that was written last; an empty one if there is none."""

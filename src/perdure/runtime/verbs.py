@@ -34,7 +34,7 @@ def apply(run: RunEdit, request: Request) -> None:
 def apply_all(run: RunEdit, requests: Sequence[Requested]) -> list[str]:
     """Apply the requests of an inbox; return the ids of their messages.
 
-    Nobody waits for the answer: a refusal is recorded as an act.
+    No caller waits for the answer: a refusal is recorded as an act.
     """
     for _, request in requests:
         try:
@@ -133,6 +133,8 @@ def _signal(run: RunEdit, request: Request) -> str:
     """Give the run an event as a record that the next wait for it receives."""
     _check_not_over(run, request)
     key = f"~signal:{request.id}"
+    if key in run.history:
+        raise _refuse(run, request, "its dedup id was used before")
     facts: Any = {
         "ok": True,
         "value": request.value,
@@ -167,7 +169,7 @@ def _enter(run: RunEdit, request: Request, outcome: dict[str, Any]) -> str:
     branch, call, was = _place_of(run, request)
     _forget_failure(run.history, request.step)
     _close_waits(run, branch, call)
-    key = run.history.reserve(branch, call)
+    key = run.entered = run.history.reserve(branch, call)
     facts = {"at": isoformat(run.now), "branch": branch, "by": request.by or request.via}
     record = {**outcome, **facts, "call": call}
     run.history.load({key: cast(StepRecord, {k: v for k, v in record.items() if v != ""})})

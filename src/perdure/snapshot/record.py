@@ -194,6 +194,9 @@ def _value(record: StepRecord, returns: Callable[[], object], types: codec.Decla
         return codec.decode(data, returns(), typed=True, types=types)
     if "at" in record and "by" not in record:
         return codec.decode(data) if record.get("coded") else data
+    if "by" in record and data is None:
+        # A step that was skipped returns None, whatever its type.
+        return None
     # Entered by hand, written by another tool or taken from a resume state, none of which know
     # Python classes: the step's return type, if it is known, decides.
     value = codec.decode(data)

@@ -1,0 +1,94 @@
+"""Filters that no index answers: about the header of a run, and about its payload."""
+
+import operator as operators
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from perdure.insights.model import Json, RunRow
+from perdure.insights.redaction import Redact, lookup
+from perdure.insights.terms import Operator, Term
+
+_COMPARE: dict[Operator, Callable[[Any, Any], bool]] = {
+    "=": operators.eq,
+    ">": operators.gt,
+    "<": operators.lt,
+    ">=": operators.ge,
+    "<=": operators.le,
+}
+
+
+def matches_header(
+    row: RunRow, terms: Sequence[Term], owners: Mapping[str, frozenset[str]]
+) -> bool:
+    """Return whether a run matches the terms about its header.
+
+    `owners` are the owner ids of the workers that a term may name.
+    """
+    return all(_matches_field(row, term, owners) for term in terms if term.field != "payload")
+
+
+def _matches_field(row: RunRow, term: Term, owners: Mapping[str, frozenset[str]]) -> bool:
+    value = term.values[0]
+    match term.field:
+        case "version":
+            return row.version in map(int, term.values)
+        case "owner":
+            return row.owner is not None and (
+                row.owner in owners.get(value, ()) or row.owner.startswith(value)
+            )
+        case "waiting":
+            return value in row.awaits
+        case "step":
+            return value == row.last_step
+        case "error":
+            return value.casefold() in row.error.casefold()
+        case _:
+            return True
+
+
+def matches_payload(payload: Json, terms: Sequence[Term], redact: Redact) -> bool:
+    """Return whether a payload matches the terms about it; what is redacted never does."""
+    return all(_matches_at(payload, term, redact) for term in terms if term.field == "payload")
+
+
+def _matches_at(payload: Json, term: Term, redact: Redact) -> bool:
+    try:
+        stored = untagged(lookup(payload, term.path, redact))
+    except LookupError:
+        return False
+    return _compares(stored, term.operator, term.values[0])
+
+
+def untagged(value: Json) -> Json:
+    """Return the string in a tag, such as `{"~decimal": "12.50"}`; any other value as it is."""
+    if isinstance(value, dict) and len(value) == 1:
+        ((key, item),) = value.items()
+        if key.startswith("~") and isinstance(item, str):
+            return item
+    return value
+
+
+def _compares(stored: Json, operator: Operator, wanted: str) -> bool:
+    left, right = _number(stored), _number(wanted)
+    if left is not None and right is not None:
+        return _COMPARE[operator](left, right)
+    text = _scalar_text(stored)
+    return text is not None and _COMPARE[operator](text, wanted)
+
+
+def _number(value: Json) -> Decimal | None:
+    """Return a number, or the number in a string; exactly, as ids may be large ints."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = Decimal(str(value))
+    except ArithmeticError:
+        return None
+    return number if number.is_finite() else None
+
+
+def _scalar_text(value: Json) -> str | None:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return value if isinstance(value, str) else None

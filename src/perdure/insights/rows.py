@@ -1,0 +1,48 @@
+"""A run in a list, from what the store keeps beside its snapshot."""
+
+from datetime import datetime
+
+from perdure.clock import parse_iso
+from perdure.errors import InvalidArgument
+from perdure.insights.model import RunRow
+from perdure.insights.redaction import Redact
+from perdure.snapshot import is_over
+from perdure.snapshot.summary import read_summary
+from perdure.store import RunSummary
+
+
+def row_of(run: RunSummary, redact: Redact) -> RunRow:
+    """Return the row of a run."""
+    summary = read_summary(run.summary)
+    tags = dict(tag.split("=", 1) for tag in run.tags if "=" in tag)
+    return RunRow(
+        id=run.id,
+        workflow=run.workflow,
+        version=run.version or summary.version,
+        status=run.status,
+        queue=run.queue,
+        tags=redact.tags(tags),
+        created_at=run.created_at or read_time(summary.created),
+        updated_at=run.updated_at,
+        ended_at=run.updated_at if is_over(run.status) else None,
+        wake_at=None if run.owner is not None or is_over(run.status) else run.wake_at,
+        owner=run.owner,
+        lease_expires_at=None if run.owner is None else run.wake_at,
+        awaits=tuple(event for event in run.awaits if not event.startswith("~")),
+        takeovers=run.takeovers,
+        steps=summary.steps,
+        failed_steps=summary.failed,
+        last_step=summary.last_step,
+        error=redact.text(summary.error),
+        reason=redact.text(summary.reason),
+        size=summary.size,
+        revision=run.revision,
+    )
+
+
+def read_time(text: object) -> datetime | None:
+    """Return a stored time, or `None` if there is none that can be read."""
+    try:
+        return parse_iso(text) if isinstance(text, str) and text else None
+    except InvalidArgument:
+        return None

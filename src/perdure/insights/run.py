@@ -1,0 +1,96 @@
+"""Everything about one run but its steps."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from perdure.insights.acts import act_count_of, acts_of
+from perdure.insights.failures import error_of
+from perdure.insights.model import Fork, Json, MessageFacts, RunFacts, WaitFacts
+from perdure.insights.redaction import Redact
+from perdure.insights.rows import read_time
+from perdure.insights.state import INBOX, RunState
+from perdure.insights.steps import groups_of
+from perdure.insights.why import why
+from perdure.runtime.deadlines import deadline_of
+from perdure.runtime.run import latest_report
+from perdure.snapshot import Snapshot, created_at_of, generation_of, open_waits
+from perdure.store import Message
+
+
+def run_facts(state: RunState) -> RunFacts:
+    """Return the facts about a run."""
+    snapshot, redact = state.snapshot, state.redact
+    execution: Mapping[str, Any] = snapshot["execution"]
+    metadata = snapshot.get("metadata") or {}
+    acts = acts_of(metadata, state.row.id, redact)
+    report = latest_report(metadata.get("report"), state.report, created_at_of(metadata))
+    return RunFacts(
+        run=state.row,
+        why=why(state),
+        payload=redact.value(metadata.get("input"), ("payload",)),
+        output=redact.value(execution.get("output"), ("output",)),
+        error=error_of(execution.get("error"), redact, ("output",)),
+        error_steps=tuple(execution.get("failed") or ()),
+        waits=_waits(snapshot, redact),
+        inbox=tuple(_message(each, redact) for each in _messages(state)),
+        inbox_has_more=len(state.inbox) > INBOX,
+        in_flight=state.in_flight,
+        acts=acts,
+        act_count=act_count_of(metadata, len(acts)),
+        generation=generation_of(metadata),
+        deadline=deadline_of(metadata),
+        progress=report.get("progress"),
+        note=redact.text(report.get("note") or ""),
+        forked_from=_fork(metadata.get("forkedFrom")),
+        known_by=tuple(worker.id for worker in state.drivers),
+        groups=groups_of(snapshot),
+        warnings=_warnings(snapshot),
+        truncated=bool(execution.get("truncated")),
+    )
+
+
+def _waits(snapshot: Snapshot, redact: Redact) -> tuple[WaitFacts, ...]:
+    return tuple(
+        WaitFacts(
+            id=wait["id"],
+            kind=wait["kind"],
+            wake_at=read_time(wait.get("wakeAt")),
+            event=wait.get("event"),
+            attempt=wait.get("attempt"),
+            error=redact.text(wait.get("error", "")),
+        )
+        for wait in open_waits(snapshot)
+    )
+
+
+def _messages(state: RunState) -> list[Message]:
+    """Return the messages of the user; those of the engine are requests, and short-lived."""
+    return [each for each in state.inbox[:INBOX] if not each.name.startswith("~")]
+
+
+def _message(message: Message, redact: Redact) -> MessageFacts:
+    payload = redact.value(read_json(message.payload), ("inbox", message.name))
+    return MessageFacts(message.id, message.name, message.sent_at, payload)
+
+
+def read_json(data: bytes) -> Json:
+    """Return stored JSON; `None` if it cannot be read."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+
+
+def _fork(stored: Any) -> Fork | None:
+    if not isinstance(stored, Mapping) or not isinstance(stored.get("run"), str):
+        return None
+    return Fork(stored["run"], str(stored.get("at") or ""))
+
+
+def _warnings(snapshot: Snapshot) -> tuple[str, ...]:
+    return tuple(
+        f"step {each['stepId']!r}: {each['path']} was not recorded exactly ({each['reason']})"
+        for each in snapshot.get("warnings") or ()
+    )

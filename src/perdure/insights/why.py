@@ -1,0 +1,343 @@
+"""Why a run is where it is, in one or two sentences.
+
+An ordered table of rules: the first that matches wins. Each is about one situation, and describes
+it in plain words: durations instead of timestamps, the next thing that will happen, and who or
+what it depends on.
+"""
+
+import difflib
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+from perdure.insights.acts import acts_of
+from perdure.insights.failures import error_of
+from perdure.insights.model import InFlight, Why
+from perdure.insights.rows import read_time
+from perdure.insights.state import RunState
+from perdure.insights.words import count_words, duration_words, list_words, time_words
+from perdure.presence import WorkerPresence, worker_id
+from perdure.snapshot import PendingWait, open_waits
+
+Rule: TypeAlias = Callable[[RunState], Why | None]
+
+
+def why(state: RunState) -> Why:
+    """Return why a run is where it is."""
+    return next(answer for rule in RULES if (answer := rule(state)) is not None)
+
+
+def _completed(state: RunState) -> Why | None:
+    if state.row.status != "completed":
+        return None
+    return Why("completed", f"Completed {_ago(state)}{_took(state)}.")
+
+
+def _cancelled(state: RunState) -> Why | None:
+    if state.row.status != "cancelled":
+        return None
+    reason = _error_attribute(state, "reason")
+    sentence = f"Cancelled {_ago(state)}{_took(state)}{_because(reason)}."
+    return Why("cancelled", sentence, {"reason": reason})
+
+
+def _failed(state: RunState) -> Why | None:
+    if state.row.status != "failed":
+        return None
+    execution: Any = state.snapshot["execution"]
+    error = error_of(execution.get("error"), state.redact, ("output",))
+    name = error.type if error is not None else "an unknown error"
+    failed = [key for key in execution.get("failed") or () if key in state.snapshot["steps"]]
+    subject = _failed_steps(state, failed) if failed else "The function failed"
+    sentence = f"{subject} with {name}. Nothing will happen until the run is retried."
+    return Why("failed", sentence, {"steps": failed, "error": name})
+
+
+def _failed_steps(state: RunState, keys: Sequence[str]) -> str:
+    record: Any = state.snapshot["steps"][keys[0]]
+    attempts = record.get("attempts", 1)
+    after = f" after {attempts} attempts" if attempts > 1 else ""
+    if len(keys) > 1:
+        return f"{count_words(len(keys), 'step')}, the first of them {_quote(keys[0])}, failed"
+    return f"Step {_quote(keys[0])} failed{after}"
+
+
+def _paused(state: RunState) -> Why | None:
+    if state.row.status != "paused":
+        return None
+    acts = acts_of(state.snapshot.get("metadata") or {}, state.row.id, state.redact)
+    act = next((each for each in acts if each.verb == "pause" and not each.refused), None)
+    reason = state.row.reason
+    # A worker that sets a run aside writes a reason, and no act.
+    if act is None or (reason and reason != act.why):
+        text = reason[:1].upper() + reason[1:] if reason else f"Paused {_ago(state)}"
+        return Why("paused", text.rstrip(".") + ".", {"reason": reason})
+    ago = duration_words(state.now - act.at)
+    sentence = f"Paused by {act.by} {ago} ago{_because(act.why)}."
+    return Why("paused", sentence, {"by": act.by, "why": act.why})
+
+
+def _owner_silent(state: RunState) -> Why | None:
+    row = state.row
+    if row.owner is None or row.lease_expires_at is None or state.owner is not None:
+        return None
+    left, owner = row.lease_expires_at - state.now, worker_id(row.owner)
+    if left > timedelta(0) and not state.is_lost:
+        return None
+    sentence = f"No heartbeat from {owner}. Its lease "
+    if left <= timedelta(0):
+        sentence += f"expired {duration_words(-left)} ago; "
+    else:
+        sentence += f"expires in {duration_words(left)}; then "
+    facts = {"owner": owner, "lease_expires_at": row.lease_expires_at}
+    return Why("owner_silent", sentence + _next_owner(state), facts)
+
+
+def _next_owner(state: RunState) -> str:
+    if state.drivers:
+        return "another worker takes over."
+    return f"no live worker can take over. {_missing_worker(state)}"
+
+
+def _running(state: RunState) -> Why | None:
+    if state.row.owner is None:
+        return None
+    steps = state.in_flight
+    if not steps:
+        return _running_between_steps(state)
+    return Why("running", _step_in_flight(steps[0], state, len(steps) - 1), {"steps": len(steps)})
+
+
+def _step_in_flight(step: InFlight, state: RunState, others: int) -> str:
+    more = f" {count_words(others, 'other step')} of the run are in flight." if others > 1 else ""
+    more = " 1 other step of the run is in flight." if others == 1 else more
+    if step.next_attempt_at is not None and step.next_attempt_at > state.now:
+        left = duration_words(step.next_attempt_at - state.now)
+        failed = f"Step {_quote(step.key)} failed attempt {step.attempt}"
+        return f"{failed}; the next one starts on {step.worker} in {left}.{more}"
+    since = duration_words(state.now - step.since)
+    attempt = f", attempt {step.attempt}" if step.attempt > 1 else ""
+    return f"Step {_quote(step.key)} has been running on {step.worker} for {since}{attempt}.{more}"
+
+
+def _running_between_steps(state: RunState) -> Why:
+    owner = worker_id(state.row.owner or "")
+    facts = {"owner": owner, "lease_expires_at": state.row.lease_expires_at}
+    records = state.snapshot["steps"]
+    last = next(reversed(records), None)
+    at = None if last is None else read_time(records[last].get("at"))
+    if last is None or at is None:
+        return Why("running", f"Running on {owner}. No step has been recorded yet.", facts)
+    ago = duration_words(state.now - at)
+    sentence = f"Running on {owner}. The last record, {_quote(last)}, was made {ago} ago."
+    return Why("running", sentence, facts)
+
+
+def _held_back(state: RunState) -> Why | None:
+    switch = state.switches.workflows.get(state.row.workflow or "")
+    if switch is None or not switch.paused or not _is_due(state):
+        return None
+    ago = duration_words(state.now - switch.at)
+    reason = state.redact.text(switch.why)
+    held = f"Workflow {_quote(switch.workflow)} is paused, by {switch.by} {ago} ago"
+    sentence = f"{_due(state)} {held}{_because(reason)}."
+    return Why("held_back", sentence, {"by": switch.by, "why": reason})
+
+
+def _no_worker(state: RunState) -> Why | None:
+    if not _is_due(state) or _takers(state):
+        return None
+    return Why("no_worker", f"{_due(state)} {_missing_worker(state)}", _known(state))
+
+
+def _missing_worker(state: RunState) -> str:
+    if not state.workers:
+        return "No worker is running."
+    row = state.row
+    known = {
+        worker.id: [each for each in worker.workflows if each.workflow == row.workflow]
+        for worker in state.workers
+    }
+    if not any(known.values()):
+        return f"No live worker knows workflow {_quote(row.workflow or '')}."
+    if not state.drivers:
+        versions = (_versions(id, ranges) for id, ranges in known.items() if ranges)
+        missing = f"No live worker knows workflow {_quote(row.workflow or '')}"
+        return f"{missing} version {row.version} ({list_words(list(versions))})."
+    if all(worker.draining for worker in state.drivers):
+        return "All workers that know it are stopping."
+    return f"No live worker takes runs from queue {_quote(_queue_name(state))}."
+
+
+def _versions(worker: str, ranges: Sequence[Any]) -> str:
+    first, last = min(each.first for each in ranges), max(each.last for each in ranges)
+    if first == last:
+        return f"{worker} knows version {first}"
+    return f"{worker} knows versions {first} to {last}"
+
+
+def _known(state: RunState) -> dict[str, Any]:
+    return {"workflow": state.row.workflow, "version": state.row.version}
+
+
+def _all_busy(state: RunState) -> Why | None:
+    takers = _takers(state)
+    if not _is_due(state) or any(worker.running < worker.slots for worker in takers):
+        return None
+    slots = sum(worker.slots for worker in takers)
+    facts = {"slots": slots, "workers": [worker.id for worker in takers]}
+    busy = "The only slot is busy." if slots == 1 else f"All {slots:,} slots are busy."
+    return Why("held_back", f"{_due(state)} {busy}", facts)
+
+
+def _is_soon_claimed(state: RunState) -> Why | None:
+    if not _is_due(state):
+        return None
+    names = list_words([worker.id for worker in _takers(state)][:3])
+    crashes = ""
+    if state.row.takeovers > 1:
+        crashes = f" Its last {state.row.takeovers} owners died without making progress."
+    return Why("due", f"{_due(state)}{crashes} The next free slot of {names} takes it.")
+
+
+def _waiting(state: RunState) -> Why | None:
+    waits = [wait for wait in open_waits(state.snapshot) if "event" in wait]
+    if state.row.status not in ("waiting", "suspended") or not waits:
+        return None
+    if state.row.status == "suspended" and _earliest(state) is not None:
+        return None
+    names = list(dict.fromkeys(wait["event"] for wait in waits if "event" in wait))
+    since = duration_words(state.now - (_rested_at(state) or state.row.updated_at))
+    event = "event" if len(names) == 1 else "events"
+    sentence = f"Waiting for {event} {list_words([*map(_quote, names)][:5])} for {since}"
+    ends = [at for wait in waits if (at := read_time(wait.get("wakeAt"))) is not None]
+    if ends:
+        sentence += f"; times out in {duration_words(min(ends) - state.now)}"
+    return Why("waiting", f"{sentence}.{_inbox_hint(state, names)}", {"events": names})
+
+
+def _inbox_hint(state: RunState, awaited: Sequence[str]) -> str:
+    """Return a sentence about a message whose name is almost what the run waits for."""
+    names = [message.name for message in state.inbox if not message.name.startswith("~")]
+    for name in dict.fromkeys(names):
+        if name not in awaited and difflib.get_close_matches(name.lower(), _lower(awaited), 1):
+            number = names.count(name)
+            held = "one message" if number == 1 else f"{number} messages"
+            return f" The inbox holds {held} named {_quote(name)}."
+    return ""
+
+
+def _lower(names: Sequence[str]) -> list[str]:
+    return [name.lower() for name in names]
+
+
+def _suspended(state: RunState) -> Why | None:
+    wait = _earliest(state)
+    if state.row.status != "suspended" or wait is None:
+        return None
+    at = read_time(wait.get("wakeAt"))
+    assert at is not None, "the earliest wait has a time"
+    left = duration_words(at - state.now)
+    facts = {"wait": wait["id"], "wake_at": at}
+    if wait["kind"] != "retry":
+        until = time_words(at, state.now)
+        sentence = f"Suspended by {_quote(wait['id'])} until {until}, in {left}."
+        return Why("suspended", sentence, facts)
+    failed = f"Step {_quote(wait['id'])} failed {count_words(wait.get('attempt', 1), 'attempt')}"
+    error = state.redact.text(wait.get("error", "")).partition("\n")[0]
+    because = f" ({error})" if error else ""
+    return Why("suspended", f"{failed}{because}; the next one starts in {left}.", facts)
+
+
+def _scheduled(state: RunState) -> Why | None:
+    at = state.row.wake_at
+    if at is None:
+        return None
+    begin = "continues" if state.snapshot["steps"] else "starts"
+    left, until = duration_words(at - state.now), time_words(at, state.now)
+    return Why("scheduled", f"Scheduled: the run {begin} at {until}, in {left}.", {"wake_at": at})
+
+
+def _otherwise(state: RunState) -> Why:
+    return Why(
+        "unknown",
+        f"The run is {state.row.status}, was last changed {_ago(state)}, and waits for nothing "
+        "that is recorded.",
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    _completed,
+    _cancelled,
+    _failed,
+    _paused,
+    _owner_silent,
+    _running,
+    _held_back,
+    _no_worker,
+    _all_busy,
+    _is_soon_claimed,
+    _waiting,
+    _suspended,
+    _scheduled,
+    _otherwise,
+)
+
+
+def _is_due(state: RunState) -> bool:
+    return state.row.wake_at is not None and state.row.wake_at <= state.now
+
+
+def _due(state: RunState) -> str:
+    assert state.row.wake_at is not None, "a run that is due has a wake time"
+    return f"Due for {duration_words(state.now - state.row.wake_at)}."
+
+
+def _takers(state: RunState) -> list[WorkerPresence]:
+    """Return the live workers that may claim the run when it is due."""
+    queue = _queue_name(state)
+    return [
+        worker
+        for worker in state.drivers
+        if not worker.draining and (not queue or queue in worker.queues)
+    ]
+
+
+def _queue_name(state: RunState) -> str:
+    return state.row.queue.partition("/")[0]
+
+
+def _earliest(state: RunState) -> PendingWait | None:
+    timed = [wait for wait in open_waits(state.snapshot) if "wakeAt" in wait]
+    return min(timed, key=lambda wait: wait.get("wakeAt", ""), default=None)
+
+
+def _rested_at(state: RunState) -> Any:
+    return read_time(state.snapshot["execution"]["lastUpdated"])
+
+
+def _ago(state: RunState) -> str:
+    return f"{duration_words(state.now - state.row.updated_at)} ago"
+
+
+def _took(state: RunState) -> str:
+    created, ended = state.row.created_at, state.row.ended_at
+    if created is None or ended is None:
+        return ""
+    return f", {duration_words(ended - created)} after it was created"
+
+
+def _error_attribute(state: RunState, name: str) -> str:
+    error: Any = state.snapshot["execution"].get("error")
+    cause = error.get("cause") if isinstance(error, dict) else None
+    attributes = cause.get("attrs") if isinstance(cause, dict) else None
+    value = attributes.get(name) if isinstance(attributes, dict) else None
+    return state.redact.text(value) if isinstance(value, str) else ""
+
+
+def _because(reason: str) -> str:
+    return f": {_quote(reason)}" if reason else ""
+
+
+def _quote(name: str) -> str:
+    return f'"{name}"'

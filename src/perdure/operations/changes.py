@@ -1,0 +1,148 @@
+"""Changing one run: at once if it is at rest, through its owner if it has one."""
+
+from datetime import datetime, timedelta
+from random import Random
+from typing import Any
+
+from perdure import presence
+from perdure.clock import Clock
+from perdure.durable.session import Session, borrow, wake_workers
+from perdure.errors import Refused, RunNotFound
+from perdure.operations.outcome import Outcome, describe, requested
+from perdure.runtime.acts import copy_acts
+from perdure.runtime.edits import RunEdit, edit_of, leased_edit, settle
+from perdure.runtime.requests import (
+    OPERATOR,
+    Request,
+    encode_request,
+    requests_in,
+)
+from perdure.runtime.transitions import lease_request
+from perdure.runtime.verbs import apply, apply_all
+from perdure.snapshot import Snapshot, created_at_of
+from perdure.store import (
+    Grant,
+    NewMessage,
+    Refusal,
+    Rest,
+    RunSummary,
+    Store,
+    can_search,
+    require_inbox,
+)
+
+LEASE_TTL = timedelta(seconds=10)
+"""How long a run stays with an operator's process that died during a verb."""
+
+
+class Changes:
+    """Applies requests to the runs of one store."""
+
+    def __init__(self, store: Store, clock: Clock, random: Random) -> None:
+        self.store = store
+        self._clock = clock
+        self._random = random
+
+    def session(self) -> Session:
+        """Return the session through which runs are written; enter it to use it."""
+        return borrow(self.store, self._clock, LEASE_TTL)
+
+    async def preview(self, run_id: str, request: Request) -> tuple[RunEdit, tuple[str, ...]]:
+        """Return the run as it would be after the request, and the records it has now."""
+        snapshot, summary = await self._read(run_id)
+        return _try(run_id, snapshot, request, self._clock.now(), _due_at(summary))
+
+    async def apply(self, run_id: str, request: Request) -> Outcome:
+        """Apply a request, or send it to the run's owner; raise `Refused` if it does not fit."""
+        # Before the run is touched: a lease and a rest would look like a change.
+        await self.preview(run_id, request)
+        async with self.session() as session:
+            outcome = await self._at_rest(session, run_id, request)
+            if isinstance(outcome, Refusal):
+                inbox = require_inbox(self.store, "changing a run that is owned elsewhere")
+                message = NewMessage(
+                    run_id, OPERATOR, encode_request(request), f"{OPERATOR}:{request.id}"
+                )
+                await inbox.send([message])
+                session.poke(run_id)
+                # Its owner may have given it up just before the message arrived.
+                outcome = await self._at_rest(session, run_id, request)
+        if isinstance(outcome, Refusal):
+            return requested(request, run_id, presence.worker_id(outcome.owner or ""))
+        wake_workers(self.store)
+        return outcome
+
+    async def _at_rest(self, session: Session, run_id: str, request: Request) -> Outcome | Refusal:
+        """Apply a request to a run that no process owns."""
+        summary = await self._summary(run_id)
+        grant = await self._lease(session, run_id)
+        if isinstance(grant, Refusal):
+            return grant
+        run, host = leased_edit(session, grant, _due_at(summary))
+        before = tuple(run.history)
+        # Ours may be among them, if it was sent to an owner who did not see it.
+        waiting = requests_in(grant.inbox)
+        consumes = apply_all(run, [each for each in waiting if each.request.id != request.id])
+        consumes += (each.message_id for each in waiting if each.request.id == request.id)
+        refused: Refused | None = None
+        try:
+            apply(run, request)
+        except Refused as error:
+            refused = error
+        data = await settle(host, *run.rest(host), consumes)
+        await copy_acts(self.store, run_id, run.acts if data is not None else ())
+        if refused is not None:
+            raise refused
+        if data is None:
+            # Another process took the run over: it is told, or finds the request in the inbox.
+            return Refusal(run_id, "owned", owner="another process")
+        return describe(request, run, before)
+
+    async def delete(self, run_id: str, act: dict[str, Any]) -> None:
+        """Delete a run that no process owns. The act is written first: nothing of the run remains
+        that could contain it.
+        """
+        async with self.session() as session:
+            grant = await self._lease(session, run_id)
+            if isinstance(grant, Refusal):
+                owner = presence.worker_id(grant.owner or "")
+                raise Refused(run_id, "delete", f"{owner} owns it; cancel it first")
+            run, host = leased_edit(session, grant)
+            created = created_at_of(run.history.metadata)
+            await copy_acts(self.store, run_id, [{**act, "was": run.status, "created": created}])
+            await settle(host, run.stored, Rest(run.status, delete=True))
+
+    async def _lease(self, session: Session, run_id: str) -> Grant | Refusal:
+        """Lease a stored run; raise `RunNotFound` if there is none."""
+        answer = await session.acquire(lease_request(run_id, self._random, LEASE_TTL))
+        if isinstance(answer, Refusal) and answer.reason == "missing":
+            raise RunNotFound(run_id)
+        return answer
+
+    async def _read(self, run_id: str) -> tuple[Snapshot, RunSummary | None]:
+        summary = await self._summary(run_id)
+        snapshot = await self.store.load(run_id)
+        if snapshot is None:
+            raise RunNotFound(run_id)
+        return snapshot, summary
+
+    async def _summary(self, run_id: str) -> RunSummary | None:
+        if not can_search(self.store):
+            return None
+        (summary,) = await self.store.summaries([run_id])
+        return summary
+
+
+def _due_at(summary: RunSummary | None) -> datetime | None:
+    """Return when a run that has not started yet is to start."""
+    is_queued = summary is not None and summary.owner is None and summary.status == "queued"
+    return summary.wake_at if summary is not None and is_queued else None
+
+
+def _try(
+    run_id: str, snapshot: Snapshot, request: Request, now: datetime, due_at: datetime | None
+) -> tuple[RunEdit, tuple[str, ...]]:
+    run = edit_of(run_id, snapshot, now, due_at)
+    before = tuple(run.history)
+    apply(run, request)
+    return run, before

@@ -1,0 +1,85 @@
+"""New runs made of stored ones."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NamedTuple, cast
+
+from perdure.clock import isoformat
+from perdure.errors import InvalidArgument, Refused
+from perdure.operations.outcome import KEEP, Keep
+from perdure.runtime.acts import add_act
+from perdure.snapshot import Metadata, Snapshot, StepRecord, workflow_of
+from perdure.snapshot.tags import is_tag
+
+FORK_TAG = "~fork"
+"""The tag by which the forks of a run are found."""
+
+
+class Fork(NamedTuple):
+    """What a fork takes over from its source and what it changes.
+
+    It has the records before `at`; without `at`, none. `values` replaces the values of kept steps.
+    """
+
+    at: str | None = None
+    payload: object | Keep = KEEP
+    values: Mapping[str, Any] = {}
+    version: int | None = None
+
+
+def forked(
+    source_id: str, source: Snapshot, fork: Fork, act: dict[str, Any], now: datetime, by: str
+) -> tuple[Snapshot, list[str]]:
+    """Return the snapshot of a new run, and the keys of the source's records that it lacks."""
+    steps = source["steps"]
+    if source["execution"].get("truncated"):
+        raise Refused(source_id, "fork", "its records were too large for the store")
+    if fork.at is not None and fork.at not in steps:
+        raise Refused(source_id, "fork", f"there is no record of step {fork.at!r}")
+    keys = list(steps)
+    kept = keys[: keys.index(fork.at)] if fork.at is not None else []
+    records = {key: _record(steps[key], key, fork.values, now, by) for key in kept}
+    if unknown := set(fork.values) - set(kept):
+        expected = f"keys of kept steps: {', '.join(kept) or 'there are none'}"
+        raise InvalidArgument("values", sorted(unknown), expected)
+    metadata = _metadata(source_id, source.get("metadata") or {}, fork, now)
+    add_act(metadata, act)
+    snapshot: Snapshot = {
+        "formatVersion": 1,
+        "workflowName": workflow_of(source) or "",
+        "steps": records,
+        "execution": {"status": "running", "state": "queued", "lastUpdated": isoformat(now)},
+        "metadata": metadata,
+    }
+    return snapshot, keys[len(kept) :]
+
+
+def _record(
+    record: StepRecord, key: str, values: Mapping[str, Any], now: datetime, by: str
+) -> StepRecord:
+    if key not in values:
+        return record
+    if not record["ok"] or record.get("kind", "step") not in ("step", "transaction"):
+        raise InvalidArgument("values", key, "the key of a step that succeeded")
+    facts = {name: fact for name, fact in record.items() if name in ("branch", "call", "kind")}
+    edited = {**facts, "ok": True, "value": values[key], "at": isoformat(now), "by": by}
+    return cast(StepRecord, edited)
+
+
+def _metadata(source_id: str, source: Metadata, fork: Fork, now: datetime) -> Metadata:
+    """Return the metadata of a fork.
+
+    The seed stays: the records that are kept were made with values that were derived from it.
+    """
+    dropped = ("acts", "actCount", "firstInput", "report", "deadline", "forkedFrom")
+    metadata = {name: value for name, value in source.items() if name not in dropped}
+    metadata["createdAt"] = isoformat(now)
+    metadata["forkedFrom"] = {"run": source_id, "at": fork.at or ""}
+    if is_tag(f"{FORK_TAG}={source_id}"):
+        metadata["tags"] = {**(metadata.get("tags") or {}), FORK_TAG: source_id}
+    if fork.payload is not KEEP:
+        metadata["input"] = fork.payload
+    if fork.version is not None:
+        metadata["version"] = fork.version
+        metadata.pop("definitionHash", None)
+    return metadata

@@ -1,0 +1,105 @@
+"""What a verb answers: what was done or asked for, in words and as data."""
+
+from enum import Enum
+from typing import Final, Literal
+
+import msgspec
+
+from perdure.runtime.edits import RunEdit
+from perdure.runtime.requests import Request
+from perdure.snapshot import RunStatus
+
+
+class Keep(Enum):
+    """The type of `KEEP`."""
+
+    KEEP = "keep"
+
+
+KEEP: Final = Keep.KEEP
+"""An argument that means: as it is in the original."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of a verb.
+
+    `requested` means that another process owns the run: it applies the verb after its current step.
+    `sentence` says it in words. `kept` counts the records that stay, `dropped` names the others.
+    """
+
+    run_id: str
+    verb: str
+    state: Literal["done", "requested"]
+    status: RunStatus | None
+    sentence: str
+    kept: int = 0
+    dropped: tuple[str, ...] = ()
+
+
+class Preview(msgspec.Struct, frozen=True):
+    """What a verb would do: the records that stay, that are dropped and whose steps run again."""
+
+    kept: tuple[str, ...]
+    dropped: tuple[str, ...]
+    runs_again: tuple[str, ...]
+    sentence: str
+
+
+_DONE = {
+    "cancel": "Cancelled.",
+    "pause": "Paused. Nothing happens until it is resumed.",
+    "unpause": "Resumed. A worker will continue the run.",
+    "retry": "A worker will run the failed steps again.",
+    "wake": "Woken. A worker will continue the run.",
+    "signal": "Event {step!r} is delivered.",
+    "complete_step": "Step {step!r} is completed by hand.",
+    "skip_step": "Step {step!r} is skipped: it returns None.",
+    "fail_step": "Step {step!r} fails by hand.",
+    "retry_step": "A worker will run step {step!r} again.",
+    "rewind": "Rewound to {step!r}. A worker will continue the run there.",
+    "edit_payload": "The payload is replaced.",
+}
+
+_WAITING = {"signal", "complete_step", "skip_step", "fail_step", "retry_step", "rewind", "wake"}
+"""The verbs after which a run continues unless it is paused."""
+
+
+def compare(run: RunEdit, before: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return which of a run's earlier records are kept, and which are dropped."""
+    after = set(run.history)
+    kept = tuple(key for key in before if key in after and key != run.entered)
+    return kept, tuple(key for key in before if key not in after)
+
+
+def describe(request: Request, run: RunEdit, before: tuple[str, ...]) -> Outcome:
+    """Return the outcome of a verb that was applied to a run with these records."""
+    kept, dropped = compare(run, before)
+    return Outcome(
+        run.run_id,
+        request.verb,
+        "done",
+        run.status,
+        _sentence(request, run, len(kept), dropped),
+        len(kept),
+        dropped,
+    )
+
+
+def _sentence(request: Request, run: RunEdit, kept: int, dropped: tuple[str, ...]) -> str:
+    parts = [_DONE[request.verb].format(step=request.step)]
+    if dropped:
+        parts.append(f"{records(kept)} kept, {len(dropped)} dropped.")
+    if run.status == "paused" and request.verb in _WAITING:
+        parts.append("The run is still paused.")
+    return " ".join(parts)
+
+
+def requested(request: Request, run_id: str, owner: str) -> Outcome:
+    """Return the outcome of a verb that was sent to the owner of a run."""
+    sentence = f"Requested. {owner} will apply it after the current step."
+    return Outcome(run_id, request.verb, "requested", "running", sentence)
+
+
+def records(number: int) -> str:
+    """Return a number of records in words."""
+    return "1 record" if number == 1 else f"{number:,} records"

@@ -1,0 +1,64 @@
+"""Runs that an operator starts: the act is part of the run from the beginning."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from perdure import codec
+from perdure.durable.session import wake_workers
+from perdure.errors import RunConflict
+from perdure.runtime.acts import acts_of, add_act
+from perdure.runtime.options import check_options
+from perdure.runtime.run import Run
+from perdure.runtime.starter import Starter
+from perdure.snapshot import Snapshot, workflow_of
+from perdure.store import NewRun, Rest, header_of, require_schedule
+from perdure.validation import check_user_id
+
+
+class OperatorStarter(Starter):
+    """Creates runs on behalf of an operator."""
+
+    async def start(
+        self,
+        workflow: str,
+        payload: object,
+        run_id: str | None,
+        tags: Mapping[str, str] | None,
+        act: dict[str, Any],
+    ) -> Run:
+        """Create a run for a worker; raise `RunConflict` if the id is taken."""
+        plan = check_options(self.clock.now(), tags=tags, if_exists="error")
+        metadata = dict(plan.metadata)
+        add_act(metadata, act)
+        plan = replace(plan, metadata=metadata)
+        [run] = await self._create([self._start(workflow, payload, run_id, plan)])
+        return run
+
+    def check_payload(self, workflow: str | None, payload: object) -> Any:
+        """Return a payload as JSON, checked if the definition of the workflow is known here."""
+        if workflow is None or workflow not in self.registry.names:
+            return payload
+        return self.registry.newest(workflow).encode_payload(payload)
+
+    async def create(self, run_id: str, snapshot: Snapshot, rest: Rest | None = None) -> None:
+        """Create a run with this snapshot; raise `RunConflict` if the id is taken."""
+        data = codec.dumps(snapshot)
+        new = NewRun(
+            check_user_id(run_id, "run_id"),
+            workflow_of(snapshot) or "",
+            data,
+            rest=rest,
+            **header_of(snapshot, len(data)),
+        )
+        [is_new] = await require_schedule(self.store, "Operations").enqueue([new])
+        if not is_new and not await self._is_own(run_id, snapshot):
+            raise RunConflict(run_id, workflow_of(snapshot), "there is a run with this id")
+        wake_workers(self.store)
+
+    async def _is_own(self, run_id: str, snapshot: Snapshot) -> bool:
+        """Return whether the run is the one that was just created: the answer may be lost."""
+        stored = await self.store.load(run_id)
+        if stored is None:
+            return False
+        return acts_of(stored.get("metadata")) == acts_of(snapshot.get("metadata"))

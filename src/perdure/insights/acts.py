@@ -1,21 +1,27 @@
 """The audit trail: what operators did, in the run it was done to and in documents beside it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from perdure.insights.model import Act
+from perdure.errors import InvalidArgument
+from perdure.insights.model import Act, ActsPage
 from perdure.insights.redaction import Redact
+from perdure.insights.terms import Field, Term, parse_terms, parse_time
+from perdure.runtime.acts import ACT, KEPT_FOR, acts_of
+from perdure.store import SearchStore
+
+_BATCH = 200
+_DAY = timedelta(days=1)
 
 
-def acts_of(metadata: Mapping[str, Any], run_id: str, redact: Redact) -> tuple[Act, ...]:
+def run_acts(metadata: Mapping[str, Any], run_id: str, redact: Redact) -> tuple[Act, ...]:
     """Return the acts that a run keeps, newest first."""
-    stored = metadata.get("acts")
-    found = (read_act(each, redact) for each in (stored if isinstance(stored, list) else ()))
-    acts = [replace(act, run_id=run_id) for act in found if act is not None]
-    return tuple(newest_first(acts))
+    found = [read_act(stored, redact) for stored in reversed(acts_of(dict(metadata)))]
+    return tuple(replace(act, run_id=run_id) for act in found if act is not None)
 
 
 def act_count_of(metadata: Mapping[str, Any], kept: int) -> int:
@@ -24,20 +30,102 @@ def act_count_of(metadata: Mapping[str, Any], kept: int) -> int:
     return max(count, kept) if type(count) is int else kept
 
 
-def read_act(stored: object, redact: Redact) -> Act | None:
+def read_act(stored: Any, redact: Redact) -> Act | None:
     """Return a stored act, or `None` if it cannot be read."""
     try:
-        act = msgspec.convert(stored, Act)
-    except msgspec.ValidationError:
+        act = msgspec.convert({**stored, "run_id": stored.get("run", "")}, Act)
+    except (msgspec.ValidationError, TypeError, AttributeError):
+        return None
+    if act.at.tzinfo is None:
         return None
     return replace(
         act, why=redact.text(act.why), was=redact.text(act.was), refused=redact.text(act.refused)
     )
 
 
-def newest_first(acts: Iterable[Act]) -> list[Act]:
-    """Return acts by their time; of two at the same time, the one that was stored last first."""
-    found = list(acts)
-    found.reverse()
-    found.sort(key=lambda act: act.at, reverse=True)
-    return found
+def _check_word(value: str) -> None:
+    if not value:
+        raise ValueError("a non-empty string")
+
+
+def _check_time(value: str) -> None:
+    parse_time(value, datetime(2000, 1, 1, tzinfo=UTC))
+
+
+FIELDS: dict[str, Field] = {
+    "by": Field("by:ana, an operator", _check_word),
+    "verb": Field("verb:retry,cancel", _check_word, is_list=True),
+    "via": Field("via:cli", _check_word),
+    "since": Field("since:7d", _check_time),
+    "older": Field("older:1d", _check_time),
+}
+
+
+class ActSearch:
+    """One search of the audit trail, day by day, newest first."""
+
+    def __init__(self, store: SearchStore, query: str, redact: Redact, now: datetime) -> None:
+        self._store = store
+        self._redact = redact
+        self._terms = parse_terms(query, FIELDS)
+        times = {term.field: term.values[0] for term in self._terms}
+        self._since = max(parse_time(times.get("since", "3650d"), now), now - KEPT_FOR)
+        self._until = parse_time(times["older"], now) if "older" in times else now + _DAY
+
+    async def page(self, limit: int, after: str | None) -> ActsPage:
+        """Return up to `limit` acts; `after` is the cursor of the previous page."""
+        if after is not None and not (isinstance(after, str) and after.startswith(ACT)):
+            raise InvalidArgument("after", after, "the cursor of a page of acts")
+        acts: list[Act] = []
+        for day in self._days(after):
+            keys = sorted(await self._store.documents.keys(f"{ACT}{day}*"), reverse=True)
+            keys = [key for key in keys if after is None or key < after]
+            for first in range(0, len(keys), _BATCH):
+                for key, act in await self._read(keys[first : first + _BATCH]):
+                    if len(acts) == limit:
+                        return ActsPage(tuple(acts), after)
+                    acts.append(act)
+                    after = key
+        return ActsPage(tuple(acts))
+
+    def _days(self, after: str | None) -> Iterable[str]:
+        first = self._until.date().isoformat()
+        if after is not None:
+            first = min(first, after.removeprefix(ACT)[:10])
+        day = datetime.fromisoformat(first).replace(tzinfo=UTC)
+        while day.date() >= self._since.date():
+            yield day.date().isoformat()
+            day -= _DAY
+
+    async def _read(self, keys: Sequence[str]) -> list[tuple[str, Act]]:
+        found: list[tuple[str, Act]] = []
+        for key, value in zip(keys, await self._store.documents.get_many(keys), strict=True):
+            act = None if value is None else read_act(_loads(value), self._redact)
+            if act is not None and self._matches(act):
+                found.append((key, act))
+        return found
+
+    def _matches(self, act: Act) -> bool:
+        is_in_time = self._since <= act.at < self._until
+        return is_in_time and all(_has(act, term) for term in self._terms)
+
+
+def _has(act: Act, term: Term) -> bool:
+    match term.field:
+        case "":
+            return act.run_id.startswith(term.values[0])
+        case "by":
+            return act.by == term.values[0]
+        case "verb":
+            return act.verb in term.values
+        case "via":
+            return act.via == term.values[0]
+        case _:
+            return True
+
+
+def _loads(value: str) -> Any:
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None

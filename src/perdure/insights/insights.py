@@ -1,20 +1,41 @@
 """`Insights`: everything an operator can ask about the runs of a store."""
 
-from perdure.clock import Clock, SystemClock, check_clock
-from perdure.errors import InvalidArgument, RunNotFound
-from perdure.insights.completion import Candidate, complete
-from perdure.insights.model import RunFacts, RunsPage, StepDetail, StepsPage, Why
+import asyncio
+from collections.abc import AsyncGenerator
+
+from perdure.clock import Clock, Duration, SystemClock, check_clock, parse_duration
+from perdure.errors import InvalidArgument, InvalidDuration, RunNotFound, StoreError
+from perdure.insights import agenda, bulk, checks, compare, completion, export, grouping, overview
+from perdure.insights.acts import ActSearch
+from perdure.insights.completion import Candidate
+from perdure.insights.model import (
+    ActsPage,
+    Agenda,
+    BulkProgress,
+    Bundle,
+    Comparison,
+    ErrorGroups,
+    Finding,
+    Overview,
+    RunFacts,
+    RunsPage,
+    StepDetail,
+    StepsPage,
+    StoreFacts,
+    Why,
+)
 from perdure.insights.query import ParsedQuery, parse_query
 from perdure.insights.redaction import DEFAULT_REDACTION, Redact
 from perdure.insights.rows import row_of
 from perdure.insights.run import run_facts
 from perdure.insights.search import Search
-from perdure.insights.state import RunState, Snapshots, read_state
+from perdure.insights.state import RunState, Snapshots, read_state, worker_row
 from perdure.insights.steps import step_detail, steps_page
 from perdure.insights.why import why
-from perdure.presence import read_workers
-from perdure.snapshot import Snapshot
-from perdure.store import Store, check_store, require_search
+from perdure.presence import read_switches, read_workers
+from perdure.runtime.watching import watching
+from perdure.snapshot import Snapshot, is_over
+from perdure.store import Message, Query, Store, can_inbox, check_store, require_search
 from perdure.validation import check_id, check_int
 
 
@@ -22,10 +43,12 @@ class Insights:
     """Answers questions about the runs of a store, from the store alone.
 
     It needs no code of the application, takes no lease and writes nothing. Values are redacted as
-    `redact` says.
+    `redact` says; to see everything, make one with `NOTHING_REDACTED`. `url` is the address of the
+    store as `store()` shows it, without its password.
 
         insights = Insights(store)
         page = await insights.runs("status:failed since:24h")
+        print((await insights.why(page.runs[0].id)).sentence)
     """
 
     def __init__(
@@ -34,34 +57,48 @@ class Insights:
         *,
         redact: Redact = DEFAULT_REDACTION,
         clock: Clock = SystemClock(),
+        url: str = "",
     ) -> None:
         if not isinstance(redact, Redact):
             raise InvalidArgument("redact", redact, "a Redact, such as Redact(names=('iban',))")
         self._store = require_search(check_store(store), "Insights")
         self._redact = redact
         self._clock = check_clock(clock)
+        self._url = url
         self._snapshots = Snapshots(self._store)
 
     def parse(self, query: str) -> ParsedQuery:
         """Return what a query means now, or raise `InvalidQuery`."""
         return parse_query(query, self._clock.now())
 
+    async def complete(self, query: str, cursor: int | None = None) -> tuple[Candidate, ...]:
+        """Return what the word at the cursor of a query could become."""
+        counts = await self._store.counts(Query(), 1)
+        workflows = sorted({each.workflow for each in counts if each.workflow})
+        return completion.complete(query, cursor, {"workflow": workflows})
+
+    async def overview(self) -> Overview:
+        """Return the store at a glance: counts, what failed last, what needs attention."""
+        now = self._clock.now()
+        workers, switches = await asyncio.gather(
+            read_workers(self._store), read_switches(self._store)
+        )
+        rows = [worker_row(worker) for worker in workers]
+        return await overview.overview(self._store, self._redact, now, rows, workers, switches)
+
     async def runs(
         self, query: str | ParsedQuery = "", limit: int = 50, after: str | None = None
     ) -> RunsPage:
         """Return a page of runs, the most recently updated first.
 
-        `after` is the cursor of the previous page.
+        `after` is the cursor of the previous page. A search with terms that no index answers is
+        bounded: the page says how far it looked.
         """
         check_int(limit, "limit")
         parsed = query if isinstance(query, ParsedQuery) else self.parse(query)
         owners = await self._owners() if any(term.field == "owner" for term in parsed.terms) else {}
         search = Search(self._store, parsed, self._redact, self._clock, owners)
         return await search.page(limit, after)
-
-    async def complete(self, query: str, cursor: int | None = None) -> tuple[Candidate, ...]:
-        """Return what the word at the cursor of a query could become."""
-        return complete(query, cursor)
 
     async def run(self, run_id: str) -> RunFacts:
         """Return everything about a run but its steps, or raise `RunNotFound`."""
@@ -80,6 +117,73 @@ class Insights:
         """Return one record of a run in full."""
         return step_detail(await self._snapshot(run_id), key, self._redact)
 
+    async def watch(self, run_id: str) -> AsyncGenerator[RunFacts, None]:
+        """Yield a run as it is, and again after each change, until it is over."""
+        check_id(run_id, "run_id")
+        async with watching(self._store, self._clock, run_id, reports=True) as watch:
+            while True:
+                if await watch.next() is None:
+                    raise RunNotFound(run_id)
+                facts = await self.run(run_id)
+                yield facts
+                if is_over(facts.run.status):
+                    return
+
+    async def export(self, run_id: str) -> Bundle:
+        """Return a run with its snapshot and inbox, redacted, with a checksum."""
+        state, inbox = await asyncio.gather(self._state(run_id), self._inbox(run_id))
+        return export.bundle_of(state, inbox)
+
+    async def compare(self, left: str, right: str) -> Comparison:
+        """Return how the payloads and the records of two runs differ."""
+        states = await asyncio.gather(self._state(left), self._state(right))
+        return compare.compare(*states)
+
+    async def errors(self, window: Duration = "24h") -> ErrorGroups:
+        """Return the failed runs of a window in groups, from at most the newest 2,000."""
+        duration = parse_duration(window, "window")
+        if not duration:
+            raise InvalidDuration("window", window, "a positive duration")
+        return await grouping.error_groups(self._store, self._redact, self._clock.now(), duration)
+
+    async def agenda(self, hours: int = 24) -> Agenda:
+        """Return what happens in the next hours: runs that wake, and events that runs wait for."""
+        check_int(hours, "hours")
+        return await agenda.agenda(self._store, self._redact, self._clock.now(), hours)
+
+    async def acts(self, query: str = "", limit: int = 50, after: str | None = None) -> ActsPage:
+        """Return a page of what operators did, newest first.
+
+        A query has the fields `by`, `verb`, `via`, `since` and `older`; a bare word is the
+        beginning of a run's id. `after` is the cursor of the previous page.
+        """
+        check_int(limit, "limit")
+        search = ActSearch(self._store, query, self._redact, self._clock.now())
+        return await search.page(limit, after)
+
+    async def bulk(self, id: str) -> BulkProgress | None:
+        """Return a bulk operation, or `None` if there is none with this id."""
+        return await bulk.read_bulk(self._store, check_id(id))
+
+    async def bulks(self, limit: int = 50) -> tuple[BulkProgress, ...]:
+        """Return the newest bulk operations first."""
+        return await bulk.read_bulks(self._store, check_int(limit, "limit"))
+
+    async def store(self) -> StoreFacts:
+        """Return what the store is, what it can do, and how far its clock is known to be off."""
+        return await checks.store_facts(self._store, self._url, self._clock.now())
+
+    async def check(self) -> tuple[Finding, ...]:
+        """Return what is wrong with the store and around it; nothing if all is well."""
+        try:
+            workers, switches = await asyncio.gather(
+                read_workers(self._store), read_switches(self._store)
+            )
+            rows = [worker_row(worker) for worker in workers]
+            return await checks.find(self._store, self._clock.now(), rows, workers, switches)
+        except StoreError as error:
+            return (checks.unreachable(error),)
+
     async def _state(self, run_id: str) -> RunState:
         check_id(run_id, "run_id")
         return await read_state(self._store, self._snapshots, run_id, self._redact, self._clock)
@@ -89,6 +193,9 @@ class Insights:
         if run is None:
             raise RunNotFound(run_id)
         return await self._snapshots.load(run, row_of(run, self._redact).size)
+
+    async def _inbox(self, run_id: str) -> list[Message]:
+        return list(await self._store.inbox(run_id)) if can_inbox(self._store) else []
 
     async def _owners(self) -> dict[str, frozenset[str]]:
         """Return the owner ids of the live workers."""

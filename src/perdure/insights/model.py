@@ -121,6 +121,13 @@ class Act(msgspec.Struct, frozen=True):
     refused: str = ""
 
 
+class ActsPage(msgspec.Struct, frozen=True):
+    """One page of the audit trail, newest first; `cursor` continues it."""
+
+    acts: tuple[Act, ...]
+    cursor: str | None = None
+
+
 class InFlight(msgspec.Struct, frozen=True):
     """A step that a worker is executing, as of the worker's last heartbeat.
 
@@ -381,7 +388,10 @@ class Attention(msgspec.Struct, frozen=True):
 
 
 class Overview(msgspec.Struct, frozen=True):
-    """The store at a glance. `last_day` counts runs that ended in the last 24 hours."""
+    """The store at a glance. `last_day` counts runs that ended in the last 24 hours.
+
+    If `due_capped`, there are at least `due` runs that are due.
+    """
 
     now: datetime
     counts: dict[str, Tally]
@@ -391,6 +401,7 @@ class Overview(msgspec.Struct, frozen=True):
     workers: tuple[WorkerRow, ...]
     failures: tuple[RunRow, ...]
     attention: tuple[Attention, ...]
+    due_capped: bool = False
 
 
 class HistoryPoint(msgspec.Struct, frozen=True):
@@ -432,6 +443,34 @@ class Comparison(msgspec.Struct, frozen=True):
     first: str = ""
 
 
+class BundleMessage(msgspec.Struct, frozen=True):
+    """A message in the inbox of an exported run."""
+
+    event: str
+    payload: Json
+    sent_at: str
+
+
+class Bundle(msgspec.Struct, frozen=True):
+    """An exported run: its snapshot and inbox, and a checksum of everything else.
+
+    If `redacted`, some values were hidden, and an imported copy has the mask in their place.
+    """
+
+    run_id: str
+    workflow: str | None
+    version: int
+    status: RunStatus
+    queue: str
+    tags: dict[str, str]
+    exported_at: str
+    redacted: bool
+    snapshot: Json
+    inbox: tuple[BundleMessage, ...] = ()
+    format: Literal["perdure-run-1"] = "perdure-run-1"
+    checksum: str = ""
+
+
 class Finding(msgspec.Struct, frozen=True):
     """Something that `doctor` found, and how to fix it."""
 
@@ -454,8 +493,8 @@ class StoreFacts(msgspec.Struct, frozen=True):
 class BulkProgress(msgspec.Struct, frozen=True):
     """A bulk operation: one verb for each run that a query matches.
 
-    `refused` counts the runs that refused it, with the newest `reasons`. `is_running` is whether a
-    process works on it; one that is neither running nor done can be continued.
+    `refused` counts the runs that refused it, with the newest `reasons`. One that is interrupted or
+    stopped can be continued. `seen_at` is when the process that works on it last said so.
     """
 
     id: str
@@ -469,6 +508,7 @@ class BulkProgress(msgspec.Struct, frozen=True):
     refused: int = 0
     reasons: tuple[str, ...] = ()
     rate: float | None = None
-    limit: int = 1000
+    limit: int | None = 1000
     state: Literal["running", "stopped", "interrupted", "done"] = "running"
     ended_at: datetime | None = None
+    seen_at: datetime | None = None

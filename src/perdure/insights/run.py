@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.insights.acts import act_count_of, acts_of
+from perdure.insights.acts import act_count_of, run_acts
 from perdure.insights.failures import error_of
 from perdure.insights.model import Fork, Json, MessageFacts, RunFacts, WaitFacts
 from perdure.insights.redaction import Redact
@@ -24,7 +24,7 @@ def run_facts(state: RunState) -> RunFacts:
     snapshot, redact = state.snapshot, state.redact
     execution: Mapping[str, Any] = snapshot["execution"]
     metadata = snapshot.get("metadata") or {}
-    acts = acts_of(metadata, state.row.id, redact)
+    acts = run_acts(metadata, state.row.id, redact)
     report = latest_report(metadata.get("report"), state.report, created_at_of(metadata))
     return RunFacts(
         run=state.row,

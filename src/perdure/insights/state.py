@@ -9,7 +9,7 @@ import msgspec
 
 from perdure.clock import Clock
 from perdure.errors import RunNotFound
-from perdure.insights.model import InFlight, RunRow
+from perdure.insights.model import InFlight, RunRow, WorkerRow, WorkflowVersions
 from perdure.insights.redaction import Redact
 from perdure.insights.rows import row_of
 from perdure.presence import (
@@ -151,4 +151,26 @@ def knows(worker: WorkerPresence, workflow: str | None, version: int) -> bool:
     return any(
         each.workflow == workflow and (not version or each.first <= version <= each.last)
         for each in worker.workflows
+    )
+
+
+def worker_row(worker: WorkerPresence) -> WorkerRow:
+    """Return a live worker as of its last heartbeat."""
+    return WorkerRow(
+        id=worker.id,
+        state="draining" if worker.draining else "live",
+        host=worker.host,
+        pid=worker.pid,
+        started_at=worker.started_at,
+        seen_at=worker.seen_at,
+        perdure=worker.perdure,
+        python=worker.python,
+        workflows=tuple(
+            WorkflowVersions(each.workflow, each.first, each.last) for each in worker.workflows
+        ),
+        queues=worker.queues,
+        slots=worker.slots,
+        running=worker.running,
+        counters=worker.counters,
+        in_flight=in_flight_of(worker),
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
 
-from perdure.insights.acts import acts_of
+from perdure.insights.acts import run_acts
 from perdure.insights.failures import error_of
 from perdure.insights.model import InFlight, Why
 from perdure.insights.rows import read_time
@@ -65,13 +65,14 @@ def _failed_steps(state: RunState, keys: Sequence[str]) -> str:
 def _paused(state: RunState) -> Why | None:
     if state.row.status != "paused":
         return None
-    acts = acts_of(state.snapshot.get("metadata") or {}, state.row.id, state.redact)
+    acts = run_acts(state.snapshot.get("metadata") or {}, state.row.id, state.redact)
     act = next((each for each in acts if each.verb == "pause" and not each.refused), None)
-    reason = state.row.reason
-    # A worker that sets a run aside writes a reason, and no act.
-    if act is None or (reason and reason != act.why):
-        text = reason[:1].upper() + reason[1:] if reason else f"Paused {_ago(state)}"
-        return Why("paused", text.rstrip(".") + ".", {"reason": reason})
+    reason: str = state.snapshot["execution"].get("reason") or ""
+    # What sets a run aside by itself writes another reason, and no act.
+    if act is None or (reason and not reason.startswith(f"by {act.by}")):
+        text = state.redact.text(reason) or f"paused {_ago(state)}"
+        sentence = f"{text[:1].upper()}{text[1:]}".rstrip(".") + "."
+        return Why("paused", sentence, {"reason": text})
     ago = duration_words(state.now - act.at)
     sentence = f"Paused by {act.by} {ago} ago{_because(act.why)}."
     return Why("paused", sentence, {"by": act.by, "why": act.why})

@@ -8,6 +8,7 @@ import pytest
 from perdure import Runtime
 from perdure.insights.insights import Insights
 from perdure.insights.model import Why
+from perdure.operations import Operations
 from perdure.presence import Throughput, WorkflowSwitch, set_switch
 from perdure.presence.documents import write_throughput
 from perdure.store import Drivable, LeaseRequest, NewRun
@@ -71,8 +72,8 @@ async def test_failed_function(store: MemoryStore, clock: TestClock) -> None:
 
 async def test_paused_by_an_operator(store: MemoryStore, clock: TestClock) -> None:
     await run_order(store, "r", "wait", clock)
-    act = {"at": clock.now().isoformat(), "by": "ana", "via": "cli", "verb": "pause"}
-    await _change(store, {"state": "paused"}, {"acts": [{**act, "why": "carrier outage"}]})
+    operations = Operations(store, clock=clock)
+    await operations.pause("r", by="ana", why="carrier outage")
     await clock.advance(timedelta(hours=2))
     answer = await ask(store, clock)
     assert answer.sentence == 'Paused by ana 2 h ago: "carrier outage".'

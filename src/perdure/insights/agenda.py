@@ -1,0 +1,49 @@
+"""What will happen next: the runs that wake, and the events that runs wait for."""
+
+import asyncio
+from collections import Counter
+from datetime import datetime, timedelta
+
+from perdure.insights.model import Agenda, AgendaHour, AwaitedEvent, RunRow
+from perdure.insights.redaction import Redact
+from perdure.insights.rows import row_of
+from perdure.insights.schedule import due_runs, rows_of
+from perdure.store import Query, SearchStore
+
+EXAMINED = 1000
+_SHOWN = 20
+
+
+async def agenda(store: SearchStore, redact: Redact, now: datetime, hours: int) -> Agenda:
+    """Return what happens in the next hours, from at most `EXAMINED` runs of each kind."""
+    end = now + timedelta(hours=hours)
+    due, waiting = await asyncio.gather(
+        due_runs(store, end, EXAMINED),
+        store.search(Query(statuses=("waiting",), oldest_first=True), EXAMINED),
+    )
+    rows = await rows_of(store, due, redact)
+    rows.sort(key=lambda row: row.wake_at or now)
+    return Agenda(
+        next=tuple(rows[:_SHOWN]),
+        hours=_by_hour(rows, now),
+        events=_events([row_of(run, redact) for run in waiting.runs]),
+        examined=len(due) + len(waiting.runs),
+        is_complete=len(due) < EXAMINED and waiting.cursor is None,
+    )
+
+
+def _by_hour(rows: list[RunRow], now: datetime) -> tuple[AgendaHour, ...]:
+    # What should have happened already belongs to the current hour.
+    times = (max(row.wake_at, now) for row in rows if row.wake_at is not None)
+    hours = Counter(time.replace(minute=0, second=0, microsecond=0) for time in times)
+    return tuple(AgendaHour(hour, count) for hour, count in sorted(hours.items()))
+
+
+def _events(rows: list[RunRow]) -> tuple[AwaitedEvent, ...]:
+    oldest: dict[str, datetime] = {}
+    counts: Counter[str] = Counter()
+    for row in rows:
+        for event in row.awaits:
+            counts[event] += 1
+            oldest[event] = min(row.updated_at, oldest.get(event, row.updated_at))
+    return tuple(AwaitedEvent(event, count, oldest[event]) for event, count in counts.most_common())

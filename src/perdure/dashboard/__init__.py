@@ -22,6 +22,7 @@ from perdure.dashboard.access import (
     starlette_user,
 )
 from perdure.dashboard.app import Dashboard
+from perdure.dashboard.server import serve
 
 __all__ = [
     "Access",
@@ -32,5 +33,6 @@ __all__ = [
     "basic",
     "hash_password",
     "header",
+    "serve",
     "starlette_user",
 ]

@@ -130,9 +130,7 @@ async def _verify(header: str, users: Mapping[str, str]) -> str | None:
     return name if is_right and name in users else None
 
 
-def header(
-    name: str, *, trusted: Iterable[str], rights: RightsOf = ALL_RIGHTS
-) -> Auth:
+def header(name: str, *, trusted: Iterable[str], rights: RightsOf = ALL_RIGHTS) -> Auth:
     """Believe a header that a proxy sets, such as `X-Forwarded-User`.
 
     `trusted` are the addresses or networks of the proxies, "127.0.0.1" or "10.0.0.0/8", or "unix"
@@ -214,7 +212,9 @@ class OneTimeToken:
         """Return the person's access, or a response that sets the cookie or refuses."""
         cookie = request.cookies.get(self._cookie, "")
         if hmac.compare_digest(cookie.encode(), self._session.encode()):
-            return Access(self._person) if "token" not in request.query_params else _to_root(request)
+            return (
+                Access(self._person) if "token" not in request.query_params else _to_root(request)
+            )
         token = request.query_params.get("token", "")
         if self._is_used or not hmac.compare_digest(token.encode(), self.token.encode()):
             text = "Open the address with the token that the terminal shows. It works once.\n"

@@ -32,8 +32,8 @@ from perdure.errors import (
     RunNotFound,
     StoreError,
 )
-from perdure.insights.insights import Insights
-from perdure.insights.redaction import DEFAULT_REDACTION, Redact
+from perdure.insights import NOTHING_REDACTED, Insights, Redact
+from perdure.insights.redaction import DEFAULT_REDACTION
 from perdure.operations import Operations
 from perdure.runtime import Runtime
 from perdure.store import Store
@@ -82,18 +82,19 @@ class Dashboard:
         self._clock = clock
         self._limit = protection.RateLimit(clock)
         self._live = Live(clock)
-        is_runtime = isinstance(runtime_or_store, Runtime)
-        store = runtime_or_store.store if is_runtime else runtime_or_store
-        workflows = runtime_or_store.registry.definitions if is_runtime else ()
+        if isinstance(runtime_or_store, Runtime):
+            store, workflows = runtime_or_store.store, runtime_or_store.registry.definitions
+        else:
+            store, workflows = runtime_or_store, []
         self._board = Board(
             insights=Insights(store, redact=redact, clock=clock),
-            revealed=Insights(store, redact=Redact(names=()), clock=clock),
+            revealed=Insights(store, redact=NOTHING_REDACTED, clock=clock),
             operations=Operations(store, via="dashboard", workflows=workflows, clock=clock),
             clock=clock,
             environment=environment,
             live=live,
             show_source=check_flag(show_source, "show_source"),
-            has_types=is_runtime,
+            has_types=bool(workflows),
         )
         self._app = GZipMiddleware(self._respond, minimum_size=1024)
 
@@ -203,7 +204,7 @@ class Dashboard:
     def _render(self, content: Content, visit: Visit) -> Response:
         said = "" if visit.is_part else read_said(visit.request)
         shell: dict[str, Any] = {
-            "section": "",
+            "section": visit.section,
             "query_text": "",
             "said": said,
             "environment": self._board.environment,
@@ -216,21 +217,13 @@ class Dashboard:
         return response
 
 
+# The first class that fits decides.
+_STATUSES = {RunNotFound: 404, MissingAbility: 501, StoreError: 503, Refused: 409}
 _TITLES = {403: "Not allowed", 404: "Not found", 409: "Refused", 503: "Store unavailable"}
 
 
 def _status_of(error: PerdureError) -> int:
-    match error:
-        case RunNotFound():
-            return 404
-        case MissingAbility():
-            return 501
-        case StoreError():
-            return 503
-        case Refused():
-            return 409
-        case _:
-            return 400
+    return next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 400)
 
 
 def _plain(text: str, status: int) -> Response:

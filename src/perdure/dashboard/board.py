@@ -7,7 +7,7 @@ from typing import Generic, Literal, TypeVar
 
 from perdure.clock import Clock
 from perdure.errors import StoreError
-from perdure.insights.insights import Insights
+from perdure.insights import Insights
 from perdure.operations import Operations
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta, tzinfo
 
-from perdure.insights.model import Tally
+from perdure.insights import Tally
 
 _SECOND = timedelta(seconds=1)
 _MINUTE = timedelta(minutes=1)
@@ -96,8 +96,3 @@ def size(count: int) -> str:
             break
         amount /= 1000
     return f"{amount:.0f} {unit}" if unit == "B" or amount >= 10 else f"{amount:.1f} {unit}"
-
-
-def plural(count: int, noun: str, nouns: str = "") -> str:
-    """Return a count with its noun: "1 run", "3 runs"."""
-    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"

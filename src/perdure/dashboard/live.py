@@ -140,7 +140,7 @@ async def digest_of(board: Board, topic: str) -> bytes:
             case "acts":
                 data = await board.insights.acts()
             case "bulk":
-                data = board.clock.monotonic()
+                data = await board.insights.bulk(rest)
             case _:
                 overview = await board.insights.overview()
                 data = (overview.counts, overview.due, overview.attention, overview.failures)

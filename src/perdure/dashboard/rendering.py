@@ -2,12 +2,13 @@
 
 import hashlib
 import mimetypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any, get_args
+from urllib.parse import urlencode
 
 import jinja2
 import msgspec
@@ -15,11 +16,12 @@ from jinja2.runtime import Context
 from markupsafe import Markup
 from starlette.responses import Response
 
-from perdure.dashboard import formatting, svg, values
+from perdure.dashboard import charts, formatting, values
 from perdure.dashboard.ids import encode_id
 from perdure.dashboard.verbs import quote_term, shell_command
 from perdure.dashboard.visit import Visit
-from perdure.insights.model import Frame
+from perdure.insights import Frame, to_json
+from perdure.insights.words import count_words
 from perdure.snapshot import RunStatus
 
 _FOLDER = Path(__file__).parent
@@ -39,6 +41,18 @@ class Content:
     context: Mapping[str, Any] = field(default_factory=dict)
     status: int = 200
     topics: tuple[str, ...] = ()
+
+
+def page(
+    template: str, data: object, status: int = 200, topics: tuple[str, ...] = (), **context: Any
+) -> Content:
+    """Return a page; `context` is what its template needs."""
+    return Content(template, data, context, status, topics)
+
+
+def missing(text: str) -> Content:
+    """Return a page that says what does not exist."""
+    return page("message.html", {"error": text}, 404, title="Not found", text=text)
 
 
 @cache
@@ -89,10 +103,17 @@ def _full(context: Context, at: Any) -> str:
     return formatting.date_and_time(at, context["visit"].preferences.tz)
 
 
-def _by_place(frames: Sequence[Frame]) -> list[tuple[bool, list[Frame]]]:
+def _frame_groups(frames: Sequence[Frame]) -> list[tuple[bool, list[Frame]]]:
     """Group the frames of a traceback that are next to each other inside perdure, or outside."""
     groups = groupby(frames, key=lambda frame: frame.is_engine)
     return [(is_engine, list(group)) for is_engine, group in groups]
+
+
+_FILTERS: tuple[Callable[..., object], ...] = (
+    *(formatting.duration, formatting.number, formatting.tally, formatting.size),
+    *(charts.ended, charts.nice_top, charts.log_position, values.fold, values.is_cut),
+)
+_FUNCTIONS: tuple[Callable[..., object], ...] = (encode_id, quote_term, shell_command)
 
 
 @cache
@@ -110,24 +131,12 @@ def environment() -> jinja2.Environment:
         "age": _age,
         "time": _time,
         "full": _full,
-        "duration": formatting.duration,
-        "number": formatting.number,
-        "tally": formatting.tally,
-        "size": formatting.size,
-        "plural": formatting.plural,
-        "fold": values.fold,
-        "is_cut": values.is_cut,
-        "groupby_engine": _by_place,
+        "plural": count_words,
+        "frame_groups": _frame_groups,
     }
-    env.globals |= {
-        "svg": svg,
-        "static_version": static_version(),
-        "statuses": get_args(RunStatus),
-        "encode_id": encode_id,
-        "quote_term": quote_term,
-        "shell_command": shell_command,
-        "duration": formatting.duration,
-    }
+    env.filters |= {each.__name__: each for each in _FILTERS}
+    env.globals |= {each.__name__: each for each in _FUNCTIONS}
+    env.globals |= {"static_version": static_version(), "statuses": get_args(RunStatus)}
     return env
 
 
@@ -148,7 +157,7 @@ def etag_of(content: Content, visit: Visit) -> str:
 def render(content: Content, visit: Visit, shell: Mapping[str, Any]) -> Response:
     """Return the page, its structs as JSON, or 304 if the browser has it already."""
     if visit.query.get("format") == "json":
-        body = msgspec.json.encode(content.data)
+        body = msgspec.json.encode(to_json(content.data))
         return Response(body, content.status, media_type="application/json")
     etag = etag_of(content, visit)
     headers = {"ETag": etag, "Vary": "X-Perdure-Part"}
@@ -157,7 +166,7 @@ def render(content: Content, visit: Visit, shell: Mapping[str, Any]) -> Response
     html = (
         environment()
         .get_template(content.template)
-        .render(visit=visit, topics=content.topics, **shell)
+        .render(visit=visit, topics=urlencode([("topic", each) for each in content.topics]), **shell)
     )
     # A lone surrogate cannot be encoded; JSON may contain one.
     body = html.encode("utf-8", "replace")

@@ -24,7 +24,12 @@ def set_cookie(response: Response, visit: Visit, name: str, value: str, max_age:
     """Set a cookie that scripts and other sites cannot use."""
     is_secure = visit.request.url.scheme == "https"
     response.set_cookie(
-        name, value, max_age, path=visit.base or "/", secure=is_secure, httponly=True,
+        name,
+        value,
+        max_age,
+        path=visit.base or "/",
+        secure=is_secure,
+        httponly=True,
         samesite="strict",
     )
 

@@ -52,17 +52,16 @@ class Route:
 
 def _right_of_verb(params: Mapping[str, str], form: Mapping[str, list[str]]) -> Right | None:
     verb = VERBS.get(params["verb"])
-    return None if verb is None else verb.right
+    if verb is None:
+        return None
+    is_here = params["place"] == verb.place if "place" in params else verb.bulk
+    return verb.right if is_here else None
 
 
 def _right_of_bulk(params: Mapping[str, str], form: Mapping[str, list[str]]) -> Right | None:
     limit = form.get("limit", [""])[-1].strip()
     is_above = limit.isdecimal() and int(limit) > bulk.LIMIT
     return "admin" if is_above else _right_of_verb(params, form)
-
-
-def _right_of_switch(params: Mapping[str, str], form: Mapping[str, list[str]]) -> Right | None:
-    return "admin" if params["switch"] in actions.SWITCHES else None
 
 
 ROUTES: tuple[Route, ...] = (
@@ -72,15 +71,13 @@ ROUTES: tuple[Route, ...] = (
     Route("/runs/{run}/steps", runs.show_run),
     Route("/runs/{run}/value", runs.download_value),
     Route("/runs/{run}/export", runs.export_run),
-    Route("/runs/{run}/do/{verb}", actions.confirm, actions.act, _right_of_verb),
+    Route("/{place}/{name}/do/{verb}", actions.confirm, actions.act, _right_of_verb),
     Route("/workflows", fleet.list_workflows),
     Route("/workflows/{workflow}", fleet.show_workflow),
     Route("/workflows/{workflow}/start", fleet.start_form, fleet.start_run, "operate"),
-    Route("/workflows/{name}/do/{switch}", actions.confirm_switch, actions.switch, _right_of_switch),
     Route("/queues", fleet.list_queues),
     Route("/workers", fleet.list_workers),
     Route("/workers/{worker}", fleet.show_worker),
-    Route("/workers/{name}/do/{switch}", actions.confirm_switch, actions.switch, _right_of_switch),
     Route("/errors", errors.list_errors),
     Route("/agenda", fleet.show_agenda),
     Route("/acts", errors.list_acts),

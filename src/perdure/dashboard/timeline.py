@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from msgspec.structs import replace
 
-from perdure.insights.model import InFlight, RunFacts, StepRow, WaitFacts
+from perdure.insights import InFlight, RunFacts, StepRow, WaitFacts
 
 Look: TypeAlias = Literal["ok", "failed", "wait", "open"]
 Span: TypeAlias = tuple[datetime, datetime]
@@ -22,6 +22,7 @@ _MOMENT = timedelta(milliseconds=1)
 _LONG = 0.35
 _SHORT = 0.18
 _MIN_WIDTH = 0.6
+_MAX_TICKS = 12
 _WAITS = {"sleep", "event", "retry"}
 
 
@@ -98,24 +99,26 @@ def merge_spans(spans: Iterable[Span]) -> list[Span]:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One row of the timeline. `x` and `width` are in percent; `ticks` are where attempts began."""
+    """One row of the timeline. `x` and `width` are in percent; `ticks` are where attempts began.
+
+    A bar without a `step` is pending: in flight, or a wait that ends at `until`.
+    """
 
     key: str
-    name: str
     kind: str
-    branch: str
     look: Look
     x: float
     width: float
     ticks: tuple[float, ...] = ()
-    duration: timedelta | None = None
-    attempts: int = 1
-    value: str = ""
-    error: str = ""
-    by: str = ""
+    step: StepRow | None = None
     until: datetime | None = None
     worker: str = ""
-    is_pending: bool = False
+    attempts: int = 1
+
+    @property
+    def branch(self) -> str:
+        """The branch of the step; what is pending is shown in the main one."""
+        return self.step.branch if self.step else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +158,12 @@ def _stretch_waits(steps: Sequence[StepRow]) -> list[StepRow]:
     stretched: list[StepRow] = []
     last: datetime | None = None
     for step in steps:
-        if step.kind in _WAITS and last and step.started_at and last < step.started_at:
-            end = step.ended_at or step.started_at
-            step = replace(step, started_at=last, duration=end - last)
-        stretched.append(step)
-        last = max(filter(None, (last, step.ended_at)), default=None)
+        begin, end = step.started_at, step.ended_at
+        if step.kind in _WAITS and last and begin and end and last < begin:
+            stretched.append(replace(step, started_at=last, duration=end - last))
+        else:
+            stretched.append(step)
+        last = max(filter(None, (last, end)), default=None)
     return stretched
 
 
@@ -170,25 +174,11 @@ def _span(step: StepRow) -> Span:
 
 def _recorded(step: StepRow, scale: Scale) -> Bar:
     begin = scale.x(step.started_at) if step.started_at else 0.0
-    end = scale.x(step.ended_at) if step.ended_at else begin
-    x, width = _visible(begin, end)
-    look: Look = "wait" if step.kind in _WAITS else "ok"
-    count = min(step.attempts, 12)
-    return Bar(
-        key=step.key,
-        name=step.name,
-        kind=step.kind,
-        branch=step.branch,
-        look=look if step.ok else "failed",
-        x=x,
-        width=width,
-        ticks=tuple(x + width * n / count for n in range(1, count)),
-        duration=step.duration,
-        attempts=step.attempts,
-        value=step.value,
-        error=step.error,
-        by=step.by,
-    )
+    x, width = _visible(begin, scale.x(step.ended_at) if step.ended_at else begin)
+    look: Look = "failed" if not step.ok else "wait" if step.kind in _WAITS else "ok"
+    count = min(step.attempts, _MAX_TICKS)
+    ticks = tuple(x + width * n / count for n in range(1, count))
+    return Bar(step.key, step.kind, look, x, width, ticks, step, attempts=step.attempts)
 
 
 def _visible(begin: float, end: float) -> tuple[float, float]:
@@ -199,25 +189,13 @@ def _visible(begin: float, end: float) -> tuple[float, float]:
 
 def _in_flight(each: InFlight, scale: Scale) -> Bar:
     x, width = _visible(scale.x(each.since), 100.0)
-    return Bar(
-        key=each.key,
-        name=each.key,
-        kind="step",
-        branch="",
-        look="open",
-        x=x,
-        width=width,
-        attempts=each.attempt,
-        until=each.next_attempt_at,
-        worker=each.worker,
-        is_pending=True,
-    )
+    until, worker, attempts = each.next_attempt_at, each.worker, each.attempt
+    return Bar(each.key, "step", "open", x, width, (), None, until, worker, attempts)
 
 
 def _waiting(wait: WaitFacts, scale: Scale, since: datetime) -> Bar:
     x, width = _visible(scale.x(since), 100.0)
-    until = wait.wake_at
-    return Bar(wait.id, wait.id, wait.kind, "", "wait", x, width, until=until, is_pending=True)
+    return Bar(wait.id, wait.kind, "wait", x, width, until=wait.wake_at)
 
 
 def _by_branch(bars: Iterable[Bar]) -> tuple[tuple[str, tuple[Bar, ...]], ...]:

@@ -13,8 +13,11 @@ MAX_SHOWN = 4096
 
 _INLINE = 72
 _MAX_DEPTH = 40
+_NOTHING = Markup("")
 # Control characters, and those that change the direction or the look of what follows.
-_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
+)
 
 
 def visible(text: str) -> str:
@@ -38,7 +41,7 @@ class _Folder:
     def __init__(self) -> None:
         self._left = MAX_SHOWN
 
-    def render(self, value: Any, depth: int, label: Markup = Markup("")) -> Markup:
+    def render(self, value: Any, depth: int, label: Markup = _NOTHING) -> Markup:
         """Return a value after its label; that of a container is in the line which folds it."""
         if not isinstance(value, dict | list) or not value:
             return label + self._scalar(value)
@@ -114,4 +117,3 @@ def _dumps(value: Any) -> str:
 def is_cut(value: Any) -> bool:
     """Return whether `fold` shows only a part of a value."""
     return len(msgspec.json.encode(value)) > MAX_SHOWN
-

@@ -1,10 +1,13 @@
-"""The verbs of `Operations` as forms: what each asks for, who may use it, and when it is offered."""
+"""The verbs of `Operations` as forms: what each asks for, and who may use it when."""
 
 import json
 import shlex
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
 
 from perdure.dashboard.access import Right
 from perdure.dashboard.ids import decode_id
@@ -13,21 +16,18 @@ from perdure.insights.terms import quoted
 from perdure.snapshot import RunStatus
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(msgspec.Struct, frozen=True):
     """One argument of a verb, named as the parameter it is passed to."""
 
     name: str
     label: str
     kind: Literal["text", "json", "key", "number"] = "text"
-    is_required: bool = False
+    required: bool = False
     hint: str = ""
-    is_option: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Verb:
-    """Something an operator can do to a run, or to one of its steps."""
+class Verb(msgspec.Struct, frozen=True):
+    """Something an operator can do to what is at `place`: a run, a workflow or a worker."""
 
     name: str
     title: str
@@ -35,8 +35,9 @@ class Verb:
     text: str
     fields: tuple[Field, ...] = ()
     statuses: tuple[RunStatus, ...] = ()
-    is_danger: bool = False
-    is_bulk: bool = False
+    danger: bool = False
+    bulk: bool = False
+    place: Literal["runs", "workflows", "workers"] = "runs"
 
     @property
     def needs_why(self) -> bool:
@@ -49,143 +50,12 @@ class Verb:
         return "resume" if self.name == "unpause" else self.name.replace("_", "-")
 
 
-_OVER: tuple[RunStatus, ...] = ("completed", "failed", "cancelled")
-_RESTING: tuple[RunStatus, ...] = ("queued", "suspended", "waiting")
-_LIVE: tuple[RunStatus, ...] = (*_RESTING, "running", "paused")
-_ANY: tuple[RunStatus, ...] = (*_LIVE, *_OVER)
-_STEP = Field("step", "Step", "key", is_required=True)
-_AT = Field("at", "Step", "key", is_required=True)
-_WORKER = "A worker then continues it."
+def _read_verbs() -> Mapping[str, Verb]:
+    table = tomllib.loads(Path(__file__).with_name("verbs.toml").read_text(encoding="utf-8"))
+    return {name: msgspec.convert({"name": name, **verb}, Verb) for name, verb in table.items()}
 
-_VERBS = (
-    Verb(
-        "retry",
-        "Retry",
-        "operate",
-        f"The steps that ended the run run again; finished ones do not. {_WORKER}",
-        statuses=("failed",),
-        is_bulk=True,
-    ),
-    Verb(
-        "unpause",
-        "Resume",
-        "operate",
-        "The run continues where it was paused, as soon as a worker claims it.",
-        statuses=("paused",),
-        is_bulk=True,
-    ),
-    Verb(
-        "signal",
-        "Signal",
-        "operate",
-        "The event goes to the run's inbox. A run that waits for it becomes due at once.",
-        (
-            Field("event", "Event", is_required=True),
-            Field("payload", "Payload", "json", hint="JSON, or empty for null", is_option=True),
-        ),
-        _LIVE,
-    ),
-    Verb(
-        "wake",
-        "Wake",
-        "operate",
-        "A sleep ends now, and a wait for an event times out now. Without a name, all waits end.",
-        (Field("wait", "Wait", hint="Empty for all waits", is_option=True),),
-        ("suspended", "waiting"),
-        is_bulk=True,
-    ),
-    Verb(
-        "pause",
-        "Pause",
-        "operate",
-        "No further step begins until the run is resumed. A step in flight ends first.",
-        statuses=(*_RESTING, "running"),
-        is_bulk=True,
-    ),
-    Verb(
-        "cancel",
-        "Cancel",
-        "operate",
-        "The run ends as cancelled. A step in flight is interrupted; what was recorded stays.",
-        statuses=_LIVE,
-        is_danger=True,
-        is_bulk=True,
-    ),
-    Verb(
-        "complete_step",
-        "Complete step",
-        "override",
-        f"The step counts as done with the value that you enter. {_WORKER}",
-        (_STEP, Field("value", "Value", "json", True, 'JSON, such as "text", 17 or {"a": 1}')),
-    ),
-    Verb(
-        "skip_step",
-        "Skip step",
-        "override",
-        f"The step counts as done with the value null. {_WORKER}",
-        (_STEP,),
-    ),
-    Verb(
-        "fail_step",
-        "Fail step",
-        "override",
-        f"The step counts as failed with the error that you enter. {_WORKER}",
-        (_STEP, Field("error", "Error", is_required=True)),
-    ),
-    Verb(
-        "retry_step",
-        "Retry step",
-        "override",
-        f"The record of this step is dropped, and the step runs again. {_WORKER}",
-        (_STEP,),
-    ),
-    Verb(
-        "rewind",
-        "Rewind to here",
-        "override",
-        f"The records from this step on are dropped, and these steps run again. {_WORKER}",
-        (_AT,),
-    ),
-    Verb(
-        "fork",
-        "Fork",
-        "override",
-        "A new run starts with the records before the step; this run stays as it is.",
-        (
-            Field("at", "Before step", "key", hint="Empty for the beginning", is_option=True),
-            Field("new_id", "Id of the new run", hint="Empty for a new id", is_option=True),
-            Field("payload", "Input", "json", hint="JSON; empty keeps the input", is_option=True),
-            Field(
-                "values",
-                "Values of steps",
-                "json",
-                hint='JSON object, such as {"charge": 17}',
-                is_option=True,
-            ),
-            Field("version", "Version", "number", hint="Empty keeps the version", is_option=True),
-        ),
-        _ANY,
-    ),
-    Verb(
-        "edit_payload",
-        "Edit input",
-        "override",
-        "The run begins with this input. Only a run without records can be changed.",
-        (Field("payload", "Input", "json", is_required=True, hint="JSON"),),
-        _ANY,
-    ),
-    Verb(
-        "delete",
-        "Delete",
-        "delete",
-        "The run, its history and its inbox are deleted. An entry in the audit trail remains.",
-        statuses=_ANY,
-        is_danger=True,
-        is_bulk=True,
-    ),
-)
 
-VERBS: Mapping[str, Verb] = {verb.name: verb for verb in _VERBS}
+VERBS = _read_verbs()
 
 
 def read_arguments(verb: Verb, fields: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -195,19 +65,21 @@ def read_arguments(verb: Verb, fields: Mapping[str, list[str]]) -> dict[str, Any
         text = fields.get(field.name, [""])[-1]
         if text.strip():
             arguments[field.name] = _read(field, text)
-        elif field.is_required:
+        elif field.required:
             raise InvalidArgument(field.name, text, "a value", f"Fill in {field.label!r}")
     return arguments
 
 
 def _read(field: Field, text: str) -> Any:
-    if field.kind == "json":
-        return parse_json(text, field.name)
-    if field.kind == "number":
-        if not text.strip().isdecimal():
-            raise InvalidArgument(field.name, text, "a number")
-        return int(text)
-    return decode_id(text) or text if field.kind == "key" else text
+    match field.kind:
+        case "json":
+            return parse_json(text, field.name)
+        case "number":
+            return parse_number(text, field.name)
+        case "key":
+            return decode_id(text) or text
+        case "text":
+            return text
 
 
 def parse_json(text: str, parameter: str) -> Any:
@@ -222,13 +94,20 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def shell_command(command: str, *arguments: str, **options: str) -> str:
+def parse_number(text: str, parameter: str) -> int:
+    """Return the number that was entered."""
+    if not text.strip().isdecimal():
+        raise InvalidArgument(parameter, text, "a number")
+    return int(text)
+
+
+def shell_command(command: str, *arguments: str, where: str = "") -> str:
     """Return the command line that does the same as a page."""
-    words = ["perdure", command, *arguments]
-    words += [word for name, value in options.items() if value for word in (f"--{name}", value)]
-    return shlex.join(words)
+    return shlex.join(["perdure", command, *arguments, *(["--where", where] if where else ())])
 
 
 def quote_term(field: str, value: str) -> str:
     """Return a term of a query for a value that may contain anything, or "" for none."""
-    return f"{field}:{quoted(value)}" if value else ""
+    if not value:
+        return ""
+    return f"{field}:{quoted(value)}" if field else quoted(value)

@@ -92,6 +92,12 @@ class Visit:
     form: Mapping[str, list[str]] = field(default_factory=dict)
 
     @property
+    def section(self) -> str:
+        """The entry of the navigation that this page belongs to."""
+        first = self.path.split("/")[1]
+        return {"": "overview", "bulk": "runs", "compare": "runs"}.get(first, first)
+
+    @property
     def query(self) -> Mapping[str, str]:
         """The parameters of the URL."""
         return self.request.query_params
@@ -112,15 +118,15 @@ class Visit:
 
     def url(self, *segments: str, **query: Any) -> str:
         """Return a link inside the dashboard; segments are encoded as ids are."""
-        path = "/".join(map(encode_id, segments))
-        pairs = {key: value for key, value in query.items() if value not in (None, "", ())}
-        return f"{self.base}/{path}" + (f"?{urlencode(pairs, doseq=True)}" if pairs else "")
+        return self._link("/" + "/".join(map(encode_id, segments)), query)
 
     def here(self, **changes: Any) -> str:
         """Return the link of this page with other parameters."""
-        query = {**dict(self.query), "format": None, **changes}
-        pairs = {key: value for key, value in query.items() if value not in (None, "", ())}
-        return f"{self.base}{self.path}" + (f"?{urlencode(pairs, doseq=True)}" if pairs else "")
+        return self._link(self.path, {**self.query, "format": None, **changes})
+
+    def _link(self, path: str, query: Mapping[str, Any]) -> str:
+        pairs = {key: value for key, value in query.items() if value not in (None, "")}
+        return self.base + path + (f"?{urlencode(pairs)}" if pairs else "")
 
     def token(self, path: str | None = None) -> str:
         """Return the token that a form which posts to `path` must contain."""

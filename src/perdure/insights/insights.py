@@ -1,7 +1,7 @@
 """`Insights`: everything an operator can ask about the runs of a store."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 from perdure.clock import Clock, Duration, SystemClock, check_clock, parse_duration
 from perdure.errors import InvalidArgument, InvalidDuration, RunNotFound, StoreError
@@ -128,6 +128,11 @@ class Insights:
                 yield facts
                 if is_over(facts.run.status):
                     return
+
+    async def revisions(self, run_ids: Sequence[str]) -> tuple[str, ...]:
+        """Return for each run what differs after every change of it; "" if there is no such run."""
+        runs = await self._store.summaries([check_id(each, "run_ids") for each in run_ids])
+        return tuple("" if run is None else run.revision for run in runs)
 
     async def export(self, run_id: str) -> Bundle:
         """Return a run with its snapshot and inbox, redacted, with a checksum."""

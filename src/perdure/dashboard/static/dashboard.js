@@ -1,16 +1,16 @@
-// What the pages gain from a script: they work without it.
+// What pages gain from a script. They work without it.
 
 import { listen } from "./live.js";
-import { fetchPart, refresh, say, tick, visit } from "./page.js";
+import { fetchPart, main, refresh, tick, visit } from "./page.js";
 
 const dialog = document.getElementById("dialog");
-const root = document.documentElement;
+const { base, keys } = document.documentElement.dataset;
 
 async function openDialog(url) {
   try {
-    const part = await fetchPart(url, false);
+    const part = document.importNode(await fetchPart(url, false), true);
     part.removeAttribute("id");
-    dialog.replaceChildren(document.importNode(part, true));
+    dialog.replaceChildren(part);
     dialog.showModal();
     dialog.querySelector("input:not([type=hidden]), textarea, button")?.focus();
   } catch {
@@ -18,95 +18,74 @@ async function openDialog(url) {
   }
 }
 
-const isPlain = (event) =>
-  event.button === 0 && !event.metaKey && !event.ctrlKey && !event.shiftKey && !event.altKey;
+const show = (url, isNew) => visit(url, isNew).then(listen);
 
 document.addEventListener("click", (event) => {
-  const link = event.target.closest("a, button");
-  if (!link || !isPlain(event) || event.defaultPrevented) return;
-  if (link.id === "newer") {
-    refresh({ isOffered: false });
-  } else if (link.matches("[data-close]") && dialog.contains(link)) {
-    event.preventDefault();
-    dialog.close();
-  } else if (link.matches("a[data-dialog]") && innerWidth >= 640) {
-    event.preventDefault();
-    link.closest("details.more")?.removeAttribute("open");
-    openDialog(link.href);
-  } else if (link.matches("a[data-region]")) {
-    event.preventDefault();
-    visit(link.href);
-  }
-});
-
-// Folded menus close when something else is clicked.
-document.addEventListener("click", (event) => {
-  for (const menu of document.querySelectorAll("details.more[open], details.menu[open]")) {
+  for (const menu of document.querySelectorAll(":is(.more, .menu)[open]")) {
     if (!menu.contains(event.target)) menu.open = false;
   }
+  const link = event.target.closest("a, button");
+  if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  let act;
+  if (link.id === "newer") act = () => refresh(false);
+  else if (link.matches("dialog [data-close]")) act = () => dialog.close();
+  else if (link.matches("[data-dialog]") && innerWidth >= 640) act = () => openDialog(link.href);
+  else if (link.matches("[data-region]")) act = () => show(link.href);
+  if (!act) return;
+  event.preventDefault();
+  link.closest(".more")?.removeAttribute("open");
+  act();
 });
 
-addEventListener("popstate", () => visit(location.href, false));
-addEventListener("perdure:visit", () => { say(document.title); listen(); });
+addEventListener("popstate", () => show(location.href, false));
 setInterval(tick, 1000);
 
-// Completion of the search box.
 const search = document.getElementById("q");
-const options = document.getElementById(search.getAttribute("list"));
 let asked = 0;
 search.addEventListener("input", async () => {
   const turn = ++asked;
-  const response = await fetch(`${search.dataset.complete}?${new URLSearchParams({ q: search.value })}`);
+  const query = new URLSearchParams({ q: search.value });
+  const response = await fetch(`${search.dataset.complete}?${query}`);
   if (!response.ok || turn !== asked) return;
   const found = await response.json();
-  options.replaceChildren(...found.map(({ value, hint }) => new Option(hint, value)));
+  search.list.replaceChildren(...found.map(({ value, hint }) => new Option(hint, value)));
 });
 
-// Keys.
-const PAGES = { o: "/", r: "/runs", e: "/errors", a: "/agenda", w: "/workflows", q: "/queues", k: "/workers", t: "/acts", s: "/store" };
+const rows = () => [...main().querySelectorAll("tr[data-key], a.row")];
+const isSelected = (row) => row.getAttribute("aria-selected") === "true";
 let isGoing = false;
-
-const rows = () => [...document.querySelectorAll(".frame > main :is(tr[data-key], a.row)")];
 
 function move(step) {
   const all = rows();
-  if (!all.length) return;
-  const at = all.findIndex((row) => row.getAttribute("aria-selected") === "true");
-  const next = all[Math.min(Math.max(at + step, 0), all.length - 1)];
-  for (const row of all) row.removeAttribute("aria-selected");
-  next.setAttribute("aria-selected", "true");
-  (next.matches("a") ? next : next.querySelector("a"))?.focus();
-  next.scrollIntoView({ block: "nearest" });
+  const next = all[Math.min(Math.max(all.findIndex(isSelected) + step, 0), all.length - 1)];
+  all.forEach((row) => row.removeAttribute("aria-selected"));
+  next?.setAttribute("aria-selected", "true");
+  (next?.matches("a") ? next : next?.querySelector("a"))?.focus();
 }
-
-const selectedRow = () => rows().find((row) => row.getAttribute("aria-selected") === "true");
 
 const KEYS = {
   "/": () => search.focus(),
   j: () => move(1),
   k: () => move(-1),
-  x: () => selectedRow()?.querySelector("input[type=checkbox]")?.click(),
-  ".": () => document.querySelector(".run-actions summary, .actions a")?.focus(),
-  g: () => { isGoing = true; setTimeout(() => { isGoing = false; }, 1500); },
-  "?": () => { location.href = `${root.dataset.base}/preferences`; },
+  x: () => rows().find(isSelected)?.querySelector("input")?.click(),
+  ".": () => main().querySelector(".run-actions summary, .actions a")?.focus(),
+  g: () => { isGoing = true; },
+  "?": () => { location.href = `${base}/preferences`; },
 };
 
 document.addEventListener("keydown", (event) => {
-  if (root.dataset.keys === "off" || event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.target.closest("input, textarea, select") || dialog.open) {
-    if (event.key === "Escape") event.target.blur();
+  const { key, target } = event;
+  if (keys === "off" || event.ctrlKey || event.metaKey || event.altKey || dialog.open) return;
+  if (target.closest("input:not([type=checkbox]), textarea, select")) {
+    if (key === "Escape") target.blur();
     return;
   }
-  const act = isGoing && PAGES[event.key]
-    ? () => { location.href = root.dataset.base + PAGES[event.key]; }
-    : KEYS[event.key];
+  const page = isGoing && document.querySelector(`nav [data-go="${CSS.escape(key)}"]`);
+  const act = page ? () => page.click() : KEYS[key];
+  isGoing = false;
   if (!act) return;
   event.preventDefault();
-  isGoing = false;
   act();
 });
-
-const zone = document.querySelector("[data-zone]");
-if (zone?.value === "UTC") zone.placeholder = Intl.DateTimeFormat().resolvedOptions().timeZone;
 
 listen();

@@ -1,62 +1,90 @@
-// Fetches the content of a page and puts it in place, with history.
-
-import { morph } from "./morph.js";
+// Fetches the content of a page and morphs the shown one into it, so that focus, scroll position,
+// open folds, checked boxes and typed text stay.
 
 const etags = new Map();
 let shownAt = new Date();
 
-const main = () => document.querySelector(".frame > main");
+export const main = () => document.querySelector(".frame > main");
+export const clock = (time) => `${time.toISOString().slice(11, 19)} UTC`;
+
+const keyOf = (node) => node.dataset?.key || node.id || "";
+const isSame = (a, b) => a.nodeName === b.nodeName && keyOf(a) === keyOf(b);
+// Changed by the person; the server does not know them.
+const isTheirs = (name) => name === "open" || name === "aria-selected";
+
+function morph(from, to) {
+  if (from.isEqualNode(to)) return;
+  if (from.nodeType !== 1) return void (from.nodeValue = to.nodeValue);
+  for (const { name, value } of to.attributes) if (!isTheirs(name)) from.setAttribute(name, value);
+  for (const { name } of [...from.attributes]) {
+    if (!to.hasAttribute(name) && !isTheirs(name)) from.removeAttribute(name);
+  }
+  if (!from.matches("input, textarea, select")) morphChildren(from, to);
+}
+
+function morphChildren(from, to) {
+  const wanted = new Set([...to.children].map(keyOf));
+  // A row that is gone must not be turned into another one.
+  for (const child of [...from.children]) if (!wanted.has(keyOf(child))) child.remove();
+  const known = new Map([...from.children].map((child) => [keyOf(child), child]));
+  let at = from.firstChild;
+  for (const next of [...to.childNodes]) {
+    const old = keyOf(next) ? known.get(keyOf(next)) : at && isSame(at, next) ? at : undefined;
+    if (old === at) at = at.nextSibling;
+    else from.insertBefore(old ?? document.importNode(next, true), at);
+    if (old) morph(old, next);
+  }
+  while (at) [at] = [at.nextSibling, at.remove()];
+}
 
 export async function fetchPart(url, isConditional) {
   const headers = { "X-Perdure-Part": "main" };
   if (isConditional && etags.has(url)) headers["If-None-Match"] = etags.get(url);
-  const response = await fetch(url, { headers, credentials: "same-origin" });
+  const response = await fetch(url, { headers });
   if (response.status === 304) return null;
-  if (response.redirected || !response.headers.get("content-type")?.startsWith("text/html")) {
-    throw new Error("the page cannot be shown in place");
-  }
-  if (response.status >= 500) throw new Error(`the server answered ${response.status}`);
+  if (response.status >= 500) throw new Error(`it answered ${response.status}`);
+  const text = await response.text();
+  const part = new DOMParser().parseFromString(text, "text/html").querySelector("main");
+  if (!part || response.redirected) throw new Error("it answered with another page");
   etags.set(url, response.headers.get("etag"));
-  const parsed = new DOMParser().parseFromString(await response.text(), "text/html");
-  const part = parsed.querySelector("main");
-  if (!part) throw new Error("the answer is not a page of the dashboard");
   return part;
 }
 
-// New rows above the ones that a person is reading are offered, not inserted.
+// New rows above those that a person reads are offered, not inserted.
 function holdBack(part) {
   const [old, next] = [main(), part].map((each) => each.querySelector("[data-offer]"));
-  if (!old || !next || !old.rows.length) return;
-  const known = new Set([...old.rows].map((row) => row.dataset.key));
-  const newer = [...next.rows].filter((row) => !known.has(row.dataset.key));
-  if (!newer.length) return;
-  const rows = new Map([...next.rows].map((row) => [row.dataset.key, row]));
-  next.replaceChildren(...[...old.rows].map((row) => rows.get(row.dataset.key) ?? row.cloneNode(true)));
+  if (!old?.rows.length || !next) return;
+  const rows = new Map([...next.rows].map((row) => [keyOf(row), row]));
+  const kept = [...old.rows].map((row) => rows.get(keyOf(row)) ?? row.cloneNode(true));
+  const count = [...next.rows].filter((row) => !kept.includes(row)).length;
+  if (!count) return;
+  next.replaceChildren(...kept);
   const offer = document.createElement("button");
-  offer.type = "button";
-  offer.className = "newer";
-  offer.id = "newer";
-  offer.textContent = newer.length === 1 ? "1 newer run" : `${newer.length} newer runs`;
+  Object.assign(offer, { type: "button", className: "newer", id: "newer" });
+  offer.textContent = `${count} newer ${count === 1 ? "run" : "runs"}`;
   next.closest("table").before(offer);
 }
 
-export function apply(part, isOffered) {
+function apply(part, isOffered) {
   if (isOffered) holdBack(part);
   document.title = `${part.dataset.title} · perdure`;
   morph(main(), part);
   shownAt = new Date();
-  setStale("");
   tick();
 }
 
-export async function refresh({ isOffered = true } = {}) {
+export async function refresh(isOffered = true) {
+  let problem = "";
   try {
     const part = await fetchPart(location.href, isOffered);
     if (part) apply(part, isOffered);
-    else setStale("");
   } catch (error) {
-    setStale(`Could not read from the server: ${error.message}. Showing data from ${clock(shownAt)}.`);
+    problem = `Could not read from the server: ${error.message}. Showing data from ${clock(shownAt)}.`;
   }
+  const note = document.getElementById("stale");
+  note.textContent = problem;
+  note.hidden = !problem;
+  document.body.classList.toggle("stale", Boolean(problem));
 }
 
 export async function visit(url, isNew = true) {
@@ -64,35 +92,21 @@ export async function visit(url, isNew = true) {
     const part = await fetchPart(url, false);
     if (isNew) history.pushState(null, "", url);
     apply(part, false);
-    dispatchEvent(new CustomEvent("perdure:visit"));
   } catch {
     location.href = url;
   }
 }
 
-export const clock = (time) => `${time.toISOString().slice(11, 19)} UTC`;
-
-function setStale(text) {
-  const note = document.getElementById("stale");
-  if (note.textContent !== text) note.textContent = text;
-  note.hidden = !text;
-  document.body.classList.toggle("stale", Boolean(text));
-}
-
 // Ages count on between fetches; the words are those of formatting.py.
-function age(seconds) {
-  const span = Math.abs(seconds);
-  const [size, unit] = span >= 86400 ? [86400, "day"] : span >= 3600 ? [3600, "h"] : span >= 60 ? [60, "min"] : [1, "s"];
-  const count = Math.floor(span / size);
-  const text = `${count.toLocaleString("en")} ${unit}${unit === "day" && count > 1 ? "s" : ""}`;
-  return seconds < 0 ? `in ${text}` : `${text} ago`;
-}
+const UNITS = [[86400, "day"], [3600, "h"], [60, "min"], [1, "s"]];
 
 export function tick() {
   for (const each of document.querySelectorAll("time[data-age]")) {
-    const text = age((Date.now() - Date.parse(each.dateTime)) / 1000);
+    const seconds = (Date.now() - Date.parse(each.dateTime)) / 1000;
+    const [size, unit] = UNITS.find(([size]) => Math.abs(seconds) >= size) ?? UNITS[3];
+    const count = Math.floor(Math.abs(seconds) / size);
+    const span = `${count} ${unit}${unit === "day" && count > 1 ? "s" : ""}`;
+    const text = seconds < 0 ? `in ${span}` : `${span} ago`;
     if (each.textContent !== text) each.textContent = text;
   }
 }
-
-export const say = (text) => { document.getElementById("announce").textContent = text; };

@@ -8,11 +8,10 @@ from starlette.responses import Response
 from perdure.dashboard import timeline
 from perdure.dashboard.board import Board
 from perdure.dashboard.rendering import Content
-from perdure.dashboard.verbs import VERBS
+from perdure.dashboard.verbs import VERBS, quote_term
 from perdure.dashboard.visit import Visit
 from perdure.errors import InvalidArgument, RunNotFound
-from perdure.insights.insights import Insights
-from perdure.insights.model import RunFacts, StepDetail, StepsPage
+from perdure.insights import Insights, RunFacts, StepDetail, StepsPage, to_json
 
 PRESETS = (
     ("All", ""),
@@ -33,13 +32,12 @@ async def list_runs(board: Board, visit: Visit) -> Content:
     """Show the runs that a query finds."""
     text, after = visit.query.get("q", "").strip(), visit.query.get("after") or None
     context: dict[str, Any] = {
-        "section": "runs",
         "query_text": text,
         "presets": PRESETS,
         "after": after,
         "terms": (),
         "error": "",
-        "bulk_verbs": [verb for verb in VERBS.values() if verb.is_bulk and visit.may(verb.right)],
+        "bulk_verbs": [verb for verb in VERBS.values() if verb.bulk and visit.may(verb.right)],
     }
     try:
         query = board.insights.parse(text)
@@ -74,7 +72,6 @@ async def show_run(board: Board, visit: Visit) -> Content:
     selected = await insights.step(run_id, key) if key and not pending else None
     groups = [each for each in facts.groups if each.count > 1] if steps.total > _MANY else []
     context = {
-        "section": "runs",
         "run": facts.run,
         "facts": facts,
         "steps": steps,
@@ -95,12 +92,13 @@ async def show_run(board: Board, visit: Visit) -> Content:
 def _chosen(visit: Visit, facts: RunFacts, steps: StepsPage) -> str:
     """Return the step that was asked for; else the one that ended the run, or the last one."""
     last = steps.steps[-1].key if steps.steps else ""
-    return visit.query.get("step") or next(iter(facts.error_steps), last)
+    asked = visit.query.get("step") or visit.query.get("key")
+    return asked or next(iter(facts.error_steps), last)
 
 
 def _pending(picture: timeline.Timeline, key: str) -> timeline.Bar | None:
     bars = (bar for _, bars in picture.branches for bar in bars)
-    return next((bar for bar in bars if bar.key == key and bar.is_pending), None)
+    return next((bar for bar in bars if bar.key == key and bar.step is None), None)
 
 
 def _offered(
@@ -127,10 +125,10 @@ async def _missing(board: Board, visit: Visit, run_id: str) -> Content:
     """Show runs whose id begins alike, and whether an operator deleted the run."""
     prefix = run_id[: max(len(run_id) // 2, 1)]
     try:
-        similar = (await board.insights.runs(board.insights.parse(prefix), limit=10)).runs
+        similar = (await board.insights.runs(quote_term("", prefix), limit=10)).runs
     except InvalidArgument:
         similar = ()
-    context = {"section": "runs", "run_id": run_id, "similar": similar}
+    context = {"run_id": run_id, "similar": similar}
     return Content("run_missing.html", {"error": "not found", "run": run_id}, context, 404)
 
 
@@ -139,8 +137,7 @@ async def download_value(board: Board, visit: Visit) -> Response:
     insights, run_id = insights_for(board, visit), visit.params["run"]
     part = visit.query.get("part", "payload")
     if part == "step":
-        detail = await insights.step(run_id, visit.query.get("key", ""))
-        value = None if detail is None else detail.value
+        value = (await insights.step(run_id, visit.query.get("key", ""))).value
     else:
         facts = await insights.run(run_id)
         value = facts.output if part == "output" else facts.payload
@@ -150,8 +147,7 @@ async def download_value(board: Board, visit: Visit) -> Response:
 async def export_run(board: Board, visit: Visit) -> Response:
     """Return the run as a file that can be imported elsewhere."""
     bundle = await insights_for(board, visit).export(visit.params["run"])
-    body = bundle if isinstance(bundle, bytes) else msgspec.json.encode(bundle)
-    return _attachment(body, "run.json")
+    return _attachment(msgspec.json.encode(to_json(bundle)), "run.json")
 
 
 def _attachment(body: bytes, name: str) -> Response:
@@ -163,7 +159,7 @@ async def compare(board: Board, visit: Visit) -> Content:
     """Show how two runs differ."""
     left, right = visit.query.get("a", ""), visit.query.get("b", "")
     comparison = await board.insights.compare(left, right) if left and right else None
-    context = {"section": "runs", "left": left, "right": right, "comparison": comparison}
+    context = {"left": left, "right": right, "comparison": comparison}
     return Content("compare.html", comparison, context)
 
 

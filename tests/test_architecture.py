@@ -53,7 +53,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("ambient", "function"),
     ),
     "durable": (
-        ("committer", "inbox", "owners", "reports", "states"),
+        ("committer", "in_flight", "inbox", "owners", "reports", "states"),
         ("session", "suspension"),
         ("host",),
         ("outcome",),
@@ -72,9 +72,14 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("client",),
         ("runtime",),
     ),
-    "presence": (("durations", "keys"), ("documents",), ("switches",), ("heartbeat",)),
+    "presence": (
+        ("durations", "keys"),
+        ("documents",),
+        ("definitions", "switches", "tally"),
+        ("heartbeat",),
+    ),
     "sync": (("portal",), ("client",)),
-    "operations": (("outcome",), ("changes", "forks", "starts"), ("operations",)),
+    "operations": (("outcome",), ("bulk", "changes", "forks", "starts"), ("operations",)),
 }
 
 # Siblings here are alternatives to each other: what two of them share lives in a `_` file.

@@ -186,6 +186,13 @@ class Refused(PerdureError):
         self.reason = reason
 
 
+class AppliedBefore(Refused):
+    """An operator's request was applied to the run before."""
+
+    def __init__(self, run_id: str, verb: str) -> None:
+        super().__init__(run_id, verb, "this request was applied before")
+
+
 class RunConflict(PerdureError):
     """A run cannot be started: its id belongs to another run. `workflow` is that of the other."""
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure.durable.in_flight import StepInFlight
 from perdure.durable.owners import new_owner
-from perdure.durable.session import StepInFlight
 from perdure.errors import InvalidArgument, MissingAbility
 from perdure.presence import (
     DefinitionDocument,

@@ -12,6 +12,7 @@ from perdure.demo.shop import (
     Catalogue,
     Day,
     Item,
+    Order,
     import_catalogue,
     nightly_report,
     order,
@@ -19,18 +20,20 @@ from perdure.demo.shop import (
     restock,
     welcome,
 )
+from perdure.demo.throughput import WORKER, Ended, History
+from perdure.operations import Operations
 from perdure.runtime.definition import Definition
 from perdure.runtime.run import Run
 from perdure.runtime.runtime import Runtime
 from perdure.snapshot import new_snapshot
-from perdure.store import LeaseRequest, NewRun, Store, require_lease, require_schedule
+from perdure.store import LeaseRequest, NewRun, Store, can_search, require_lease, require_schedule
 from perdure.testing import TestClock
 
 SEEDED_TIME: Final = timedelta(hours=30)
 """How far `seed` advances the clock."""
 
 _BICYCLES = [Item("city-bicycle", 2, 38_900)]
-_OUTAGE = range(40, 44)
+_OUTAGE = range(120, 125)
 """During these orders the carrier is down."""
 
 
@@ -43,6 +46,7 @@ async def seed(store: Store, clock: TestClock) -> None:
     history = _History(store, clock)
     await history.record_day()
     await history.record_last_hour()
+    await history.record_throughput()
 
 
 class _History:
@@ -54,55 +58,86 @@ class _History:
         self._start = clock.now()
         self._random = Random(2030)
         self._services = Services(clock.advance, Random(14))
+        self._throughput = History(clock.now())
+        self._operations = Operations(store, clock=clock, random=Random(6))
         self._runtime = Runtime(
             store, workflows=WORKFLOWS, clock=clock, random=Random(5), deps=self._services
         )
 
     async def record_day(self) -> None:
-        """Record orders every half hour, and what else happens in a day."""
-        await self._trigger(order, new_order(self._random, _BICYCLES), "order-1000")
+        """Record an order every ten minutes, and what else happens in a day."""
+        await self._trigger(order, self._order(_BICYCLES), "order-1000")
         await self._trigger(nightly_report, Day("2030-03-01", 137), "report-03-01")
-        for number in range(1, 57):
-            await self._advance_to(timedelta(minutes=30 * number))
-            await self._half_an_hour(number)
+        for number in range(1, 175):
+            await self._advance_to(timedelta(minutes=10 * number))
+            await self._ten_minutes(number)
         await self._trigger(nightly_report, Day("2030-03-02", 0), "report-03-02")
 
-    async def _half_an_hour(self, number: int) -> None:
+    async def _ten_minutes(self, number: int) -> None:
         self._services.outages = {"carrier"} if number in _OUTAGE else set()
         await self._trigger(order, new_order(self._random), f"order-{1000 + number}")
-        if number % 6 == 1:
+        if number % 20 == 1:
             await self._trigger(welcome, new_signup(self._random), f"welcome-{number}")
-        if number % 8 == 2:
+        if number % 24 == 2:
             await self._trigger(restock, new_restock(self._random), f"restock-{number}")
-        if number % 20 == 5:
-            catalogue = Catalogue("northwind", 12 + number)
+        if number % 60 == 5:
+            catalogue = Catalogue("northwind", 12 + number // 5)
             await self._trigger(import_catalogue, catalogue, f"catalogue-{number}")
-        if number % 3 == 0:
+        if number % 8:
             await self._approve(number)
 
     async def record_last_hour(self) -> None:
-        """Record runs that need attention, and some that have just begun."""
+        """Record runs that need attention, what operators did, and some that have just begun."""
         await self._advance_to(SEEDED_TIME - timedelta(minutes=50))
         self._services.outages = {"supplier"}
-        await self._trigger(restock, new_restock(self._random), "restock-90")
-        await self._trigger(order, self._order(_BICYCLES), "order-1060")
-        await self._runtime.signal("order-1060", "aproved", {"by": "eva"})
+        await self._trigger(restock, new_restock(self._random), "restock-190")
+        await self._trigger(order, self._order(_BICYCLES), "order-1180")
+        await self._runtime.signal("order-1180", "aproved", {"by": "eva"})
         sold_out = [Item("bell", 1, 890), Item("sold-out", 3, 1_250)]
-        await self._trigger(order, self._order(sold_out), "order-1061")
-        await self._trigger(order, self._order(_BICYCLES), "order-1062")
-        await self._runtime.cancel("order-1062", reason="the customer called: ordered twice")
+        await self._trigger(order, self._order(sold_out), "order-1181")
+        await self._trigger(order, self._order(_BICYCLES), "order-1182")
+        await self._trigger(order, self._order(_BICYCLES), "order-1183")
+        await self._operate()
         await self._advance_to(SEEDED_TIME - timedelta(minutes=4))
         await self._enqueue_unknown()
         await self._advance_to(SEEDED_TIME - timedelta(seconds=12))
-        await self._trigger(order, self._order([Item("lock", 1, 3_450)]), "order-1063")
+        await self._trigger(order, self._order([Item("lock", 1, 3_450)]), "order-1184")
         await self._lease_running()
         await self._advance_to(SEEDED_TIME)
 
-    def _order(self, items: list[Item]) -> Any:
+    async def _operate(self) -> None:
+        """Let operators intervene, each for a reason."""
+        failed = f"order-{1000 + _OUTAGE.start}"
+        await self._operations.complete_step(
+            failed,
+            "ship",
+            {"tracking": "trk_by_phone", "carrier": "Post"},
+            by="ana",
+            why="carrier confirmed by phone, ticket 4411",
+        )
+        await self._operations.cancel("order-1182", by="ana", why="ordered twice")
+        await self._operations.pause("order-1183", by="eva", why="address is being checked")
+        await self._operations.fork(
+            "order-1181", new_id="order-1181-again", by="ana", why="try without a bell"
+        )
+
+    async def record_throughput(self) -> None:
+        """Write what a worker would have reported."""
+        if can_search(self._store):
+            await self._throughput.write(self._store, self._clock.now())
+
+    def _order(self, items: list[Item]) -> Order:
         return new_order(self._random, items)
 
-    async def _trigger(self, workflow: Definition[Any, Any], payload: Any, run_id: str) -> Run:
-        return await self._clock.run(self._runtime.trigger(workflow, payload, run_id=run_id))
+    async def _trigger(self, workflow: Definition[Any, Any], payload: Any, run_id: str) -> None:
+        run = await self._clock.run(self._runtime.trigger(workflow, payload, run_id=run_id))
+        self._count(run)
+
+    def _count(self, run: Run) -> None:
+        if run.over and run.workflow is not None and run.created_at is not None:
+            took = self._clock.now() - run.created_at
+            ended = Ended(self._clock.now(), run.workflow, run.status, took)
+            self._throughput.runs.append(ended)
 
     async def _approve(self, number: int) -> None:
         """Approve the order before last, if it waits for that."""
@@ -117,7 +152,10 @@ class _History:
         target = self._start + elapsed
         while due := await self._store.due(target, 1, drives=self._runtime.registry.drives):
             await self._advance_clock(due[0].wake_at - self._clock.now())
-            if not await self._clock.run(self._runtime.sweep(self._clock.now())):
+            runs = await self._clock.run(self._runtime.sweep(self._clock.now()))
+            for run in runs:
+                self._count(run)
+            if not runs:
                 break
         await self._advance_clock(target - self._clock.now())
 
@@ -130,7 +168,7 @@ class _History:
         snapshot = new_snapshot(
             "invoice",
             now=self._clock.now(),
-            metadata={"version": 3, "input": {"order": "order-1059", "net": 31_120}},
+            metadata={"version": 3, "input": {"order": "order-1169", "net": 31_120}},
         )
         await self._store.enqueue(
             [NewRun("invoice-77", "invoice", codec.dumps(snapshot), version=3)]
@@ -139,5 +177,5 @@ class _History:
     async def _lease_running(self) -> None:
         """Create a run that a process owns which is elsewhere."""
         await self._runtime.trigger(print_labels, 30, run_id="labels-12", wait=False)
-        request = LeaseRequest("labels-12", "packing-station-2", timedelta(hours=1))
+        request = LeaseRequest("labels-12", WORKER, timedelta(hours=1))
         await require_lease(self._store).acquire([request])

@@ -133,7 +133,7 @@ async def ship(step: Step[Services], order: Order) -> dict[str, str]:
 
 
 async def send_email(step: Step[Services], to: str, template: str) -> str:
-    """Send a email from a template."""
+    """Send an email from a template."""
     await step.deps.call("mail", 0.1)
     return step.deps.number(template)
 

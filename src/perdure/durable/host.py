@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from perdure import codec
 from perdure.clock import SyncedClock, isoformat, parse_iso
+from perdure.durable.in_flight import StepInFlight, steps_in_flight
 from perdure.durable.inbox import Inbox
 from perdure.durable.reports import ReportWriter
 from perdure.durable.session import Session, notify_watchers, store_errors
@@ -169,6 +170,10 @@ class RunHost(calls.RunHost, ABC):
             self.suspension.look()
             if self.on_message is not None:
                 self.on_message()
+
+    def steps_in_flight(self) -> list[StepInFlight]:
+        """Return the steps that are being executed."""
+        return [] if self._execution is None else steps_in_flight(self._execution)
 
     def lose(self) -> None:
         """Stop: another process owns the run now."""

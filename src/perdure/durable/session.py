@@ -5,14 +5,14 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
-from typing import Annotated, Protocol
+from datetime import timedelta
+from typing import Protocol
 
-import msgspec
 from msgspec.structs import replace
 
 from perdure.clock import Clock, Duration, parse_duration
 from perdure.durable.committer import Committer
+from perdure.durable.in_flight import StepInFlight
 from perdure.durable.owners import is_gone
 from perdure.engine.tasks import Interrupted, cancel_and_wait, detached, finish
 from perdure.errors import InvalidArgument, PerdureError, StoreCorrupted, StoreError
@@ -39,19 +39,6 @@ _watchers: list[tuple[Store, asyncio.AbstractEventLoop, Callable[[str], None]]] 
 _default: list[Store] = []
 
 
-class StepInFlight(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A step that is being executed. `next_attempt_at` is set while it waits for its next attempt
-    in a durable wait.
-    """
-
-    run_id: str
-    workflow: str
-    key: str
-    since: Annotated[datetime, msgspec.Meta(tz=True)]
-    attempt: int = 1
-    next_attempt_at: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
-
-
 class LeasedRun(Protocol):
     """A run whose lease is renewed, if it has one."""
 
@@ -69,6 +56,10 @@ class LeasedRun(Protocol):
 
     def message_came(self) -> None:
         """Look into the inbox."""
+        ...
+
+    def steps_in_flight(self) -> Sequence[StepInFlight]:
+        """Return the steps that are being executed."""
         ...
 
 
@@ -202,6 +193,10 @@ class Session:
         """Make a run that is active here look for messages."""
         if (run := self._runs.get(run_id)) is not None:
             run.message_came()
+
+    def leased(self, run_ids: Iterable[str]) -> list[LeasedRun]:
+        """Return those of the runs that are active here."""
+        return [run for run_id in run_ids if (run := self._runs.get(run_id)) is not None]
 
     def entries_of(self, run_id: str) -> int:
         """Return how many entries a run that is active here has written since it was leased."""

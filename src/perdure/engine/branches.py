@@ -133,8 +133,9 @@ class Branches:
 
     As a context manager it makes the current task the root branch, and registers the tasks that are
     created below it. `on_change` is called when a branch may have stopped working, `when_idle` when
-    nothing is in flight any more. `cancelled` says that every branch has been told to stop: what
-    still runs is unwinding. `handle` is what the workflow function was given, while it runs.
+    nothing is in flight any more. `calls` are those that are in flight or parked. `cancelled` says
+    that every branch has been told to stop: what still runs is unwinding. `handle` is what the
+    workflow function was given, while it runs.
     """
 
     __slots__ = (
@@ -142,9 +143,9 @@ class Branches:
         "_loop",
         "_position",
         "_unwinding",
+        "calls",
         "cancelled",
         "handle",
-        "in_flight",
         "on_change",
         "parked",
         "root",
@@ -156,7 +157,7 @@ class Branches:
         self.root = Branch(self)
         self.tasks: dict[Task, Branch] = {}
         self.parked: set[Task] = set()
-        self.in_flight = 0
+        self.calls: set[Leaf] = set()
         self.handle: Any = None
         self.on_change: Callable[[], None] | None = None
         self.when_idle: Callable[[], None] | None = None
@@ -226,28 +227,38 @@ class Branches:
         self.tasks.pop(task, None)
         self.changed()
 
-    def begin(self) -> None:
-        """A step, a transaction or a write begins: the run stays in memory until it ends."""
-        self.in_flight += 1
+    @property
+    def in_flight(self) -> int:
+        """How many calls are under way and not in a durable wait."""
+        # A task that is parked is in exactly one call.
+        return len(self.calls) - len(self.parked)
 
-    def end(self) -> None:
+    def begin(self, call: Leaf) -> None:
+        """A step, a transaction or a write begins: the run stays in memory until it ends."""
+        self.calls.add(call)
+
+    def end(self, call: Leaf) -> None:
         """A step, a transaction or a write has ended."""
-        self.in_flight -= 1
+        self.calls.discard(call)
+        # Each step ends here, and mostly nothing looks on.
+        if self.on_change is not None or self.when_idle is not None:
+            self._stopped_working()
+
+    def park(self, task: Task) -> None:
+        """A call that began enters a durable wait."""
+        self.parked.add(task)
+        self._stopped_working()
+
+    def unpark(self, task: Task) -> None:
+        """A durable wait is over: its call continues by writing its record."""
+        self.parked.discard(task)
+
+    def _stopped_working(self) -> None:
         if self.on_change is not None:
             self.on_change()
         if self.when_idle is not None and not self.in_flight:
             when_idle, self.when_idle = self.when_idle, None
             when_idle()
-
-    def park(self, task: Task) -> None:
-        """A call that began enters a durable wait."""
-        self.parked.add(task)
-        self.end()
-
-    def unpark(self, task: Task) -> None:
-        """A durable wait is over: its call continues by writing its record."""
-        self.parked.discard(task)
-        self.begin()
 
     def changed(self) -> None:
         """Look again at whether the run may leave memory."""

@@ -294,7 +294,7 @@ class Execution:
         self.begin(call)
         # In flight until the record is accepted, not only until the function has returned: a run
         # that left memory in between would lose the value.
-        self.branches.begin()
+        self.branches.begin(call)
         try:
             token = POSITION.set(call)
             try:
@@ -318,7 +318,7 @@ class Execution:
                 self.tell_success(call, record)
             return record.value
         finally:
-            self.branches.end()
+            self.branches.end(call)
 
     async def hold(self, call: StepCall) -> None:
         """Stop the calling branch at a step that is not to begin: the run is being paused."""

@@ -171,7 +171,7 @@ async def _decide(
 ) -> tuple[Name, Any]:
     run.begin(call)
     winner, task = await _first_to_end(run, racers)
-    run.branches.begin()
+    run.branches.begin(call)
     try:
         call.replaces = {**_unclaimed_below(run, parent), **_unclaimed_by(run, winner, racers)}
         try:
@@ -182,7 +182,7 @@ async def _decide(
         await run.succeed(call, _verdict(run, winner))
         return winner.name, value
     finally:
-        run.branches.end()
+        run.branches.end(call)
 
 
 async def _first_to_end(run: Execution, racers: Sequence[Racer]) -> tuple[Racer, Task]:

@@ -26,7 +26,7 @@ async def wait(run: Execution, call: StepCall, wait: PendingWait) -> Any:
         return run.replay(call, *found)
     run.begin(call)
     wait = run.history.open_wait(wait)
-    run.branches.begin()
+    run.branches.begin(call)
     try:
         # It is closed before the record is encoded, so that one write ends the wait and records it.
         answer = await run.spend(wait)
@@ -34,7 +34,7 @@ async def wait(run: Execution, call: StepCall, wait: PendingWait) -> Any:
             return await run.succeed(call, None)
         return await _receive(run, call, wait.get("event", ""), *answer)
     finally:
-        run.branches.end()
+        run.branches.end(call)
 
 
 async def _receive(
@@ -94,7 +94,7 @@ async def transact(run: Execution, call: StepCall) -> Any:
     if run.pausing:
         await run.hold(call)
     run.begin(call)
-    run.branches.begin()
+    run.branches.begin(call)
     try:
         try:
             record = await attempts(run, call, partial(_transact_once, run, run.host, call))
@@ -110,7 +110,7 @@ async def transact(run: Execution, call: StepCall) -> Any:
         if run.host.always_replay:
             await run.host.halt(record.key)
     finally:
-        run.branches.end()
+        run.branches.end(call)
     run.tell_success(call, record)
     return record.value
 

@@ -493,8 +493,8 @@ class StoreFacts(msgspec.Struct, frozen=True):
 class BulkProgress(msgspec.Struct, frozen=True):
     """A bulk operation: one verb for each run that a query matches.
 
-    `refused` counts the runs that refused it, with the newest `reasons`. `is_running` is whether a
-    process works on it; one that is neither running nor done can be continued.
+    `refused` counts the runs that refused it, with the newest `reasons`. One that is interrupted or
+    stopped can be continued. `seen_at` is when the process that works on it last said so.
     """
 
     id: str
@@ -508,6 +508,7 @@ class BulkProgress(msgspec.Struct, frozen=True):
     refused: int = 0
     reasons: tuple[str, ...] = ()
     rate: float | None = None
-    limit: int = 1000
+    limit: int | None = 1000
     state: Literal["running", "stopped", "interrupted", "done"] = "running"
     ended_at: datetime | None = None
+    seen_at: datetime | None = None

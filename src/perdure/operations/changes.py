@@ -9,7 +9,7 @@ from perdure.clock import Clock
 from perdure.durable.session import Session, borrow, poke, wake_workers
 from perdure.errors import Refused, RunNotFound
 from perdure.operations.outcome import Outcome, describe, requested
-from perdure.runtime.acts import copy_acts
+from perdure.runtime.acts import acts_of, copy_acts
 from perdure.runtime.edits import RunEdit, edit_of, leased_edit, settle
 from perdure.runtime.requests import (
     OPERATOR,
@@ -34,6 +34,9 @@ from perdure.store import (
 LEASE_TTL = timedelta(seconds=10)
 """How long a run stays with an operator's process that died during a verb."""
 
+PAUSE = 0.1
+"""How long, in seconds, until a run that another process is changing is tried again."""
+
 
 class Changes:
     """Applies requests to the runs of one store."""
@@ -55,9 +58,12 @@ class Changes:
     async def apply(self, run_id: str, request: Request) -> Outcome:
         """Apply a request, or send it to the run's owner; raise `Refused` if it does not fit."""
         # Before the run is touched: a lease and a rest would look like a change.
-        await self.preview(run_id, request)
+        run, _ = await self.preview(run_id, request)
         async with self.session() as session:
             outcome = await self._at_rest(session, run_id, request)
+            if run.was_over:
+                # No process drives it: its owner is writing one change to it, or has died.
+                outcome = await self._insist(session, run_id, request, outcome)
             if isinstance(outcome, Refusal):
                 inbox = require_inbox(self.store, "changing a run that is owned elsewhere")
                 message = NewMessage(
@@ -70,6 +76,19 @@ class Changes:
         if isinstance(outcome, Refusal):
             return requested(request, run_id, presence.worker_id(outcome.owner or ""))
         wake_workers(self.store)
+        return outcome
+
+    async def _insist(
+        self, session: Session, run_id: str, request: Request, outcome: Outcome | Refusal
+    ) -> Outcome:
+        """Apply a request to a run that is over, as soon as its lease is free."""
+        end = self._clock.monotonic() + LEASE_TTL.total_seconds() * 2
+        while isinstance(outcome, Refusal):
+            if self._clock.monotonic() > end:
+                owner = presence.worker_id(outcome.owner or "")
+                raise Refused(run_id, request.verb, f"{owner} is changing it; try again")
+            await self._clock.sleep(PAUSE)
+            outcome = await self._at_rest(session, run_id, request)
         return outcome
 
     async def _at_rest(self, session: Session, run_id: str, request: Request) -> Outcome | Refusal:
@@ -85,11 +104,7 @@ class Changes:
         others = [each.request for each in waiting if each.request.id != request.id]
         apply_all(run, others)
         consumes = [each.message_id for each in waiting]
-        refused: Refused | None = None
-        try:
-            apply(run, request)
-        except Refused as error:
-            refused = error
+        refused = _apply_once(run, request)
         data = await settle(host, *run.rest(host), consumes)
         await copy_acts(self.store, run_id, run.acts if data is not None else ())
         if refused is not None:
@@ -138,6 +153,19 @@ def _due_at(summary: RunSummary | None) -> datetime | None:
     """Return when a run that has not started yet is to start."""
     is_queued = summary is not None and summary.owner is None and summary.status == "queued"
     return summary.wake_at if summary is not None and is_queued else None
+
+
+def _apply_once(run: RunEdit, request: Request) -> Refused | None:
+    """Apply a request unless its owner has applied it since it was sent; return a refusal."""
+    for act in acts_of(run.history.metadata):
+        if act.get("id") == request.id:
+            reason = act.get("refused")
+            return Refused(run.run_id, request.verb, reason) if reason else None
+    try:
+        apply(run, request)
+    except Refused as error:
+        return error
+    return None
 
 
 def _try(

@@ -1,6 +1,6 @@
 """The operator's verbs. None calls a workflow function; workers continue the runs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from random import Random, SystemRandom
 from typing import Any, Self, cast
 
@@ -9,6 +9,20 @@ from msgspec.structs import replace
 from perdure.clock import Clock, Duration, SystemClock, parse_duration
 from perdure.codec.tags import is_plain
 from perdure.errors import InvalidArgument, Refused, RunNotFound
+from perdure.insights.insights import Insights
+from perdure.insights.model import BulkProgress, Tally
+from perdure.insights.redaction import NOTHING_REDACTED
+from perdure.operations.bulk import (
+    Bulk,
+    BulkDocument,
+    BulkVerb,
+    can_resume,
+    check_verb,
+    count_matches,
+    read_document,
+    request_of,
+    stop,
+)
 from perdure.operations.changes import Changes
 from perdure.operations.forks import Fork, forked
 from perdure.operations.outcome import KEEP, Keep, Outcome, Preview, compare, records
@@ -18,7 +32,7 @@ from perdure.runtime.acts import copy_acts, new_act, write_act
 from perdure.runtime.definition import Definition
 from perdure.runtime.requests import Request, Verb
 from perdure.snapshot import RunStatus, Snapshot
-from perdure.store import Store, can_search, require_maintenance
+from perdure.store import Store, can_search, require_maintenance, require_search
 from perdure.validation import check_event, check_id, check_text, check_user_id, is_encodable
 
 _PRUNE_BATCH = 1000
@@ -229,6 +243,84 @@ class Operations:
             await self._note({**act, "was": f"{total} runs older than {span}"})
         return total
 
+    async def count_bulk(self, query: str, limit: int | None = 1000) -> Tally:
+        """Return how many runs a bulk operation would change; more than `limit` are not counted."""
+        insights = self._insights()
+        return await count_matches(insights, insights.parse(query), limit)
+
+    async def bulk(
+        self,
+        query: str,
+        verb: BulkVerb,
+        *,
+        rate: float | None = None,
+        limit: int | None = 1000,
+        by: str,
+        why: str = "",
+        **arguments: Any,
+    ) -> AsyncGenerator[BulkProgress]:
+        """Apply a verb to every run that matches a query, and yield the progress.
+
+        `rate` is how many runs are changed per second at most. It is refused if more than `limit`
+        runs match; `None` means that any number may. `arguments` are those of the verb. A generator
+        that is closed early leaves an operation that `resume_bulk` continues.
+        """
+        request = request_of(check_verb(verb), arguments)
+        by, why = _check_by(by), _check_why(why)
+        _check_json(request.value)
+        matched = await self.count_bulk(query, limit)
+        if matched.capped:
+            reason = f"more than {limit:,} runs match; pass a higher limit"
+            raise Refused(query, "bulk", reason)
+        document = BulkDocument(
+            id=self._new_id(),
+            query=query,
+            verb=verb,
+            by=by,
+            why=why,
+            began_at=self.clock.now(),
+            matched=matched.count,
+            rate=_check_rate(rate),
+            limit=limit,
+            arguments=arguments,
+        )
+        await self._note(self._act("bulk", by, why, f"{verb} {query}"[:_MAX_NAME]))
+        async for progress in self._work(document, None):
+            yield progress
+
+    async def resume_bulk(self, id: str, *, by: str, why: str = "") -> AsyncGenerator[BulkProgress]:
+        """Continue a bulk operation that was stopped, or whose process died."""
+        documents = require_search(self.store, "Operations.resume_bulk").documents
+        document, stored = await read_document(documents, id)
+        if not can_resume(document, self.clock.now()):
+            raise Refused(id, "resume_bulk", f"it is {document.state}")
+        await self._note(self._act("resume_bulk", by, why, id))
+        async for progress in self._work(replace(document, state="running"), stored):
+            yield progress
+
+    async def stop_bulk(self, id: str, *, by: str, why: str = "") -> BulkProgress:
+        """Stop a bulk operation; the process that works on it notices within a second."""
+        documents = require_search(self.store, "Operations.stop_bulk").documents
+        await self._note(self._act("stop_bulk", by, why, id))
+        return await stop(documents, id)
+
+    def _work(self, document: BulkDocument, stored: str | None) -> AsyncGenerator[BulkProgress]:
+        store = require_search(self.store, "Operations.bulk")
+        request = request_of(check_verb(document.verb), document.arguments)
+        request = replace(request, by=document.by, via=self.via, why=document.why)
+
+        async def change(run_id: str, request_id: str) -> None:
+            numbered = replace(request, id=request_id)
+            if document.verb == "delete":
+                await self._changes.delete(run_id, new_act(numbered, self.clock.now()))
+            else:
+                await self._changes.apply(run_id, numbered)
+
+        return Bulk(store, self._insights(), self.clock, document, change).run(stored)
+
+    def _insights(self) -> Insights:
+        return Insights(self.store, redact=NOTHING_REDACTED, clock=self.clock)
+
     async def pause_workflow(self, workflow: str, *, by: str, why: str = "") -> Outcome:
         """Let workers leave the runs of a workflow alone; those they own continue."""
         return await self._switch_workflow(workflow, True, self._act("pause_workflow", by, why))
@@ -312,3 +404,11 @@ def _check_why(why: object) -> str:
 def _check_json(value: object) -> None:
     if not is_plain(value):
         raise InvalidArgument("value", value, "JSON: dicts, lists, strings, numbers, bools, None")
+
+
+def _check_rate(rate: object) -> float | None:
+    if rate is None:
+        return None
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 10_000:
+        raise InvalidArgument("rate", rate, "a positive number of runs per second, or None")
+    return float(rate)

@@ -6,11 +6,11 @@ missing, that cannot be read or that another version wrote is skipped.
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from perdure.durable.session import StepInFlight
+from perdure.durable.in_flight import StepInFlight, Time
 from perdure.presence import keys
 from perdure.presence.durations import Durations
 from perdure.store import Drivable, SearchStore, Store, can_search
@@ -18,8 +18,6 @@ from perdure.store import Drivable, SearchStore, Store, can_search
 WORKER_TTL = timedelta(seconds=30)
 THROUGHPUT_TTL = timedelta(hours=49)
 DEFINITION_TTL = timedelta(days=30)
-
-Time: TypeAlias = Annotated[datetime, msgspec.Meta(tz=True)]
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -120,7 +118,8 @@ async def write_worker(store: SearchStore, worker: WorkerPresence) -> None:
 
 
 async def delete_worker(store: SearchStore, worker: str) -> None:
-    """Delete the heartbeat of a worker that stops."""
+    """Delete the heartbeat of a worker that stops, and its switch: it may be started again."""
+    await store.documents.delete(keys.worker_switch_key(worker))
     await store.documents.delete(keys.worker_key(worker))
 
 

@@ -9,8 +9,9 @@ from typing import TypeAlias
 
 import msgspec
 
+from perdure.durable.in_flight import Time
 from perdure.presence import keys
-from perdure.presence.documents import Time, decode
+from perdure.presence.documents import decode
 from perdure.store import SearchStore, Store, can_search, require_search
 from perdure.validation import check_id
 

@@ -34,9 +34,10 @@ from perdure.store import Grant, Rest
 class RunEdit:
     """A run that is being changed: its history, its status, and why it is paused or cancelled.
 
-    `stored` is its `execution` as it was read. `due_at` is when a queued run starts; `None` means
-    at once. `is_changed` says that the status was set: otherwise a run that is over stays as it is.
-    `acts` are those of this write, `entered` is the key of a record that was entered by hand.
+    `stored` is its `execution` as it was read, `was_over` whether it had ended then. `due_at` is
+    when a queued run starts; `None` means at once. `is_changed` says that the status was set:
+    otherwise a run that is over stays as it is. `acts` are those of this write, `entered` is the
+    key of a record that was entered by hand.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class RunEdit:
         self.history = history
         self.stored = stored
         self.status: RunStatus = status
+        self.was_over = is_over(status)
         self.now = now
         self.due_at = due_at
         self.reason: str = stored.get("reason", "")

@@ -12,8 +12,9 @@ from perdure.clock import isoformat
 from perdure.durable.outcome import failures_to_retry
 from perdure.engine.branches import split_path
 from perdure.engine.history import History
-from perdure.errors import Refused
+from perdure.errors import AppliedBefore, Refused
 from perdure.result import Err
+from perdure.runtime.acts import acts_of
 from perdure.runtime.deadlines import drop_passed_deadline
 from perdure.runtime.edits import RunEdit, stored_due_at
 from perdure.runtime.requests import Request, Verb
@@ -27,6 +28,8 @@ Apply: TypeAlias = Callable[[RunEdit, Request], str]
 
 def apply(run: RunEdit, request: Request) -> None:
     """Apply a verb and record the act, or raise `Refused`."""
+    if request.id and any(act.get("id") == request.id for act in acts_of(run.history.metadata)):
+        raise AppliedBefore(run.run_id, request.verb)
     was = _VERBS[request.verb](run, request)
     run.record(request, was=was)
 
@@ -139,7 +142,7 @@ def _signal(run: RunEdit, request: Request) -> str:
     _check_not_over(run, request)
     key = f"~signal:{request.id}"
     if key in run.history:
-        raise _refuse(run, request, "its dedup id was used before")
+        raise AppliedBefore(run.run_id, request.verb)
     facts: Any = {
         "ok": True,
         "value": request.value,

@@ -1,0 +1,44 @@
+"""The steps that a run is executing, for people to look at."""
+
+from datetime import datetime, timedelta
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from perdure.clock import parse_iso
+from perdure.engine.call import StepCall
+from perdure.engine.execution import Execution
+
+Time: TypeAlias = Annotated[datetime, msgspec.Meta(tz=True)]
+
+
+class StepInFlight(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A step or transaction that is being executed.
+
+    `next_attempt_at` is set while it waits for its next attempt in a durable wait.
+    """
+
+    run_id: str
+    workflow: str
+    key: str
+    since: Time
+    attempt: int = 1
+    next_attempt_at: Time | None = None
+
+
+def steps_in_flight(run: Execution) -> list[StepInFlight]:
+    """Return the steps that a run is executing; sleeps and waits for events are not steps."""
+    return [
+        _describe(run, call)
+        for call in run.branches.calls
+        if isinstance(call, StepCall) and call.kind in ("step", "transaction")
+    ]
+
+
+def _describe(run: Execution, call: StepCall) -> StepInFlight:
+    since = run.clock.now() - timedelta(seconds=run.clock.monotonic() - call.started)
+    wait = run.history.waits.get(call.wait_id())
+    is_retry = wait is not None and wait["kind"] == "retry" and "wakeAt" in wait
+    next_attempt_at = parse_iso(wait["wakeAt"]) if wait and is_retry else None
+    key = call.record_key
+    return StepInFlight(run.run_id, run.workflow, key, since, call.attempt, next_attempt_at)

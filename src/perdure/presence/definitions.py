@@ -1,0 +1,41 @@
+"""What people can read about a workflow without its code."""
+
+import inspect
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from perdure.presence.documents import DefinitionDocument
+from perdure.runtime.definition import Definition
+
+_MAX_DOC = 4000
+
+
+def describe_definition(definition: Definition[Any, Any], now: datetime) -> DefinitionDocument:
+    """Return what is written about one version of a workflow."""
+    return DefinitionDocument(
+        workflow=definition.name,
+        version=definition.version,
+        seen_at=now,
+        payload_schema=payload_schema(definition),
+        doc=inspect.cleandoc(definition.__doc__ or "")[:_MAX_DOC],
+        fingerprint=definition.definition_hash,
+    )
+
+
+def payload_schema(definition: Definition[Any, Any]) -> Any:
+    """Return the JSON Schema of a workflow's payload.
+
+    `None` means that it takes no payload; an empty schema, that its type is unknown or has none.
+    """
+    if not definition.takes_payload:
+        return None
+    if definition.payload_type is None:
+        return {}
+    try:
+        if (pydantic := getattr(definition.payload_type, "model_json_schema", None)) is not None:
+            return pydantic()
+        return msgspec.json.schema(definition.payload_type)
+    except Exception:  # noqa: BLE001  # the user's type: it may have a field of any type
+        return {}

@@ -1,0 +1,235 @@
+"""The heartbeat of a worker: it writes what the worker does, and reads what operators told it.
+
+It runs beside the worker's runs and touches none of them. What fails is logged once until it
+succeeds again: a worker without a heartbeat works as well as any other.
+"""
+
+import asyncio
+import logging
+import platform
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime, timedelta
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple, Self, TypeVar
+
+from perdure.clock import parse_iso
+from perdure.durable.in_flight import StepInFlight
+from perdure.durable.owners import process_of
+from perdure.durable.session import LeasedRun
+from perdure.engine.tasks import cancel_and_wait, detached
+from perdure.errors import InvalidArgument
+from perdure.presence import documents
+from perdure.presence.definitions import describe_definition
+from perdure.presence.documents import Throughput, WorkerPresence
+from perdure.presence.keys import worker_id
+from perdure.presence.switches import Switches, read_switches_of
+from perdure.presence.tally import HourTally
+from perdure.runtime.driver import Rested
+from perdure.runtime.runtime import Runtime
+from perdure.snapshot import created_at_of, is_over, rest_status, workflow_of
+from perdure.store import Grant, SearchStore, require_schedule
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+INTERVAL, JITTER = 10.0, 0.2
+"""A heartbeat follows the last one after at most so many seconds, and after up to so much less."""
+
+MOST_STEPS = 100
+"""How many steps in flight a heartbeat shows, the longest first."""
+
+MAX_DEPTH = 1000
+"""Up to how many due runs of a queue are counted each minute."""
+
+DAY = timedelta(days=1)
+
+
+class Activity(NamedTuple):
+    """What a worker is doing: its slots, the runs in them that have started, and its counters."""
+
+    slots: int
+    running: int
+    draining: bool
+    runs: Sequence[LeasedRun]
+    counters: dict[str, int]
+
+
+class Heartbeat:
+    """Writes the documents of one worker while it is entered, and reads its switches.
+
+    The switches are read before it is entered, so that a worker starts with them. `on_switches` is
+    called each time they were read.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        store: SearchStore,
+        owner: str,
+        look: Callable[[], Activity],
+        on_switches: Callable[[Switches], None],
+    ) -> None:
+        self._runtime = runtime
+        self._store = store
+        self._owner = owner
+        self._id = worker_id(owner)
+        self._due = require_schedule(runtime.store, "Worker").due
+        self._look = look
+        self._on_switches = on_switches
+        process = process_of(owner)
+        assert process is not None, "the owner id of a worker names its process"
+        self._host, self._pid = process.host, int(process.pid)
+        self._started_at = runtime.clock.now()
+        self._hour = HourTally(self._started_at)
+        self._finished: list[HourTally] = []
+        self._described_at: datetime | None = None
+        self._failing = self._stopped = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._try(self._read_switches())
+        self._task = detached(self._beat_forever())
+        return self
+
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        if self._task is not None:
+            await cancel_and_wait([self._task])
+        if kind is None:
+            # In this order: a worker that is killed between the two is not shown as lost.
+            await self._try(self._write_end())
+            await self._try(documents.delete_worker(self._store, self._id))
+
+    def count(self, grant: Grant, rested: Rested) -> None:
+        """Count a run that the worker has given up, if it is over."""
+        if not is_over(rested.status) or is_over(rest_status(grant.snapshot)):
+            return
+        snapshot = grant.snapshot
+        created_at = created_at_of(snapshot.get("metadata"))
+        took = _time_since(created_at, self._runtime.clock.now())
+        self._hour.add(workflow_of(snapshot) or "", rested.status, took, rested.data)
+
+    async def beat(self) -> None:
+        """Write what the worker does now, and obey the switches."""
+        activity = self._look()
+        await self._try(documents.write_worker(self._store, self._presence(activity)))
+        await self._try(self._read_switches())
+        now = self._runtime.clock.now()
+        if self._hour.is_minute_over(now):
+            await self._end_minute(now, activity)
+            await self._try(self._write_throughput())
+        if self._described_at is None or now - self._described_at >= DAY:
+            self._described_at = now
+            await self._describe_definitions(now)
+
+    async def show(self) -> None:
+        """Write what the worker does now, without waiting for the next heartbeat."""
+        await self._try(documents.write_worker(self._store, self._presence(self._look())))
+
+    async def _beat_forever(self) -> None:
+        await self._try(self._write_throughput())
+        while True:
+            await self.beat()
+            jitter = JITTER * self._runtime.random.random()
+            await self._runtime.clock.sleep(INTERVAL * (1 - jitter))
+
+    async def _try(self, work: Awaitable[T]) -> T | None:
+        try:
+            result = await work
+        except Exception as error:  # noqa: BLE001  # whatever the store raises harms no run
+            level = logging.DEBUG if self._failing else logging.WARNING
+            self._failing = True
+            logger.log(level, "the heartbeat of worker %s failed: %r", self._id, error)
+            return None
+        self._failing = False
+        return result
+
+    async def _read_switches(self) -> None:
+        names = self._runtime.registry.names
+        self._on_switches(await read_switches_of(self._store, self._id, names))
+
+    async def _end_minute(self, now: datetime, activity: Activity) -> None:
+        depths = await self._depths(now)
+        self._hour.end_minute(now, activity.slots, activity.running, depths)
+        if self._hour.is_over(now):
+            self._finished.append(self._hour)
+            self._hour = HourTally(now)
+
+    async def _depths(self, now: datetime) -> dict[str, int]:
+        """Return how many runs wait for a worker like this one, by queue."""
+        due = await self._try(self._due(now, MAX_DEPTH, drives=self._runtime.registry.drives))
+        return {} if due is None else {"": len(due)}
+
+    async def _describe_definitions(self, now: datetime) -> None:
+        for definition in self._runtime.registry.definitions:
+            document = describe_definition(definition, now)
+            await self._try(documents.write_definition(self._store, document))
+
+    async def _write_throughput(self) -> None:
+        while self._finished:
+            await documents.write_throughput(self._store, self._throughput(self._finished[0]))
+            del self._finished[0]
+        await documents.write_throughput(self._store, self._throughput(self._hour))
+
+    async def _write_end(self) -> None:
+        activity = self._look()
+        self._hour.end_minute(self._runtime.clock.now(), activity.slots, activity.running, {})
+        self._stopped = True
+        await self._write_throughput()
+
+    def _presence(self, activity: Activity) -> WorkerPresence:
+        runs = activity.runs
+        steps = sorted((each for run in runs for each in run.steps_in_flight()), key=_since)
+        owners = dict.fromkeys([self._owner, *(run.lease.owner for run in runs if run.lease)])
+        return WorkerPresence(
+            host=self._host,
+            pid=self._pid,
+            started_at=self._started_at,
+            id=self._id,
+            seen_at=self._runtime.clock.now(),
+            perdure=_version(),
+            python=platform.python_version(),
+            workflows=tuple(self._runtime.registry.drives),
+            queues=("",),
+            slots=activity.slots,
+            running=activity.running,
+            draining=activity.draining,
+            counters=activity.counters,
+            owners=tuple(owners),
+            steps=tuple(steps[:MOST_STEPS]),
+        )
+
+    def _throughput(self, hour: HourTally) -> Throughput:
+        return Throughput(
+            host=self._host,
+            pid=self._pid,
+            started_at=self._started_at,
+            worker=self._id,
+            owner=self._owner,
+            hour=hour.hour,
+            seen_at=self._runtime.clock.now(),
+            stopped=self._stopped,
+            workflows=hour.workflows(),
+            minutes=tuple(hour.minutes),
+        )
+
+
+def _since(step: StepInFlight) -> datetime:
+    return step.since
+
+
+def _time_since(created_at: str, now: datetime) -> timedelta | None:
+    """Return the time since a run was created, if the run contains that."""
+    try:
+        return now - parse_iso(created_at)
+    except InvalidArgument:
+        return None
+
+
+@cache
+def _version() -> str:
+    try:
+        return version("perdure")
+    except PackageNotFoundError:
+        return ""

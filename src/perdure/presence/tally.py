@@ -1,0 +1,135 @@
+"""What a worker has done in the current hour, counted when its runs end."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+import msgspec
+
+from perdure.presence.documents import Minute, WorkflowThroughput
+from perdure.presence.durations import add_duration
+from perdure.snapshot import RunStatus
+
+MOST_STEPS = 50
+"""How many steps of a workflow have durations; those that ended first."""
+
+SAMPLED = 20
+"""Of how many runs of a workflow in a minute the steps are counted."""
+
+MAX_SAMPLE = 1_000_000
+"""The size in bytes of the largest snapshot that is decoded for its steps."""
+
+MAX_NAME = 200
+
+_TIMED = ("step", "transaction")
+
+
+class _Record(msgspec.Struct):
+    durationMs: float = -1  # noqa: N815  # the name in the format
+    kind: str = "step"
+    call: str = ""
+
+
+class _Records(msgspec.Struct):
+    steps: dict[str, _Record] = {}
+
+
+_records = msgspec.json.Decoder(_Records)
+
+
+class WorkflowTally:
+    """The runs of one workflow that ended in the current hour."""
+
+    def __init__(self) -> None:
+        self.ended: dict[RunStatus, int] = {"completed": 0, "failed": 0, "cancelled": 0}
+        self.samples = 0
+        self._durations: list[int] = []
+        self._steps: dict[str, list[int]] = {}
+
+    def add(self, status: RunStatus, took: timedelta | None, snapshot: bytes) -> None:
+        """Count a run that ended, with its snapshot as JSON."""
+        self.ended[status] += 1
+        if took is not None:
+            add_duration(self._durations, took / timedelta(milliseconds=1))
+        # Decoding each snapshot would cost a worker some percent of its throughput.
+        if self.samples < SAMPLED and len(snapshot) <= MAX_SAMPLE:
+            self.samples += 1
+            self._add_steps(snapshot)
+
+    def _add_steps(self, snapshot: bytes) -> None:
+        try:
+            records = _records.decode(snapshot).steps
+        except msgspec.MsgspecError:
+            return
+        for key, record in records.items():
+            if record.durationMs < 0 or record.kind not in _TIMED:
+                continue
+            name = _name_of(record.call or key)
+            if name in self._steps or len(self._steps) < MOST_STEPS:
+                add_duration(self._steps.setdefault(name, []), record.durationMs)
+
+    def document(self) -> WorkflowThroughput:
+        """Return what was counted."""
+        steps = {name: tuple(classes) for name, classes in self._steps.items()}
+        return WorkflowThroughput(
+            completed=self.ended["completed"],
+            failed=self.ended["failed"],
+            cancelled=self.ended["cancelled"],
+            durations=tuple(self._durations),
+            steps=steps,
+        )
+
+
+class HourTally:
+    """The runs that ended at a worker in one hour, minute by minute."""
+
+    def __init__(self, now: datetime) -> None:
+        self.hour = now.replace(minute=0, second=0, microsecond=0)
+        self.minutes: list[Minute] = []
+        self._minute = now.minute
+        self._workflows: dict[str, WorkflowTally] = {}
+        self._counted = (0, 0, 0)
+
+    def add(
+        self, workflow: str, status: RunStatus, took: timedelta | None, snapshot: bytes
+    ) -> None:
+        """Count a run that is over."""
+        tally = self._workflows.get(workflow)
+        if tally is None:
+            tally = self._workflows[workflow] = WorkflowTally()
+        tally.add(status, took, snapshot)
+
+    def is_minute_over(self, now: datetime) -> bool:
+        """Return whether the current minute has ended."""
+        return now.minute != self._minute or self.is_over(now)
+
+    def is_over(self, now: datetime) -> bool:
+        """Return whether the hour has ended."""
+        return now - self.hour >= timedelta(hours=1) or now < self.hour
+
+    def end_minute(
+        self, now: datetime, slots: int, running: int, depths: Mapping[str, int]
+    ) -> None:
+        """Close the current minute; what is counted from now on belongs to the next one."""
+        ended = self._totals()
+        new = (after - before for after, before in zip(ended, self._counted, strict=True))
+        self.minutes.append(Minute(self._minute, slots, *new, running, dict(depths)))
+        self._minute, self._counted = now.minute, ended
+        for tally in self._workflows.values():
+            tally.samples = 0
+
+    def _totals(self) -> tuple[int, int, int]:
+        ended = [tally.ended for tally in self._workflows.values()]
+        completed, failed, cancelled = (
+            sum(each[status] for each in ended) for status in ("completed", "failed", "cancelled")
+        )
+        return completed, failed, cancelled
+
+    def workflows(self) -> dict[str, WorkflowThroughput]:
+        """Return what was counted of each workflow."""
+        return {name: tally.document() for name, tally in self._workflows.items()}
+
+
+def _name_of(call: str) -> str:
+    """Return a step's name without the number of a repeated call."""
+    head, mark, tail = call.rpartition("#")
+    return (head if mark and head and tail.isdecimal() else call)[:MAX_NAME]

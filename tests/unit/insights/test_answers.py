@@ -1,6 +1,6 @@
 """Watching, exporting, comparing, the audit trail, findings, and answers as JSON."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -129,17 +129,25 @@ async def test_bad_queries_of_acts_are_refused() -> None:
         await insights.acts(after="x")
 
 
-async def test_bulk_operations_are_read_from_their_documents() -> None:
-    store = MemoryStore()
-    progress = BulkProgress(
-        "7", "status:failed", "retry", "ana", "", datetime(2026, 1, 1, tzinfo=UTC)
-    )
+async def test_bulk_operations_are_read_from_their_documents(clock: TestClock) -> None:
+    store, now = MemoryStore(clock=clock), clock.now()
+    progress = BulkProgress("7", "status:failed", "retry", "ana", "", now, seen_at=now)
     await store.documents.set("bulk:7", msgspec.json.encode(progress).decode())
     await store.documents.set("bulk:8", "broken")
-    insights = Insights(store)
+    insights = Insights(store, clock=clock)
     assert await insights.bulk("7") == progress
     assert await insights.bulk("8") is None
     assert await insights.bulks() == (progress,)
+
+
+async def test_a_bulk_operation_without_a_process_is_interrupted(clock: TestClock) -> None:
+    store, now = MemoryStore(clock=clock), clock.now()
+    progress = BulkProgress("7", "status:failed", "retry", "ana", "", now, seen_at=now)
+    await store.documents.set("bulk:7", msgspec.json.encode(progress).decode())
+    await clock.advance("16s")
+    found = await Insights(store, clock=clock).bulk("7")
+    assert found is not None
+    assert found.state == "interrupted"
 
 
 async def test_the_store_is_described_without_its_password() -> None:

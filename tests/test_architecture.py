@@ -79,6 +79,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("heartbeat",),
     ),
     "sync": (("portal",), ("client",)),
+    "worker": (("counters", "pace", "takeover"), ("worker",)),
     "operations": (("outcome",), ("changes", "forks", "starts"), ("operations",)),
 }
 

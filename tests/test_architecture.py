@@ -79,7 +79,13 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("heartbeat",),
     ),
     "sync": (("portal",), ("client",)),
-    "operations": (("outcome",), ("bulk", "changes", "forks", "starts"), ("operations",)),
+    "operations": (
+        ("outcome",),
+        ("bulk", "changes", "forks", "starts"),
+        ("runs",),
+        ("operations",),
+    ),
+    "worker": (("counters", "pace", "takeover"), ("worker",)),
 }
 
 # Siblings here are alternatives to each other: what two of them share lives in a `_` file.

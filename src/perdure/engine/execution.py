@@ -325,11 +325,11 @@ class Execution:
         if self._broken is not None or self._over:
             self._refuse(call.id)
         assert self.host is not None, "only a host pauses a run"
-        self.branches.begin()
+        self.branches.begin(call)
         try:
             await self.host.halt(call.wait_id())
         finally:
-            self.branches.end()
+            self.branches.end(call)
 
     async def spend(self, wait: PendingWait) -> tuple[str, object] | None:
         """Spend a durable wait, and close it; return an event's message id and payload."""

@@ -17,7 +17,7 @@ _VALUES: dict[str, Sequence[str]] = {
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A text that may replace `query[start:end]`, and an example or explanation of it."""
+    """A string that may replace `query[start:end]`, and an example or explanation of it."""
 
     text: str
     start: int

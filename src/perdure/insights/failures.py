@@ -59,7 +59,7 @@ def cause_facts(cause: Any, redact: Redact, path: Path, depth: int = 0) -> Error
 
 
 def frames_of(stack: str, redact: Redact) -> tuple[Frame, ...]:
-    """Return the lines of the last traceback in a text, the innermost call last."""
+    """Return the lines of the last traceback in a string, the innermost call last."""
     latest = stack.rpartition(_TRACEBACK)[2]
     return tuple(
         Frame(

@@ -168,11 +168,12 @@ class Insights:
 
     async def bulk(self, id: str) -> BulkProgress | None:
         """Return a bulk operation, or `None` if there is none with this id."""
-        return await bulk.read_bulk(self._store, check_id(id))
+        return await bulk.read_bulk(self._store, check_id(id), self._clock.now())
 
     async def bulks(self, limit: int = 50) -> tuple[BulkProgress, ...]:
         """Return the newest bulk operations first."""
-        return await bulk.read_bulks(self._store, check_int(limit, "limit"))
+        check_int(limit, "limit")
+        return await bulk.read_bulks(self._store, limit, self._clock.now())
 
     async def store(self) -> StoreFacts:
         """Return what the store is, what it can do, and how far its clock is known to be off."""

@@ -16,15 +16,16 @@ from perdure.presence import Switches, WorkerPresence
 from perdure.snapshot import RunStatus
 from perdure.store import Count, Query, SearchStore
 
-CAP = 10_000
-"""Up to how many runs of a workflow and status are counted."""
+CAP, CAP_OF_ENDED = 10_000, 1_000
+"""Up to how many runs of a workflow and status are counted; those that are over are many."""
 
 DUE = 200
-LAST_DAY = 1000
+LAST_DAY = 500
 LONG_WAITS = 500
 _FAILURES = 10
 _DAY = timedelta(days=1)
 _ENDED: tuple[RunStatus, ...] = ("completed", "failed", "cancelled")
+_LIVE: tuple[RunStatus, ...] = ("queued", "running", "suspended", "waiting", "paused")
 
 
 async def overview(
@@ -36,14 +37,15 @@ async def overview(
     switches: Switches,
 ) -> Overview:
     """Return the counts, what ended and failed last, and what needs attention."""
-    counts, due, failures, waits, last_day = await asyncio.gather(
-        store.counts(Query(), CAP),
+    live, ended, due, failures, waits, last_day = await asyncio.gather(
+        store.counts(Query(statuses=_LIVE), CAP),
+        store.counts(Query(statuses=_ENDED), CAP_OF_ENDED),
         due_runs(store, now, DUE),
         store.search(Query(statuses=("failed",)), _FAILURES),
         store.search(Query(statuses=("waiting",), until=now - _DAY), LONG_WAITS),
         _ended_since(store, now - _DAY),
     )
-    tallies = tally(counts)
+    tallies = tally([*live, *ended])
     attention = [
         *without_worker(await rows_of(store, due, redact), presences, switches.paused),
         *_long_waits(row_of(run, redact) for run in waits.runs),

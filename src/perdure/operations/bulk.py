@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from perdure.clock import Clock
 from perdure.errors import AppliedBefore, InvalidArgument, PerdureError, Refused, StoreError
+from perdure.insights.bulk import SILENT_AFTER
 from perdure.insights.insights import Insights
 from perdure.insights.model import BulkProgress, Tally
 from perdure.insights.query import ParsedQuery, parse_query
@@ -41,8 +42,6 @@ BulkVerb: TypeAlias = Literal[
 ]
 
 KEPT_FOR: Final = timedelta(days=90)
-SILENT_AFTER: Final = timedelta(seconds=15)
-"""A process that has not written for so long no longer works on its operation."""
 
 _PAGE = 100
 _AT_ONCE = 8

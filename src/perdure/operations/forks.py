@@ -1,4 +1,4 @@
-"""New runs made of stored ones."""
+"""New runs made of stored ones: forks, and runs that were exported elsewhere."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -6,10 +6,23 @@ from typing import Any, NamedTuple, cast
 
 from perdure.clock import isoformat
 from perdure.errors import InvalidArgument, Refused
+from perdure.insights.model import Bundle
 from perdure.operations.outcome import KEEP, Keep
 from perdure.runtime.acts import add_act
-from perdure.snapshot import Metadata, Snapshot, StepRecord, workflow_of
+from perdure.snapshot import (
+    ExecutionBlock,
+    Metadata,
+    Snapshot,
+    StepRecord,
+    is_over,
+    open_waits,
+    rest_status,
+    validate_snapshot,
+    workflow_of,
+)
 from perdure.snapshot.tags import is_tag
+
+PAUSED = "imported; resume it when its original no longer runs"
 
 FORK_TAG = "~fork"
 """The tag by which the forks of a run are found."""
@@ -83,3 +96,22 @@ def _metadata(source_id: str, source: Metadata, fork: Fork, now: datetime) -> Me
         metadata["version"] = fork.version
         metadata.pop("definitionHash", None)
     return metadata
+
+
+def imported(bundle: Bundle, act: dict[str, Any], now: datetime) -> Snapshot:
+    """Return the snapshot of a run that was exported, with the act.
+
+    One that is not over is paused: its original may still be driven elsewhere.
+    """
+    check = validate_snapshot(bundle.snapshot)
+    if check.snapshot is None:
+        raise InvalidArgument("bundle", bundle.run_id, f"a valid snapshot: {check.errors[0]}")
+    snapshot = check.snapshot
+    metadata = {**(snapshot.get("metadata") or {})}
+    add_act(metadata, act)
+    execution = snapshot["execution"]
+    if not is_over(rest_status(snapshot)):
+        waits = {"pending": waits} if (waits := open_waits(snapshot)) else {}
+        paused: Any = {"status": "running", "state": "paused", "reason": PAUSED, **waits}
+        execution = cast(ExecutionBlock, {**paused, "lastUpdated": isoformat(now)})
+    return {**snapshot, "execution": execution, "metadata": metadata, "waits": {}}

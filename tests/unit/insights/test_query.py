@@ -140,8 +140,8 @@ def test_values_of_a_list_are_completed_one_by_one() -> None:
 
 
 def test_known_values_are_completed_and_quoted() -> None:
-    (only,) = complete("workflow:send", known={"workflow": ["order", "send mail"]})
-    assert only.text == '"send mail"'
+    (only,) = complete("workflow:send", known={"workflow": ["order", "send it"]})
+    assert only.text == '"send it"'
 
 
 def test_a_space_inside_quotes_does_not_begin_a_word() -> None:

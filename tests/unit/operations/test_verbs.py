@@ -8,6 +8,7 @@ import pytest
 
 from perdure import Retry, Runtime, Step, StepFailed, workflow
 from perdure.errors import InvalidArgument, Refused, RunConflict, RunNotFound
+from perdure.insights import Insights, to_json
 from perdure.operations import Operations
 from perdure.snapshot import Snapshot
 from perdure.stores.memory import MemoryStore
@@ -510,3 +511,31 @@ async def test_preview_writes_nothing(
     preview = await operations.preview("run", "rewind", "ship")
     assert (preview.kept, preview.dropped) == (("charge",), ("ship",))
     assert await stored(store) == before
+
+
+async def test_an_exported_run_is_imported_paused(
+    runtime: Runtime, operations: Operations, clock: TestClock
+) -> None:
+    await runtime.trigger(patient, run_id="run")
+    await runtime.signal("run", "approved", {"by": "ben"})
+    bundle = to_json(await Insights(runtime.store, clock=clock).export("run"))
+    other = MemoryStore(clock=clock)
+    outcome = await Operations(other, clock=clock).import_run(bundle, by="ana")
+    assert (outcome.run_id, outcome.status, outcome.kept) == ("run", "paused", 1)
+    elsewhere = Runtime(other, workflows=[patient], clock=clock)
+    assert await elsewhere.sweep() == []
+    await Operations(other, clock=clock).unpause("run", by="ana")
+    await elsewhere.sweep()
+    await clock.advance("7 days")
+    [run] = await elsewhere.sweep()
+    assert run.output == {"by": "ben"}
+
+
+async def test_a_bundle_that_was_changed_is_not_imported(
+    runtime: Runtime, operations: Operations, clock: TestClock
+) -> None:
+    await runtime.trigger(order, run_id="run")
+    bundle = to_json(await Insights(runtime.store, clock=clock).export("run"))
+    bundle["status"] = "completed"
+    with pytest.raises(InvalidArgument, match="Its checksum does not match"):
+        await operations.import_run(bundle, run_id="copy", by="ana")

@@ -1,0 +1,137 @@
+"""The store at a glance, failures in groups, and what comes next."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from perdure.errors import InvalidArgument, InvalidDuration
+from perdure.insights import Insights, Tally
+from perdure.insights.grouping import normalize
+from perdure.presence import WorkflowSwitch, set_switch
+from perdure.store import NewRun, Rest
+from perdure.stores._shell import StoreShell
+from perdure.testing import TestClock
+from tests.unit.insights.runs import live_worker, run_order
+from tests.unit.insights.samples import new_snapshot_json
+
+
+async def fail_with(store: StoreShell[Any], run_id: str, error: str, step: str = "ship") -> None:
+    summary = b'{"steps":1,"failed":1,"last_step":"%s","error":"%s"}'
+    new = NewRun(
+        run_id,
+        "order",
+        new_snapshot_json("order"),
+        summary=summary % (step.encode(), error.encode()),
+        rest=Rest("failed"),
+    )
+    await store.enqueue([new])
+
+
+async def test_counts_and_the_newest_failures(store: StoreShell[Any], clock: TestClock) -> None:
+    await run_order(store, "old", clock=clock)
+    await clock.advance(timedelta(days=2))
+    for run_id, does in {"a": "", "b": "fail", "c": "sleep"}.items():
+        await run_order(store, run_id, does, clock)
+    found = await Insights(store, clock=clock).overview()
+    assert found.counts == {"completed": Tally(2), "failed": Tally(1), "suspended": Tally(1)}
+    assert found.last_day == {"completed": Tally(1), "failed": Tally(1), "cancelled": Tally(0)}
+    assert [run.id for run in found.failures] == ["b"]
+    assert (found.due, found.oldest_due, found.attention) == (0, None, ())
+
+
+async def test_due_runs_without_a_worker_need_attention(
+    store: StoreShell[Any], clock: TestClock
+) -> None:
+    snapshot = new_snapshot_json("order")
+    await store.enqueue([NewRun(f"r{n}", "order", snapshot, version=3) for n in range(2)])
+    insights = Insights(store, clock=clock)
+    found = await insights.overview()
+    assert [each.text for each in found.attention] == ["2 runs are due; no worker is running"]
+    await live_worker(store, clock.now())
+    found = await insights.overview()
+    (only,) = found.attention
+    assert only.text == "2 runs of order v3 are due; no live worker knows it"
+    assert {run.id for run in (await insights.runs(only.query)).runs} == {"r0", "r1"}
+    assert found.due == 2
+    assert found.oldest_due is not None
+    assert clock.now() - found.oldest_due < timedelta(seconds=1)
+
+
+async def test_runs_in_queues_are_due_too(store: StoreShell[Any], clock: TestClock) -> None:
+    await store.enqueue([NewRun("r", "order", new_snapshot_json("order"), queue="emails/ana")])
+    assert (await Insights(store, clock=clock).overview()).due == 1
+
+
+async def test_long_waits_need_attention(store: StoreShell[Any], clock: TestClock) -> None:
+    await run_order(store, "r", "wait", clock)
+    await clock.advance(timedelta(days=2))
+    insights = Insights(store, clock=clock)
+    (only,) = (await insights.overview()).attention
+    assert only.text == '1 run has waited for "approved" for over a day'
+    assert [run.id for run in (await insights.runs(only.query)).runs] == ["r"]
+
+
+async def test_paused_workflows_need_attention(store: StoreShell[Any], clock: TestClock) -> None:
+    await set_switch(store, WorkflowSwitch("send it", True, "ana", "", clock.now()))
+    (only,) = (await Insights(store, clock=clock).overview()).attention
+    assert (only.text, only.query) == ('Workflow "send it" is paused', 'workflow:"send it"')
+
+
+async def test_failures_are_grouped_and_found_by_the_query_of_their_group(
+    store: StoreShell[Any], clock: TestClock
+) -> None:
+    await fail_with(store, "a", "CarrierDown: parcel 17 refused")
+    await clock.advance(timedelta(hours=3))
+    await fail_with(store, "b", "CarrierDown: parcel 4 refused")
+    await fail_with(store, "c", "CarrierDown: parcel 4 lost")
+    await fail_with(store, "d", "CarrierDown: parcel 4 refused", step="label")
+    insights = Insights(store, clock=clock)
+    found = await insights.errors("4h")
+    first, *others = found.groups
+    assert (first.count, first.message, first.step) == (2, "parcel # refused", "ship")
+    assert first.by_hour == (1, 0, 0, 1)
+    assert [group.count for group in others] == [1, 1]
+    assert {run.id for run in (await insights.runs(first.query)).runs} == {"a", "b"}
+    assert (found.examined, found.is_complete) == (4, True)
+
+
+async def test_failures_before_the_window_are_left_out(
+    store: StoreShell[Any], clock: TestClock
+) -> None:
+    await fail_with(store, "a", "x")
+    await clock.advance(timedelta(hours=2))
+    assert (await Insights(store, clock=clock).errors("1h")).groups == ()
+
+
+def test_numbers_and_ids_in_messages_are_folded() -> None:
+    assert normalize("order 12 of 3f2a9bc04d1e: a1 beef") == "order # of #: a# beef"
+
+
+async def test_the_agenda_lists_wakes_and_awaited_events(
+    store: StoreShell[Any], clock: TestClock
+) -> None:
+    await run_order(store, "s", "sleep", clock)
+    await run_order(store, "w", "wait", clock)
+    found = await Insights(store, clock=clock).agenda(hours=12)
+    assert [run.id for run in found.next] == ["s"]
+    assert [(hour.hour.hour, hour.count) for hour in found.hours] == [(6, 1)]
+    (event,) = found.events
+    assert (event.event, event.count) == ("approved", 1)
+    assert found.is_complete
+
+
+async def test_timeouts_of_waits_are_on_the_agenda(
+    store: StoreShell[Any], clock: TestClock
+) -> None:
+    await run_order(store, "w", "wait", clock)
+    found = await Insights(store, clock=clock).agenda(hours=80)
+    assert [run.id for run in found.next] == ["w"]
+
+
+async def test_windows_must_be_positive(store: StoreShell[Any]) -> None:
+    insights = Insights(store)
+    with pytest.raises(InvalidDuration, match="window"):
+        await insights.errors(0)
+    with pytest.raises(InvalidArgument, match="hours"):
+        await insights.agenda(0)

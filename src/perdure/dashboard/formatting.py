@@ -33,7 +33,7 @@ def _milliseconds(span: timedelta) -> str:
     milliseconds = span / timedelta(milliseconds=1)
     if milliseconds == 0:
         return "0 ms"
-    return "<1 ms" if milliseconds < 1 else f"{milliseconds:.0f} ms"
+    return "<1 ms" if milliseconds < 1 else f"{int(milliseconds)} ms"
 
 
 def _two_units(span: timedelta, large: timedelta, name: str, small: timedelta, unit: str) -> str:

@@ -21,7 +21,7 @@ def encode_id(id: str) -> str:
 def decode_id(segment: str) -> str | None:
     """Return the id of a path segment, or `None` if `encode_id` returns it for no id."""
     id = _decode(segment[1:]) if segment.startswith("~") else segment
-    return id if id is not None and encode_id(id) == segment else None
+    return id if id and encode_id(id) == segment else None
 
 
 def _decode(text: str) -> str | None:

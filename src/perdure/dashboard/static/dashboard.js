@@ -4,7 +4,8 @@ import { listen } from "./live.js";
 import { fetchPart, main, refresh, tick, visit } from "./page.js";
 
 const dialog = document.getElementById("dialog");
-const { base, keys } = document.documentElement.dataset;
+const { keys } = document.documentElement.dataset;
+const entry = (key) => document.querySelector(`nav [data-go="${CSS.escape(key)}"]`);
 
 async function openDialog(url) {
   try {
@@ -26,15 +27,13 @@ document.addEventListener("click", (event) => {
   }
   const link = event.target.closest("a, button");
   if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
-  let act;
-  if (link.id === "newer") act = () => refresh(false);
-  else if (link.matches("dialog [data-close]")) act = () => dialog.close();
-  else if (link.matches("[data-dialog]") && innerWidth >= 640) act = () => openDialog(link.href);
-  else if (link.matches("[data-region]")) act = () => show(link.href);
-  if (!act) return;
+  if (link.id === "newer") refresh(false);
+  else if (link.matches("dialog [data-close]")) dialog.close();
+  else if (link.matches("[data-dialog]") && innerWidth >= 640) openDialog(link.href);
+  else if (link.matches("[data-region]")) show(link.href);
+  else return;
   event.preventDefault();
   link.closest(".more")?.removeAttribute("open");
-  act();
 });
 
 addEventListener("popstate", () => show(location.href, false));
@@ -70,7 +69,7 @@ const KEYS = {
   x: () => rows().find(isSelected)?.querySelector("input")?.click(),
   ".": () => main().querySelector(".run-actions summary, .actions a")?.focus(),
   g: () => { isGoing = true; },
-  "?": () => { location.href = `${base}/preferences`; },
+  "?": () => entry("?").click(),
 };
 
 document.addEventListener("keydown", (event) => {
@@ -80,7 +79,7 @@ document.addEventListener("keydown", (event) => {
     if (key === "Escape") target.blur();
     return;
   }
-  const page = isGoing && document.querySelector(`nav [data-go="${CSS.escape(key)}"]`);
+  const page = isGoing && entry(key);
   const act = page ? () => page.click() : KEYS[key];
   isGoing = false;
   if (!act) return;

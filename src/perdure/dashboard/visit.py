@@ -18,6 +18,7 @@ from perdure.dashboard.ids import encode_id
 from perdure.dashboard.protection import form_token
 
 PREFERENCES_COOKIE = "perdure_preferences"
+_UNQUOTED = "/:@~!$&'()*+,;=-._"
 _PREFIX = re.compile(r"(/[A-Za-z0-9_.~-]+)*")
 
 
@@ -60,14 +61,12 @@ def split_path(scope: Scope) -> tuple[str, str]:
     Frameworks differ: with Starlette `path` contains `root_path`; Litestar removes the prefix from
     `path`, and only `raw_path` still has it.
     """
-    path, root = scope["path"], scope.get("root_path", "").rstrip("/")
+    path, root = "/" + scope["path"].strip("/"), scope.get("root_path", "").rstrip("/")
     if root:
-        inside = path[len(root) :] if path == root or path.startswith(root + "/") else path
-        return root, inside.rstrip("/") or "/"
-    inside = path.rstrip("/")
-    raw = scope.get("raw_path", b"").partition(b"?")[0].decode("latin-1").rstrip("/")
-    mount = raw.removesuffix(quote(inside, safe="/:@~!$&'()*+,;=-._")) if raw != inside else ""
-    return mount if mount != raw or not inside else "", inside or "/"
+        return root, (path[len(root) :] if (path + "/").startswith(root + "/") else path) or "/"
+    raw = "/" + scope.get("raw_path", b"").partition(b"?")[0].decode("latin-1").strip("/")
+    inside = quote(path, safe=_UNQUOTED).rstrip("/")
+    return raw.removesuffix(inside).rstrip("/") if raw.endswith(inside) else "", path
 
 
 def base_of(request: Request, mount: str) -> str:

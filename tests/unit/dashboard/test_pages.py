@@ -2,11 +2,13 @@
 
 from datetime import timedelta
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import pytest
 
 from perdure import Runtime, Step, workflow
+from perdure.dashboard.ids import encode_id
 from perdure.insights import Insights
 from perdure.operations import Operations
 from perdure.snapshot import RunStatus
@@ -54,7 +56,7 @@ async def test_a_long_list_has_pages() -> None:
     visitor = Visitor(dashboard(store))
     first = await visitor.get("/runs")
     after = (await Insights(store).runs("")).cursor
-    second = await visitor.get(f"/runs?after={after}")
+    second = await visitor.get(f"/runs?after={quote(after or '')}")
     shown = [sum(f'/runs/nap-{n:02}"' in page.text for n in range(60)) for page in (first, second)]
     assert shown == [50, 10]
     assert "Next page" in text_of(first) and "First page" in text_of(second)
@@ -143,11 +145,8 @@ async def test_a_page_that_has_not_changed_is_not_sent_again() -> None:
 
 
 async def test_an_unreachable_store_is_a_page() -> None:
-    store = FaultyStore(MemoryStore())
-    await failed_run(store)
-    visitor = Visitor(dashboard(store))
-    store.fail("summaries")
-    page = await visitor.get("/runs/order-1")
+    store = FaultyStore(MemoryStore(), fail_at=1, verbs={"summaries"})
+    page = await Visitor(dashboard(store)).get("/runs/order-1")
     assert page.status_code == 503
     assert "Store unavailable" in text_of(page)
 
@@ -158,7 +157,7 @@ async def test_hostile_ids_values_and_errors_are_text_on_every_page() -> None:
     await runtime.trigger(hostile, {HOSTILE: HOSTILE}, run_id=HOSTILE, tags={"x": HOSTILE[:60]})
     await Operations(store).retry(HOSTILE, by=HOSTILE[:90], why=HOSTILE)
     visitor = Visitor(dashboard(store, environment=HOSTILE))
-    run = visitor_path(HOSTILE)
+    run = f"/runs/{encode_id(HOSTILE)}"
     paths = ["/runs", run, f"{run}/do/fork", "/errors", "/acts", f"/runs?q={HOSTILE}"]
     for path in paths:
         page = await visitor.get(path)
@@ -167,12 +166,6 @@ async def test_hostile_ids_values_and_errors_are_text_on_every_page() -> None:
         assert "\u202e" not in page.text
         assert ">49<" not in page.text
     assert (await visitor.get(run)).status_code == 200
-
-
-def visitor_path(run_id: str) -> str:
-    from perdure.dashboard.ids import encode_id
-
-    return f"/runs/{encode_id(run_id)}"
 
 
 @workflow("hostile")

@@ -41,4 +41,4 @@ async def metrics(board: Board, visit: Visit) -> Response:
     overview = await board.insights.overview()
     live = [each for each in overview.workers if each.state != "lost"]
     text = environment().get_template("metrics.txt").render(overview=overview, workers=live)
-    return Response(text, media_type=_OPENMETRICS)
+    return Response(text + "\n", media_type=_OPENMETRICS)

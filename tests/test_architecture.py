@@ -95,12 +95,12 @@ NEIGHBOURS = {("stores.libsql", "stores.sqlite")}
 # Stores and caches see these and what is above `engine` in the table, nothing else.
 CONTRACT = {"store", "cache"}
 # Only here may an import wait until a function runs: what it brings is optional.
-LAZY = {"keyvalue", "stores", "caches", "testing"}
+LAZY = {"keyvalue", "stores", "caches", "testing", "dashboard"}
 # The two looks upwards: the store that is used when the user names none, and the one that is opened
 # when the user names a URL. Both are made when they are first needed, by the code that owns them.
 DEFAULTS = {("durable", "stores.memory"), ("runtime", "stores")}
 # Only here may a package beyond the two dependencies be imported at all.
-OPTIONAL = {"stores", "caches", "testing"}
+OPTIONAL = {"stores", "caches", "testing", "dashboard"}
 DEPENDENCIES = {"msgspec", "cronsim"}
 # Known to type checkers without being installed; imported only under `TYPE_CHECKING`.
 FOR_TYPE_CHECKERS = {"typing_extensions"}

@@ -6,23 +6,22 @@ app = Starlette(routes=[Mount("/perdure", Dashboard(runtime, auth=basic({"ana": 
 from perdure.errors import MissingDependency
 
 try:
-    import jinja2 as _jinja2  # noqa: F401  # fails here, with what to install
-    import starlette as _starlette  # noqa: F401
-except ImportError as error:
-    raise MissingDependency(error.name or "starlette", "dashboard") from error
-
-from perdure.dashboard.access import (
-    Access,
-    Auth,
-    Right,
-    allow_all,
-    basic,
-    hash_password,
-    header,
-    starlette_user,
-)
-from perdure.dashboard.app import Dashboard
-from perdure.dashboard.server import serve
+    from perdure.dashboard.access import (
+        Access,
+        Auth,
+        Right,
+        allow_all,
+        basic,
+        hash_password,
+        header,
+        starlette_user,
+    )
+    from perdure.dashboard.app import Dashboard
+    from perdure.dashboard.server import serve
+except ModuleNotFoundError as error:
+    if error.name not in ("starlette", "jinja2"):
+        raise
+    raise MissingDependency(error.name, "dashboard") from error
 
 __all__ = [
     "Access",

@@ -1,4 +1,4 @@
-"""Who may do what: the auth hook of a dashboard and the hooks that are included.
+"""People and their rights: the auth hook of a dashboard, and the hooks that are included.
 
 A hook is an async function that takes the request and returns the person's `Access`, or a response
 such as a redirect to a login page. Without a hook a dashboard refuses every request.

@@ -127,16 +127,18 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    env.filters |= {
-        "age": _age,
-        "time": _time,
-        "full": _full,
-        "plural": count_words,
-        "frame_groups": _frame_groups,
-    }
-    env.filters |= {each.__name__: each for each in _FILTERS}
-    env.globals |= {each.__name__: each for each in _FUNCTIONS}
-    env.globals |= {"static_version": static_version(), "statuses": get_args(RunStatus)}
+    env.filters.update(
+        {
+            "age": _age,
+            "time": _time,
+            "full": _full,
+            "plural": count_words,
+            "frame_groups": _frame_groups,
+        }
+    )
+    env.filters.update((each.__name__, each) for each in _FILTERS)
+    env.globals.update((each.__name__, each) for each in _FUNCTIONS)
+    env.globals.update(static_version=static_version(), statuses=get_args(RunStatus))
     return env
 
 
@@ -166,7 +168,9 @@ def render(content: Content, visit: Visit, shell: Mapping[str, Any]) -> Response
     html = (
         environment()
         .get_template(content.template)
-        .render(visit=visit, topics=urlencode([("topic", each) for each in content.topics]), **shell)
+        .render(
+            visit=visit, topics=urlencode([("topic", each) for each in content.topics]), **shell
+        )
     )
     # A lone surrogate cannot be encoded; JSON may contain one.
     body = html.encode("utf-8", "replace")

@@ -47,7 +47,7 @@ class Route:
 
     def right_for(self, params: Mapping[str, str], form: Mapping[str, list[str]]) -> Right | None:
         """Return the right that is needed, or `None` if the path names an unknown verb."""
-        return self.right if isinstance(self.right, str) else self.right(params, form)
+        return self.right(params, form) if callable(self.right) else self.right
 
 
 def _right_of_verb(params: Mapping[str, str], form: Mapping[str, list[str]]) -> Right | None:

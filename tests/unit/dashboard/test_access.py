@@ -1,4 +1,4 @@
-"""Who is let in."""
+"""People are let in by a hook."""
 
 import base64
 
@@ -10,10 +10,10 @@ from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.requests import HTTPConnection
 from starlette.routing import Mount
 
-from perdure.errors import InvalidArgument
 from perdure.dashboard import (
     Access,
     Dashboard,
+    Right,
     allow_all,
     basic,
     hash_password,
@@ -21,6 +21,7 @@ from perdure.dashboard import (
     starlette_user,
 )
 from perdure.dashboard.access import OneTimeToken
+from perdure.errors import InvalidArgument
 from perdure.stores import MemoryStore
 from tests.unit.dashboard.visitor import Visitor, dashboard, text_of
 
@@ -76,7 +77,8 @@ async def test_basic_refuses_what_is_wrong(authorization: str) -> None:
 
 
 async def test_basic_has_rights_for_each_person() -> None:
-    auth = basic(PASSWORDS, rights={"ana": ["view", "operate"]})
+    rights: dict[str, set[Right]] = {"ana": {"view", "operate"}}
+    auth = basic(PASSWORDS, rights=rights)
     visitor = Visitor(Dashboard(MemoryStore(), auth=auth))
     ana, ben = sign_in("ana", "correct horse"), sign_in("ben", "battery")
     assert (await visitor.get("/preferences", Authorization=ana)).status_code == 200

@@ -4,8 +4,8 @@ import re
 from typing import Any
 
 import pytest
-from django.conf import settings
-from django.core.asgi import get_asgi_application
+from django.conf import settings  # type: ignore[import-untyped]  # it publishes no types
+from django.core.asgi import get_asgi_application  # type: ignore[import-untyped]  # as above
 from fastapi import FastAPI
 from litestar import Litestar, asgi
 from litestar.types import Receive, Scope, Send
@@ -66,7 +66,8 @@ async def test_every_link_leads_back_into_the_dashboard(framework: Any, path: st
     page = await visitor.get("/runs/~YS9iIMO8")
     assert page.status_code == 200
     links = {link for link in LINK.findall(page.text) if link[:1] == "/"}
-    assert links and all(link.startswith(f"{path}/") for link in links)
+    assert links
+    assert all(link.startswith(f"{path}/") for link in links)
     style = next(link for link in links if link.endswith(".css"))
     assert (await visitor.http.get(style)).status_code == 200
 

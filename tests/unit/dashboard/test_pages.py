@@ -24,8 +24,10 @@ async def test_a_list_of_runs_shows_each_with_its_status_and_detail() -> None:
     await failed_run(store)
     await waiting_run(store)
     text = text_of(await Visitor(dashboard(store)).get("/runs"))
-    assert "Failed order-1" in text and "CarrierDown: 503 from carrier" in text
-    assert "Waiting order-2" in text and "for approved" in text
+    assert "Failed order-1" in text
+    assert "CarrierDown: 503 from carrier" in text
+    assert "Waiting order-2" in text
+    assert "for approved" in text
 
 
 async def test_a_query_filters_the_list_and_appears_as_chips() -> None:
@@ -33,7 +35,8 @@ async def test_a_query_filters_the_list_and_appears_as_chips() -> None:
     await failed_run(store)
     await waiting_run(store)
     page = await Visitor(dashboard(store)).get("/runs?q=status:failed+workflow:order")
-    assert "order-1" in page.text and "order-2" not in page.text
+    assert "order-1" in page.text
+    assert "order-2" not in page.text
     assert 'href="/runs?q=workflow%3Aorder" title="Remove this term"' in page.text
 
 
@@ -59,7 +62,8 @@ async def test_a_long_list_has_pages() -> None:
     second = await visitor.get(f"/runs?after={quote(after or '')}")
     shown = [sum(f'/runs/nap-{n:02}"' in page.text for n in range(60)) for page in (first, second)]
     assert shown == [50, 10]
-    assert "Next page" in text_of(first) and "First page" in text_of(second)
+    assert "Next page" in text_of(first)
+    assert "First page" in text_of(second)
 
 
 @workflow("sleepy")
@@ -81,7 +85,8 @@ async def test_the_step_that_ended_a_run_is_shown_first() -> None:
     visitor = Visitor(dashboard(store))
     text = text_of(await visitor.get("/runs/order-1"))
     assert "CarrierDown : 503 from carrier" in text
-    assert "in ship" in text and "frames inside perdure" in text
+    assert "in ship" in text
+    assert "frames inside perdure" in text
     assert '"receipt"' in text_of(await visitor.get("/runs/order-1?step=charge"))
 
 
@@ -100,7 +105,8 @@ async def test_a_person_without_rights_is_offered_nothing() -> None:
     visitor = Visitor(dashboard(store, "view"))
     for path in ("/runs", "/runs/order-1"):
         page = await visitor.get(path)
-        assert "/do/" not in page.text and "/bulk/" not in page.text
+        assert "/do/" not in page.text
+        assert "/bulk/" not in page.text
 
 
 async def test_an_unknown_run_shows_those_that_begin_alike() -> None:
@@ -124,7 +130,8 @@ async def test_a_whole_value_can_be_downloaded() -> None:
     await failed_run(store, note="x" * 10_000)
     visitor = Visitor(dashboard(store))
     page = await visitor.get("/runs/order-1")
-    assert "Download the whole value" in page.text and len(page.content) < 60_000
+    assert "Download the whole value" in page.text
+    assert len(page.content) < 60_000
     value = await visitor.get("/runs/order-1/value?part=payload")
     assert value.json() == {"note": "x" * 10_000}
     assert "attachment" in value.headers["content-disposition"]

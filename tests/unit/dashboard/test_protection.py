@@ -47,7 +47,9 @@ async def test_a_form_needs_its_token() -> None:
 
 async def test_a_token_is_for_one_form_and_one_session() -> None:
     visitor, other = Visitor(app := dashboard(MemoryStore())), Visitor(app)
-    start = await visitor.post("/preferences", PREFERENCES, form="/workflows/order/do/pause_workflow")
+    start = await visitor.post(
+        "/preferences", PREFERENCES, form="/workflows/order/do/pause_workflow"
+    )
     assert start.status_code == 403
     token = await visitor.token("/preferences")
     await other.get("/preferences")
@@ -68,7 +70,9 @@ async def test_a_foreign_host_name_is_refused() -> None:
     assert (await Visitor(app, host="http://evil.test").get("/preferences")).status_code == 421
 
 
-@pytest.mark.parametrize("path", ["/preferences", "/nothing", "/static/x/dashboard.css", "/healthz"])
+@pytest.mark.parametrize(
+    "path", ["/preferences", "/nothing", "/static/x/dashboard.css", "/healthz"]
+)
 async def test_every_response_has_the_headers(path: str) -> None:
     headers = (await Visitor(dashboard(MemoryStore())).get(path)).headers
     policy = headers["content-security-policy"]
@@ -86,7 +90,8 @@ async def test_pages_are_not_kept_by_browsers() -> None:
 
 async def test_cookies_are_for_the_server_alone() -> None:
     cookie = (await Visitor(dashboard(MemoryStore())).get("/preferences")).headers["set-cookie"]
-    assert "HttpOnly" in cookie and "SameSite=strict" in cookie
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
 
 
 async def test_a_large_form_is_refused() -> None:

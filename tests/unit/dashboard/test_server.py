@@ -34,9 +34,9 @@ async def test_other_machines_need_a_hook() -> None:
 
 
 async def test_with_a_hook_the_url_has_no_token() -> None:
-    async with serve(MemoryStore(), port=0, auth=allow_all) as url:
-        async with httpx.AsyncClient() as browser:
-            assert (await browser.get(url)).status_code == 200
+    served = serve(MemoryStore(), port=0, auth=allow_all)
+    async with served as url, httpx.AsyncClient() as browser:
+        assert (await browser.get(url)).status_code == 200
     assert urlsplit(url).query == ""
 
 

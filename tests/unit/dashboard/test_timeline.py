@@ -53,7 +53,8 @@ def test_a_scale_keeps_the_order_of_times(busy: list[tuple[datetime, datetime]])
     times = sorted(time for span in busy for time in span)
     places = [scale.x(time) for time in times]
     assert all(left <= right + 1e-6 for left, right in pairwise(places))
-    assert 0 <= places[0] and places[-1] <= 100
+    assert places[0] >= 0
+    assert places[-1] <= 100
 
 
 def test_overlapping_spans_are_one() -> None:
@@ -62,10 +63,15 @@ def test_overlapping_spans_are_one() -> None:
 
 
 def test_a_long_wait_does_not_squeeze_the_steps() -> None:
-    steps = [step("charge", 0, 1), step("settle", 86_400, 86_400, "sleep"), step("ship", 86_400, 86_401)]
+    steps = [
+        step("charge", 0, 1),
+        step("settle", 86_400, 86_400, "sleep"),
+        step("ship", 86_400, 86_401),
+    ]
     picture = draw(facts(), steps, is_last=True, now=at(90_000))
     charge, settle, ship = picture.branches[0][1]
-    assert charge.width > 25 and ship.width > 25
+    assert charge.width > 25
+    assert ship.width > 25
     assert 5 < settle.width < 25
     assert [gap.length for gap in picture.gaps] == [timedelta(seconds=86_399)]
 
@@ -74,7 +80,8 @@ def test_a_wait_begins_where_the_previous_record_ended() -> None:
     steps = [step("charge", 0, 1), step("settle", 31, 31, "sleep")]
     picture = draw(facts(), steps, is_last=True, now=at(40))
     settle = picture.branches[0][1][1].step
-    assert settle is not None and settle.duration == timedelta(seconds=30)
+    assert settle is not None
+    assert settle.duration == timedelta(seconds=30)
 
 
 def test_attempts_are_ticks() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 from urllib.parse import urlencode
 
 import jinja2
@@ -103,7 +103,7 @@ def _full(context: Context, at: Any) -> str:
     return formatting.date_and_time(at, context["visit"].preferences.tz)
 
 
-def _frame_groups(frames: Sequence[Frame]) -> list[tuple[bool, list[Frame]]]:
+def frame_groups(frames: Sequence[Frame]) -> list[tuple[bool, list[Frame]]]:
     """Group the frames of a traceback that are next to each other inside perdure, or outside."""
     groups = groupby(frames, key=lambda frame: frame.is_engine)
     return [(is_engine, list(group)) for is_engine, group in groups]
@@ -111,9 +111,9 @@ def _frame_groups(frames: Sequence[Frame]) -> list[tuple[bool, list[Frame]]]:
 
 _FILTERS: tuple[Callable[..., object], ...] = (
     *(formatting.duration, formatting.number, formatting.tally, formatting.size),
-    *(charts.ended, charts.nice_top, charts.log_position, values.fold, values.is_cut),
+    *(charts.ended, charts.nice_top, charts.log_position),
+    *(values.fold, values.is_cut, frame_groups),
 )
-_FUNCTIONS: tuple[Callable[..., object], ...] = (encode_id, quote_term, shell_command)
 
 
 @cache
@@ -127,18 +127,12 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    env.filters.update(
-        {
-            "age": _age,
-            "time": _time,
-            "full": _full,
-            "plural": count_words,
-            "frame_groups": _frame_groups,
-        }
-    )
-    env.filters.update((each.__name__, each) for each in _FILTERS)
-    env.globals.update((each.__name__, each) for each in _FUNCTIONS)
-    env.globals.update(static_version=static_version(), statuses=get_args(RunStatus))
+    # Jinja's own types know only its built-in filters.
+    filters, functions = cast(dict[str, Any], env.filters), cast(dict[str, Any], env.globals)
+    filters |= {each.__name__: each for each in _FILTERS}
+    filters |= {"age": _age, "time": _time, "full": _full, "plural": count_words}
+    functions |= {each.__name__: each for each in (encode_id, quote_term, shell_command)}
+    functions |= {"static_version": static_version(), "statuses": get_args(RunStatus)}
     return env
 
 

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from perdure import errors
 from perdure.clock import Clock, SystemClock
 from perdure.dashboard import protection
 from perdure.dashboard.access import Access, Auth, Right, closed
@@ -24,14 +25,6 @@ from perdure.dashboard.rendering import Content, render, static_response
 from perdure.dashboard.replies import SAID_COOKIE, read_said, set_cookie
 from perdure.dashboard.routes import ROUTES, Route, View
 from perdure.dashboard.visit import PREFERENCES_COOKIE, Preferences, Visit, base_of, split_path
-from perdure.errors import (
-    InvalidArgument,
-    MissingAbility,
-    PerdureError,
-    Refused,
-    RunNotFound,
-    StoreError,
-)
 from perdure.insights import NOTHING_REDACTED, Insights, Redact
 from perdure.insights.redaction import DEFAULT_REDACTION
 from perdure.operations import Operations
@@ -72,9 +65,9 @@ class Dashboard:
         random: Random | None = None,
     ) -> None:
         if auth is not None and not callable(auth):
-            raise InvalidArgument("auth", auth, "an async function that takes the request")
+            raise errors.InvalidArgument("auth", auth, "an async function that takes the request")
         if live not in ("sse", "poll"):
-            raise InvalidArgument("live", live, "'sse' or 'poll'")
+            raise errors.InvalidArgument("live", live, "'sse' or 'poll'")
         self._auth = auth or closed
         self._read_only = check_flag(read_only, "read_only")
         self._hosts = frozenset(each.lower() for each in hosts)
@@ -90,7 +83,6 @@ class Dashboard:
             insights=Insights(store, redact=redact, clock=clock),
             revealed=Insights(store, redact=NOTHING_REDACTED, clock=clock),
             operations=Operations(store, via="dashboard", workflows=workflows, clock=clock),
-            clock=clock,
             environment=environment,
             live=live,
             show_source=check_flag(show_source, "show_source"),
@@ -118,17 +110,20 @@ class Dashboard:
     async def _answer(self, request: Request) -> Response:
         """Let a request in, or refuse it. What is public needs no person."""
         mount, path = split_path(request.scope)
-        if self._hosts and not protection.is_known_host(request, self._hosts):
+        # A foreign name that points here belongs to a page that wants to read ours.
+        if self._hosts and request.headers.get("host", "").lower() not in self._hosts:
             return PlainTextResponse("This host name is not served here.\n", 421)
         if path == "/healthz":
             return PlainTextResponse("ok\n")
         if path.startswith("/static/"):
-            return static_response(path.rpartition("/")[2]) or _plain("Not found.", 404)
+            return static_response(path.rpartition("/")[2]) or PlainTextResponse(
+                "Not found.\n", 404
+            )
         access = await self._auth(request)
         if isinstance(access, Response):
             return access
         if not self._limit.allows(protection.session_of(request) or access.person):
-            return _plain("Too many requests: wait a second.", 429)
+            return PlainTextResponse("Too many requests: wait a second.\n", 429)
         visit = self._visit(request, base_of(request, mount), path, access)
         response = await self._route(visit)
         if not protection.session_of(request):
@@ -192,7 +187,7 @@ class Dashboard:
         try:
             async with self._board.reads:
                 result = await view(self._board, visit)
-        except PerdureError as error:
+        except errors.PerdureError as error:
             return self._refuse(visit, _status_of(error), str(error))
         return result if isinstance(result, Response) else self._render(result, visit)
 
@@ -204,12 +199,10 @@ class Dashboard:
     def _render(self, content: Content, visit: Visit) -> Response:
         said = "" if visit.is_part else read_said(visit.request)
         shell: dict[str, Any] = {
-            "section": visit.section,
             "query_text": "",
             "said": said,
-            "environment": self._board.environment,
+            "board": self._board,
             "read_only": self._read_only,
-            "live": self._board.live,
         }
         response = render(content, visit, {**shell, **content.context})
         if said:
@@ -218,16 +211,17 @@ class Dashboard:
 
 
 # The first class that fits decides.
-_STATUSES = {RunNotFound: 404, MissingAbility: 501, StoreError: 503, Refused: 409}
+_STATUSES = {
+    errors.RunNotFound: 404,
+    errors.MissingAbility: 501,
+    errors.StoreError: 503,
+    errors.Refused: 409,
+}
 _TITLES = {403: "Not allowed", 404: "Not found", 409: "Refused", 503: "Store unavailable"}
 
 
-def _status_of(error: PerdureError) -> int:
+def _status_of(error: errors.PerdureError) -> int:
     return next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 400)
-
-
-def _plain(text: str, status: int) -> Response:
-    return PlainTextResponse(text + "\n", status)
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
-from perdure.clock import Clock
 from perdure.errors import StoreError
 from perdure.insights import Insights
 from perdure.operations import Operations
@@ -22,7 +21,6 @@ class Board:
     insights: Insights
     revealed: Insights
     operations: Operations
-    clock: Clock
     environment: str = ""
     live: Literal["sse", "poll"] = "sse"
     show_source: bool = False

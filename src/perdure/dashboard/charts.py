@@ -3,14 +3,7 @@
 import math
 from datetime import timedelta
 
-from perdure.insights import HistoryPoint
-
 _SHORTEST, _LONGEST = 0.001, 86_400.0
-
-
-def ended(point: HistoryPoint) -> int:
-    """Return how many runs ended at a point of a chart."""
-    return (point.completed or 0) + (point.failed or 0) + (point.cancelled or 0)
 
 
 def nice_top(value: float) -> float:

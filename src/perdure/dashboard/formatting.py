@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 
 from perdure.insights import Tally
 
+_MILLISECOND = timedelta(milliseconds=1)
 _SECOND = timedelta(seconds=1)
 _MINUTE = timedelta(minutes=1)
 _HOUR = timedelta(hours=1)
@@ -16,7 +17,7 @@ def duration(span: timedelta | None) -> str:
         return "–"
     span = max(span, timedelta(0))
     if span < _SECOND:
-        return _milliseconds(span)
+        return f"{span // _MILLISECOND} ms" if span >= _MILLISECOND or not span else "<1 ms"
     if span < 10 * _SECOND:
         return f"{span.total_seconds():.1f} s"
     if span < _MINUTE:
@@ -27,13 +28,6 @@ def duration(span: timedelta | None) -> str:
         return _two_units(span, _HOUR, "h", _MINUTE, "min")
     days = span // _DAY
     return "1 day" if days == 1 else f"{number(days)} days"
-
-
-def _milliseconds(span: timedelta) -> str:
-    milliseconds = span / timedelta(milliseconds=1)
-    if milliseconds == 0:
-        return "0 ms"
-    return "<1 ms" if milliseconds < 1 else f"{int(milliseconds)} ms"
 
 
 def _two_units(span: timedelta, large: timedelta, name: str, small: timedelta, unit: str) -> str:

@@ -6,7 +6,7 @@ once for all listeners. The events contain topics and no data, so they need no r
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -51,13 +51,13 @@ class Live:
 
     async def stream(self, board: Board, visit: Visit) -> Response:
         """Return a stream of changed topics; 204 if the session has enough of them."""
-        topics = frozenset(_known(visit.request.query_params.getlist("topic")))
+        asked = visit.request.query_params.getlist("topic")[:_MAX_TOPICS]
+        topics = frozenset(each for each in asked if each.partition(":")[0] in _PERIODS)
         open_streams = sum(each.session == visit.session for each in self._listeners)
         if board.live == "poll" or not topics or open_streams >= MAX_STREAMS:
             return Response(status_code=204)
-        headers = {"X-Accel-Buffering": "no"}
         events = self._events(board, _Listener(visit.session, topics))
-        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+        return StreamingResponse(events, 200, {"X-Accel-Buffering": "no"}, "text/event-stream")
 
     async def _events(self, board: Board, listener: _Listener) -> AsyncGenerator[bytes, None]:
         self._listeners.add(listener)
@@ -105,19 +105,12 @@ class Live:
         now = self._clock.monotonic()
         period = _PERIODS[name.partition(":")[0]]
         topic.next_at = now + max(period, (now - begun) * _SHARE)
-        if topic.digest and digest != topic.digest:
-            self._notify(name)
+        is_changed = bool(topic.digest) and digest != topic.digest
         topic.digest = digest
-
-    def _notify(self, name: str) -> None:
         for listener in self._listeners:
-            if name in listener.topics:
+            if is_changed and name in listener.topics:
                 listener.changed.add(name)
                 listener.wakes.set()
-
-
-def _known(topics: Iterable[str]) -> Iterable[str]:
-    return [each for each in topics if each.partition(":")[0] in _PERIODS][:_MAX_TOPICS]
 
 
 def _event(topic: str) -> bytes:

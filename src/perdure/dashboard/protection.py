@@ -2,7 +2,7 @@
 
 import hmac
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from hashlib import sha256
 from random import Random
 from urllib.parse import parse_qsl, urlsplit
@@ -74,11 +74,6 @@ def is_same_origin(request: Request) -> bool:
         return site == "same-origin"
     origin = request.headers.get("origin", "")
     return bool(origin) and urlsplit(origin).netloc == request.headers.get("host", "")
-
-
-def is_known_host(request: Request, hosts: Iterable[str]) -> bool:
-    """Return whether the request names one of our hosts: a foreign name may point here too."""
-    return request.headers.get("host", "").lower() in hosts
 
 
 async def read_form(request: Request) -> dict[str, list[str]] | None:

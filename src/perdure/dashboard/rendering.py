@@ -25,7 +25,6 @@ from perdure.insights.words import count_words
 from perdure.snapshot import RunStatus
 
 _FOLDER = Path(__file__).parent
-STATIC = _FOLDER / "static"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,11 @@ def missing(text: str) -> Content:
 @cache
 def static_files() -> Mapping[str, bytes]:
     """Return the static files by name."""
-    return {path.name: path.read_bytes() for path in sorted(STATIC.iterdir()) if path.is_file()}
+    return {
+        path.name: path.read_bytes()
+        for path in sorted((_FOLDER / "static").iterdir())
+        if path.is_file()
+    }
 
 
 @cache
@@ -111,7 +114,7 @@ def frame_groups(frames: Sequence[Frame]) -> list[tuple[bool, list[Frame]]]:
 
 _FILTERS: tuple[Callable[..., object], ...] = (
     *(formatting.duration, formatting.number, formatting.tally, formatting.size),
-    *(charts.ended, charts.nice_top, charts.log_position),
+    *(charts.nice_top, charts.log_position),
     *(values.fold, values.is_cut, frame_groups),
 )
 

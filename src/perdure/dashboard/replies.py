@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -22,16 +23,9 @@ def redirect(url: str, sentence: str, visit: Visit) -> Response:
 
 def set_cookie(response: Response, visit: Visit, name: str, value: str, max_age: int) -> None:
     """Set a cookie that scripts and other sites cannot use."""
+    options: dict[str, Any] = {"httponly": True, "samesite": "strict", "path": visit.base or "/"}
     is_secure = visit.request.url.scheme == "https"
-    response.set_cookie(
-        name,
-        value,
-        max_age,
-        path=visit.base or "/",
-        secure=is_secure,
-        httponly=True,
-        samesite="strict",
-    )
+    response.set_cookie(name, value, max_age, secure=is_secure, **options)
 
 
 def read_said(request: Request) -> str:

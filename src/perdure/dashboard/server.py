@@ -15,7 +15,6 @@ from perdure.errors import InvalidArgument, MissingDependency
 from perdure.runtime import Runtime
 from perdure.store import Store
 
-_STOP_AFTER = 1
 _POLL = 0.01
 
 
@@ -60,15 +59,12 @@ def _is_local(host: str) -> bool:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=_family(host))
+        return socket.create_server((host, port), family=family)
     except OSError as error:
         hint = f"{error.strerror}. Choose another port"
         raise InvalidArgument("port", port, "a free port", hint) from error
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 @asynccontextmanager
@@ -93,7 +89,7 @@ async def _serving(
         log_level="warning",
         server_header=False,
         # Streams that browsers keep open must not delay the end.
-        timeout_graceful_shutdown=_STOP_AFTER,
+        timeout_graceful_shutdown=1,
     )
     server = Server(config)
     task = asyncio.create_task(server.serve([listening]))

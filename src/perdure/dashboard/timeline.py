@@ -78,12 +78,12 @@ class Scale:
     @property
     def gaps(self) -> tuple[Gap, ...]:
         """The collapsed parts, in order."""
-        total = self._units[-1] or 1.0
-        edges = [
-            (100 * self._units[n - 1] / total, 100 * self._units[n] / total, length)
-            for n, length in self._idle
-        ]
-        return tuple(Gap((left + right) / 2, right - left, length) for left, right, length in edges)
+        scale = 100 / (self._units[-1] or 1.0)
+        edges = [(self._units[n - 1], self._units[n], length) for n, length in self._idle]
+        return tuple(
+            Gap(scale * (left + right) / 2, scale * (right - left), length)
+            for left, right, length in edges
+        )
 
 
 def merge_spans(spans: Iterable[Span]) -> list[Span]:

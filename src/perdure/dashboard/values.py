@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ MAX_SHOWN = 4096
 _INLINE = 72
 _MAX_DEPTH = 40
 _NOTHING = Markup("")
+_KINDS = {str: "string", int: "number", float: "number", bool: "word", type(None): "word"}
 # Control characters, and those that change the direction or the look of what follows.
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
@@ -52,14 +53,15 @@ class _Folder:
 
     def _inline(self, value: Any) -> Markup | None:
         """Return a small container on one line, if it is small."""
-        if len(value) > 8 or any(isinstance(each, dict | list) for each in _members(value)):
+        members = value.values() if isinstance(value, dict) else value
+        if len(value) > 8 or any(isinstance(each, dict | list) for each in members):
             return None
         if len(text := _dumps(value)) > _INLINE:
             return None
         self._left -= len(text)
-        members = Markup(", ").join(self._members(value, 0))
+        shown = Markup(", ").join(self._members(value, 0))
         left, right = ("{", "}") if isinstance(value, dict) else ("[", "]")
-        return Markup("{}{}{}").format(left, members, right)
+        return Markup("{}{}{}").format(left, shown, right)
 
     def _container(self, value: Any, depth: int, label: Markup) -> Markup:
         noun = "key" if isinstance(value, dict) else "item"
@@ -85,15 +87,7 @@ class _Folder:
                 yield self.render(member, depth)
 
     def _scalar(self, value: Any) -> Markup:
-        match value:
-            case str():
-                kind = "string"
-            case bool() | None:
-                kind = "word"
-            case int() | float():
-                kind = "number"
-            case _:
-                kind = "empty"
+        kind = _KINDS.get(type(value), "empty")
         text = self._cut(_dumps(value))
         return Markup('<span class="json-{}">{}</span>').format(kind, text)
 
@@ -104,10 +98,6 @@ class _Folder:
 
     def _ellipsis(self, count: int) -> Markup:
         return Markup('<span class="json-cut">… {} more</span>').format(f"{count:,}")
-
-
-def _members(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value
 
 
 def _dumps(value: Any) -> str:

@@ -106,11 +106,6 @@ class Visit:
         """Whether the script asks for the content without the frame around it."""
         return self.request.headers.get("x-perdure-part") == "main"
 
-    @property
-    def layout(self) -> str:
-        """The template that pages extend."""
-        return "part.html" if self.is_part else "page.html"
-
     def may(self, right: Right) -> bool:
         """Return whether to offer something. What is done is checked when it is asked for."""
         return right in self.access.rights

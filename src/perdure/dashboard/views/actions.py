@@ -76,7 +76,6 @@ async def _form(
         step=step,
         preview=preview,
         error=error or refusal,
-        has_types=board.has_types,
         command=shell_command(verb.command, name, *([step] if step else ())),
     )
 

@@ -88,13 +88,14 @@ async def act_on_selected(board: Board, visit: Visit) -> Content | Response:
 
 async def act_on_all(board: Board, visit: Visit) -> Content | Response:
     """Begin the bulk operation; it continues after the page has been answered."""
-    verb, query, limit = VERBS[visit.params["verb"]], visit.value("q"), visit.value("limit")
+    verb, query = VERBS[visit.params["verb"]], visit.value("q")
+    rate, limit = visit.value("rate").strip(), visit.value("limit").strip()
     try:
         progress = board.operations.bulk(
             query,
             cast(Any, verb.name),
-            rate=_rate(visit.value("rate")),
-            limit=parse_number(limit, "limit") if limit.strip() else LIMIT,
+            rate=parse_number(rate, "rate") if rate else None,
+            limit=parse_number(limit, "limit") if limit else LIMIT,
             by=visit.access.person,
             why=check_why(verb, visit),
         )
@@ -106,13 +107,6 @@ async def act_on_all(board: Board, visit: Visit) -> Content | Response:
     if first is None:
         return redirect(visit.url("runs", q=query), "No run matches.", visit)
     return redirect(visit.url("bulk", first.id), "The bulk operation has begun.", visit)
-
-
-def _rate(text: str) -> float | None:
-    try:
-        return float(text) if text.strip() else None
-    except ValueError as error:
-        raise InvalidArgument("rate", text, "a number of runs per second") from error
 
 
 async def _begin(board: Board, progress: AsyncIterator[BulkProgress]) -> BulkProgress | None:

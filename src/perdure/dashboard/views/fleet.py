@@ -25,13 +25,7 @@ async def show_workflow(board: Board, visit: Visit) -> Content:
     workflow = await board.insights.workflow(visit.params["workflow"])
     if workflow is None:
         return missing(f"There is no workflow {visit.params['workflow']!r}.")
-    return page(
-        "workflow.html",
-        workflow,
-        topics=("counts",),
-        workflow=workflow,
-        show_source=board.show_source,
-    )
+    return page("workflow.html", workflow, topics=("counts",), workflow=workflow)
 
 
 async def start_form(board: Board, visit: Visit) -> Content:
@@ -61,11 +55,9 @@ async def start_run(board: Board, visit: Visit) -> Content | Response:
 
 def _tags(text: str) -> dict[str, str] | None:
     """Read `name=value` pairs that are separated by spaces."""
-    pairs = [word.partition("=") for word in text.split()]
-    for name, separator, _ in pairs:
-        if not separator:
-            raise InvalidArgument("tags", name, "name=value")
-    return {name: value for name, _, value in pairs} or None
+    if any("=" not in word for word in text.split()):
+        raise InvalidArgument("tags", text, "name=value, separated by spaces")
+    return dict(word.split("=", 1) for word in text.split()) or None
 
 
 async def _start_page(
@@ -82,7 +74,6 @@ async def _start_page(
         definition=definitions[-1] if definitions else None,
         form=form,
         error=error,
-        has_types=board.has_types,
         command=shell_command("start", name),
     )
 

@@ -21,11 +21,7 @@ async def show_overview(board: Board, visit: Visit) -> Content:
     workflows = await region(board.insights.workflows())
     return page(
         "overview.html",
-        {
-            "overview": overview,
-            "history": history.data,
-            "workflows": workflows.data,
-        },
+        {"overview": overview, "history": history.data, "workflows": workflows.data},
         topics=("counts", "fleet"),
         overview=overview,
         live_workers=[each for each in overview.workers if each.state != "lost"],

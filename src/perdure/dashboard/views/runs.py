@@ -13,13 +13,6 @@ from perdure.dashboard.visit import Visit
 from perdure.errors import InvalidArgument, RunNotFound
 from perdure.insights import Insights, RunFacts, StepDetail, StepsPage, to_json
 
-PRESETS = (
-    ("All", ""),
-    ("In flight", "status:queued,running,suspended,waiting"),
-    ("Failed today", "status:failed since:24h"),
-    ("Paused", "status:paused"),
-    ("Stuck", "status:queued,waiting older:1d"),
-)
 STEPS_PER_PAGE = 100
 _MANY = 40
 _GROUPS_SHOWN = 12
@@ -33,7 +26,6 @@ async def list_runs(board: Board, visit: Visit) -> Content:
     text, after = visit.query.get("q", "").strip(), visit.query.get("after") or None
     context: dict[str, Any] = {
         "query_text": text,
-        "presets": PRESETS,
         "after": after,
         "terms": (),
         "error": "",
@@ -80,8 +72,6 @@ async def show_run(board: Board, visit: Visit) -> Content:
         "selected": selected,
         "pending": pending,
         "groups": groups[:_GROUPS_SHOWN],
-        "looks": {"ok": "completed", "failed": "failed", "wait": "suspended", "open": "running"},
-        "icons": {"sleep": "suspended", "event": "waiting"},
         "revealed": insights is board.revealed,
         **_offered(visit, facts, selected, is_pending=pending is not None),
     }

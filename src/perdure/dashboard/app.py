@@ -116,9 +116,7 @@ class Dashboard:
         if path == "/healthz":
             return PlainTextResponse("ok\n")
         if path.startswith("/static/"):
-            return static_response(path.rpartition("/")[2]) or PlainTextResponse(
-                "Not found.\n", 404
-            )
+            return static_response(path.rpartition("/")[2]) or Response(status_code=404)
         access = await self._auth(request)
         if isinstance(access, Response):
             return access
@@ -211,12 +209,7 @@ class Dashboard:
 
 
 # The first class that fits decides.
-_STATUSES = {
-    errors.RunNotFound: 404,
-    errors.MissingAbility: 501,
-    errors.StoreError: 503,
-    errors.Refused: 409,
-}
+_STATUSES = {errors.RunNotFound: 404, errors.StoreError: 503, errors.Refused: 409}
 _TITLES = {403: "Not allowed", 404: "Not found", 409: "Refused", 503: "Store unavailable"}
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
 from urllib.parse import urlencode
 
 import jinja2
@@ -57,11 +57,7 @@ def missing(text: str) -> Content:
 @cache
 def static_files() -> Mapping[str, bytes]:
     """Return the static files by name."""
-    return {
-        path.name: path.read_bytes()
-        for path in sorted((_FOLDER / "static").iterdir())
-        if path.is_file()
-    }
+    return {path.name: path.read_bytes() for path in sorted((_FOLDER / "static").iterdir())}
 
 
 @cache
@@ -131,7 +127,8 @@ def environment() -> jinja2.Environment:
         finalize=_finalize,
     )
     # Jinja's own types know only its built-in filters.
-    filters, functions = cast(dict[str, Any], env.filters), cast(dict[str, Any], env.globals)
+    filters: Any = env.filters
+    functions: Any = env.globals
     filters |= {each.__name__: each for each in _FILTERS}
     filters |= {"age": _age, "time": _time, "full": _full, "plural": count_words}
     functions |= {each.__name__: each for each in (encode_id, quote_term, shell_command)}

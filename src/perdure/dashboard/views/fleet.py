@@ -11,8 +11,6 @@ from perdure.dashboard.verbs import parse_json, quote_term, shell_command
 from perdure.dashboard.visit import Visit
 from perdure.errors import InvalidArgument, InvalidPayload, PerdureError, StoreError
 
-AGENDA_HOURS = 24
-
 
 async def list_workflows(board: Board, visit: Visit) -> Content:
     """Show all workflows that have runs, or that a worker knows."""
@@ -108,5 +106,5 @@ async def show_worker(board: Board, visit: Visit) -> Content:
 
 async def show_agenda(board: Board, visit: Visit) -> Content:
     """Show what wakes next, and which events runs wait for."""
-    agenda = await board.insights.agenda(AGENDA_HOURS)
-    return page("agenda.html", agenda, topics=("counts",), agenda=agenda, hours=AGENDA_HOURS)
+    agenda = await board.insights.agenda(hours=24)
+    return page("agenda.html", agenda, topics=("counts",), agenda=agenda)

@@ -62,7 +62,7 @@ function holdBack(part) {
   const offer = document.createElement("button");
   Object.assign(offer, { type: "button", className: "newer", id: "newer" });
   offer.textContent = `${count} newer ${count === 1 ? "run" : "runs"}`;
-  next.closest("table").before(offer);
+  next.closest(".scroll").before(offer);
 }
 
 function apply(part, isOffered) {

@@ -1,7 +1,7 @@
 """`Insights`: everything an operator can ask about the runs of a store."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 from perdure.clock import Clock, Duration, SystemClock, check_clock, parse_duration
 from perdure.errors import InvalidArgument, InvalidDuration, RunNotFound, StoreError
@@ -99,6 +99,11 @@ class Insights:
         owners = await self._owners() if any(term.field == "owner" for term in parsed.terms) else {}
         search = Search(self._store, parsed, self._redact, self._clock, owners)
         return await search.page(limit, after)
+
+    async def revisions(self, run_ids: Sequence[str]) -> dict[str, str]:
+        """Return what differs after each change of a run, by id; missing runs are left out."""
+        found = await self._store.summaries([check_id(each, "run_ids") for each in run_ids])
+        return {run.id: run.revision for run in found if run is not None}
 
     async def run(self, run_id: str) -> RunFacts:
         """Return everything about a run but its steps, or raise `RunNotFound`."""

@@ -56,6 +56,15 @@ async def test_a_bundle_is_redacted_and_has_a_checksum(store: StoreShell[Any]) -
     assert read_bundle(msgspec.json.decode(text)) == bundle
 
 
+async def test_a_bundle_hides_secrets_in_reasons_acts_and_waits(clock: TestClock) -> None:
+    store = MemoryStore(clock=clock)
+    await run_order(store, "r", "wait", clock)
+    await Operations(store, clock=clock).pause("r", by="ana", why="see a://b:hunter2@c")
+    bundle = await Insights(store, clock=clock).export("r")
+    assert "hunter2" not in msgspec.json.encode(to_json(bundle)).decode()
+    assert bundle.snapshot["execution"]["state"] == "paused"
+
+
 async def test_a_bundle_without_redaction_is_the_snapshot(store: StoreShell[Any]) -> None:
     await run_order(store, "r", "fail", password="x")
     bundle = await Insights(store, redact=NOTHING_REDACTED).export("r")

@@ -169,6 +169,46 @@ async def test_missing_runs_and_steps_are_refused(store: StoreShell[Any]) -> Non
         await insights.step("r", "x")
 
 
+HOSTILE = ("<script>alert(1)</script>", "\x1b[2J", "a\nb", "émoji 🐍", "x" * 2000, "{{7*7}}")
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+async def test_strange_values_come_back_as_they_are(store: StoreShell[Any], text: str) -> None:
+    await run_order(store, "r", "wait", note=text, **{text[:50]: 1})
+    insights = Insights(store)
+    facts = await insights.run("r")
+    assert facts.payload == {"does": "wait", "note": text, text[:50]: 1}
+    assert len((await insights.steps("r")).steps) == 3
+
+
+async def test_long_names_are_cut_in_sentences(clock: TestClock) -> None:
+    store = MemoryStore(clock=clock)
+    await run_order(store, "r", "wait", clock)
+    snapshot: Any = await store.load("r")
+    snapshot["execution"]["pending"][0]["event"] = "e" * 500
+    await store.save("r", snapshot)
+    assert len((await Insights(store, clock=clock).why("r")).sentence) < 200
+
+
+async def test_a_run_that_another_program_wrote_is_shown(store: StoreShell[Any]) -> None:
+    snapshot: Any = {
+        "formatVersion": 1,
+        "steps": {
+            "a": {"ok": True},
+            "b": {"ok": False, "error": "NOT_FOUND", "cause": None, "meta": None},
+        },
+        "execution": {"status": "failed", "lastUpdated": "2026-01-01T00:00:00Z", "pending": None},
+        "metadata": None,
+        "warnings": None,
+    }
+    await store.save("r", snapshot)
+    insights = Insights(store)
+    first, second = (await insights.steps("r")).steps
+    assert (first.value, first.started_at, second.error) == ("null", None, "Error: NOT_FOUND")
+    assert (await insights.run("r")).why.situation == "failed"
+    assert (await insights.export("r")).redacted is False
+
+
 def test_previews_are_short_and_hide_what_is_cut() -> None:
     value = {"text": "a" * 60 + "postgres://ana:hunter2@db", "deep": [[[{"b": 1}]]] * 50}
     text = preview(value, Redact(), ("payload",))

@@ -85,6 +85,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("runs",),
         ("operations",),
     ),
+    "worker": (("counters", "pace", "takeover"), ("worker",)),
 }
 
 # Siblings here are alternatives to each other: what two of them share lives in a `_` file.

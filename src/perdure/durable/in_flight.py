@@ -28,10 +28,12 @@ class StepInFlight(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def steps_in_flight(run: Execution) -> list[StepInFlight]:
     """Return the steps that a run is executing; sleeps and waits for events are not steps."""
+    calls = [call for call in run.branches.calls if isinstance(call, StepCall)]
+    # A call that is held back because the run is being paused has no key yet.
     return [
         _describe(run, call)
-        for call in run.branches.calls
-        if isinstance(call, StepCall) and call.kind in ("step", "transaction")
+        for call in calls
+        if call.record_key and call.kind in ("step", "transaction")
     ]
 
 

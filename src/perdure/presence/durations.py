@@ -18,21 +18,15 @@ _LONGEST = timedelta(days=1)
 
 def class_of(milliseconds: float) -> int:
     """Return the class of a duration."""
-    return min(max(int(milliseconds).bit_length() - 1, 0), CLASSES - 1)
+    # Without `min` and `max`: each run that ends comes through here.
+    number = int(milliseconds).bit_length() - 1 if milliseconds >= 1 else 0
+    return number if number < CLASSES else CLASSES - 1
 
 
 def upper_bound(number: int) -> timedelta:
     """Return the duration that everything in a class is shorter than; a day for the last one."""
     last = number >= CLASSES - 1
     return _LONGEST if last else timedelta(milliseconds=2 ** (number + 1))
-
-
-def add_duration(classes: list[int], milliseconds: float) -> None:
-    """Count a duration."""
-    number = class_of(milliseconds)
-    if number >= len(classes):
-        classes += [0] * (number + 1 - len(classes))
-    classes[number] += 1
 
 
 def total(many: Iterable[Sequence[int]]) -> Durations:

@@ -27,7 +27,7 @@ from perdure.presence.switches import Switches, read_switches_of
 from perdure.presence.tally import HourTally
 from perdure.runtime.driver import Rested
 from perdure.runtime.runtime import Runtime
-from perdure.snapshot import created_at_of, is_over, rest_status, workflow_of
+from perdure.snapshot import created_at_of, is_over
 from perdure.store import Grant, SearchStore, require_schedule
 
 logger = logging.getLogger(__name__)
@@ -72,6 +72,7 @@ class Heartbeat:
         on_switches: Callable[[Switches], None],
     ) -> None:
         self._runtime = runtime
+        self._clock = runtime.clock
         self._store = store
         self._owner = owner
         self._id = worker_id(owner)
@@ -103,19 +104,18 @@ class Heartbeat:
 
     def count(self, grant: Grant, rested: Rested) -> None:
         """Count a run that the worker has given up, if it is over."""
-        if not is_over(rested.status) or is_over(rest_status(grant.snapshot)):
-            return
-        snapshot = grant.snapshot
-        created_at = created_at_of(snapshot.get("metadata"))
-        took = _time_since(created_at, self._runtime.clock.now())
-        self._hour.add(workflow_of(snapshot) or "", rested.status, took, rested.data)
+        if is_over(rested.status):
+            snapshot = grant.snapshot
+            created_at = created_at_of(snapshot.get("metadata"))
+            took = _milliseconds_since(created_at, self._clock.now())
+            self._hour.add(snapshot.get("workflowName") or "", rested.status, took, rested.data)
 
     async def beat(self) -> None:
         """Write what the worker does now, and obey the switches."""
         activity = self._look()
         await self._try(documents.write_worker(self._store, self._presence(activity)))
         await self._try(self._read_switches())
-        now = self._runtime.clock.now()
+        now = self._clock.now()
         if self._hour.is_minute_over(now):
             await self._end_minute(now, activity)
             await self._try(self._write_throughput())
@@ -132,7 +132,7 @@ class Heartbeat:
         while True:
             await self.beat()
             jitter = JITTER * self._runtime.random.random()
-            await self._runtime.clock.sleep(INTERVAL * (1 - jitter))
+            await self._clock.sleep(INTERVAL * (1 - jitter))
 
     async def _try(self, work: Awaitable[T]) -> T | None:
         try:
@@ -174,7 +174,7 @@ class Heartbeat:
 
     async def _write_end(self) -> None:
         activity = self._look()
-        self._hour.end_minute(self._runtime.clock.now(), activity.slots, activity.running, {})
+        self._hour.end_minute(self._clock.now(), activity.slots, activity.running, {})
         self._stopped = True
         await self._write_throughput()
 
@@ -187,7 +187,7 @@ class Heartbeat:
             pid=self._pid,
             started_at=self._started_at,
             id=self._id,
-            seen_at=self._runtime.clock.now(),
+            seen_at=self._clock.now(),
             perdure=_version(),
             python=platform.python_version(),
             workflows=tuple(self._runtime.registry.drives),
@@ -208,7 +208,7 @@ class Heartbeat:
             worker=self._id,
             owner=self._owner,
             hour=hour.hour,
-            seen_at=self._runtime.clock.now(),
+            seen_at=self._clock.now(),
             stopped=self._stopped,
             workflows=hour.workflows(),
             minutes=tuple(hour.minutes),
@@ -219,10 +219,10 @@ def _since(step: StepInFlight) -> datetime:
     return step.since
 
 
-def _time_since(created_at: str, now: datetime) -> timedelta | None:
+def _milliseconds_since(created_at: str, now: datetime) -> float | None:
     """Return the time since a run was created, if the run contains that."""
     try:
-        return now - parse_iso(created_at)
+        return (now - parse_iso(created_at)).total_seconds() * 1000
     except InvalidArgument:
         return None
 

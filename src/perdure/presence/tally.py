@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from operator import sub
 
 import msgspec
 
 from perdure.presence.documents import Minute, WorkflowThroughput
-from perdure.presence.durations import add_duration
+from perdure.presence.durations import CLASSES, class_of, total
 from perdure.snapshot import RunStatus
 
 MOST_STEPS = 50
@@ -42,14 +43,14 @@ class WorkflowTally:
     def __init__(self) -> None:
         self.ended: dict[RunStatus, int] = {"completed": 0, "failed": 0, "cancelled": 0}
         self.samples = 0
-        self._durations: list[int] = []
+        self._durations = [0] * CLASSES
         self._steps: dict[str, list[int]] = {}
 
-    def add(self, status: RunStatus, took: timedelta | None, snapshot: bytes) -> None:
+    def add(self, status: RunStatus, milliseconds: float | None, snapshot: bytes) -> None:
         """Count a run that ended, with its snapshot as JSON."""
         self.ended[status] += 1
-        if took is not None:
-            add_duration(self._durations, took / timedelta(milliseconds=1))
+        if milliseconds is not None:
+            self._durations[class_of(milliseconds)] += 1
         # Decoding each snapshot would cost a worker some percent of its throughput.
         if self.samples < SAMPLED and len(snapshot) <= MAX_SAMPLE:
             self.samples += 1
@@ -65,16 +66,17 @@ class WorkflowTally:
                 continue
             name = _name_of(record.call or key)
             if name in self._steps or len(self._steps) < MOST_STEPS:
-                add_duration(self._steps.setdefault(name, []), record.durationMs)
+                classes = self._steps.setdefault(name, [0] * CLASSES)
+                classes[class_of(record.durationMs)] += 1
 
     def document(self) -> WorkflowThroughput:
         """Return what was counted."""
-        steps = {name: tuple(classes) for name, classes in self._steps.items()}
+        steps = {name: total([classes]) for name, classes in self._steps.items()}
         return WorkflowThroughput(
             completed=self.ended["completed"],
             failed=self.ended["failed"],
             cancelled=self.ended["cancelled"],
-            durations=tuple(self._durations),
+            durations=total([self._durations]),
             steps=steps,
         )
 
@@ -90,13 +92,13 @@ class HourTally:
         self._counted = (0, 0, 0)
 
     def add(
-        self, workflow: str, status: RunStatus, took: timedelta | None, snapshot: bytes
+        self, workflow: str, status: RunStatus, milliseconds: float | None, snapshot: bytes
     ) -> None:
-        """Count a run that is over."""
+        """Count a run that is over, and its duration if that is known."""
         tally = self._workflows.get(workflow)
         if tally is None:
             tally = self._workflows[workflow] = WorkflowTally()
-        tally.add(status, took, snapshot)
+        tally.add(status, milliseconds, snapshot)
 
     def is_minute_over(self, now: datetime) -> bool:
         """Return whether the current minute has ended."""
@@ -111,8 +113,9 @@ class HourTally:
     ) -> None:
         """Close the current minute; what is counted from now on belongs to the next one."""
         ended = self._totals()
-        new = (after - before for after, before in zip(ended, self._counted, strict=True))
-        self.minutes.append(Minute(self._minute, slots, *new, running, dict(depths)))
+        completed, failed, cancelled = map(sub, ended, self._counted)
+        minute = Minute(self._minute, slots, completed, failed, cancelled, running, dict(depths))
+        self.minutes.append(minute)
         self._minute, self._counted = now.minute, ended
         for tally in self._workflows.values():
             tally.samples = 0

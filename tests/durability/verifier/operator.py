@@ -1,11 +1,14 @@
-"""The outside of one run: it triggers, signals, cancels, retries and reads the run."""
+"""The outside of one run: it triggers, signals, pauses, cancels, retries and reads the run."""
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 from typing import Any
 
 from perdure import Runtime
+from perdure.errors import Refused
+from perdure.operations import Operations
 from perdure.runtime.run import Run
 from perdure.store import Delivery
 from tests.durability.verifier import language as lang
@@ -40,6 +43,7 @@ class Outside:
         self._heal = heal
         self._random = random
         self._poll = poll
+        self._operations = Operations(runtime.store, clock=runtime.clock, random=random)
         self._retrying: asyncio.Task[Run] | None = None
         self._model = Model(program)
         self._events = 0
@@ -49,7 +53,7 @@ class Outside:
         """Trigger the run, do what the seed says, and stop when it is over for good."""
         await self.runtime.trigger(NAME, lang.dumps(self.program), run_id=self.run, wait=False)
         doing: list[asyncio.Task[Any]] = [
-            asyncio.ensure_future(each) for each in (self._send(), self._cancel())
+            asyncio.ensure_future(each) for each in (self._send(), self._cancel(), self._pause())
         ]
         try:
             async with asyncio.timeout(deadline):
@@ -73,6 +77,8 @@ class Outside:
                 if run.status != "failed" or not self._retry():
                     break
             elif clock.monotonic() > quiet:
+                if run.status == "paused":
+                    await self._operate("unpause")
                 for event in {wait.event for wait in run.pending if wait.event is not None}:
                     await self._signal(event, None)
                 await clock.sleep(0.5)
@@ -106,6 +112,20 @@ class Outside:
             await self.runtime.clock.sleep(self._random.random() * 2)
             self._log.write(Line("cancel", "op", self.run))
             await self.runtime.cancel(self.run, reason="enough")
+
+    async def _pause(self) -> None:
+        """Pause and resume the run, at rest or through its owner, up to three times."""
+        random, clock = self._random, self.runtime.clock
+        for _ in range(random.choice((0, 0, 1, 3))):
+            await clock.sleep(random.random())
+            await self._operate("pause")
+            await clock.sleep(random.choice((0, 0.05, 0.5, 1.5)))
+            await self._operate("unpause")
+
+    async def _operate(self, verb: str) -> None:
+        # It may be over, in the hands of a dead process, or not what it was a moment ago.
+        with suppress(Refused):
+            await getattr(self._operations, verb)(self.run, by="verifier")
 
     def _retry(self) -> bool:
         """Heal what can be healed and retry; return False if a retry is useless."""

@@ -1,77 +1,46 @@
-"""A worker claims runs that are due or orphaned, many at a time, and drives them.
-
-    async with Worker(runtime, concurrency=100) as worker:
-        await worker.serve()
-
-The leases of all its runs are renewed together. A run whose owners keep dying before it makes
-progress is a suspect: a worker drives one suspect at a time, so that the runs beside it are not
-taken for the cause, and pauses it after `max_crashes`. A run that cannot be driven harms no other.
-SIGTERM drains the worker: it claims nothing more, its runs get a grace period, and what is left is
-released for other workers.
-"""
+"""The worker: it claims, drives, renews and releases runs."""
 
 import asyncio
 import logging
 import signal
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import asdict
 from typing import Self
 
 from perdure.clock import Duration, parse_duration
 from perdure.durable.lifecycle import log_failure
-from perdure.durable.owners import is_gone, new_owner
+from perdure.durable.owners import new_owner
 from perdure.durable.session import Session
 from perdure.engine.tasks import detached
 from perdure.errors import InvalidArgument, InvalidDuration, PerdureError, StoreError
+from perdure.presence.heartbeat import Activity, Heartbeat
+from perdure.presence.keys import worker_id
+from perdure.presence.switches import Switches
 from perdure.runtime.driver import Rested
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.transitions import pause
 from perdure.store import (
+    Drivable,
     Grant,
     LeaseRequest,
     RunSummary,
+    SearchStore,
     can_notify,
+    can_search,
     require_lease,
     require_schedule,
 )
 from perdure.validation import check_int
+from perdure.worker.counters import Counters
+from perdure.worker.pace import Pace
+from perdure.worker.takeover import left_behind
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("perdure.worker")
 
-
-@dataclass(slots=True)
-class Counters:
-    """What a worker has done so far.
-
-    `claimed` and `finished` count how often it took up a run and put it down again: ended, or
-    suspended. `failed` and `cancelled` are runs that ended so; `retried` counts steps that failed
-    and were attempted again. `failed_to_drive` are runs that it could not continue, `taken_over`
-    those whose previous owner had died, `delayed` and `paused` those that may have killed their
-    owners, and `released` those that were left to other workers when it stopped.
-    """
-
-    claimed: int = 0
-    finished: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    retried: int = 0
-    failed_to_drive: int = 0
-    taken_over: int = 0
-    delayed: int = 0
-    paused: int = 0
-    released: int = 0
-
-
-SHORTEST_POLL, POLL_GROWTH = 0.02, 0.1
-"""Where the store does not notify it, a worker pauses for a tenth of the time since there was work,
-and at least for 20 ms."""
 
 SECOND_LOOK = 0.005
 """How soon a worker asks again, in seconds, if it was woken during a claim that found runs."""
-
-PAGE, MOST_PAGES = 1000, 20
-"""How many running runs a starting worker looks at, to find those of dead processes."""
 
 SUSPECT = 2
 """A run is a suspect when this many owners in a row died with it before it wrote an entry."""
@@ -105,19 +74,27 @@ class Worker:
         self._poll = parse_duration(poll, "poll").total_seconds()
         if not self._poll:
             raise InvalidDuration("poll", poll, "a positive duration")
+        self._pace = Pace(self._store, runtime.clock, runtime.random, self._poll)
         self._grace = parse_duration(grace, "grace")
         self._max_crashes = check_int(max_crashes, "max_crashes")
         self._owner = new_owner(runtime.random)
-        self._runs: set[asyncio.Task[None]] = set()
+        self._runs: dict[asyncio.Task[None], str] = {}
         self._suspect: tuple[asyncio.Task[None], str] | None = None
-        self._draining = False
+        self._paused: frozenset[str] = frozenset()
+        self._heartbeat: Heartbeat | None = None
+        self._draining = self._until_idle = False
+        self._signals = 0
+        self._hurry: asyncio.Event = asyncio.Event()
         self._hungry = False
-        self._last_work: float | None = None
         self._wake: asyncio.Event = asyncio.Event()
         self._main: asyncio.Task[None] | None = None
 
+    @property
+    def id(self) -> str:
+        """The name of the worker, and of no other: host, process id and six digits."""
+        return worker_id(self._owner)
+
     async def __aenter__(self) -> Self:
-        self._draining = False
         await self._begin()
         return self
 
@@ -125,21 +102,38 @@ class Worker:
         await self.drain()
 
     async def serve(self) -> None:
-        """Work until SIGTERM or SIGINT arrives, then drain."""
+        """Work until SIGTERM or SIGINT arrives, then drain; a second one ends the grace period.
+
+        It also returns when an operator has drained the worker.
+        """
         loop = asyncio.get_running_loop()
         # Before the handlers: while the dependencies are entered, a signal ends the process.
         main = self._main or await self._begin()
         try:
             for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self._stop)
+                loop.add_signal_handler(number, self._signalled)
             await asyncio.wait([main])
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
             await self.drain()
 
+    async def run_until_idle(self) -> None:
+        """Work until no run is due and none is running, or as `serve` until a signal arrives.
+
+        Runs that wait, and those of paused workflows, are left as they are.
+        """
+        self._until_idle = True
+        self._wake.set()
+        try:
+            await self.serve()
+        finally:
+            self._until_idle = False
+
     async def _begin(self) -> asyncio.Task[None]:
         """Start working, unless the runtime's dependencies cannot be entered."""
+        self._draining, self._signals = False, 0
+        self._hurry.clear()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.runtime.driver.deps)
             self._main = detached(self._work(stack.pop_all()))
@@ -156,6 +150,12 @@ class Worker:
         self._draining = True
         self._wake.set()
 
+    def _signalled(self) -> None:
+        self._signals += 1
+        self._stop()
+        if self._signals > 1:
+            self._hurry.set()
+
     @property
     def running(self) -> int:
         """How many runs are currently being driven."""
@@ -163,44 +163,64 @@ class Worker:
 
     async def _work(self, entered: AsyncExitStack) -> None:
         names = ", ".join(self.runtime.registry.names)
-        logger.info("%s drives %s, %d runs at once", self._owner, names, self._concurrency)
+        logger.info("%s drives %s, %d runs at once", self.id, names, self._concurrency)
         try:
             async with entered, self.runtime.session() as session, asyncio.TaskGroup() as tasks:
                 listener = tasks.create_task(self._listen())
-                session.workers.add(self._notified)
-                try:
-                    await self._take_over(session, tasks)
-                    while not self._draining:
-                        await self._claim_and_wait(session, tasks)
-                finally:
-                    session.workers.discard(self._notified)
-                await self._finish()
+                async with AsyncExitStack() as stack:
+                    if can_search(store := self.runtime.store):
+                        heartbeat = self._new_heartbeat(store, session)
+                        self._heartbeat = await stack.enter_async_context(heartbeat)
+                    await self._claim_until_stopped(session, tasks)
+                    await self._finish()
                 listener.cancel()
         except ExceptionGroup as errors:
             # Only claiming can fail here: a run that cannot be driven is logged.
             raise errors.exceptions[0] from None
         finally:
-            logger.info("%s stopped: %s", self._owner, self.counters)
+            logger.info("%s stopped: %s", self.id, self.counters)
+
+    async def _claim_until_stopped(self, session: Session, tasks: asyncio.TaskGroup) -> None:
+        session.workers.add(self._notified)
+        try:
+            await self._take_over(session, tasks)
+            while not self._draining:
+                await self._claim_and_wait(session, tasks)
+        finally:
+            session.workers.discard(self._notified)
 
     async def _claim_and_wait(self, session: Session, tasks: asyncio.TaskGroup) -> None:
         self._wake.clear()
+        # Before the claim: a run that ends during it may have made another one due.
+        was_idle = not self._runs
         room = self._concurrency - len(self._runs)
-        claimed: Sequence[Grant] = ()
-        if room:
-            try:
-                await session.catch_up()
-                claimed = await self._store.claim(
-                    self._owner, self.runtime.lease_ttl, room, drives=self.runtime.registry.drives
-                )
-            except StoreError as error:
-                logger.warning("claiming failed (%s); retrying", error)
-        for grant in claimed:
+        claimed = await self._claim(session, room) if room else ()
+        for grant in claimed or ():
             await self._accept(session, tasks, grant)
         # A full batch: there may be more due runs.
-        self._hungry = len(claimed) == room
+        self._hungry = claimed is not None and len(claimed) == room
         if claimed:
-            self._last_work = self.runtime.clock.monotonic()
-        await self._pause(self._is_woken_again(claimed))
+            self._pace.worked()
+        if self._until_idle and was_idle and claimed is not None and not claimed:
+            self._stop()
+        else:
+            await self._pause(self._is_woken_again(claimed or ()))
+
+    async def _claim(self, session: Session, room: int) -> Sequence[Grant] | None:
+        """Return the runs that were claimed, or `None` if that failed."""
+        try:
+            await session.catch_up()
+            return await self._store.claim(
+                self._owner, self.runtime.lease_ttl, room, drives=self._drives
+            )
+        except StoreError as error:
+            logger.warning("claiming failed (%s); retrying", error)
+            return None
+
+    @property
+    def _drives(self) -> list[Drivable]:
+        drives = self.runtime.registry.drives
+        return [each for each in drives if each.workflow not in self._paused]
 
     def _is_woken_again(self, claimed: Sequence[Grant]) -> bool:
         """Return whether the worker was woken during this claim, probably for the same runs.
@@ -214,14 +234,8 @@ class Worker:
 
     def _notified(self) -> None:
         # Even when another process is faster to claim the run: more may follow.
-        self._last_work = self.runtime.clock.monotonic()
+        self._pace.worked()
         self._wake.set()
-
-    def _seconds_to_poll(self) -> float:
-        if self._last_work is None or can_notify(self._store):
-            return self._poll
-        idle = self.runtime.clock.monotonic() - self._last_work
-        return min(max(SHORTEST_POLL, idle * POLL_GROWTH), self._poll)
 
     async def _accept(self, session: Session, tasks: asyncio.TaskGroup, grant: Grant) -> None:
         if grant.takeovers < SUSPECT or not self._drives_suspect(session):
@@ -235,22 +249,15 @@ class Worker:
         Others would claim them when their leases expire. This one may have been started because of
         a crash, so it looks for them first.
         """
-        after: str | None = None
-        for _ in range(MOST_PAGES):
-            try:
-                page = await self._store.list(status="running", limit=PAGE, after=after)
-                for run in page:
-                    if self.running < self._concurrency and self._is_left_behind(run):
-                        await self._take_over_run(session, tasks, run)
-            except StoreError as error:
-                logger.warning("looking for runs of dead processes failed (%s)", error)
-                return
-            if len(page) < PAGE or self.running >= self._concurrency:
-                return
-            after = page[-1].cursor
-
-    def _is_left_behind(self, run: RunSummary) -> bool:
-        return run.workflow in self.runtime.registry.names and is_gone(run.owner or "")
+        names = {each.workflow for each in self._drives}
+        try:
+            async with aclosing(left_behind(self._store, names)) as runs:
+                async for run in runs:
+                    if self.running >= self._concurrency:
+                        return
+                    await self._take_over_run(session, tasks, run)
+        except StoreError as error:
+            logger.warning("looking for runs of dead processes failed (%s)", error)
 
     async def _take_over_run(
         self, session: Session, tasks: asyncio.TaskGroup, run: RunSummary
@@ -261,9 +268,8 @@ class Worker:
             await self._accept(session, tasks, grant)
 
     async def _pause(self, is_woken_again: bool) -> None:
-        # A full worker claims again when runs end. An idle one polls, with jitter, so that many
-        # workers do not poll in step.
-        pause = self._seconds_to_poll() * (0.75 + self.runtime.random.random() / 2)
+        # A full worker claims again when runs end. An idle one polls.
+        pause = self._pace.pause()
         if is_woken_again:
             self._wake.clear()
             pause = min(pause, SECOND_LOOK)
@@ -284,7 +290,7 @@ class Worker:
     def _start(self, task: "asyncio.Task[None]", grant: Grant) -> None:
         self.counters.claimed += 1
         self.counters.taken_over += grant.takeovers > 0
-        self._runs.add(task)
+        self._runs[task] = grant.lease.id
         task.add_done_callback(self._ended)
         if grant.takeovers >= SUSPECT:
             self._suspect = task, grant.lease.id
@@ -304,7 +310,9 @@ class Worker:
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         # A busy worker claims again when a quarter of its slots are free: one claim for many runs.
-        self._runs.discard(task)
+        self._runs.pop(task, None)
+        if self._until_idle and not self._runs:
+            self._wake.set()
         if self._hungry and self._concurrency - len(self._runs) >= -(-self._concurrency // 4):
             self._wake.set()
 
@@ -313,7 +321,7 @@ class Worker:
             if grant.takeovers >= self._max_crashes:
                 return await self._pause_run(session, grant)
             granted = await session.with_inbox(grant)
-            self._count(await self.runtime.driver.continue_run(session, granted))
+            self._count(grant, await self.runtime.driver.continue_run(session, granted))
         except PerdureError as error:
             self.counters.failed_to_drive += 1
             logger.warning("run %r could not be driven: %s", grant.lease.id, error)
@@ -321,12 +329,14 @@ class Worker:
             self.counters.failed_to_drive += 1
             logger.exception("run %r could not be driven", grant.lease.id)
 
-    def _count(self, rested: Rested | None) -> None:
+    def _count(self, grant: Grant, rested: Rested | None) -> None:
         self.counters.finished += 1
         if rested is not None:
             self.counters.failed += rested.status == "failed"
             self.counters.cancelled += rested.status == "cancelled"
             self.counters.retried += rested.retries
+            if self._heartbeat is not None:
+                self._heartbeat.count(grant, rested)
 
     async def _pause_run(self, session: Session, grant: Grant) -> None:
         self.counters.paused += 1
@@ -342,10 +352,13 @@ class Worker:
         if not self._runs:
             return
         logger.info("draining: %d runs have %s to finish", len(self._runs), self._grace)
+        if self._heartbeat is not None:
+            await self._heartbeat.show()
         grace = detached(self._sleep(self._grace.total_seconds()))
-        everything = detached(self._all_runs())
-        await asyncio.wait([grace, everything], return_when=asyncio.FIRST_COMPLETED)
+        everything, hurry = detached(self._all_runs()), detached(self._hurry.wait())
+        await asyncio.wait([grace, everything, hurry], return_when=asyncio.FIRST_COMPLETED)
         grace.cancel()
+        hurry.cancel()
         self.counters.released += len(self._runs)
         for task in self._runs:
             # A cancelled run releases its lease, so that another worker continues it.
@@ -355,6 +368,25 @@ class Worker:
     async def _all_runs(self) -> None:
         while self._runs:
             await asyncio.wait(tuple(self._runs))
+
+    def _new_heartbeat(self, store: SearchStore, session: Session) -> Heartbeat:
+        def look() -> Activity:
+            runs = session.leased(self._runs.values())
+            counters = asdict(self.counters)
+            return Activity(self._concurrency, self.running, self._draining, runs, counters)
+
+        return Heartbeat(self.runtime, store, self._owner, look, self._obey)
+
+    def _obey(self, switches: Switches) -> None:
+        if switches.paused != self._paused:
+            logger.info(
+                "%s leaves out %s", self.id, ", ".join(sorted(switches.paused)) or "nothing"
+            )
+            self._paused = switches.paused
+            self._wake.set()
+        if switches.drains(self.id) and not self._draining:
+            logger.info("%s is drained by an operator", self.id)
+            self._stop()
 
     async def _listen(self) -> None:
         """Wake the worker when the store sends a notification. Polling finds what this misses."""

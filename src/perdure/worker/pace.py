@@ -1,0 +1,35 @@
+"""How often a worker polls."""
+
+from random import Random
+
+from perdure.clock import Clock
+from perdure.store import ScheduleStore, can_notify
+
+SHORTEST_POLL, POLL_GROWTH = 0.02, 0.1
+"""Where the store does not notify it, a worker pauses for a tenth of the time since there was work,
+and at least for 20 ms."""
+
+
+class Pace:
+    """The pauses between the claims of a worker that polls every `poll` seconds when idle."""
+
+    def __init__(self, store: ScheduleStore, clock: Clock, random: Random, poll: float) -> None:
+        self._store = store
+        self._clock = clock
+        self._random = random
+        self._poll = poll
+        self._last_work: float | None = None
+
+    def worked(self) -> None:
+        """Poll more often from now on: there was work."""
+        self._last_work = self._clock.monotonic()
+
+    def pause(self) -> float:
+        """Return the seconds until the next claim, with jitter, so that workers spread out."""
+        return self._seconds() * (0.75 + self._random.random() / 2)
+
+    def _seconds(self) -> float:
+        if self._last_work is None or can_notify(self._store):
+            return self._poll
+        idle = self._clock.monotonic() - self._last_work
+        return min(max(SHORTEST_POLL, idle * POLL_GROWTH), self._poll)

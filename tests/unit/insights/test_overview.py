@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import InvalidArgument, InvalidDuration
-from perdure.insights import Insights, Tally
+from perdure.insights import Insights, Tally, overview
 from perdure.insights.grouping import normalize
 from perdure.presence import WorkflowSwitch, set_switch
 from perdure.store import NewRun, Rest
@@ -57,6 +57,18 @@ async def test_due_runs_without_a_worker_need_attention(
     assert found.due == 2
     assert found.oldest_due is not None
     assert clock.now() - found.oldest_due < timedelta(seconds=1)
+
+
+async def test_numbers_that_are_not_complete_say_so(
+    monkeypatch: pytest.MonkeyPatch, clock: TestClock
+) -> None:
+    monkeypatch.setattr(overview, "DUE", 3)
+    store = MemoryStore(clock=clock)
+    snapshot = new_snapshot_json("order")
+    await store.enqueue([NewRun(f"r{n}", "order", snapshot) for n in range(5)])
+    found = await Insights(store, clock=clock).overview()
+    assert (found.due, found.due_capped) == (3, True)
+    assert [each.text for each in found.attention] == ["3+ runs are due; no worker is running"]
 
 
 async def test_runs_in_queues_are_due_too(store: StoreShell[Any], clock: TestClock) -> None:

@@ -10,4 +10,4 @@ async def asks(insights: Insights, store: Store) -> None:
     Redact(names="password")  # refused
     await insights.runs(status="failed")  # refused
     await insights.step("order-1")  # refused
-    text: str = await insights.why("order-1")  # refused
+    (await insights.why("order-1")).upper()  # refused

@@ -86,7 +86,7 @@ class Heartbeat:
         self._hour = HourTally(self._started_at)
         self._finished: list[HourTally] = []
         self._described_at: datetime | None = None
-        self._failing = self._stopped = False
+        self._failed = self._is_logged = self._stopped = False
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -110,7 +110,7 @@ class Heartbeat:
             took = _milliseconds_since(created_at, self._clock.now())
             self._hour.add(snapshot.get("workflowName") or "", rested.status, took, rested.data)
 
-    async def beat(self) -> None:
+    async def _beat(self) -> None:
         """Write what the worker does now, and obey the switches."""
         activity = self._look()
         await self._try(documents.write_worker(self._store, self._presence(activity)))
@@ -130,20 +130,20 @@ class Heartbeat:
     async def _beat_forever(self) -> None:
         await self._try(self._write_throughput())
         while True:
-            await self.beat()
+            self._failed = False
+            await self._beat()
+            self._is_logged = self._failed
             jitter = JITTER * self._runtime.random.random()
             await self._clock.sleep(INTERVAL * (1 - jitter))
 
     async def _try(self, work: Awaitable[T]) -> T | None:
         try:
-            result = await work
+            return await work
         except Exception as error:  # noqa: BLE001  # whatever the store raises harms no run
-            level = logging.DEBUG if self._failing else logging.WARNING
-            self._failing = True
+            level = logging.DEBUG if self._is_logged else logging.WARNING
+            self._is_logged = self._failed = True
             logger.log(level, "the heartbeat of worker %s failed: %r", self._id, error)
             return None
-        self._failing = False
-        return result
 
     async def _read_switches(self) -> None:
         names = self._runtime.registry.names

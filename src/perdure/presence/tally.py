@@ -7,7 +7,7 @@ from operator import sub
 import msgspec
 
 from perdure.presence.documents import Minute, WorkflowThroughput
-from perdure.presence.durations import CLASSES, class_of, total
+from perdure.presence.durations import add_duration
 from perdure.snapshot import RunStatus
 
 MOST_STEPS = 50
@@ -43,14 +43,14 @@ class WorkflowTally:
     def __init__(self) -> None:
         self.ended: dict[RunStatus, int] = {"completed": 0, "failed": 0, "cancelled": 0}
         self.samples = 0
-        self._durations = [0] * CLASSES
+        self._durations: list[int] = []
         self._steps: dict[str, list[int]] = {}
 
     def add(self, status: RunStatus, milliseconds: float | None, snapshot: bytes) -> None:
         """Count a run that ended, with its snapshot as JSON."""
         self.ended[status] += 1
         if milliseconds is not None:
-            self._durations[class_of(milliseconds)] += 1
+            add_duration(self._durations, milliseconds)
         # Decoding each snapshot would cost a worker some percent of its throughput.
         if self.samples < SAMPLED and len(snapshot) <= MAX_SAMPLE:
             self.samples += 1
@@ -66,17 +66,16 @@ class WorkflowTally:
                 continue
             name = _name_of(record.call or key)
             if name in self._steps or len(self._steps) < MOST_STEPS:
-                classes = self._steps.setdefault(name, [0] * CLASSES)
-                classes[class_of(record.durationMs)] += 1
+                add_duration(self._steps.setdefault(name, []), record.durationMs)
 
     def document(self) -> WorkflowThroughput:
         """Return what was counted."""
-        steps = {name: total([classes]) for name, classes in self._steps.items()}
+        steps = {name: tuple(classes) for name, classes in self._steps.items()}
         return WorkflowThroughput(
             completed=self.ended["completed"],
             failed=self.ended["failed"],
             cancelled=self.ended["cancelled"],
-            durations=total([self._durations]),
+            durations=tuple(self._durations),
             steps=steps,
         )
 

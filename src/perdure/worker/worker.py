@@ -33,14 +33,11 @@ from perdure.store import (
 )
 from perdure.validation import check_int
 from perdure.worker.counters import Counters
-from perdure.worker.pace import Pace
+from perdure.worker.pace import SECOND_LOOK, Pace
 from perdure.worker.takeover import left_behind
 
 logger = logging.getLogger("perdure.worker")
 
-
-SECOND_LOOK = 0.005
-"""How soon a worker asks again, in seconds, if it was woken during a claim that found runs."""
 
 SUSPECT = 2
 """A run is a suspect when this many owners in a row died with it before it wrote an entry."""

@@ -44,6 +44,7 @@ BulkVerb: TypeAlias = Literal[
 KEPT_FOR: Final = timedelta(days=90)
 
 _PAGE = 100
+_TICK = timedelta(microseconds=1)
 _AT_ONCE = 8
 _SAVE_EVERY = 1.0
 _MAX_REASONS = 20
@@ -151,8 +152,9 @@ class Bulk:
 
     def _query(self) -> ParsedQuery:
         """Return the query, without runs that were updated since the operation began."""
-        until = self._document.began_at
-        query = parse_query(self._document.query, until)
+        began = self._document.began_at
+        query = parse_query(self._document.query, began)
+        until = began + _TICK
         if query.index.until is not None:
             until = min(until, query.index.until)
         return replace(query, index=replace(query.index, until=until))

@@ -60,8 +60,8 @@ class Activity(NamedTuple):
 class Heartbeat:
     """Writes the documents of one worker while it is entered, and reads its switches.
 
-    The switches are read before it is entered, so that a worker starts with them. `on_switches` is
-    called each time they were read.
+    The switches are read when it is entered, so that a worker starts with them; `on_switches` is
+    called each time they were read. A worker that is started again enters it again.
     """
 
     def __init__(
@@ -91,6 +91,10 @@ class Heartbeat:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
+        self._started_at, self._stopped = self._clock.now(), False
+        if self._hour.is_over(self._started_at):
+            self._hour = HourTally(self._started_at)
+        self._hour.resume(self._started_at)
         await self._try(self._read_switches())
         self._task = detached(self._beat_forever())
         return self

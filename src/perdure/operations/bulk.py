@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure.clock import Clock
+from perdure.durable.owners import is_gone
 from perdure.errors import AppliedBefore, InvalidArgument, PerdureError, Refused, StoreError
 from perdure.insights.bulk import SILENT_AFTER
 from perdure.insights.insights import Insights
@@ -58,13 +59,14 @@ class BulkDocument(BulkProgress, frozen=True):
 
     `arguments` are those of the verb. `page` are the runs that are being changed, `cursor` is where
     the search continues after them, `None` at its end. `before` are the numbers of runs that were
-    changed and that refused before this page.
+    changed and that refused before this page. `process` is the owner id of who works on it.
     """
 
     arguments: dict[str, Any] = msgspec.field(default_factory=dict)
     page: tuple[str, ...] = ()
     cursor: str | None = ""
     before: tuple[int, int] = (0, 0)
+    process: str = ""
 
 
 class Taken(Exception):
@@ -205,10 +207,10 @@ async def read_document(documents: Documents, id: str) -> tuple[BulkDocument, st
 
 def can_resume(document: BulkDocument, now: datetime) -> bool:
     """Return whether an operation has work left and no process that does it."""
-    is_silent = document.seen_at is None or now - document.seen_at > SILENT_AFTER
-    return document.state in ("stopped", "interrupted") or (
-        document.state == "running" and is_silent
-    )
+    if document.state == "running":
+        is_silent = document.seen_at is None or now - document.seen_at > SILENT_AFTER
+        return is_silent or is_gone(document.process)
+    return document.state != "done"
 
 
 async def stop(documents: Documents, id: str) -> BulkProgress:

@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure.clock import Clock
+from perdure.durable.owners import is_gone
 from perdure.errors import AppliedBefore, InvalidArgument, PerdureError, Refused, StoreError
 from perdure.insights.bulk import SILENT_AFTER
 from perdure.insights.insights import Insights
@@ -44,6 +45,7 @@ BulkVerb: TypeAlias = Literal[
 KEPT_FOR: Final = timedelta(days=90)
 
 _PAGE = 100
+_TICK = timedelta(microseconds=1)
 _AT_ONCE = 8
 _SAVE_EVERY = 1.0
 _MAX_REASONS = 20
@@ -57,13 +59,14 @@ class BulkDocument(BulkProgress, frozen=True):
 
     `arguments` are those of the verb. `page` are the runs that are being changed, `cursor` is where
     the search continues after them, `None` at its end. `before` are the numbers of runs that were
-    changed and that refused before this page.
+    changed and that refused before this page. `process` is the owner id of who works on it.
     """
 
     arguments: dict[str, Any] = msgspec.field(default_factory=dict)
     page: tuple[str, ...] = ()
     cursor: str | None = ""
     before: tuple[int, int] = (0, 0)
+    process: str = ""
 
 
 class Taken(Exception):
@@ -151,8 +154,9 @@ class Bulk:
 
     def _query(self) -> ParsedQuery:
         """Return the query, without runs that were updated since the operation began."""
-        until = self._document.began_at
-        query = parse_query(self._document.query, until)
+        began = self._document.began_at
+        query = parse_query(self._document.query, began)
+        until = began + _TICK
         if query.index.until is not None:
             until = min(until, query.index.until)
         return replace(query, index=replace(query.index, until=until))
@@ -203,10 +207,10 @@ async def read_document(documents: Documents, id: str) -> tuple[BulkDocument, st
 
 def can_resume(document: BulkDocument, now: datetime) -> bool:
     """Return whether an operation has work left and no process that does it."""
-    is_silent = document.seen_at is None or now - document.seen_at > SILENT_AFTER
-    return document.state in ("stopped", "interrupted") or (
-        document.state == "running" and is_silent
-    )
+    if document.state == "running":
+        is_silent = document.seen_at is None or now - document.seen_at > SILENT_AFTER
+        return is_silent or is_gone(document.process)
+    return document.state != "done"
 
 
 async def stop(documents: Documents, id: str) -> BulkProgress:

@@ -6,6 +6,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from perdure.clock import Duration, parse_duration
+from perdure.durable.owners import new_owner
 from perdure.errors import InvalidArgument, Refused
 from perdure.insights.insights import Insights
 from perdure.insights.model import BulkProgress, Tally
@@ -117,6 +118,7 @@ class Operations(RunOperations):
             rate=_check_rate(rate),
             limit=limit,
             arguments=arguments,
+            process=new_owner(self._random),
         )
         await self.note(self.act("bulk", by, why, f"{verb} {query}"[:_MAX_NAME]))
         async for progress in self._work(document, None):
@@ -129,7 +131,8 @@ class Operations(RunOperations):
         if not can_resume(document, self.clock.now()):
             raise Refused(id, "resume_bulk", f"it is {document.state}")
         await self.note(self.act("resume_bulk", by, why, id))
-        async for progress in self._work(replace(document, state="running"), stored):
+        mine = replace(document, state="running", process=new_owner(self._random))
+        async for progress in self._work(mine, stored):
             yield progress
 
     async def stop_bulk(self, id: str, *, by: str, why: str = "") -> BulkProgress:

@@ -28,7 +28,6 @@ from perdure.store import (
 )
 from perdure.validation import check_event, check_id, check_text, check_user_id, is_encodable
 
-
 _MAX_NAME, _MAX_WHY = 200, 2000
 
 

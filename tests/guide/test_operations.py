@@ -1,0 +1,95 @@
+"""Repairing runs: each verb is one recorded change, and a worker continues."""
+
+import pytest
+
+from perdure import Runtime, Step, workflow
+from perdure.errors import Refused
+from perdure.insights import Insights
+from perdure.operations import Operations
+from perdure.stores import MemoryStore
+from perdure.testing import TestClock
+
+
+class CarrierDown(Exception):
+    """The carrier does not answer."""
+
+
+async def ship(order: str) -> str:
+    raise CarrierDown("503")
+
+
+@workflow("order")
+async def order(step: Step) -> str:
+    await step("charge", lambda: "receipt 17")
+    parcel = await step("ship", ship, "42")
+    await step.sleep("settle", "7 days")
+    return parcel
+
+
+@pytest.fixture
+def clock() -> TestClock:
+    return TestClock()
+
+
+@pytest.fixture
+def runtime(clock: TestClock) -> Runtime:
+    return Runtime(MemoryStore(clock=clock), workflows=[order], clock=clock)
+
+
+@pytest.fixture
+def operations(runtime: Runtime, clock: TestClock) -> Operations:
+    return Operations(runtime.store, clock=clock)
+
+
+async def test_a_failed_step_can_be_completed_by_hand(
+    runtime: Runtime, operations: Operations
+) -> None:
+    failed = await runtime.trigger(order)
+    await operations.complete_step(failed.run_id, "ship", "parcel 7", by="ana", why="ticket 4411")
+    [run] = await runtime.sweep()
+    assert [step.value for step in run.history] == ["receipt 17", "parcel 7"]
+
+
+async def test_the_run_says_who_changed_it(
+    runtime: Runtime, operations: Operations, clock: TestClock
+) -> None:
+    failed = await runtime.trigger(order)
+    await operations.skip_step(failed.run_id, "ship", by="ana", why="picked up in person")
+    [act] = (await Insights(runtime.store, clock=clock).run(failed.run_id)).acts
+    assert (act.by, act.verb, act.step, act.why) == (
+        "ana",
+        "skip_step",
+        "ship",
+        "picked up in person",
+    )
+
+
+async def test_a_sleep_can_be_ended_now(runtime: Runtime, operations: Operations) -> None:
+    failed = await runtime.trigger(order)
+    await operations.complete_step(failed.run_id, "ship", "parcel 7", by="ana")
+    await runtime.sweep()
+    await operations.wake(failed.run_id, by="ana", why="the customer asked")
+    [run] = await runtime.sweep()
+    assert run.output == "parcel 7"
+
+
+async def test_a_fork_tries_again_from_a_step(runtime: Runtime, operations: Operations) -> None:
+    failed = await runtime.trigger(order)
+    fork = await operations.fork(failed.run_id, "ship", new_id="second-try", by="ana")
+    assert fork.sentence == "Forked as second-try. 1 record kept, 1 left out."
+
+
+async def test_a_verb_that_does_not_fit_is_refused(
+    runtime: Runtime, operations: Operations
+) -> None:
+    failed = await runtime.trigger(order, run_id="order-1")
+    with pytest.raises(Refused, match="pause was refused for run 'order-1': it is failed"):
+        await operations.pause(failed.run_id, by="ana")
+
+
+async def test_all_runs_of_a_query_are_retried(runtime: Runtime, operations: Operations) -> None:
+    for number in range(3):
+        await runtime.trigger(order, run_id=f"order-{number}")
+    bulk = operations.bulk("status:failed error:CarrierDown", "retry", by="ana")
+    progress = [each async for each in bulk][-1]
+    assert (progress.done, progress.refused) == (3, 0)

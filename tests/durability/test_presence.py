@@ -192,8 +192,9 @@ async def test_each_hour_has_a_document_of_its_own(
     runtime = make(quick)
     async with Worker(runtime):
         for n in range(3):
+            await clock.advance("30m")
             await runtime.trigger(quick, {}, run_id=f"run-{n}", wait=False)
-            await clock.advance("1h")
+            await clock.advance("30m")
     hours = await read_throughput(store, began)
     assert [each.hour - began for each in hours] == [timedelta(hours=n) for n in range(3)]
     assert [sum(m.completed for m in each.minutes) for each in hours] == [1, 1, 1]
@@ -207,6 +208,24 @@ async def test_a_clean_stop_is_recorded(make: Make, store: MemoryStore, clock: T
         [running] = await read_last_throughput(store, clock.now())
     [stopped] = await read_last_throughput(store, clock.now())
     assert (running.stopped, stopped.stopped) == (False, True)
+
+
+async def test_a_worker_that_is_started_again_continues_to_count(
+    make: Make, store: MemoryStore, clock: TestClock
+) -> None:
+    """In the same document, and in the same minute if it is not over."""
+    runtime = make(quick)
+    worker = Worker(runtime)
+    for n in range(3):
+        await runtime.trigger(quick, {}, run_id=f"run-{n}", wait=False)
+        await clock.run(worker.run_until_idle())
+        await clock.advance(0 if n else 300)
+    [hour] = await read_throughput(store, clock.now())
+    assert hour.workflows["quick"].completed == 3
+    assert [(each.minute, each.completed, each.slots) for each in hour.minutes] == [
+        (0, 1, 100),
+        (5, 2, 100),
+    ]
 
 
 async def test_due_runs_are_counted_each_minute(

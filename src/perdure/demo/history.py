@@ -1,11 +1,13 @@
 """A day and a half of the sample shop, the same on every call: for screenshots and tests."""
 
+import asyncio
 from collections.abc import Awaitable
 from datetime import timedelta
 from random import Random
 from typing import Any, Final, TypeVar
 
 from perdure import codec
+from perdure.demo.copying import advance_to, copy_runs
 from perdure.demo.samples import new_order, new_restock, new_signup
 from perdure.demo.services import Services
 from perdure.demo.shop import (
@@ -27,14 +29,16 @@ from perdure.runtime.definition import Definition
 from perdure.runtime.run import Run
 from perdure.runtime.runtime import Runtime
 from perdure.snapshot import new_snapshot
-from perdure.store import LeaseRequest, NewRun, Store, can_search, require_lease, require_schedule
-from perdure.testing import FaultyStore, TestClock
+from perdure.store import LeaseRequest, NewRun, Store
+from perdure.stores import MemoryStore
+from perdure.testing import TestClock
 
 T = TypeVar("T")
 
 SEEDED_TIME: Final = timedelta(hours=30)
 """How far `seed` advances the clock."""
 
+_REAL_SECONDS, _ADVANCED = 0.02, timedelta(milliseconds=100)
 _BICYCLES = [Item("city-bicycle", 2, 38_900)]
 _OUTAGE = range(120, 125)
 """During these orders the carrier is down."""
@@ -46,27 +50,28 @@ async def seed(store: Store, clock: TestClock) -> None:
     Start the clock this much before the current time, and open the store with it if that takes a
     clock: then the runs are as old as they seem.
     """
-    history = _History(store, clock)
+    past, end = TestClock(clock.now()), clock.now() + SEEDED_TIME
+    history = _History(past)
     await history.record_day()
     await history.record_last_hour()
     await history.record_throughput()
+    await copy_runs(history.store, store, clock)
+    await advance_to(clock, end)
 
 
 class _History:
-    """Drives the runs of the shop on a clock that it advances."""
+    """Drives the runs of the shop in memory, on a clock that it advances."""
 
-    def __init__(self, store: Store, clock: TestClock) -> None:
-        # It knows which calls are in flight: during those, no time passes on the clock.
-        self._calls = FaultyStore(store)
-        self._store = require_schedule(self._calls, "seed")
+    def __init__(self, clock: TestClock) -> None:
+        self.store = MemoryStore(clock=clock)
         self._clock = clock
         self._start = clock.now()
         self._random = Random(2030)
         self._services = Services(clock.advance, Random(14))
         self._throughput = History(clock.now())
-        self._operations = Operations(self._store, clock=clock, random=Random(6))
+        self._operations = Operations(self.store, clock=clock, random=Random(6))
         self._runtime = Runtime(
-            self._store, workflows=WORKFLOWS, clock=clock, random=Random(5), deps=self._services
+            self.store, workflows=WORKFLOWS, clock=clock, random=Random(5), deps=self._services
         )
 
     async def record_day(self) -> None:
@@ -128,14 +133,23 @@ class _History:
 
     async def record_throughput(self) -> None:
         """Write what a worker would have reported."""
-        if can_search(self._store):
-            await self._throughput.write(self._store, self._clock.now())
+        await self._throughput.write(self.store, self._clock.now())
 
     def _order(self, items: list[Item]) -> Order:
         return new_order(self._random, items)
 
     async def _run(self, work: Awaitable[T]) -> T:
-        return await self._clock.run(work, is_busy=lambda: self._calls.in_flight > 0)
+        """Return the value of a coroutine. Calls of services advance the clock themselves."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                await asyncio.wait([task], timeout=_REAL_SECONDS)
+                if not task.done():
+                    # It waits for the clock: for the next attempt of a step.
+                    await self._clock.advance(_ADVANCED)
+        finally:
+            task.cancel()
+        return task.result()
 
     async def _trigger(self, workflow: Definition[Any, Any], payload: Any, run_id: str) -> None:
         run = await self._run(self._runtime.trigger(workflow, payload, run_id=run_id))
@@ -158,18 +172,14 @@ class _History:
     async def _advance_to(self, elapsed: timedelta) -> None:
         """Advance the clock, and continue each run at the time it is due."""
         target = self._start + elapsed
-        while due := await self._store.due(target, 1, drives=self._runtime.registry.drives):
-            await self._advance_clock(due[0].wake_at - self._clock.now())
+        while due := await self.store.due(target, 1, drives=self._runtime.registry.drives):
+            await advance_to(self._clock, due[0].wake_at)
             runs = await self._run(self._runtime.sweep(self._clock.now()))
             for run in runs:
                 self._count(run)
             if not runs:
                 break
-        await self._advance_clock(target - self._clock.now())
-
-    async def _advance_clock(self, span: timedelta) -> None:
-        if span > timedelta(0):
-            await self._clock.advance(span)
+        await advance_to(self._clock, target)
 
     async def _enqueue_unknown(self) -> None:
         """Create a run of a version that no worker of the shop knows."""
@@ -178,7 +188,7 @@ class _History:
             now=self._clock.now(),
             metadata={"version": 3, "input": {"order": "order-1169", "net": 31_120}},
         )
-        await self._store.enqueue(
+        await self.store.enqueue(
             [NewRun("invoice-77", "invoice", codec.dumps(snapshot), version=3)]
         )
 
@@ -186,4 +196,4 @@ class _History:
         """Create a run that a process owns which is elsewhere."""
         await self._runtime.trigger(print_labels, 30, run_id="labels-12", wait=False)
         request = LeaseRequest("labels-12", WORKER, timedelta(hours=1))
-        await require_lease(self._store).acquire([request])
+        await self.store.acquire([request])

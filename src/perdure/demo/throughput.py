@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from perdure.presence import Minute, Throughput, WorkflowThroughput
 from perdure.presence.documents import write_throughput
-from perdure.presence.durations import add_duration
+from perdure.presence.durations import class_of, total
 from perdure.store import SearchStore
 
 WORKER = "packing-station-2"
@@ -59,11 +59,11 @@ class History:
 
 def _by_workflow(runs: list[Ended], name: str) -> WorkflowThroughput:
     mine = [run for run in runs if run.workflow == name]
-    statuses, classes = Counter(run.status for run in mine), list[int]()
-    for run in mine:
-        add_duration(classes, run.duration / timedelta(milliseconds=1))
+    statuses = Counter(run.status for run in mine)
+    classes = [class_of(run.duration / timedelta(milliseconds=1)) for run in mine]
+    durations = total([*[0] * each, 1] for each in classes)
     return WorkflowThroughput(
-        statuses["completed"], statuses["failed"], statuses["cancelled"], tuple(classes)
+        statuses["completed"], statuses["failed"], statuses["cancelled"], durations
     )
 
 

@@ -28,7 +28,7 @@ from perdure.presence import (
 )
 from perdure.presence.durations import percentile, total
 from perdure.snapshot import RunStatus
-from perdure.store import Count, Query, SearchStore, can_queue, can_schedule
+from perdure.store import Count, Query, SearchStore, Store, can_queue, can_schedule
 
 COUNTED = 10_000
 """Up to how many runs of a workflow and status are counted."""
@@ -181,18 +181,21 @@ def percentiles(found: Iterable[Sequence[int]]) -> Percentiles:
 
 async def queues(store: SearchStore, now: datetime) -> tuple[QueueRow, ...]:
     """Return the queues that have due or owned runs, and the runs in no queue, by name."""
-    keys = list(await store.queues(now, QUEUES)) if can_queue(store) else []
     running = await store.search(Query(statuses=("running",)), EXAMINED)
     leased = Counter(_name(run.queue) for run in running.runs if run.owner is not None)
     by_name: dict[str, list[str]] = {"": [""], **{name: [] for name in leased if name}}
-    for key in keys:
+    for key in await _with_due_runs(store, now):
         by_name.setdefault(_name(key), []).append(key)
     rows = [_queue(store, now, name, by_name[name], leased[name]) for name in sorted(by_name)]
     return tuple(await asyncio.gather(*rows))
 
 
+async def _with_due_runs(store: Store, now: datetime) -> Sequence[str]:
+    return await store.queues(now, QUEUES) if can_queue(store) else ()
+
+
 async def _queue(
-    store: SearchStore, now: datetime, name: str, keys: Sequence[str], leased: int
+    store: Store, now: datetime, name: str, keys: Sequence[str], leased: int
 ) -> QueueRow:
     if not can_schedule(store) or not keys:
         return QueueRow(name, 0, leased, None)

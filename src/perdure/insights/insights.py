@@ -114,6 +114,11 @@ class Insights:
         search = Search(self._store, parsed, self._redact, self._clock, owners)
         return await search.page(limit, after)
 
+    async def revisions(self, run_ids: Sequence[str]) -> dict[str, str]:
+        """Return what differs after each change of a run, by id; missing runs are left out."""
+        found = await self._store.summaries([check_id(each, "run_ids") for each in run_ids])
+        return {run.id: run.revision for run in found if run is not None}
+
     async def run(self, run_id: str) -> RunFacts:
         """Return everything about a run but its steps, or raise `RunNotFound`."""
         return run_facts(await self._state(run_id))

@@ -69,7 +69,7 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 class ErrorFacts(msgspec.Struct, frozen=True):
-    """An exception or a returned `Err`, with what caused it.
+    """An exception or a returned `Err`, with what caused it, or what was being handled.
 
     `value` is the JSON of an `Err`'s error that is not an exception. `members` are those of an
     exception group.

@@ -10,10 +10,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "index.md"
 MODULES = (
     "perdure",
     "perdure.caches",
-MODULES = (
     "perdure.dashboard",
     "perdure.insights",
-)
     "perdure.stores",
     "perdure.sync",
     "perdure.testing",

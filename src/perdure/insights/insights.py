@@ -148,11 +148,6 @@ class Insights:
                 if is_over(facts.run.status):
                     return
 
-    async def revisions(self, run_ids: Sequence[str]) -> tuple[str, ...]:
-        """Return for each run what differs after every change of it; "" if there is no such run."""
-        runs = await self._store.summaries([check_id(each, "run_ids") for each in run_ids])
-        return tuple("" if run is None else run.revision for run in runs)
-
     async def export(self, run_id: str) -> Bundle:
         """Return a run with its snapshot and inbox, redacted, with a checksum."""
         state, inbox = await asyncio.gather(self._state(run_id), self._inbox(run_id))

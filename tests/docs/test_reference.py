@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "index.md"
-MODULES = ("perdure", "perdure.caches", "perdure.stores", "perdure.sync", "perdure.testing")
+MODULES = (
+    "perdure",
+    "perdure.caches",
+    "perdure.insights",
+    "perdure.stores",
+    "perdure.sync",
+    "perdure.testing",
+)
 SECTION = re.compile(r"^## `([\w.]+)`$(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 SECTIONS = dict(SECTION.findall(PAGE.read_text()))
 

@@ -1,8 +1,9 @@
-"""Processes that trigger, sweep, signal, crash, cancel, retry and prune, in any order.
+"""Processes that trigger, sweep, signal, crash, cancel, retry and prune, and operators who pause,
+resume, wake, signal, skip and rewind, in any order.
 
 After every action: recorded successes have not changed, epochs have grown, every event is in an
-inbox or was consumed exactly once, and runs that are over have not changed. Finally, every run ends
-with the correct result.
+inbox or was consumed exactly once, runs that are over have not changed, and no act was recorded
+twice. Finally, every run ends with the correct result.
 """
 
 import asyncio
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from perdure import Runtime, Step, workflow
-from perdure.errors import AlreadyRunning, RunNotFound, StoreError
+from perdure.errors import AlreadyRunning, Refused, RunNotFound, StoreError
+from perdure.operations import Operations
 from perdure.runtime.definition import Definition
 from perdure.snapshot import is_over, rest_status
 from perdure.store import Delivery, Grant, Verdict
@@ -31,7 +33,8 @@ PART = st.sampled_from(["step", "step", "fail", "sleep", "event", "both", "pair"
 
 ids = st.sampled_from(IDS)
 places = st.integers(0, 1)
-kinds = st.sampled_from(["sweep", "resume", "cancel", "retry", "signal"])
+verbs = st.sampled_from(["pause", "unpause", "wake", "retry", "op signal", "skip", "rewind"])
+kinds = st.one_of(st.sampled_from(["sweep", "resume", "cancel", "retry", "signal"]), verbs)
 programs = st.lists(PART, min_size=1, max_size=4)
 
 
@@ -98,6 +101,8 @@ class World:
         self.successes: dict[str, dict[str, Any]] = {}
         self.events: dict[str, dict[int, bool]] = {}
         self.ends: dict[str, Any] = {}
+        # Runs that an operator has rewound: their owner may do that later.
+        self.rewound: set[str] = set()
         self.definition = self._definition()
         for place in range(2):
             self.start(place)
@@ -150,7 +155,7 @@ class World:
     async def effect(self, run_id: str, key: str) -> str:
         """Check that a recorded step does not run again."""
         await asyncio.sleep(0)
-        if key in self.successes.get(run_id, {}):
+        if key in self.successes.get(run_id, {}) and run_id not in self.rewound:
             self.wrongs.append(f"{key} of {run_id} ran again")
         return key
 
@@ -179,6 +184,7 @@ class World:
         """Forget a deleted run: its id may be used again."""
         for known in (self.successes, self.events, self.ends):
             known.pop(id, None)
+        self.rewound.discard(id)
 
     async def settle(self, *works: Awaitable[Any]) -> list[Any]:
         """Run coroutines concurrently; short waits in memory elapse."""
@@ -191,7 +197,7 @@ class World:
         done = await asyncio.gather(*tasks, return_exceptions=True)
         for answer in done:
             # A retry of a run whose owner has died raises AlreadyRunning until the lease expires.
-            expected = Died | RunNotFound | AlreadyRunning
+            expected = Died | RunNotFound | AlreadyRunning | Refused
             if isinstance(answer, BaseException) and not isinstance(answer, expected):
                 raise answer
         return done
@@ -212,6 +218,40 @@ class World:
             case _:
                 known.pop(number, None)
 
+    async def operate(self, place: int, id: str, verb: str) -> None:
+        """Let an operator change a run."""
+        operations = Operations(self.processes[place].store, clock=self.clock)
+        match verb:
+            case "op signal":
+                self.sent += 1
+                self.events.setdefault(id, {})[self.sent] = False
+                await operations.signal(id, "go", self.sent, by="op")
+            case "skip":
+                await self._skip(operations, id)
+            case "rewind":
+                await self._rewind(operations, id)
+            case _:
+                await getattr(operations, verb)(id, by="op")
+
+    async def _skip(self, operations: Operations, id: str) -> None:
+        """Skip the first step that failed, or the first part if none did."""
+        snapshot = await self.store.load(id)
+        steps: Any = {} if snapshot is None else snapshot["steps"]
+        failed = next((key for key, record in steps.items() if not record["ok"]), "0")
+        await operations.skip_step(id, failed, by="op")
+
+    async def _rewind(self, operations: Operations, id: str) -> None:
+        """Rewind a run to its first record; what it had recorded may be made again."""
+        snapshot = await self.store.load(id)
+        if snapshot is None or not snapshot["steps"]:
+            return
+        # It may be rewound although the operator's process dies.
+        self.successes.pop(id, None)
+        self.ends.pop(id, None)
+        self.events[id] = dict.fromkeys(self.events.get(id, {}), False)
+        self.rewound.add(id)
+        await operations.rewind(id, next(iter(snapshot["steps"])), by="op")
+
     def dedups(self, id: str) -> set[str]:
         """Return the dedup ids that the store knows for a run."""
         run = self.store._backend.runs.get(id)
@@ -227,30 +267,48 @@ class World:
             assert snapshot is not None
             self._check_successes(line.id, snapshot["steps"])
             self._check_end(line.id, snapshot)
+            self._check_acts(snapshot)
             await self._check_events(line.id, snapshot["steps"])
 
     def _check_successes(self, id: str, steps: Any) -> None:
         known = self.successes.setdefault(id, {})
+        if id in self.rewound:
+            # A rewind that was requested may be applied at any time.
+            known.clear()
         for key, record in known.items():
-            assert steps.get(key) == record, f"{key} of {id} was recorded, and is now {steps}"
+            assert _core(steps.get(key)) == _core(record), f"{key} of {id} changed: {steps}"
         known.update({key: record for key, record in steps.items() if record["ok"]})
 
+    def _check_acts(self, snapshot: Any) -> None:
+        acts = snapshot["metadata"].get("acts", [])
+        assert len({act["id"] for act in acts}) == len(acts), "an act was recorded twice"
+
     def _check_end(self, id: str, snapshot: Any) -> None:
-        end = self.ends.get(id)
+        end = None if id in self.rewound else self.ends.get(id)
         assert end is None or end == snapshot, f"{id} was over, and changed"
         if rest_status(snapshot) in ("completed", "cancelled"):
             self.ends[id] = snapshot
 
     async def _check_events(self, id: str, steps: Any) -> None:
-        records = [r for r in steps.values() if r.get("kind") == "event" and r.get("value")]
+        records = [
+            record
+            for record in steps.values()
+            # One whose event was handed to another wait is only a mark.
+            if record.get("kind") == "event" and record.get("value") and record.get("unclaimed", 1)
+        ]
         taken = [record["value"] for record in records]
         messages = await self.store.inbox(id)
         inbox = [int(message.payload) for message in messages if message.name == "go"]
         events = self.events.get(id, {})
         assert len({*taken, *inbox}) == len(taken) + len(inbox), "an event counts twice"
         assert {*taken, *inbox} <= set(events), "an event that was not sent"
-        surely = {number for number, sure in events.items() if sure}
+        surely = {number for number, sure in events.items() if sure and id not in self.rewound}
         assert surely <= {*taken, *inbox}, "an event was lost"
+
+
+def _core(record: Any) -> Any:
+    """Return a record without the mark that its event was handed to another wait."""
+    return {**record, "unclaimed": ""} if record and "unclaimed" in record else record
 
 
 class Machine(RuleBasedStateMachine):
@@ -282,8 +340,10 @@ class Machine(RuleBasedStateMachine):
                 return lambda: process.cancel(id, reason="enough")
             case "retry":
                 return lambda: process.retry(id)
-            case _:
+            case "signal":
                 return lambda: self.world.signal(place, id, None)
+            case verb:
+                return lambda: self.world.operate(place, id, verb)
 
     @rule(place=places, id=ids, program=programs, wait=st.booleans())
     def trigger(self, place: int, id: str, program: list[str], wait: bool) -> None:
@@ -312,6 +372,10 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.clock.monotonic() > 3000)
     def cancel(self, place: int, id: str) -> None:
         self.do(self._work("cancel", place, id))
+
+    @rule(verb=verbs, place=places, id=ids)
+    def operate(self, verb: str, place: int, id: str) -> None:
+        self.do(lambda: self.world.operate(place, id, verb))
 
     @rule(first=kinds, second=kinds, id=ids)
     def at_once(self, first: str, second: str, id: str) -> None:
@@ -416,6 +480,7 @@ class Machine(RuleBasedStateMachine):
                 self.runner.run(self.world.clock.advance("2h"))
                 self.sweep(0)
                 for id in self._open_runs():
+                    self.operate("unpause", 0, id)
                     self.signal(0, id, None)
                     self.continue_run("retry", 0, id)
                 if not self._open_runs():

@@ -1,5 +1,7 @@
 """Insights: what an operator can find out about runs, from the store alone."""
 
+from typing import Any
+
 import pytest
 
 from perdure import Retry, Runtime, Step, workflow
@@ -17,7 +19,7 @@ async def ship() -> None:
 
 
 @workflow("order")
-async def order(step: Step, payload: dict[str, object]) -> None:
+async def order(step: Step, payload: dict[str, Any]) -> None:
     await step("charge", lambda: "receipt 17")
     if "approved" not in payload:
         await step.wait_for_event("approval", "approved", timeout="3d")

@@ -39,8 +39,8 @@ def steps_in_flight(run: Execution) -> list[StepInFlight]:
 
 def _describe(run: Execution, call: StepCall) -> StepInFlight:
     since = run.clock.now() - timedelta(seconds=run.clock.monotonic() - call.started)
-    wait = run.history.waits.get(call.wait_id())
-    is_retry = wait is not None and wait["kind"] == "retry" and "wakeAt" in wait
-    next_attempt_at = parse_iso(wait["wakeAt"]) if wait and is_retry else None
+    wait, next_attempt_at = run.history.waits.get(call.wait_id()), None
+    if wait is not None and wait["kind"] == "retry" and "wakeAt" in wait:
+        next_attempt_at = parse_iso(wait["wakeAt"])
     key = call.record_key
     return StepInFlight(run.run_id, run.workflow, key, since, call.attempt, next_attempt_at)

@@ -7,8 +7,9 @@ from datetime import datetime, timedelta
 from msgspec.structs import asdict
 
 from perdure.errors import StoreError
+from perdure.insights.attention import without_worker
 from perdure.insights.model import Finding, StoreFacts, WorkerRow
-from perdure.insights.overview import DUE, without_worker
+from perdure.insights.overview import DUE
 from perdure.insights.redaction import DEFAULT_REDACTION, NOTHING_REDACTED
 from perdure.insights.schedule import due_runs, rows_of
 from perdure.insights.words import duration_words
@@ -83,7 +84,7 @@ async def find(
         clock_drift(store, now), due_runs(store, now - TOLERATED_LAG, DUE)
     )
     rows = await rows_of(store, due, NOTHING_REDACTED)
-    unclaimed = without_worker(rows, presences, switches.paused)
+    unclaimed = without_worker(rows, len(due) == DUE, presences, switches.paused)
     return (
         *_about_capabilities(capabilities(store)),
         *_about_drift(drift),

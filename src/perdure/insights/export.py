@@ -69,15 +69,17 @@ def redacted_snapshot(snapshot: Any, redact: Redact) -> Any:
         key: _record(record, redact, step_path(key, record))
         for key, record in snapshot["steps"].items()
     }
-    execution = dict(snapshot["execution"])
-    if "output" in execution:
-        execution["output"] = redact.value(execution["output"], ("output",))
-    if isinstance(execution.get("error"), dict):
-        execution["error"] = _record(execution["error"], redact, ("output",))
+    execution = _texts(snapshot["execution"], redact, ("execution",))
+    stored = snapshot["execution"]
+    if "output" in stored:
+        execution["output"] = redact.value(stored["output"], ("output",))
+    if isinstance(stored.get("error"), dict):
+        execution["error"] = _record(stored["error"], redact, ("output",))
     copy = {**snapshot, "steps": steps, "execution": execution}
-    if isinstance(metadata := snapshot.get("metadata"), dict) and "input" in metadata:
-        payload = redact.value(metadata["input"], ("payload",))
-        copy["metadata"] = {**metadata, "input": payload}
+    if isinstance(metadata := snapshot.get("metadata"), dict):
+        copy["metadata"] = _texts(metadata, redact, ("metadata",))
+        if "input" in metadata:
+            copy["metadata"]["input"] = redact.value(metadata["input"], ("payload",))
     return copy
 
 
@@ -92,7 +94,7 @@ def _record(record: Any, redact: Redact, path: Path) -> Any:
 
 
 def _texts(value: Any, redact: Redact, path: Path) -> Any:
-    """Redact a serialized exception: all of its strings may contain what the code put in them."""
+    """Redact what surrounds users' values: causes, reasons, acts. Their strings are from code."""
     if isinstance(value, str):
         return redact.text(value)
     if isinstance(value, list):

@@ -14,6 +14,7 @@ _FRAME = re.compile(
     re.MULTILINE,
 )
 _TRACEBACK = "Traceback (most recent call last):"
+_CONTEXT = "During handling of the above exception, another exception occurred:"
 # A file of perdure, wherever it was installed where the error was recorded.
 _ENGINE = re.compile(
     r"[/\\]perdure[/\\](?:engine|durable|runtime|codec|snapshot|store|stores|sync|testing"
@@ -46,16 +47,33 @@ def cause_facts(cause: Any, redact: Redact, path: Path, depth: int = 0) -> Error
         message = redact.text(_text(cause.get("stringRepresentation")))
         value = redact.value(cause.get("value"), path)
         return ErrorFacts(_text(cause.get("originalType")) or "value", message, value=value)
-    members = cause.get("members")
+    members, stack = cause.get("members"), _text(cause.get("stack"))
     facts = (cause_facts(each, redact, path, depth + 1) for each in members or ())
+    deeper = cause_facts(cause.get("cause"), redact, path, depth + 1)
     return ErrorFacts(
         type=_text(cause.get("name")),
         message=redact.text(_text(cause.get("message"))),
-        frames=frames_of(_text(cause.get("stack")), redact),
+        frames=frames_of(stack, redact),
         notes=tuple(redact.text(_text(note)) for note in cause.get("notes") or ()),
-        cause=cause_facts(cause.get("cause"), redact, path, depth + 1),
+        cause=deeper or _context_of(stack, redact),
         members=tuple(each for each in facts if each is not None),
     )
+
+
+def _context_of(stack: str, redact: Redact) -> ErrorFacts | None:
+    """Return the exception that was being handled when another was raised.
+
+    Only the text of the traceback has it: what is stored as `cause` was raised with `from`.
+    """
+    earlier, separator, _ = stack.rpartition(_CONTEXT)
+    if not separator:
+        return None
+    lines = earlier.rpartition(_TRACEBACK)[2].splitlines()
+    last = next((line for line in lines if line[:1].strip()), "")
+    name, _, message = last.partition(": ")
+    frames = frames_of(earlier, redact)
+    deeper = _context_of(earlier, redact)
+    return ErrorFacts(name.rpartition(".")[2], redact.text(message), frames, cause=deeper)
 
 
 def frames_of(stack: str, redact: Redact) -> tuple[Frame, ...]:

@@ -1,11 +1,22 @@
 """`Insights`: everything an operator can ask about the runs of a store."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 from perdure.clock import Clock, Duration, SystemClock, check_clock, parse_duration
 from perdure.errors import InvalidArgument, InvalidDuration, RunNotFound, StoreError
-from perdure.insights import agenda, bulk, checks, compare, completion, export, grouping, overview
+from perdure.insights import (
+    agenda,
+    bulk,
+    checks,
+    compare,
+    completion,
+    export,
+    fleet,
+    grouping,
+    history,
+    overview,
+)
 from perdure.insights.acts import ActSearch
 from perdure.insights.completion import Candidate
 from perdure.insights.model import (
@@ -17,19 +28,23 @@ from perdure.insights.model import (
     ErrorGroups,
     Finding,
     Overview,
+    QueueRow,
     RunFacts,
     RunsPage,
     StepDetail,
     StepsPage,
     StoreFacts,
     Why,
+    WorkerHistory,
+    WorkerRow,
+    WorkflowRow,
 )
 from perdure.insights.query import ParsedQuery, parse_query
 from perdure.insights.redaction import DEFAULT_REDACTION, Redact
 from perdure.insights.rows import row_of
 from perdure.insights.run import run_facts
 from perdure.insights.search import Search
-from perdure.insights.state import RunState, Snapshots, read_state, worker_row
+from perdure.insights.state import RunState, Snapshots, read_state
 from perdure.insights.steps import step_detail, steps_page
 from perdure.insights.why import why
 from perdure.presence import read_switches, read_workers
@@ -80,10 +95,9 @@ class Insights:
     async def overview(self) -> Overview:
         """Return the store at a glance: counts, what failed last, what needs attention."""
         now = self._clock.now()
-        workers, switches = await asyncio.gather(
-            read_workers(self._store), read_switches(self._store)
+        rows, workers, switches = await asyncio.gather(
+            self.workers(), read_workers(self._store), read_switches(self._store)
         )
-        rows = [worker_row(worker) for worker in workers]
         return await overview.overview(self._store, self._redact, now, rows, workers, switches)
 
     async def runs(
@@ -99,6 +113,11 @@ class Insights:
         owners = await self._owners() if any(term.field == "owner" for term in parsed.terms) else {}
         search = Search(self._store, parsed, self._redact, self._clock, owners)
         return await search.page(limit, after)
+
+    async def revisions(self, run_ids: Sequence[str]) -> dict[str, str]:
+        """Return what differs after each change of a run, by id; missing runs are left out."""
+        found = await self._store.summaries([check_id(each, "run_ids") for each in run_ids])
+        return {run.id: run.revision for run in found if run is not None}
 
     async def run(self, run_id: str) -> RunFacts:
         """Return everything about a run but its steps, or raise `RunNotFound`."""
@@ -170,6 +189,31 @@ class Insights:
         check_int(limit, "limit")
         return await bulk.read_bulks(self._store, limit, self._clock.now())
 
+    async def workers(self) -> tuple[WorkerRow, ...]:
+        """Return the live workers, then those that disappeared within the last day."""
+        return await fleet.workers(self._store, self._clock.now())
+
+    async def worker(self, id: str) -> WorkerRow | None:
+        """Return a worker, or `None` if it is unknown or has stopped."""
+        return await fleet.worker(self._store, check_id(id), self._clock.now())
+
+    async def workflows(self) -> tuple[WorkflowRow, ...]:
+        """Return the workflows that have runs, that a worker knows or that are paused."""
+        return await fleet.workflows(self._store, self._redact, self._clock.now())
+
+    async def workflow(self, name: str) -> WorkflowRow | None:
+        """Return one workflow, or `None` if nothing is known of it."""
+        check_id(name, "name")
+        return await fleet.workflow(self._store, name, self._redact, self._clock.now())
+
+    async def queues(self) -> tuple[QueueRow, ...]:
+        """Return the queues that have due or owned runs, and the runs in no queue."""
+        return await fleet.queues(self._store, self._clock.now())
+
+    async def history(self, window: Duration = "24h") -> WorkerHistory:
+        """Return what workers did in the last hour, day or two days, for a chart."""
+        return await history.history(self._store, window, self._clock.now())
+
     async def store(self) -> StoreFacts:
         """Return what the store is, what it can do, and how far its clock is known to be off."""
         return await checks.store_facts(self._store, self._url, self._clock.now())
@@ -177,10 +221,9 @@ class Insights:
     async def check(self) -> tuple[Finding, ...]:
         """Return what is wrong with the store and around it; nothing if all is well."""
         try:
-            workers, switches = await asyncio.gather(
-                read_workers(self._store), read_switches(self._store)
+            rows, workers, switches = await asyncio.gather(
+                self.workers(), read_workers(self._store), read_switches(self._store)
             )
-            rows = [worker_row(worker) for worker in workers]
             return await checks.find(self._store, self._clock.now(), rows, workers, switches)
         except StoreError as error:
             return (checks.unreachable(error),)
@@ -199,5 +242,5 @@ class Insights:
         return list(await self._store.inbox(run_id)) if can_inbox(self._store) else []
 
     async def _owners(self) -> dict[str, frozenset[str]]:
-        """Return the owner ids of the live workers."""
-        return {each.id: frozenset(each.owners) for each in await read_workers(self._store)}
+        """Return the owner ids of the live and the lost workers."""
+        return await fleet.owners(self._store, self._clock.now())

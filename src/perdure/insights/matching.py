@@ -1,13 +1,14 @@
 """Filters that no index answers: about the header of a run, and about its payload."""
 
 import operator as operators
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
 from perdure.insights.model import Json, RunRow
 from perdure.insights.redaction import Redact, lookup
 from perdure.insights.terms import Operator, Term
+from perdure.presence import worker_id
 
 _COMPARE: dict[Operator, Callable[[Any, Any], bool]] = {
     "=": operators.eq,
@@ -34,9 +35,7 @@ def _matches_field(row: RunRow, term: Term, owners: Mapping[str, frozenset[str]]
         case "version":
             return row.version in map(int, term.values)
         case "owner":
-            return row.owner is not None and (
-                row.owner in owners.get(value, ()) or row.owner.startswith(value)
-            )
+            return row.owner is not None and _is_owner(row.owner, value, owners.get(value, ()))
         case "waiting":
             return value in row.awaits
         case "step":
@@ -45,6 +44,11 @@ def _matches_field(row: RunRow, term: Term, owners: Mapping[str, frozenset[str]]
             return value.casefold() in row.error.casefold()
         case _:
             return True
+
+
+def _is_owner(owner: str, name: str, owners: Container[str]) -> bool:
+    """Return whether a worker with this id owns a run; it may be lost, and have no heartbeat."""
+    return owner in owners or worker_id(owner) == name or owner.startswith(name)
 
 
 def matches_payload(payload: Json, terms: Sequence[Term], redact: Redact) -> bool:

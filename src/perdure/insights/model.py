@@ -69,7 +69,7 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 class ErrorFacts(msgspec.Struct, frozen=True):
-    """An exception or a returned `Err`, with what caused it.
+    """An exception or a returned `Err`, with what caused it, or what was being handled.
 
     `value` is the JSON of an `Err`'s error that is not an exception. `members` are those of an
     exception group.
@@ -319,13 +319,17 @@ class DefinitionFacts(msgspec.Struct, frozen=True):
 
 
 class QueueRow(msgspec.Struct, frozen=True):
-    """The due and the owned runs of one queue."""
+    """The due and the owned runs of one queue; if `capped`, at least so many runs are due.
+
+    The name is empty for the runs in no queue.
+    """
 
     name: str
     due: int
     leased: int
     oldest_due: datetime | None
     paused: bool = False
+    capped: bool = False
 
 
 class ErrorGroup(msgspec.Struct, frozen=True):

@@ -1,17 +1,14 @@
 """The store at a glance, from a few bounded reads that run at the same time."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from perdure.insights.model import Attention, Overview, RunRow, Tally, WorkerRow
+from perdure.insights.attention import long_waits, lost, paused, without_worker
+from perdure.insights.model import Overview, Tally, WorkerRow
 from perdure.insights.redaction import Redact
 from perdure.insights.rows import row_of
 from perdure.insights.schedule import due_runs, rows_of
-from perdure.insights.state import knows
-from perdure.insights.terms import Term
-from perdure.insights.words import count_words
 from perdure.presence import Switches, WorkerPresence
 from perdure.snapshot import RunStatus
 from perdure.store import Count, Query, SearchStore
@@ -21,7 +18,7 @@ CAP, CAP_OF_ENDED = 10_000, 1_000
 
 DUE = 200
 LAST_DAY = 500
-LONG_WAITS = 500
+LONG_WAITS = 200
 _FAILURES = 10
 _DAY = timedelta(days=1)
 _ENDED: tuple[RunStatus, ...] = ("completed", "failed", "cancelled")
@@ -46,11 +43,12 @@ async def overview(
         _ended_since(store, now - _DAY),
     )
     tallies = tally([*live, *ended])
+    rows = await rows_of(store, due, redact)
     attention = [
-        *without_worker(await rows_of(store, due, redact), presences, switches.paused),
-        *_long_waits(row_of(run, redact) for run in waits.runs),
-        *_paused(tallies, switches),
-        *_lost(workers),
+        *without_worker(rows, len(due) == DUE, presences, switches.paused),
+        *long_waits(waits.runs, waits.cursor is not None),
+        *paused(tallies.get("paused"), switches),
+        *lost(workers),
     ]
     return Overview(
         now=now,
@@ -81,54 +79,3 @@ async def _ended_since(store: SearchStore, since: datetime) -> dict[str, Tally]:
     )
     found = zip(_ENDED, pages, strict=True)
     return {status: Tally(len(page.runs), page.cursor is not None) for status, page in found}
-
-
-def without_worker(
-    rows: Sequence[RunRow], workers: Sequence[WorkerPresence], paused: frozenset[str]
-) -> Iterable[Attention]:
-    """Yield what is due although no live worker can take it."""
-    if rows and not workers:
-        yield Attention(f"{_are(len(rows))} due; no worker is running", "", rows[0].id)
-        return
-    groups: dict[tuple[str, int], list[RunRow]] = {}
-    for row in rows:
-        name = row.workflow or ""
-        if name not in paused and not any(knows(each, name, row.version) for each in workers):
-            groups.setdefault((name, row.version), []).append(row)
-    for (workflow, version), members in groups.items():
-        what = f"{count_words(len(members), 'run')} of {workflow} v{version}"
-        text = f"{what} {_verb(len(members))} due; no live worker knows it"
-        terms = Term("workflow", (workflow,)), Term("version", (str(version),))
-        yield Attention(text, " ".join(map(str, terms)), members[0].id)
-
-
-def _long_waits(rows: Iterable[RunRow]) -> Iterable[Attention]:
-    events = Counter(event for row in rows for event in row.awaits)
-    for event, count in events.most_common(5):
-        has = "has" if count == 1 else "have"
-        text = f'{count_words(count, "run")} {has} waited for "{event}" for over a day'
-        terms = Term("status", ("waiting",)), Term("waiting", (event,)), Term("older", ("1d",))
-        yield Attention(text, " ".join(map(str, terms)))
-
-
-def _paused(tallies: dict[str, Tally], switches: Switches) -> Iterable[Attention]:
-    if "paused" in tallies:
-        count = tallies["paused"].count
-        yield Attention(f"{_are(count)} paused", "status:paused")
-    for name in sorted(switches.paused):
-        yield Attention(f'Workflow "{name}" is paused', str(Term("workflow", (name,))))
-
-
-def _lost(workers: Iterable[WorkerRow]) -> Iterable[Attention]:
-    for worker in workers:
-        if worker.state == "lost":
-            text = f"Worker {worker.id} disappeared without stopping"
-            yield Attention(text, str(Term("owner", (worker.id,))))
-
-
-def _are(count: int) -> str:
-    return f"{count_words(count, 'run')} {_verb(count)}"
-
-
-def _verb(count: int) -> str:
-    return "is" if count == 1 else "are"

@@ -12,6 +12,7 @@ import msgspec
 
 from perdure.insights.terms import Field, Term, closest, parse_terms, parse_time
 from perdure.snapshot import RunStatus
+from perdure.snapshot.tags import is_tag
 from perdure.store import Query
 from perdure.validation import check_id, check_prefix
 
@@ -80,10 +81,8 @@ def _check_queue(value: str) -> None:
 
 
 def _check_tag(value: str) -> None:
-    name, separator, rest = value.partition("=")
-    if not (name and separator and rest):
+    if not is_tag(value):
         raise ValueError("a name and a value, such as tag:customer=acme")
-    check_id(value)
 
 
 def _check_version(value: str) -> None:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from statistics import median_low
 from typing import Any
 
@@ -79,27 +79,52 @@ def step_path(key: str, record: Mapping[str, Any]) -> Path:
     return ("steps", step_name(key, record))
 
 
+class _Group:
+    """The records of one name and kind, counted while they are read: there may be many."""
+
+    __slots__ = ("count", "failed", "first", "last", "took")
+
+    def __init__(self) -> None:
+        self.count = self.failed = 0
+        self.first: datetime | None = None
+        self.last: datetime | None = None
+        self.took: list[float] = []
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        self.count += 1
+        self.failed += not record["ok"]
+        took = record.get("durationMs")
+        if took is not None:
+            self.took.append(took)
+        if (ended := read_time(record.get("at"))) is None:
+            return
+        started = ended - timedelta(milliseconds=took or 0)
+        if self.first is None or started < self.first:
+            self.first = started
+        if self.last is None or ended > self.last:
+            self.last = ended
+
+
 def groups_of(snapshot: Snapshot) -> tuple[StepGroup, ...]:
     """Return the calls of a run folded by name and kind, in the order of their first record."""
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[str, str], _Group] = {}
     for key, record in snapshot["steps"].items():
         name = (step_name(key, record), record.get("kind", "step"))
-        groups.setdefault(name, []).append(record)
-    return tuple(_group(name, kind, records) for (name, kind), records in groups.items())
+        if (group := groups.get(name)) is None:
+            group = groups[name] = _Group()
+        group.add(record)
+    return tuple(_folded(name, kind, group) for (name, kind), group in groups.items())
 
 
-def _group(name: str, kind: str, records: list[Mapping[str, Any]]) -> StepGroup:
-    durations = [duration for record in records if (duration := _duration(record)) is not None]
-    times = [(read_time(record.get("at")), _duration(record)) for record in records]
-    ended = [(at, duration or timedelta(0)) for at, duration in times if at is not None]
+def _folded(name: str, kind: str, group: _Group) -> StepGroup:
     return StepGroup(
         name=name,
         kind=kind,
-        count=len(records),
-        failed=sum(not record["ok"] for record in records),
-        first_started_at=min((at - duration for at, duration in ended), default=None),
-        last_ended_at=max((at for at, _ in ended), default=None),
-        p50=median_low(durations) if durations else None,
+        count=group.count,
+        failed=group.failed,
+        first_started_at=group.first,
+        last_ended_at=group.last,
+        p50=timedelta(milliseconds=median_low(group.took)) if group.took else None,
     )
 
 

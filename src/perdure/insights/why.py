@@ -19,6 +19,8 @@ from perdure.insights.words import count_words, duration_words, list_words, time
 from perdure.presence import WorkerPresence, worker_id
 from perdure.snapshot import PendingWait, open_waits
 
+_LONGEST_NAME = 100
+
 Rule: TypeAlias = Callable[[RunState], Why | None]
 
 
@@ -341,4 +343,4 @@ def _because(reason: str) -> str:
 
 
 def _quote(name: str) -> str:
-    return f'"{name}"'
+    return f'"{name}"' if len(name) <= _LONGEST_NAME else f'"{name[: _LONGEST_NAME - 1]}…"'

@@ -29,6 +29,14 @@ def upper_bound(number: int) -> timedelta:
     return _LONGEST if last else timedelta(milliseconds=2 ** (number + 1))
 
 
+def add_duration(classes: list[int], milliseconds: float) -> None:
+    """Count a duration."""
+    number = class_of(milliseconds)
+    if number >= len(classes):
+        classes += [0] * (number + 1 - len(classes))
+    classes[number] += 1
+
+
 def total(many: Iterable[Sequence[int]]) -> Durations:
     """Return the sum of durations that were counted separately."""
     summed = [0] * CLASSES

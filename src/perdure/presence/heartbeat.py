@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from perdure.clock import parse_iso
 from perdure.durable.in_flight import StepInFlight
@@ -25,6 +25,7 @@ from perdure.presence.documents import Throughput, WorkerPresence
 from perdure.presence.keys import worker_id
 from perdure.presence.switches import Switches, read_switches_of
 from perdure.presence.tally import HourTally
+from perdure.runtime.definition import Definition
 from perdure.runtime.driver import Rested
 from perdure.runtime.runtime import Runtime
 from perdure.snapshot import created_at_of, is_over
@@ -59,8 +60,8 @@ class Activity(NamedTuple):
 class Heartbeat:
     """Writes the documents of one worker while it is entered, and reads its switches.
 
-    The switches are read before it is entered, so that a worker starts with them. `on_switches` is
-    called each time they were read.
+    The switches are read when it is entered, so that a worker starts with them; `on_switches` is
+    called each time they were read. A worker that is started again enters it again.
     """
 
     def __init__(
@@ -86,10 +87,14 @@ class Heartbeat:
         self._hour = HourTally(self._started_at)
         self._finished: list[HourTally] = []
         self._described_at: datetime | None = None
-        self._failing = self._stopped = False
+        self._failed = self._is_logged = self._stopped = False
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
+        self._started_at, self._stopped = self._clock.now(), False
+        if self._hour.is_over(self._started_at):
+            self._hour = HourTally(self._started_at)
+        self._hour.resume(self._started_at)
         await self._try(self._read_switches())
         self._task = detached(self._beat_forever())
         return self
@@ -110,47 +115,50 @@ class Heartbeat:
             took = _milliseconds_since(created_at, self._clock.now())
             self._hour.add(snapshot.get("workflowName") or "", rested.status, took, rested.data)
 
-    async def beat(self) -> None:
+    async def _beat(self) -> None:
         """Write what the worker does now, and obey the switches."""
-        activity = self._look()
-        await self._try(documents.write_worker(self._store, self._presence(activity)))
+        await self.show()
         await self._try(self._read_switches())
         now = self._clock.now()
         if self._hour.is_minute_over(now):
-            await self._end_minute(now, activity)
+            await self._end_minute(now)
             await self._try(self._write_throughput())
         if self._described_at is None or now - self._described_at >= DAY:
             self._described_at = now
-            await self._describe_definitions(now)
+            for definition in self._runtime.registry.definitions:
+                await self._try(self._write_definition(definition, now))
 
     async def show(self) -> None:
         """Write what the worker does now, without waiting for the next heartbeat."""
-        await self._try(documents.write_worker(self._store, self._presence(self._look())))
+        await self._try(self._write_presence())
 
     async def _beat_forever(self) -> None:
         await self._try(self._write_throughput())
         while True:
-            await self.beat()
+            self._failed = False
+            await self._beat()
+            self._is_logged = self._failed
             jitter = JITTER * self._runtime.random.random()
             await self._clock.sleep(INTERVAL * (1 - jitter))
 
     async def _try(self, work: Awaitable[T]) -> T | None:
         try:
-            result = await work
+            return await work
         except Exception as error:  # noqa: BLE001  # whatever the store raises harms no run
-            level = logging.DEBUG if self._failing else logging.WARNING
-            self._failing = True
+            level = logging.DEBUG if self._is_logged else logging.WARNING
+            self._is_logged = self._failed = True
             logger.log(level, "the heartbeat of worker %s failed: %r", self._id, error)
             return None
-        self._failing = False
-        return result
 
     async def _read_switches(self) -> None:
         names = self._runtime.registry.names
         self._on_switches(await read_switches_of(self._store, self._id, names))
 
-    async def _end_minute(self, now: datetime, activity: Activity) -> None:
-        depths = await self._depths(now)
+    async def _write_presence(self) -> None:
+        await documents.write_worker(self._store, self._presence(self._look()))
+
+    async def _end_minute(self, now: datetime) -> None:
+        depths, activity = await self._depths(now), self._look()
         self._hour.end_minute(now, activity.slots, activity.running, depths)
         if self._hour.is_over(now):
             self._finished.append(self._hour)
@@ -161,10 +169,8 @@ class Heartbeat:
         due = await self._try(self._due(now, MAX_DEPTH, drives=self._runtime.registry.drives))
         return {} if due is None else {"": len(due)}
 
-    async def _describe_definitions(self, now: datetime) -> None:
-        for definition in self._runtime.registry.definitions:
-            document = describe_definition(definition, now)
-            await self._try(documents.write_definition(self._store, document))
+    async def _write_definition(self, definition: Definition[Any, Any], now: datetime) -> None:
+        await documents.write_definition(self._store, describe_definition(definition, now))
 
     async def _write_throughput(self) -> None:
         while self._finished:

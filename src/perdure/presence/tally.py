@@ -7,7 +7,7 @@ from operator import sub
 import msgspec
 
 from perdure.presence.documents import Minute, WorkflowThroughput
-from perdure.presence.durations import CLASSES, class_of, total
+from perdure.presence.durations import add_duration
 from perdure.snapshot import RunStatus
 
 MOST_STEPS = 50
@@ -22,6 +22,7 @@ MAX_SAMPLE = 1_000_000
 MAX_NAME = 200
 
 _TIMED = ("step", "transaction")
+_ENDS: tuple[RunStatus, ...] = ("completed", "failed", "cancelled")
 
 
 class _Record(msgspec.Struct):
@@ -41,16 +42,16 @@ class WorkflowTally:
     """The runs of one workflow that ended in the current hour."""
 
     def __init__(self) -> None:
-        self.ended: dict[RunStatus, int] = {"completed": 0, "failed": 0, "cancelled": 0}
+        self.ended = dict.fromkeys(_ENDS, 0)
         self.samples = 0
-        self._durations = [0] * CLASSES
+        self._durations: list[int] = []
         self._steps: dict[str, list[int]] = {}
 
     def add(self, status: RunStatus, milliseconds: float | None, snapshot: bytes) -> None:
         """Count a run that ended, with its snapshot as JSON."""
         self.ended[status] += 1
         if milliseconds is not None:
-            self._durations[class_of(milliseconds)] += 1
+            add_duration(self._durations, milliseconds)
         # Decoding each snapshot would cost a worker some percent of its throughput.
         if self.samples < SAMPLED and len(snapshot) <= MAX_SAMPLE:
             self.samples += 1
@@ -66,17 +67,16 @@ class WorkflowTally:
                 continue
             name = _name_of(record.call or key)
             if name in self._steps or len(self._steps) < MOST_STEPS:
-                classes = self._steps.setdefault(name, [0] * CLASSES)
-                classes[class_of(record.durationMs)] += 1
+                add_duration(self._steps.setdefault(name, []), record.durationMs)
 
     def document(self) -> WorkflowThroughput:
         """Return what was counted."""
-        steps = {name: total([classes]) for name, classes in self._steps.items()}
+        steps = {name: tuple(classes) for name, classes in self._steps.items()}
         return WorkflowThroughput(
             completed=self.ended["completed"],
             failed=self.ended["failed"],
             cancelled=self.ended["cancelled"],
-            durations=total([self._durations]),
+            durations=tuple(self._durations),
             steps=steps,
         )
 
@@ -89,7 +89,7 @@ class HourTally:
         self.minutes: list[Minute] = []
         self._minute = now.minute
         self._workflows: dict[str, WorkflowTally] = {}
-        self._counted = (0, 0, 0)
+        self._counted: tuple[int, ...] = (0, 0, 0)
 
     def add(
         self, workflow: str, status: RunStatus, milliseconds: float | None, snapshot: bytes
@@ -108,10 +108,19 @@ class HourTally:
         """Return whether the hour has ended."""
         return now - self.hour >= timedelta(hours=1) or now < self.hour
 
+    def resume(self, now: datetime) -> None:
+        """Continue to count after a pause in which nothing was counted."""
+        self._minute = now.minute
+
     def end_minute(
         self, now: datetime, slots: int, running: int, depths: Mapping[str, int]
     ) -> None:
         """Close the current minute; what is counted from now on belongs to the next one."""
+        if self.minutes and self.minutes[-1].minute == self._minute:
+            # The worker was stopped and started again within a minute.
+            last = self.minutes.pop()
+            before = (last.completed, last.failed, last.cancelled)
+            self._counted = tuple(map(sub, self._counted, before))
         ended = self._totals()
         completed, failed, cancelled = map(sub, ended, self._counted)
         minute = Minute(self._minute, slots, completed, failed, cancelled, running, dict(depths))
@@ -120,12 +129,9 @@ class HourTally:
         for tally in self._workflows.values():
             tally.samples = 0
 
-    def _totals(self) -> tuple[int, int, int]:
+    def _totals(self) -> tuple[int, ...]:
         ended = [tally.ended for tally in self._workflows.values()]
-        completed, failed, cancelled = (
-            sum(each[status] for each in ended) for status in ("completed", "failed", "cancelled")
-        )
-        return completed, failed, cancelled
+        return tuple(sum(each[status] for each in ended) for status in _ENDS)
 
     def workflows(self) -> dict[str, WorkflowThroughput]:
         """Return what was counted of each workflow."""

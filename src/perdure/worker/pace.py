@@ -9,6 +9,9 @@ SHORTEST_POLL, POLL_GROWTH = 0.02, 0.1
 """Where the store does not notify it, a worker pauses for a tenth of the time since there was work,
 and at least for 20 ms."""
 
+SECOND_LOOK = 0.005
+"""How soon a worker asks again, in seconds, if it was woken during a claim that found runs."""
+
 
 class Pace:
     """The pauses between the claims of a worker that polls every `poll` seconds when idle."""

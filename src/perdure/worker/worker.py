@@ -25,7 +25,6 @@ from perdure.store import (
     Grant,
     LeaseRequest,
     RunSummary,
-    SearchStore,
     can_notify,
     can_search,
     require_lease,
@@ -33,14 +32,11 @@ from perdure.store import (
 )
 from perdure.validation import check_int
 from perdure.worker.counters import Counters
-from perdure.worker.pace import Pace
+from perdure.worker.pace import SECOND_LOOK, Pace
 from perdure.worker.takeover import left_behind
 
 logger = logging.getLogger("perdure.worker")
 
-
-SECOND_LOOK = 0.005
-"""How soon a worker asks again, in seconds, if it was woken during a claim that found runs."""
 
 SUSPECT = 2
 """A run is a suspect when this many owners in a row died with it before it wrote an entry."""
@@ -81,7 +77,10 @@ class Worker:
         self._runs: dict[asyncio.Task[None], str] = {}
         self._suspect: tuple[asyncio.Task[None], str] | None = None
         self._paused: frozenset[str] = frozenset()
+        self._session: Session | None = None
         self._heartbeat: Heartbeat | None = None
+        if can_search(store := runtime.store):
+            self._heartbeat = Heartbeat(runtime, store, self._owner, self._activity, self._obey)
         self._draining = self._until_idle = False
         self._signals = 0
         self._hurry: asyncio.Event = asyncio.Event()
@@ -166,11 +165,11 @@ class Worker:
         logger.info("%s drives %s, %d runs at once", self.id, names, self._concurrency)
         try:
             async with entered, self.runtime.session() as session, asyncio.TaskGroup() as tasks:
+                self._session = session
                 listener = tasks.create_task(self._listen())
                 async with AsyncExitStack() as stack:
-                    if can_search(store := self.runtime.store):
-                        heartbeat = self._new_heartbeat(store, session)
-                        self._heartbeat = await stack.enter_async_context(heartbeat)
+                    if self._heartbeat is not None:
+                        await stack.enter_async_context(self._heartbeat)
                     await self._claim_until_stopped(session, tasks)
                     await self._finish()
                 listener.cancel()
@@ -210,9 +209,9 @@ class Worker:
         """Return the runs that were claimed, or `None` if that failed."""
         try:
             await session.catch_up()
-            return await self._store.claim(
-                self._owner, self.runtime.lease_ttl, room, drives=self._drives
-            )
+            if not (drives := self._drives):
+                return ()
+            return await self._store.claim(self._owner, self.runtime.lease_ttl, room, drives=drives)
         except StoreError as error:
             logger.warning("claiming failed (%s); retrying", error)
             return None
@@ -369,13 +368,10 @@ class Worker:
         while self._runs:
             await asyncio.wait(tuple(self._runs))
 
-    def _new_heartbeat(self, store: SearchStore, session: Session) -> Heartbeat:
-        def look() -> Activity:
-            runs = session.leased(self._runs.values())
-            counters = asdict(self.counters)
-            return Activity(self._concurrency, self.running, self._draining, runs, counters)
-
-        return Heartbeat(self.runtime, store, self._owner, look, self._obey)
+    def _activity(self) -> Activity:
+        runs = [] if self._session is None else self._session.leased(self._runs.values())
+        counters = asdict(self.counters)
+        return Activity(self._concurrency, self.running, self._draining, runs, counters)
 
     def _obey(self, switches: Switches) -> None:
         if switches.paused != self._paused:

@@ -41,6 +41,8 @@ async def order(step: Step, payload: Any) -> str:
             await step.sleep("settle", "6h12m")
         case "wait":
             await step.wait_for_event("approval", "approved", timeout="3d")
+        case "handle":
+            await step("ship", _handle)
         case "group":
             await step("ship", _fail_twice)
         case _:
@@ -50,6 +52,14 @@ async def order(step: Step, payload: Any) -> str:
 
 def _pack(number: int) -> int:
     return number
+
+
+def _handle() -> None:
+    parcels: dict[str, int] = {}
+    try:
+        parcels["parcel"] += 1
+    except KeyError:
+        raise CarrierDown("no parcel")  # noqa: B904  # raised while another is handled
 
 
 def _fail_twice() -> None:

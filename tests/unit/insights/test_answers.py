@@ -56,6 +56,15 @@ async def test_a_bundle_is_redacted_and_has_a_checksum(store: StoreShell[Any]) -
     assert read_bundle(msgspec.json.decode(text)) == bundle
 
 
+async def test_a_bundle_hides_secrets_in_reasons_acts_and_waits(clock: TestClock) -> None:
+    store = MemoryStore(clock=clock)
+    await run_order(store, "r", "wait", clock)
+    await Operations(store, clock=clock).pause("r", by="ana", why="see a://b:hunter2@c")
+    bundle = await Insights(store, clock=clock).export("r")
+    assert "hunter2" not in msgspec.json.encode(to_json(bundle)).decode()
+    assert bundle.snapshot["execution"]["state"] == "paused"
+
+
 async def test_a_bundle_without_redaction_is_the_snapshot(store: StoreShell[Any]) -> None:
     await run_order(store, "r", "fail", password="x")
     bundle = await Insights(store, redact=NOTHING_REDACTED).export("r")
@@ -119,6 +128,18 @@ async def test_the_audit_trail_is_searched_and_paged(
         "r1": ["r1"],
     }.items():
         assert [act.run_id for act in (await insights.acts(query)).acts] == found, query
+
+
+async def test_acts_of_the_same_day_are_told_apart_by_their_time(clock: TestClock) -> None:
+    store = MemoryStore(clock=clock)
+    await run_order(store, "r", "wait", clock)
+    operations = Operations(store, clock=clock)
+    await operations.pause("r", by="ana")
+    await clock.advance("3h")
+    await operations.unpause("r", by="ana")
+    insights = Insights(store, clock=clock)
+    assert [act.verb for act in (await insights.acts("since:1h")).acts] == ["unpause"]
+    assert [act.verb for act in (await insights.acts("older:1h")).acts] == ["pause"]
 
 
 async def test_bad_queries_of_acts_are_refused() -> None:

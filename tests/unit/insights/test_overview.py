@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from perdure.errors import InvalidArgument, InvalidDuration
-from perdure.insights import Insights, Tally
+from perdure.insights import Insights, Tally, overview
 from perdure.insights.grouping import normalize
 from perdure.presence import WorkflowSwitch, set_switch
 from perdure.store import NewRun, Rest
+from perdure.stores import MemoryStore
 from perdure.stores._shell import StoreShell
 from perdure.testing import TestClock
 from tests.unit.insights.runs import live_worker, run_order
@@ -58,6 +59,18 @@ async def test_due_runs_without_a_worker_need_attention(
     assert clock.now() - found.oldest_due < timedelta(seconds=1)
 
 
+async def test_numbers_that_are_not_complete_say_so(
+    monkeypatch: pytest.MonkeyPatch, clock: TestClock
+) -> None:
+    monkeypatch.setattr(overview, "DUE", 3)
+    store = MemoryStore(clock=clock)
+    snapshot = new_snapshot_json("order")
+    await store.enqueue([NewRun(f"r{n}", "order", snapshot) for n in range(5)])
+    found = await Insights(store, clock=clock).overview()
+    assert (found.due, found.due_capped) == (3, True)
+    assert [each.text for each in found.attention] == ["3+ runs are due; no worker is running"]
+
+
 async def test_runs_in_queues_are_due_too(store: StoreShell[Any], clock: TestClock) -> None:
     await store.enqueue([NewRun("r", "order", new_snapshot_json("order"), queue="emails/ana")])
     assert (await Insights(store, clock=clock).overview()).due == 1
@@ -76,6 +89,15 @@ async def test_paused_workflows_need_attention(store: StoreShell[Any], clock: Te
     await set_switch(store, WorkflowSwitch("send it", True, "ana", "", clock.now()))
     (only,) = (await Insights(store, clock=clock).overview()).attention
     assert (only.text, only.query) == ('Workflow "send it" is paused', 'workflow:"send it"')
+
+
+async def test_due_runs_of_a_paused_workflow_are_not_reported_as_unknown(clock: TestClock) -> None:
+    store = MemoryStore(clock=clock)
+    await store.enqueue([NewRun("r", "order", new_snapshot_json("order"), version=3)])
+    await live_worker(store, clock.now())
+    await set_switch(store, WorkflowSwitch("order", True, "ana", "", clock.now()))
+    found = await Insights(store, clock=clock).overview()
+    assert [each.text for each in found.attention] == ['Workflow "order" is paused']
 
 
 async def test_failures_are_grouped_and_found_by_the_query_of_their_group(

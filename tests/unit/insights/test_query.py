@@ -83,6 +83,7 @@ def test_errors_teach_and_name_the_position(text: str, problem: str, position: i
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 WORD = TEXT.filter(bool)
+TAG_NAME = WORD.filter(lambda name: "=" not in name)
 OPERATOR = st.sampled_from(["=", ">", "<", ">=", "<="])
 UNIQUE = st.fixed_dictionaries(
     {},
@@ -99,7 +100,7 @@ UNIQUE = st.fixed_dictionaries(
     },
 )
 REPEATED = st.one_of(
-    st.builds(Term, st.just("tag"), st.tuples(st.builds("{}={}".format, WORD, WORD))),
+    st.builds(Term, st.just("tag"), st.tuples(st.builds("{}={}".format, TAG_NAME, TEXT))),
     st.builds(Term, st.just("error"), st.tuples(WORD)),
     st.builds(
         Term,

@@ -11,6 +11,7 @@ from perdure.insights.failures import frames_of
 from perdure.insights.insights import Insights
 from perdure.insights.preview import SIZE, preview
 from perdure.insights.redaction import MASK, NOTHING_REDACTED, Redact
+from perdure.store import NewMessage
 from perdure.stores import MemoryStore
 from perdure.stores._shell import StoreShell
 from perdure.testing import TestClock
@@ -47,6 +48,17 @@ async def test_frames_show_where_an_error_was_raised(store: StoreShell[Any]) -> 
     assert last.code == 'raise CarrierDown("503 from carrier") from error'
     assert last.file.endswith("runs.py")
     assert first.is_engine
+
+
+async def test_what_was_being_handled_is_shown_as_a_cause() -> None:
+    store = MemoryStore()
+    await run_order(store, "r", "handle")
+    error = (await Insights(store).step("r", "ship")).error
+    assert error is not None
+    assert error.cause is not None
+    assert (error.type, error.cause.type) == ("CarrierDown", "KeyError")
+    assert error.cause.message == "'parcel'"
+    assert [frame.function for frame in error.cause.frames] == ["_handle"]
 
 
 def test_secrets_in_the_code_of_a_frame_are_redacted() -> None:
@@ -113,6 +125,7 @@ async def test_equal_calls_are_folded(store: StoreShell[Any]) -> None:
 async def test_waits_and_the_inbox_are_shown(store: StoreShell[Any], clock: TestClock) -> None:
     await run_order(store, "r", "wait", clock)
     await Runtime(store, workflows=[order]).signal("r", "aproved", {"by": "ana", "token": 1})
+    await store.send([NewMessage("r", "~other", b"1")])
     facts = await Insights(store, clock=clock).run("r")
     (wait,), (message,) = facts.waits, facts.inbox
     assert (wait.kind, wait.event, wait.wake_at) == (
@@ -169,10 +182,51 @@ async def test_missing_runs_and_steps_are_refused(store: StoreShell[Any]) -> Non
         await insights.step("r", "x")
 
 
+HOSTILE = ("<script>alert(1)</script>", "\x1b[2J", "a\nb", "émoji 🐍", "x" * 2000, "{{7*7}}")
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+async def test_strange_values_come_back_as_they_are(store: StoreShell[Any], text: str) -> None:
+    fields: dict[str, Any] = {"note": text, text[:50]: 1}
+    await run_order(store, "r", "wait", **fields)
+    insights = Insights(store)
+    facts = await insights.run("r")
+    assert facts.payload == {"does": "wait", "note": text, text[:50]: 1}
+    assert len((await insights.steps("r")).steps) == 3
+
+
+async def test_long_names_are_cut_in_sentences(clock: TestClock) -> None:
+    store = MemoryStore(clock=clock)
+    await run_order(store, "r", "wait", clock)
+    snapshot: Any = await store.load("r")
+    snapshot["execution"]["pending"][0]["event"] = "e" * 500
+    await store.save("r", snapshot)
+    assert len((await Insights(store, clock=clock).why("r")).sentence) < 200
+
+
+async def test_a_run_that_another_program_wrote_is_shown(store: StoreShell[Any]) -> None:
+    snapshot: Any = {
+        "formatVersion": 1,
+        "steps": {
+            "a": {"ok": True},
+            "b": {"ok": False, "error": "NOT_FOUND", "cause": None, "meta": None},
+        },
+        "execution": {"status": "failed", "lastUpdated": "2026-01-01T00:00:00Z", "pending": None},
+        "metadata": None,
+        "warnings": None,
+    }
+    await store.save("r", snapshot)
+    insights = Insights(store)
+    first, second = (await insights.steps("r")).steps
+    assert (first.value, first.started_at, second.error) == ("null", None, "Error: NOT_FOUND")
+    assert (await insights.run("r")).why.situation == "failed"
+    assert (await insights.export("r")).redacted is False
+
+
 def test_previews_are_short_and_hide_what_is_cut() -> None:
     value = {"text": "a" * 60 + "postgres://ana:hunter2@db", "deep": [[[{"b": 1}]]] * 50}
     text = preview(value, Redact(), ("payload",))
     assert len(text) == SIZE
-    assert "hunter" not in text
+    assert "hunt" not in preview("a" * 59 + "postgres://ana:hunter2@db", Redact(), ("payload",))
     assert preview([], Redact(), ()) == "[]"
     assert preview({"a": [1, "x", None, {}]}, Redact(), ()) == '{"a": [1, "x", null, {}]}'

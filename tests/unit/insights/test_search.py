@@ -1,21 +1,25 @@
 """Pages of runs: the index and the filters, the limits of a search, hostile ids and values."""
 
 import json
+from datetime import timedelta
+from random import Random
 from typing import Any
 
 import pytest
 
 from perdure import Runtime, Step, workflow
+from perdure.durable.owners import new_owner
 from perdure.errors import InvalidArgument, MissingAbility
 from perdure.insights import search
 from perdure.insights.insights import Insights
 from perdure.insights.redaction import MASK, NOTHING_REDACTED
-from perdure.store import NewRun, SearchStore
+from perdure.presence import worker_id
+from perdure.store import LeaseRequest, NewRun, SearchStore
 from perdure.stores import MemoryStore
 from perdure.stores._shell import StoreShell
 from perdure.stores.adapters.snapshot_only import SnapshotOnlyStore
 from perdure.testing import TestClock
-from tests.unit.insights.runs import CarrierDown
+from tests.unit.insights.runs import CarrierDown, live_worker
 
 STRANGE_IDS = ("a b", 'quo"te\\', "colon:1", "sl/ash", "émoji 🐍", "x" * 512, "<script>", "%_*")
 
@@ -92,6 +96,29 @@ async def test_payloads_are_filtered_by_path(query: str, found: list[str]) -> No
     big = {"total": 250, "gift": True, "id": 9007199254740993}
     await fill(store, {"small": {**small, "empty": ""}, "big": big})
     assert await ids(Insights(store), query) == found
+
+
+async def test_runs_are_found_by_the_worker_that_has_them(clock: TestClock) -> None:
+    store = MemoryStore(clock=clock)
+    await fill(store, {"a": {}, "b": {}, "c": {}})
+    owner = new_owner(Random(1))
+    ttl = timedelta(seconds=30)
+    requests = [LeaseRequest("a", owner, ttl), LeaseRequest("b", "o-1", ttl)]
+    await store.acquire(requests)
+    await live_worker(store, clock.now(), "w-1", owners=("o-1",))
+    insights = Insights(store, clock=clock)
+    assert await ids(insights, f'owner:"{worker_id(owner)}"') == ["a"]
+    assert await ids(insights, "owner:w-1") == ["b"]
+
+
+async def test_a_revision_differs_after_each_change(store: StoreShell[Any]) -> None:
+    await fill(store, {"a": {}})
+    insights = Insights(store)
+    before = await insights.revisions(["a", "missing"])
+    await Runtime(store, workflows=[order]).signal("a", "other")
+    after = await insights.revisions(["a"])
+    assert list(before) == ["a"]
+    assert before != after
 
 
 async def test_redacted_values_never_match() -> None:

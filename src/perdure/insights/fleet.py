@@ -1,0 +1,221 @@
+"""Workers, workflows and queues: from the documents of workers and bounded reads of the store."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+from perdure.insights.model import (
+    DefinitionFacts,
+    Percentiles,
+    QueueRow,
+    Tally,
+    WorkerRow,
+    WorkflowRow,
+)
+from perdure.insights.redaction import Redact
+from perdure.insights.state import LOST_FOR, worker_row
+from perdure.presence import (
+    DefinitionDocument,
+    Switches,
+    Throughput,
+    WorkerPresence,
+    read_definitions,
+    read_last_throughput,
+    read_switches,
+    read_throughput,
+    read_workers,
+)
+from perdure.presence.durations import percentile, total
+from perdure.snapshot import RunStatus
+from perdure.store import Count, Query, SearchStore, Store, can_queue, can_schedule
+
+COUNTED = 10_000
+"""Up to how many runs of a workflow and status are counted."""
+
+EXAMINED = 1000
+"""How many live runs of a workflow, and due or owned runs of a queue, are looked at."""
+
+QUEUES = 100
+"""How many queues are looked at, each of their keys being one."""
+
+MEASURED = timedelta(days=1)
+"""How far back durations of runs and steps come from."""
+
+_LIVE: tuple[RunStatus, ...] = ("queued", "running", "suspended", "waiting", "paused")
+
+
+async def workers(store: SearchStore, now: datetime) -> tuple[WorkerRow, ...]:
+    """Return the live workers, then those that were lost within the last day."""
+    live, gone = await asyncio.gather(read_workers(store), lost(store, now))
+    ids = {worker.id for worker in live}
+    return (*map(worker_row, live), *(_lost_row(each) for each in gone if each.worker not in ids))
+
+
+async def worker(store: SearchStore, id: str, now: datetime) -> WorkerRow | None:
+    """Return a worker, or `None` if it is unknown or has stopped."""
+    return next((each for each in await workers(store, now) if each.id == id), None)
+
+
+async def lost(store: SearchStore, now: datetime) -> list[Throughput]:
+    """Return the last word of workers of the last day that did not say that they stopped.
+
+    Live workers are among them.
+    """
+    since = now - LOST_FOR
+    found = await read_last_throughput(store, since)
+    return [each for each in found if not each.stopped and each.seen_at >= since]
+
+
+async def owners(store: SearchStore, now: datetime) -> dict[str, frozenset[str]]:
+    """Return the owner ids of the live and the lost workers."""
+    live, gone = await asyncio.gather(read_workers(store), lost(store, now))
+    known = {each.worker: frozenset([each.owner]) for each in gone if each.owner}
+    return {**known, **{each.id: frozenset(each.owners) for each in live}}
+
+
+async def workflows(store: SearchStore, redact: Redact, now: datetime) -> tuple[WorkflowRow, ...]:
+    """Return the workflows that have runs, that a worker knows or that are paused, by name."""
+    return await _rows(store, redact, now, Query())
+
+
+async def workflow(
+    store: SearchStore, name: str, redact: Redact, now: datetime
+) -> WorkflowRow | None:
+    """Return one workflow, with its live runs by version, or `None` if nothing is known of it."""
+    rows = await _rows(store, redact, now, Query(workflows=(name,)))
+    return next((row for row in rows if row.name == name), None)
+
+
+async def _rows(
+    store: SearchStore, redact: Redact, now: datetime, query: Query
+) -> tuple[WorkflowRow, ...]:
+    live, definitions, switches, counts, throughput, versions = await asyncio.gather(
+        read_workers(store),
+        read_definitions(store),
+        read_switches(store),
+        store.counts(query, COUNTED),
+        read_throughput(store, now - MEASURED),
+        _versions(store, query),
+    )
+    names = {each.workflow for each in counts if each.workflow}
+    names.update(each.workflow for each in definitions)
+    names.update(each.workflow for one in live for each in one.workflows)
+    names.update(switches.paused)
+    return tuple(
+        WorkflowRow(
+            name=name,
+            counts=_counts(counts, name),
+            versions=versions.get(name, {}),
+            workers=_workers_of(live, name),
+            paused=name in switches.paused,
+            paused_reason=_reason(switches, name, redact),
+            durations=_durations(throughput, name),
+            steps=_steps(throughput, name),
+            definitions=_definitions(definitions, name),
+        )
+        for name in sorted(names)
+    )
+
+
+async def _versions(store: SearchStore, query: Query) -> dict[str, dict[int, int]]:
+    """Return how many of the newest live runs have each version, by workflow."""
+    page = await store.search(Query(statuses=_LIVE, workflows=query.workflows), EXAMINED)
+    versions: dict[str, Counter[int]] = {}
+    for run in page.runs:
+        versions.setdefault(run.workflow or "", Counter())[run.version] += 1
+    return {name: dict(sorted(counted.items())) for name, counted in versions.items()}
+
+
+def _counts(counts: Iterable[Count], name: str) -> dict[str, Tally]:
+    found = (each for each in counts if each.workflow == name)
+    return {each.status: Tally(each.count, each.capped) for each in found}
+
+
+def _workers_of(live: Iterable[WorkerPresence], name: str) -> tuple[str, ...]:
+    return tuple(one.id for one in live if any(each.workflow == name for each in one.workflows))
+
+
+def _reason(switches: Switches, name: str, redact: Redact) -> str:
+    switch = switches.workflows.get(name)
+    return redact.text(switch.why) if switch is not None and switch.paused else ""
+
+
+def _definitions(
+    definitions: Iterable[DefinitionDocument], name: str
+) -> tuple[DefinitionFacts, ...]:
+    return tuple(
+        DefinitionFacts(
+            workflow=each.workflow,
+            version=each.version,
+            payload_schema=each.payload_schema,
+            doc=each.doc,
+            fingerprint=each.fingerprint,
+            seen_at=each.seen_at,
+        )
+        for each in definitions
+        if each.workflow == name
+    )
+
+
+def _durations(throughput: Iterable[Throughput], name: str) -> Percentiles | None:
+    found = [each.workflows[name].durations for each in throughput if name in each.workflows]
+    return percentiles(found) if found else None
+
+
+def _steps(throughput: Iterable[Throughput], name: str) -> dict[str, Percentiles]:
+    found: dict[str, list[Sequence[int]]] = {}
+    for each in throughput:
+        if name in each.workflows:
+            for step, classes in each.workflows[name].steps.items():
+                found.setdefault(step, []).append(classes)
+    return {step: percentiles(classes) for step, classes in sorted(found.items())}
+
+
+def percentiles(found: Iterable[Sequence[int]]) -> Percentiles:
+    """Return the percentiles of durations that were counted separately."""
+    classes = total(found)
+    p50, p95, p99 = (percentile(classes, percent) for percent in (50, 95, 99))
+    return Percentiles(sum(classes), p50, p95, p99)
+
+
+async def queues(store: SearchStore, now: datetime) -> tuple[QueueRow, ...]:
+    """Return the queues that have due or owned runs, and the runs in no queue, by name."""
+    running = await store.search(Query(statuses=("running",)), EXAMINED)
+    leased = Counter(_name(run.queue) for run in running.runs if run.owner is not None)
+    by_name: dict[str, list[str]] = {"": [""], **{name: [] for name in leased if name}}
+    for key in await _with_due_runs(store, now):
+        by_name.setdefault(_name(key), []).append(key)
+    rows = [_queue(store, now, name, by_name[name], leased[name]) for name in sorted(by_name)]
+    return tuple(await asyncio.gather(*rows))
+
+
+async def _with_due_runs(store: Store, now: datetime) -> Sequence[str]:
+    return await store.queues(now, QUEUES) if can_queue(store) else ()
+
+
+async def _queue(
+    store: Store, now: datetime, name: str, keys: Sequence[str], leased: int
+) -> QueueRow:
+    if not can_schedule(store) or not keys:
+        return QueueRow(name, 0, leased, None)
+    wanted = dict.fromkeys(keys, EXAMINED) if name else None
+    due = await store.due(now, EXAMINED, queues=wanted)
+    oldest = min((each.wake_at for each in due), default=None)
+    return QueueRow(name, len(due), leased, oldest, capped=len(due) == EXAMINED)
+
+
+def _name(queue: str) -> str:
+    """Return the name of a queue, which all its keys share."""
+    return queue.partition("/")[0]
+
+
+def _lost_row(last: Throughput) -> WorkerRow:
+    return WorkerRow(
+        id=last.worker,
+        state="lost",
+        host=last.host,
+        pid=last.pid,
+        started_at=last.started_at,
+        seen_at=last.seen_at,
+    )

@@ -1,0 +1,94 @@
+"""Running and watching workers."""
+
+import asyncio
+
+import pytest
+
+from perdure import Runtime, Step, Worker, workflow
+from perdure.insights import Insights
+from perdure.operations import Operations
+from perdure.stores import MemoryStore
+from perdure.testing import TestClock
+
+
+class Carrier:
+    """A service that a step waits for."""
+
+    def __init__(self) -> None:
+        self.is_up = asyncio.Event()
+
+    async def ship(self) -> None:
+        await self.is_up.wait()
+
+
+@workflow("order")
+async def order(step: Step[Carrier]) -> str:
+    await step("ship", step.deps.ship)
+    return "shipped"
+
+
+@pytest.fixture
+def clock() -> TestClock:
+    return TestClock()
+
+
+@pytest.fixture
+def carrier() -> Carrier:
+    return Carrier()
+
+
+@pytest.fixture
+def runtime(clock: TestClock, carrier: Carrier) -> Runtime:
+    return Runtime(MemoryStore(clock=clock), workflows=[order], deps=carrier, clock=clock)
+
+
+@pytest.fixture
+def insights(runtime: Runtime, clock: TestClock) -> Insights:
+    return Insights(runtime.store, clock=clock)
+
+
+async def test_a_worker_shows_the_steps_that_it_executes(
+    runtime: Runtime, insights: Insights, clock: TestClock, carrier: Carrier
+) -> None:
+    await runtime.trigger(order, run_id="order-1", wait=False)
+    async with Worker(runtime):
+        await clock.advance(15)
+        [worker] = await insights.workers()
+        carrier.is_up.set()
+    assert [(step.run_id, step.key) for step in worker.in_flight] == [("order-1", "ship")]
+
+
+async def test_a_paused_workflow_waits_until_it_is_resumed(
+    runtime: Runtime, clock: TestClock, carrier: Carrier
+) -> None:
+    carrier.is_up.set()
+    operations = Operations(runtime.store, clock=clock)
+    await operations.pause_workflow("order", by="ana", why="outage")
+    await runtime.trigger(order, run_id="order-1", wait=False)
+    async with Worker(runtime):
+        await clock.advance(60)
+        held = await runtime.get_run("order-1")
+        await operations.unpause_workflow("order", by="ana", why="over")
+        await clock.advance(10)
+        resumed = await runtime.get_run("order-1")
+    assert held is not None
+    assert resumed is not None
+    assert (held.status, resumed.status) == ("queued", "completed")
+
+
+async def test_an_operator_drains_a_worker(runtime: Runtime, clock: TestClock) -> None:
+    worker = Worker(runtime)
+    serving = asyncio.create_task(worker.serve())
+    await clock.advance(1)
+    await Operations(runtime.store, clock=clock).drain_worker(worker.id, by="ana", why="deploy")
+    await clock.advance(10)
+    await serving
+
+
+async def test_a_worker_works_until_nothing_is_due(
+    runtime: Runtime, clock: TestClock, carrier: Carrier
+) -> None:
+    carrier.is_up.set()
+    await runtime.trigger(order, run_id="order-1", wait=False)
+    await clock.run(Worker(runtime).run_until_idle())
+    assert await runtime.result("order-1") == "shipped"

@@ -38,3 +38,10 @@ PAGES = {
 MISSING = {"run-unknown": "/runs/order-99", "page-unknown": "/nothing"}
 EMPTY = ("overview", "runs", "errors", "agenda", "workflows", "queues", "workers", "acts", "store")
 """Pages that say what would be there when the store is empty."""
+LIVE = {
+    "live-overview": "/",
+    "live-runs": "/runs",
+    "live-run": "/runs/labels-20",
+    "live-workers": "/workers",
+}
+"""Pages that look different while a worker works."""

@@ -1,15 +1,20 @@
 """Every page, in both themes and three widths: pictures, accessibility, no sideways scrolling."""
 
-from collections.abc import Generator
+import asyncio
+import shutil
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Page
+from playwright.async_api import Page, expect
 
+from perdure.insights import Insights
+from perdure.operations import Operations
+from perdure.store import Store
 from tests.browser.accessibility import axe
 from tests.browser.conftest import OpenPage, Serve
 from tests.browser.gallery import THEMES, WIDTHS, Gallery
-from tests.browser.pages import EMPTY, MISSING, PAGES
+from tests.browser.pages import EMPTY, LIVE, MISSING, PAGES
 from tests.browser.serving import ServedDashboard
 from tests.browser.watching import Watch
 
@@ -49,6 +54,27 @@ async def test_page(
 ) -> None:
     page = await open_page(seeded.url + PAGES[name])
     await check(page, name, gallery)
+
+
+async def test_pages_while_a_worker_works(
+    seeded_file: Path, tmp_path: Path, serve: Serve, open_page: OpenPage, gallery: Gallery
+) -> None:
+    shutil.copy(seeded_file, tmp_path / "shop.db")
+    served = serve(f"sqlite:///{tmp_path}/shop.db", works=True)
+    await served.run(lambda store: start_runs(store, ("labels-20", "labels-21")))
+    for name, path in LIVE.items():
+        page = await open_page(served.url + path)
+        await expect(page.locator("#live")).to_have_attribute("data-state", "live")
+        await check(page, name, gallery)
+
+
+async def start_runs(store: Store, run_ids: Sequence[str]) -> None:
+    """Start runs that take minutes, and return when a worker says that it executes them."""
+    operations = Operations(store)
+    for run_id in run_ids:
+        await operations.start("print-labels", 400, run_id=run_id, by="ana")
+    while not any(worker.running for worker in await Insights(store).workers()):
+        await asyncio.sleep(0.1)
 
 
 @pytest.mark.parametrize("name", MISSING)

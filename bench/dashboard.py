@@ -25,7 +25,6 @@ from subprocess import DEVNULL, run
 from typing import Any
 
 import httpx
-from perdure.dashboard import Access, Dashboard
 from starlette.requests import Request
 
 from bench import tabs, workers
@@ -33,6 +32,7 @@ from bench.bars import Bar, p95_ms
 from bench.million import BIG_RUN, LONG_RUNS, TEMPLATES, fill
 from bench.places import place
 from bench.timing import now, timed
+from perdure.dashboard import Access, Dashboard
 from perdure.insights import Insights
 from perdure.store import Query, require_maintenance, require_search
 from perdure.stores import open_store

@@ -17,8 +17,8 @@ from subprocess import PIPE
 
 import httpx
 import uvicorn
-from perdure.dashboard import Dashboard, allow_all
 
+from perdure.dashboard import Dashboard, allow_all
 from perdure.stores import open_store
 
 PAGES = ("/", "/runs", "/runs/long-1000", "/workers", "/errors")

@@ -8,9 +8,9 @@ from random import Random
 from typing import Any, TypeVar
 
 import uvicorn
-from perdure.dashboard import Dashboard, allow_all
 
 from perdure import Runtime, SystemClock, Worker
+from perdure.dashboard import Dashboard, allow_all
 from perdure.demo.services import Services
 from perdure.demo.shop import WORKFLOWS
 from perdure.store import Store

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from perdure.dashboard.verbs import VERBS
 from playwright.async_api import Page, expect
 
 from perdure import Runtime, Step, workflow
+from perdure.dashboard.verbs import VERBS
 from perdure.insights import Insights
 from perdure.insights.model import Act
 from perdure.operations import Operations

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from perdure.dashboard.ids import encode_id
 
+from perdure.dashboard.ids import encode_id
 from tests.browser import hostile
 from tests.browser.conftest import OpenPage, Serve
 from tests.browser.quiet import no_logs

@@ -21,7 +21,6 @@ from perdure.demo.history import SEEDED_TIME, seed
 from perdure.stores import open_store
 from perdure.testing import TestClock
 from tests.browser.gallery import Theme
-from tests.browser.quiet import no_logs
 from tests.browser.serving import ServedDashboard
 from tests.browser.watching import Watch
 from tests.servers.fixtures import started
@@ -52,9 +51,8 @@ async def browser() -> AsyncGenerator[Browser]:
 async def fill(url: str) -> str:
     """Fill an empty store with the history of the sample shop, and return its URL."""
     clock = TestClock(datetime.now(UTC) - SEEDED_TIME)
-    with no_logs():
-        async with open_store(url, clock=clock) as store:
-            await seed(store, clock)
+    async with open_store(url, clock=clock) as store:
+        await seed(store, clock)
     return url
 
 

@@ -1,5 +1,6 @@
 """The audit trail: what operators did, in the run it was done to and in documents beside it."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,7 +16,9 @@ from perdure.runtime.acts import ACT, KEPT_FOR, acts_of
 from perdure.store import SearchStore
 
 _BATCH = 200
-_DAY = timedelta(days=1)
+_KEY = re.compile(re.escape(ACT) + r"\d{4}-\d{2}-\d{2}T")
+_AHEAD = timedelta(minutes=1)
+"""How far the clock of another machine may be ahead."""
 
 
 def run_acts(metadata: Mapping[str, Any], run_id: str, redact: Redact) -> tuple[Act, ...]:
@@ -62,7 +65,7 @@ FIELDS: dict[str, Field] = {
 
 
 class ActSearch:
-    """One search of the audit trail, day by day, newest first."""
+    """One search of the audit trail, newest first."""
 
     def __init__(self, store: SearchStore, query: str, redact: Redact, now: datetime) -> None:
         self._store = store
@@ -70,32 +73,36 @@ class ActSearch:
         self._terms = parse_terms(query, FIELDS)
         times = {term.field: term.values[0] for term in self._terms}
         self._since = max(parse_time(times.get("since", "3650d"), now), now - KEPT_FOR)
-        self._until = parse_time(times["older"], now) if "older" in times else now + _DAY
+        self._until = parse_time(times["older"], now) if "older" in times else now + _AHEAD
 
     async def page(self, limit: int, after: str | None) -> ActsPage:
         """Return up to `limit` acts; `after` is the cursor of the previous page."""
-        if after is not None and not (isinstance(after, str) and after.startswith(ACT)):
+        if after is not None and (not isinstance(after, str) or _KEY.match(after) is None):
             raise InvalidArgument("after", after, "the cursor of a page of acts")
         acts: list[Act] = []
-        for day in self._days(after):
-            keys = sorted(await self._store.documents.keys(f"{ACT}{day}*"), reverse=True)
-            keys = [key for key in keys if after is None or key < after]
+        end = after
+        for prefix in self._prefixes(after):
+            keys = await self._store.documents.keys(f"{prefix}*")
+            keys = sorted((key for key in keys if end is None or key < end), reverse=True)
             for first in range(0, len(keys), _BATCH):
                 for key, act in await self._read(keys[first : first + _BATCH]):
                     if len(acts) == limit:
                         return ActsPage(tuple(acts), after)
                     acts.append(act)
                     after = key
+            end = prefix
         return ActsPage(tuple(acts))
 
-    def _days(self, after: str | None) -> Iterable[str]:
-        first = self._until.date().isoformat()
+    def _prefixes(self, after: str | None) -> Iterable[str]:
+        """Yield how keys begin: those of the newest day, of its month, and of earlier months."""
+        day = self._until.date().isoformat()
         if after is not None:
-            first = min(first, after.removeprefix(ACT)[:10])
-        day = datetime.fromisoformat(first).replace(tzinfo=UTC)
-        while day.date() >= self._since.date():
-            yield day.date().isoformat()
-            day -= _DAY
+            day = min(day, after.removeprefix(ACT)[:10])
+        yield f"{ACT}{day}"
+        year, month = int(day[:4]), int(day[5:7])
+        while (year, month) >= (self._since.year, self._since.month):
+            yield f"{ACT}{year:04}-{month:02}"
+            year, month = (year, month - 1) if month > 1 else (year - 1, 12)
 
     async def _read(self, keys: Sequence[str]) -> list[tuple[str, Act]]:
         found: list[tuple[str, Act]] = []

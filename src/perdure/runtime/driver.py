@@ -186,7 +186,8 @@ class Driver:
             if result is None:
                 assert broken is not None, "a run without a result was broken off"
                 result = outcome_of(broken)
-            _refuse_late(host, requests)
+            if requests:
+                _refuse_late(host, requests)
             outcome, block, status = describe_outcome(host, result, definition.fn, definition.types)
             rested = await _settle(host, block, Rest(status))
             if isinstance(outcome, Err):

@@ -380,15 +380,15 @@ def test_attributes_that_are_not_data_are_lost_the_first_time_too() -> None:
 
 
 def test_an_exception_that_cannot_describe_itself_without_what_was_lost_is_a_step_error() -> None:
-    class Refused(Exception):
+    class Unprintable(Exception):
         def __init__(self, request: object) -> None:
             self.request = request
 
         def __str__(self) -> str:
             return f"refused by {self.request.__name__}"  # type: ignore[attr-defined] # a function
 
-    _, visible, losses = prepare_error(Refused(print), ErrorScope([Refused]))
-    assert (type(visible), str(visible), losses) == (StepError, "Refused: refused by print", ())
+    _, visible, losses = prepare_error(Unprintable(print), ErrorScope([Unprintable]))
+    assert (type(visible), str(visible), losses) == (StepError, "Unprintable: refused by print", ())
 
 
 def test_members_of_a_group_are_restored_by_their_class() -> None:

@@ -130,6 +130,17 @@ async def test_the_audit_trail_is_searched_and_paged(
         assert [act.run_id for act in (await insights.acts(query)).acts] == found, query
 
 
+async def test_acts_of_earlier_months_are_found(clock: TestClock) -> None:
+    store = MemoryStore(clock=clock)
+    operations = Operations(store, clock=clock)
+    for name in ("a", "b", "c"):
+        await operations.pause_workflow(name, by="ana")
+        await clock.advance("35d")
+    insights = Insights(store, clock=clock)
+    found = [act.step for act in (await insights.acts()).acts]
+    assert found == ["c", "b"], "those of more than 90 days ago have expired"
+
+
 async def test_acts_of_the_same_day_are_told_apart_by_their_time(clock: TestClock) -> None:
     store = MemoryStore(clock=clock)
     await run_order(store, "r", "wait", clock)

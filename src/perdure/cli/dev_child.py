@@ -55,7 +55,7 @@ async def dev_child(settings: Settings, port: int, since: float | None, changed:
 
 async def _print_banner(settings: Settings, worker: Worker, dashboard: str) -> None:
     runtime = worker.runtime
-    url = (await Insights(runtime.store).store()).url
+    url = (await Insights(runtime.store, url=runtime.url).store()).url
     known = ", ".join(f"{each.name} v{each.version}" for each in runtime.registry.definitions)
     click.echo(printable(f"perdure dev   {settings.app or ''} on {url}"))
     click.echo(printable(f"Worker        {worker.id} with {worker.concurrency} slots: {known}"))

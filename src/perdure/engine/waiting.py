@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from perdure import codec
+from perdure.clock import isoformat, parse_iso
 from perdure.engine.attempts import attempts
 from perdure.engine.call import RunHost, StepCall
 from perdure.engine.execution import NO_STORE, Execution
@@ -25,7 +26,13 @@ async def wait(run: Execution, call: StepCall, wait: PendingWait) -> Any:
     if found is not None:
         return run.replay(call, *found)
     run.begin(call)
-    wait = run.history.open_wait(wait)
+    new, wait = wait, run.history.open_wait(wait)
+    now = run.clock.now()
+    if wait is new:
+        wait["since"] = isoformat(now)
+    elif "since" in wait:
+        # It began in an earlier activation, and its record says how long it took in all.
+        call.started -= max((now - parse_iso(wait["since"])).total_seconds(), 0)
     run.branches.begin(call)
     try:
         # It is closed before the record is encoded, so that one write ends the wait and records it.

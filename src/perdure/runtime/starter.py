@@ -66,6 +66,8 @@ class Starter(Reader):
     ) -> None:
         super().__init__(_open(store), workflows, clock)
         self._owns_store = isinstance(store, str)
+        # For people who look at the store; it may contain a password.
+        self.url = store if isinstance(store, str) else ""
         for require in (require_journal, require_lease, require_schedule):
             require(self.store, type(self).__name__)
         self.lease_ttl = LEASE_TTL

@@ -127,12 +127,13 @@ StepRecord: TypeAlias = SuccessRecord | FailureRecord
 
 class PendingWait(TypedDict):
     """What a suspended run waits for: a time, an event, an event until a time, or the next attempt
-    of a step whose last `attempt` failed with `error`.
+    of a step whose last `attempt` failed with `error`. `since` is when a wait began.
     """
 
     id: str
     kind: Literal["sleep", "event", "retry"]
     wakeAt: NotRequired[Timestamp]
+    since: NotRequired[Timestamp]
     event: NotRequired[str]
     attempt: NotRequired[Count]
     error: NotRequired[str]

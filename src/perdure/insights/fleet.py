@@ -30,7 +30,7 @@ from perdure.presence.durations import percentile, total
 from perdure.snapshot import RunStatus
 from perdure.store import Count, Query, SearchStore, Store, can_queue, can_schedule
 
-COUNTED = 10_000
+COUNTED = 1_000
 """Up to how many runs of a workflow and status are counted."""
 
 EXAMINED = 1000

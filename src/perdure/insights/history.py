@@ -11,6 +11,7 @@ from perdure.store import SearchStore
 
 WINDOWS = {
     timedelta(hours=1): timedelta(minutes=1),
+    timedelta(hours=6): timedelta(minutes=5),
     timedelta(hours=24): timedelta(minutes=15),
     timedelta(hours=48): timedelta(minutes=30),
 }
@@ -20,10 +21,10 @@ _MINUTE = timedelta(minutes=1)
 
 
 async def history(store: SearchStore, window: Duration, now: datetime) -> WorkerHistory:
-    """Return what workers did in the last hour, day or two days, up to the last full minute."""
+    """Return what workers did in the last 1, 6, 24 or 48 hours, up to the last full minute."""
     span = parse_duration(window, "window")
     if span not in WINDOWS:
-        raise InvalidArgument("window", window, '"1h", "24h" or "48h"')
+        raise InvalidArgument("window", window, '"1h", "6h", "24h" or "48h"')
     step = WINDOWS[span]
     start = _floor(now - _MINUTE, step) + step - span
     documents = await read_throughput(store, start)

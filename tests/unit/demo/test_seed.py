@@ -2,6 +2,8 @@
 
 from typing import get_args
 
+import pytest
+
 from perdure.demo.history import SEEDED_TIME, seed
 from perdure.snapshot import RunStatus
 from perdure.store import RunSummary
@@ -44,3 +46,8 @@ async def test_what_the_carrier_outage_failed_has_a_cause() -> None:
     assert record["ok"] is False
     assert record["attempts"] == 5
     assert "503 Service Unavailable" in str(record["cause"])
+
+
+async def test_runs_that_fail_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    await seeded()
+    assert caplog.records == []

@@ -170,7 +170,7 @@ async def test_the_history_of_an_hour(
     assert max(points) == NOON + timedelta(minutes=3)
 
 
-@pytest.mark.parametrize(("window", "points"), [("1h", 60), ("24h", 96), ("48h", 96)])
+@pytest.mark.parametrize(("window", "points"), [("1h", 60), ("6h", 72), ("24h", 96), ("48h", 96)])
 async def test_every_minute_of_a_window_is_in_one_point(
     store: SearchStore, insights: Insights, clock: TestClock, window: str, points: int
 ) -> None:

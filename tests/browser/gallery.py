@@ -1,0 +1,58 @@
+"""Screenshots of pages with an index, for people to look at: `build/screenshots/index.html`."""
+
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+from playwright.async_api import Page
+
+Theme: TypeAlias = Literal["light", "dark"]
+THEMES: tuple[Theme, ...] = get_args(Theme)
+WIDTHS = {320: 720, 768: 1024, 1440: 900}
+"""The widths of the pictures, with the heights of such screens."""
+
+FOLDER = Path(__file__).parents[2] / "build" / "screenshots"
+
+
+@dataclass
+class Gallery:
+    """Writes pictures, and in the end the page that shows them."""
+
+    folder: Path = FOLDER
+    names: list[str] = field(default_factory=list)
+
+    async def take(self, page: Page, name: str, theme: Theme, width: int) -> None:
+        """Show the page at this width in this theme, and take its picture."""
+        await show(page, theme, width)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        await page.screenshot(path=self.folder / f"{name}-{width}-{theme}.png", full_page=True)
+        if name not in self.names:
+            self.names.append(name)
+
+    def write_index(self) -> None:
+        """Write the page with all pictures of this folder."""
+        rows = "".join(map(_row, self.names))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "index.html").write_text(
+            "<!doctype html><html lang=en><meta charset=utf-8><title>Screenshots</title>"
+            "<style>body{font:14px system-ui;margin:24px}img{border:1px solid #ccc;height:320px;"
+            "object-fit:cover;object-position:top;margin:4px}</style>"
+            f"<h1>Screenshots</h1>{rows}</html>\n"
+        )
+
+
+async def show(page: Page, theme: Theme, width: int) -> None:
+    """Show the page at this width in this theme, without loading it again."""
+    await page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+    await page.set_viewport_size({"width": width, "height": WIDTHS[width]})
+
+
+def _row(name: str) -> str:
+    pictures = "".join(
+        f'<a href="{file}"><img src="{file}" alt="{escape(name)}, {theme}, {width} px"></a>'
+        for width in WIDTHS
+        for theme in THEMES
+        for file in [f"{escape(name)}-{width}-{theme}.png"]
+    )
+    return f"<h2>{escape(name)}</h2><p>{pictures}</p>"

@@ -1,0 +1,43 @@
+"""Hostile ids, names, payloads, errors, events, tags and reasons stay text on every page."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from perdure.dashboard.ids import encode_id
+from tests.browser import hostile
+from tests.browser.conftest import OpenPage, Serve
+from tests.browser.quiet import no_logs
+from tests.browser.test_pages import overflow
+
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
+
+
+def paths() -> Iterator[str]:
+    """Yield the pages that show the hostile texts."""
+    yield from ("/", "/runs", "/errors", "/agenda", "/workflows", "/acts", "/workers", "/store")
+    for text in hostile.TEXTS:
+        yield f"/runs/{encode_id(text)}"
+        yield f"/runs/{encode_id('p ' + text[:500])}"
+    for text in hostile.ATTACKS:
+        yield f"/runs/{encode_id('w ' + text)}"
+        yield f"/runs/{encode_id(text)}/do/retry"
+        yield f"/workflows/{encode_id(text)}"
+
+
+async def test_no_page_executes_or_is_broken_by_them(
+    tmp_path: Path, serve: Serve, open_page: OpenPage
+) -> None:
+    served = serve(f"sqlite:///{tmp_path}/hostile.db")
+    with no_logs():
+        await served.run(hostile.fill)
+    page, wide = await open_page(served.url, width=320), dict[str, int]()
+    for path in paths():
+        response = await page.goto(served.url + path)
+        assert response is not None
+        assert response.status == 200, path
+        assert await page.locator("main").count() == 1, path
+        if excess := await overflow(page):
+            wide[path] = excess
+    assert wide == {}

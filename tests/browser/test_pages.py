@@ -1,0 +1,95 @@
+"""Every page, in both themes and three widths: pictures, accessibility, no sideways scrolling."""
+
+import asyncio
+import shutil
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Page, expect
+
+from perdure.insights import Insights
+from perdure.operations import Operations
+from perdure.store import Store
+from tests.browser.accessibility import axe
+from tests.browser.conftest import OpenPage, Serve
+from tests.browser.gallery import THEMES, WIDTHS, Gallery
+from tests.browser.pages import EMPTY, LIVE, MISSING, PAGES
+from tests.browser.serving import ServedDashboard
+from tests.browser.watching import Watch
+
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
+
+CHECKED_WIDTHS = (320, 1440)
+
+
+@pytest.fixture(scope="module")
+def gallery() -> Generator[Gallery]:
+    gallery = Gallery()
+    yield gallery
+    gallery.write_index()
+
+
+async def check(page: Page, name: str, gallery: Gallery) -> None:
+    """Take the pictures of a page, and check it at its narrowest and widest."""
+    for theme in THEMES:
+        for width in WIDTHS:
+            await gallery.take(page, name, theme, width)
+            if width in CHECKED_WIDTHS:
+                assert await axe(page) == [], f"{name}, {theme}, {width} px"
+                assert await overflow(page) == 0, f"{name} scrolls sideways at {width} px"
+
+
+async def overflow(page: Page) -> int:
+    """Return by how many pixels the page is wider than the window."""
+    excess: int = await page.evaluate(
+        "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    )
+    return excess
+
+
+@pytest.mark.parametrize("name", PAGES)
+async def test_page(
+    name: str, seeded: ServedDashboard, open_page: OpenPage, gallery: Gallery
+) -> None:
+    page = await open_page(seeded.url + PAGES[name])
+    await check(page, name, gallery)
+
+
+async def test_pages_while_a_worker_works(
+    seeded_file: Path, tmp_path: Path, serve: Serve, open_page: OpenPage, gallery: Gallery
+) -> None:
+    shutil.copy(seeded_file, tmp_path / "shop.db")
+    served = serve(f"sqlite:///{tmp_path}/shop.db", works=True)
+    await served.run(lambda store: start_runs(store, ("labels-20", "labels-21")))
+    for name, path in LIVE.items():
+        page = await open_page(served.url + path)
+        await expect(page.locator("#live")).to_have_attribute("data-state", "live")
+        await check(page, name, gallery)
+
+
+async def start_runs(store: Store, run_ids: Sequence[str]) -> None:
+    """Start runs that take minutes, and return when a worker says that it executes them."""
+    operations = Operations(store)
+    for run_id in run_ids:
+        await operations.start("print-labels", 400, run_id=run_id, by="ana")
+    while not any(worker.running for worker in await Insights(store).workers()):
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("name", MISSING)
+async def test_page_that_does_not_exist(
+    name: str, seeded: ServedDashboard, open_page: OpenPage, watch: Watch, gallery: Gallery
+) -> None:
+    watch.expected_statuses = {404}
+    page = await open_page(seeded.url + MISSING[name])
+    await check(page, name, gallery)
+
+
+@pytest.mark.parametrize("name", EMPTY)
+async def test_page_of_an_empty_store(
+    name: str, tmp_path: Path, serve: Serve, open_page: OpenPage, gallery: Gallery
+) -> None:
+    served = serve(f"sqlite:///{tmp_path}/empty.db")
+    page = await open_page(served.url + PAGES[name])
+    await check(page, f"empty-{name}", gallery)

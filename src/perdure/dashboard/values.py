@@ -41,6 +41,7 @@ class _Folder:
 
     def __init__(self) -> None:
         self._left = MAX_SHOWN
+        self.is_cut = False
 
     def render(self, value: Any, depth: int, label: Markup = _NOTHING) -> Markup:
         """Return a value after its label; that of a container is in the line which folds it."""
@@ -88,15 +89,21 @@ class _Folder:
 
     def _scalar(self, value: Any) -> Markup:
         kind = _KINDS.get(type(value), "empty")
-        text = self._cut(_dumps(value))
+        # A string of megabytes is not encoded as a whole.
+        is_long = isinstance(value, str) and len(value) > MAX_SHOWN
+        text = self._cut(_dumps(value[: MAX_SHOWN + 1] if is_long else value))
         return Markup('<span class="json-{}">{}</span>').format(kind, text)
 
     def _cut(self, text: str) -> str:
         shown = text[: max(self._left, 16)]
         self._left -= len(shown)
-        return visible(shown) if len(shown) == len(text) else visible(shown) + "…"
+        if len(shown) == len(text):
+            return visible(shown)
+        self.is_cut = True
+        return visible(shown) + "…"
 
     def _ellipsis(self, count: int) -> Markup:
+        self.is_cut = True
         return Markup('<span class="json-cut">… {} more</span>').format(f"{count:,}")
 
 
@@ -106,4 +113,6 @@ def _dumps(value: Any) -> str:
 
 def is_cut(value: Any) -> bool:
     """Return whether `fold` shows only a part of a value."""
-    return len(msgspec.json.encode(value)) > MAX_SHOWN
+    folder = _Folder()
+    folder.render(value, 0)
+    return folder.is_cut

@@ -42,7 +42,8 @@ def in_litestar(app: Dashboard, path: str) -> Any:
     async def mounted(scope: Scope, receive: Receive, send: Send) -> None:
         await app(scope, receive, send)  # type: ignore[arg-type]  # the same protocol, other types
 
-    return Litestar([mounted])
+    # Its default configuration would start a thread, and change the logging of this process.
+    return Litestar([mounted], logging_config=None)
 
 
 def in_django(app: Dashboard, path: str) -> ASGIApp:

@@ -35,7 +35,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("dashboard", "testing"),
     ("demo",),
     ("cli",),
-    ("__init__",),
+    ("__init__", "__main__"),
 )
 LEVEL = {unit: level for level, row in enumerate(ROWS) for unit in row}
 
@@ -79,6 +79,16 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("heartbeat",),
     ),
     "sync": (("portal",), ("client",)),
+    "cli": (
+        ("failures", "formatting", "payloads", "terminal"),
+        ("context",),
+        ("discovery",),
+        ("connections", "output", "serving", "working"),
+        ("runs", "show", "watching", "other", "demo", "dev"),
+        ("changes", "dev_child"),
+        ("fleet", "starting", "storage"),
+        ("app",),
+    ),
     "operations": (
         ("outcome",),
         ("bulk", "changes", "forks", "starts"),
@@ -95,12 +105,12 @@ NEIGHBOURS = {("stores.libsql", "stores.sqlite")}
 # Stores and caches see these and what is above `engine` in the table, nothing else.
 CONTRACT = {"store", "cache"}
 # Only here may an import wait until a function runs: what it brings is optional.
-LAZY = {"keyvalue", "stores", "caches", "testing"}
+LAZY = {"keyvalue", "stores", "caches", "testing", "dashboard", "cli"}
 # The two looks upwards: the store that is used when the user names none, and the one that is opened
 # when the user names a URL. Both are made when they are first needed, by the code that owns them.
 DEFAULTS = {("durable", "stores.memory"), ("runtime", "stores")}
 # Only here may a package beyond the two dependencies be imported at all.
-OPTIONAL = {"stores", "caches", "testing"}
+OPTIONAL = {"stores", "caches", "testing", "dashboard", "cli"}
 DEPENDENCIES = {"msgspec", "cronsim"}
 # Known to type checkers without being installed; imported only under `TYPE_CHECKING`.
 FOR_TYPE_CHECKERS = {"typing_extensions"}

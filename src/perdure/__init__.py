@@ -4,27 +4,33 @@ Each step's result is recorded in a store of your choice; after a crash, a deplo
 waiting the function runs again, and every finished step answers from its record.
 """
 
-from perdure import durable, sync
-from perdure.clock import Clock, Cron, SystemClock
-from perdure.engine.step import Step
-from perdure.errors import PerdureError, RunConflict, StepError, StepFailed, StepTimeout
-from perdure.result import Err, Ok, Result
-from perdure.resume import (
-    ResumeState,
-    ResumeStateCollector,
-    StatePersistence,
-    is_step_complete,
-    parse_state,
-    stringify_state,
-)
-from perdure.retry import Retry, Timeout
-from perdure.runtime.client import Client, RunHandle, Signal
-from perdure.runtime.definition import workflow
-from perdure.runtime.run import Run
-from perdure.runtime.runtime import Runtime
-from perdure.snapshot import Snapshot, assert_valid_snapshot, merge_snapshots, validate_snapshot
-from perdure.worker import Worker
-from perdure.workflow import Workflow
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perdure import durable, sync
+    from perdure.clock import Clock, Cron, SystemClock
+    from perdure.engine.step import Step
+    from perdure.errors import PerdureError, RunConflict, StepError, StepFailed, StepTimeout
+    from perdure.result import Err, Ok, Result
+    from perdure.resume import (
+        ResumeState,
+        ResumeStateCollector,
+        StatePersistence,
+        is_step_complete,
+        parse_state,
+        stringify_state,
+    )
+    from perdure.retry import Retry, Timeout
+    from perdure.runtime.client import Client, RunHandle, Signal
+    from perdure.runtime.definition import workflow
+    from perdure.runtime.run import Run
+    from perdure.runtime.runtime import Runtime
+    from perdure.snapshot import Snapshot, assert_valid_snapshot, merge_snapshots, validate_snapshot
+    from perdure.worker import Worker
+    from perdure.workflow import Workflow
 
 __all__ = [
     "Client",
@@ -63,6 +69,50 @@ __all__ = [
     "workflow",
 ]
 
+_MODULES = {
+    "clock": ("Clock", "Cron", "SystemClock"),
+    "durable": ("durable",),
+    "engine.step": ("Step",),
+    "errors": ("PerdureError", "RunConflict", "StepError", "StepFailed", "StepTimeout"),
+    "result": ("Err", "Ok", "Result"),
+    "resume": (
+        *("ResumeState", "ResumeStateCollector", "StatePersistence"),
+        *("is_step_complete", "parse_state", "stringify_state"),
+    ),
+    "retry": ("Retry", "Timeout"),
+    "runtime.client": ("Client", "RunHandle", "Signal"),
+    "runtime.definition": ("workflow",),
+    "runtime.run": ("Run",),
+    "runtime.runtime": ("Runtime",),
+    "snapshot": ("Snapshot", "assert_valid_snapshot", "merge_snapshots", "validate_snapshot"),
+    "sync": ("sync",),
+    "worker": ("Worker",),
+    "workflow": ("Workflow",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-def __dir__() -> list[str]:
-    return __all__
+
+class _Names(ModuleType):
+    """Imports a name's module when the name is first used.
+
+    The `perdure` command prints its help without the engine, in a third of the time.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = import_module(f"{__name__}.{_MODULE_OF[name]}")
+        value = module if name == _MODULE_OF[name] else getattr(module, name)
+        self.__dict__[name] = value
+        return value
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # Importing the module `perdure.workflow` would hide the decorator of this name.
+        if not (name == "workflow" and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return __all__
+
+
+sys.modules[__name__].__class__ = _Names

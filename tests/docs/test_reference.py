@@ -10,6 +10,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "index.md"
 MODULES = (
     "perdure",
     "perdure.caches",
+    "perdure.dashboard",
     "perdure.insights",
     "perdure.stores",
     "perdure.sync",

@@ -5,14 +5,16 @@ and never changed. Each store applies them under a lock of its own database.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from importlib.resources import files
+from textwrap import dedent
 from typing import NamedTuple
 
 from perdure.errors import InvalidArgument, StoreError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PLACEHOLDER = re.compile(r"\?|\$\d|%s")
 
 
 class Migration(NamedTuple):
@@ -44,6 +46,23 @@ def pending(
             "upgrade perdure, or choose another table"
         )
     return [migration for migration in migrations if migration.version not in applied]
+
+
+def whole_script(
+    migrations: Sequence[Migration], create: str, record: str, fill: Callable[[str], str]
+) -> str:
+    """Return all migrations as one script, which records them as applied.
+
+    `create` creates the table of applied migrations, `record` inserts a version and a name into it,
+    `fill` fills in the names of the tables.
+    """
+    parts = [fill(create)]
+    for migration in migrations:
+        insert = record
+        for value in (str(migration.version), f"'{migration.name}'"):
+            insert = _PLACEHOLDER.sub(value, insert, count=1)
+        parts += [fill(migration.script), fill(insert)]
+    return "\n\n".join(dedent(part).strip(" \n;") + ";" for part in parts)
 
 
 def check_table(table: object, max_length: int, parameter: str = "table") -> str:

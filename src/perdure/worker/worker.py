@@ -156,6 +156,16 @@ class Worker:
             self._hurry.set()
 
     @property
+    def concurrency(self) -> int:
+        """How many runs it drives at once."""
+        return self._concurrency
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it claims nothing more."""
+        return self._draining
+
+    @property
     def running(self) -> int:
         """How many runs are currently being driven."""
         return len(self._runs)

@@ -6,7 +6,13 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.stores._migrations import Migration, check_table, pending, read_migrations
+from perdure.stores._migrations import (
+    Migration,
+    check_table,
+    pending,
+    read_migrations,
+    whole_script,
+)
 from perdure.stores.mysql.database import Database, Transaction
 from perdure.stores.mysql.errors import NO_SUCH_COLUMN, NO_SUCH_TABLE, code_of
 from perdure.stores.mysql.literals import Statement, Value
@@ -98,6 +104,15 @@ class Schema:
         self._tables = tables
         self._dialect = dialect
         self._migrations = read_migrations("perdure.stores.mysql", folder)
+
+    def script(self) -> str:
+        """Return the statements that create the tables, as one script."""
+
+        def fill(template: str) -> str:
+            return self._tables.sql(template, self._dialect).decode()
+
+        create, record = _CREATE_MIGRATIONS_TABLE, _RECORD_MIGRATION
+        return whole_script(self._migrations, create, record, fill)
 
     async def set_up(self, database: Database) -> None:
         """Apply the migrations that are missing; concurrent callers are safe."""

@@ -2,7 +2,13 @@
 
 from collections.abc import Sequence
 
-from perdure.stores._migrations import Migration, check_table, pending, read_migrations
+from perdure.stores._migrations import (
+    Migration,
+    check_table,
+    pending,
+    read_migrations,
+    whole_script,
+)
 from perdure.stores.postgres.database import Database, Transaction
 
 # PostgreSQL truncates names to 63 bytes, and this is the longest suffix that is added.
@@ -61,6 +67,11 @@ class Schema:
     def __init__(self, tables: Tables, folder: str = "migrations") -> None:
         self._tables = tables
         self._migrations = read_migrations("perdure.stores.postgres", folder)
+
+    def script(self) -> str:
+        """Return the statements that create the tables, as one script."""
+        create, record = _CREATE_MIGRATIONS_TABLE, _RECORD_MIGRATION
+        return whole_script(self._migrations, create, record, self._tables.sql)
 
     async def set_up(self, database: Database) -> None:
         """Apply the migrations that are missing, all or none; concurrent callers are safe."""

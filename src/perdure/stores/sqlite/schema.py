@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from string import Template
 
-from perdure.stores._migrations import Migration, pending, read_migrations
+from perdure.stores._migrations import Migration, pending, read_migrations, whole_script
 from perdure.stores.sqlite.runs import Verb
 from perdure.stores.sqlite.statements import Statement
 
@@ -42,6 +42,11 @@ class Schema:
             # If two processes try at once, the primary key of the versions lets one succeed.
             yield [self._statement(_CREATE_MIGRATIONS_TABLE), *self._apply(missing)]
 
+    def script(self) -> str:
+        """Return the statements that create the tables, as one script."""
+        create, record = _CREATE_MIGRATIONS_TABLE, _RECORD_MIGRATION
+        return whole_script(self._migrations, create, record, self._fill)
+
     def _apply(self, migrations: Sequence[Migration]) -> Iterator[Statement]:
         for migration in migrations:
             for statement in split_script(migration.script):
@@ -49,7 +54,10 @@ class Schema:
             yield self._statement(_RECORD_MIGRATION, migration.version, migration.name)
 
     def _statement(self, template: str, *values: int | str) -> Statement:
-        return Statement(Template(template).substitute(table=self._table), values)
+        return Statement(self._fill(template), values)
+
+    def _fill(self, template: str) -> str:
+        return Template(template).substitute(table=self._table)
 
 
 def split_script(script: str) -> Iterator[str]:

@@ -1,0 +1,37 @@
+"""`perdure demo`: a sample shop that is open, with its dashboard."""
+
+import tempfile
+import webbrowser
+from pathlib import Path
+
+import click
+
+from perdure.cli.context import Settings, command, message
+from perdure.cli.formatting import printable
+from perdure.cli.serving import PORT, until_signalled
+from perdure.demo.living import living_shop, seed_past
+from perdure.stores import open_store
+
+
+@command
+@PORT
+async def demo(settings: Settings, port: int) -> None:
+    """Run a sample shop with the dashboard.
+
+    Its store is a temporary SQLite file. Every minute a worker is killed; the others continue.
+    """
+    from perdure.dashboard.server import serve
+
+    with tempfile.TemporaryDirectory(prefix="perdure-demo-") as folder:
+        url = f"sqlite:///{Path(folder) / 'shop.db'}"
+        message(settings, "Filling the shop with a day and a half of orders.")
+        await seed_past(url)
+        async with (
+            open_store(url) as store,
+            living_shop(url, say=lambda text: message(settings, printable(text))),
+            serve(store, port=port, person=settings.by) as address,
+        ):
+            click.echo(f"Dashboard     {address}")
+            click.echo("Press Ctrl-C to close the shop.")
+            webbrowser.open(address)
+            await until_signalled()

@@ -1,0 +1,167 @@
+"""Finding the store and the application that a command works with."""
+
+import sys
+import tomllib
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import reduce
+from importlib import import_module
+from inspect import isawaitable
+from pathlib import Path
+from traceback import format_exception
+from typing import Any
+
+import click
+
+from perdure.cli.context import Settings, message
+from perdure.cli.failures import NOT_FOUND, USAGE, Failure
+from perdure.errors import PerdureError
+from perdure.runtime import Runtime
+from perdure.store import Store
+from perdure.stores import open_store
+from perdure.worker import Worker
+
+MODULES = ("perdure_app", "workflows", "app", "main")
+"""The modules of the working directory in which a runtime is looked for."""
+
+NO_STORE = (
+    "no store: pass --store URL, set PERDURE_STORE, or write it to pyproject.toml as store under "
+    "[tool.perdure]; with --app, the store of the application is used"
+)
+NO_APP = (
+    "no application: pass --app MODULE:NAME, set PERDURE_APP, or write it to pyproject.toml as app "
+    f"under [tool.perdure]; there is no Runtime in {', '.join(f'{name}.py' for name in MODULES)}"
+)
+
+
+def configured(name: str) -> str | None:
+    """Return a setting of `[tool.perdure]` in the nearest pyproject.toml."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (path := folder / "pyproject.toml").is_file():
+            try:
+                tool = tomllib.loads(path.read_text("utf-8")).get("tool", {})
+            except (OSError, ValueError) as error:
+                raise Failure(f"{path} cannot be read: {error}", USAGE) from error
+            value = tool.get("perdure", {}).get(name)
+            return value if isinstance(value, str) else None
+    return None
+
+
+def store_url(settings: Settings) -> str | None:
+    """Return the URL of the store, which may be in a file or on stdin."""
+    text = settings.store or configured("store")
+    if text == "-":
+        # Ids may follow on stdin.
+        settings.store = sys.stdin.readline().strip()
+        return settings.store
+    if text and text.startswith("@"):
+        try:
+            return Path(text[1:]).expanduser().read_text("utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise Failure(f"--store {text}: {error}", USAGE) from error
+    return text
+
+
+@asynccontextmanager
+async def opened_store(settings: Settings) -> AsyncGenerator[Store, None]:
+    """Open the store; without one, that of the configured application is used."""
+    if url := store_url(settings):
+        async with open_store(url) as store:
+            yield store
+    elif settings.app or configured("app"):
+        async with opened_app(settings) as app:
+            yield runtime_of(app).store
+    else:
+        raise Failure(NO_STORE, USAGE)
+
+
+def runtime_of(app: Runtime | Worker) -> Runtime:
+    """Return the runtime of an application."""
+    return app.runtime if isinstance(app, Worker) else app
+
+
+@asynccontextmanager
+async def opened_app(settings: Settings) -> AsyncGenerator[Runtime | Worker, None]:
+    """Import the application, call or enter it if needed, and close its runtime at the end."""
+    name, target = find_app(settings)
+    if callable(target) and not isinstance(target, AbstractAsyncContextManager):
+        target = target()
+    if isawaitable(target):
+        target = await target
+    if isinstance(target, Runtime | Worker):
+        try:
+            yield target
+        finally:
+            await runtime_of(target).close()
+    elif isinstance(target, AbstractAsyncContextManager):
+        async with target as entered:
+            yield _checked(name, entered)
+    else:
+        _checked(name, target)
+
+
+def _checked(name: str, target: object) -> Runtime | Worker:
+    if not isinstance(target, Runtime | Worker):
+        kind = type(target).__name__
+        raise Failure(
+            f"{name} is not an application but {kind!r}: expected a Runtime, a Worker, or a "
+            "function or async context manager that returns one",
+            USAGE,
+        )
+    return target
+
+
+def find_app(settings: Settings) -> tuple[str, object]:
+    """Return the application's name and the object behind it, not called or entered yet."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    if name := settings.app or configured("app"):
+        return name, imported(name)
+    for module in MODULES:
+        if Path(f"{module}.py").is_file():
+            found = _runtimes_in(_module(module))
+            if len(found) == 1:
+                name = f"{module}:{found[0]}"
+                message(settings, f"Using {name}; pass --app to choose another.")
+                return name, imported(name)
+    raise Failure(NO_APP, USAGE)
+
+
+def imported(name: str) -> object:
+    """Return the object that `MODULE:NAME` names."""
+    module, _, attribute = name.partition(":")
+    loaded = _module(module)
+    if not attribute:
+        found = _runtimes_in(loaded)
+        if len(found) != 1:
+            names = ", ".join(f"{module}:{each}" for each in found) or "none"
+            raise Failure(f"{module} has {len(found)} runtimes ({names}): pass MODULE:NAME", USAGE)
+        [attribute] = found
+    try:
+        lookup: Callable[[Any, str], Any] = getattr
+        return reduce(lookup, attribute.split("."), loaded)
+    except AttributeError as error:
+        raise Failure(f"--app {name}: {error}", NOT_FOUND) from error
+
+
+def _module(module: str) -> object:
+    try:
+        return import_module(module)
+    except PerdureError as error:
+        # The user's code is wrong, not the command: the traceback shows where.
+        click.echo("".join(format_exception(error)), err=True)
+        raise Failure(f"{module} cannot be imported") from error
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise
+        raise Failure(
+            f"there is no module {module!r} in {Path.cwd()} or among the installed packages",
+            NOT_FOUND,
+        ) from error
+
+
+def _runtimes_in(module: object) -> list[str]:
+    """Return the names of the runtimes in a module, one name for each."""
+    found = {id(value): name for name, value in vars(module).items() if isinstance(value, Runtime)}
+    return list(found.values())

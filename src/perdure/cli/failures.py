@@ -1,0 +1,40 @@
+"""Exit codes: what an error of perdure means to a script."""
+
+from perdure.errors import (
+    AlreadyRunning,
+    DriftError,
+    InvalidPayload,
+    LeaseLost,
+    PerdureError,
+    Refused,
+    RunConflict,
+    RunNotFound,
+    StoreError,
+    UnknownWorkflow,
+    VersionMismatch,
+)
+
+FAILED, USAGE, UNREACHABLE, NOT_FOUND, REFUSED, TIMED_OUT, INTERRUPTED = 1, 2, 3, 4, 5, 124, 130
+
+_CODES: tuple[tuple[tuple[type[Exception], ...], int], ...] = (
+    ((InvalidPayload, ValueError), USAGE),
+    ((StoreError,), UNREACHABLE),
+    ((RunNotFound, UnknownWorkflow), NOT_FOUND),
+    ((AlreadyRunning, DriftError, LeaseLost, Refused, RunConflict, VersionMismatch), REFUSED),
+    ((TimeoutError,), TIMED_OUT),
+)
+
+
+class Failure(PerdureError):
+    """Ends the command with a message on stderr and an exit code."""
+
+    def __init__(self, text: str, code: int = FAILED) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def exit_code(error: Exception) -> int:
+    """Return the exit code for an error."""
+    if isinstance(error, Failure):
+        return error.code
+    return next((code for kinds, code in _CODES if isinstance(error, kinds)), FAILED)

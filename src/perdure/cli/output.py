@@ -1,0 +1,200 @@
+"""Printing answers: tables on a terminal, tab-separated lines in a pipe, or JSON."""
+
+import json
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import click
+
+from perdure.cli.context import Settings
+from perdure.cli.formatting import printable, printable_json
+from perdure.clock import SystemClock
+from perdure.insights import to_json
+from perdure.insights.model import Finding, Tally
+from perdure.insights.words import duration_words
+
+T = TypeVar("T")
+
+_MARKS = {
+    "queued": ("◌", "bright_black"),
+    "running": ("●", "blue"),
+    "suspended": ("◷", "magenta"),
+    "waiting": ("◇", "yellow"),
+    "paused": ("‖", "yellow"),
+    "completed": ("✓", "green"),
+    "failed": ("✗", "red"),
+    "cancelled": ("⊘", "bright_black"),
+}
+
+SHORT, NARROW = 24, 72
+"""A column whose cells are all as short is cut last; a terminal with fewer columns is narrow."""
+
+
+class Column(NamedTuple, Generic[T]):
+    """A column of a table; a minor one is left out on a narrow terminal."""
+
+    title: str
+    cell: Callable[[T], str]
+    is_status: bool = False
+    is_minor: bool = False
+
+
+class Output:
+    """Prints the answer of one command on stdout."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.format = settings.output
+        self.now = SystemClock().now()
+        self.is_terminal = sys.stdout.isatty() or settings.color == "always"
+        self._can_draw = "utf" in (sys.stdout.encoding or "").lower()
+
+    def time(self, at: datetime | None) -> str:
+        """Return a time as `--time` asks; the default is relative on a terminal."""
+        if at is None:
+            return ""
+        style = self._settings.time or ("relative" if self.is_terminal else "iso")
+        if style == "iso":
+            return f"{at:%Y-%m-%dT%H:%M:%S}Z"
+        if style == "local":
+            return f"{at.astimezone():%Y-%m-%d %H:%M:%S}"
+        away = duration_words(timedelta(seconds=round(abs(at - self.now).total_seconds())))
+        return f"in {away}" if at > self.now else f"{away} ago"
+
+    @staticmethod
+    def clock() -> str:
+        """Return the time of day on this machine."""
+        return f"{SystemClock().now().astimezone():%H:%M:%S}"
+
+    def mark(self, status: str) -> str:
+        """Return the mark of a status, or its word where the mark cannot be printed."""
+        return _MARKS[status][0] if self._can_draw else status
+
+    def status(self, status: str) -> str:
+        """Return a status with its mark, or its word alone where the mark cannot be printed."""
+        has_mark = status in _MARKS and self._can_draw and self.is_terminal
+        return f"{self.mark(status)} {status}" if has_mark else status
+
+    def answer(self, answer: Any, lines: Callable[[], Iterable[str]], ids: Iterable[str]) -> None:
+        """Print one answer: as lines for people, as JSON, or the ids in it."""
+        if self.format == "table":
+            for line in lines():
+                click.echo(line)
+        elif self.format == "ids":
+            _print_ids(ids)
+        else:
+            self.json(answer, indent=2 if self.format == "json" else None)
+
+    def rows(
+        self,
+        answer: Any,
+        rows: Sequence[T],
+        columns: Sequence[Column[T]],
+        ids: Iterable[str] = (),
+    ) -> None:
+        """Print a list: `answer` is what `-o json` prints, `rows` what the other formats do."""
+        if self.format == "json":
+            self.json(answer)
+        elif self.format == "jsonl":
+            for row in rows:
+                self.json(row, indent=None)
+        elif self.format == "ids":
+            _print_ids(ids)
+        elif self.is_terminal:
+            self._table(rows, columns)
+        else:
+            for row in rows:
+                click.echo("\t".join(printable(column.cell(row)) for column in columns))
+
+    def json(self, value: Any, indent: int | None = 2) -> None:
+        """Print a value as JSON."""
+        text = json.dumps(to_json(value), ensure_ascii=False, indent=indent)
+        click.echo(printable_json(text))
+
+    def _table(self, rows: Sequence[T], columns: Sequence[Column[T]]) -> None:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        no_color = click.get_current_context().color is False
+        console = Console(highlight=False, force_terminal=True, no_color=no_color)
+        if console.width < NARROW:
+            columns = [column for column in columns if not column.is_minor]
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        cells = [[printable(column.cell(row)) for column in columns] for row in rows]
+        for number, column in enumerate(columns):
+            # On a narrow terminal, long columns are cut first.
+            is_short = all(len(texts[number]) <= SHORT for texts in cells)
+            table.add_column(column.title, no_wrap=is_short, overflow="ellipsis")
+        for texts in cells:
+            one_line = partial(Text, no_wrap=True, overflow="ellipsis")
+            table.add_row(*map(one_line, texts, map(style_of, texts, columns)))
+        console.print(table)
+
+
+def style_of(text: str, column: Column[Any]) -> str:
+    """Return the colour of a cell."""
+    word = text.rpartition(" ")[2]
+    return _MARKS.get(word, ("", ""))[1] if column.is_status else ""
+
+
+def styled_status(output: Output, status: str) -> str:
+    """Return a status with its mark and colour, for a line of text."""
+    return click.style(output.status(status), fg=_MARKS.get(status, ("", None))[1] or None)
+
+
+def duration(value: timedelta) -> str:
+    """Return a duration as `duration_words` does, to a tenth of a second if it is short."""
+    seconds = value.total_seconds()
+    exact = f"{seconds:.1f}".removesuffix(".0") + " s"
+    return exact if 1 <= seconds < 59.95 else duration_words(value)
+
+
+def describe(struct: Any) -> Iterator[str]:
+    """Yield the fields of a struct that are not empty, one per line."""
+    fields: dict[str, Any] = to_json(struct)
+    width = max(map(len, fields)) + 2
+    for name, value in fields.items():
+        if value not in (None, "", [], {}):
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            yield f"{name.replace('_', ' '):<{width}}{printable(text)}"
+
+
+def tally(value: Tally) -> str:
+    """Return a count of runs: `1,204`, or `10,000+` if it was not counted to the end."""
+    return f"{value.count:,}{'+' if value.capped else ''}"
+
+
+def _print_ids(ids: Iterable[str]) -> None:
+    for run_id in ids:
+        click.echo(printable(run_id))
+
+
+def print_findings(settings: Settings, findings: Sequence[Finding]) -> None:
+    """Print findings on stderr, or as JSON; end with code 1 if there are any."""
+    output = Output(settings)
+    if output.format in ("json", "jsonl"):
+        output.rows(findings, findings, ())
+    else:
+        for each in findings:
+            click.echo(printable(f"{each.severity}: {each.text} {each.fix}"), err=True)
+    if findings:
+        raise click.exceptions.Exit(1)
+
+
+@contextmanager
+def progress(label: str) -> Generator[Callable[[int, int | None], None], None, None]:
+    """Show a progress bar on a terminal while something takes long; call with done and total."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,63 @@
+"""Values that are passed as arguments: JSON, or `key=text key:=json` pairs."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+_PAIR = re.compile(r"([A-Za-z_][\w.-]*)(:=|=)(.*)", re.DOTALL)
+
+
+def parse_json(text: str, name: str) -> Any:
+    """Return the value of a JSON argument."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        hint = f"write a string as '\"{text}\"'" if re.fullmatch(r"[\w .-]+", text) else str(error)
+        raise click.UsageError(f"{name} is not JSON: {hint}") from error
+
+
+def parse_payload(arguments: Sequence[str]) -> Any:
+    """Return a payload: nothing, one JSON value, or an object of pairs.
+
+    `name=ana` is a string, `count:=3` is JSON.
+    """
+    pairs = [_PAIR.fullmatch(argument) for argument in arguments]
+    if not arguments:
+        return None
+    if len(arguments) == 1 and pairs[0] is None:
+        return parse_json(arguments[0], "the payload")
+    payload: dict[str, Any] = {}
+    for argument, pair in zip(arguments, pairs, strict=True):
+        if pair is None:
+            raise click.UsageError(f"{argument!r} is neither key=text nor key:=json")
+        key, kind, text = pair.groups()
+        payload[key] = parse_json(text, key) if kind == ":=" else text
+    return payload
+
+
+def parse_pairs(pairs: Sequence[str], option: str) -> dict[str, str]:
+    """Return what `name=value` options name."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, separator, found[name] = pair.partition("=")
+        if not name or not separator:
+            raise click.UsageError(f"{option} is name=value, not {pair!r}")
+    return found
+
+
+def parse_rate(rate: str | None) -> float | None:
+    """Return runs per second of `10/s`, `90/min` or a number."""
+    if rate is None:
+        return None
+    number, _, unit = rate.partition("/")
+    seconds = {"": 1, "s": 1, "min": 60, "h": 3600}.get(unit)
+    try:
+        value = float(number) / seconds if seconds else 0
+    except ValueError:
+        value = 0
+    if not 0 < value < float("inf"):
+        raise click.UsageError(f"--rate is like 10/s or 90/min, not {rate!r}")
+    return value

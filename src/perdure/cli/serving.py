@@ -1,0 +1,92 @@
+"""Commands that serve or open the dashboard."""
+
+import asyncio
+import os
+import signal
+import webbrowser
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+from urllib.parse import urljoin
+
+import click
+
+from perdure.cli.context import Settings, command, message, option
+from perdure.cli.discovery import configured, imported, opened_store
+from perdure.errors import MissingDependency
+from perdure.runtime import Runtime
+
+LOCAL = "http://127.0.0.1:8765/"
+TOKEN = "PERDURE_DEV_TOKEN"
+"""The variable by which `perdure dev` passes the token of the dashboard on to its children."""
+
+PORT = option("--port", type=click.IntRange(0, 65535), default=8765, show_default=True)
+
+
+@command
+@option("--host", default="127.0.0.1", show_default=True)
+@PORT
+@option("--auth", metavar="MODULE:NAME", help="The hook that decides who may do what.")
+@option("--read-only", is_flag=True, help="Let no one change anything.")
+@option("--open", "opens", is_flag=True, help="Open it in a browser.")
+async def dashboard(
+    settings: Settings, host: str, port: int, auth: str | None, read_only: bool, opens: bool
+) -> None:
+    """Serve the dashboard.
+
+    Without --auth it can be opened on this machine alone, with the URL that is printed.
+    """
+    from perdure.dashboard.server import serve
+
+    hook: Any = None if auth is None else imported(auth)
+    async with (
+        opened_store(settings) as store,
+        serve(
+            store, host=host, port=port, auth=hook, person=settings.by, read_only=read_only
+        ) as url,
+    ):
+        click.echo(url)
+        if opens:
+            webbrowser.open(url)
+        await until_signalled()
+
+
+async def until_signalled() -> None:
+    """Wait until SIGTERM or SIGINT arrives."""
+    arrived = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, arrived.set)
+    await arrived.wait()
+
+
+@asynccontextmanager
+async def dashboard_of(
+    settings: Settings, runtime: Runtime, port: int
+) -> AsyncGenerator[str, None]:
+    """Serve the dashboard of a runtime beside a worker; return its URL, or what to install."""
+    async with AsyncExitStack() as stack:
+        try:
+            from perdure.dashboard.server import serve
+
+            served = serve(runtime, port=port, person=settings.by, token=os.environ.get(TOKEN))
+            url = await stack.enter_async_context(served)
+        except MissingDependency as error:
+            url = str(error)
+        yield url
+
+
+@command
+@click.argument("run_id", metavar="[ID]", required=False)
+@option("--url", metavar="URL", help="Where the dashboard is.")
+async def open_page(settings: Settings, run_id: str | None, url: str | None) -> None:
+    """Open the dashboard's page of a run in a browser.
+
+    The dashboard is at --url, or at dashboard under [tool.perdure] in pyproject.toml, or where
+    `perdure dev` serves it.
+    """
+    from perdure.dashboard.ids import encode_id
+
+    page = f"runs/{encode_id(run_id)}" if run_id else ""
+    address = urljoin((url or configured("dashboard") or LOCAL).rstrip("/") + "/", page)
+    message(settings, f"Opening {address}")
+    webbrowser.open(address)

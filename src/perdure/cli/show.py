@@ -1,0 +1,213 @@
+"""`perdure show`: a run, its steps on a timeline, and its error."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import click
+
+from perdure.cli.connections import insights
+from perdure.cli.context import Settings, command, message, option
+from perdure.cli.formatting import printable, shorten
+from perdure.cli.output import Output, duration, styled_status
+from perdure.insights.model import (
+    ErrorFacts,
+    RunFacts,
+    StepDetail,
+    StepGroup,
+    StepRow,
+    StepsPage,
+    WaitFacts,
+)
+from perdure.insights.words import count_words
+
+MOST_STEPS = 200
+NARROWEST_BAR = 12
+
+
+@command
+@click.argument("run_id", metavar="ID")
+@option("--step", metavar="KEY", help="Show one step in full.")
+@option("--reveal", is_flag=True, help="Show values that are redacted otherwise.")
+async def show(settings: Settings, run_id: str, step: str | None, reveal: bool) -> None:
+    """Show a run: its facts, its steps on a timeline, its error.
+
+    With -v the traceback includes the frames inside perdure.
+    """
+    output = Output(settings)
+    async with insights(settings, reveal=reveal) as ask:
+        if step is not None:
+            detail = await ask.step(run_id, step)
+            output.answer(detail, lambda: _step_lines(settings, detail), [run_id])
+            return
+        facts = await ask.run(run_id)
+        steps = await ask.steps(run_id, limit=MOST_STEPS)
+    answer = {"facts": facts, "steps": steps.steps}
+    output.answer(answer, lambda: _lines(settings, output, facts, steps), [run_id])
+    if steps.total > len(steps.steps) and output.format == "json":
+        message(settings, f"Only the first {MOST_STEPS} of {steps.total:,} steps were printed.")
+
+
+def _lines(settings: Settings, output: Output, facts: RunFacts, steps: StepsPage) -> Iterator[str]:
+    yield _heading(output, facts)
+    yield printable(facts.why.sentence)
+    if steps.total > len(steps.steps):
+        yield from map(_group_line, facts.groups)
+    else:
+        yield from _timeline(output, facts, steps.steps)
+    for wait in facts.waits:
+        yield f"  {_wait(output, wait)}"
+    if facts.error is not None:
+        yield from _error_lines(facts.error, with_engine=settings.verbose > 0)
+    width = _columns()
+    for title, value in (("Input", facts.payload), ("Output", facts.output)):
+        if value is not None:
+            text = json.dumps(value, ensure_ascii=False)
+            yield f"{title:<8}{shorten(printable(text), width - 8)}"
+    if facts.inbox:
+        names = ", ".join(printable(each.event) for each in facts.inbox)
+        yield f"Inbox   {count_words(len(facts.inbox), 'message')}: {names}"
+    for act in facts.acts:
+        why = f': "{act.why}"' if act.why else ""
+        yield printable(f"{act.verb} by {act.by}, {output.time(act.at)}{why}")
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size((100, 24)).columns
+
+
+def _heading(output: Output, facts: RunFacts) -> str:
+    run = facts.run
+    parts = [click.style(printable(run.id), bold=True)]
+    parts.append(printable(f"{run.workflow or 'unnamed'} v{run.version}"))
+    status = f"{styled_status(output, run.status)} {output.time(run.ended_at or run.updated_at)}"
+    if run.created_at and run.ended_at:
+        status += f", took {duration(run.ended_at - run.created_at)}"
+    parts.append(status)
+    parts += [printable(f"{name}={value}") for name, value in run.tags.items()]
+    if facts.progress is not None:
+        parts.append(f"{facts.progress:.0%} {printable(facts.note)}".strip())
+    if facts.forked_from is not None:
+        parts.append(printable(f"forked from {facts.forked_from.run_id}"))
+    return "   ".join(parts)
+
+
+def _group_line(group: StepGroup) -> str:
+    text = f"  {group.name} × {group.count:,}"
+    if group.p50 is not None:
+        text += f", p50 {duration(group.p50)}"
+    return printable(text + (f", {group.failed:,} failed" if group.failed else ""))
+
+
+def _wait(output: Output, wait: WaitFacts) -> str:
+    until = f", until {output.time(wait.wake_at)}" if wait.wake_at else ""
+    match wait.kind:
+        case "event":
+            return printable(f'waits for event "{wait.event}"{until}')
+        case "sleep":
+            return printable(f'sleeps in "{wait.id}"{until}')
+        case "retry":
+            return printable(f'attempt {wait.attempt} of "{wait.id}"{until.replace("until", "at")}')
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the timeline; without an `end` the step is still running."""
+
+    mark: str
+    name: str
+    length: str
+    detail: str
+    begin: datetime | None
+    end: datetime | None
+    is_wait: bool = False
+
+
+def _row(output: Output, step: StepRow) -> Row:
+    is_wait = step.kind in ("sleep", "event", "wait")
+    status = "failed" if not step.ok else "suspended" if is_wait else "completed"
+    attempts = count_words(step.attempts, "attempt") if step.attempts > 1 else ""
+    by = f"by {step.by}" if step.by else ""
+    detail = "  ".join(filter(None, (attempts, by, step.error if not step.ok else step.value)))
+    length = "" if step.duration is None else duration(step.duration)
+    mark = output.mark(status)
+    return Row(mark, step.key, length, detail, step.started_at, step.ended_at, is_wait)
+
+
+def _rows(output: Output, facts: RunFacts, steps: tuple[StepRow, ...]) -> Iterator[Row]:
+    for step in steps:
+        yield _row(output, step)
+    for flight in facts.in_flight:
+        attempt = f"attempt {flight.attempt} on {flight.worker}"
+        length = duration(output.now - flight.since)
+        yield Row(output.mark("running"), flight.key, length, attempt, flight.since, output.now)
+
+
+def _timeline(output: Output, facts: RunFacts, steps: tuple[StepRow, ...]) -> Iterator[str]:
+    rows = list(_rows(output, facts, steps))
+    if not rows:
+        return
+    name = min(max(len(printable(row.name)) for row in rows), 32)
+    length = max(len(row.length) for row in rows)
+    detail = min(max(len(printable(row.detail)) for row in rows), 28)
+    room = _columns() - name - length - detail - 10
+    axis = _Axis(rows, min(room, 48)) if room >= NARROWEST_BAR else None
+    for row in rows:
+        cells = (
+            f"{shorten(printable(row.name), name):<{name}}",
+            f"{row.length:>{length}}",
+            f"{shorten(printable(row.detail), detail):<{detail}}",
+        )
+        bar = f"  |{axis.bar(row)}" if axis else ""
+        yield f"  {row.mark} {'  '.join(cells)}{bar}".rstrip()
+
+
+class _Axis:
+    """Maps times to columns."""
+
+    def __init__(self, rows: list[Row], width: int) -> None:
+        begins = [row.begin for row in rows if row.begin]
+        ends = [row.end for row in rows if row.end]
+        self._begin = min(begins, default=None)
+        self._span = timedelta(0)
+        if self._begin and ends:
+            self._span = max(ends) - self._begin
+        self._width = width
+
+    def bar(self, row: Row) -> str:
+        """Return the bar of a step: full for work, dashed for a wait."""
+        if row.begin is None or row.end is None or self._begin is None or not self._span:
+            return ""
+        first = round((row.begin - self._begin) / self._span * (self._width - 1))
+        last = round((row.end - self._begin) / self._span * (self._width - 1))
+        return " " * first + ("-" if row.is_wait else "█") * max(last - first, 1)
+
+
+def _error_lines(error: ErrorFacts, *, with_engine: bool) -> Iterator[str]:
+    title, cause = "", error
+    while True:
+        text = f"{cause.type}: {cause.message}" if cause.message else cause.type
+        yield f"      {title}{click.style(printable(text), fg='red')}"
+        if cause.value is not None:
+            yield f"        {printable(json.dumps(cause.value, ensure_ascii=False))}"
+        for frame in cause.frames:
+            if with_engine or not frame.is_engine:
+                yield printable(f"        {frame.file}:{frame.line} in {frame.function}")
+        yield from (f"        {printable(note)}" for note in cause.notes)
+        if cause.cause is None:
+            return
+        title, cause = "caused by ", cause.cause
+
+
+def _step_lines(settings: Settings, detail: StepDetail) -> Iterator[str]:
+    step = detail.step
+    length = "" if step.duration is None else f", {duration(step.duration)}"
+    yield printable(f"{step.key}   {step.kind}, {count_words(step.attempts, 'attempt')}{length}")
+    if detail.error is not None:
+        yield from _error_lines(detail.error, with_engine=settings.verbose > 0)
+    else:
+        text: Any = json.dumps(detail.value, ensure_ascii=False, indent=2)
+        yield from map(printable, text.split("\n"))

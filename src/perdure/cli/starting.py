@@ -1,0 +1,102 @@
+"""Commands that create runs: start, fork and import."""
+
+import json
+from typing import IO, Any
+
+import click
+
+from perdure.cli.changes import WHY, WHY_REQUIRED, print_outcome
+from perdure.cli.connections import operations
+from perdure.cli.context import Settings, command, message, option
+from perdure.cli.formatting import printable
+from perdure.cli.output import Output
+from perdure.cli.payloads import parse_json, parse_pairs, parse_payload
+from perdure.cli.watching import follow_run
+from perdure.insights import Insights
+from perdure.operations import KEEP
+
+
+@command
+@click.argument("workflow")
+@click.argument("payload", nargs=-1)
+@option("--id", "run_id", metavar="ID", help="The id of the new run.")
+@option("--tag", "tags", multiple=True, metavar="NAME=VALUE")
+@WHY
+@option("--wait", is_flag=True, help="Print what the run does until it ends.")
+@option("--timeout", metavar="DURATION", help="With --wait: how long, such as 30s.")
+async def start(
+    settings: Settings,
+    workflow: str,
+    payload: tuple[str, ...],
+    run_id: str | None,
+    tags: tuple[str, ...],
+    why: str,
+    wait: bool,
+    timeout: str | None,
+) -> None:
+    """Create a run, which a worker executes.
+
+    The payload is JSON, or pairs: email=a@b.c count:=3. With --app it is checked first.
+    """
+    async with operations(settings) as act:
+        outcome = await act.start(
+            workflow,
+            parse_payload(payload),
+            run_id=run_id,
+            tags=parse_pairs(tags, "--tag"),
+            by=settings.by,
+            why=why,
+        )
+        print_outcome(Output(settings), outcome)
+        if wait:
+            await follow_run(settings, Insights(act.store), outcome.run_id, timeout)
+
+
+@command
+@click.argument("run_id", metavar="ID")
+@option("--at", metavar="STEP", help="The first step that runs again; without it, all do.")
+@option("--id", "new_id", metavar="ID", help="The id of the new run.")
+@option("--payload", metavar="JSON", help="Another input.")
+@option("--value", "values", multiple=True, metavar="STEP=JSON", help="Another value of a step.")
+@option("--version", type=int, help="Another version of the workflow.")
+@WHY_REQUIRED
+async def fork(
+    settings: Settings,
+    run_id: str,
+    at: str | None,
+    new_id: str | None,
+    payload: str | None,
+    values: tuple[str, ...],
+    version: int | None,
+    why: str,
+) -> None:
+    """Create a run with the records of another one before a step."""
+    pairs = parse_pairs(values, "--value")
+    async with operations(settings) as act:
+        outcome = await act.fork(
+            run_id,
+            at,
+            new_id=new_id,
+            payload=KEEP if payload is None else parse_json(payload, "--payload"),
+            values={step: parse_json(text, step) for step, text in pairs.items()} or None,
+            version=version,
+            by=settings.by,
+            why=why,
+        )
+    print_outcome(Output(settings), outcome)
+
+
+@command
+@click.argument("file", type=click.File(encoding="utf-8"))
+@option("--id", "run_id", metavar="ID", help="Another id.")
+@WHY
+async def import_run(settings: Settings, file: IO[str], run_id: str | None, why: str) -> None:
+    """Create a run from an exported bundle; - reads it from stdin."""
+    try:
+        bundle: Any = json.load(file)
+    except ValueError as error:
+        raise click.UsageError(f"{file.name} is not a bundle: {error}") from error
+    async with operations(settings) as act:
+        outcome = await act.import_run(bundle, run_id=run_id, by=settings.by, why=why)
+    print_outcome(Output(settings), outcome)
+    message(settings, f"Recorded as {printable(settings.by)}.")

@@ -1,0 +1,108 @@
+"""Commands about the store itself: info, check, migrate, sql and prune."""
+
+from collections.abc import Sequence
+
+import click
+
+from perdure.cli.changes import WHY_REQUIRED
+from perdure.cli.connections import insights, operations
+from perdure.cli.context import Settings, command, group, message, option
+from perdure.cli.discovery import opened_store
+from perdure.cli.formatting import printable
+from perdure.cli.output import Output, print_findings, progress
+from perdure.insights.words import count_words
+from perdure.snapshot import RunStatus
+from perdure.stores.mysql import schema as mysql
+from perdure.stores.postgres import schema as postgres
+from perdure.stores.sqlite import schema as sqlite
+
+OVER: tuple[RunStatus, ...] = ("completed", "failed", "cancelled")
+OF_STORE = {"store", "durability", "lease", "clock_drift"}
+_NEW_ENOUGH = {"mysql": "8.0.19", "mariadb": "10.6-mariadb"}
+
+
+@command
+async def info(settings: Settings) -> None:
+    """Print what the store is and what it can do."""
+    async with insights(settings) as ask:
+        answer = await ask.store()
+    lines = (f"{answer.url} ({answer.kind})", *answer.sentences)
+    Output(settings).answer(answer, lambda: map(printable, lines), ())
+
+
+@command
+async def check(settings: Settings) -> None:
+    """Look for problems of the store; print nothing and exit with 0 if all is well."""
+    async with insights(settings) as ask:
+        findings = await ask.check()
+    print_findings(settings, [each for each in findings if each.code in OF_STORE])
+
+
+@command
+async def migrate(settings: Settings) -> None:
+    """Create or update the tables of the store, as its first use would."""
+    async with opened_store(settings) as store:
+        with progress("Migrating"):
+            await store.list(limit=1)
+    message(settings, "The schema is up to date.")
+
+
+@command
+@click.argument("database", type=click.Choice(["sqlite", "postgres", "mysql", "mariadb"]))
+@option("--table", default="perdure_runs", show_default=True)
+async def sql(settings: Settings, database: str, table: str) -> None:
+    """Print the statements that create the tables, for those who run migrations themselves."""
+    click.echo("\n\n".join(schema.script() for schema in _schemas(database, table)))
+
+
+def _schemas(database: str, table: str) -> Sequence[sqlite.Schema | postgres.Schema | mysql.Schema]:
+    documents = "migrations_keyvalue"
+    if database == "sqlite":
+        names = {"migrations": table, documents: f"{table}_documents"}
+        return [sqlite.Schema(folder, name) for folder, name in names.items()]
+    if database == "postgres":
+        tables = postgres.Tables(table), postgres.Tables(table, "_documents")
+        return postgres.Schema(tables[0]), postgres.Schema(tables[1], documents)
+    dialect = mysql.dialect_of(_NEW_ENOUGH[database])
+    own, other = mysql.Tables(table), mysql.Tables(table, "_documents")
+    return mysql.Schema(own, dialect), mysql.Schema(other, dialect, documents)
+
+
+@command
+@option("--older-than", required=True, metavar="DURATION", help="How long a run is over: 30d.")
+@option("--status", "statuses", multiple=True, type=click.Choice(OVER), help="Only these runs.")
+@option("--workflow", metavar="NAME", help="Only runs of this workflow.")
+@option("--dry-run", is_flag=True, help="Only count them.")
+@WHY_REQUIRED
+async def prune(
+    settings: Settings,
+    older_than: str,
+    statuses: tuple[RunStatus, ...],
+    workflow: str | None,
+    dry_run: bool,
+    why: str,
+) -> None:
+    """Delete runs that are over for long."""
+    async with operations(settings) as act:
+        with progress("Pruning"):
+            count = await act.prune(
+                older_than,
+                statuses=statuses,
+                workflow=workflow,
+                dry_run=dry_run,
+                by=settings.by,
+                why=why,
+            )
+    done = "would be deleted" if dry_run else "deleted"
+    sentence = f"{count_words(count, 'run')} {done}."
+    Output(settings).answer({"count": count, "dry_run": dry_run}, lambda: [sentence], ())
+
+
+store = group(
+    "Look at the store, migrate it, delete old runs.",
+    info=info,
+    check=check,
+    migrate=migrate,
+    sql=sql,
+    prune=prune,
+)

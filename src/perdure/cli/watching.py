@@ -1,0 +1,168 @@
+"""Commands that look at the store as a whole, or follow a run: overview, top and watch."""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from contextlib import aclosing
+
+import click
+
+from perdure.cli.connections import insights
+from perdure.cli.context import Settings, command, option
+from perdure.cli.failures import FAILED, USAGE, Failure
+from perdure.cli.formatting import printable
+from perdure.cli.output import Output, duration, styled_status, tally
+from perdure.cli.terminal import keys, within
+from perdure.clock import parse_duration
+from perdure.insights import Insights
+from perdure.insights.model import Attention, Overview, RunFacts, StepRow, Tally
+from perdure.insights.words import count_words
+from perdure.snapshot import is_over
+
+LIVE = ("running", "suspended", "waiting", "queued", "paused")
+OVER = ("completed", "failed", "cancelled")
+REFRESH = 2.0
+
+
+@command
+async def overview(settings: Settings) -> None:
+    """Print an overview of the store."""
+    async with insights(settings) as ask:
+        answer, url = await ask.overview(), (await ask.store()).url
+    ids = (run.id for run in answer.failures)
+    Output(settings).answer(answer, lambda: overview_lines(answer, url), ids)
+
+
+def overview_lines(answer: Overview, url: str) -> Iterator[str]:
+    """Yield the lines of the overview."""
+    live = sum(worker.state != "lost" for worker in answer.workers)
+    yield f"Store       {printable(url)}, {count_words(live, 'worker')} live"
+    now = _counted(answer.counts, LIVE)
+    if answer.due:
+        oldest = answer.oldest_due or answer.now
+        now.insert(1, f"{answer.due:,} due (oldest {duration(answer.now - oldest)})")
+    yield f"Now         {'   '.join(now) or 'nothing'}"
+    yield f"Last 24 h   {'   '.join(_counted(answer.last_day, OVER)) or 'nothing ended'}"
+    if answer.attention:
+        yield "Needs attention"
+        yield from map(_attention_line, answer.attention)
+
+
+def _counted(counts: dict[str, Tally], statuses: tuple[str, ...]) -> list[str]:
+    return [
+        f"{tally(counts[status])} {status}"
+        for status in statuses
+        if status in counts and counts[status].count
+    ]
+
+
+def _attention_line(attention: Attention) -> str:
+    hint = f"perdure ls {attention.query}" if attention.query else ""
+    if attention.run_id:
+        hint = f"perdure why {attention.run_id}"
+    return f"  {printable(attention.text):<56} {printable(hint)}".rstrip()
+
+
+@command
+async def top(settings: Settings) -> None:
+    """Show the overview, continuously; q ends it."""
+    if not sys.stdout.isatty():
+        raise Failure("top needs a terminal; `perdure` alone prints the overview", USAGE)
+    from rich.live import Live
+    from rich.text import Text
+
+    pressed: asyncio.Queue[str] = asyncio.Queue()
+    async with insights(settings) as ask:
+        with keys(pressed), Live(screen=True, auto_refresh=False) as live:
+            while True:
+                lines = await _top_lines(settings, ask)
+                live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
+                try:
+                    if await within(REFRESH, pressed.get()) == "q":
+                        return
+                except TimeoutError:
+                    continue
+
+
+async def _top_lines(settings: Settings, ask: Insights) -> list[str]:
+    answer, url = await ask.overview(), (await ask.store()).url
+    output = Output(settings)
+    lines = [*overview_lines(answer, url), ""]
+    for worker in answer.workers:
+        slots = f"{worker.running:,} of {worker.slots:,} slots"
+        lines.append(printable(f"{worker.id}   {worker.state}   {slots}"))
+        for flight in worker.in_flight:
+            since = duration(output.now - flight.since)
+            lines.append(printable(f"  {flight.run_id}   {flight.key}   {since}"))
+    lines += ["", "Newest failures"] if answer.failures else []
+    lines += [
+        printable(f"  {run.id}   {output.time(run.ended_at or run.updated_at)}   {run.error}")
+        for run in answer.failures
+    ]
+    return lines
+
+
+@command
+@click.argument("run_id", metavar="ID")
+@option("--timeout", metavar="DURATION", help="How long to watch, such as 30s.")
+async def watch(settings: Settings, run_id: str, timeout: str | None) -> None:
+    """Print what a run does until it ends.
+
+    The exit code is 0 if it completes, 1 if it fails or is cancelled, 124 after the timeout.
+    """
+    async with insights(settings) as ask:
+        await follow_run(settings, ask, run_id, timeout)
+
+
+async def follow_run(settings: Settings, ask: Insights, run_id: str, timeout: str | None) -> None:
+    """Print the changes of a run until it ends; raise unless it completes in time."""
+    follower = Follower(settings, ask, run_id)
+    if timeout is None:
+        status = await follower.run()
+    else:
+        seconds = parse_duration(timeout, "timeout").total_seconds()
+        status = await within(seconds, follower.run())
+    if status != "completed":
+        raise click.exceptions.Exit(FAILED)
+
+
+class Follower:
+    """Prints each change of a run as lines: its new records, and its status when that changed."""
+
+    def __init__(self, settings: Settings, ask: Insights, run_id: str) -> None:
+        self._ask = ask
+        self._run_id = run_id
+        self._output = Output(settings)
+        self._last_key: str | None = None
+        self._sentence = ""
+
+    async def run(self) -> str:
+        """Print until the run ends; return its status."""
+        status = ""
+        async with aclosing(self._ask.watch(self._run_id)) as changes:
+            async for facts in changes:
+                status = facts.run.status
+                if self._output.format == "table":
+                    await self._print(facts)
+                else:
+                    self._output.json(facts, indent=None)
+        return status
+
+    async def _print(self, facts: RunFacts) -> None:
+        page = await self._ask.steps(self._run_id, after=self._last_key)
+        for step in page.steps:
+            self._last_key = step.key
+            self._line(_step_text(self._output, step))
+        if facts.why.sentence != self._sentence or is_over(facts.run.status):
+            self._sentence = facts.why.sentence
+            status = styled_status(self._output, facts.run.status)
+            self._line(f"{status}  {printable(self._sentence)}")
+
+    def _line(self, text: str) -> None:
+        click.echo(f"{Output.clock()}  {text}")
+
+
+def _step_text(output: Output, step: StepRow) -> str:
+    mark = output.mark("completed" if step.ok else "failed")
+    took = f" ({duration(step.duration)})" if step.duration is not None else ""
+    return f"{mark} {printable(step.key)}{took} {printable(step.error or step.value)}".rstrip()

@@ -1,0 +1,224 @@
+"""The dashboard: an ASGI app that can be mounted under any path.
+
+Every request passes `Dashboard._answer`: it checks the host, who is there, what they may do and
+where a form came from, before a view is called. Nothing depends on a lifespan, since frameworks do
+not run that of a mounted app.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from random import Random, SystemRandom
+from typing import Any, Literal
+
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from perdure import errors
+from perdure.clock import Clock, SystemClock
+from perdure.dashboard import protection
+from perdure.dashboard.access import Access, Auth, Right, closed
+from perdure.dashboard.board import Board
+from perdure.dashboard.live import Live
+from perdure.dashboard.rendering import Content, render, static_response
+from perdure.dashboard.replies import SAID_COOKIE, read_said, set_cookie
+from perdure.dashboard.routes import ROUTES, Route, View
+from perdure.dashboard.visit import PREFERENCES_COOKIE, Preferences, Visit, base_of, split_path
+from perdure.insights import NOTHING_REDACTED, Insights, Redact
+from perdure.insights.redaction import DEFAULT_REDACTION
+from perdure.operations import Operations
+from perdure.runtime import Runtime
+from perdure.store import Store
+from perdure.validation import check_flag, check_random
+
+_SESSION_AGE = 30 * 24 * 3600
+_SAFE = ("GET", "HEAD")
+_READ_ONLY: frozenset[Right] = frozenset({"view"})
+
+
+class Dashboard:
+    """Pages on which operators see and repair the runs of a store, as an ASGI app.
+
+    `auth` is a hook of `perdure.dashboard`, such as `basic({"ana": hash})`, or an async function of
+    your own; without one every request is refused. `read_only` limits everyone to looking. `redact`
+    says what is hidden in values. `environment` is shown on every page ("production"). With
+    `live="poll"` pages ask for changes every few seconds, for proxies that buffer streams.
+    `show_source` shows the source of workflows. `hosts` are the only values of the header Host that
+    are answered.
+
+        app = Starlette(routes=[Mount("/perdure", Dashboard(runtime, auth=allow_all))])
+    """
+
+    def __init__(
+        self,
+        runtime_or_store: Runtime | Store,
+        *,
+        auth: Auth | None = None,
+        read_only: bool = False,
+        redact: Redact = DEFAULT_REDACTION,
+        environment: str = "",
+        live: Literal["sse", "poll"] = "sse",
+        show_source: bool = False,
+        hosts: Iterable[str] = (),
+        clock: Clock = SystemClock(),
+        random: Random | None = None,
+    ) -> None:
+        if auth is not None and not callable(auth):
+            raise errors.InvalidArgument("auth", auth, "an async function that takes the request")
+        if live not in ("sse", "poll"):
+            raise errors.InvalidArgument("live", live, "'sse' or 'poll'")
+        self._auth = auth or closed
+        self._read_only = check_flag(read_only, "read_only")
+        self._hosts = frozenset(each.lower() for each in hosts)
+        self._random = SystemRandom() if random is None else check_random(random)
+        self._clock = clock
+        self._limit = protection.RateLimit(clock)
+        self._live = Live(clock)
+        if isinstance(runtime_or_store, Runtime):
+            store, workflows = runtime_or_store.store, runtime_or_store.registry.definitions
+        else:
+            store, workflows = runtime_or_store, []
+        self._board = Board(
+            insights=Insights(store, redact=redact, clock=clock),
+            revealed=Insights(store, redact=NOTHING_REDACTED, clock=clock),
+            operations=Operations(store, via="dashboard", workflows=workflows, clock=clock),
+            environment=environment,
+            live=live,
+            show_source=check_flag(show_source, "show_source"),
+            has_types=bool(workflows),
+        )
+        self._app = GZipMiddleware(self._respond, minimum_size=1024)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. Other kinds of connections are not accepted."""
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._app(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1000})
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        response = await self._answer(request)
+        for name, value in protection.HEADERS.items():
+            response.headers.setdefault(name, value)
+        response.headers.setdefault("Cache-Control", "no-store")
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        """Let a request in, or refuse it. What is public needs no person."""
+        mount, path = split_path(request.scope)
+        # A foreign name that points here belongs to a page that wants to read ours.
+        if self._hosts and request.headers.get("host", "").lower() not in self._hosts:
+            return PlainTextResponse("This host name is not served here.\n", 421)
+        if path == "/healthz":
+            return PlainTextResponse("ok\n")
+        if path.startswith("/static/"):
+            return static_response(path.rpartition("/")[2]) or Response(status_code=404)
+        access = await self._auth(request)
+        if isinstance(access, Response):
+            return access
+        if not self._limit.allows(protection.session_of(request) or access.person):
+            return PlainTextResponse("Too many requests: wait a second.\n", 429)
+        visit = self._visit(request, base_of(request, mount), path, access)
+        response = await self._route(visit)
+        if not protection.session_of(request):
+            set_cookie(response, visit, protection.SESSION_COOKIE, visit.session, _SESSION_AGE)
+        return response
+
+    def _visit(self, request: Request, base: str, path: str, access: Access) -> Visit:
+        if self._read_only:
+            access = Access(access.person, access.rights & _READ_ONLY)
+        return Visit(
+            request=request,
+            base=base,
+            path=path,
+            access=access,
+            session=protection.session_of(request) or protection.new_session(self._random),
+            preferences=Preferences.from_cookie(request.cookies.get(PREFERENCES_COOKIE, "")),
+            now=self._clock.now(),
+            random=self._random,
+        )
+
+    async def _route(self, visit: Visit) -> Response:
+        """Find the view of a path, and call it if the person may."""
+        if not visit.may("view"):
+            return self._refuse(visit, 403, "You may not see this dashboard.")
+        if visit.path == "/live":
+            return await self._live.stream(self._board, visit)
+        for route in ROUTES:
+            params = route.match(visit.path)
+            if params is not None:
+                return await self._enter(route, replace(visit, params=params))
+        return self._refuse(visit, 404, "There is no such page.")
+
+    async def _enter(self, route: Route, visit: Visit) -> Response:
+        """Check method, right, origin and token: the one gate that every view is behind."""
+        method = visit.request.method
+        view = route.get if method in _SAFE else route.post if method == "POST" else None
+        if view is None:
+            return self._refuse(visit, 405, f"This page does not accept {method}.")
+        if method == "POST":
+            if not protection.is_same_origin(visit.request):
+                return self._refuse(visit, 403, "This form was not sent by a page of this host.")
+            form = await protection.read_form(visit.request)
+            if form is None:
+                return self._refuse(visit, 413, "This form is larger than 1 MB.")
+            visit = replace(visit, form=form)
+        right = route.right_for(visit.params, visit.form)
+        if right is None:
+            return self._refuse(visit, 404, "There is no such page.")
+        if not visit.may(right):
+            return self._refuse(visit, 403, f"This needs the right {right!r}.")
+        if method == "POST" and not self._has_token(visit):
+            return self._refuse(visit, 403, "This form has expired. Open the page again.")
+        return await self._call(view, visit)
+
+    def _has_token(self, visit: Visit) -> bool:
+        token = visit.value(protection.TOKEN_FIELD)
+        return protection.is_form_token(token, visit.session, visit.access.person, visit.path)
+
+    async def _call(self, view: View, visit: Visit) -> Response:
+        """Call a view; what it raises becomes a page too."""
+        try:
+            async with self._board.reads:
+                result = await view(self._board, visit)
+        except errors.PerdureError as error:
+            return self._refuse(visit, _status_of(error), str(error))
+        return result if isinstance(result, Response) else self._render(result, visit)
+
+    def _refuse(self, visit: Visit, status: int, text: str) -> Response:
+        title = _TITLES.get(status, "This did not work")
+        context = {"title": title, "text": text}
+        return self._render(Content("message.html", {"error": text}, context, status), visit)
+
+    def _render(self, content: Content, visit: Visit) -> Response:
+        said = "" if visit.is_part else read_said(visit.request)
+        shell: dict[str, Any] = {
+            "query_text": "",
+            "said": said,
+            "board": self._board,
+            "read_only": self._read_only,
+        }
+        response = render(content, visit, {**shell, **content.context})
+        if said:
+            response.delete_cookie(SAID_COOKIE, path=visit.base or "/")
+        return response
+
+
+# The first class that fits decides.
+_STATUSES = {errors.RunNotFound: 404, errors.StoreError: 503, errors.Refused: 409}
+_TITLES = {403: "Not allowed", 404: "Not found", 409: "Refused", 503: "Store unavailable"}
+
+
+def _status_of(error: errors.PerdureError) -> int:
+    return next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 400)
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    """Answer a server that runs the dashboard itself."""
+    while (await receive())["type"] != "lifespan.shutdown":
+        await send({"type": "lifespan.startup.complete"})
+    await send({"type": "lifespan.shutdown.complete"})

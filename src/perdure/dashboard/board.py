@@ -1,0 +1,46 @@
+"""What every view works with: the questions, the verbs and the options of one dashboard."""
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeVar
+
+from perdure.errors import StoreError
+from perdure.insights import Insights
+from perdure.operations import Operations
+
+T = TypeVar("T")
+
+_MAX_READS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """The parts of a dashboard. `revealed` answers without redaction."""
+
+    insights: Insights
+    revealed: Insights
+    operations: Operations
+    environment: str = ""
+    live: Literal["sse", "poll"] = "sse"
+    show_source: bool = False
+    has_types: bool = False
+    # A slow page must not keep the store's connections from the workers of this process.
+    reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_READS))
+    background: set[asyncio.Task[object]] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Region(Generic[T]):
+    """A part of a page: its data, or why it could not be read."""
+
+    data: T | None = None
+    error: str = ""
+
+
+async def region(reading: Awaitable[T]) -> Region[T]:
+    """Read one part of a page; the other parts are shown even if this one fails."""
+    try:
+        return Region(await reading)
+    except StoreError as error:
+        return Region(error=str(error))

@@ -1,0 +1,140 @@
+"""Live updates: the server says what changed, and the browser fetches it again.
+
+While a browser listens, one task per dashboard asks the store for everything that is on screen,
+once for all listeners. The events contain topics and no data, so they need no redaction.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+import msgspec
+from starlette.responses import Response, StreamingResponse
+
+from perdure.clock import Clock
+from perdure.dashboard.board import Board
+from perdure.dashboard.visit import Visit
+from perdure.errors import PerdureError
+
+MAX_STREAMS = 3
+"""How many streams a session may have: a browser opens six connections per host."""
+
+_MAX_TOPICS = 8
+_PERIODS = {"counts": 5.0, "fleet": 2.0, "acts": 5.0, "bulk": 1.0, "run": 1.0, "query": 1.0}
+_HEARTBEAT = 15.0
+# A topic that is slow to read is read less often: it may take a tenth of the time.
+_SHARE = 10
+
+
+@dataclass(eq=False, slots=True)
+class _Listener:
+    session: str
+    topics: frozenset[str]
+    changed: set[str] = field(default_factory=set)
+    wakes: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True)
+class _Topic:
+    next_at: float = 0.0
+    digest: bytes = b""
+
+
+class Live:
+    """The listeners of one dashboard, and the task that reads for them."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._listeners: set[_Listener] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    async def stream(self, board: Board, visit: Visit) -> Response:
+        """Return a stream of changed topics; 204 if the session has enough of them."""
+        asked = visit.request.query_params.getlist("topic")[:_MAX_TOPICS]
+        topics = frozenset(each for each in asked if each.partition(":")[0] in _PERIODS)
+        open_streams = sum(each.session == visit.session for each in self._listeners)
+        if board.live == "poll" or not topics or open_streams >= MAX_STREAMS:
+            return Response(status_code=204)
+        events = self._events(board, _Listener(visit.session, topics))
+        return StreamingResponse(events, 200, {"X-Accel-Buffering": "no"}, "text/event-stream")
+
+    async def _events(self, board: Board, listener: _Listener) -> AsyncGenerator[bytes, None]:
+        self._listeners.add(listener)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._watch(board))
+        try:
+            yield b"retry: 3000\n\n"
+            while True:
+                await self._wait(listener)
+                changed, listener.changed = sorted(listener.changed), set()
+                # A comment keeps proxies from closing the connection, and shows that it is gone.
+                yield b"".join(map(_event, changed)) or b":\n\n"
+        finally:
+            self._listeners.discard(listener)
+
+    async def _wait(self, listener: _Listener) -> None:
+        """Wait for a change, but not longer than the heartbeat."""
+        sleeping = asyncio.ensure_future(self._clock.sleep(_HEARTBEAT))
+        waking = asyncio.ensure_future(listener.wakes.wait())
+        try:
+            await asyncio.wait({sleeping, waking}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sleeping.cancel()
+            waking.cancel()
+        listener.wakes.clear()
+
+    async def _watch(self, board: Board) -> None:
+        """Read what is on screen until no browser listens."""
+        topics: dict[str, _Topic] = {}
+        while self._listeners:
+            wanted = {topic for each in self._listeners for topic in each.topics}
+            topics = {name: topics.get(name, _Topic()) for name in wanted}
+            for name, topic in topics.items():
+                if topic.next_at <= self._clock.monotonic():
+                    await self._look(board, name, topic)
+            await self._clock.sleep(0.25)
+
+    async def _look(self, board: Board, name: str, topic: _Topic) -> None:
+        """Read one topic, and notify its listeners if it has changed."""
+        begun = self._clock.monotonic()
+        try:
+            digest = await digest_of(board, name)
+        except PerdureError as error:
+            digest = hashlib.sha256(str(error).encode()).digest()
+        now = self._clock.monotonic()
+        period = _PERIODS[name.partition(":")[0]]
+        topic.next_at = now + max(period, (now - begun) * _SHARE)
+        is_changed = bool(topic.digest) and digest != topic.digest
+        topic.digest = digest
+        for listener in self._listeners:
+            if is_changed and name in listener.topics:
+                listener.changed.add(name)
+                listener.wakes.set()
+
+
+def _event(topic: str) -> bytes:
+    """Return one event; a topic contains no line break that could end it early."""
+    return b"data: " + msgspec.json.encode(topic) + b"\n\n"
+
+
+async def digest_of(board: Board, topic: str) -> bytes:
+    """Return a hash of what a topic currently shows."""
+    kind, _, rest = topic.partition(":")
+    data: object
+    async with board.reads:
+        match kind:
+            case "run":
+                data = await board.insights.revisions([rest])
+            case "query":
+                data = await board.insights.runs(rest)
+            case "fleet":
+                data = await board.insights.workers()
+            case "acts":
+                data = await board.insights.acts()
+            case "bulk":
+                data = await board.insights.bulk(rest)
+            case _:
+                overview = await board.insights.overview()
+                data = (overview.counts, overview.due, overview.attention, overview.failures)
+    return hashlib.sha256(msgspec.json.encode(data)).digest()

@@ -1,0 +1,112 @@
+"""Protection against other pages in the operator's browser, and against too much of everything."""
+
+import hmac
+import re
+from collections.abc import Mapping
+from hashlib import sha256
+from random import Random
+from urllib.parse import parse_qsl, urlsplit
+
+from starlette.requests import Request
+
+from perdure.clock import Clock
+
+MAX_BODY = 1_000_000
+MAX_FIELDS = 300
+SESSION_COOKIE = "perdure_session"
+TOKEN_FIELD = "form_token"
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+}
+
+_SESSION = re.compile(r"[0-9a-f]{64}")
+_REQUESTS_PER_SECOND = 20
+_BURST = 60
+_MAX_SESSIONS = 1000
+
+
+def session_of(request: Request) -> str:
+    """Return the session of the browser, or "" if it has none yet."""
+    cookie = request.cookies.get(SESSION_COOKIE, "")
+    return cookie if _SESSION.fullmatch(cookie) else ""
+
+
+def new_session(random: Random) -> str:
+    """Return a session that cannot be guessed."""
+    return random.randbytes(32).hex()
+
+
+def form_token(session: str, person: str, path: str, random: Random) -> str:
+    """Return the token that a form of this path must send.
+
+    Its key is the session cookie, which no other page can read, so every process can check it.
+    Each one begins with other bytes: compressed pages then say nothing about it.
+    """
+    salt = random.randbytes(8).hex()
+    return salt + _digest(session, salt, person, path)
+
+
+def is_form_token(token: str, session: str, person: str, path: str) -> bool:
+    """Return whether a token was made for this session, person and path."""
+    expected = _digest(session, token[:16], person, path)
+    return bool(session) and hmac.compare_digest(token[16:].encode(), expected.encode())
+
+
+def _digest(session: str, salt: str, person: str, path: str) -> str:
+    message = "\n".join((salt, person, path))
+    return hmac.new(session.encode(), message.encode(), sha256).hexdigest()
+
+
+def is_same_origin(request: Request) -> bool:
+    """Return whether a page of this host sent the request: the browser itself says so."""
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:
+        return site == "same-origin"
+    origin = request.headers.get("origin", "")
+    return bool(origin) and urlsplit(origin).netloc == request.headers.get("host", "")
+
+
+async def read_form(request: Request) -> dict[str, list[str]] | None:
+    """Return the fields of a form, or `None` if there are too many bytes or fields."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY:
+            return None
+    fields: dict[str, list[str]] = {}
+    try:
+        pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS)
+    except ValueError:
+        return None
+    for name, value in pairs:
+        # Browsers send line breaks of a text area as CR LF.
+        fields.setdefault(name, []).append(value.replace("\r\n", "\n"))
+    return fields
+
+
+class RateLimit:
+    """Allows each session some requests per second, and a short burst."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._buckets: dict[str, tuple[float, float]] = {}
+
+    def allows(self, session: str) -> bool:
+        """Count a request; return whether it is within the limit."""
+        now = self._clock.monotonic()
+        left, since = self._buckets.pop(session, (float(_BURST), now))
+        left = min(left + (now - since) * _REQUESTS_PER_SECOND, _BURST)
+        if len(self._buckets) >= _MAX_SESSIONS:
+            del self._buckets[next(iter(self._buckets))]
+        self._buckets[session] = (max(left - 1, 0.0), now)
+        return left >= 1

@@ -1,0 +1,97 @@
+"""The paths of the dashboard, their views, and the rights that they need."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from starlette.responses import Response
+
+from perdure.dashboard.access import Right
+from perdure.dashboard.board import Board
+from perdure.dashboard.ids import decode_id
+from perdure.dashboard.rendering import Content
+from perdure.dashboard.verbs import VERBS
+from perdure.dashboard.views import actions, bulk, errors, fleet, overview, runs, settings
+from perdure.dashboard.visit import Visit
+
+View: TypeAlias = Callable[[Board, Visit], Awaitable[Content | Response]]
+RightOf: TypeAlias = Callable[[Mapping[str, str], Mapping[str, list[str]]], Right | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A path, its views, and the right that both need besides `view`.
+
+    The right may depend on the path, as for `/runs/<id>/do/<verb>`, and on the posted form.
+    """
+
+    path: str
+    get: View | None = None
+    post: View | None = None
+    right: Right | RightOf = "view"
+
+    def match(self, path: str) -> dict[str, str] | None:
+        """Return the parameters of a path, decoded, or `None` if it is another path."""
+        segments, expected = path.split("/"), self.path.split("/")
+        if len(segments) != len(expected):
+            return None
+        params: dict[str, str] = {}
+        for segment, name in zip(segments, expected, strict=True):
+            if name.startswith("{"):
+                if not segment or (value := decode_id(segment)) is None:
+                    return None
+                params[name[1:-1]] = value
+            elif segment != name:
+                return None
+        return params
+
+    def right_for(self, params: Mapping[str, str], form: Mapping[str, list[str]]) -> Right | None:
+        """Return the right that is needed, or `None` if the path names an unknown verb."""
+        return self.right(params, form) if callable(self.right) else self.right
+
+
+def _right_of_verb(params: Mapping[str, str], form: Mapping[str, list[str]]) -> Right | None:
+    verb = VERBS.get(params["verb"])
+    if verb is None:
+        return None
+    is_here = params["place"] == verb.place if "place" in params else verb.bulk
+    return verb.right if is_here else None
+
+
+def _right_of_bulk(params: Mapping[str, str], form: Mapping[str, list[str]]) -> Right | None:
+    limit = form.get("limit", [""])[-1].strip()
+    is_above = limit.isdecimal() and int(limit) > bulk.LIMIT
+    return "admin" if is_above else _right_of_verb(params, form)
+
+
+ROUTES: tuple[Route, ...] = (
+    Route("/", overview.show_overview),
+    Route("/runs", runs.list_runs),
+    Route("/runs/{run}", runs.show_run),
+    Route("/runs/{run}/steps", runs.show_run),
+    Route("/runs/{run}/value", runs.download_value),
+    Route("/runs/{run}/export", runs.export_run),
+    Route("/{place}/{name}/do/{verb}", actions.confirm, actions.act, _right_of_verb),
+    Route("/workflows", fleet.list_workflows),
+    Route("/workflows/{workflow}", fleet.show_workflow),
+    Route("/workflows/{workflow}/start", fleet.start_form, fleet.start_run, "operate"),
+    Route("/queues", fleet.list_queues),
+    Route("/workers", fleet.list_workers),
+    Route("/workers/{worker}", fleet.show_worker),
+    Route("/errors", errors.list_errors),
+    Route("/agenda", fleet.show_agenda),
+    Route("/acts", errors.list_acts),
+    Route("/compare", runs.compare),
+    Route("/store", errors.show_store),
+    Route("/store/prune", None, errors.prune, "delete"),
+    Route("/bulk/selected", bulk.confirm_selected),
+    Route("/bulk/selected/{verb}", None, bulk.act_on_selected, _right_of_verb),
+    Route("/bulk/all", bulk.confirm_all),
+    Route("/bulk/all/{verb}", None, bulk.act_on_all, _right_of_bulk),
+    Route("/bulk/{bulk}", bulk.show_bulk),
+    Route("/bulk/{bulk}/stop/{verb}", None, bulk.stop_bulk, _right_of_verb),
+    Route("/bulk/{bulk}/resume/{verb}", None, bulk.resume_bulk, _right_of_verb),
+    Route("/preferences", settings.show_preferences, settings.save_preferences),
+    Route("/complete", runs.complete),
+    Route("/metrics", overview.metrics),
+)

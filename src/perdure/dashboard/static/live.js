@@ -1,0 +1,70 @@
+// Fetches the page again when the server says that something on it has changed.
+
+import { clock, main, refresh } from "./page.js";
+
+const POLL = 5000;
+let source, timer, isBusy = false, isDue = false;
+
+function show(state, text) {
+  const live = document.getElementById("live");
+  live.dataset.state = state;
+  live.textContent = text;
+}
+
+// Nothing changes under someone who selects, types or has a menu open.
+function isHeld() {
+  const selection = getSelection();
+  const isSelecting = !selection.isCollapsed && main().contains(selection.anchorNode);
+  return isSelecting || main().querySelector(
+    "input[type=checkbox]:checked, .more[open], :is(input, textarea, select):focus:not([type=checkbox])",
+  );
+}
+
+async function update() {
+  isDue = true;
+  if (isHeld()) show("paused", "Updates paused while you select");
+  if (isBusy || isHeld()) return;
+  isBusy = true;
+  isDue = false;
+  const begun = performance.now();
+  await refresh();
+  if (source || timer) show("live", "Live");
+  // A page that is slow to render is fetched less often.
+  const pause = Math.max(1000, 4 * (performance.now() - begun));
+  setTimeout(() => { isBusy = false; if (isDue) update(); }, pause);
+}
+
+function poll() {
+  source = undefined;
+  timer = setInterval(update, POLL);
+  show("live", "Live");
+}
+
+function close() {
+  source?.close();
+  clearInterval(timer);
+  source = timer = undefined;
+}
+
+export function listen() {
+  close();
+  const { topics, live } = main().dataset;
+  if (!topics || document.hidden) return;
+  if (live === "poll") return poll();
+  source = new EventSource(`${document.documentElement.dataset.base}/live?${topics}`);
+  source.onopen = () => show("live", "Live");
+  source.onmessage = update;
+  source.onerror = ({ target }) => {
+    // 204 ends it for good: this browser has enough streams.
+    if (target.readyState === EventSource.CLOSED) poll();
+    else show("offline", `Offline since ${clock(new Date())}`);
+  };
+}
+
+document.addEventListener("visibilitychange", () => {
+  listen();
+  if (!document.hidden && main().dataset.topics) update();
+});
+for (const kind of ["change", "selectionchange", "focusout"]) {
+  document.addEventListener(kind, () => { if (isDue && !isHeld()) update(); });
+}

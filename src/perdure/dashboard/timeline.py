@@ -1,0 +1,207 @@
+"""Where the bars of a run's timeline are drawn, in percent of its width.
+
+Steps take milliseconds and waits take days. So time in which no step ran is drawn short where it
+would fill the picture, and the axis says how long it was.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal, TypeAlias
+
+from msgspec.structs import replace
+
+from perdure.insights import InFlight, RunFacts, StepRow, WaitFacts
+
+Look: TypeAlias = Literal["ok", "failed", "wait", "open"]
+Span: TypeAlias = tuple[datetime, datetime]
+
+_MOMENT = timedelta(milliseconds=1)
+# Idle time longer than this share of the busy time is collapsed to the other share of it.
+_LONG = 0.35
+_SHORT = 0.18
+_MIN_WIDTH = 0.6
+_MAX_TICKS = 12
+_WAITS = {"sleep", "event", "retry"}
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Collapsed idle time: where its middle is drawn, and how long it was."""
+
+    x: float
+    width: float
+    length: timedelta
+
+
+class Scale:
+    """Maps times to percent; idle time is collapsed where it is long."""
+
+    def __init__(self, begin: datetime, end: datetime, busy: Iterable[Span]) -> None:
+        merged = merge_spans(busy)
+        total = sum((last - first for first, last in merged), timedelta(0)) or end - begin
+        total = max(total, _MOMENT)
+        self._times = [begin]
+        self._units = [0.0]
+        self._idle: list[tuple[int, timedelta]] = []
+        at = begin
+        for first, last in [*merged, (end, end)]:
+            self._add_idle(first - at, total)
+            self._add(last - first, last - first)
+            at = max(at, last)
+
+    def _add_idle(self, length: timedelta, total: timedelta) -> None:
+        if length > total * _LONG:
+            self._idle.append((len(self._times), length))
+            self._add(length, total * _SHORT)
+        else:
+            self._add(length, length)
+
+    def _add(self, length: timedelta, drawn: timedelta) -> None:
+        if length > timedelta(0):
+            self._times.append(self._times[-1] + length)
+            self._units.append(self._units[-1] + drawn / _MOMENT)
+
+    def x(self, at: datetime) -> float:
+        """Return where a time is, between 0 and 100."""
+        total = self._units[-1]
+        if total <= 0 or at <= self._times[0]:
+            return 0.0
+        if at >= self._times[-1]:
+            return 100.0
+        right = bisect_right(self._times, at)
+        begin, end = self._times[right - 1], self._times[right]
+        left, width = self._units[right - 1], self._units[right] - self._units[right - 1]
+        return 100 * (left + width * ((at - begin) / (end - begin))) / total
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """The collapsed parts, in order."""
+        scale = 100 / (self._units[-1] or 1.0)
+        edges = [(self._units[n - 1], self._units[n], length) for n, length in self._idle]
+        return tuple(
+            Gap(scale * (left + right) / 2, scale * (right - left), length)
+            for left, right, length in edges
+        )
+
+
+def merge_spans(spans: Iterable[Span]) -> list[Span]:
+    """Return the union of spans, in order."""
+    merged: list[Span] = []
+    for first, last in sorted(spans):
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+        else:
+            merged.append((first, max(first, last)))
+    return merged
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One row of the timeline. `x` and `width` are in percent; `ticks` are where attempts began.
+
+    A bar without a `step` is pending: in flight, or a wait that ends at `until`.
+    """
+
+    key: str
+    kind: str
+    look: Look
+    x: float
+    width: float
+    ticks: tuple[float, ...] = ()
+    step: StepRow | None = None
+    until: datetime | None = None
+    worker: str = ""
+    attempts: int = 1
+
+    @property
+    def branch(self) -> str:
+        """The branch of the step; what is pending is shown in the main one."""
+        return self.step.branch if self.step else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The rows of one page of a run's history, grouped by branch."""
+
+    begin: datetime
+    end: datetime
+    gaps: tuple[Gap, ...]
+    branches: tuple[tuple[str, tuple[Bar, ...]], ...]
+
+
+def draw(facts: RunFacts, steps: Sequence[StepRow], *, is_last: bool, now: datetime) -> Timeline:
+    """Return the timeline of some records of a run; the last page also shows what is pending."""
+    steps = _stretch_waits(steps)
+    flying = facts.in_flight if is_last else ()
+    waits = [each for each in facts.waits if is_last and each.kind != "retry"]
+    busy = [_span(step) for step in steps if step.started_at and step.kind not in _WAITS]
+    busy += [(each.since, max(now, each.since)) for each in flying]
+    times = [at for step in steps for at in (step.started_at, step.ended_at) if at]
+    times += [at for span in busy for at in span]
+    begin, last = min(times, default=now), max(times, default=now)
+    end = max(now, last) if waits or flying else last
+    scale = Scale(begin, end, busy)
+    bars = [_recorded(step, scale) for step in steps]
+    bars += [_in_flight(each, scale) for each in flying]
+    bars += [_waiting(each, scale, last) for each in waits]
+    return Timeline(begin, end, scale.gaps, _by_branch(bars))
+
+
+def _stretch_waits(steps: Sequence[StepRow]) -> list[StepRow]:
+    """Let each wait begin where the record before it ended.
+
+    A run that was suspended records a wait only when it continues, so the record says when the wait
+    was over, and not when it began.
+    """
+    stretched: list[StepRow] = []
+    last: datetime | None = None
+    for step in steps:
+        begin, end = step.started_at, step.ended_at
+        if step.kind in _WAITS and last and begin and end and last < begin:
+            stretched.append(replace(step, started_at=last, duration=end - last))
+        else:
+            stretched.append(step)
+        last = max(filter(None, (last, end)), default=None)
+    return stretched
+
+
+def _span(step: StepRow) -> Span:
+    assert step.started_at is not None
+    return step.started_at, step.ended_at or step.started_at
+
+
+def _recorded(step: StepRow, scale: Scale) -> Bar:
+    begin = scale.x(step.started_at) if step.started_at else 0.0
+    x, width = _visible(begin, scale.x(step.ended_at) if step.ended_at else begin)
+    look: Look = "failed" if not step.ok else "wait" if step.kind in _WAITS else "ok"
+    count = min(step.attempts, _MAX_TICKS)
+    ticks = tuple(x + width * n / count for n in range(1, count))
+    return Bar(step.key, step.kind, look, x, width, ticks, step, attempts=step.attempts)
+
+
+def _visible(begin: float, end: float) -> tuple[float, float]:
+    """Return a bar that is wide enough to be seen, and inside the picture."""
+    width = max(end - begin, _MIN_WIDTH)
+    return min(begin, 100 - width), width
+
+
+def _in_flight(each: InFlight, scale: Scale) -> Bar:
+    x, width = _visible(scale.x(each.since), 100.0)
+    until, worker, attempts = each.next_attempt_at, each.worker, each.attempt
+    return Bar(each.key, "step", "open", x, width, (), None, until, worker, attempts)
+
+
+def _waiting(wait: WaitFacts, scale: Scale, since: datetime) -> Bar:
+    x, width = _visible(scale.x(since), 100.0)
+    return Bar(wait.id, wait.kind, "wait", x, width, until=wait.wake_at)
+
+
+def _by_branch(bars: Iterable[Bar]) -> tuple[tuple[str, tuple[Bar, ...]], ...]:
+    """Group bars by branch; the branch that began first comes first."""
+    groups: dict[str, list[Bar]] = {}
+    for bar in bars:
+        groups.setdefault(bar.branch, []).append(bar)
+    ordered = sorted(groups.items(), key=lambda group: min(bar.x for bar in group[1]))
+    return tuple((branch, tuple(group)) for branch, group in ordered)

@@ -1,0 +1,113 @@
+"""The verbs of `Operations` as forms: what each asks for, and who may use it when."""
+
+import json
+import shlex
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from perdure.dashboard.access import Right
+from perdure.dashboard.ids import decode_id
+from perdure.errors import InvalidArgument
+from perdure.insights.terms import quoted
+from perdure.snapshot import RunStatus
+
+
+class Field(msgspec.Struct, frozen=True):
+    """One argument of a verb, named as the parameter it is passed to."""
+
+    name: str
+    label: str
+    kind: Literal["text", "json", "key", "number"] = "text"
+    required: bool = False
+    hint: str = ""
+
+
+class Verb(msgspec.Struct, frozen=True):
+    """Something an operator can do to what is at `place`: a run, a workflow or a worker."""
+
+    name: str
+    title: str
+    right: Right
+    text: str
+    fields: tuple[Field, ...] = ()
+    statuses: tuple[RunStatus, ...] = ()
+    danger: bool = False
+    bulk: bool = False
+    place: Literal["runs", "workflows", "workers"] = "runs"
+
+    @property
+    def needs_why(self) -> bool:
+        """Whether a reason must be given."""
+        return self.right in ("override", "delete")
+
+    @property
+    def command(self) -> str:
+        """The name of the command that does the same."""
+        return "resume" if self.name == "unpause" else self.name.replace("_", "-")
+
+
+def _read_verbs() -> Mapping[str, Verb]:
+    table = tomllib.loads(Path(__file__).with_name("verbs.toml").read_text(encoding="utf-8"))
+    return {name: msgspec.convert({"name": name, **verb}, Verb) for name, verb in table.items()}
+
+
+VERBS = _read_verbs()
+
+
+def read_arguments(verb: Verb, fields: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Return the arguments of a verb from its form; an option that is empty is left out."""
+    arguments: dict[str, Any] = {}
+    for field in verb.fields:
+        text = fields.get(field.name, [""])[-1]
+        if text.strip():
+            arguments[field.name] = _read(field, text)
+        elif field.required:
+            raise InvalidArgument(field.name, text, "a value", f"Fill in {field.label!r}")
+    return arguments
+
+
+def _read(field: Field, text: str) -> Any:
+    match field.kind:
+        case "json":
+            return parse_json(text, field.name)
+        case "number":
+            return parse_number(text, field.name)
+        case "key":
+            return decode_id(text) or text
+        case "text":
+            return text
+
+
+def parse_json(text: str, parameter: str) -> Any:
+    """Return the value of a JSON text, or raise `InvalidArgument` that says where it is wrong."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except ValueError as error:
+        raise InvalidArgument(parameter, text, "JSON", str(error).capitalize()) from error
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def parse_number(text: str, parameter: str) -> int:
+    """Return the number that was entered."""
+    if not text.strip().isdecimal():
+        raise InvalidArgument(parameter, text, "a number")
+    return int(text)
+
+
+def shell_command(command: str, *arguments: str, where: str = "") -> str:
+    """Return the command line that does the same as a page."""
+    return shlex.join(["perdure", command, *arguments, *(["--where", where] if where else ())])
+
+
+def quote_term(field: str, value: str) -> str:
+    """Return a term of a query for a value that may contain anything, or "" for none."""
+    if not value:
+        return ""
+    return f"{field}:{quoted(value)}" if field else quoted(value)

@@ -1,0 +1,158 @@
+"""One verb for many runs: those that were selected, or all that match a query."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+from starlette.responses import Response
+
+from perdure.dashboard.board import Board
+from perdure.dashboard.ids import decode_id
+from perdure.dashboard.rendering import Content, missing, page
+from perdure.dashboard.replies import redirect
+from perdure.dashboard.verbs import VERBS, Verb, parse_number, shell_command
+from perdure.dashboard.views.actions import check_why
+from perdure.dashboard.visit import Visit
+from perdure.errors import InvalidArgument, PerdureError, StoreError
+from perdure.insights import BulkProgress, Tally
+from perdure.insights.words import count_words
+
+LIMIT = 1000
+"""How many runs an operator may change at once; more needs the right `admin`."""
+
+
+async def confirm_selected(board: Board, visit: Visit) -> Content:
+    """Show the runs that were selected."""
+    ids = [id for each in visit.request.query_params.getlist("run") if (id := decode_id(each))]
+    return _form(visit, _asked_verb(visit), ids=ids)
+
+
+async def confirm_all(board: Board, visit: Visit) -> Content:
+    """Count the runs that match, before anything is done."""
+    query = visit.query.get("q", "")
+    count = await board.operations.count_bulk(query, LIMIT)
+    return _form(visit, _asked_verb(visit), query=query, count=count)
+
+
+def _asked_verb(visit: Visit) -> Verb:
+    verb = VERBS.get(visit.query.get("verb", ""))
+    if verb is None or not verb.bulk:
+        raise InvalidArgument("verb", visit.query.get("verb", ""), "a verb for many runs")
+    return verb
+
+
+def _form(
+    visit: Visit,
+    verb: Verb,
+    *,
+    ids: list[str] | None = None,
+    query: str = "",
+    count: Tally | None = None,
+    error: str = "",
+) -> Content:
+    return page(
+        "bulk_confirm.html",
+        {"verb": verb.name, "ids": ids, "query": query, "count": count, "error": error},
+        422 if error else 200,
+        verb=verb,
+        ids=ids,
+        query_text=query,
+        count=count,
+        limit=LIMIT,
+        error=error,
+        why=visit.value("why"),
+        command=shell_command(verb.command, *(ids or ()), where=query),
+    )
+
+
+async def act_on_selected(board: Board, visit: Visit) -> Content | Response:
+    """Apply the verb to each selected run; those that refuse it are named."""
+    verb = VERBS[visit.params["verb"]]
+    ids = [id for each in visit.form.get("run", []) if (id := decode_id(each))]
+    try:
+        why = check_why(verb, visit)
+    except InvalidArgument as error:
+        return _form(visit, verb, ids=ids, error=str(error))
+    refused: list[str] = []
+    for run_id in ids:
+        try:
+            await getattr(board.operations, verb.name)(run_id, by=visit.access.person, why=why)
+        except StoreError:
+            raise
+        except PerdureError as error:
+            refused.append(str(error))
+    done = f"{verb.title}: {count_words(len(ids) - len(refused), 'run')} done"
+    text = f"{done}, {len(refused)} refused. {' '.join(refused[:3])}" if refused else f"{done}."
+    return redirect(visit.url("runs"), text, visit)
+
+
+async def act_on_all(board: Board, visit: Visit) -> Content | Response:
+    """Begin the bulk operation; it continues after the page has been answered."""
+    verb, query = VERBS[visit.params["verb"]], visit.value("q")
+    rate, limit = visit.value("rate").strip(), visit.value("limit").strip()
+    try:
+        progress = board.operations.bulk(
+            query,
+            cast(Any, verb.name),
+            rate=parse_number(rate, "rate") if rate else None,
+            limit=parse_number(limit, "limit") if limit else LIMIT,
+            by=visit.access.person,
+            why=check_why(verb, visit),
+        )
+        first = await _begin(board, progress)
+    except StoreError:
+        raise
+    except PerdureError as error:
+        return _form(visit, verb, query=query, error=str(error))
+    if first is None:
+        return redirect(visit.url("runs", q=query), "No run matches.", visit)
+    return redirect(visit.url("bulk", first.id), "The bulk operation has begun.", visit)
+
+
+async def _begin(board: Board, progress: AsyncIterator[BulkProgress]) -> BulkProgress | None:
+    """Wait for the first report, and let the rest happen in the background.
+
+    If this process ends first, the operation is shown as interrupted and can be resumed.
+    """
+    first = await anext(progress, None)
+
+    async def drain() -> None:
+        async for _ in progress:
+            pass
+
+    task: asyncio.Task[object] = asyncio.create_task(drain())
+    board.background.add(task)
+    task.add_done_callback(board.background.discard)
+    return first
+
+
+async def show_bulk(board: Board, visit: Visit) -> Content:
+    """Show how far a bulk operation is."""
+    progress = await board.insights.bulk(visit.params["bulk"])
+    if progress is None:
+        return missing(f"There is no bulk operation {visit.params['bulk']!r}.")
+    topics = (f"bulk:{progress.id}",) if progress.state == "running" else ()
+    return page("bulk.html", progress, topics=topics, bulk=progress, verb=VERBS.get(progress.verb))
+
+
+async def stop_bulk(board: Board, visit: Visit) -> Response:
+    """Ask the process that works on a bulk operation to stop."""
+    id = await _checked_bulk(board, visit)
+    await board.operations.stop_bulk(id, by=visit.access.person, why=visit.value("why"))
+    return redirect(visit.url("bulk", id), "It stops within a second.", visit)
+
+
+async def resume_bulk(board: Board, visit: Visit) -> Response:
+    """Continue a bulk operation that was stopped or interrupted."""
+    id = await _checked_bulk(board, visit)
+    by, why = visit.access.person, visit.value("why")
+    await _begin(board, board.operations.resume_bulk(id, by=by, why=why))
+    return redirect(visit.url("bulk", id), "Resumed.", visit)
+
+
+async def _checked_bulk(board: Board, visit: Visit) -> str:
+    """Return the operation's id if its verb is that of the path, whose right was checked."""
+    progress = await board.insights.bulk(visit.params["bulk"])
+    if progress is None or progress.verb != visit.params["verb"]:
+        raise InvalidArgument("verb", visit.params["verb"], "the verb of the bulk operation")
+    return progress.id

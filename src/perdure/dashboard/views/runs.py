@@ -1,0 +1,161 @@
+"""The list of runs, and one run."""
+
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from perdure.dashboard import timeline
+from perdure.dashboard.board import Board
+from perdure.dashboard.rendering import Content
+from perdure.dashboard.verbs import VERBS, quote_term
+from perdure.dashboard.visit import Visit
+from perdure.errors import InvalidArgument, RunNotFound
+from perdure.insights import Insights, RunFacts, StepDetail, StepsPage, to_json
+
+STEPS_PER_PAGE = 100
+_MANY = 40
+_GROUPS_SHOWN = 12
+# A run is repaired with one of these first.
+_MAIN = ("retry", "unpause", "signal", "pause", "cancel")
+_REPAIRS = ("retry_step", "complete_step", "skip_step", "fail_step", "rewind", "fork")
+
+
+async def list_runs(board: Board, visit: Visit) -> Content:
+    """Show the runs that a query finds."""
+    text, after = visit.query.get("q", "").strip(), visit.query.get("after") or None
+    context: dict[str, Any] = {
+        "query_text": text,
+        "after": after,
+        "terms": (),
+        "error": "",
+        "bulk_verbs": [verb for verb in VERBS.values() if verb.bulk and visit.may(verb.right)],
+    }
+    try:
+        query = board.insights.parse(text)
+        page = await board.insights.runs(query, after=after)
+    except InvalidArgument as error:
+        return Content("runs.html", str(error), {**context, "error": str(error)}, 400)
+    terms = [str(term) for term in query.terms]
+    context["terms"] = [
+        (term, " ".join(terms[:n] + terms[n + 1 :])) for n, term in enumerate(terms)
+    ]
+    topics = () if after else (f"query:{text}",)
+    return Content("runs.html", page, {**context, "page": page}, topics=topics)
+
+
+def insights_for(board: Board, visit: Visit) -> Insights:
+    """Return the insights that show secrets, if the person may see them and asks to."""
+    is_revealed = visit.query.get("reveal") == "1" and visit.may("payloads")
+    return board.revealed if is_revealed else board.insights
+
+
+async def show_run(board: Board, visit: Visit) -> Content:
+    """Show one run with its timeline, and one of its steps."""
+    insights, run_id = insights_for(board, visit), visit.params["run"]
+    try:
+        facts = await insights.run(run_id)
+    except RunNotFound:
+        return await _missing(board, visit, run_id)
+    steps = await insights.steps(run_id, visit.query.get("after") or None, STEPS_PER_PAGE)
+    picture = timeline.draw(facts, steps.steps, is_last=not steps.after, now=visit.now)
+    key = _chosen(visit, facts, steps)
+    pending = _pending(picture, key)
+    selected = await insights.step(run_id, key) if key and not pending else None
+    groups = [each for each in facts.groups if each.count > 1] if steps.total > _MANY else []
+    context = {
+        "run": facts.run,
+        "facts": facts,
+        "steps": steps,
+        "timeline": picture,
+        "chosen": key,
+        "selected": selected,
+        "pending": pending,
+        "groups": groups[:_GROUPS_SHOWN],
+        "revealed": insights is board.revealed,
+        **_offered(visit, facts, selected, is_pending=pending is not None),
+    }
+    topics = () if facts.run.ended_at else (f"run:{run_id}",)
+    return Content("run.html", (facts, steps, selected), context, topics=topics)
+
+
+def _chosen(visit: Visit, facts: RunFacts, steps: StepsPage) -> str:
+    """Return the step that was asked for; else the one that ended the run, or the last one."""
+    last = steps.steps[-1].key if steps.steps else ""
+    asked = visit.query.get("step") or visit.query.get("key")
+    return asked or next(iter(facts.error_steps), last)
+
+
+def _pending(picture: timeline.Timeline, key: str) -> timeline.Bar | None:
+    bars = (bar for _, bars in picture.branches for bar in bars)
+    return next((bar for bar in bars if bar.key == key and bar.step is None), None)
+
+
+def _offered(
+    visit: Visit, facts: RunFacts, selected: StepDetail | None, *, is_pending: bool
+) -> dict[str, Any]:
+    """Return the verbs that make sense now, and that the person may use."""
+    verbs = [verb for verb in VERBS.values() if visit.may(verb.right)]
+    fitting = [verb for verb in verbs if facts.run.status in verb.statuses]
+    main = [verb for verb in fitting if verb.name in _MAIN][:2]
+    if is_pending:
+        names: tuple[str, ...] = ("complete_step", "skip_step", "fail_step")
+    elif selected is not None:
+        names = ("rewind", "fork") if selected.step.ok else _REPAIRS
+    else:
+        names = ()
+    return {
+        "main_verbs": main,
+        "other_verbs": [verb for verb in fitting if verb not in main],
+        "step_verbs": [verb for verb in verbs if verb.name in names],
+    }
+
+
+async def _missing(board: Board, visit: Visit, run_id: str) -> Content:
+    """Show runs whose id begins alike, and whether an operator deleted the run."""
+    prefix = run_id[: max(len(run_id) // 2, 1)]
+    try:
+        similar = (await board.insights.runs(quote_term("", prefix), limit=10)).runs
+    except InvalidArgument:
+        similar = ()
+    context = {"run_id": run_id, "similar": similar}
+    return Content("run_missing.html", {"error": "not found", "run": run_id}, context, 404)
+
+
+async def download_value(board: Board, visit: Visit) -> Response:
+    """Return a payload, an output or the value of a step as a file."""
+    insights, run_id = insights_for(board, visit), visit.params["run"]
+    part = visit.query.get("part", "payload")
+    if part == "step":
+        value = (await insights.step(run_id, visit.query.get("key", ""))).value
+    else:
+        facts = await insights.run(run_id)
+        value = facts.output if part == "output" else facts.payload
+    return _attachment(msgspec.json.encode(value), f"{part}.json")
+
+
+async def export_run(board: Board, visit: Visit) -> Response:
+    """Return the run as a file that can be imported elsewhere."""
+    bundle = await insights_for(board, visit).export(visit.params["run"])
+    return _attachment(msgspec.json.encode(to_json(bundle)), "run.json")
+
+
+def _attachment(body: bytes, name: str) -> Response:
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(body, media_type="application/json", headers=headers)
+
+
+async def compare(board: Board, visit: Visit) -> Content:
+    """Show how two runs differ."""
+    left, right = visit.query.get("a", ""), visit.query.get("b", "")
+    comparison = await board.insights.compare(left, right) if left and right else None
+    context = {"left": left, "right": right, "comparison": comparison}
+    return Content("compare.html", comparison, context)
+
+
+async def complete(board: Board, visit: Visit) -> Response:
+    """Return what the last word of a query could become, as whole queries."""
+    query = visit.query.get("q", "")
+    found = await board.insights.complete(query)
+    body = [{"value": query[: each.start] + each.text, "hint": each.hint} for each in found[:12]]
+    return Response(msgspec.json.encode(body), media_type="application/json")

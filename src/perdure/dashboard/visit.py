@@ -1,0 +1,131 @@
+"""One request: who made it, how they want pages to look, and where the dashboard is mounted."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, tzinfo
+from random import Random
+from typing import Any, Literal, Self
+from urllib.parse import parse_qsl, quote, urlencode
+from zoneinfo import ZoneInfo
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import Scope
+
+from perdure.dashboard.access import Access, Right
+from perdure.dashboard.ids import encode_id
+from perdure.dashboard.protection import form_token
+
+PREFERENCES_COOKIE = "perdure_preferences"
+_UNQUOTED = "/:@~!$&'()*+,;=-._"
+_PREFIX = re.compile(r"(/[A-Za-z0-9_.~-]+)*")
+
+
+class Preferences(msgspec.Struct, frozen=True):
+    """How a person wants pages to look; kept in a cookie, so that the server renders them."""
+
+    theme: Literal["system", "light", "dark"] = "system"
+    zone: str = "UTC"
+    density: Literal["normal", "compact"] = "normal"
+    keys: Literal["on", "off"] = "on"
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, str]) -> Self:
+        """Return the preferences that a form or a cookie contains; what is unknown is left out."""
+        try:
+            read = msgspec.convert(dict(fields), cls)
+            ZoneInfo(read.zone)
+        except (msgspec.ValidationError, ValueError, OSError, LookupError):
+            return cls()
+        return read
+
+    @classmethod
+    def from_cookie(cls, cookie: str) -> Self:
+        """Return the preferences of a browser."""
+        return cls.from_fields(dict(parse_qsl(cookie)))
+
+    def to_cookie(self) -> str:
+        """Return the cookie that keeps them."""
+        return urlencode(msgspec.structs.asdict(self), safe="/", quote_via=quote)
+
+    @property
+    def tz(self) -> tzinfo:
+        """The time zone in which times are shown."""
+        return UTC if self.zone == "UTC" else ZoneInfo(self.zone)
+
+
+def split_path(scope: Scope) -> tuple[str, str]:
+    """Return the path at which the app is mounted, and the path inside it.
+
+    Frameworks differ: with Starlette `path` contains `root_path`; Litestar removes the prefix from
+    `path`, and only `raw_path` still has it.
+    """
+    path, root = "/" + scope["path"].strip("/"), scope.get("root_path", "").rstrip("/")
+    if root:
+        return root, (path[len(root) :] if (path + "/").startswith(root + "/") else path) or "/"
+    raw = "/" + scope.get("raw_path", b"").partition(b"?")[0].decode("latin-1").strip("/")
+    inside = quote(path, safe=_UNQUOTED).rstrip("/")
+    return raw.removesuffix(inside).rstrip("/") if raw.endswith(inside) else "", path
+
+
+def base_of(request: Request, mount: str) -> str:
+    """Return what links begin with: the prefix of a proxy, and the path of the mount."""
+    prefix = request.headers.get("x-forwarded-prefix", "").rstrip("/")
+    return (prefix if _PREFIX.fullmatch(prefix) else "") + mount
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A request that was let in."""
+
+    request: Request
+    base: str
+    path: str
+    access: Access
+    session: str
+    preferences: Preferences
+    now: datetime
+    random: Random
+    params: Mapping[str, str] = field(default_factory=dict)
+    form: Mapping[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def section(self) -> str:
+        """The entry of the navigation that this page belongs to."""
+        first = self.path.split("/")[1]
+        return {"": "overview", "bulk": "runs", "compare": "runs"}.get(first, first)
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        """The parameters of the URL."""
+        return self.request.query_params
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the script asks for the content without the frame around it."""
+        return self.request.headers.get("x-perdure-part") == "main"
+
+    def may(self, right: Right) -> bool:
+        """Return whether to offer something. What is done is checked when it is asked for."""
+        return right in self.access.rights
+
+    def url(self, *segments: str, **query: Any) -> str:
+        """Return a link inside the dashboard; segments are encoded as ids are."""
+        return self._link("/" + "/".join(map(encode_id, segments)), query)
+
+    def here(self, **changes: Any) -> str:
+        """Return the link of this page with other parameters."""
+        return self._link(self.path, {**self.query, "format": None, **changes})
+
+    def _link(self, path: str, query: Mapping[str, Any]) -> str:
+        pairs = {key: value for key, value in query.items() if value not in (None, "")}
+        return self.base + path + (f"?{urlencode(pairs)}" if pairs else "")
+
+    def token(self, path: str | None = None) -> str:
+        """Return the token that a form which posts to `path` must contain."""
+        return form_token(self.session, self.access.person, path or self.path, self.random)
+
+    def value(self, name: str, default: str = "") -> str:
+        """Return a field of the posted form."""
+        return self.form.get(name, [default])[-1]

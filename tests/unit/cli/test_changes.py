@@ -1,0 +1,134 @@
+"""Commands that change runs."""
+
+import json
+
+import pytest
+
+from tests.unit.cli.conftest import Perdure
+
+
+def status(perdure: Perdure, run_id: str) -> str:
+    run: dict[str, str] = json.loads(perdure("ls", run_id, "-o", "jsonl").stdout)
+    return run["status"]
+
+
+def test_a_verb_says_what_it_did_and_who_is_recorded(perdure: Perdure) -> None:
+    result = perdure("cancel", "asleep", "--why", "ordered twice")
+    assert (result.stdout, result.stderr) == ("asleep: Cancelled.\n", "Recorded as ana.\n")
+    assert status(perdure, "asleep") == "cancelled"
+
+
+def test_an_act_has_by_via_and_why(perdure: Perdure) -> None:
+    perdure("pause", "asleep", "--why", "outage", "--by", "eva")
+    [act] = json.loads(perdure("acts", "-o", "json").stdout)["acts"]
+    assert (act["by"], act["via"], act["verb"], act["why"]) == ("eva", "cli", "pause", "outage")
+
+
+def test_ids_come_from_stdin(perdure: Perdure) -> None:
+    result = perdure("cancel", "-", "-o", "ids", input="asleep\nasking\n")
+    assert result.stdout == "asleep\nasking\n"
+
+
+def test_a_refusal_among_many_does_not_stop_the_others(perdure: Perdure) -> None:
+    result = perdure("retry", "done", "broken", code=5)
+    assert result.stdout.startswith("broken: ")
+    assert "done: retry was refused" in result.stderr
+
+
+def test_a_refusal_is_code_5(perdure: Perdure) -> None:
+    assert "it is completed" in perdure("cancel", "done", code=5).stderr
+
+
+def test_pause_and_resume(perdure: Perdure) -> None:
+    perdure("pause", "asleep")
+    assert status(perdure, "asleep") == "paused"
+    perdure("resume", "asleep")
+    assert status(perdure, "asleep") == "queued"
+
+
+def test_signal_takes_pairs(perdure: Perdure) -> None:
+    perdure("signal", "asking", "approved", "by=ana", "rank:=3")
+    steps = json.loads(perdure("show", "asking", "-o", "json").stdout)["steps"]
+    assert steps[-1]["value"] == '{"by": "ana", "rank": 3}'
+
+
+def test_complete_step_takes_json(perdure: Perdure) -> None:
+    perdure("complete-step", "broken", "ship", '"parcel 8"', "--why", "ticket 4411")
+    step = json.loads(perdure("show", "broken", "--step", "ship", "-o", "json").stdout)
+    assert (step["value"], step["step"]["by"]) == ("parcel 8", "ana")
+
+
+def test_a_string_without_quotes_is_explained(perdure: Perdure) -> None:
+    error = perdure("complete-step", "broken", "ship", "parcel", "--why", "x", code=2).stderr
+    assert """VALUE is not JSON: write a string as '"parcel"'""" in error
+
+
+@pytest.mark.parametrize("verb", ["skip-step", "retry-step", "rewind"])
+def test_verbs_on_a_step(perdure: Perdure, verb: str) -> None:
+    assert perdure(verb, "broken", "ship", "--why", "ticket").stdout.startswith("broken: ")
+
+
+def test_fail_step_takes_a_message(perdure: Perdure) -> None:
+    perdure("fail-step", "broken", "ship", "lost at sea", "--why", "ticket")
+    assert "lost at sea" in perdure("show", "broken").stdout
+
+
+@pytest.mark.parametrize("arguments", [("delete", "done"), ("rewind", "done", "charge")])
+def test_a_reason_is_required_where_data_is_overridden(
+    perdure: Perdure, arguments: tuple[str, ...]
+) -> None:
+    assert "--why" in perdure(*arguments, code=2).stderr
+
+
+def test_delete_removes_the_run(perdure: Perdure) -> None:
+    perdure("delete", "done", "--why", "asked for by the customer")
+    perdure("show", "done", code=4)
+
+
+def test_a_dry_run_changes_nothing(perdure: Perdure) -> None:
+    assert "1 dropped" in perdure("rewind", "done", "ship", "--why", "x", "--dry-run").stdout
+    assert status(perdure, "done") == "completed"
+
+
+def test_start_creates_a_run(perdure: Perdure) -> None:
+    perdure("start", "order", "carrier=up", "--id", "new", "--tag", "customer=acme")
+    facts = json.loads(perdure("show", "new", "-o", "json").stdout)["facts"]
+    assert (facts["payload"], facts["run"]["tags"]) == ({"carrier": "up"}, {"customer": "acme"})
+
+
+def test_start_waits_until_a_timeout(perdure: Perdure) -> None:
+    perdure("start", "order", "{}", "--wait", "--timeout", "0.1s", code=124)
+
+
+def test_an_existing_id_is_refused(perdure: Perdure) -> None:
+    perdure("start", "order", "x=1", "--id", "done", code=5)
+
+
+def test_with_an_app_the_payload_is_checked_first(perdure: Perdure) -> None:
+    app = ("--app", "tests.unit.cli.shop:runtime")
+    assert "payload" in perdure(*app, "start", "order", "[1]", code=2).stderr
+
+
+def test_fork_keeps_the_records_before_a_step(perdure: Perdure) -> None:
+    perdure("fork", "broken", "--at", "ship", "--id", "again", "--payload", "{}", "--why", "x")
+    facts = json.loads(perdure("show", "again", "-o", "json").stdout)
+    assert [step["key"] for step in facts["steps"]] == ["charge"]
+
+
+def test_edit_payload_replaces_the_input_of_a_new_run(perdure: Perdure) -> None:
+    perdure("start", "order", "{}", "--id", "new")
+    perdure("edit-payload", "new", "carrier=up", "--why", "typo")
+    assert '"carrier": "up"' in perdure("show", "new", "-o", "json").stdout
+
+
+def test_wake_ends_a_sleep(perdure: Perdure) -> None:
+    perdure("wake", "asleep")
+    assert "Due" in perdure("why", "asleep").stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("cancel",), ("cancel", "a", "--where", "b"), ("signal", "asking"), ("rewind", "a")],
+)
+def test_wrong_arguments_are_explained(perdure: Perdure, arguments: tuple[str, ...]) -> None:
+    assert "Usage: perdure" in perdure(*arguments, code=2).stderr

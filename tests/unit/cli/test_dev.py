@@ -1,0 +1,94 @@
+"""`perdure dev`: worker and reload in one command."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from tests.unit.cli.processes import background, on_terminal, run, wait_for, write_app
+
+PORT = "18765"
+
+
+@pytest.fixture(autouse=True)
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BROWSER", "true")
+    return write_app(tmp_path)
+
+
+def edit(app: Path, version: int) -> None:
+    app.write_text(app.read_text().replace("VERSION = 1", f"VERSION = {version}"))
+
+
+def test_a_run_continues_across_a_reload_with_the_new_code(app: Path, tmp_path: Path) -> None:
+    with on_terminal("dev", "orders:runtime", "--port", PORT) as dev:
+        dev.expect("q to quit")
+        run("start", "order", "settle=2s", "--id", "one")
+        dev.expect("suspended")
+        edit(app, 2)
+        dev.expect(r"orders\.py changed\. Worker restarted in")
+        dev.expect("✓ ship")
+        dev.expect("✓ completed")
+    assert (tmp_path / "shipped").read_text() == "2\n"
+
+
+@pytest.mark.alone
+def test_a_saved_file_is_running_within_a_second(app: Path) -> None:
+    with on_terminal("dev", "orders:runtime", "--port", PORT) as dev:
+        dev.expect("q to quit")
+        run("start", "order", "settle=2s", "--id", "one")
+        dev.expect("suspended")
+        time.sleep(1.9)  # the run is due while the worker restarts
+        saved = time.monotonic()
+        edit(app, 2)
+        dev.expect("✓ ship")
+        assert time.monotonic() - saved < 1
+
+
+def test_keys_restart_and_quit() -> None:
+    with on_terminal("dev", "orders:runtime", "--port", PORT) as dev:
+        dev.expect("q to quit")
+        dev.send("r")
+        dev.expect("Worker restarted in")
+        dev.send("q")
+        dev.expect(pexpect.EOF)
+        dev.wait()
+        assert dev.exitstatus == 0
+
+
+def test_broken_code_waits_for_a_change(app: Path) -> None:
+    good = app.read_text()
+    with on_terminal("dev", "orders:runtime", "--port", PORT) as dev:
+        dev.expect("q to quit")
+        app.write_text("def broken(:\n")
+        dev.expect("SyntaxError")
+        dev.expect("starts again when a file changes")
+        app.write_text(good)
+        dev.expect("Worker restarted in")
+
+
+def test_a_memory_store_is_a_warning(app: Path) -> None:
+    app.write_text(app.read_text().replace("sqlite:///shop.db", "memory://"))
+    with on_terminal("dev", "orders:runtime", "--port", PORT) as dev:
+        dev.expect("a restart loses all runs")
+
+
+def test_the_child_ends_with_its_parent(tmp_path: Path) -> None:
+    run("start", "slow", "60", "--id", "slow")
+    with background("dev", "orders:runtime", "--port", PORT) as dev:
+        wait_for((tmp_path / "began").exists)
+        os.kill(dev.pid, signal.SIGKILL)
+        dev.wait()
+        wait_for(lambda: json.loads(run("ls", "slow", "-o", "jsonl").stdout)["owner"] is None)
+
+
+def test_events_cannot_control_the_terminal(app: Path) -> None:
+    with on_terminal("dev", "orders:runtime", "--port", PORT) as dev:
+        dev.expect("q to quit")
+        run("start", "order", "{}", "--id", "evil\x1b[31m")
+        dev.expect_exact(r"evil\x1b[31m")

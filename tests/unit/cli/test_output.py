@@ -1,0 +1,114 @@
+"""What reaches a terminal, a pipe or a program."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.cli.formatting import printable, printable_json
+from tests.unit.cli.conftest import Perdure
+
+COMMAND = (sys.executable, "-m", "perdure")
+COLORS = re.compile(r"\x1b\[[0-9;]*m")
+HOSTILE = "\x1b]0;owned\x07\x9b31m\u202eevil\r\n\tid"
+VISIBLE = r"\x1b]0;owned\x07\x9b31m\u202eevil\r\n\tid"
+
+TABLE = """\
+ID      WORKFLOW  STATUS       UPDATED               STEPS  DETAIL
+asking  order v1  ◇ waiting    2024-01-01T00:00:04Z  1      for approved
+asleep  order v1  ◷ suspended  2024-01-01T00:00:02Z  1      wakes 2124-01-02T00:00:…
+broken  order v1  ✗ failed     2024-01-01T00:00:01Z  2      CarrierDown: 503 from c…
+done    order v1  ✓ completed  2024-01-01T00:00:00Z  2
+"""
+
+
+def table(text: str) -> str:
+    """Return a table without colours and spaces at the ends of lines."""
+    return "".join(f"{line.rstrip()}\n" for line in COLORS.sub("", text).splitlines())
+
+
+@given(st.text(max_size=40))
+def test_printable_text_has_no_control_characters(text: str) -> None:
+    assert not re.search(r"[\x00-\x1f\x7f-\x9f]", printable(text))
+
+
+@given(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+def test_printable_json_means_the_same(value: Any) -> None:
+    text = printable_json(json.dumps(value, ensure_ascii=False, indent=1))
+    assert json.loads(text) == value
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", text)
+
+
+def test_control_characters_are_shown_not_executed(perdure: Perdure) -> None:
+    perdure("start", "order", json.dumps({"note": HOSTILE}), "--id", HOSTILE, "--why", HOSTILE)
+    for command in (["ls"], ["show", HOSTILE], ["acts"], ["why", HOSTILE], ["ls", "-o", "ids"]):
+        result = perdure(*command)
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", result.stdout.replace("\t", ""))
+    assert VISIBLE in perdure("ls").stdout
+    assert VISIBLE in perdure("ls", "--color", "always", env={"COLUMNS": "200"}).stdout
+
+
+def test_json_keeps_control_characters_as_escapes(perdure: Perdure) -> None:
+    perdure("start", "order", "--id", HOSTILE)
+    text = perdure("ls", "-o", "jsonl").stdout.splitlines()[0]
+    assert json.loads(text)["id"] == HOSTILE
+    assert "\\u009b" in text
+
+
+def test_a_terminal_gets_a_table(perdure: Perdure) -> None:
+    shown = perdure("ls", "--color", "always", "--time", "iso", env={"COLUMNS": "84"}, color=True)
+    assert table(shown.stdout) == TABLE
+    assert "\x1b[31m✗ failed" in shown.stdout
+
+
+def test_a_narrow_terminal_shows_the_main_columns(perdure: Perdure) -> None:
+    shown = table(perdure("ls", "--color", "always", env={"COLUMNS": "40"}, color=True).stdout)
+    assert shown.splitlines()[0] == "ID      STATUS       DETAIL"
+    assert max(map(len, shown.splitlines())) <= 40
+
+
+def test_no_color_is_respected(perdure: Perdure) -> None:
+    env = {"NO_COLOR": "1", "COLUMNS": "40"}
+    assert "\x1b[3" not in perdure("show", "broken", env=env, color=True).stdout
+
+
+def test_options_of_perdure_count_after_the_command_too(perdure: Perdure) -> None:
+    assert "\x1b[" not in perdure("show", "broken", "--color", "never", color=True).stdout
+    env = {**os.environ, "PERDURE_STORE": "sqlite:///shop.db"}
+    logged = subprocess.run((*COMMAND, "ls", "-vv"), env=env, capture_output=True, check=True)
+    assert b"DEBUG" in logged.stderr
+
+
+def test_a_stream_without_utf8_shows_words(url: str, tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "PERDURE_STORE": url}
+    shown = subprocess.run((*COMMAND, "show", "done"), env=env, capture_output=True, check=True)
+    assert b"completed charge" in shown.stdout
+
+
+def test_times_in_a_pipe_are_exact_and_on_a_terminal_relative(perdure: Perdure) -> None:
+    assert "2024-01-01T00:00:00Z" in perdure("ls", "done").stdout
+    assert "days ago" in perdure("ls", "done", "--color", "always", env={"COLUMNS": "99"}).stdout
+    assert "2024-01-01 " in perdure("ls", "done", "--time", "local", env={"TZ": "UTC"}).stdout
+
+
+def test_a_closed_pipe_ends_the_command_quietly(url: str) -> None:
+    env = {**os.environ, "PERDURE_STORE": url}
+    pipeline = f"{sys.executable} -m perdure ls | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", pipeline], env=env, capture_output=True, check=False)
+    assert done.stderr == b""
+    assert done.returncode in (0, 1)
+
+
+def test_quiet_leaves_the_data(perdure: Perdure) -> None:
+    result = perdure("cancel", "asleep", "-q")
+    assert (result.stdout.startswith("asleep: "), result.stderr) == (True, "")
+
+
+def test_an_answer_in_json_is_indented(perdure: Perdure) -> None:
+    assert perdure("why", "broken", "-o", "json").stdout.startswith('{\n  "situation": "failed"')

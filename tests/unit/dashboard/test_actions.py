@@ -1,0 +1,169 @@
+"""What operators do with the forms of the dashboard."""
+
+from typing import Any
+
+import pytest
+
+from perdure.dashboard.verbs import VERBS
+from perdure.insights import Insights
+from perdure.operations import Operations
+from perdure.stores import MemoryStore
+from tests.unit.dashboard.visitor import Visitor, dashboard, failed_run, text_of, waiting_run
+
+
+async def status_of(store: MemoryStore, run_id: str) -> str:
+    return (await Insights(store).run(run_id)).run.status
+
+
+async def test_a_run_is_retried_with_who_and_why() -> None:
+    store = MemoryStore()
+    await failed_run(store)
+    visitor = Visitor(dashboard(store))
+    response = await visitor.post("/runs/order-1/do/retry", {"why": "carrier is back"})
+    assert (response.status_code, response.headers["location"]) == (303, "/runs/order-1")
+    facts = await Insights(store).run("order-1")
+    assert facts.run.status == "queued"
+    (act,) = facts.acts
+    assert (act.verb, act.by, act.why, act.via) == ("retry", "ana", "carrier is back", "dashboard")
+
+
+async def test_the_next_page_says_once_what_was_done() -> None:
+    store = MemoryStore()
+    await waiting_run(store)
+    visitor = Visitor(dashboard(store))
+    await visitor.post("/runs/order-2/do/pause")
+    pages = [await visitor.get("/runs/order-2") for _ in range(2)]
+    assert ['class="said"' in page.text for page in pages] == [True, False]
+
+
+FORMS: dict[str, dict[str, str]] = {
+    "complete_step": {"step": "ship", "value": '"parcel 7"'},
+    "skip_step": {"step": "ship"},
+    "fail_step": {"step": "ship", "error": "lost"},
+    "retry_step": {"step": "ship"},
+    "rewind": {"at": "charge"},
+    "fork": {"at": "ship", "new_id": "order-1-again"},
+    "delete": {},
+}
+
+
+@pytest.mark.parametrize("verb", FORMS)
+async def test_history_is_changed_with_a_reason(verb: str) -> None:
+    store = MemoryStore()
+    await failed_run(store)
+    visitor = Visitor(dashboard(store))
+    path = f"/runs/order-1/do/{verb}"
+    refused = await visitor.post(path, FORMS[verb], form=f"{path}?step=ship")
+    assert refused.status_code == 422
+    assert "a reason" in text_of(refused)
+    done = await visitor.post(path, {**FORMS[verb], "why": "ticket 4411"})
+    assert done.status_code == 303
+    acts = (await Insights(store).acts()).acts
+    assert (acts[0].verb, acts[0].why) == (verb, "ticket 4411")
+
+
+async def test_an_event_is_signalled_with_a_payload() -> None:
+    store = MemoryStore()
+    await waiting_run(store)
+    visitor = Visitor(dashboard(store))
+    fields = {"event": "approved", "payload": '{"by": "eva"}'}
+    assert (await visitor.post("/runs/order-2/do/signal", fields)).status_code == 303
+    assert await status_of(store, "order-2") != "waiting"
+
+
+async def test_a_value_that_is_not_json_is_shown_again_with_the_reason() -> None:
+    store = MemoryStore()
+    await failed_run(store)
+    visitor = Visitor(dashboard(store))
+    fields = {"step": "ship", "value": "{'a': 1}", "why": "typo"}
+    response = await visitor.post("/runs/order-1/do/complete_step", fields)
+    assert response.status_code == 422
+    assert "expected JSON" in text_of(response)
+    assert "{'a': 1}" in text_of(response)
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999999x"])
+async def test_constants_that_json_lacks_are_refused(value: str) -> None:
+    store = MemoryStore()
+    await failed_run(store)
+    fields = {"step": "ship", "value": value, "why": "typo"}
+    path = "/runs/order-1/do/complete_step"
+    assert (await Visitor(dashboard(store)).post(path, fields)).status_code == 422
+
+
+async def test_a_refusal_says_why() -> None:
+    store = MemoryStore()
+    await failed_run(store)
+    response = await Visitor(dashboard(store)).post("/runs/order-1/do/pause")
+    assert response.status_code == 422
+    assert "refused" in text_of(response)
+
+
+async def test_the_confirmation_lists_the_records_that_are_dropped() -> None:
+    store = MemoryStore()
+    await failed_run(store)
+    text = text_of(await Visitor(dashboard(store)).get("/runs/order-1/do/rewind?step=charge"))
+    assert "Dropped and run again: 2 charge ship" in text
+    assert "perdure rewind order-1 charge" in text
+
+
+async def test_an_input_is_edited_as_it_is_and_not_as_it_is_shown() -> None:
+    """Saving a redacted input would replace secrets by their mask."""
+    store = MemoryStore()
+    await failed_run(store, api_key="s3cret")
+    path = "/runs/order-1/do/edit_payload"
+    assert "s3cret" in (await Visitor(dashboard(store)).get(path)).text
+    blind = await Visitor(dashboard(store, "view", "override")).get(path)
+    assert "s3cret" not in blind.text
+    assert "•••" not in blind.text
+
+
+async def test_selected_runs_are_changed_one_by_one() -> None:
+    store = MemoryStore()
+    await failed_run(store, "order-1")
+    await waiting_run(store, "a/b")
+    visitor = Visitor(dashboard(store))
+    page = await visitor.get("/bulk/selected?verb=retry&run=order-1&run=~YS9i")
+    assert "Retry 2 runs" in text_of(page)
+    response = await visitor.post(
+        "/bulk/selected/retry",
+        {"run": ["order-1", "~YS9i"]},
+        form="/bulk/selected?verb=retry&run=order-1",
+    )
+    assert response.status_code == 303
+    assert "1 run done, 1 refused" in text_of(await visitor.get("/preferences"))
+
+
+async def test_all_matches_are_changed_in_the_background() -> None:
+    store = MemoryStore()
+    for n in range(5):
+        await failed_run(store, f"order-{n}")
+    visitor = Visitor(dashboard(store))
+    form = "/bulk/all?verb=retry&q=status:failed"
+    assert "matches 5 runs" in text_of(await visitor.get(form))
+    response = await visitor.post("/bulk/all/retry", {"q": "status:failed"}, form=form)
+    assert response.status_code == 303
+    (progress,) = await finished(store)
+    assert (progress.done, progress.refused, progress.by) == (5, 0, "ana")
+    assert "5 done, 0 refused" in text_of(await visitor.get(response.headers["location"]))
+
+
+async def finished(store: MemoryStore) -> Any:
+    for _ in range(500):
+        found = await Insights(store).bulks()
+        if found and found[0].state == "done":
+            return found
+        await Operations(store).clock.sleep(0.01)
+    raise AssertionError("the bulk operation did not end")
+
+
+async def test_old_runs_are_counted_before_they_are_deleted() -> None:
+    store = MemoryStore()
+    await failed_run(store)
+    visitor = Visitor(dashboard(store))
+    assert "0 runs would be deleted" in text_of(await visitor.get("/store?older_than=1d"))
+
+
+def test_each_verb_is_one_of_operations() -> None:
+    for name in VERBS:
+        assert callable(getattr(Operations, name))

@@ -1,0 +1,226 @@
+"""What the pages show."""
+
+from datetime import timedelta
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import pytest
+
+from perdure import Runtime, Step, workflow
+from perdure.dashboard.ids import encode_id
+from perdure.insights import Insights
+from perdure.operations import Operations
+from perdure.snapshot import RunStatus
+from perdure.stores import MemoryStore
+from perdure.testing import FaultyStore
+from tests.unit.dashboard.visitor import Visitor, dashboard, failed_run, text_of, waiting_run
+
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>/../..\u202e{{7*7}}"
+
+
+async def test_a_list_of_runs_shows_each_with_its_status_and_detail() -> None:
+    store = MemoryStore()
+    await failed_run(store)
+    await waiting_run(store)
+    text = text_of(await Visitor(dashboard(store)).get("/runs"))
+    assert "Failed order-1" in text
+    assert "CarrierDown: 503 from carrier" in text
+    assert "Waiting order-2" in text
+    assert "for approved" in text
+
+
+async def test_a_query_filters_the_list_and_appears_as_chips() -> None:
+    store = MemoryStore()
+    await failed_run(store)
+    await waiting_run(store)
+    page = await Visitor(dashboard(store)).get("/runs?q=status:failed+workflow:order")
+    assert "order-1" in page.text
+    assert "order-2" not in page.text
+    assert 'href="/runs?q=workflow%3Aorder" title="Remove this term"' in page.text
+
+
+async def test_a_query_that_cannot_be_understood_says_why() -> None:
+    page = await Visitor(dashboard(MemoryStore())).get("/runs?q=status:fialed")
+    assert page.status_code == 400
+    assert "failed" in text_of(page)
+
+
+async def test_a_list_without_runs_offers_to_search_for_more() -> None:
+    page = await Visitor(dashboard(MemoryStore())).get("/runs?q=status:failed")
+    assert "No runs match. Search without status:failed" in text_of(page)
+
+
+async def test_a_long_list_has_pages() -> None:
+    store = MemoryStore()
+    runtime = Runtime(store, workflows=[sleepy])
+    for n in range(60):
+        await runtime.trigger(sleepy, run_id=f"nap-{n:02}", wait=False)
+    visitor = Visitor(dashboard(store))
+    first = await visitor.get("/runs")
+    after = (await Insights(store).runs("")).cursor
+    second = await visitor.get(f"/runs?after={quote(after or '')}")
+    shown = [sum(f'/runs/nap-{n:02}"' in page.text for n in range(60)) for page in (first, second)]
+    assert shown == [50, 10]
+    assert "Next page" in text_of(first)
+    assert "First page" in text_of(second)
+
+
+@workflow("sleepy")
+async def sleepy(step: Step) -> None:
+    await step.sleep("nap", timedelta(days=1))
+
+
+async def test_a_run_says_why_it_is_where_it_is() -> None:
+    store = MemoryStore()
+    await failed_run(store)
+    text = text_of(await Visitor(dashboard(store)).get("/runs/order-1"))
+    assert 'Step "ship" failed' in text
+    assert "Nothing will happen until the run is retried." in text
+
+
+async def test_the_step_that_ended_a_run_is_shown_first() -> None:
+    store = MemoryStore()
+    await failed_run(store)
+    visitor = Visitor(dashboard(store))
+    text = text_of(await visitor.get("/runs/order-1"))
+    assert "CarrierDown : 503 from carrier" in text
+    assert "in ship" in text
+    assert "frames inside perdure" in text
+    assert '"receipt"' in text_of(await visitor.get("/runs/order-1?step=charge"))
+
+
+async def test_a_pending_wait_can_be_signalled_and_woken() -> None:
+    store = MemoryStore()
+    await waiting_run(store)
+    page = await Visitor(dashboard(store)).get("/runs/order-2")
+    assert "for event approved , times out in" in text_of(page)
+    assert "/runs/order-2/do/signal?event=approved" in page.text
+    assert "/runs/order-2/do/wake?wait=approval" in page.text
+
+
+async def test_a_person_without_rights_is_offered_nothing() -> None:
+    store = MemoryStore()
+    await failed_run(store)
+    visitor = Visitor(dashboard(store, "view"))
+    for path in ("/runs", "/runs/order-1"):
+        page = await visitor.get(path)
+        assert "/do/" not in page.text
+        assert "/bulk/" not in page.text
+
+
+async def test_an_unknown_run_shows_those_that_begin_alike() -> None:
+    store = MemoryStore()
+    await failed_run(store)
+    page = await Visitor(dashboard(store)).get("/runs/order-17")
+    assert page.status_code == 404
+    assert "order-1" in page.text
+
+
+async def test_a_page_is_also_json() -> None:
+    store = MemoryStore()
+    await failed_run(store)
+    response = await Visitor(dashboard(store)).get("/runs?format=json")
+    assert response.headers["content-type"] == "application/json"
+    assert [run["id"] for run in response.json()["runs"]] == ["order-1"]
+
+
+async def test_a_whole_value_can_be_downloaded() -> None:
+    store = MemoryStore()
+    await failed_run(store, note="x" * 10_000)
+    visitor = Visitor(dashboard(store))
+    page = await visitor.get("/runs/order-1")
+    assert "Download the whole value" in page.text
+    assert len(page.content) < 60_000
+    value = await visitor.get("/runs/order-1/value?part=payload")
+    assert value.json() == {"note": "x" * 10_000}
+    assert "attachment" in value.headers["content-disposition"]
+
+
+async def test_a_page_that_has_not_changed_is_not_sent_again() -> None:
+    store = MemoryStore()
+    await failed_run(store)
+    visitor = Visitor(dashboard(store))
+    part = {"X-Perdure-Part": "main"}
+    first = await visitor.get("/runs/order-1", **part)
+    assert first.text.startswith("<main")
+    again = await visitor.get("/runs/order-1", **part, **{"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.text) == (304, "")
+    await Operations(store).retry("order-1", by="ana")
+    changed = await visitor.get("/runs/order-1", **part, **{"If-None-Match": first.headers["etag"]})
+    assert changed.status_code == 200
+
+
+async def test_an_unreachable_store_is_a_page() -> None:
+    store = FaultyStore(MemoryStore(), fail_at=1, verbs={"summaries"})
+    page = await Visitor(dashboard(store)).get("/runs/order-1")
+    assert page.status_code == 503
+    assert "Store unavailable" in text_of(page)
+
+
+async def test_hostile_ids_values_and_errors_are_text_on_every_page() -> None:
+    store = MemoryStore()
+    runtime = Runtime(store, workflows=[hostile])
+    await runtime.trigger(hostile, {HOSTILE: HOSTILE}, run_id=HOSTILE, tags={"x": HOSTILE[:60]})
+    await Operations(store).retry(HOSTILE, by=HOSTILE[:90], why=HOSTILE)
+    visitor = Visitor(dashboard(store, environment=HOSTILE))
+    run = f"/runs/{encode_id(HOSTILE)}"
+    paths = ["/runs", run, f"{run}/do/fork", "/errors", "/acts", f"/runs?q={HOSTILE}"]
+    for path in paths:
+        page = await visitor.get(path)
+        assert "<script>alert" not in page.text
+        assert "<img" not in page.text
+        assert "\u202e" not in page.text
+        assert ">49<" not in page.text
+    assert (await visitor.get(run)).status_code == 200
+
+
+@workflow("hostile")
+async def hostile(step: Step, payload: dict[str, str]) -> None:
+    async def fail() -> None:
+        raise RuntimeError(HOSTILE)
+
+    await step(HOSTILE, fail)
+
+
+async def test_preferences_are_rendered_by_the_server() -> None:
+    visitor = Visitor(dashboard(MemoryStore()))
+    fields = {"theme": "dark", "zone": "Asia/Tokyo", "density": "compact", "keys": "off"}
+    assert (await visitor.post("/preferences", fields)).status_code == 303
+    page = await visitor.get("/preferences")
+    assert 'data-theme="dark" data-density="compact" data-keys="off"' in page.text
+    assert "JST" in page.text
+
+
+@pytest.mark.parametrize(
+    "fields", [{"zone": "Mars/Olympus"}, {"zone": "../../etc/passwd"}, {"theme": "neon"}]
+)
+async def test_preferences_that_make_no_sense_are_ignored(fields: dict[str, str]) -> None:
+    visitor = Visitor(dashboard(MemoryStore()))
+    await visitor.post("/preferences", fields)
+    assert 'data-theme="system"' in (await visitor.get("/preferences")).text
+
+
+async def test_metrics_count_runs_by_status() -> None:
+    store = MemoryStore()
+    await failed_run(store)
+    response = await Visitor(dashboard(store)).get("/metrics")
+    assert 'perdure_runs{status="failed"} 1' in response.text
+    assert response.text.endswith("# EOF\n")
+
+
+async def test_the_search_box_completes() -> None:
+    found = (await Visitor(dashboard(MemoryStore())).get("/complete?q=status:fa")).json()
+    assert [each["value"] for each in found] == ["status:failed"]
+
+
+STATUSES: tuple[RunStatus, ...] = ("failed", "waiting")
+
+
+@pytest.mark.parametrize("status", STATUSES)
+async def test_an_export_can_be_read_elsewhere(status: RunStatus) -> None:
+    store = MemoryStore()
+    await (failed_run if status == "failed" else waiting_run)(store, "order-7")
+    response = await Visitor(dashboard(store)).get("/runs/order-7/export")
+    bundle: dict[str, Any] = msgspec.json.decode(response.content)
+    assert (bundle["run_id"], bundle["status"]) == ("order-7", status)

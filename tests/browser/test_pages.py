@@ -35,9 +35,9 @@ async def check(page: Page, name: str, gallery: Gallery) -> None:
     for theme in THEMES:
         for width in WIDTHS:
             await gallery.take(page, name, theme, width)
+            assert await overflow(page) == 0, f"{name} scrolls sideways at {width} px"
             if width in CHECKED_WIDTHS:
                 assert await axe(page) == [], f"{name}, {theme}, {width} px"
-                assert await overflow(page) == 0, f"{name} scrolls sideways at {width} px"
 
 
 async def overflow(page: Page) -> int:

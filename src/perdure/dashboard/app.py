@@ -75,13 +75,15 @@ class Dashboard:
         self._clock = clock
         self._limit = protection.RateLimit(clock)
         self._live = Live(clock)
+        url = ""
         if isinstance(runtime_or_store, Runtime):
             store, workflows = runtime_or_store.store, runtime_or_store.registry.definitions
+            url = runtime_or_store.url
         else:
             store, workflows = runtime_or_store, []
         self._board = Board(
-            insights=Insights(store, redact=redact, clock=clock),
-            revealed=Insights(store, redact=NOTHING_REDACTED, clock=clock),
+            insights=Insights(store, redact=redact, clock=clock, url=url),
+            revealed=Insights(store, redact=NOTHING_REDACTED, clock=clock, url=url),
             operations=Operations(store, via="dashboard", workflows=workflows, clock=clock),
             environment=environment,
             live=live,

@@ -5,6 +5,7 @@ where a form came from, before a view is called. Nothing depends on a lifespan, 
 not run that of a mounted app.
 """
 
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
 from random import Random, SystemRandom
@@ -19,7 +20,7 @@ from perdure import errors
 from perdure.clock import Clock, SystemClock
 from perdure.dashboard import protection
 from perdure.dashboard.access import Access, Auth, Right, closed
-from perdure.dashboard.board import Board
+from perdure.dashboard.board import Board, problem_of
 from perdure.dashboard.live import Live
 from perdure.dashboard.rendering import Content, render, static_response
 from perdure.dashboard.replies import SAID_COOKIE, read_said, set_cookie
@@ -31,6 +32,8 @@ from perdure.operations import Operations
 from perdure.runtime import Runtime
 from perdure.store import Store
 from perdure.validation import check_flag, check_random
+
+logger = logging.getLogger(__name__)
 
 _SESSION_AGE = 30 * 24 * 3600
 _SAFE = ("GET", "HEAD")
@@ -103,7 +106,11 @@ class Dashboard:
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        response = await self._answer(request)
+        try:
+            response = await self._answer(request)
+        except Exception as error:  # noqa: BLE001 - the auth hook is the user's code
+            # There is no person yet to show a page to.
+            response = PlainTextResponse(_log_failure(request, error), 500)
         for name, value in protection.HEADERS.items():
             response.headers.setdefault(name, value)
         response.headers.setdefault("Cache-Control", "no-store")
@@ -125,7 +132,10 @@ class Dashboard:
         if not self._limit.allows(protection.session_of(request) or access.person):
             return PlainTextResponse("Too many requests: wait a second.\n", 429)
         visit = self._visit(request, base_of(request, mount), path, access)
-        response = await self._route(visit)
+        try:
+            response = await self._route(visit)
+        except Exception as error:  # noqa: BLE001 - a page answers, whatever failed
+            response = self._refuse(visit, 500, _log_failure(request, error))
         if not protection.session_of(request):
             set_cookie(response, visit, protection.SESSION_COOKIE, visit.session, _SESSION_AGE)
         return response
@@ -187,8 +197,11 @@ class Dashboard:
         try:
             async with self._board.reads:
                 result = await view(self._board, visit)
+        except errors.StoreError as error:
+            failed = "read from" if visit.request.method in _SAFE else "write to"
+            return self._refuse(visit, 503, problem_of(error, failed))
         except errors.PerdureError as error:
-            return self._refuse(visit, _status_of(error), str(error))
+            return self._refuse(visit, _STATUSES.get(type(error), 400), str(error))
         return result if isinstance(result, Response) else self._render(result, visit)
 
     def _refuse(self, visit: Visit, status: int, text: str) -> Response:
@@ -210,13 +223,14 @@ class Dashboard:
         return response
 
 
-# The first class that fits decides.
-_STATUSES = {errors.RunNotFound: 404, errors.StoreError: 503, errors.Refused: 409}
+_STATUSES = {errors.RunNotFound: 404, errors.Refused: 409, errors.AppliedBefore: 409}
 _TITLES = {403: "Not allowed", 404: "Not found", 409: "Refused", 503: "Store unavailable"}
 
 
-def _status_of(error: errors.PerdureError) -> int:
-    return next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 400)
+def _log_failure(request: Request, error: Exception) -> str:
+    """Log an unexpected error, and return what the page says: its message may be confidential."""
+    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return f"This page failed with {type(error).__name__}. The server's log says more."
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

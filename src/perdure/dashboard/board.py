@@ -7,6 +7,7 @@ from typing import Generic, Literal, TypeVar
 
 from perdure.errors import StoreError
 from perdure.insights import Insights
+from perdure.insights.redaction import DEFAULT_REDACTION
 from perdure.operations import Operations
 
 T = TypeVar("T")
@@ -43,4 +44,9 @@ async def region(reading: Awaitable[T]) -> Region[T]:
     try:
         return Region(await reading)
     except StoreError as error:
-        return Region(error=str(error))
+        return Region(error=problem_of(error))
+
+
+def problem_of(error: StoreError, failed: str = "read from") -> str:
+    """Return what a page says about the store; drivers quote URLs with their passwords."""
+    return DEFAULT_REDACTION.text(f"Could not {failed} the store: {error}")

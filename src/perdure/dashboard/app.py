@@ -47,8 +47,8 @@ class Dashboard:
     your own; without one every request is refused. `read_only` limits everyone to looking. `redact`
     says what is hidden in values. `environment` is shown on every page ("production"). With
     `live="poll"` pages ask for changes every few seconds, for proxies that buffer streams.
-    `show_source` shows the source of workflows. `hosts` are the only values of the header Host that
-    are answered.
+    `show_source` shows the source of workflows. With `audit_reveals` the audit trail says who was
+    shown hidden values of a run. `hosts` are the only values of the header Host that are answered.
 
         app = Starlette(routes=[Mount("/perdure", Dashboard(runtime, auth=allow_all))])
     """
@@ -63,6 +63,7 @@ class Dashboard:
         environment: str = "",
         live: Literal["sse", "poll"] = "sse",
         show_source: bool = False,
+        audit_reveals: bool = False,
         hosts: Iterable[str] = (),
         clock: Clock = SystemClock(),
         random: Random | None = None,
@@ -91,6 +92,7 @@ class Dashboard:
             environment=environment,
             live=live,
             show_source=check_flag(show_source, "show_source"),
+            audit_reveals=check_flag(audit_reveals, "audit_reveals"),
             has_types=bool(workflows),
         )
         self._app = GZipMiddleware(self._respond, minimum_size=1024)

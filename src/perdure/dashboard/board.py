@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Generic, Literal, TypeVar
 
 from perdure.errors import StoreError
@@ -13,6 +14,7 @@ from perdure.operations import Operations
 T = TypeVar("T")
 
 _MAX_READS = 4
+_MAX_REVEALS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +28,24 @@ class Board:
     live: Literal["sse", "poll"] = "sse"
     show_source: bool = False
     has_types: bool = False
+    audit_reveals: bool = False
     # A slow page must not keep the store's connections from the workers of this process.
     reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_READS))
     background: set[asyncio.Task[object]] = field(default_factory=set)
+    _reveals: set[tuple[str, str, str]] = field(default_factory=set)
+
+    async def reveal(self, run_id: str, person: str, now: datetime) -> Insights:
+        """Return the insights that show secrets; the audit trail says who looked, if it should.
+
+        A page that stays open is read every second, so a person's act on a run lasts for the hour.
+        """
+        reveal = (person, run_id, f"{now:%Y-%m-%d %H}")
+        if self.audit_reveals and reveal not in self._reveals:
+            await self.operations.note_reveal(run_id, by=person)
+            if len(self._reveals) >= _MAX_REVEALS:
+                self._reveals.clear()
+            self._reveals.add(reveal)
+        return self.revealed
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,8 @@ async def _suggested(board: Board, visit: Visit, verb: Verb) -> dict[str, str]:
     values |= {name: visit.query[name] for name in ("event", "wait") if name in visit.query}
     # The current input is shown as it is: saving a redacted one would destroy it.
     if verb.name == "edit_payload" and visit.may("payloads"):
-        values["payload"] = to_text((await board.revealed.run(visit.params["name"])).payload)
+        revealed = await board.reveal(visit.params["name"], visit.access.person, visit.now)
+        values["payload"] = to_text((await revealed.run(visit.params["name"])).payload)
     return values
 
 

@@ -44,16 +44,18 @@ async def list_runs(board: Board, visit: Visit) -> Content:
     return Content("runs.html", page, {**context, "page": page}, topics=topics)
 
 
-def insights_for(board: Board, visit: Visit) -> Insights:
+async def insights_for(board: Board, visit: Visit) -> Insights:
     """Return the insights that show secrets, if the person may see them and asks to."""
-    is_revealed = visit.query.get("reveal") == "1" and visit.may("payloads")
-    return board.revealed if is_revealed else board.insights
+    if visit.query.get("reveal") != "1" or not visit.may("payloads"):
+        return board.insights
+    return await board.reveal(visit.params["run"], visit.access.person, visit.now)
 
 
 async def show_run(board: Board, visit: Visit) -> Content:
     """Show one run with its timeline, and one of its steps."""
-    insights, run_id = insights_for(board, visit), visit.params["run"]
+    run_id = visit.params["run"]
     try:
+        insights = await insights_for(board, visit)
         facts = await insights.run(run_id)
     except RunNotFound:
         return await _missing(board, visit, run_id)
@@ -124,7 +126,7 @@ async def _missing(board: Board, visit: Visit, run_id: str) -> Content:
 
 async def download_value(board: Board, visit: Visit) -> Response:
     """Return a payload, an output or the value of a step as a file."""
-    insights, run_id = insights_for(board, visit), visit.params["run"]
+    insights, run_id = await insights_for(board, visit), visit.params["run"]
     part = visit.query.get("part", "payload")
     if part == "step":
         value = (await insights.step(run_id, visit.query.get("key", ""))).value
@@ -136,7 +138,7 @@ async def download_value(board: Board, visit: Visit) -> Response:
 
 async def export_run(board: Board, visit: Visit) -> Response:
     """Return the run as a file that can be imported elsewhere."""
-    bundle = await insights_for(board, visit).export(visit.params["run"])
+    bundle = await (await insights_for(board, visit)).export(visit.params["run"])
     return _attachment(msgspec.json.encode(to_json(bundle)), "run.json")
 
 

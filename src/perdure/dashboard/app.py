@@ -7,6 +7,7 @@ not run that of a mounted app.
 
 import logging
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from random import Random, SystemRandom
 from typing import Any, Literal
@@ -196,12 +197,14 @@ class Dashboard:
 
     async def _call(self, view: View, visit: Visit) -> Response:
         """Call a view; what it raises becomes a page too."""
+        is_read = visit.request.method in _SAFE
         try:
-            async with self._board.reads:
+            # A change is never cut off: it could be half done.
+            async with self._board.reading() if is_read else nullcontext():
                 result = await view(self._board, visit)
         except errors.StoreError as error:
-            failed = "read from" if visit.request.method in _SAFE else "write to"
-            return self._refuse(visit, 503, problem_of(error, failed))
+            problem = problem_of(error, "read from" if is_read else "write to")
+            return self._refuse(visit, 503, problem)
         except errors.PerdureError as error:
             return self._refuse(visit, _STATUSES.get(type(error), 400), str(error))
         return result if isinstance(result, Response) else self._render(result, visit)

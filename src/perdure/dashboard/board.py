@@ -1,12 +1,13 @@
 """What every view works with: the questions, the verbs and the options of one dashboard."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Generic, Literal, TypeVar
 
-from perdure.errors import StoreError
+from perdure.errors import StoreError, StoreUnavailable
 from perdure.insights import Insights
 from perdure.insights.redaction import DEFAULT_REDACTION
 from perdure.operations import Operations
@@ -14,6 +15,7 @@ from perdure.operations import Operations
 T = TypeVar("T")
 
 _MAX_READS = 4
+_MAX_SECONDS = 2.0
 _MAX_REVEALS = 1000
 
 
@@ -29,10 +31,26 @@ class Board:
     show_source: bool = False
     has_types: bool = False
     audit_reveals: bool = False
-    # A slow page must not keep the store's connections from the workers of this process.
-    reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_READS))
     background: set[asyncio.Task[object]] = field(default_factory=set)
+    _reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_READS))
     _reveals: set[tuple[str, str, str]] = field(default_factory=set)
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncGenerator[None, None]:
+        """Let a few requests read at a time, and each of them for a short time only.
+
+        Slow pages must not keep the store and its connections from the workers.
+        """
+        async with self._reads:
+            timer = asyncio.timeout(_MAX_SECONDS)  # noqa: TID251 - a server waits in real time
+            try:
+                async with timer:
+                    yield
+            except TimeoutError as error:
+                if not timer.expired():
+                    raise
+                text = f"it did not answer within {_MAX_SECONDS:g} s"
+                raise StoreUnavailable(text) from error
 
     async def reveal(self, run_id: str, person: str, now: datetime) -> Insights:
         """Return the insights that show secrets; the audit trail says who looked, if it should.

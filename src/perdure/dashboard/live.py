@@ -122,7 +122,7 @@ async def digest_of(board: Board, topic: str) -> bytes:
     """Return a hash of what a topic currently shows."""
     kind, _, rest = topic.partition(":")
     data: object
-    async with board.reads:
+    async with board.reading():
         match kind:
             case "run":
                 data = await board.insights.revisions([rest])

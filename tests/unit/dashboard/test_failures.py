@@ -1,6 +1,7 @@
 """What goes wrong is a page of ours: it says what failed, and nothing confidential."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -72,3 +73,40 @@ async def test_a_change_that_the_store_refuses_is_a_page_too() -> None:
     page = await visitor.post("/runs/order-1/do/retry")
     assert page.status_code == 503
     assert "Could not write to the store" in text_of(page)
+
+
+async def test_a_read_that_takes_too_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.dashboard.board._MAX_SECONDS", 0.05)
+    store = FaultyStore(MemoryStore(), fail_at=1, how="hang", verbs={"summaries"})
+    page = await Visitor(dashboard(store)).get("/runs/order-1")
+    assert page.status_code == 503
+    assert "Could not read from the store: it did not answer within" in text_of(page)
+
+
+class SlowStore(FaultyStore):
+    """Answers `summaries` when it is told to, and counts how many wait for that."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.answers = asyncio.Event()
+        self.reads = 0
+
+    async def summaries(self, ids: Sequence[str], /) -> list[None]:
+        self.reads += 1
+        await self.answers.wait()
+        return [None for _ in ids]
+
+
+async def test_four_requests_read_from_the_store_at_once() -> None:
+    store = SlowStore()
+    visitor = Visitor(dashboard(store))
+    pages = [asyncio.ensure_future(visitor.get(f"/runs/order-{n}")) for n in range(6)]
+    async with asyncio.timeout(1):
+        while store.reads < 4:
+            await asyncio.sleep(0)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert store.reads == 4
+    store.answers.set()
+    assert {page.status_code for page in await asyncio.gather(*pages)} == {404}
+    assert store.reads == 6

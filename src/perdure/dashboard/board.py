@@ -1,19 +1,26 @@
-"""What every view works with: the questions, the verbs and the options of one dashboard."""
+"""What every view works with: the questions, the verbs and the options for one store."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable
+import re
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
-from perdure.errors import StoreError, StoreUnavailable
-from perdure.insights import Insights
+from perdure.clock import Clock
+from perdure.errors import InvalidArgument, StoreError, StoreUnavailable
+from perdure.insights import NOTHING_REDACTED, Insights, Redact
 from perdure.insights.redaction import DEFAULT_REDACTION
 from perdure.operations import Operations
+from perdure.runtime import Runtime
+from perdure.store import Store
 
 T = TypeVar("T")
+Stores: TypeAlias = Runtime | Store | Mapping[str, Runtime | Store]
+"""What a dashboard shows: the runs of one store, or of several by name."""
 
+_NAME = re.compile(r"[a-z0-9-]+")
 _MAX_READS = 4
 _MAX_SECONDS = 2.0
 _MAX_REVEALS = 1000
@@ -21,12 +28,14 @@ _MAX_REVEALS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """The parts of a dashboard. `revealed` answers without redaction."""
+    """One store of a dashboard; without a `name` the only one. `revealed` does not redact."""
 
     insights: Insights
     revealed: Insights
     operations: Operations
+    name: str = ""
     environment: str = ""
+    read_only: bool = False
     live: Literal["sse", "poll"] = "sse"
     show_source: bool = False
     has_types: bool = False
@@ -64,6 +73,32 @@ class Board:
                 self._reveals.clear()
             self._reveals.add(reveal)
         return self.revealed
+
+
+def new_board(source: Runtime | Store, redact: Redact, clock: Clock, **options: Any) -> Board:
+    """Return the board of a store, or of a runtime, which knows the types of its workflows."""
+    if isinstance(source, Runtime):
+        store, workflows, url = source.store, source.registry.definitions, source.url
+    else:
+        store, workflows, url = source, [], ""
+    return Board(
+        insights=Insights(store, redact=redact, clock=clock, url=url),
+        revealed=Insights(store, redact=NOTHING_REDACTED, clock=clock, url=url),
+        operations=Operations(store, via="dashboard", workflows=workflows, clock=clock),
+        has_types=bool(workflows),
+        **options,
+    )
+
+
+def check_stores(stores: Stores) -> Mapping[str, Runtime | Store]:
+    """Return the stores by name, which is "" for one without a name."""
+    if not isinstance(stores, Mapping):
+        return {"": stores}
+    # A name is the first segment of a path, where these two are taken.
+    if not stores or not all(map(_NAME.fullmatch, stores)) or {"static", "healthz"} & {*stores}:
+        expected = "stores by names of a-z, 0-9 and -, except static and healthz"
+        raise InvalidArgument("runtime_or_store", [*stores], expected)
+    return stores
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from starlette.responses import Response
 from perdure.dashboard.board import Board
 from perdure.dashboard.ids import decode_id
 from perdure.dashboard.rendering import Content, missing, page
-from perdure.dashboard.replies import redirect
 from perdure.dashboard.verbs import VERBS, Verb, parse_number, shell_command
 from perdure.dashboard.views.actions import check_why
 from perdure.dashboard.visit import Visit
@@ -83,7 +82,7 @@ async def act_on_selected(board: Board, visit: Visit) -> Content | Response:
             refused.append(str(error))
     done = f"{verb.title}: {count_words(len(ids) - len(refused), 'run')} done"
     text = f"{done}, {len(refused)} refused. {' '.join(refused[:3])}" if refused else f"{done}."
-    return redirect(visit.url("runs"), text, visit)
+    return visit.redirect(text, "runs")
 
 
 async def act_on_all(board: Board, visit: Visit) -> Content | Response:
@@ -105,8 +104,8 @@ async def act_on_all(board: Board, visit: Visit) -> Content | Response:
     except PerdureError as error:
         return _form(visit, verb, query=query, error=str(error))
     if first is None:
-        return redirect(visit.url("runs", q=query), "No run matches.", visit)
-    return redirect(visit.url("bulk", first.id), "The bulk operation has begun.", visit)
+        return visit.redirect("No run matches.", "runs", q=query)
+    return visit.redirect("The bulk operation has begun.", "bulk", first.id)
 
 
 async def _begin(board: Board, progress: AsyncIterator[BulkProgress]) -> BulkProgress | None:
@@ -139,7 +138,7 @@ async def stop_bulk(board: Board, visit: Visit) -> Response:
     """Ask the process that works on a bulk operation to stop."""
     id = await _checked_bulk(board, visit)
     await board.operations.stop_bulk(id, by=visit.access.person, why=visit.value("why"))
-    return redirect(visit.url("bulk", id), "It stops within a second.", visit)
+    return visit.redirect("It stops within a second.", "bulk", id)
 
 
 async def resume_bulk(board: Board, visit: Visit) -> Response:
@@ -147,7 +146,7 @@ async def resume_bulk(board: Board, visit: Visit) -> Response:
     id = await _checked_bulk(board, visit)
     by, why = visit.access.person, visit.value("why")
     await _begin(board, board.operations.resume_bulk(id, by=by, why=why))
-    return redirect(visit.url("bulk", id), "Resumed.", visit)
+    return visit.redirect("Resumed.", "bulk", id)
 
 
 async def _checked_bulk(board: Board, visit: Visit) -> str:

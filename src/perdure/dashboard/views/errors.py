@@ -7,7 +7,6 @@ from starlette.responses import Response
 from perdure.clock import parse_duration
 from perdure.dashboard.board import Board, region
 from perdure.dashboard.rendering import Content, page
-from perdure.dashboard.replies import redirect
 from perdure.dashboard.visit import Visit
 from perdure.errors import InvalidArgument
 
@@ -61,4 +60,4 @@ async def prune(board: Board, visit: Visit) -> Response:
     if not why:
         raise InvalidArgument("why", "", "a reason", "It is recorded with your name")
     count = await board.operations.prune(age, by=visit.access.person, why=why)
-    return redirect(visit.url("store"), f"Deleted {count:,} runs.", visit)
+    return visit.redirect(f"Deleted {count:,} runs.", "store")

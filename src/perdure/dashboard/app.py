@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from random import Random, SystemRandom
-from typing import Literal
+from typing import Any, Literal
 
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
@@ -25,14 +25,7 @@ from perdure.dashboard.board import Stores, check_stores, new_board, problem_of
 from perdure.dashboard.live import Live
 from perdure.dashboard.rendering import Content, environment, render, static_response
 from perdure.dashboard.routes import ROUTES, Route
-from perdure.dashboard.visit import (
-    PREFERENCES_COOKIE,
-    SAID_COOKIE,
-    Preferences,
-    Visit,
-    base_of,
-    split_path,
-)
+from perdure.dashboard.visit import SAID_COOKIE, Preferences, Visit, base_of, split_path
 from perdure.insights import Redact
 from perdure.insights.redaction import DEFAULT_REDACTION
 from perdure.validation import check_flag, check_random
@@ -82,13 +75,9 @@ class Dashboard:
         self._random = SystemRandom() if random is None else check_random(random)
         self._clock = clock
         self._limit = protection.RateLimit(clock)
-        options = {
-            "environment": environment,
-            "read_only": check_flag(read_only, "read_only"),
-            "live": live,
-            "show_source": check_flag(show_source, "show_source"),
-            "audit_reveals": check_flag(audit_reveals, "audit_reveals"),
-        }
+        flags = {"read_only": read_only, "show_source": show_source, "audit_reveals": audit_reveals}
+        options: dict[str, Any] = {name: check_flag(flag, name) for name, flag in flags.items()}
+        options |= {"environment": environment, "live": live}
         stores = check_stores(runtime_or_store)
         self._boards = {
             name: new_board(stores[name], redact, clock, name=name, **options) for name in stores
@@ -165,7 +154,7 @@ class Dashboard:
         if board.read_only:
             access = Access(access.person, access.rights & _READ_ONLY)
         session = protection.session_of(request) or protection.new_session(self._random)
-        preferences = Preferences.from_cookie(request.cookies.get(PREFERENCES_COOKIE, ""))
+        preferences = Preferences.from_request(request)
         now = self._clock.now()
         return Visit(request, board, base, path, access, session, preferences, now, self._random)
 
@@ -191,7 +180,7 @@ class Dashboard:
                 return self._refuse(visit, 403, "This form was not sent by a page of this host.")
             form = await protection.read_form(visit.request)
             if form is None:
-                return self._refuse(visit, 413, "This form is larger than 1 MB.")
+                return self._refuse(visit, 413, "A form has at most 1 MB, and text only.")
             visit = replace(visit, form=form)
         right = route.right_for(visit.params, visit.form)
         if right is None:

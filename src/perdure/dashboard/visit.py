@@ -47,9 +47,9 @@ class Preferences(msgspec.Struct, frozen=True):
         return read
 
     @classmethod
-    def from_cookie(cls, cookie: str) -> Self:
+    def from_request(cls, request: Request) -> Self:
         """Return the preferences of a browser."""
-        return cls.from_fields(dict(parse_qsl(cookie)))
+        return cls.from_fields(dict(parse_qsl(request.cookies.get(PREFERENCES_COOKIE, ""))))
 
     def to_cookie(self) -> str:
         """Return the cookie that keeps them."""

@@ -7,6 +7,7 @@ from starlette.responses import Response
 from perdure.clock import parse_duration
 from perdure.dashboard.board import Board, region
 from perdure.dashboard.rendering import Content, page
+from perdure.dashboard.verbs import parse_json
 from perdure.dashboard.visit import Visit
 from perdure.errors import InvalidArgument
 
@@ -35,13 +36,10 @@ async def show_store(board: Board, visit: Visit) -> Content:
     """Show what the store can do, and what should be fixed."""
     store, findings = await board.insights.store(), await region(board.insights.check())
     older_than = visit.query.get("older_than", "")
+    prunable = await _prunable(board, visit, older_than)
+    data = {"store": store, "findings": findings.data}
     return page(
-        "store.html",
-        {"store": store, "findings": findings.data},
-        store=store,
-        findings=findings,
-        older_than=older_than,
-        prunable=await _prunable(board, visit, older_than),
+        "store.html", data, store=store, findings=findings, older_than=older_than, prunable=prunable
     )
 
 
@@ -50,6 +48,14 @@ async def _prunable(board: Board, visit: Visit, older_than: str) -> int | None:
     if not older_than or not visit.may("delete"):
         return None
     return await board.operations.prune(older_than, dry_run=True, by=visit.access.person)
+
+
+async def import_run(board: Board, visit: Visit) -> Response:
+    """Create a run from a bundle that was chosen as a file or pasted."""
+    bundle = parse_json(visit.value("file") or visit.value("bundle"), "bundle")
+    run_id, by, why = visit.value("run_id") or None, visit.access.person, visit.value("why")
+    outcome = await board.operations.import_run(bundle, run_id=run_id, by=by, why=why)
+    return visit.redirect(outcome.sentence, "runs", outcome.run_id)
 
 
 async def prune(board: Board, visit: Visit) -> Response:

@@ -27,14 +27,9 @@ async def start_form(board: Board, visit: Visit) -> Content:
     """Show the form that starts a run."""
     name = visit.params["workflow"]
     workflow = await board.insights.workflow(name)
-    definitions = workflow.definitions if workflow else ()
-    return page(
-        "start.html",
-        {"workflow": workflow, "error": visit.error},
-        name=name,
-        definition=definitions[-1] if definitions else None,
-        command=shell_command("start", name),
-    )
+    definition = workflow.definitions[-1] if workflow and workflow.definitions else None
+    data, command = {"workflow": workflow, "error": visit.error}, shell_command("start", name)
+    return page("start.html", data, name=name, definition=definition, command=command)
 
 
 async def start_run(board: Board, visit: Visit) -> Response:
@@ -77,13 +72,8 @@ async def show_worker(board: Board, visit: Visit) -> Content:
         return missing(f"There is no worker {visit.params['worker']!r}.")
     owned = f"status:running {quote_term('owner', worker.id)}"
     runs = await board.insights.runs(owned) if worker.state == "lost" else None
-    return page(
-        "worker.html",
-        {"worker": worker, "owned": runs},
-        topics=("fleet",),
-        worker=worker,
-        runs=runs,
-    )
+    data = {"worker": worker, "owned": runs}
+    return page("worker.html", data, topics=("fleet",), worker=worker, runs=runs)
 
 
 async def show_agenda(board: Board, visit: Visit) -> Content:

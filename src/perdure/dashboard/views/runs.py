@@ -1,19 +1,22 @@
 """The list of runs, and one run."""
 
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from perdure.dashboard import timeline
 from perdure.dashboard.board import Board
 from perdure.dashboard.rendering import Content
+from perdure.dashboard.values import visible
 from perdure.dashboard.verbs import VERBS, quote_term
 from perdure.dashboard.visit import Visit
 from perdure.errors import InvalidArgument, RunNotFound
-from perdure.insights import Insights, RunFacts, StepDetail, StepsPage, to_json
+from perdure.insights import Insights, ParsedQuery, RunFacts, StepDetail, StepsPage, to_json
 
 STEPS_PER_PAGE = 100
+_IDS_PER_READ = 500
 _MANY = 40
 _GROUPS_SHOWN = 12
 # A run is repaired with one of these first.
@@ -21,9 +24,11 @@ _MAIN = ("retry", "unpause", "signal", "pause", "cancel")
 _REPAIRS = ("retry_step", "complete_step", "skip_step", "fail_step", "rewind", "fork")
 
 
-async def list_runs(board: Board, visit: Visit) -> Content:
-    """Show the runs that a query finds."""
+async def list_runs(board: Board, visit: Visit) -> Content | Response:
+    """Show the runs that a query finds, or return all of their ids."""
     text, after = visit.query.get("q", "").strip(), visit.query.get("after") or None
+    if visit.query.get("format") == "ids":
+        return StreamingResponse(_ids(board, board.insights.parse(text)), media_type="text/plain")
     context: dict[str, Any] = {
         "query_text": text,
         "after": after,
@@ -42,6 +47,17 @@ async def list_runs(board: Board, visit: Visit) -> Content:
     ]
     topics = () if after else (f"query:{text}",)
     return Content("runs.html", page, {**context, "page": page}, topics=topics)
+
+
+async def _ids(board: Board, query: ParsedQuery) -> AsyncGenerator[str, None]:
+    """Yield the ids of all runs that a query finds, one per line."""
+    after, is_last = None, False
+    while not is_last:
+        async with board.reading():
+            page = await board.insights.runs(query, _IDS_PER_READ, after)
+        ids = (visible(run.id).replace("\n", r"\u000a") for run in page.runs)
+        yield "".join(f"{id}\n" for id in ids)
+        after, is_last = page.cursor, page.cursor is None
 
 
 async def insights_for(board: Board, visit: Visit) -> Insights:

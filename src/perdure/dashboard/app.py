@@ -6,7 +6,7 @@ not run that of a mounted app.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from random import Random, SystemRandom
@@ -230,7 +230,7 @@ class Dashboard:
         return response
 
 
-_STATUSES = {errors.RunNotFound: 404, errors.Refused: 409, errors.AppliedBefore: 409}
+_STATUSES: Mapping[type[Exception], int] = {errors.RunNotFound: 404, errors.Refused: 409}
 _TITLES = {403: "Not allowed", 404: "Not found", 409: "Refused", 503: "Store unavailable"}
 
 

@@ -2,11 +2,11 @@
 
 import hmac
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from email import message_from_bytes
 from hashlib import sha256
 from random import Random
-from typing import Any
+from typing import cast
 from urllib.parse import parse_qsl, urlsplit
 
 from starlette.requests import Request
@@ -106,9 +106,9 @@ def _read_parts(content_type: str, body: bytes) -> list[tuple[str, str]]:
     parts = [part for part in message_from_bytes(head + body).walk() if not part.is_multipart()]
     if len(parts) > MAX_FIELDS:
         raise ValueError("too many fields")
-    names = (str(part.get_param("name", "", "content-disposition")) for part in parts)
-    contents: Iterator[Any] = (part.get_payload(decode=True) for part in parts)
-    return [(name, content.decode()) for name, content in zip(names, contents, strict=True)]
+    names = [str(part.get_param("name", "", "content-disposition")) for part in parts]
+    texts = [cast(bytes, part.get_payload(decode=True)).decode() for part in parts]
+    return list(zip(names, texts, strict=True))
 
 
 class RateLimit:

@@ -125,7 +125,7 @@ async def impatient(step: Step) -> None:
 
 
 async def test_a_wait_is_as_long_as_it_was_in_all(store: MemoryStore, clock: TestClock) -> None:
-    """The other branch let the run continue after a day; the wait went on."""
+    """The other branch let the run continue after a day, in the middle of the wait."""
     runtime = Runtime(store, workflows=[impatient], clock=clock)
     await runtime.trigger(impatient, run_id="r")
     await clock.advance(timedelta(days=1))

@@ -5,6 +5,7 @@ from typing import Any, cast
 from starlette.responses import Response
 
 from perdure.dashboard.board import Board
+from perdure.dashboard.ids import decode_id
 from perdure.dashboard.rendering import Content, page
 from perdure.dashboard.values import to_text
 from perdure.dashboard.verbs import VERBS, Verb, read_arguments, shell_command
@@ -21,6 +22,8 @@ async def confirm(board: Board, visit: Visit) -> Content:
     entered = {field: texts[-1] for field, texts in visit.form.items()}
     values = entered or await _suggested(board, visit, verb)
     step = values.get("step") or values.get("at") or ""
+    # A form sends the key as it is in URLs.
+    step = (decode_id(step) if entered else step) or step
     preview, refusal = await _preview(board, verb, name, step)
     return page(
         "action.html",

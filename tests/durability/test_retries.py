@@ -140,7 +140,7 @@ async def test_a_thousand_waiting_runs_hold_nothing(store: MemoryStore, clock: T
             await clock.advance(1)
         assert (await store.stats()).by_status == {"suspended": 1000}
         gc.collect()
-        left = [item.run_id for item in gc.get_objects() if isinstance(item, Execution)]
+        left = [item.run_id for item in gc.get_objects() if type(item) is Execution]
         assert (worker.running, [id for id in left if id.startswith("run-")]) == (0, [])
 
 

@@ -16,6 +16,7 @@ _FRAME = re.compile(
 _TRACEBACK = "Traceback (most recent call last):"
 _CONTEXT = "During handling of the above exception, another exception occurred:"
 # A file of perdure, wherever it was installed where the error was recorded.
+_SHOWN_PARTS = 3
 _ENGINE = re.compile(
     r"[/\\]perdure[/\\](?:engine|durable|runtime|codec|snapshot|store|stores|sync|testing"
     r"|worker\.py|workflow\.py)\b"
@@ -81,7 +82,7 @@ def frames_of(stack: str, redact: Redact) -> tuple[Frame, ...]:
     latest = stack.rpartition(_TRACEBACK)[2]
     return tuple(
         Frame(
-            file=match["file"],
+            file=short_path(match["file"]),
             line=int(match["line"]),
             function=match["function"],
             code=redact.text((match["code"] or "").strip(" |")),
@@ -89,6 +90,15 @@ def frames_of(stack: str, redact: Redact) -> tuple[Frame, ...]:
         )
         for match in _FRAME.finditer(latest)
     )
+
+
+def short_path(file: str) -> str:
+    """Return the part of a path that says which module it is, on whatever machine it was."""
+    parts = re.split(r"[/\\]", file)
+    for folder in ("site-packages", "dist-packages"):
+        if folder in parts:
+            return "/".join(parts[parts.index(folder) + 1 :])
+    return "/".join(parts[-_SHOWN_PARTS:])
 
 
 def first_line(facts: ErrorFacts | None) -> str:

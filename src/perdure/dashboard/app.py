@@ -5,32 +5,32 @@ where a form came from, before a view is called. Nothing depends on a lifespan, 
 not run that of a mounted app.
 """
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from random import Random, SystemRandom
 from typing import Any, Literal
 
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from perdure import errors
 from perdure.clock import Clock, SystemClock
 from perdure.dashboard import protection
 from perdure.dashboard.access import Access, Auth, Right, closed
-from perdure.dashboard.board import Board
+from perdure.dashboard.board import Stores, check_stores, new_board, problem_of
 from perdure.dashboard.live import Live
-from perdure.dashboard.rendering import Content, render, static_response
-from perdure.dashboard.replies import SAID_COOKIE, read_said, set_cookie
-from perdure.dashboard.routes import ROUTES, Route, View
-from perdure.dashboard.visit import PREFERENCES_COOKIE, Preferences, Visit, base_of, split_path
-from perdure.insights import NOTHING_REDACTED, Insights, Redact
+from perdure.dashboard.rendering import Content, environment, render, static_response
+from perdure.dashboard.routes import ROUTES, Route
+from perdure.dashboard.visit import SAID_COOKIE, Preferences, Visit, base_of, split_path
+from perdure.insights import Redact
 from perdure.insights.redaction import DEFAULT_REDACTION
-from perdure.operations import Operations
-from perdure.runtime import Runtime
-from perdure.store import Store
 from perdure.validation import check_flag, check_random
+
+logger = logging.getLogger(__name__)
 
 _SESSION_AGE = 30 * 24 * 3600
 _SAFE = ("GET", "HEAD")
@@ -40,19 +40,20 @@ _READ_ONLY: frozenset[Right] = frozenset({"view"})
 class Dashboard:
     """Pages on which operators see and repair the runs of a store, as an ASGI app.
 
+    With a mapping of names to stores or runtimes, the name is the first segment of the path.
     `auth` is a hook of `perdure.dashboard`, such as `basic({"ana": hash})`, or an async function of
     your own; without one every request is refused. `read_only` limits everyone to looking. `redact`
     says what is hidden in values. `environment` is shown on every page ("production"). With
     `live="poll"` pages ask for changes every few seconds, for proxies that buffer streams.
-    `show_source` shows the source of workflows. `hosts` are the only values of the header Host that
-    are answered.
+    `show_source` shows the source of workflows. With `audit_reveals` the audit trail says who was
+    shown hidden values of a run. `hosts` are the only values of the header Host that are answered.
 
         app = Starlette(routes=[Mount("/perdure", Dashboard(runtime, auth=allow_all))])
     """
 
     def __init__(
         self,
-        runtime_or_store: Runtime | Store,
+        runtime_or_store: Stores,
         *,
         auth: Auth | None = None,
         read_only: bool = False,
@@ -60,6 +61,7 @@ class Dashboard:
         environment: str = "",
         live: Literal["sse", "poll"] = "sse",
         show_source: bool = False,
+        audit_reveals: bool = False,
         hosts: Iterable[str] = (),
         clock: Clock = SystemClock(),
         random: Random | None = None,
@@ -69,27 +71,18 @@ class Dashboard:
         if live not in ("sse", "poll"):
             raise errors.InvalidArgument("live", live, "'sse' or 'poll'")
         self._auth = auth or closed
-        self._read_only = check_flag(read_only, "read_only")
         self._hosts = frozenset(each.lower() for each in hosts)
         self._random = SystemRandom() if random is None else check_random(random)
         self._clock = clock
         self._limit = protection.RateLimit(clock)
-        self._live = Live(clock)
-        url = ""
-        if isinstance(runtime_or_store, Runtime):
-            store, workflows = runtime_or_store.store, runtime_or_store.registry.definitions
-            url = runtime_or_store.url
-        else:
-            store, workflows = runtime_or_store, []
-        self._board = Board(
-            insights=Insights(store, redact=redact, clock=clock, url=url),
-            revealed=Insights(store, redact=NOTHING_REDACTED, clock=clock, url=url),
-            operations=Operations(store, via="dashboard", workflows=workflows, clock=clock),
-            environment=environment,
-            live=live,
-            show_source=check_flag(show_source, "show_source"),
-            has_types=bool(workflows),
-        )
+        flags = {"read_only": read_only, "show_source": show_source, "audit_reveals": audit_reveals}
+        options: dict[str, Any] = {name: check_flag(flag, name) for name, flag in flags.items()}
+        options |= {"environment": environment, "live": live}
+        stores = check_stores(runtime_or_store)
+        self._boards = {
+            name: new_board(stores[name], redact, clock, name=name, **options) for name in stores
+        }
+        self._lives = {name: Live(clock) for name in stores}
         self._app = GZipMiddleware(self._respond, minimum_size=1024)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,7 +96,11 @@ class Dashboard:
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        response = await self._answer(request)
+        try:
+            response = await self._answer(request)
+        except Exception as error:  # noqa: BLE001 - the auth hook is the user's code
+            # There is no person yet to show a page to.
+            response = PlainTextResponse(_log_failure(request, error), 500)
         for name, value in protection.HEADERS.items():
             response.headers.setdefault(name, value)
         response.headers.setdefault("Cache-Control", "no-store")
@@ -111,7 +108,7 @@ class Dashboard:
 
     async def _answer(self, request: Request) -> Response:
         """Let a request in, or refuse it. What is public needs no person."""
-        mount, path = split_path(request.scope)
+        mount, name, path = self._split_name(*split_path(request.scope))
         # A foreign name that points here belongs to a page that wants to read ours.
         if self._hosts and request.headers.get("host", "").lower() not in self._hosts:
             return PlainTextResponse("This host name is not served here.\n", 421)
@@ -124,32 +121,49 @@ class Dashboard:
             return access
         if not self._limit.allows(protection.session_of(request) or access.person):
             return PlainTextResponse("Too many requests: wait a second.\n", 429)
-        visit = self._visit(request, base_of(request, mount), path, access)
-        response = await self._route(visit)
+        base = base_of(request, mount)
+        if name not in self._boards:
+            return self._list_stores(base, path, access)
+        visit = self._visit(request, name, base, path, access)
+        try:
+            response = await self._route(visit)
+        except Exception as error:  # noqa: BLE001 - a page answers, whatever failed
+            response = self._refuse(visit, 500, _log_failure(request, error))
         if not protection.session_of(request):
-            set_cookie(response, visit, protection.SESSION_COOKIE, visit.session, _SESSION_AGE)
+            visit.set_cookie(response, protection.SESSION_COOKIE, visit.session, _SESSION_AGE)
         return response
 
-    def _visit(self, request: Request, base: str, path: str, access: Access) -> Visit:
-        if self._read_only:
+    def _split_name(self, mount: str, path: str) -> tuple[str, str, str]:
+        """Move the name of a store from the path to the mount."""
+        name, _, rest = path[1:].partition("/")
+        if "" in self._boards or name not in self._boards:
+            return mount, "", path
+        return f"{mount}/{name}", name, f"/{rest}"
+
+    def _list_stores(self, base: str, path: str, access: Access) -> Response:
+        """Show the names of the stores, which the paths of all other pages begin with."""
+        if "view" not in access.rights:
+            return PlainTextResponse("You may not see this dashboard.\n", 403)
+        if path != "/":
+            return PlainTextResponse("There is no such store.\n", 404)
+        template = environment().get_template("stores.html")
+        return HTMLResponse(template.render(base=base, boards=self._boards.values()))
+
+    def _visit(self, request: Request, name: str, base: str, path: str, access: Access) -> Visit:
+        board = self._boards[name]
+        if board.read_only:
             access = Access(access.person, access.rights & _READ_ONLY)
-        return Visit(
-            request=request,
-            base=base,
-            path=path,
-            access=access,
-            session=protection.session_of(request) or protection.new_session(self._random),
-            preferences=Preferences.from_cookie(request.cookies.get(PREFERENCES_COOKIE, "")),
-            now=self._clock.now(),
-            random=self._random,
-        )
+        session = protection.session_of(request) or protection.new_session(self._random)
+        preferences = Preferences.from_request(request)
+        now = self._clock.now()
+        return Visit(request, board, base, path, access, session, preferences, now, self._random)
 
     async def _route(self, visit: Visit) -> Response:
         """Find the view of a path, and call it if the person may."""
         if not visit.may("view"):
             return self._refuse(visit, 403, "You may not see this dashboard.")
         if visit.path == "/live":
-            return await self._live.stream(self._board, visit)
+            return await self._lives[visit.board.name].stream(visit.board, visit)
         for route in ROUTES:
             params = route.match(visit.path)
             if params is not None:
@@ -159,15 +173,14 @@ class Dashboard:
     async def _enter(self, route: Route, visit: Visit) -> Response:
         """Check method, right, origin and token: the one gate that every view is behind."""
         method = visit.request.method
-        view = route.get if method in _SAFE else route.post if method == "POST" else None
-        if view is None:
+        if (route.get if method in _SAFE else route.post if method == "POST" else None) is None:
             return self._refuse(visit, 405, f"This page does not accept {method}.")
         if method == "POST":
             if not protection.is_same_origin(visit.request):
                 return self._refuse(visit, 403, "This form was not sent by a page of this host.")
             form = await protection.read_form(visit.request)
             if form is None:
-                return self._refuse(visit, 413, "This form is larger than 1 MB.")
+                return self._refuse(visit, 413, "A form has at most 1 MB, and text only.")
             visit = replace(visit, form=form)
         right = route.right_for(visit.params, visit.form)
         if right is None:
@@ -176,20 +189,32 @@ class Dashboard:
             return self._refuse(visit, 403, f"This needs the right {right!r}.")
         if method == "POST" and not self._has_token(visit):
             return self._refuse(visit, 403, "This form has expired. Open the page again.")
-        return await self._call(view, visit)
+        return await self._call(route, visit)
 
     def _has_token(self, visit: Visit) -> bool:
         token = visit.value(protection.TOKEN_FIELD)
         return protection.is_form_token(token, visit.session, visit.access.person, visit.path)
 
-    async def _call(self, view: View, visit: Visit) -> Response:
-        """Call a view; what it raises becomes a page too."""
+    async def _call(self, route: Route, visit: Visit) -> Response:
+        """Call a view; what it raises becomes a page too. A refused form is shown again."""
+        is_read = visit.request.method in _SAFE or bool(visit.error)
+        view = route.get if is_read else route.post
+        assert view is not None, "the method was checked"
         try:
-            async with self._board.reads:
-                result = await view(self._board, visit)
+            # A change is never cut off: it could be half done.
+            async with visit.board.reading() if is_read else nullcontext():
+                result = await view(visit.board, visit)
+        except errors.StoreError as error:
+            problem = problem_of(error, "read from" if is_read else "write to")
+            return self._refuse(visit, 503, problem)
         except errors.PerdureError as error:
-            return self._refuse(visit, _status_of(error), str(error))
-        return result if isinstance(result, Response) else self._render(result, visit)
+            status = _STATUSES.get(type(error), 400)
+            if is_read or route.get is None or status == 404:
+                return self._refuse(visit, status, str(error))
+            return await self._call(route, replace(visit, error=str(error)))
+        if isinstance(result, Response):
+            return result
+        return self._render(replace(result, status=422) if visit.error else result, visit)
 
     def _refuse(self, visit: Visit, status: int, text: str) -> Response:
         title = _TITLES.get(status, "This did not work")
@@ -197,26 +222,22 @@ class Dashboard:
         return self._render(Content("message.html", {"error": text}, context, status), visit)
 
     def _render(self, content: Content, visit: Visit) -> Response:
-        said = "" if visit.is_part else read_said(visit.request)
-        shell: dict[str, Any] = {
-            "query_text": "",
-            "said": said,
-            "board": self._board,
-            "read_only": self._read_only,
-        }
-        response = render(content, visit, {**shell, **content.context})
+        said = "" if visit.is_part else visit.said
+        shell = {"query_text": "", "said": said, "board": visit.board, **content.context}
+        response = render(content, visit, shell)
         if said:
             response.delete_cookie(SAID_COOKIE, path=visit.base or "/")
         return response
 
 
-# The first class that fits decides.
-_STATUSES = {errors.RunNotFound: 404, errors.StoreError: 503, errors.Refused: 409}
+_STATUSES: Mapping[type[Exception], int] = {errors.RunNotFound: 404, errors.Refused: 409}
 _TITLES = {403: "Not allowed", 404: "Not found", 409: "Refused", 503: "Store unavailable"}
 
 
-def _status_of(error: errors.PerdureError) -> int:
-    return next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 400)
+def _log_failure(request: Request, error: Exception) -> str:
+    """Log an unexpected error, and return what the page says: its message may be confidential."""
+    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return f"This page failed with {type(error).__name__}. The server's log says more."
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

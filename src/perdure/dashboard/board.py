@@ -1,33 +1,104 @@
-"""What every view works with: the questions, the verbs and the options of one dashboard."""
+"""What every view works with: the questions, the verbs and the options for one store."""
 
 import asyncio
-from collections.abc import Awaitable
+import re
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from datetime import datetime
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
-from perdure.errors import StoreError
-from perdure.insights import Insights
+from perdure.clock import Clock
+from perdure.errors import InvalidArgument, StoreError, StoreUnavailable
+from perdure.insights import NOTHING_REDACTED, Insights, Redact
+from perdure.insights.redaction import DEFAULT_REDACTION
 from perdure.operations import Operations
+from perdure.runtime import Runtime
+from perdure.store import Store
 
 T = TypeVar("T")
+Stores: TypeAlias = Runtime | Store | Mapping[str, Runtime | Store]
+"""What a dashboard shows: the runs of one store, or of several by name."""
 
+_NAME = re.compile(r"[a-z0-9-]+")
 _MAX_READS = 4
+_MAX_SECONDS = 2.0
+_MAX_REVEALS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """The parts of a dashboard. `revealed` answers without redaction."""
+    """One store of a dashboard; without a `name` the only one. `revealed` does not redact."""
 
     insights: Insights
     revealed: Insights
     operations: Operations
+    name: str = ""
     environment: str = ""
+    read_only: bool = False
     live: Literal["sse", "poll"] = "sse"
     show_source: bool = False
     has_types: bool = False
-    # A slow page must not keep the store's connections from the workers of this process.
-    reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_READS))
+    audit_reveals: bool = False
     background: set[asyncio.Task[object]] = field(default_factory=set)
+    _reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_READS))
+    _reveals: set[tuple[str, str, str]] = field(default_factory=set)
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncGenerator[None, None]:
+        """Let a few requests read at a time, and each of them for a short time only.
+
+        Slow pages must not keep the store and its connections from the workers.
+        """
+        async with self._reads:
+            timer = asyncio.timeout(_MAX_SECONDS)  # noqa: TID251 - a server waits in real time
+            try:
+                async with timer:
+                    yield
+            except TimeoutError as error:
+                if not timer.expired():
+                    raise
+                text = f"it did not answer within {_MAX_SECONDS:g} s"
+                raise StoreUnavailable(text) from error
+
+    async def reveal(self, run_id: str, person: str, now: datetime) -> Insights:
+        """Return the insights that show secrets; the audit trail says who looked, if it should.
+
+        A page that stays open is read every second, so a person's act on a run lasts for the hour.
+        """
+        reveal = (person, run_id, f"{now:%Y-%m-%d %H}")
+        if self.audit_reveals and reveal not in self._reveals:
+            await self.operations.note_reveal(run_id, by=person)
+            if len(self._reveals) >= _MAX_REVEALS:
+                self._reveals.clear()
+            self._reveals.add(reveal)
+        return self.revealed
+
+
+def new_board(source: Runtime | Store, redact: Redact, clock: Clock, **options: Any) -> Board:
+    """Return the board of a store, or of a runtime, which knows the types of its workflows."""
+    if isinstance(source, Runtime):
+        store, workflows, url = source.store, source.registry.definitions, source.url
+    else:
+        store, workflows, url = source, [], ""
+    return Board(
+        insights=Insights(store, redact=redact, clock=clock, url=url),
+        revealed=Insights(store, redact=NOTHING_REDACTED, clock=clock, url=url),
+        operations=Operations(store, via="dashboard", workflows=workflows, clock=clock),
+        has_types=bool(workflows),
+        **options,
+    )
+
+
+def check_stores(stores: Stores) -> Mapping[str, Runtime | Store]:
+    """Return the stores by name, which is "" for one without a name."""
+    if not isinstance(stores, Mapping):
+        return {"": stores}
+    # A name is the first segment of a path, where these two are taken.
+    if not stores or not all(map(_NAME.fullmatch, stores)) or {"static", "healthz"} & {*stores}:
+        expected = "stores by names of a-z, 0-9 and -, except static and healthz"
+        raise InvalidArgument("runtime_or_store", [*stores], expected)
+    return stores
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,4 +114,9 @@ async def region(reading: Awaitable[T]) -> Region[T]:
     try:
         return Region(await reading)
     except StoreError as error:
-        return Region(error=str(error))
+        return Region(error=problem_of(error))
+
+
+def problem_of(error: StoreError, failed: str = "read from") -> str:
+    """Return what a page says about the store; drivers quote URLs with their passwords."""
+    return DEFAULT_REDACTION.text(f"Could not {failed} the store: {error}")

@@ -6,9 +6,8 @@ from perdure.insights import Tally
 
 _MILLISECOND = timedelta(milliseconds=1)
 _SECOND = timedelta(seconds=1)
-_MINUTE = timedelta(minutes=1)
-_HOUR = timedelta(hours=1)
 _DAY = timedelta(days=1)
+_UNITS = ((_DAY, "day"), (timedelta(hours=1), "h"), (timedelta(minutes=1), "min"), (_SECOND, "s"))
 
 
 def duration(span: timedelta | None) -> str:
@@ -20,36 +19,26 @@ def duration(span: timedelta | None) -> str:
         return f"{span // _MILLISECOND} ms" if span >= _MILLISECOND or not span else "<1 ms"
     if span < 10 * _SECOND:
         return f"{span.total_seconds():.1f} s"
-    if span < _MINUTE:
-        return f"{span // _SECOND} s"
-    if span < _HOUR:
-        return _two_units(span, _MINUTE, "min", _SECOND, "s")
-    if span < _DAY:
-        return _two_units(span, _HOUR, "h", _MINUTE, "min")
-    days = span // _DAY
-    return "1 day" if days == 1 else f"{number(days)} days"
-
-
-def _two_units(span: timedelta, large: timedelta, name: str, small: timedelta, unit: str) -> str:
-    count, rest = span // large, span % large // small
-    return f"{count} {name} {rest} {unit}" if rest else f"{count} {name}"
+    return _in_units(span, 2 if span < _DAY else 1)
 
 
 def age(at: datetime | None, now: datetime) -> str:
     """Return how far a time is from now, with one unit: "3 min ago", "in 2 h"."""
     if at is None:
         return "–"
-    if at > now:
-        return f"in {_one_unit(at - now)}"
-    return f"{_one_unit(now - at)} ago"
+    return f"in {_in_units(at - now, 1)}" if at > now else f"{_in_units(now - at, 1)} ago"
 
 
-def _one_unit(span: timedelta) -> str:
-    for unit, name in ((_DAY, "day"), (_HOUR, "h"), (_MINUTE, "min")):
-        if span >= unit:
-            count = span // unit
-            return f"{number(count)} {name}{'s' if name == 'day' and count > 1 else ''}"
-    return f"{span // _SECOND} s"
+def _in_units(span: timedelta, limit: int) -> str:
+    """Return the largest units of a span, without gaps: an hour and 5 s are "1 h"."""
+    words: list[str] = []
+    for unit, name in _UNITS:
+        count, span = divmod(span, unit)
+        if count:
+            words.append(f"{count:,} {name}{'s' if name == 'day' and count > 1 else ''}")
+        elif words:
+            break
+    return " ".join(words[:limit]) or "0 s"
 
 
 def date_and_time(at: datetime | None, zone: tzinfo = UTC) -> str:

@@ -6,7 +6,7 @@ once for all listeners. The events contain topics and no data, so they need no r
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,12 +16,12 @@ from perdure.clock import Clock
 from perdure.dashboard.board import Board
 from perdure.dashboard.visit import Visit
 from perdure.errors import PerdureError
+from perdure.insights import Insights
 
 MAX_STREAMS = 3
 """How many streams a session may have: a browser opens six connections per host."""
 
 _MAX_TOPICS = 8
-_PERIODS = {"counts": 5.0, "fleet": 2.0, "acts": 5.0, "bulk": 1.0, "run": 1.0, "query": 1.0}
 _HEARTBEAT = 15.0
 # A topic that is slow to read is read less often: it may take a tenth of the time.
 _SHARE = 10
@@ -52,7 +52,7 @@ class Live:
     async def stream(self, board: Board, visit: Visit) -> Response:
         """Return a stream of changed topics; 204 if the session has enough of them."""
         asked = visit.request.query_params.getlist("topic")[:_MAX_TOPICS]
-        topics = frozenset(each for each in asked if each.partition(":")[0] in _PERIODS)
+        topics = frozenset(each for each in asked if each.partition(":")[0] in _TOPICS)
         open_streams = sum(each.session == visit.session for each in self._listeners)
         if board.live == "poll" or not topics or open_streams >= MAX_STREAMS:
             return Response(status_code=204)
@@ -103,7 +103,7 @@ class Live:
         except PerdureError as error:
             digest = hashlib.sha256(str(error).encode()).digest()
         now = self._clock.monotonic()
-        period = _PERIODS[name.partition(":")[0]]
+        period = _TOPICS[name.partition(":")[0]][0]
         topic.next_at = now + max(period, (now - begun) * _SHARE)
         is_changed = bool(topic.digest) and digest != topic.digest
         topic.digest = digest
@@ -121,20 +121,22 @@ def _event(topic: str) -> bytes:
 async def digest_of(board: Board, topic: str) -> bytes:
     """Return a hash of what a topic currently shows."""
     kind, _, rest = topic.partition(":")
-    data: object
-    async with board.reads:
-        match kind:
-            case "run":
-                data = await board.insights.revisions([rest])
-            case "query":
-                data = await board.insights.runs(rest)
-            case "fleet":
-                data = await board.insights.workers()
-            case "acts":
-                data = await board.insights.acts()
-            case "bulk":
-                data = await board.insights.bulk(rest)
-            case _:
-                overview = await board.insights.overview()
-                data = (overview.counts, overview.due, overview.attention, overview.failures)
+    async with board.reading():
+        data = await _TOPICS[kind][1](board.insights, rest)
     return hashlib.sha256(msgspec.json.encode(data)).digest()
+
+
+async def _counts(insights: Insights, _: str) -> object:
+    overview = await insights.overview()
+    return overview.counts, overview.due, overview.attention, overview.failures
+
+
+# How often a topic is read, in seconds, and how.
+_TOPICS: Mapping[str, tuple[float, Callable[[Insights, str], Awaitable[object]]]] = {
+    "run": (1.0, lambda insights, run_id: insights.revisions([run_id])),
+    "query": (1.0, lambda insights, query: insights.runs(query)),
+    "bulk": (1.0, lambda insights, id: insights.bulk(id)),
+    "fleet": (2.0, lambda insights, _: insights.workers()),
+    "acts": (5.0, lambda insights, _: insights.acts()),
+    "counts": (5.0, _counts),
+}

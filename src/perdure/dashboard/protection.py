@@ -3,8 +3,10 @@
 import hmac
 import re
 from collections.abc import Mapping
+from email import message_from_bytes
 from hashlib import sha256
 from random import Random
+from typing import cast
 from urllib.parse import parse_qsl, urlsplit
 
 from starlette.requests import Request
@@ -83,15 +85,30 @@ async def read_form(request: Request) -> dict[str, list[str]] | None:
         body += chunk
         if len(body) > MAX_BODY:
             return None
-    fields: dict[str, list[str]] = {}
+    content_type = request.headers.get("content-type", "")
     try:
-        pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS)
+        if content_type.startswith("multipart/form-data"):
+            pairs = _read_parts(content_type, bytes(body))
+        else:
+            pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS)
     except ValueError:
         return None
+    fields: dict[str, list[str]] = {}
     for name, value in pairs:
         # Browsers send line breaks of a text area as CR LF.
         fields.setdefault(name, []).append(value.replace("\r\n", "\n"))
     return fields
+
+
+def _read_parts(content_type: str, body: bytes) -> list[tuple[str, str]]:
+    """Return the fields of a form with files, which are text."""
+    head = f"Content-Type: {content_type}\r\n\r\n".encode("latin-1")
+    parts = [part for part in message_from_bytes(head + body).walk() if not part.is_multipart()]
+    if len(parts) > MAX_FIELDS:
+        raise ValueError("too many fields")
+    names = [str(part.get_param("name", "", "content-disposition")) for part in parts]
+    texts = [cast(bytes, part.get_payload(decode=True)).decode() for part in parts]
+    return list(zip(names, texts, strict=True))
 
 
 class RateLimit:

@@ -138,15 +138,8 @@ def environment() -> jinja2.Environment:
 
 def etag_of(content: Content, visit: Visit) -> str:
     """Return a tag that changes with what the page shows, but not with the passing of time."""
-    shown = (
-        visit.path,
-        visit.access.person,
-        sorted(visit.access.rights),
-        visit.preferences,
-        static_version(),
-        content.template,
-        content.data,
-    )
+    person = (visit.access.person, sorted(visit.access.rights), visit.preferences)
+    shown = (visit.path, person, static_version(), content.template, content.data)
     return f'"{hashlib.sha256(msgspec.json.encode(shown)).hexdigest()[:24]}"'
 
 
@@ -159,13 +152,9 @@ def render(content: Content, visit: Visit, shell: Mapping[str, Any]) -> Response
     headers = {"ETag": etag, "Vary": "X-Perdure-Part"}
     if visit.is_part and visit.request.headers.get("if-none-match") == etag:
         return Response(status_code=304, headers=headers)
-    html = (
-        environment()
-        .get_template(content.template)
-        .render(
-            visit=visit, topics=urlencode([("topic", each) for each in content.topics]), **shell
-        )
-    )
+    topics = urlencode([("topic", each) for each in content.topics])
+    template = environment().get_template(content.template)
+    html = template.render(visit=visit, topics=topics, **shell)
     # A lone surrogate cannot be encoded; JSON may contain one.
     body = html.encode("utf-8", "replace")
     return Response(body, content.status, headers, "text/html; charset=utf-8")

@@ -11,16 +11,15 @@ from typing import Any
 from perdure.clock import Clock, SystemClock
 from perdure.dashboard.access import Auth, OneTimeToken
 from perdure.dashboard.app import Dashboard
+from perdure.dashboard.board import Stores
 from perdure.errors import InvalidArgument, MissingDependency
-from perdure.runtime import Runtime
-from perdure.store import Store
 
 _POLL = 0.01
 
 
 @asynccontextmanager
 async def serve(
-    runtime_or_store: Runtime | Store,
+    runtime_or_store: Stores,
     *,
     host: str = "127.0.0.1",
     port: int = 8765,

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal, TypeAlias
 
-from msgspec.structs import replace
-
 from perdure.insights import InFlight, RunFacts, StepRow, WaitFacts
 
 Look: TypeAlias = Literal["ok", "failed", "wait", "open"]
@@ -133,13 +131,12 @@ class Timeline:
 
 def draw(facts: RunFacts, steps: Sequence[StepRow], *, is_last: bool, now: datetime) -> Timeline:
     """Return the timeline of some records of a run; the last page also shows what is pending."""
-    steps = _stretch_waits(steps)
     flying = facts.in_flight if is_last else ()
     waits = [each for each in facts.waits if is_last and each.kind != "retry"]
     busy = [_span(step) for step in steps if step.started_at and step.kind not in _WAITS]
     busy += [(each.since, max(now, each.since)) for each in flying]
     times = [at for step in steps for at in (step.started_at, step.ended_at) if at]
-    times += [at for span in busy for at in span]
+    times += [at for span in busy for at in span] + [each.since for each in waits if each.since]
     begin, last = min(times, default=now), max(times, default=now)
     end = max(now, last) if waits or flying else last
     scale = Scale(begin, end, busy)
@@ -147,24 +144,6 @@ def draw(facts: RunFacts, steps: Sequence[StepRow], *, is_last: bool, now: datet
     bars += [_in_flight(each, scale) for each in flying]
     bars += [_waiting(each, scale, last) for each in waits]
     return Timeline(begin, end, scale.gaps, _by_branch(bars))
-
-
-def _stretch_waits(steps: Sequence[StepRow]) -> list[StepRow]:
-    """Let each wait begin where the record before it ended.
-
-    A run that was suspended records a wait only when it continues, so the record says when the wait
-    was over, and not when it began.
-    """
-    stretched: list[StepRow] = []
-    last: datetime | None = None
-    for step in steps:
-        begin, end = step.started_at, step.ended_at
-        if step.kind in _WAITS and last and begin and end and last < begin:
-            stretched.append(replace(step, started_at=last, duration=end - last))
-        else:
-            stretched.append(step)
-        last = max(filter(None, (last, end)), default=None)
-    return stretched
 
 
 def _span(step: StepRow) -> Span:
@@ -193,8 +172,8 @@ def _in_flight(each: InFlight, scale: Scale) -> Bar:
     return Bar(each.key, "step", "open", x, width, (), None, until, worker, attempts)
 
 
-def _waiting(wait: WaitFacts, scale: Scale, since: datetime) -> Bar:
-    x, width = _visible(scale.x(since), 100.0)
+def _waiting(wait: WaitFacts, scale: Scale, last: datetime) -> Bar:
+    x, width = _visible(scale.x(wait.since or last), 100.0)
     return Bar(wait.id, wait.kind, "wait", x, width, until=wait.wake_at)
 
 

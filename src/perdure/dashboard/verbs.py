@@ -3,7 +3,7 @@
 import json
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,22 +64,10 @@ def read_arguments(verb: Verb, fields: Mapping[str, list[str]]) -> dict[str, Any
     for field in verb.fields:
         text = fields.get(field.name, [""])[-1]
         if text.strip():
-            arguments[field.name] = _read(field, text)
+            arguments[field.name] = _READERS[field.kind](text, field.name)
         elif field.required:
             raise InvalidArgument(field.name, text, "a value", f"Fill in {field.label!r}")
     return arguments
-
-
-def _read(field: Field, text: str) -> Any:
-    match field.kind:
-        case "json":
-            return parse_json(text, field.name)
-        case "number":
-            return parse_number(text, field.name)
-        case "key":
-            return decode_id(text) or text
-        case "text":
-            return text
 
 
 def parse_json(text: str, parameter: str) -> Any:
@@ -99,6 +87,14 @@ def parse_number(text: str, parameter: str) -> int:
     if not text.strip().isdecimal():
         raise InvalidArgument(parameter, text, "a number")
     return int(text)
+
+
+_READERS: Mapping[str, Callable[[str, str], Any]] = {
+    "json": parse_json,
+    "number": parse_number,
+    "key": lambda text, _: decode_id(text) or text,
+    "text": lambda text, _: text,
+}
 
 
 def shell_command(command: str, *arguments: str, where: str = "") -> str:

@@ -1,5 +1,7 @@
 """One request: who made it, how they want pages to look, and where the dashboard is mounted."""
 
+import base64
+import binascii
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,13 +13,17 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
 from starlette.types import Scope
 
 from perdure.dashboard.access import Access, Right
+from perdure.dashboard.board import Board
 from perdure.dashboard.ids import encode_id
 from perdure.dashboard.protection import form_token
 
 PREFERENCES_COOKIE = "perdure_preferences"
+SAID_COOKIE = "perdure_said"
+_MAX_SAID = 600
 _UNQUOTED = "/:@~!$&'()*+,;=-._"
 _PREFIX = re.compile(r"(/[A-Za-z0-9_.~-]+)*")
 
@@ -41,9 +47,9 @@ class Preferences(msgspec.Struct, frozen=True):
         return read
 
     @classmethod
-    def from_cookie(cls, cookie: str) -> Self:
+    def from_request(cls, request: Request) -> Self:
         """Return the preferences of a browser."""
-        return cls.from_fields(dict(parse_qsl(cookie)))
+        return cls.from_fields(dict(parse_qsl(request.cookies.get(PREFERENCES_COOKIE, ""))))
 
     def to_cookie(self) -> str:
         """Return the cookie that keeps them."""
@@ -77,9 +83,10 @@ def base_of(request: Request, mount: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A request that was let in."""
+    """A request that was let in. `error` is why its form was refused, if that is shown again."""
 
     request: Request
+    board: Board
     base: str
     path: str
     access: Access
@@ -89,6 +96,7 @@ class Visit:
     random: Random
     params: Mapping[str, str] = field(default_factory=dict)
     form: Mapping[str, list[str]] = field(default_factory=dict)
+    error: str = ""
 
     @property
     def section(self) -> str:
@@ -129,3 +137,24 @@ class Visit:
     def value(self, name: str, default: str = "") -> str:
         """Return a field of the posted form."""
         return self.form.get(name, [default])[-1]
+
+    @property
+    def said(self) -> str:
+        """What the previous page did, or ""."""
+        try:
+            return base64.urlsafe_b64decode(self.request.cookies.get(SAID_COOKIE, "")).decode()
+        except (binascii.Error, ValueError):
+            return ""
+
+    def redirect(self, sentence: str, *segments: str, **query: Any) -> Response:
+        """Send the browser to a page, which says once what was done."""
+        response = RedirectResponse(self.url(*segments, **query), 303)
+        said = base64.urlsafe_b64encode(sentence[:_MAX_SAID].encode()).decode()
+        return self.set_cookie(response, SAID_COOKIE, said, 30)
+
+    def set_cookie(self, response: Response, name: str, value: str, max_age: int) -> Response:
+        """Set a cookie that scripts and other sites cannot use."""
+        options: dict[str, Any] = {"httponly": True, "samesite": "strict", "path": self.base or "/"}
+        is_secure = self.request.url.scheme == "https"
+        response.set_cookie(name, value, max_age, secure=is_secure, **options)
+        return response

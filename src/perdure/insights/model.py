@@ -93,6 +93,7 @@ class WaitFacts(msgspec.Struct, frozen=True):
     event: str | None = None
     attempt: int | None = None
     error: str = ""
+    since: datetime | None = None
 
 
 class MessageFacts(msgspec.Struct, frozen=True):

@@ -60,6 +60,7 @@ def _waits(snapshot: Snapshot, redact: Redact) -> tuple[WaitFacts, ...]:
             event=wait.get("event"),
             attempt=wait.get("attempt"),
             error=redact.text(wait.get("error", "")),
+            since=read_time(wait.get("since")),
         )
         for wait in open_waits(snapshot)
     )

@@ -7,7 +7,7 @@ what it depends on.
 
 import difflib
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
 from perdure.insights.acts import run_acts
@@ -210,7 +210,7 @@ def _waiting(state: RunState) -> Why | None:
     if state.row.status == "suspended" and _earliest(state) is not None:
         return None
     names = list(dict.fromkeys(wait["event"] for wait in waits if "event" in wait))
-    since = duration_words(state.now - (_rested_at(state) or state.row.updated_at))
+    since = duration_words(state.now - _began_at(state, waits))
     event = "event" if len(names) == 1 else "events"
     sentence = f"Waiting for {event} {list_words([*map(_quote, names)][:5])} for {since}"
     ends = [at for wait in waits if (at := read_time(wait.get("wakeAt"))) is not None]
@@ -315,8 +315,11 @@ def _earliest(state: RunState) -> PendingWait | None:
     return min(timed, key=lambda wait: wait.get("wakeAt", ""), default=None)
 
 
-def _rested_at(state: RunState) -> Any:
-    return read_time(state.snapshot["execution"]["lastUpdated"])
+def _began_at(state: RunState, waits: Sequence[PendingWait]) -> datetime:
+    """Return when the first of the waits began; at the latest when the run was stored."""
+    times = [at for wait in waits if (at := read_time(wait.get("since"))) is not None]
+    stored = read_time(state.snapshot["execution"]["lastUpdated"]) or state.row.updated_at
+    return min(times, default=stored)
 
 
 def _ago(state: RunState) -> str:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from perdure.clock import Duration, parse_duration
 from perdure.durable.owners import new_owner
-from perdure.errors import InvalidArgument, Refused
+from perdure.errors import InvalidArgument, Refused, RunNotFound
 from perdure.insights.insights import Insights
 from perdure.insights.model import BulkProgress, Tally
 from perdure.insights.redaction import NOTHING_REDACTED
@@ -77,6 +77,15 @@ class Operations(RunOperations):
         if not dry_run:
             await self.note({**act, "was": f"{total} runs older than {span}"})
         return total
+
+    async def note_reveal(self, run_id: str, *, by: str, why: str = "") -> None:
+        """Record that an operator was shown redacted values of a run, which is not changed."""
+        store = require_search(self.store, "Operations.note_reveal")
+        act = self.act("reveal", by, why)
+        (run,) = await store.summaries([check_id(run_id, "run_id")])
+        if run is None:
+            raise RunNotFound(run_id)
+        await self.note({**act, "run": run_id})
 
     async def count_bulk(self, query: str, limit: int | None = 1000) -> Tally:
         """Return how many runs a bulk operation would change; more than `limit` are not counted."""

@@ -251,7 +251,7 @@ class RunOperations:
         return new_act(request, self.clock.now())
 
     async def note(self, act: dict[str, Any]) -> None:
-        """Write an act that concerns no single run."""
+        """Write an act that changes no single run."""
         if can_search(self.store):
             await write_act(self.store, act)
 

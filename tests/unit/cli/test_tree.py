@@ -94,7 +94,9 @@ KNOWN_AS = {
     "count_bulk": "bulk",
 }
 # Not for operators: parts of other answers, and of the machinery behind them.
-WITHOUT_COMMAND = {"act", "close", "complete", "history", "new_id", "note", "parse", "revisions"}
+WITHOUT_COMMAND = {
+    *("act", "close", "complete", "history", "new_id", "note", "note_reveal", "parse", "revisions"),
+}
 
 
 @pytest.mark.parametrize("asked", [Insights, Operations])

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from perdure.dashboard.ids import encode_id
 from perdure.dashboard.verbs import VERBS
 from perdure.insights import Insights
 from perdure.operations import Operations
@@ -167,3 +168,26 @@ async def test_old_runs_are_counted_before_they_are_deleted() -> None:
 def test_each_verb_is_one_of_operations() -> None:
     for name in VERBS:
         assert callable(getattr(Operations, name))
+
+
+async def test_a_form_that_is_shown_again_keeps_the_step_and_what_was_entered() -> None:
+    store = MemoryStore()
+    await failed_run(store)
+    fields = {"step": encode_id("ship it/ü"), "value": '{"a": 1'}
+    page = await Visitor(dashboard(store)).post("/runs/order-1/do/complete_step", fields)
+    assert page.status_code == 422
+    assert f'name="step" value="{fields["step"]}"' in page.text
+    assert "<code>ship it/ü</code>" in page.text
+    assert "{&#34;a&#34;: 1</textarea>" in page.text
+
+
+async def test_a_bulk_form_that_is_shown_again_keeps_its_runs() -> None:
+    store = MemoryStore()
+    await failed_run(store, "a/b")
+    run = encode_id("a/b")
+    page = await Visitor(dashboard(store)).post(
+        "/bulk/selected/delete", {"run": run}, form=f"/bulk/selected?verb=delete&run={run}"
+    )
+    assert page.status_code == 422
+    assert f'name="run" value="{run}"' in page.text
+    assert "a reason" in text_of(page)

@@ -1,5 +1,6 @@
 """What the pages show."""
 
+import re
 from datetime import timedelta
 from typing import Any
 from urllib.parse import quote
@@ -94,7 +95,7 @@ async def test_a_pending_wait_can_be_signalled_and_woken() -> None:
     store = MemoryStore()
     await waiting_run(store)
     page = await Visitor(dashboard(store)).get("/runs/order-2")
-    assert "for event approved , times out in" in text_of(page)
+    assert "for event approved since" in text_of(page)
     assert "/runs/order-2/do/signal?event=approved" in page.text
     assert "/runs/order-2/do/wake?wait=approval" in page.text
 
@@ -156,6 +157,13 @@ async def test_an_unreachable_store_is_a_page() -> None:
     page = await Visitor(dashboard(store)).get("/runs/order-1")
     assert page.status_code == 503
     assert "Store unavailable" in text_of(page)
+
+
+async def test_a_wait_says_since_when_it_lasts() -> None:
+    store = MemoryStore()
+    await waiting_run(store)
+    text = text_of(await Visitor(dashboard(store)).get("/runs/order-2"))
+    assert re.search(r"for event approved since \d\d:\d\d:\d\d UTC , times out in 1 day", text)
 
 
 async def test_hostile_ids_values_and_errors_are_text_on_every_page() -> None:

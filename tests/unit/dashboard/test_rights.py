@@ -8,7 +8,10 @@ from perdure.dashboard import Right
 from perdure.dashboard.access import ALL_RIGHTS
 from perdure.dashboard.routes import ROUTES, Route
 from perdure.dashboard.verbs import VERBS
+from perdure.errors import StoreUnavailable
+from perdure.insights import Insights
 from perdure.stores import MemoryStore
+from perdure.testing import TestClock
 from tests.unit.dashboard.visitor import SAME_ORIGIN, Visitor, dashboard, failed_run
 
 RIGHTS: tuple[Right, ...] = get_args(Right)
@@ -106,6 +109,65 @@ async def test_a_bulk_above_the_limit_needs_admin(limit: str, needs_admin: bool)
 async def test_a_verb_in_the_wrong_place_does_not_exist(path: str) -> None:
     visitor = Visitor(dashboard(MemoryStore()))
     assert (await visitor.http.post(path, headers=SAME_ORIGIN)).status_code == 404
+
+
+async def reveals(store: MemoryStore) -> list[tuple[str, str]]:
+    page = await Insights(store).acts("verb:reveal")
+    return [(act.by, act.run_id) for act in page.acts]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "?reveal=1",
+        "?reveal=1&format=json",
+        "/steps?reveal=1&key=ship",
+        "/value?reveal=1",
+        "/export?reveal=1",
+        "/do/edit_payload",
+    ],
+)
+async def test_showing_secrets_is_recorded_if_it_should_be(path: str) -> None:
+    store = MemoryStore()
+    await failed_run(store)
+    before = await store.load("order-1")
+    await Visitor(dashboard(store)).get(f"/runs/order-1{path}")
+    assert await reveals(store) == []
+    await Visitor(dashboard(store, audit_reveals=True)).get(f"/runs/order-1{path}")
+    assert await reveals(store) == [("ana", "order-1")]
+    assert await store.load("order-1") == before
+
+
+async def test_a_page_that_stays_open_is_recorded_once_per_hour() -> None:
+    store, clock = MemoryStore(), TestClock()
+    await failed_run(store)
+    visitor = Visitor(dashboard(store, audit_reveals=True, clock=clock))
+    for _ in range(3):
+        await visitor.get("/runs/order-1?reveal=1")
+    assert len(await store.documents.keys("act:*")) == 1
+    await clock.advance(3600)
+    await visitor.get("/runs/order-1?reveal=1")
+    assert len(await store.documents.keys("act:*")) == 2
+
+
+@pytest.mark.parametrize("path", ["/runs/order-1", "/runs/order-9?reveal=1"])
+async def test_what_shows_no_secrets_is_not_recorded(path: str) -> None:
+    store = MemoryStore()
+    await failed_run(store)
+    await Visitor(dashboard(store, audit_reveals=True)).get(path)
+    assert await reveals(store) == []
+
+
+async def test_without_the_record_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object, **options: object) -> None:
+        raise StoreUnavailable("connection refused")
+
+    store = MemoryStore()
+    await failed_run(store, api_key="s3cret")
+    monkeypatch.setattr(type(store.documents), "set", fail)
+    page = await Visitor(dashboard(store, audit_reveals=True)).get("/runs/order-1?reveal=1")
+    assert page.status_code == 503
+    assert "s3cret" not in page.text
 
 
 async def test_secrets_need_the_right_to_see_them() -> None:

@@ -65,7 +65,7 @@ def test_overlapping_spans_are_one() -> None:
 def test_a_long_wait_does_not_squeeze_the_steps() -> None:
     steps = [
         step("charge", 0, 1),
-        step("settle", 86_400, 86_400, "sleep"),
+        step("settle", 1, 86_400, "sleep"),
         step("ship", 86_400, 86_401),
     ]
     picture = draw(facts(), steps, is_last=True, now=at(90_000))
@@ -76,12 +76,13 @@ def test_a_long_wait_does_not_squeeze_the_steps() -> None:
     assert [gap.length for gap in picture.gaps] == [timedelta(seconds=86_399)]
 
 
-def test_a_wait_begins_where_the_previous_record_ended() -> None:
-    steps = [step("charge", 0, 1), step("settle", 31, 31, "sleep")]
-    picture = draw(facts(), steps, is_last=True, now=at(40))
-    settle = picture.branches[0][1][1].step
-    assert settle is not None
-    assert settle.duration == timedelta(seconds=30)
+def test_a_pending_wait_begins_when_it_began() -> None:
+    """Another branch recorded a step in the meantime."""
+    wait = WaitFacts("approval", "event", event="approved", since=at(1))
+    steps = [step("charge", 0, 1), step("ship", 5, 9)]
+    charge, _, approval = draw(facts(waits=(wait,)), steps, is_last=True, now=at(10)).branches[0][1]
+    assert approval.x == charge.x + charge.width
+    assert round(approval.x + approval.width) == 100
 
 
 def test_attempts_are_ticks() -> None:

@@ -1,11 +1,12 @@
 """Why a run is where it is: one test for each situation."""
 
+import asyncio
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from perdure import Runtime
+from perdure import Runtime, Step, workflow
 from perdure.insights.insights import Insights
 from perdure.insights.model import Why
 from perdure.operations import Operations
@@ -114,6 +115,24 @@ async def test_waiting_for_an_event_with_a_similar_message_in_the_inbox(
         'Waiting for event "approved" for 2 days; times out in 1 day. '
         'The inbox holds one message named "aproved".'
     )
+
+
+@workflow("impatient")
+async def impatient(step: Step) -> None:
+    await asyncio.gather(
+        step.wait_for_event("approval", "approved"), step.sleep("nap", timedelta(days=1))
+    )
+
+
+async def test_a_wait_is_as_long_as_it_was_in_all(store: MemoryStore, clock: TestClock) -> None:
+    """The other branch let the run continue after a day, in the middle of the wait."""
+    runtime = Runtime(store, workflows=[impatient], clock=clock)
+    await runtime.trigger(impatient, run_id="r")
+    await clock.advance(timedelta(days=1))
+    await runtime.resume("r")
+    await clock.advance(timedelta(days=1))
+    answer = await ask(store, clock)
+    assert answer.sentence == 'Waiting for event "approved" for 2 days.'
 
 
 async def test_running_step(store: MemoryStore, clock: TestClock) -> None:

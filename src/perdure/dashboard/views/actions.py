@@ -1,17 +1,16 @@
 """The pages on which an operator confirms what will happen to a run, a workflow or a worker."""
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 from starlette.responses import Response
 
 from perdure.dashboard.board import Board
+from perdure.dashboard.ids import decode_id
 from perdure.dashboard.rendering import Content, page
-from perdure.dashboard.replies import redirect
 from perdure.dashboard.values import to_text
 from perdure.dashboard.verbs import VERBS, Verb, read_arguments, shell_command
 from perdure.dashboard.visit import Visit
-from perdure.errors import InvalidArgument, PerdureError, RunNotFound, StoreError
+from perdure.errors import InvalidArgument, PerdureError, StoreError
 from perdure.operations import Preview
 
 _PREVIEWED = ("rewind", "retry_step", "complete_step", "skip_step", "fail_step")
@@ -19,25 +18,35 @@ _PREVIEWED = ("rewind", "retry_step", "complete_step", "skip_step", "fail_step")
 
 async def confirm(board: Board, visit: Visit) -> Content:
     """Show what a verb will do, and ask for its arguments and the reason."""
-    verb = VERBS[visit.params["verb"]]
-    return await _form(board, visit, verb, await _suggested(board, visit, verb), "")
-
-
-async def act(board: Board, visit: Visit) -> Content | Response:
-    """Do it; a refusal shows the form again, with the reason."""
     verb, name = VERBS[visit.params["verb"]], visit.params["name"]
-    try:
-        arguments, why = read_arguments(verb, visit.form), check_why(verb, visit)
-        method = getattr(board.operations, verb.name)
-        outcome = await method(name, **arguments, by=visit.access.person, why=why)
-    except (StoreError, RunNotFound):
-        raise
-    except PerdureError as error:
-        values = {field: texts[-1] for field, texts in visit.form.items()}
-        return await _form(board, visit, verb, values, str(error))
-    if verb.name == "delete":
-        return redirect(visit.url("runs"), outcome.sentence, visit)
-    return redirect(visit.url(verb.place, outcome.run_id or name), outcome.sentence, visit)
+    entered = {field: texts[-1] for field, texts in visit.form.items()}
+    values = entered or await _suggested(board, visit, verb)
+    step = values.get("step") or values.get("at") or ""
+    # A form sends the key as it is in URLs.
+    step = (decode_id(step) if entered else step) or step
+    preview, refusal = await _preview(board, verb, name, step)
+    return page(
+        "action.html",
+        {"name": name, "verb": verb.name, "preview": preview, "error": visit.error},
+        verb=verb,
+        name=name,
+        run=(await board.insights.run(name)).run if verb.place == "runs" else None,
+        values=values,
+        step=step,
+        preview=preview,
+        error=visit.error or refusal,
+        command=shell_command(verb.command, name, *([step] if step else ())),
+    )
+
+
+async def act(board: Board, visit: Visit) -> Response:
+    """Apply the verb."""
+    verb, name = VERBS[visit.params["verb"]], visit.params["name"]
+    arguments, why = read_arguments(verb, visit.form), check_why(verb, visit)
+    method = getattr(board.operations, verb.name)
+    outcome = await method(name, **arguments, by=visit.access.person, why=why)
+    place = ("runs",) if verb.name == "delete" else (verb.place, outcome.run_id or name)
+    return visit.redirect(outcome.sentence, *place)
 
 
 def check_why(verb: Verb, visit: Visit) -> str:
@@ -55,29 +64,9 @@ async def _suggested(board: Board, visit: Visit, verb: Verb) -> dict[str, str]:
     values |= {name: visit.query[name] for name in ("event", "wait") if name in visit.query}
     # The current input is shown as it is: saving a redacted one would destroy it.
     if verb.name == "edit_payload" and visit.may("payloads"):
-        values["payload"] = to_text((await board.revealed.run(visit.params["name"])).payload)
+        revealed = await board.reveal(visit.params["name"], visit.access.person, visit.now)
+        values["payload"] = to_text((await revealed.run(visit.params["name"])).payload)
     return values
-
-
-async def _form(
-    board: Board, visit: Visit, verb: Verb, values: Mapping[str, str], error: str
-) -> Content:
-    name, step = visit.params["name"], values.get("step") or values.get("at") or ""
-    preview, refusal = await _preview(board, verb, name, step)
-    run = (await board.insights.run(name)).run if verb.place == "runs" else None
-    return page(
-        "action.html",
-        {"name": name, "verb": verb.name, "preview": preview, "error": error},
-        422 if error else 200,
-        verb=verb,
-        name=name,
-        run=run,
-        values=values,
-        step=step,
-        preview=preview,
-        error=error or refusal,
-        command=shell_command(verb.command, name, *([step] if step else ())),
-    )
 
 
 async def _preview(board: Board, verb: Verb, name: str, step: str) -> tuple[Preview | None, str]:

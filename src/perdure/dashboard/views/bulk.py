@@ -9,8 +9,7 @@ from starlette.responses import Response
 from perdure.dashboard.board import Board
 from perdure.dashboard.ids import decode_id
 from perdure.dashboard.rendering import Content, missing, page
-from perdure.dashboard.replies import redirect
-from perdure.dashboard.verbs import VERBS, Verb, parse_number, shell_command
+from perdure.dashboard.verbs import VERBS, parse_number, shell_command
 from perdure.dashboard.views.actions import check_why
 from perdure.dashboard.visit import Visit
 from perdure.errors import InvalidArgument, PerdureError, StoreError
@@ -23,56 +22,35 @@ LIMIT = 1000
 
 async def confirm_selected(board: Board, visit: Visit) -> Content:
     """Show the runs that were selected."""
-    ids = [id for each in visit.request.query_params.getlist("run") if (id := decode_id(each))]
-    return _form(visit, _asked_verb(visit), ids=ids)
+    return _form(visit, "", _selected(visit), None)
 
 
 async def confirm_all(board: Board, visit: Visit) -> Content:
     """Count the runs that match, before anything is done."""
-    query = visit.query.get("q", "")
-    count = await board.operations.count_bulk(query, LIMIT)
-    return _form(visit, _asked_verb(visit), query=query, count=count)
+    query = visit.value("q") or visit.query.get("q", "")
+    return _form(visit, query, None, await board.operations.count_bulk(query, LIMIT))
 
 
-def _asked_verb(visit: Visit) -> Verb:
-    verb = VERBS.get(visit.query.get("verb", ""))
+def _selected(visit: Visit) -> list[str]:
+    asked = visit.form.get("run") or visit.request.query_params.getlist("run")
+    return [id for each in asked if (id := decode_id(each))]
+
+
+def _form(visit: Visit, query: str, ids: list[str] | None, count: Tally | None) -> Content:
+    name = visit.params.get("verb") or visit.query.get("verb", "")
+    verb = VERBS.get(name)
     if verb is None or not verb.bulk:
-        raise InvalidArgument("verb", visit.query.get("verb", ""), "a verb for many runs")
-    return verb
+        raise InvalidArgument("verb", name, "a verb for many runs")
+    data = {"verb": name, "ids": ids, "query": query, "count": count, "error": visit.error}
+    command = shell_command(verb.command, *(ids or ()), where=query)
+    context = {**data, "verb": verb, "query_text": query, "limit": LIMIT, "command": command}
+    return Content("bulk_confirm.html", data, context)
 
 
-def _form(
-    visit: Visit,
-    verb: Verb,
-    *,
-    ids: list[str] | None = None,
-    query: str = "",
-    count: Tally | None = None,
-    error: str = "",
-) -> Content:
-    return page(
-        "bulk_confirm.html",
-        {"verb": verb.name, "ids": ids, "query": query, "count": count, "error": error},
-        422 if error else 200,
-        verb=verb,
-        ids=ids,
-        query_text=query,
-        count=count,
-        limit=LIMIT,
-        error=error,
-        why=visit.value("why"),
-        command=shell_command(verb.command, *(ids or ()), where=query),
-    )
-
-
-async def act_on_selected(board: Board, visit: Visit) -> Content | Response:
+async def act_on_selected(board: Board, visit: Visit) -> Response:
     """Apply the verb to each selected run; those that refuse it are named."""
-    verb = VERBS[visit.params["verb"]]
-    ids = [id for each in visit.form.get("run", []) if (id := decode_id(each))]
-    try:
-        why = check_why(verb, visit)
-    except InvalidArgument as error:
-        return _form(visit, verb, ids=ids, error=str(error))
+    verb, ids = VERBS[visit.params["verb"]], _selected(visit)
+    why = check_why(verb, visit)
     refused: list[str] = []
     for run_id in ids:
         try:
@@ -83,30 +61,25 @@ async def act_on_selected(board: Board, visit: Visit) -> Content | Response:
             refused.append(str(error))
     done = f"{verb.title}: {count_words(len(ids) - len(refused), 'run')} done"
     text = f"{done}, {len(refused)} refused. {' '.join(refused[:3])}" if refused else f"{done}."
-    return redirect(visit.url("runs"), text, visit)
+    return visit.redirect(text, "runs")
 
 
-async def act_on_all(board: Board, visit: Visit) -> Content | Response:
+async def act_on_all(board: Board, visit: Visit) -> Response:
     """Begin the bulk operation; it continues after the page has been answered."""
     verb, query = VERBS[visit.params["verb"]], visit.value("q")
     rate, limit = visit.value("rate").strip(), visit.value("limit").strip()
-    try:
-        progress = board.operations.bulk(
-            query,
-            cast(Any, verb.name),
-            rate=parse_number(rate, "rate") if rate else None,
-            limit=parse_number(limit, "limit") if limit else LIMIT,
-            by=visit.access.person,
-            why=check_why(verb, visit),
-        )
-        first = await _begin(board, progress)
-    except StoreError:
-        raise
-    except PerdureError as error:
-        return _form(visit, verb, query=query, error=str(error))
+    progress = board.operations.bulk(
+        query,
+        cast(Any, verb.name),
+        rate=parse_number(rate, "rate") if rate else None,
+        limit=parse_number(limit, "limit") if limit else LIMIT,
+        by=visit.access.person,
+        why=check_why(verb, visit),
+    )
+    first = await _begin(board, progress)
     if first is None:
-        return redirect(visit.url("runs", q=query), "No run matches.", visit)
-    return redirect(visit.url("bulk", first.id), "The bulk operation has begun.", visit)
+        return visit.redirect("No run matches.", "runs", q=query)
+    return visit.redirect("The bulk operation has begun.", "bulk", first.id)
 
 
 async def _begin(board: Board, progress: AsyncIterator[BulkProgress]) -> BulkProgress | None:
@@ -139,7 +112,7 @@ async def stop_bulk(board: Board, visit: Visit) -> Response:
     """Ask the process that works on a bulk operation to stop."""
     id = await _checked_bulk(board, visit)
     await board.operations.stop_bulk(id, by=visit.access.person, why=visit.value("why"))
-    return redirect(visit.url("bulk", id), "It stops within a second.", visit)
+    return visit.redirect("It stops within a second.", "bulk", id)
 
 
 async def resume_bulk(board: Board, visit: Visit) -> Response:
@@ -147,7 +120,7 @@ async def resume_bulk(board: Board, visit: Visit) -> Response:
     id = await _checked_bulk(board, visit)
     by, why = visit.access.person, visit.value("why")
     await _begin(board, board.operations.resume_bulk(id, by=by, why=why))
-    return redirect(visit.url("bulk", id), "Resumed.", visit)
+    return visit.redirect("Resumed.", "bulk", id)
 
 
 async def _checked_bulk(board: Board, visit: Visit) -> str:

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from perdure.clock import parse_duration
 from perdure.dashboard.board import Board, region
 from perdure.dashboard.rendering import Content, page
-from perdure.dashboard.replies import redirect
+from perdure.dashboard.verbs import parse_json
 from perdure.dashboard.visit import Visit
 from perdure.errors import InvalidArgument
 
@@ -36,13 +36,10 @@ async def show_store(board: Board, visit: Visit) -> Content:
     """Show what the store can do, and what should be fixed."""
     store, findings = await board.insights.store(), await region(board.insights.check())
     older_than = visit.query.get("older_than", "")
+    prunable = await _prunable(board, visit, older_than)
+    data = {"store": store, "findings": findings.data}
     return page(
-        "store.html",
-        {"store": store, "findings": findings.data},
-        store=store,
-        findings=findings,
-        older_than=older_than,
-        prunable=await _prunable(board, visit, older_than),
+        "store.html", data, store=store, findings=findings, older_than=older_than, prunable=prunable
     )
 
 
@@ -53,6 +50,14 @@ async def _prunable(board: Board, visit: Visit, older_than: str) -> int | None:
     return await board.operations.prune(older_than, dry_run=True, by=visit.access.person)
 
 
+async def import_run(board: Board, visit: Visit) -> Response:
+    """Create a run from a bundle that was chosen as a file or pasted."""
+    bundle = parse_json(visit.value("file") or visit.value("bundle"), "bundle")
+    run_id, by, why = visit.value("run_id") or None, visit.access.person, visit.value("why")
+    outcome = await board.operations.import_run(bundle, run_id=run_id, by=by, why=why)
+    return visit.redirect(outcome.sentence, "runs", outcome.run_id)
+
+
 async def prune(board: Board, visit: Visit) -> Response:
     """Delete runs that have been over for long."""
     age, why = parse_duration(visit.value("older_than"), "older_than"), visit.value("why").strip()
@@ -61,4 +66,4 @@ async def prune(board: Board, visit: Visit) -> Response:
     if not why:
         raise InvalidArgument("why", "", "a reason", "It is recorded with your name")
     count = await board.operations.prune(age, by=visit.access.person, why=why)
-    return redirect(visit.url("store"), f"Deleted {count:,} runs.", visit)
+    return visit.redirect(f"Deleted {count:,} runs.", "store")

@@ -1,15 +1,12 @@
 """What executes runs: workflows, queues and workers; and what they do next."""
 
-from collections.abc import Mapping
-
 from starlette.responses import Response
 
 from perdure.dashboard.board import Board
 from perdure.dashboard.rendering import Content, missing, page
-from perdure.dashboard.replies import redirect
 from perdure.dashboard.verbs import parse_json, quote_term, shell_command
 from perdure.dashboard.visit import Visit
-from perdure.errors import InvalidArgument, InvalidPayload, PerdureError, StoreError
+from perdure.errors import InvalidArgument
 
 
 async def list_workflows(board: Board, visit: Visit) -> Content:
@@ -28,27 +25,25 @@ async def show_workflow(board: Board, visit: Visit) -> Content:
 
 async def start_form(board: Board, visit: Visit) -> Content:
     """Show the form that starts a run."""
-    return await _start_page(board, visit, {}, "")
+    name = visit.params["workflow"]
+    workflow = await board.insights.workflow(name)
+    definition = workflow.definitions[-1] if workflow and workflow.definitions else None
+    data, command = {"workflow": workflow, "error": visit.error}, shell_command("start", name)
+    return page("start.html", data, name=name, definition=definition, command=command)
 
 
-async def start_run(board: Board, visit: Visit) -> Content | Response:
+async def start_run(board: Board, visit: Visit) -> Response:
     """Start a run with the payload of the form."""
-    try:
-        text = visit.value("payload")
-        outcome = await board.operations.start(
-            visit.params["workflow"],
-            parse_json(text, "payload") if text.strip() else None,
-            run_id=visit.value("run_id") or None,
-            tags=_tags(visit.value("tags")),
-            by=visit.access.person,
-            why=visit.value("why"),
-        )
-    except StoreError:
-        raise
-    except PerdureError as error:
-        problems = error.errors if isinstance(error, InvalidPayload) else [str(error)]
-        return await _start_page(board, visit, visit.form, "\n".join(problems))
-    return redirect(visit.url("runs", outcome.run_id), outcome.sentence, visit)
+    text = visit.value("payload")
+    outcome = await board.operations.start(
+        visit.params["workflow"],
+        parse_json(text, "payload") if text.strip() else None,
+        run_id=visit.value("run_id") or None,
+        tags=_tags(visit.value("tags")),
+        by=visit.access.person,
+        why=visit.value("why"),
+    )
+    return visit.redirect(outcome.sentence, "runs", outcome.run_id)
 
 
 def _tags(text: str) -> dict[str, str] | None:
@@ -56,24 +51,6 @@ def _tags(text: str) -> dict[str, str] | None:
     if any("=" not in word for word in text.split()):
         raise InvalidArgument("tags", text, "name=value, separated by spaces")
     return dict(word.split("=", 1) for word in text.split()) or None
-
-
-async def _start_page(
-    board: Board, visit: Visit, form: Mapping[str, list[str]], error: str
-) -> Content:
-    name = visit.params["workflow"]
-    workflow = await board.insights.workflow(name)
-    definitions = workflow.definitions if workflow else ()
-    return page(
-        "start.html",
-        {"workflow": workflow, "error": error},
-        422 if error else 200,
-        name=name,
-        definition=definitions[-1] if definitions else None,
-        form=form,
-        error=error,
-        command=shell_command("start", name),
-    )
 
 
 async def list_queues(board: Board, visit: Visit) -> Content:
@@ -95,13 +72,8 @@ async def show_worker(board: Board, visit: Visit) -> Content:
         return missing(f"There is no worker {visit.params['worker']!r}.")
     owned = f"status:running {quote_term('owner', worker.id)}"
     runs = await board.insights.runs(owned) if worker.state == "lost" else None
-    return page(
-        "worker.html",
-        {"worker": worker, "owned": runs},
-        topics=("fleet",),
-        worker=worker,
-        runs=runs,
-    )
+    data = {"worker": worker, "owned": runs}
+    return page("worker.html", data, topics=("fleet",), worker=worker, runs=runs)
 
 
 async def show_agenda(board: Board, visit: Visit) -> Content:

@@ -1,19 +1,22 @@
 """The list of runs, and one run."""
 
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from perdure.dashboard import timeline
 from perdure.dashboard.board import Board
 from perdure.dashboard.rendering import Content
+from perdure.dashboard.values import visible
 from perdure.dashboard.verbs import VERBS, quote_term
 from perdure.dashboard.visit import Visit
 from perdure.errors import InvalidArgument, RunNotFound
-from perdure.insights import Insights, RunFacts, StepDetail, StepsPage, to_json
+from perdure.insights import Insights, ParsedQuery, RunFacts, StepDetail, StepsPage, to_json
 
 STEPS_PER_PAGE = 100
+_IDS_PER_READ = 500
 _MANY = 40
 _GROUPS_SHOWN = 12
 # A run is repaired with one of these first.
@@ -21,9 +24,11 @@ _MAIN = ("retry", "unpause", "signal", "pause", "cancel")
 _REPAIRS = ("retry_step", "complete_step", "skip_step", "fail_step", "rewind", "fork")
 
 
-async def list_runs(board: Board, visit: Visit) -> Content:
-    """Show the runs that a query finds."""
+async def list_runs(board: Board, visit: Visit) -> Content | Response:
+    """Show the runs that a query finds, or return all of their ids."""
     text, after = visit.query.get("q", "").strip(), visit.query.get("after") or None
+    if visit.query.get("format") == "ids":
+        return StreamingResponse(_ids(board, board.insights.parse(text)), media_type="text/plain")
     context: dict[str, Any] = {
         "query_text": text,
         "after": after,
@@ -44,16 +49,29 @@ async def list_runs(board: Board, visit: Visit) -> Content:
     return Content("runs.html", page, {**context, "page": page}, topics=topics)
 
 
-def insights_for(board: Board, visit: Visit) -> Insights:
+async def _ids(board: Board, query: ParsedQuery) -> AsyncGenerator[str, None]:
+    """Yield the ids of all runs that a query finds, one per line."""
+    after, is_last = None, False
+    while not is_last:
+        async with board.reading():
+            page = await board.insights.runs(query, _IDS_PER_READ, after)
+        ids = (visible(run.id).replace("\n", r"\u000a") for run in page.runs)
+        yield "".join(f"{id}\n" for id in ids)
+        after, is_last = page.cursor, page.cursor is None
+
+
+async def insights_for(board: Board, visit: Visit) -> Insights:
     """Return the insights that show secrets, if the person may see them and asks to."""
-    is_revealed = visit.query.get("reveal") == "1" and visit.may("payloads")
-    return board.revealed if is_revealed else board.insights
+    if visit.query.get("reveal") != "1" or not visit.may("payloads"):
+        return board.insights
+    return await board.reveal(visit.params["run"], visit.access.person, visit.now)
 
 
 async def show_run(board: Board, visit: Visit) -> Content:
     """Show one run with its timeline, and one of its steps."""
-    insights, run_id = insights_for(board, visit), visit.params["run"]
+    run_id = visit.params["run"]
     try:
+        insights = await insights_for(board, visit)
         facts = await insights.run(run_id)
     except RunNotFound:
         return await _missing(board, visit, run_id)
@@ -124,7 +142,7 @@ async def _missing(board: Board, visit: Visit, run_id: str) -> Content:
 
 async def download_value(board: Board, visit: Visit) -> Response:
     """Return a payload, an output or the value of a step as a file."""
-    insights, run_id = insights_for(board, visit), visit.params["run"]
+    insights, run_id = await insights_for(board, visit), visit.params["run"]
     part = visit.query.get("part", "payload")
     if part == "step":
         value = (await insights.step(run_id, visit.query.get("key", ""))).value
@@ -136,7 +154,7 @@ async def download_value(board: Board, visit: Visit) -> Response:
 
 async def export_run(board: Board, visit: Visit) -> Response:
     """Return the run as a file that can be imported elsewhere."""
-    bundle = await insights_for(board, visit).export(visit.params["run"])
+    bundle = await (await insights_for(board, visit)).export(visit.params["run"])
     return _attachment(msgspec.json.encode(to_json(bundle)), "run.json")
 
 

@@ -6,7 +6,6 @@ from starlette.responses import RedirectResponse, Response
 
 from perdure.dashboard.board import Board
 from perdure.dashboard.rendering import Content, page
-from perdure.dashboard.replies import set_cookie
 from perdure.dashboard.visit import PREFERENCES_COOKIE, Preferences, Visit
 
 _YEAR = 365 * 24 * 3600
@@ -22,5 +21,4 @@ async def save_preferences(board: Board, visit: Visit) -> Response:
     """Keep the preferences in a cookie."""
     preferences = Preferences.from_fields({name: visit.value(name) for name in visit.form})
     response = RedirectResponse(visit.url("preferences"), 303)
-    set_cookie(response, visit, PREFERENCES_COOKIE, preferences.to_cookie(), _YEAR)
-    return response
+    return visit.set_cookie(response, PREFERENCES_COOKIE, preferences.to_cookie(), _YEAR)

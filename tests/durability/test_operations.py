@@ -172,7 +172,8 @@ async def test_an_owned_run_is_cancelled_with_the_act_in_the_same_write() -> Non
     async with Worker(runtime):
         await runtime.trigger(slow, run_id="run", wait=False)
         await until(lambda: started == ["a"])
-        await Operations(store).cancel("run", by="ana", why="wrong address")
+        outcome = await Operations(store).cancel("run", by="ana", why="wrong address")
+        assert outcome.sentence.endswith("will apply it within seconds.")
         await until_status(store, "cancelled")
     [act] = await acts_of(store)
     assert (act["verb"], act["by"], act["why"]) == ("cancel", "ana", "wrong address")

@@ -96,7 +96,9 @@ def _sentence(request: Request, run: RunEdit, kept: int, dropped: tuple[str, ...
 
 def requested(request: Request, run_id: str, owner: str) -> Outcome:
     """Return the outcome of a verb that was sent to the owner of a run."""
-    sentence = f"Requested. {owner} will apply it after the current step."
+    # Only cancelling interrupts a step.
+    when = "within seconds" if request.verb == "cancel" else "after the current step"
+    sentence = f"Requested. {owner} will apply it {when}."
     return Outcome(run_id, request.verb, "requested", "running", sentence)
 
 

@@ -1,6 +1,7 @@
 """A runtime with the test's store and clock, which optionally replays after every step."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,10 +9,17 @@ import pytest
 from perdure import Runtime
 from perdure.runtime.definition import Definition
 from perdure.store import Store
+from perdure.stores import open_store
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
 
 MakeRuntime = Callable[..., Runtime]
+
+LOCAL = {
+    "memory": "memory://",
+    "file": "file://{folder}/runs",
+    "sqlite": "sqlite:///{folder}/runs.db",
+}
 
 
 @pytest.fixture
@@ -22,6 +30,23 @@ def clock() -> TestClock:
 @pytest.fixture
 def store(clock: TestClock) -> MemoryStore:
     return MemoryStore(clock=clock)
+
+
+@pytest.fixture(params=[*LOCAL, "postgres", "mysql", "mongo", "redis", "sqld"])
+async def every_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    """A store of each kind, one after the other."""
+    fixture = request.getfixturevalue
+    match request.param:
+        case "redis":
+            opened = open_store(fixture("redis_url"), namespace=fixture("redis_prefix"))
+        case "sqld":
+            opened = open_store(f"libsql+{fixture('sqld_url')}")
+        case name if name in LOCAL:
+            opened = open_store(LOCAL[name].format(folder=tmp_path))
+        case name:
+            opened = open_store(fixture(f"{name}_url"))
+    async with opened:
+        yield opened
 
 
 @pytest.fixture(params=[False, True], ids=["straight", "always_replay"])

@@ -1,36 +1,15 @@
 """The verbs of a client on every kind of store: workers find and continue what they write."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
 
 from perdure import Client, Runtime, Step, workflow
 from perdure.snapshot import rest_status
 from perdure.store import Store
-from perdure.stores import open_store
-
-LOCAL = {
-    "memory": "memory://",
-    "file": "file://{folder}/runs",
-    "sqlite": "sqlite:///{folder}/runs.db",
-}
 
 
-@pytest.fixture(params=[*LOCAL, "postgres", "mysql", "mongo", "redis", "sqld"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    fixture = request.getfixturevalue
-    match request.param:
-        case "redis":
-            opened = open_store(fixture("redis_url"), namespace=fixture("redis_prefix"))
-        case "sqld":
-            opened = open_store(f"libsql+{fixture('sqld_url')}")
-        case name if name in LOCAL:
-            opened = open_store(LOCAL[name].format(folder=tmp_path))
-        case name:
-            opened = open_store(fixture(f"{name}_url"))
-    async with opened:
-        yield opened
+@pytest.fixture
+def store(every_store: Store) -> Store:
+    return every_store
 
 
 @workflow("divide")

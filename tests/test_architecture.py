@@ -42,7 +42,7 @@ LEVEL = {unit: level for level, row in enumerate(ROWS) for unit in row}
 # The same, among the modules of one package. A package's `__init__` comes last.
 INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "engine": (
-        ("branches", "fingerprint", "failures", "invoke", "unwinding"),
+        ("arguments", "branches", "fingerprint", "failures", "invoke", "unwinding"),
         ("history",),
         ("call",),
         ("attempts",),

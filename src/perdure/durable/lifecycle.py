@@ -16,6 +16,7 @@ import msgspec
 from perdure import codec
 from perdure.durable.host import JournaledRun, RunHost, SnapshotRun
 from perdure.durable.session import Session
+from perdure.engine.arguments import Arguments
 from perdure.engine.execution import Execution
 from perdure.engine.function import run_function
 from perdure.engine.history import History
@@ -50,6 +51,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     deadline: datetime | None = None
     suspend_after: timedelta | None = None
     always_replay: bool = False
+    arguments: Arguments = "off"
 
 
 def open_host(
@@ -104,6 +106,7 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
         payload=program.payload,
         deps=program.deps,
         encode_input=program.encode_input,
+        arguments=program.arguments,
         host=host,
     )
     await save_first(host)

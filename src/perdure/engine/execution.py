@@ -16,6 +16,7 @@ from typing import Any
 from perdure import codec
 from perdure.cache import StepCache
 from perdure.clock import Clock, isoformat, parse_iso
+from perdure.engine.arguments import Arguments, record_of
 from perdure.engine.attempts import attempts, invoke_once
 from perdure.engine.branches import Branch, Branches
 from perdure.engine.call import RunHost, StepCall, undecorated
@@ -67,6 +68,7 @@ class Execution:
         "_keys_in_use",
         "_over",
         "_warned",
+        "arguments",
         "branches",
         "cache",
         "clock",
@@ -102,9 +104,11 @@ class Execution:
         payload: object = None,
         deps: Any = None,
         encode_input: Callable[[Any], Any] | None = None,
+        arguments: Arguments = "off",
         host: RunHost | None = None,
     ) -> None:
         self.workflow = workflow
+        self.arguments: Arguments = arguments
         self.run_id = run_id
         self.history = history
         self.branches = Branches()
@@ -412,6 +416,8 @@ class Execution:
         except CodecError as error:
             text = f"the value of {call.place()} cannot be recorded: {error}"
             raise self.break_off(CodecError(text)) from error
+        if self.arguments != "off" and call.args:
+            record.arguments = record_of(call.args, self.arguments)
         warnings = warnings_of(key, losses) if losses else ()
         return EncodedRecord(key, codec.dumps(record), at, visible, warnings)
 
@@ -425,6 +431,8 @@ class Execution:
         at, key, scope = isoformat(self.clock.now()), call.record_key, self._scope(call)
         failed, visible, losses = failure_record(call, failure, scope, at, self._milliseconds(call))
         self.failures[key] = visible
+        if self.arguments != "off" and call.args:
+            failed.arguments = record_of(call.args, self.arguments)
         record = EncodedRecord(key, codec.dumps(failed), at, visible, warnings_of(key, losses))
         await self._commit(call, record)
         if self._emit is not None:

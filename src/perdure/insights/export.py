@@ -85,7 +85,7 @@ def redacted_snapshot(snapshot: Any, redact: Redact) -> Any:
 
 def _record(record: Any, redact: Redact, path: Path) -> Any:
     hidden = dict(record)
-    for name in ("value", "error"):
+    for name in ("value", "error", "arguments"):
         if name in hidden:
             hidden[name] = redact.value(hidden[name], path)
     if "cause" in hidden:

@@ -186,7 +186,10 @@ class StepGroup(msgspec.Struct, frozen=True):
 
 
 class StepDetail(msgspec.Struct, frozen=True):
-    """One record in full. `position` counts from 1; `later` is how many records come after it."""
+    """One record in full. `position` counts from 1; `later` is how many records come after it.
+
+    `arguments` are those of the call, if the runtime records them.
+    """
 
     step: StepRow
     value: Json = None
@@ -194,6 +197,7 @@ class StepDetail(msgspec.Struct, frozen=True):
     event: str = ""
     position: int = 0
     later: int = 0
+    arguments: Json = None
 
 
 class Why(msgspec.Struct, frozen=True):

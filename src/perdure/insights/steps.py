@@ -43,6 +43,7 @@ def step_detail(snapshot: Snapshot, key: str, redact: Redact) -> StepDetail:
         event=record.get("event", ""),
         position=position + 1,
         later=len(keys) - position - 1,
+        arguments=redact.value(record.get("arguments"), (*path, "arguments")),
     )
 
 

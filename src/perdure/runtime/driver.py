@@ -13,6 +13,7 @@ from perdure.durable.host import REPLAY, RunHost
 from perdure.durable.lifecycle import Program, log_failure, open_host, rewrite, run_to_rest
 from perdure.durable.outcome import describe_outcome, failed_block, failures_to_retry
 from perdure.durable.session import Session
+from perdure.engine.arguments import Arguments
 from perdure.engine.history import History
 from perdure.engine.tasks import detached
 from perdure.errors import (
@@ -79,6 +80,7 @@ class Driver:
     lease_ttl: timedelta
     suspend_after: timedelta
     always_replay: bool
+    arguments: Arguments
     changes: ChangeCheck
     deps: Dependencies
 
@@ -145,6 +147,7 @@ class Driver:
             deadline=fix_deadline(host.history, host.clock, definition.deadline),
             suspend_after=self.suspend_after,
             always_replay=self.always_replay,
+            arguments=self.arguments,
         )
 
     async def _load(self, grant: Grant) -> tuple[Definition[Any, Any], Any, History]:

@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar, Unpack, overload
 from perdure import codec
 from perdure.clock import Clock, Duration, SystemClock, as_utc, parse_duration
 from perdure.durable.session import LEASE_TTL, Session, check_lease_ttl, default_store
+from perdure.engine.arguments import Arguments, check_arguments
 from perdure.errors import InvalidArgument
 from perdure.events import Bus, Listener, check_listener
 from perdure.runtime.changes import ChangeCheck
@@ -46,8 +47,10 @@ class Runtime(Client):
     `lease_ttl` is how long a run stays with a process that died. A wait shorter than
     `suspend_after` is spent in memory. `on_definition_change` says what to do with a run whose
     function has changed since it was started, while the version is the same: `"warn"`, `"ignore"`,
-    or `"error"`, which leaves the run to another process. `always_replay` suspends and replays a
-    run after every step: a hard test of a workflow, and slow.
+    or `"error"`, which leaves the run to another process. `record_arguments` says how much of the
+    arguments of steps is recorded for people who look at the run: nothing, a `"preview"` of some
+    256 bytes per step, or `"full"`. `always_replay` suspends and replays a run after every step: a
+    hard test of a workflow, and slow.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Runtime(Client):
         suspend_after: Duration = SUSPEND_AFTER,
         on_event: Listener | None = None,
         on_definition_change: Reaction = "warn",
+        record_arguments: Arguments = "off",
         clock: Clock = SystemClock(),
         random: Random | None = None,
         always_replay: bool = False,
@@ -78,6 +82,7 @@ class Runtime(Client):
             lease_ttl=self.lease_ttl,
             suspend_after=parse_duration(suspend_after, "suspend_after"),
             always_replay=check_flag(always_replay, "always_replay"),
+            arguments=check_arguments(record_arguments, "record_arguments"),
             changes=ChangeCheck(check_reaction(on_definition_change, "on_definition_change")),
             deps=Dependencies(deps),
         )

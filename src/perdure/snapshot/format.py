@@ -87,6 +87,7 @@ class StepFacts(TypedDict, total=False):
     cases the record no longer answers its own call.
 
     `by` is who entered the record by hand. Its value is JSON that the step's return type reads.
+    `arguments` are those of the call as far as the runtime records them, for people only.
 
     The names `spent`, `streams` and `undo` are reserved. They are ignored, and kept.
     """
@@ -104,6 +105,7 @@ class StepFacts(TypedDict, total=False):
     event: str
     unclaimed: str
     by: str
+    arguments: list[Any]
 
 
 class SuccessRecord(StepFacts):

@@ -33,6 +33,7 @@ class WireRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     event: str = ""
     unclaimed: str = ""
     by: str = ""
+    arguments: list[Any] | msgspec.UnsetType = msgspec.UNSET
 
 
 class RecordedCall(Protocol):

@@ -1,0 +1,42 @@
+"""What is recorded of a step's arguments, for people who look at the run.
+
+Nothing reads them again: whether a step is called with the arguments it was recorded with is
+decided by their fingerprint.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+from perdure import codec
+from perdure.errors import CodecError, InvalidArgument
+
+Arguments: TypeAlias = Literal["off", "preview", "full"]
+
+PREVIEW = 256
+"""How many bytes of JSON the preview of a step's arguments has, about."""
+
+
+def check_arguments(value: object, parameter: str) -> Arguments:
+    """Return how much of the arguments is recorded, or raise `InvalidArgument`."""
+    for each in get_args(Arguments):
+        if value == each:
+            return each  # type: ignore[no-any-return]  # one of the three literals
+    raise InvalidArgument(parameter, value, "'off', 'preview' or 'full'")
+
+
+def record_of(args: Sequence[Any], arguments: Arguments) -> list[Any]:
+    """Return the arguments as JSON. In a preview, what does not fit is replaced by its size."""
+    kept: list[Any] = []
+    room = PREVIEW if arguments == "preview" else None
+    for value in args:
+        try:
+            data = codec.prepare(value, lambda: None).data
+            size = len(codec.dumps(data))
+        except CodecError:
+            data, size = f"… {type(value).__name__}", 0
+        if room is not None and size > room:
+            data, size = f"… {size:,} bytes", 0
+        elif room is not None:
+            room -= size
+        kept.append(data)
+    return kept

@@ -3,8 +3,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 NODE   := .cache/node
 
-# Both parts of `make test` always run, and each test runs once. pytest exits with 5 when its arguments
-# select no test, which is accepted for one of the two parts.
+# Files run in the order of their names, so that those with few and long tests (browser, durability)
+# are not the last. Both parts of `make test` always run, and each test runs once. pytest exits with 5
+# when its arguments select no test, which is accepted for one of the two parts.
 ALL    := PERDURE_TEST_REQUIRE_SERVERS=1 $(BIN)/python -m pytest
 
 # What `make check` runs: tests that need no server.
@@ -34,7 +35,7 @@ demo-dashboard: $(VENV)/.dashboard
 
 test: $(VENV)/.dev servers lint types
 	$(call say,tests: all, on real servers)
-	@$(ALL) -m 'not alone' -n 3 --dist loadfile -q $(PYTEST_ARGS); together=$$?; \
+	@$(ALL) -m 'not alone' -n 3 --dist loadfile --no-loadscope-reorder -q $(PYTEST_ARGS); together=$$?; \
 	printf '\n%s\n' 'tests that need a quiet machine, one at a time'; \
 	$(ALL) -m alone -q $(PYTEST_ARGS); alone=$$?; \
 	case "$$together $$alone" in '0 0' | '0 5' | '5 0') ;; *) exit 1 ;; esac

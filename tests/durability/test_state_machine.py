@@ -234,11 +234,12 @@ class World:
                 await getattr(operations, verb)(id, by="op")
 
     async def _skip(self, operations: Operations, id: str) -> None:
-        """Skip the first step that failed, or the first part if none did."""
+        """Skip the first step that failed."""
         snapshot = await self.store.load(id)
         steps: Any = {} if snapshot is None else snapshot["steps"]
-        failed = next((key for key, record in steps.items() if not record["ok"]), "0")
-        await operations.skip_step(id, failed, by="op")
+        failed = [key for key, record in steps.items() if not record["ok"]]
+        if failed:
+            await operations.skip_step(id, failed[0], by="op")
 
     async def _rewind(self, operations: Operations, id: str) -> None:
         """Rewind a run to its first record; what it had recorded may be made again."""

@@ -239,7 +239,9 @@ class Execution:
             return None
         record = self.history.get(key)
         if (drift := call.drift_from(record)) is not None:
-            raise self.break_off(drift)
+            by = record.get("by")
+            # A run with a manual record that does not fit is paused, until an operator has seen it.
+            raise self.break_off(ManualValueError(f"{by} entered it: {drift}") if by else drift)
         return key, record
 
     async def _cached(self, call: StepCall, key: str) -> tuple[str, StepRecord] | None:

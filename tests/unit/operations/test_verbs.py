@@ -206,6 +206,25 @@ async def test_a_value_that_does_not_fit_pauses_the_run_with_the_reason(
     assert run.output == 7
 
 
+async def test_a_manual_record_for_a_race_pauses_the_run_with_the_reason(
+    runtime: Runtime, operations: Operations
+) -> None:
+    @workflow("racing later")
+    async def racing_later(step: Step) -> Any:
+        return await step.race("fastest", {"a": lambda: step("a", note, "a")})
+
+    runtime.register(racing_later)
+    await operations.start("racing later", run_id="run", by="ana")
+    await operations.complete_step("run", "fastest", "a", by="ana")
+    [run] = await runtime.sweep()
+    assert run.status == "paused"
+    assert run.reason.startswith("ana entered it: step 'fastest' is recorded as a step")
+    await operations.rewind("run", "fastest", by="ana")
+    await operations.unpause("run", by="ana")
+    [run] = await runtime.sweep()
+    assert run.output == ("a", "did a")
+
+
 async def test_retry_step_runs_one_failed_step_again(
     runtime: Runtime, operations: Operations
 ) -> None:

@@ -361,6 +361,7 @@ CASES: dict[str, Case] = {
             "suspend_after": NO_DURATION,
             "on_event": NO_LISTENER,
             "on_definition_change": ("raise", None, True),
+            "record_arguments": ("all", None, True),
             "clock": NO_CLOCK,
             "random": (5, "x", Random),
             "always_replay": NO_FLAG,

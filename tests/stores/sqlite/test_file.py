@@ -77,8 +77,9 @@ def entry(grant: Grant, n: int = 1) -> Entry:
     return Entry(grant.lease.id, grant.lease.epoch, n, delta(f"step {n}"))
 
 
-def perdure_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("perdure ")]
+def threads_of(path: Path) -> list[threading.Thread]:
+    """Return the threads of the store on this file."""
+    return [thread for thread in threading.enumerate() if thread.name == f"perdure {path}"]
 
 
 @pytest.mark.parametrize(
@@ -289,8 +290,8 @@ async def test_a_store_leaves_no_thread_and_no_side_file(path: Path) -> None:
     async with sqlite(path) as store:
         await store.save("run", snapshot())
         await store.load("run")
-        assert perdure_threads()
-    assert not perdure_threads()
+        assert threads_of(path)
+    assert not threads_of(path)
     assert [file.name for file in path.parent.iterdir()] == ["runs.db"]
 
 
@@ -298,12 +299,12 @@ async def test_the_threads_of_a_deleted_store_end(path: Path) -> None:
     """A store that was never closed does not keep its threads."""
     store = sqlite(path)
     await store.save("run", snapshot())
-    threads = perdure_threads()
+    threads = threads_of(path)
     del store
     gc.collect()
     for thread in threads:
         thread.join(5)
-    assert not perdure_threads()
+    assert not threads_of(path)
 
 
 def test_a_store_serves_one_event_loop_after_another(path: Path) -> None:

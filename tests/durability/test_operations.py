@@ -265,12 +265,15 @@ async def test_a_killed_delete_has_its_act_first() -> None:
         return operations.delete("run", by="ana")
 
     _, calls = await _calls(failing, do, None, "before")
+    deleted = set()
     for number in range(1, calls + 1):
         for how in ("before", "after"):
             store, _ = await _calls(failing, do, number, how)
             is_gone = await store.load("run") is None
             acts = await store.documents.keys("act:*")
             assert not is_gone or acts
+            deleted.add(is_gone)
+    assert deleted == {False, True}
 
 
 async def test_a_run_whose_operator_died_continues_when_the_lease_expires() -> None:

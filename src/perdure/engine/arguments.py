@@ -18,9 +18,10 @@ PREVIEW = 256
 
 def check_arguments(value: object, parameter: str) -> Arguments:
     """Return how much of the arguments is recorded, or raise `InvalidArgument`."""
-    for each in get_args(Arguments):
-        if value == each:
-            return each  # type: ignore[no-any-return]  # one of the three literals
+    choices: tuple[Arguments, ...] = get_args(Arguments)
+    for choice in choices:
+        if value == choice:
+            return choice
     raise InvalidArgument(parameter, value, "'off', 'preview' or 'full'")
 
 

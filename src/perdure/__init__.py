@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from perdure.clock import Clock, Cron, SystemClock
     from perdure.engine.step import Step
     from perdure.errors import PerdureError, RunConflict, StepError, StepFailed, StepTimeout
+    from perdure.limits import Limit, Limits, Queue, Rate
     from perdure.result import Err, Ok, Result
     from perdure.resume import (
         ResumeState,
@@ -37,8 +38,12 @@ __all__ = [
     "Clock",
     "Cron",
     "Err",
+    "Limit",
+    "Limits",
     "Ok",
     "PerdureError",
+    "Queue",
+    "Rate",
     "Result",
     "ResumeState",
     "ResumeStateCollector",
@@ -74,6 +79,7 @@ _MODULES = {
     "durable": ("durable",),
     "engine.step": ("Step",),
     "errors": ("PerdureError", "RunConflict", "StepError", "StepFailed", "StepTimeout"),
+    "limits": ("Limit", "Limits", "Queue", "Rate"),
     "result": ("Err", "Ok", "Result"),
     "resume": (
         *("ResumeState", "ResumeStateCollector", "StatePersistence"),

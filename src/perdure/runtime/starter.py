@@ -1,7 +1,7 @@
 """Starting runs: what `trigger` and `trigger_many` write, and what they do if an id is taken."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import repeat
 from random import Random, SystemRandom
 from typing import Any, NamedTuple, Self, TypeVar, Unpack, overload
@@ -22,6 +22,7 @@ from perdure.runtime.options import (
     TriggerOptions,
     check_options,
 )
+from perdure.runtime.priorities import head_start
 from perdure.runtime.reader import Reader
 from perdure.runtime.run import Run
 from perdure.snapshot import new_seed, new_snapshot
@@ -115,7 +116,7 @@ class Starter(Reader):
         run_id: str | None = None,
         at: datetime | None = None,
         delay: Duration | None = None,
-        priority: int = 0,
+        priority: int | None = None,
         tags: Mapping[str, str] | None = None,
         deadline: Duration | datetime | None = None,
         if_exists: IfExists | None = None,
@@ -250,7 +251,13 @@ class Starter(Reader):
         run_id: str | None,
         plan: Plan,
     ) -> Start:
-        name, identity, data = self._encoded(workflow, payload)
+        definition = self._definition(workflow)
+        if definition is None:
+            name, identity = check_user_id(workflow, "workflow"), {}
+            data = encode_payload(payload)
+        else:
+            name, identity = definition.name, definition.identity
+            data = definition.encode_payload(payload)
         if run_id is None:
             run_id = f"{name}:{UUID(int=self.random.getrandbits(128), version=4)}"
         now = self.clock.now()
@@ -263,22 +270,30 @@ class Starter(Reader):
         if data is not None:
             metadata["input"] = data
         snapshot = new_snapshot(name, now=now, metadata=metadata)
-        return Start(check_user_id(run_id, "run_id"), snapshot, plan)
+        return Start(
+            check_user_id(run_id, "run_id"),
+            snapshot,
+            plan,
+            "" if definition is None else definition.queue_for(data),
+            _head_start(definition, plan),
+        )
 
-    def _encoded(
-        self, workflow: Definition[Any, Any] | str, payload: object
-    ) -> tuple[str, dict[str, Any], Any]:
-        """Return the name and identity of a workflow, and its payload as JSON.
+    def _definition(self, workflow: Definition[Any, Any] | str) -> Definition[Any, Any] | None:
+        """Return the definition of a workflow, or `None` if it is not known here.
 
-        A run of a workflow that is not known here is bound to a definition by its first owner.
+        A run of an unknown workflow is bound to a definition by its first owner.
         """
         if isinstance(workflow, str):
-            if workflow not in self.registry.names:
-                return check_user_id(workflow, "workflow"), {}, encode_payload(payload)
-            workflow = self.registry.newest(workflow)
-        else:
-            self.registry.add(workflow)
-        return workflow.name, workflow.identity, workflow.encode_payload(payload)
+            return self.registry.find(workflow)
+        self.registry.add(workflow)
+        return workflow
+
+
+def _head_start(definition: Definition[Any, Any] | None, plan: Plan) -> timedelta:
+    """Return the head start of a new run; one that starts later has none."""
+    if plan.priority is None and definition is not None and plan.wake_at is None:
+        return head_start(definition.priority)
+    return head_start(plan.priority or 0)
 
 
 def _open(store: Store | str) -> Store:

@@ -23,6 +23,8 @@ KEYS = 100
 FEWEST_KEYS = 16
 """How many it looks at although there is room for fewer runs: some may be saturated."""
 
+SHORTEST_PAUSE = 0.001
+
 LATER = timedelta(seconds=1)
 """When a run that keeps to the limits of a queue without being in it is claimed again."""
 
@@ -175,6 +177,8 @@ class ServedQueue:
                 self._look_again_in(pool.look_at - now)
 
     def _look_again_in(self, seconds: float) -> None:
+        # Not a fraction of what clocks can tell apart.
+        seconds = max(seconds, SHORTEST_PAUSE)
         self.pause = seconds if self.pause is None else min(self.pause, seconds)
 
     async def _count_due(self, names: Sequence[str], asked: Asked) -> int:

@@ -128,7 +128,8 @@ class Worker:
     async def run_until_idle(self) -> None:
         """Work until no run is due and none is running, or as `serve` until a signal arrives.
 
-        Runs that wait, and those of paused workflows, are left as they are.
+        Runs that wait, and those of paused workflows and queues, are left as they are; for runs
+        that a limit keeps from starting it waits.
         """
         self._until_idle = True
         self._wake.set()
@@ -222,7 +223,8 @@ class Worker:
         self._hungry = claimed is not None and len(claimed) == room
         if claimed:
             self._pace.worked()
-        if self._until_idle and was_idle and claimed is not None and not claimed:
+        is_blocked = self._claims.pause is not None
+        if self._until_idle and was_idle and claimed is not None and not (claimed or is_blocked):
             self._stop()
         else:
             await self._pause(self._is_woken_again(claimed or ()))

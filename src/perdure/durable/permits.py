@@ -262,6 +262,11 @@ class Permits:
             pool.change(limit)
         return pool
 
+    def pools_of_key(self, queue: str) -> list[Pool]:
+        """Return the pools of one key of a queue that exist here."""
+        names = (f"queue:{queue}", f"rate:{queue}")
+        return [self._pools[name] for name in names if name in self._pools]
+
     async def claim(self, wanted: Mapping[Pool, int]) -> None:
         """Claim permits so that each pool has so many free units, as far as there are any."""
         now = self.clock.monotonic()

@@ -56,9 +56,10 @@ class Asked(NamedTuple):
 
 
 class ServedQueue:
-    """One queue, whose keys take turns. `last` is the key that was served last.
+    """One queue, whose keys take turns.
 
     `pause` is in how many seconds another round may find more runs, or `None` if there are none.
+    `next_names` are the keys with due runs that the last round had no room for.
     """
 
     def __init__(self, queue: Queue, permits: Permits, touched: set[Pool]) -> None:
@@ -66,16 +67,17 @@ class ServedQueue:
         self.pause: float | None = None
         self._permits = permits
         self._touched = touched
+        self.next_names: Sequence[str] = ()
         self._last = ""
-        self._has_many = False
+        self._has_many = self._was_empty = False
 
     async def take(self, asked: Asked) -> list[Turn]:
         """Return runs with their permits."""
-        self.pause = None
         names = await self._due_names(asked.now)
-        if not names:
-            return []
         considered = names[: max(asked.room, FEWEST_KEYS)]
+        self.next_names = names[len(considered) :]
+        if not considered:
+            return []
         self._last = considered[-1]
         pools = {name: self._pools(name) for name in considered}
         if any(pools.values()):
@@ -86,9 +88,10 @@ class ServedQueue:
         if most:
             grants = await asked.claim(min(asked.room, sum(most.values())), most)
             turns = await self._turns(grants, pools)
+            self._was_empty = not turns
         if turns:
             self.pause = 0.0
-        elif len(considered) < len(names) or self._has_many:
+        elif self.next_names or self._has_many:
             self._look_again_in(FIRST_PAUSE)
         return turns
 
@@ -145,9 +148,11 @@ class ServedQueue:
         open_names = [name for name, needed in pools.items() if not self._is_blocked(needed)]
         if not open_names:
             return {}
-        found = await self._count_due(open_names, asked)
-        if not found:
-            return {}
+        found = asked.room
+        if self._must_count(open_names, pools, asked.room):
+            found = await self._count_due(open_names, asked)
+            if not found:
+                return {}
         # Not more than there are runs: what is claimed for nothing keeps others waiting.
         each = asked.room if not self.queue.fair else -(-found // len(open_names))
         wanted = self._wanted({name: pools[name] for name in open_names}, found, each)
@@ -180,6 +185,17 @@ class ServedQueue:
         # Not a fraction of what clocks can tell apart.
         seconds = max(seconds, SHORTEST_PAUSE)
         self.pause = seconds if self.pause is None else min(self.pause, seconds)
+
+    def _must_count(
+        self, names: Sequence[str], pools: Mapping[str, Sequence[Pool]], room: int
+    ) -> bool:
+        """Return whether more permits might be claimed than there are runs.
+
+        Not if each key has one run at most, as far as there is room, or if no permits are claimed
+        because runs that have ended left enough. Keys may have no run that can be driven here.
+        """
+        enough = all(pool.free >= room for name in names for pool in pools[name])
+        return self._was_empty or not (enough or len(names) >= room)
 
     async def _count_due(self, names: Sequence[str], asked: Asked) -> int:
         """Return how many runs could be claimed if there were permits."""
@@ -269,15 +285,13 @@ class Rounds:
             for number, each in enumerate(self._served):
                 # What one queue does not need is for the next.
                 share = -(-(room - len(turns)) // (len(self._served) - number))
-                each.pause = None
+                each.pause, each.next_names = None, ()
                 if share and each.queue.name not in self.paused:
                     turns += await each.take(Asked(share, drives, claim, at))
         except StoreError as error:
             if not turns:
                 raise
             logger.warning("taking runs from queues failed (%s); retrying", error)
-        finally:
-            await self.return_idle()
         self._learn(turns)
         return turns
 
@@ -291,6 +305,15 @@ class Rounds:
         touched = tuple(self._touched)
         self._touched.clear()
         await self._permits.return_idle(touched)
+
+    async def return_unneeded(self) -> None:
+        """Return the permits that no run uses, except those of keys that are next in turn."""
+        names = (name for each in self._served for name in each.next_names)
+        kept = {pool for name in names for pool in self._permits.pools_of_key(name) if pool.free}
+        kept &= self._touched
+        self._touched -= kept
+        await self.return_idle()
+        self._touched |= kept
 
     def _learn(self, turns: Sequence[Turn]) -> None:
         if turns:

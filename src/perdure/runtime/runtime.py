@@ -295,6 +295,7 @@ class Runtime(Client):
         try:
             while len(runs) < limit:
                 turns = await rounds.take(limit - len(runs), drives, claim, now)
+                await rounds.return_unneeded()
                 swept = await asyncio.gather(
                     *(self._sweep_turn(session, turn, now) for turn in turns)
                 )

@@ -55,6 +55,13 @@ class Claims:
         if not queues:
             return await self._take_plain(room, drives)
         rounds = self._serve(queues)
+        try:
+            return await self._take_both(room, drives)
+        finally:
+            await rounds.return_unneeded()
+
+    async def _take_both(self, room: int, drives: Sequence[Drivable]) -> list[Turn]:
+        """Claim runs in no queue and runs of queues."""
         self._are_queues_first = not self._are_queues_first
         # In turns, so that neither keeps all slots while the other waits.
         parts = [self._take_plain, self._take_from_queues]
@@ -66,7 +73,6 @@ class Claims:
                 if not turns:
                     raise
                 logger.warning("claiming failed (%s); retrying", error)
-        await rounds.return_idle()
         return turns
 
     async def return_idle(self) -> None:

@@ -114,7 +114,8 @@ class Pool:
     """The permits of one limit that this process holds.
 
     `free` is how many units are not in use. `look_at` is when to claim again after a claim that
-    found too few, in seconds of the monotonic clock.
+    found too few, in seconds of the monotonic clock. `fresh` are permits that have become free
+    since it was last cleared.
     """
 
     def __init__(self, limit: PermitLimit) -> None:
@@ -124,6 +125,7 @@ class Pool:
         self.created_at: float | None = None
         self.on_free: Callable[[Pool], object] = lambda _: None
         self.surplus: list[Permit] = []
+        self.fresh: set[Permit] = set()
         self._open: dict[str, Permit] = {}
         self._pause = 0.0
         # When permits of a rate that were used here can be claimed again.
@@ -162,7 +164,8 @@ class Pool:
     def take(self, units: int, hold: Hold) -> None:
         """Use so many of the free units."""
         while units:
-            permit = next(reversed(self._open.values()))
+            # The one that was free first: what has just become free is kept for the next round.
+            permit = next(iter(self._open.values()))
             taken = min(units, permit.free)
             self._take(permit, taken)
             units -= taken
@@ -176,6 +179,7 @@ class Pool:
     def _take(self, permit: Permit, units: int) -> None:
         permit.free -= units
         self.free -= units
+        self.fresh.discard(permit)
         if not permit.free:
             del self._open[permit.id]
 
@@ -188,6 +192,7 @@ class Pool:
             self.free += units
             self.look_at = 0.0
             self._open[permit.id] = permit
+            self.fresh.add(permit)
         elif permit.free == permit.units:
             self.surplus.append(permit)
         self.on_free(self)
@@ -207,13 +212,14 @@ class Pool:
         while self._expiries and self._expiries[0] <= now:
             self._expiries.popleft()
 
-    def take_idle(self) -> list[Permit]:
-        """Remove and return the permits that are not in use at all."""
+    def take_idle(self, kept: Collection[Permit] = ()) -> list[Permit]:
+        """Remove and return the permits that are not in use at all, except those in `kept`."""
         permits = self._open.values()
         idle = [each for each in permits if each.free == each.units and not each.is_spent]
-        for permit in idle:
+        returned = [permit for permit in idle if permit not in kept]
+        for permit in returned:
             self.remove(permit)
-        return idle
+        return returned
 
     def answered(self, is_short: bool, now: float) -> None:
         """Note whether a claim found fewer permits than were asked for."""
@@ -317,12 +323,15 @@ class Permits:
         for pool in pools:
             pool.created_at = self.clock.monotonic()
 
-    async def return_idle(self, pools: Iterable[Pool]) -> None:
-        """Return the permits that are not in use; delete those that a changed limit lacks."""
+    async def return_idle(self, pools: Iterable[Pool], *, keep_fresh: bool = False) -> None:
+        """Return the permits that are not in use; delete those that a changed limit lacks.
+
+        With `keep_fresh` those that have just become free are kept for the next run.
+        """
         idle: list[Permit] = []
         surplus: list[Permit] = []
         for pool in pools:
-            idle += pool.take_idle()
+            idle += pool.take_idle(pool.fresh if keep_fresh else ())
             surplus += pool.surplus
             pool.surplus.clear()
         for permit in (*idle, *surplus):

@@ -271,6 +271,11 @@ class Rounds:
             else:
                 self._served.append(ServedQueue(queue, self._permits, self._touched))
 
+    def begin(self) -> None:
+        """Begin a round: permits that become free from now on are for the next one."""
+        for pool in self._touched:
+            pool.fresh.clear()
+
     async def take(
         self, room: int, drives: Sequence[Drivable], claim: Claim, now: datetime | None = None
     ) -> list[Turn]:
@@ -307,13 +312,14 @@ class Rounds:
         await self._permits.return_idle(touched)
 
     async def return_unneeded(self) -> None:
-        """Return the permits that no run uses, except those of keys that are next in turn."""
+        """Return the permits that no run uses, except those that the next round needs: of runs that
+        ended during this one, and of keys that are next in turn.
+        """
         names = (name for each in self._served for name in each.next_names)
         kept = {pool for name in names for pool in self._permits.pools_of_key(name) if pool.free}
-        kept &= self._touched
-        self._touched -= kept
-        await self.return_idle()
-        self._touched |= kept
+        touched = tuple(self._touched - kept)
+        self._touched -= {pool for pool in touched if not pool.fresh}
+        await self._permits.return_idle(touched, keep_fresh=True)
 
     def _learn(self, turns: Sequence[Turn]) -> None:
         if turns:

@@ -294,6 +294,7 @@ class Runtime(Client):
         runs: dict[str, Run] = {}
         try:
             while len(runs) < limit:
+                rounds.begin()
                 turns = await rounds.take(limit - len(runs), drives, claim, now)
                 await rounds.return_unneeded()
                 swept = await asyncio.gather(

@@ -55,6 +55,7 @@ class Claims:
         if not queues:
             return await self._take_plain(room, drives)
         rounds = self._serve(queues)
+        rounds.begin()
         try:
             return await self._take_both(room, drives)
         finally:

@@ -12,8 +12,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from perdure import durable, sync
     from perdure.clock import Clock, Cron, SystemClock
+    from perdure.engine.children import RunRef
+    from perdure.engine.questions import Question
     from perdure.engine.step import Step
-    from perdure.errors import PerdureError, RunConflict, StepError, StepFailed, StepTimeout
+    from perdure.errors import (
+        PerdureError,
+        RunConflict,
+        RunFailed,
+        StepError,
+        StepFailed,
+        StepTimeout,
+    )
     from perdure.limits import Limit, Limits, Queue, Rate
     from perdure.result import Err, Ok, Result
     from perdure.resume import (
@@ -42,6 +51,7 @@ __all__ = [
     "Limits",
     "Ok",
     "PerdureError",
+    "Question",
     "Queue",
     "Rate",
     "Result",
@@ -50,7 +60,9 @@ __all__ = [
     "Retry",
     "Run",
     "RunConflict",
+    "RunFailed",
     "RunHandle",
+    "RunRef",
     "Runtime",
     "Signal",
     "Snapshot",
@@ -77,8 +89,13 @@ __all__ = [
 _MODULES = {
     "clock": ("Clock", "Cron", "SystemClock"),
     "durable": ("durable",),
+    "engine.children": ("RunRef",),
+    "engine.questions": ("Question",),
     "engine.step": ("Step",),
-    "errors": ("PerdureError", "RunConflict", "StepError", "StepFailed", "StepTimeout"),
+    "errors": (
+        *("PerdureError", "RunConflict", "RunFailed"),
+        *("StepError", "StepFailed", "StepTimeout"),
+    ),
     "limits": ("Limit", "Limits", "Queue", "Rate"),
     "result": ("Err", "Ok", "Result"),
     "resume": (

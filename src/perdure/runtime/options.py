@@ -3,14 +3,24 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from random import Random
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from perdure import codec
-from perdure.clock import Duration, as_utc, parse_duration
+from perdure.clock import Duration, as_utc, isoformat, parse_duration
 from perdure.errors import InvalidArgument, InvalidDuration, RunConflict
 from perdure.runtime.deadlines import deadline_metadata
-from perdure.runtime.priorities import check_priority
-from perdure.snapshot import Snapshot, check_tags, is_over, rest_status, workflow_of
+from perdure.runtime.definition import Definition
+from perdure.runtime.priorities import check_priority, head_start
+from perdure.snapshot import (
+    Snapshot,
+    check_tags,
+    is_over,
+    new_seed,
+    new_snapshot,
+    rest_status,
+    workflow_of,
+)
 from perdure.store import NewRun, header_of
 
 IfExists: TypeAlias = Literal["return", "error", "restart_if_over"]
@@ -37,13 +47,15 @@ class TriggerOptions(StartOptions, total=False):
 class Plan:
     """When runs start and what is stored with them. Without `wake_at` they are due at once.
 
-    Without `priority` it is that of the workflow.
+    Without `priority` it is that of the workflow. With `any_payload` a run that exists may have
+    another payload.
     """
 
     wake_at: datetime | None = None
     priority: int | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     if_exists: IfExists | None = None
+    any_payload: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +121,53 @@ class Start:
         """Raise `RunConflict` if the stored run belongs to another workflow."""
         workflow = workflow_of(stored)
         if workflow != self.workflow:
-            reason = f"it belongs to workflow {workflow!r}, and {self.workflow!r} was asked for"
-            raise RunConflict(self.run_id, workflow, reason)
+            raise RunConflict(self.run_id, workflow, payload_conflict(self.snapshot, stored))
 
     def _conflict(self, stored: Snapshot) -> str:
         if self.plan.if_exists == "error":
             return 'if_exists="error" was asked for'
         self.check_workflow(stored)
-        if self.plan.if_exists == "return":
+        if self.plan.if_exists == "return" or self.plan.any_payload:
             return ""
-        metadata = stored.get("metadata") or {}
-        there = metadata.get("firstInput", metadata.get("input"))
-        asked = codec.loads(codec.dumps(self.metadata.get("input")))
-        return "" if there == asked else f"its payload is {_short(there)}, not {_short(asked)}"
+        return payload_conflict(self.snapshot, stored)
+
+
+def new_start(
+    workflow: Definition[Any, Any] | str,
+    data: Any,
+    run_id: str,
+    plan: Plan,
+    now: datetime,
+    random: Random,
+) -> Start:
+    """Return the start of a run with the payload `data`, which is JSON.
+
+    A run of a workflow that is only named is bound to a definition by its first owner.
+    """
+    metadata: dict[str, Any] = {"createdAt": isoformat(now), "seed": new_seed(random)}
+    priority, queue = plan.priority, ""
+    if not isinstance(workflow, str):
+        metadata.update(workflow.identity)
+        queue = workflow.queue_for(data)
+        if priority is None and plan.wake_at is None:
+            priority = workflow.priority
+        workflow = workflow.name
+    metadata.update(plan.metadata)
+    if data is not None:
+        metadata["input"] = data
+    snapshot = new_snapshot(workflow, now=now, metadata=metadata)
+    return Start(run_id, snapshot, plan, queue, head_start(priority or 0))
+
+
+def payload_conflict(new: Snapshot, stored: Snapshot) -> str:
+    """Return how a new run differs from the stored one of its id in workflow or payload."""
+    workflow, asked_for = workflow_of(stored), workflow_of(new)
+    if workflow != asked_for:
+        return f"it belongs to workflow {workflow!r}, and {asked_for!r} was asked for"
+    metadata = stored.get("metadata") or {}
+    there = metadata.get("firstInput", metadata.get("input"))
+    asked = codec.loads(codec.dumps((new.get("metadata") or {}).get("input")))
+    return "" if there == asked else f"its payload is {_short(there)}, not {_short(asked)}"
 
 
 def check_options(

@@ -1,14 +1,14 @@
 """Starting runs: what `trigger` and `trigger_many` write, and what they do if an id is taken."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import repeat
 from random import Random, SystemRandom
 from typing import Any, NamedTuple, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from perdure import codec
-from perdure.clock import Clock, Duration, SystemClock, isoformat
+from perdure.clock import Clock, Duration, SystemClock
 from perdure.durable.run import already_running
 from perdure.durable.session import LEASE_TTL, Session, borrow, wake_workers
 from perdure.errors import CodecError, InvalidArgument, RunNotFound
@@ -21,11 +21,10 @@ from perdure.runtime.options import (
     StartOptions,
     TriggerOptions,
     check_options,
+    new_start,
 )
-from perdure.runtime.priorities import head_start
 from perdure.runtime.reader import Reader
 from perdure.runtime.run import Run
-from perdure.snapshot import new_seed, new_snapshot
 from perdure.store import (
     Grant,
     LeaseRequest,
@@ -251,49 +250,24 @@ class Starter(Reader):
         run_id: str | None,
         plan: Plan,
     ) -> Start:
-        definition = self._definition(workflow)
-        if definition is None:
-            name, identity = check_user_id(workflow, "workflow"), {}
-            data = encode_payload(payload)
-        else:
-            name, identity = definition.name, definition.identity
-            data = definition.encode_payload(payload)
+        known, data = self._encoded(workflow, payload)
         if run_id is None:
+            name = known if isinstance(known, str) else known.name
             run_id = f"{name}:{UUID(int=self.random.getrandbits(128), version=4)}"
-        now = self.clock.now()
-        metadata: dict[str, Any] = {
-            "createdAt": isoformat(now),
-            "seed": new_seed(self.random),
-            **identity,
-            **plan.metadata,
-        }
-        if data is not None:
-            metadata["input"] = data
-        snapshot = new_snapshot(name, now=now, metadata=metadata)
-        return Start(
-            check_user_id(run_id, "run_id"),
-            snapshot,
-            plan,
-            "" if definition is None else definition.queue_for(data),
-            _head_start(definition, plan),
-        )
+        run_id = check_user_id(run_id, "run_id")
+        return new_start(known, data, run_id, plan, self.clock.now(), self.random)
 
-    def _definition(self, workflow: Definition[Any, Any] | str) -> Definition[Any, Any] | None:
-        """Return the definition of a workflow, or `None` if it is not known here.
-
-        A run of an unknown workflow is bound to a definition by its first owner.
-        """
+    def _encoded(
+        self, workflow: Definition[Any, Any] | str, payload: object
+    ) -> tuple[Definition[Any, Any] | str, Any]:
+        """Return a workflow, or its name if it is not known here, and its payload as JSON."""
         if isinstance(workflow, str):
-            return self.registry.find(workflow)
-        self.registry.add(workflow)
-        return workflow
-
-
-def _head_start(definition: Definition[Any, Any] | None, plan: Plan) -> timedelta:
-    """Return the head start of a new run; one that starts later has none."""
-    if plan.priority is None and definition is not None and plan.wake_at is None:
-        return head_start(definition.priority)
-    return head_start(plan.priority or 0)
+            if workflow not in self.registry.names:
+                return check_user_id(workflow, "workflow"), encode_payload(payload)
+            workflow = self.registry.newest(workflow)
+        else:
+            self.registry.add(workflow)
+        return workflow, workflow.encode_payload(payload)
 
 
 def _open(store: Store | str) -> Store:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol
@@ -18,6 +18,7 @@ from perdure.durable.permits import Permit, Permits
 from perdure.durable.step_limits import StepLimits
 from perdure.engine.tasks import Interrupted, cancel_and_wait, detached, finish
 from perdure.errors import InvalidArgument, PerdureError, StoreCorrupted, StoreError
+from perdure.limits import PermitLimit
 from perdure.store import (
     INBOX_PAGE,
     Grant,
@@ -79,7 +80,7 @@ class Session:
 
     As a context manager it counts its users: its tasks end with the last of them. `running` counts
     the calls of `durable.run` by id, `keys` are the idempotency keys in use, `workers` what wakes
-    the workers.
+    the workers, `limit_numbers` the numbers of limits of steps that operators have changed.
     """
 
     def __init__(self, store: Store, clock: Clock, lease_ttl: timedelta) -> None:
@@ -93,6 +94,7 @@ class Session:
         self._runs: dict[str, LeasedRun] = {}
         self._permits: dict[str, Permit] = {}
         self._limits: StepLimits | None = None
+        self.limit_numbers: Mapping[str, int] = {}
         self.on_idle: Callable[[], object] | None = None
         self.idle = False
         self._users = 0
@@ -222,7 +224,12 @@ class Session:
         if self._limits is None:
             permits = Permits(store, self, self.clock, self.lease_ttl, owner)
             self._limits = StepLimits(permits)
+        self._limits.permits.set_numbers(self.limit_numbers)
         return self._limits
+
+    def step_limits(self) -> list[PermitLimit]:
+        """Return the limits that steps had to keep to so far."""
+        return [] if self._limits is None else self._limits.known
 
     def poke(self, run_id: str) -> None:
         """Make a run that is active here look for messages."""

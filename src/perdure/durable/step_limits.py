@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from perdure.durable.permits import Hold, Permits, Pool
 from perdure.engine.tasks import detached
-from perdure.limits import Cost, step_limit
+from perdure.limits import Cost, PermitLimit, step_limit
 
 
 @dataclass(eq=False, slots=True)
@@ -124,9 +124,9 @@ class StepLimits:
         return await line.wait(min(cost.units, pool.limit.n), on_lost)
 
     @property
-    def names(self) -> list[str]:
-        """The names of the limits that steps had to keep to so far."""
-        return list(self._lines)
+    def known(self) -> list[PermitLimit]:
+        """The limits that steps had to keep to so far."""
+        return [line.pool.limit for line in self._lines.values()]
 
     async def close(self) -> None:
         """Return all permits: no step is under way."""

@@ -80,7 +80,7 @@ class Session:
 
     As a context manager it counts its users: its tasks end with the last of them. `running` counts
     the calls of `durable.run` by id, `keys` are the idempotency keys in use, `workers` what wakes
-    the workers, `limit_numbers` the numbers of limits of steps that operators have changed.
+    the workers.
     """
 
     def __init__(self, store: Store, clock: Clock, lease_ttl: timedelta) -> None:
@@ -94,7 +94,7 @@ class Session:
         self._runs: dict[str, LeasedRun] = {}
         self._permits: dict[str, Permit] = {}
         self._limits: StepLimits | None = None
-        self.limit_numbers: Mapping[str, int] = {}
+        self._limit_numbers: Mapping[str, int] = {}
         self.on_idle: Callable[[], object] | None = None
         self.idle = False
         self._users = 0
@@ -223,9 +223,15 @@ class Session:
         """Return the limits of steps, whose permits the first caller's owner claims."""
         if self._limits is None:
             permits = Permits(store, self, self.clock, self.lease_ttl, owner)
+            permits.set_numbers(self._limit_numbers)
             self._limits = StepLimits(permits)
-        self._limits.permits.set_numbers(self.limit_numbers)
         return self._limits
+
+    def change_limits(self, numbers: Mapping[str, int]) -> None:
+        """Use the numbers that operators have set for limits of steps."""
+        self._limit_numbers = numbers
+        if self._limits is not None:
+            self._limits.permits.set_numbers(numbers)
 
     def step_limits(self) -> list[PermitLimit]:
         """Return the limits that steps had to keep to so far."""

@@ -48,11 +48,11 @@ class Claims:
         """Leave out the queues that are paused, and use the numbers that operators have set."""
         self._switches = switches
         if self._session is not None:
-            self._session.limit_numbers = switches.numbers
+            self._session.change_limits(switches.numbers)
 
     def limits(self) -> tuple[DeclaredLimit, ...]:
-        """Return the limits that the worker keeps to."""
-        limits = [each for queue in self._queues() for each in declared_limits(queue)]
+        """Return the declared limits of the queues that it serves and of the steps it has run."""
+        limits = [each for queue in self._declared() for each in declared_limits(queue)]
         if self._session is not None:
             limits += self._session.step_limits()
         return tuple(DeclaredLimit(each.name, each.n, _seconds(each.per)) for each in limits)
@@ -98,10 +98,13 @@ class Claims:
         if self._rounds is not None:
             await self._rounds.return_idle()
 
-    def _queues(self) -> list[Queue]:
+    def _declared(self) -> list[Queue]:
         known = self._runtime.registry.queues
         # A queue that no workflow here declares has no limits: runs may be left in it.
-        queues = [known.get(name) or Queue(name) for name in self.names if name]
+        return [known.get(name) or Queue(name) for name in self.names if name]
+
+    def _queues(self) -> list[Queue]:
+        queues = self._declared()
         if numbers := self._switches.numbers:
             queues = [with_numbers(queue, numbers) for queue in queues]
         return queues

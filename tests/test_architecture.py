@@ -19,7 +19,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     # `engine.tasks` stands apart from its package: it knows asyncio and nothing of perdure, and
     # stores start their tasks with it too.
     ("validation", "clock", "result", "filenames", "engine.tasks"),
-    ("retry", "codec"),
+    ("retry", "codec", "schedules"),
     ("snapshot",),
     ("events", "keyvalue"),
     ("cache", "resume"),
@@ -72,6 +72,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("client",),
         ("runtime",),
     ),
+    "schedules": (("schedule",), ("timing",), ("decisions",)),
     "presence": (
         ("durations", "keys"),
         ("documents",),

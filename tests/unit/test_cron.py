@@ -49,11 +49,17 @@ def brute_force(expr: str, tz: str) -> Iterator[datetime]:
     local_times = local_minutes(tz)
     latest = local_times[0] - 1
     for n, local in enumerate(local_times):
-        if local > latest or is_hourly:
-            passed = range(min(latest + 1, local), local + 1)
-            if any(map(matches, passed)):
-                yield BEGIN + MINUTE * n
-            latest = local
+        if local == latest + 1:
+            is_match = matches(local)
+        elif local > latest:
+            is_match = any(map(matches, range(latest + 1, local + 1)))
+        elif is_hourly:
+            is_match = matches(local)
+        else:
+            continue
+        latest = local
+        if is_match:
+            yield BEGIN + MINUTE * n
 
 
 def matcher(expr: str) -> tuple[Callable[[int], bool], bool]:

@@ -21,6 +21,7 @@ from perdure.errors import (
 )
 from perdure.result import Result
 from perdure.runtime.deadlines import check_deadline
+from perdure.schedules import Schedule
 from perdure.snapshot import Snapshot
 from perdure.validation import check_errors, check_id, check_int, check_user_id
 
@@ -49,6 +50,7 @@ class Definition(Generic[P, T]):
         types: Sequence[type] = (),
         migrate: Migrate | None = None,
         deadline: Duration | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
         if not inspect.iscoroutinefunction(fn):
             raise InvalidArgument("fn", fn, _WANTED)
@@ -65,12 +67,24 @@ class Definition(Generic[P, T]):
         self.takes_payload = parameter is not None
         self.payload_type = None if parameter is None else _payload_type(fn, parameter.name)
         self._default = None if parameter is None else parameter.default
+        self.schedule = None if schedule is None else self._check_schedule(schedule)
         self.__name__ = fn.__name__
         self.__doc__ = fn.__doc__
 
     def __call__(self, step: Step, payload: Any = None) -> Awaitable[Any]:
         """Call the function."""
         return self.fn(step, payload) if self.takes_payload else self.fn(step)
+
+    def _check_schedule(self, schedule: Schedule) -> Schedule:
+        if not isinstance(schedule, Schedule):
+            raise InvalidArgument("schedule", schedule, 'a Schedule, such as Schedule(every="1h")')
+        try:
+            self.encode_payload(None)
+        except InvalidPayload as error:
+            expected = "no schedule, since its runs start without a payload"
+            hint = f"Give the payload a default, or call runtime.schedule with one ({error})"
+            raise InvalidArgument("schedule", schedule, expected, hint) from None
+        return schedule
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -173,6 +187,7 @@ def workflow(
     types: Sequence[type] = (),
     migrate: Migrate | None = None,
     deadline: Duration | None = None,
+    schedule: Schedule | None = None,
 ) -> "Decorator":
     """Make a workflow of an async function of `(step)` or `(step, payload)`.
 
@@ -181,7 +196,8 @@ def workflow(
 
     `migrate` is called with the snapshot of a run that another version began and that version, and
     returns the snapshot from which this version continues. A run that has not ended when the time
-    `deadline` has passed since it was first driven fails with `DeadlinePassed`.
+    `deadline` has passed since it was first driven fails with `DeadlinePassed`. A starting
+    worker creates the `schedule` under the workflow's name; one with a higher version updates it.
     """
     if not isinstance(name, str):
         hint = 'Write @workflow("name") with the parentheses'
@@ -195,6 +211,7 @@ def workflow(
         codec.check_types(types),
         _check_migrate(migrate),
         None if deadline is None else check_deadline(deadline),
+        schedule,
     )
 
 
@@ -215,6 +232,7 @@ class Decorator:
         types: Sequence[type],
         migrate: Migrate | None,
         deadline: timedelta | None,
+        schedule: Schedule | None,
     ) -> None:
         self._name = name
         self._version = version
@@ -222,6 +240,7 @@ class Decorator:
         self._types = types
         self._migrate = migrate
         self._deadline = deadline
+        self._schedule = schedule
 
     @overload
     def __call__(self, fn: Callable[[Step, P], Awaitable[Result[T, E]]]) -> Definition[P, T]: ...
@@ -240,4 +259,5 @@ class Decorator:
             types=self._types,
             migrate=self._migrate,
             deadline=self._deadline,
+            schedule=self._schedule,
         )

@@ -5,6 +5,7 @@ from typing import Any
 
 from perdure.errors import InvalidArgument, UnknownWorkflow, VersionMismatch
 from perdure.runtime.definition import Definition
+from perdure.runtime.schedule_workflow import SCHEDULE_WORKFLOW
 from perdure.snapshot import (
     Snapshot,
     assert_valid_snapshot,
@@ -13,6 +14,11 @@ from perdure.snapshot import (
     version_of,
 )
 from perdure.store import Drivable
+
+_SYSTEM: dict[str, dict[int, Definition[Any, Any]]] = {
+    each.name: {each.version: each} for each in (SCHEDULE_WORKFLOW,)
+}
+"""The engine's own workflows, which every runtime drives and no list shows."""
 
 
 class Registry:
@@ -53,9 +59,15 @@ class Registry:
         """The versions of each workflow that can be driven here."""
         return [drivable for versions in self._known.values() for drivable in _drivable(versions)]
 
+    @property
+    def drives_with_system(self) -> list[Drivable]:
+        """The versions of each workflow that can be driven here, the engine's own included."""
+        own = (drivable for versions in _SYSTEM.values() for drivable in _drivable(versions))
+        return [*self.drives, *own]
+
     def newest(self, name: str) -> Definition[Any, Any]:
         """Return the definition with the highest version, or raise `UnknownWorkflow`."""
-        versions = self._known.get(name)
+        versions = self._versions(name)
         if not versions:
             known = ", ".join(sorted(self._known)) or "none"
             raise UnknownWorkflow(
@@ -64,6 +76,9 @@ class Registry:
                 "pass it in Runtime(store, workflows=[…])",
             )
         return versions[max(versions)]
+
+    def _versions(self, name: str) -> Mapping[int, Definition[Any, Any]]:
+        return _SYSTEM.get(name) or self._known.get(name) or {}
 
     def for_run(self, run_id: str, snapshot: Snapshot) -> tuple[Definition[Any, Any], Snapshot]:
         """Return the definition that continues a run, and the snapshot it continues from.
@@ -77,8 +92,8 @@ class Registry:
             metadata = {**(snapshot.get("metadata") or {}), **newest.identity}
             bound: Snapshot = {**snapshot, "metadata": metadata}
             return newest, bound
-        if stored in self._known[newest.name]:
-            return self._known[newest.name][stored], snapshot
+        if stored in (versions := self._versions(newest.name)):
+            return versions[stored], snapshot
         if stored > newest.version:
             hint = "A process with the newer definition continues it"
             raise VersionMismatch(run_id, stored, newest.version, hint)

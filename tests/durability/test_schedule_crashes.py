@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from perdure import Cron, Runtime, Step, workflow
+from perdure import Cron, Runtime, ScheduleInfo, Step, workflow
 from perdure.errors import StoreError
-from perdure.runtime.schedules import ScheduleInfo
 from perdure.store import Store
 from perdure.stores.memory import MemoryStore
 from perdure.testing import FaultyStore, TestClock

@@ -103,25 +103,21 @@ def new_run(
     `reply_to` is the id of the schedule's run if it must know when this one is over.
     """
     tags = {**spec.metadata.get("tags", {}), SCHEDULE: system_tag(SCHEDULE, spec.name)}
-    metadata: dict[str, Any] = {
-        "createdAt": isoformat(now),
-        "seed": new_seed(random),
-        **spec.metadata,
-        "tags": tags,
-        SCHEDULED_FOR: isoformat(time),
-    }
+    metadata = {**spec.metadata, "tags": tags, SCHEDULED_FOR: isoformat(time)}
     if reply_to is not None:
         metadata["replyTo"] = {"run": reply_to, "event": DONE}
-    snapshot = new_snapshot(spec.workflow, now=now, metadata=metadata)
+    new = queued_run(run_id_at(spec.name, time), spec.workflow, metadata, now, random)
+    return replace(new, head_start=spec.head_start, queue=spec.queue)
+
+
+def queued_run(
+    run_id: str, workflow: str, metadata: dict[str, Any], now: datetime, random: Random
+) -> NewRun:
+    """Return a run that is due at once."""
+    metadata = {"createdAt": isoformat(now), "seed": new_seed(random), **metadata}
+    snapshot = new_snapshot(workflow, now=now, metadata=metadata)
     queued: Snapshot = {**snapshot, "execution": {**snapshot["execution"], "state": "queued"}}
-    return NewRun(
-        run_id_at(spec.name, time),
-        spec.workflow,
-        codec.dumps(queued),
-        head_start=spec.head_start,
-        queue=spec.queue,
-        **header_of(queued),
-    )
+    return NewRun(run_id, workflow, codec.dumps(queued), **header_of(queued))
 
 
 class ScheduleDecision(msgspec.Struct, frozen=True):
@@ -146,25 +142,26 @@ async def decide_and_start(step: Step, data: Any) -> ScheduleDecision:
 
 async def _decide(run: Execution, given: ScheduleInput) -> Decision:
     """Decide, and put the new runs into the outbox: they are part of the write of the decision."""
-    call, host = POSITION.get(), run.host
-    assert isinstance(call, StepCall)
-    assert isinstance(host, RunHost)
     spec, now = given.spec, run.clock.now()
     try:
-        ended = await _runs_that_ended(host, call, given)
+        ended = await _runs_that_ended(run, given)
     except StoreError as error:
         # The schedule has not failed: another attempt follows.
         raise run.break_off(error) from error.__cause__
     floor = max(given.state.last, spec.since, _unpaused_at(run) or spec.since)
     state = replace(given.state, last=floor)
     decision = decide(spec.name, spec.timing, state, now, ended)
+    _start_and_cancel(run, spec, decision, now)
+    return decision
+
+
+def _start_and_cancel(run: Execution, spec: Spec, decision: Decision, now: datetime) -> None:
     reply_to = run.run_id if spec.timing.overlap in BUFFERS else None
     for time in decision.starts:
         new = new_run(spec, time, now, run.random, reply_to)
         run.history.put_item(f"start:{new.id}", {"start": encode_run(new)})
     cancelled = [run_id_at(spec.name, time) for time in decision.cancels]
     run.history.cancel_runs("overlap", cancelled, isoformat(now))
-    return decision
 
 
 def _unpaused_at(run: Execution) -> datetime | None:
@@ -173,23 +170,28 @@ def _unpaused_at(run: Execution) -> datetime | None:
     return parse_iso(unpaused_at) if isinstance(unpaused_at, str) else None
 
 
-async def _runs_that_ended(
-    host: RunHost, call: StepCall, given: ScheduleInput
-) -> dict[datetime, RunEnd]:
-    """Return which of the open runs are over. Their messages are consumed with the decision."""
-    if not given.state.open:
-        return {}
-    open_runs = {run_id_at(given.spec.name, time): time for time in given.state.open}
-    ended = await _ends(host.session.store, open_runs)
-    if given.spec.timing.overlap not in BUFFERS:
-        return {time: ended[id] for id, time in open_runs.items() if id in ended}
-    messages = [message for message in await host.read_inbox() if message.name == DONE]
-    call.consumes = tuple(message.id for message in messages)
-    for message in messages:
-        # It is sent before the status of the run is written.
-        report = codec.loads(message.payload)
-        ended.setdefault(report["run"], _end_in(codec.loads(report["outcome"])))
+async def _runs_that_ended(run: Execution, given: ScheduleInput) -> dict[datetime, RunEnd]:
+    """Return which of the open runs are over."""
+    host, name = run.host, given.spec.name
+    assert isinstance(host, RunHost), "a schedule is driven by a runtime"
+    open_runs = {run_id_at(name, time): time for time in given.state.open}
+    ended = await _ends(host.session.store, open_runs) if open_runs else {}
+    if given.spec.timing.overlap in BUFFERS:
+        ended = {**await _reported_ends(host), **ended}
     return {time: ended[id] for id, time in open_runs.items() if id in ended}
+
+
+async def _reported_ends(host: RunHost) -> dict[str, RunEnd]:
+    """Return the runs whose messages say that they are over, by id.
+
+    A run sends it before its new status is written. It is consumed by the write of the decision.
+    """
+    messages = [message for message in await host.read_inbox() if message.name == DONE]
+    call = POSITION.get()
+    assert isinstance(call, StepCall), "a step decides"
+    call.consumes = tuple(message.id for message in messages)
+    reports = [codec.loads(message.payload) for message in messages]
+    return {report["run"]: _end_in(codec.loads(report["outcome"])) for report in reports}
 
 
 async def _ends(store: Store, run_ids: Mapping[str, datetime]) -> dict[str, RunEnd]:

@@ -16,10 +16,11 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from perdure import codec
-from perdure.clock import as_utc, isoformat
+from perdure.clock import as_utc
+from perdure.durable.lifecycle import log_failure
 from perdure.durable.run import already_running
 from perdure.durable.session import Session, wake_workers
-from perdure.errors import InvalidArgument, ScheduleConflict, ScheduleNotFound
+from perdure.errors import InvalidArgument, PerdureError, ScheduleConflict, ScheduleNotFound
 from perdure.runtime.acts import copy_acts
 from perdure.runtime.definition import Definition
 from perdure.runtime.edits import RunEdit, leased_edit, settle
@@ -44,6 +45,7 @@ from perdure.runtime.schedule_workflow import (
     Spec,
     encode_input,
     new_run,
+    queued_run,
     read_input,
     schedule_id,
 )
@@ -61,11 +63,9 @@ from perdure.schedules import (
 from perdure.snapshot import (
     Snapshot,
     is_over,
-    new_seed,
-    new_snapshot,
     visible_tags,
 )
-from perdure.store import Grant, NewRun, Refusal, Rest, can_search, header_of, require_schedule
+from perdure.store import Grant, Refusal, Rest, can_search, require_schedule
 from perdure.validation import check_text, check_user_id
 
 logger = logging.getLogger(__name__)
@@ -135,20 +135,23 @@ class ScheduleClient(Starter):
 
     async def schedules(self) -> list[ScheduleInfo]:
         """Return all schedules, by name."""
-        names: list[str] = []
-        after: str | None = None
-        while True:
-            page = await self.store.list(prefix=schedule_id(""), limit=_PAGE, after=after)
-            names += (run.id.removeprefix(schedule_id("")) for run in page)
-            if len(page) < _PAGE:
-                break
-            after = page[-1].cursor
+        names = await self._schedule_names()
         found: list[ScheduleInfo] = []
         for first in range(0, len(names), _PAGE):
             several = names[first : first + _PAGE]
             infos = await asyncio.gather(*map(self._schedule_info, several))
             found += (info for info in infos if info is not None)
         return sorted(found, key=lambda info: info.name)
+
+    async def _schedule_names(self) -> list[str]:
+        prefix, after = schedule_id(""), None
+        names: list[str] = []
+        while True:
+            page = await self.store.list(prefix=prefix, limit=_PAGE, after=after)
+            names += (run.id.removeprefix(prefix) for run in page)
+            if len(page) < _PAGE:
+                return names
+            after = page[-1].cursor
 
     async def _declare_schedules(self) -> None:
         for name in self.registry.names:
@@ -166,18 +169,12 @@ class ScheduleClient(Starter):
         stored = (await self._load_schedule(name))[1].spec
         if not (differences := ", ".join(differences_of(spec, stored))):
             return
-        if 0 < stored.declared < definition.version:
+        if 0 < stored.declared < spec.declared:
             logger.info("schedule %r is updated: %s", name, differences)
             await self._change_schedule(name, lambda run: change_spec(run, spec))
-        elif stored.declared <= definition.version:
+        elif stored.declared <= spec.declared:
             # An older deployment beside a newer one leaves it alone, without a word.
-            logger.warning(
-                "schedule %r is stored with another %s than version %d of the workflow declares; "
-                "raise version= of the workflow, or delete the schedule",
-                name,
-                differences,
-                definition.version,
-            )
+            logger.warning(_NOT_UPDATED, name, differences, spec.declared)
 
     def _spec(
         self,
@@ -208,40 +205,24 @@ class ScheduleClient(Starter):
         stored = (await self._load_schedule(name))[1].spec
         asked: dict[str, Any] = {**options_of(schedule_of(stored)), **changes}
         payload = asked.pop("payload", None)
-        tags = asked.pop("tags", None)
-        if tags is None:
-            tags = visible_tags(stored.metadata.get("tags"))
-        schedule = new_schedule(asked)
+        tags = asked.pop("tags", visible_tags(stored.metadata.get("tags")))
+        schedule, now = new_schedule(asked), self.clock.now()
         if "payload" in changes:
             spec = self._spec(name, stored.workflow, payload, schedule, tags)
         else:
             kept = {key: value for key, value in stored.metadata.items() if key != "tags"}
-            metadata = {**kept, **check_options(self.clock.now(), tags=tags).metadata}
-            timing = timing_of(schedule, self.clock.now())
-            spec = replace(stored, timing=timing, metadata=metadata)
+            metadata = {**kept, **check_options(now, tags=tags).metadata}
+            spec = replace(stored, timing=timing_of(schedule, now), metadata=metadata)
         await self._change_schedule(name, lambda run: change_spec(run, spec))
 
     async def _create_schedule(self, spec: Spec) -> bool:
         """Create the run of a schedule; return whether it is new."""
-        now = self.clock.now()
         given = ScheduleInput(spec, ScheduleState(last=spec.since))
-        metadata: dict[str, Any] = {
-            "createdAt": isoformat(now),
-            "seed": new_seed(self.random),
-            "input": encode_input(given),
-            **SCHEDULE_WORKFLOW.identity,
-        }
-        snapshot = new_snapshot(SCHEDULE, now=now, metadata=metadata)
-        queued: Snapshot = {**snapshot, "execution": {**snapshot["execution"], "state": "queued"}}
+        metadata = {"input": encode_input(given), **SCHEDULE_WORKFLOW.identity}
+        new = queued_run(schedule_id(spec.name), SCHEDULE, metadata, self.clock.now(), self.random)
         time = next_time(spec.timing, spec.since)
         assert time is not None, "`timing_of` refuses a schedule without a next time"
-        new = NewRun(
-            schedule_id(spec.name),
-            SCHEDULE,
-            codec.dumps(queued),
-            wake_at=planned_start(spec.timing, spec.name, time),
-            **header_of(queued),
-        )
+        new = replace(new, wake_at=planned_start(spec.timing, spec.name, time))
         [is_new] = await require_schedule(self.store, "schedule").enqueue([new])
         return is_new
 
@@ -266,18 +247,20 @@ class ScheduleClient(Starter):
         self, name: str, edit: Callable[[RunEdit], None], *, delete: bool = False
     ) -> None:
         """Change the run of a schedule in one write, after which a worker looks at it."""
-        run_id = schedule_id(_check_name(name))
         async with self.session() as session:
             while True:
-                grant = await self._lease_schedule(session, name)
-                run, host = leased_edit(session, grant)
-                edit(run)
+                run, host = leased_edit(session, await self._lease_schedule(session, name))
+                try:
+                    edit(run)
+                except PerdureError:
+                    await log_failure(host.release())
+                    raise
                 block, rest = run.rest(host)
                 if delete:
                     rest = Rest(run.status, delete=True)
                 if await settle(host, block, rest) is not None:
                     break
-        await copy_acts(self.store, run_id, run.acts)
+        await copy_acts(self.store, run.run_id, run.acts)
         wake_workers(self.store)
 
     async def _lease_schedule(self, session: Session, name: str) -> Grant:
@@ -310,6 +293,10 @@ class ScheduleClient(Starter):
         return runs
 
 
+_NOT_UPDATED = (
+    "schedule %r is stored with another %s than version %d of the workflow declares; raise the "
+    "workflow's version=, or delete the schedule"
+)
 _OF_ONE_RUN = {"createdAt", "seed", "version", "definitionHash"}
 
 
@@ -346,16 +333,10 @@ class ScheduleHandle:
         The times may lie before the schedule was created. Overlap policy and jitter do not apply.
         """
         start, end = as_utc(start, "start"), as_utc(end, "end")
-        if end < start:
-            raise InvalidArgument("end", end, f"a datetime after start, {start}")
         if end > self.client.clock.now():
             raise InvalidArgument("end", end, "a datetime in the past")
-        _, given = await self.client._load_schedule(self.name)
-        times = list(islice(times_between(given.spec.timing, start, end), MAX_BACKFILL + 1))
-        if len(times) > MAX_BACKFILL:
-            expected = f"a period with at most {MAX_BACKFILL:,} times"
-            raise InvalidArgument("end", end, expected, "Backfill one part after the other")
-        return await self.client._start_now(given.spec, times)
+        spec = (await self.client._load_schedule(self.name))[1].spec
+        return await self.client._start_now(spec, _times_to_backfill(spec, start, end))
 
     async def update(self, **changes: Unpack[ScheduleChanges]) -> None:
         """Change the schedule from now on; what is not passed stays as it is.
@@ -379,6 +360,16 @@ class ScheduleHandle:
             why=why,
         )
         await self.client._change_schedule(self.name, lambda run: apply(run, request))
+
+
+def _times_to_backfill(spec: Spec, start: datetime, end: datetime) -> list[datetime]:
+    if end < start:
+        raise InvalidArgument("end", end, f"a datetime after start, {start}")
+    times = list(islice(times_between(spec.timing, start, end), MAX_BACKFILL + 1))
+    if len(times) > MAX_BACKFILL:
+        expected = f"a period with at most {MAX_BACKFILL:,} times"
+        raise InvalidArgument("end", end, expected, "Backfill one part after the other")
+    return times
 
 
 def _check_name(name: object) -> str:

@@ -175,7 +175,9 @@ async def _runs_that_ended(run: Execution, given: ScheduleInput) -> dict[datetim
     host, name = run.host, given.spec.name
     assert isinstance(host, RunHost), "a schedule is driven by a runtime"
     open_runs = {run_id_at(name, time): time for time in given.state.open}
-    ended = await _ends(host.session.store, open_runs) if open_runs else {}
+    ended: dict[str, RunEnd] = {}
+    if open_runs:
+        ended = await _ends(host.session.store, open_runs)
     if given.spec.timing.overlap in BUFFERS:
         ended = {**await _reported_ends(host), **ended}
     return {time: ended[id] for id, time in open_runs.items() if id in ended}

@@ -42,7 +42,7 @@ async def tick(step: Step[Effects]) -> str:
 @workflow("long")
 async def long(step: Step[Effects]) -> str:
     """Takes longer than an hour, so that runs overlap."""
-    await step.sleep("nap", "80m")
+    await step.sleep("nap", "65m")
     return str(step.scheduled_for)
 
 

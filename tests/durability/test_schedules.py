@@ -4,10 +4,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from perdure import Cron, Runtime, Step, workflow
+from perdure.insights import Insights
+from perdure.operations import Operations
 from perdure.stores.memory import MemoryStore
-from perdure.testing import TestClock
+from perdure.testing import FaultyStore, TestClock
 from tests.durability.conftest import MakeRuntime
 
 BEGIN = datetime(2030, 1, 1, tzinfo=UTC)
@@ -294,3 +297,40 @@ async def test_listeners_and_lists_do_not_see_the_run_of_a_schedule(
     assert {event.workflow for event in events} == {"report"}
     assert {run.workflow for run in await runtime.list_runs()} == {"report"}
     assert runtime.registry.names == ["report"]
+
+
+async def test_operators_pause_the_run_of_a_schedule(
+    make_runtime: MakeRuntime, clock: TestClock, store: MemoryStore
+) -> None:
+    """It is a run like any other, so the acts are recorded with it."""
+    runtime = make_runtime(report)
+    await runtime.schedule("h", report, every="1h", catch_up="1d")
+    operations = Operations(store, clock=clock)
+    await operations.pause("~schedule:h", by="ana", why="holidays")
+    await clock.advance("3h30m")
+    await sweep(runtime)
+    await operations.unpause("~schedule:h", by="bo")
+    await clock.advance("30m")
+    await sweep(runtime)
+    assert await runs_of(runtime, "h") == ["h@2030-01-01T04:00:00Z"]
+    acts = (await Insights(store, clock=clock).acts('"~schedule:h"')).acts
+    assert [(act.by, act.verb) for act in acts] == [("bo", "unpause"), ("ana", "pause")]
+
+
+async def test_a_store_that_cannot_be_searched_has_schedules_too(
+    make_runtime: MakeRuntime, clock: TestClock, store: MemoryStore
+) -> None:
+    plain = FaultyStore(store)
+    plain.capabilities = replace(plain.capabilities, search=False)
+    runtime = make_runtime(slow, on=plain)
+    schedule = await runtime.schedule("slow", slow, every="1h")
+    for _ in range(3):
+        await clock.advance("1h")
+        await sweep(runtime)
+    await runtime.signal("slow@2030-01-01T01:00:00Z", "end")
+    await clock.advance("1h")
+    await sweep(runtime)
+    info = await schedule.get()
+    assert info is not None
+    assert (info.started, info.skipped) == (2, 2)
+    assert info.open == ("slow@2030-01-01T04:00:00Z",)

@@ -87,12 +87,13 @@ def schedule_id(name: str) -> str:
 
 def read_input(data: object) -> ScheduleInput:
     """Return the input of a schedule's run from the JSON in its metadata."""
-    return msgspec.convert(codec.decode(data), ScheduleInput)
+    return msgspec.convert(data, ScheduleInput)
 
 
 def encode_input(given: ScheduleInput) -> Any:
     """Return the input of a schedule's run as JSON."""
-    return codec.encode(msgspec.to_builtins(given))
+    # Not by way of the codec: the payload in it is encoded already.
+    return msgspec.to_builtins(given)
 
 
 def new_run(
@@ -127,16 +128,16 @@ class ScheduleDecision(msgspec.Struct, frozen=True):
     decision: Decision
 
 
-async def decide_and_start(step: Step, data: Any) -> ScheduleDecision:
+async def decide_and_start(step: Step, given: ScheduleInput) -> ScheduleDecision:
     """Decide what is to be done now, once, and begin to do it."""
     run = current_execution()
     assert run is not None, "a workflow function is called in a run"
-    given = msgspec.convert(data, ScheduleInput)
 
-    async def decide_once() -> Any:
-        return msgspec.to_builtins(await _decide(run, given))
+    async def decide_once() -> str:
+        # As a string, which the codec need not examine: this is most of what a schedule computes.
+        return msgspec.json.encode(await _decide(run, given)).decode()
 
-    decision = msgspec.convert(await step("decide", decide_once), Decision)
+    decision = msgspec.json.decode(await step("decide", decide_once), type=Decision)
     return ScheduleDecision(replace(given, state=decision.state), decision)
 
 
@@ -228,6 +229,10 @@ class ScheduleWorkflow(Definition[Any, Any]):
     def identity(self) -> dict[str, Any]:
         """The metadata of a run: without a checksum, since only a version changes its meaning."""
         return {"version": self.version}
+
+    def decode_payload(self, data: Any) -> ScheduleInput:
+        """Return the input as the function receives it."""
+        return read_input(data)
 
     def rest(self, host: RunHost, outcome: ScheduleDecision) -> tuple[ExecutionBlock, Rest]:
         """Return how the next generation of a schedule is stored, until its next time."""

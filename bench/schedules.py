@@ -1,5 +1,5 @@
 """Many schedules: how late their runs start, whether times are missed or doubled, and what a worker
-costs. Workers can be killed meanwhile.
+costs, while workers are killed or not.
 
     python -m bench.schedules sqlite:////tmp/schedules.db --schedules 1000 --kill-every 5
     python -m bench.schedules sqlite:////tmp/schedules.db --schedules 10000 --workers 1
@@ -124,7 +124,7 @@ async def measure(arguments: argparse.Namespace, log: str) -> dict[str, float]:
     lines = [line.split() for path in Path(log).iterdir() for line in path.read_text().splitlines()]
     late = [float(line[1]) for line in lines]
     counts = Counter(line[0] for line in lines)
-    # A run whose last time was just now may not have logged it yet.
+    # A schedule that was due when the workers were stopped is not overdue.
     now = datetime.now(UTC)
     overdue = sum(
         info.next_at is not None and now - info.next_at > timedelta(seconds=5) for info in infos

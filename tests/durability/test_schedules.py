@@ -334,3 +334,14 @@ async def test_a_store_that_cannot_be_searched_has_schedules_too(
     assert info is not None
     assert (info.started, info.skipped) == (2, 2)
     assert info.open == ("slow@2030-01-01T04:00:00Z",)
+
+
+async def test_runs_with_large_payloads_start_in_several_writes(
+    make_runtime: MakeRuntime, clock: TestClock
+) -> None:
+    runtime = make_runtime(greet)
+    name = "x" * 300_000
+    await runtime.schedule("greet", greet, name, every="1h", catch_up="1d", overlap="allow")
+    await clock.advance("10h")
+    await sweep(runtime)
+    assert len(await runs_of(runtime, "greet")) == 10

@@ -170,7 +170,7 @@ async def test_a_change_without_a_higher_version_is_logged(
     assert info.schedule.every == timedelta(hours=1)
 
 
-async def test_what_is_wrong_with_a_schedule_is_said_at_once(runtime: Runtime) -> None:
+async def test_a_schedule_that_cannot_be_is_refused_at_once(runtime: Runtime) -> None:
     """Nothing is written."""
     with pytest.raises(InvalidDuration, match="every"):
         await runtime.schedule("daily", report, "ana", every=0)
@@ -202,3 +202,29 @@ async def test_what_a_backfill_refuses(runtime: Runtime) -> None:
         await schedule.backfill(MIDNIGHT, MIDNIGHT - timedelta(days=1))
     with pytest.raises(InvalidArgument, match="at most 10,000 times"):
         await schedule.backfill(MIDNIGHT - timedelta(days=1), MIDNIGHT)
+
+
+async def test_a_program_may_create_a_schedule_again_after_its_end(
+    runtime: Runtime, clock: TestClock
+) -> None:
+    tomorrow = MIDNIGHT + timedelta(days=1)
+    await runtime.schedule("once", report, "ana", every="1d", end_at=tomorrow)
+    await clock.advance("1d")
+    await sweep(runtime)
+    schedule = await runtime.schedule("once", report, "ana", every="1d", end_at=tomorrow)
+    info = await schedule.get()
+    assert info is not None
+    assert (info.started, info.next_at) == (1, None)
+    with pytest.raises(InvalidArgument, match="No run would ever start"):
+        await schedule.update(every="2d")
+
+
+async def test_a_worker_starts_although_a_declared_schedule_has_ended(
+    clock: TestClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    @workflow("sale", schedule=Schedule(every="1h", end_at=MIDNIGHT))
+    async def sale(step: Step) -> None: ...
+
+    runtime = Runtime(MemoryStore(clock=clock), workflows=[sale], clock=clock)
+    await runtime.declare_schedules()
+    assert "schedule 'sale' is not created" in caplog.text

@@ -68,7 +68,9 @@ class Definition(Target[P, T]):
         self.takes_payload = parameter is not None
         self.payload_type = None if parameter is None else _payload_type(fn, parameter.name)
         self._default = None if parameter is None else parameter.default
-        self.schedule = None if schedule is None else self._check_schedule(schedule)
+        self.schedule = _check_schedule(schedule)
+        if schedule is not None:
+            self._check_default(schedule)
         self.__name__ = fn.__name__
         self.__doc__ = fn.__doc__
 
@@ -76,16 +78,13 @@ class Definition(Target[P, T]):
         """Call the function."""
         return self.fn(step, payload) if self.takes_payload else self.fn(step)
 
-    def _check_schedule(self, schedule: Schedule) -> Schedule:
-        if not isinstance(schedule, Schedule):
-            raise InvalidArgument("schedule", schedule, 'a Schedule, such as Schedule(every="1h")')
+    def _check_default(self, schedule: Schedule) -> None:
         try:
             self.encode_payload(None)
         except InvalidPayload as error:
             expected = "no schedule, since its runs start without a payload"
             hint = f"Give the payload a default, or call runtime.schedule with one ({error})"
             raise InvalidArgument("schedule", schedule, expected, hint) from None
-        return schedule
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -212,8 +211,14 @@ def workflow(
         codec.check_types(types),
         _check_migrate(migrate),
         None if deadline is None else check_deadline(deadline),
-        schedule,
+        _check_schedule(schedule),
     )
+
+
+def _check_schedule(schedule: Schedule | None) -> Schedule | None:
+    if schedule is not None and not isinstance(schedule, Schedule):
+        raise InvalidArgument("schedule", schedule, 'a Schedule, such as Schedule(every="1h")')
+    return schedule
 
 
 def _check_migrate(migrate: Migrate | None) -> Migrate | None:

@@ -126,7 +126,7 @@ def change_spec(run: RunEdit, spec: Spec) -> None:
     given = read_input(run.history.metadata["input"])
     stored, old, new = given.spec, given.spec.timing, spec.timing
     if new.start_at is None and old.start_at is None:
-        # An interval that is changed to itself must not begin anew.
+        # An interval that is changed to itself must not begin again.
         new = replace(new, origin=old.origin)
     has_ended = next_time(old, max(stored.since, given.state.last)) is None
     is_changed = _times_of(new) != _times_of(old) or has_ended

@@ -27,6 +27,7 @@ from perdure.runtime.definition import Definition
 from perdure.runtime.edits import UNPAUSED, RunEdit
 from perdure.runtime.requests import OPERATOR
 from perdure.schedules import (
+    MAX_STARTS,
     Decision,
     RunEnd,
     ScheduleState,
@@ -51,6 +52,9 @@ SCHEDULE = "~schedule"
 
 DONE = "~done"
 """The event by which a run tells the schedule that it is over, if another one waits for that."""
+
+MAX_BYTES = 1_000_000
+"""How large the new runs of one write may be together."""
 
 BUFFERS = ("buffer_one", "buffer_all")
 SCHEDULED_FOR = "scheduledFor"
@@ -151,7 +155,11 @@ async def _decide(run: Execution, given: ScheduleInput) -> Decision:
         raise run.break_off(error) from error.__cause__
     floor = max(given.state.last, spec.since, _unpaused_at(run) or spec.since)
     state = replace(given.state, last=floor)
-    decision = decide(spec.name, spec.timing, state, now, ended)
+    # Large payloads: the write of a decision contains each of its runs.
+    max_starts = max(MAX_BYTES // len(codec.dumps(spec.metadata)), 1)
+    decision = decide(
+        spec.name, spec.timing, state, now, ended, max_starts=min(max_starts, MAX_STARTS)
+    )
     _start_and_cancel(run, spec, decision, now)
     return decision
 

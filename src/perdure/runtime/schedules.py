@@ -54,6 +54,7 @@ from perdure.runtime.verbs import apply
 from perdure.schedules import (
     Schedule,
     ScheduleState,
+    first_time,
     next_time,
     planned_start,
     run_id_at,
@@ -163,7 +164,13 @@ class ScheduleClient(Starter):
         name = definition.name
         spec = self._spec(name, definition, None, schedule)
         spec = replace(spec, declared=definition.version)
-        if await self._create_schedule(spec):
+        try:
+            is_new = await self._create_schedule(spec)
+        except InvalidArgument as error:
+            # Its last time is past: that is no reason for a worker not to start.
+            logger.warning("schedule %r is not created: %s", name, error)
+            return
+        if is_new:
             logger.info("schedule %r was created", name)
             return
         stored = (await self._load_schedule(name))[1].spec
@@ -207,6 +214,7 @@ class ScheduleClient(Starter):
         payload = asked.pop("payload", None)
         tags = asked.pop("tags", visible_tags(stored.metadata.get("tags")))
         schedule, now = new_schedule(asked), self.clock.now()
+        first_time(timing_of(schedule, now), now)
         if "payload" in changes:
             spec = self._spec(name, stored.workflow, payload, schedule, tags)
         else:
@@ -220,8 +228,10 @@ class ScheduleClient(Starter):
         given = ScheduleInput(spec, ScheduleState(last=spec.since))
         metadata = {"input": encode_input(given), **SCHEDULE_WORKFLOW.identity}
         new = queued_run(schedule_id(spec.name), SCHEDULE, metadata, self.clock.now(), self.random)
-        time = next_time(spec.timing, spec.since)
-        assert time is not None, "`timing_of` refuses a schedule without a next time"
+        if next_time(spec.timing, spec.since) is None and await self.store.load(new.id):
+            # A program that creates it whenever it starts does so after its end, too.
+            return False
+        time = first_time(spec.timing, spec.since)
         new = replace(new, wake_at=planned_start(spec.timing, spec.name, time))
         [is_new] = await require_schedule(self.store, "schedule").enqueue([new])
         return is_new

@@ -3,10 +3,11 @@
 Everything here is pure: it reads no clock and no store.
 """
 
-from perdure.schedules.decisions import Decision, RunEnd, ScheduleState, decide
+from perdure.schedules.decisions import MAX_STARTS, Decision, RunEnd, ScheduleState, decide
 from perdure.schedules.schedule import OnFailure, Overlap, Schedule
 from perdure.schedules.timing import (
     Timing,
+    first_time,
     next_time,
     planned_start,
     run_id_at,
@@ -15,6 +16,7 @@ from perdure.schedules.timing import (
 )
 
 __all__ = [
+    "MAX_STARTS",
     "Decision",
     "OnFailure",
     "Overlap",
@@ -23,6 +25,7 @@ __all__ = [
     "ScheduleState",
     "Timing",
     "decide",
+    "first_time",
     "next_time",
     "planned_start",
     "run_id_at",

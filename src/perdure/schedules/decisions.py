@@ -66,6 +66,7 @@ def decide(
     state: ScheduleState,
     now: datetime,
     ended: Mapping[datetime, RunEnd],
+    max_starts: int = MAX_STARTS,
 ) -> Decision:
     """Return what to do now. `ended` are those of the open runs that are over."""
     state = replace(state, open=tuple(time for time in state.open if time not in ended))
@@ -73,7 +74,7 @@ def decide(
     if failed and timing.on_failure == "pause":
         return Decision(state, now, pause=f"the run of {max(failed)} failed")
     starting = _Starting(timing.overlap, state)
-    more = starting.decide_due(name, timing, now)
+    more = starting.decide_due(name, timing, now, max_starts)
     state = starting.state()
     wake_at = now if more else _next_wake(name, timing, state)
     return Decision(state, wake_at, tuple(starting.starts), tuple(starting.cancels))
@@ -103,7 +104,7 @@ class _Starting:
         self.starts: list[datetime] = []
         self.cancels: list[datetime] = []
 
-    def decide_due(self, name: str, timing: Timing, now: datetime) -> bool:
+    def decide_due(self, name: str, timing: Timing, now: datetime, max_starts: int) -> bool:
         """Decide on the times that are due; return whether there are more."""
         if self._buffer and not self._open:
             self._start(self._buffer.pop(0))
@@ -114,7 +115,7 @@ class _Starting:
             time = next_time(timing, self._last)
             if time is None or planned_start(timing, name, time) > now:
                 return False
-            if len(self.starts) == MAX_STARTS:
+            if len(self.starts) >= max_starts:
                 return True
             self._last = time
             if is_missed(name, timing, time, now):

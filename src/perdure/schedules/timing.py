@@ -34,10 +34,10 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def timing_of(schedule: Schedule, now: datetime) -> Timing:
-    """Return how a schedule that is created now is stored; raise if it would never start a run."""
+    """Return how a schedule that is created now is stored."""
     every = check_every(schedule.every)
     start_at = None if schedule.start_at is None else _milliseconds(schedule.start_at)
-    timing = Timing(
+    return Timing(
         origin=_milliseconds(now) if start_at is None else start_at,
         cron=every.expr if isinstance(every, Cron) else "",
         tz=every.tz if isinstance(every, Cron) else "",
@@ -49,10 +49,15 @@ def timing_of(schedule: Schedule, now: datetime) -> Timing:
         end_at=None if schedule.end_at is None else as_utc(schedule.end_at, "end_at"),
         on_failure=schedule.on_failure,
     )
-    if next_time(timing, now) is None:
+
+
+def first_time(timing: Timing, after: datetime) -> datetime:
+    """Return the first nominal time after `after`; raise `InvalidArgument` if there is none."""
+    time = next_time(timing, after)
+    if time is None:
         expected = "a datetime after the schedule's next time"
-        raise InvalidArgument("end_at", schedule.end_at, expected, "No run would ever start")
-    return timing
+        raise InvalidArgument("end_at", timing.end_at, expected, "No run would ever start")
+    return time
 
 
 def next_time(timing: Timing, after: datetime) -> datetime | None:

@@ -12,6 +12,7 @@ from perdure.errors import InvalidArgument, InvalidDuration
 from perdure.schedules import (
     Schedule,
     Timing,
+    first_time,
     next_time,
     planned_start,
     run_id_at,
@@ -141,4 +142,4 @@ def test_options_that_are_refused(options: Any, message: str) -> None:
 
 def test_a_schedule_that_never_starts_a_run_is_refused() -> None:
     with pytest.raises(InvalidArgument, match=r"^end_at: .*No run would ever start"):
-        timing("1h", end_at=NOW + timedelta(minutes=59))
+        first_time(timing("1h", end_at=NOW + timedelta(minutes=59)), NOW)

@@ -109,6 +109,10 @@ def _wait(output: Output, wait: WaitFacts) -> str:
             return printable(f'waits for event "{wait.event}"{until}')
         case "sleep":
             return printable(f'sleeps in "{wait.id}"{until}')
+        case "run":
+            return printable(f'waits for run "{wait.run_id}"{until}')
+        case "runs":
+            return printable(f'waits for the runs "{wait.run_id}/…"{until}')
         case "retry":
             return printable(f'attempt {wait.attempt} of "{wait.id}"{until.replace("until", "at")}')
 

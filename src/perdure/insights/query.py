@@ -11,7 +11,9 @@ from typing import get_args
 import msgspec
 
 from perdure.insights.terms import Field, Term, closest, parse_terms, parse_time
-from perdure.snapshot import RunStatus
+from perdure.runtime.children import PARENT
+from perdure.runtime.schedule_workflow import SCHEDULE
+from perdure.snapshot import RunStatus, system_tag
 from perdure.snapshot.tags import is_tag
 from perdure.store import Query
 from perdure.validation import check_id, check_prefix
@@ -55,11 +57,18 @@ def _index(terms: Sequence[Term], now: datetime) -> Query:
         statuses=tuple(status for status in STATUSES if status in members.get("status", ())),
         workflows=members.get("workflow", ()),
         queue=first.get("queue"),
-        tags=tuple(term.values[0] for term in terms if term.field == "tag"),
+        tags=tuple(tag for term in terms for tag in _tags(term)),
         since=parse_time(first["since"], now) if "since" in first else None,
         until=parse_time(first["older"], now) if "older" in first else None,
         oldest_first=first.get("sort") == "oldest",
     )
+
+
+def _tags(term: Term) -> Sequence[str]:
+    name = _SYSTEM_TAGS.get(term.field)
+    if name is not None:
+        return [f"{name}={system_tag(name, term.values[0])}"]
+    return term.values if term.field == "tag" else ()
 
 
 def _check_status(value: str) -> None:
@@ -108,6 +117,8 @@ FIELDS: dict[str, Field] = {
     "workflow": Field("workflow:order", _check_name, is_list=True),
     "queue": Field('queue:emails, or queue:"" for none', _check_queue),
     "tag": Field("tag:customer=acme", _check_tag, repeats=True),
+    "parent": Field("parent:order-1, the runs that it started", _check_name),
+    "schedule": Field("schedule:daily, the runs that it started", _check_name),
     "since": Field("updated since:24h", _check_time),
     "older": Field("not updated for older:1d", _check_time),
     "sort": Field("sort:oldest", _check_order),
@@ -119,4 +130,7 @@ FIELDS: dict[str, Field] = {
     "payload": Field("payload.total:>100", _check_any, repeats=True, has_path=True),
 }
 
-INDEXED = frozenset({"", "status", "workflow", "queue", "tag", "since", "older", "sort"})
+_SYSTEM_TAGS = {"parent": PARENT, "schedule": SCHEDULE}
+INDEXED = frozenset(
+    {"", "status", "workflow", "queue", "tag", "since", "older", "sort", *_SYSTEM_TAGS}
+)

@@ -66,6 +66,7 @@ def step_row(key: str, record: Mapping[str, Any], redact: Redact) -> StepRow:
         error="" if is_ok else first_line(error_of(record, redact, path)),
         by=str(record.get("by") or ""),
         size=len(codec.dumps(record.get("value"))) if is_ok else 0,
+        run_id=record.get("run", ""),
     )
 
 

@@ -1,4 +1,4 @@
-"""The operator's verbs for many runs, for workflows and for workers."""
+"""The operator's verbs for many runs, for workflows, queues and workers."""
 
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any
@@ -24,7 +24,8 @@ from perdure.operations.bulk import (
     stop,
 )
 from perdure.operations.outcome import Outcome
-from perdure.operations.runs import RunOperations, check_by, check_json, check_why
+from perdure.operations.runs import check_by, check_json, check_why
+from perdure.operations.schedules import ScheduleOperations
 from perdure.presence import (
     LimitSwitch,
     QueueSwitch,
@@ -46,8 +47,8 @@ _PRUNE_BATCH = 1000
 _MAX_NAME = 200
 
 
-class Operations(RunOperations):
-    """Changes runs, workflows and workers of a store on behalf of operators.
+class Operations(ScheduleOperations):
+    """Changes runs, schedules, workflows, queues and workers of a store on behalf of operators.
 
     `via` says where the operator works: "cli", "dashboard", "python". `workflows` are definitions
     whose payloads are checked before anything is written; without them, the first worker checks. A

@@ -31,7 +31,7 @@ async def enqueue(store: MemoryStore, clock: TestClock, *ids: str, **worker: Any
         await store.enqueue([NewRun(run_id, "order", snapshot, queue="emails/acme", version=1)])
         await clock.advance(1)
     limits = tuple(
-        DeclaredLimit(each.name, each.n, each.per and each.per.total_seconds())
+        DeclaredLimit(each.name, each.n, None if each.per is None else 60.0)
         for each in declared_limits(EMAILS)
     )
     await live_worker(store, clock.now(), queues=("", "emails"), limits=limits, **worker)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from perdure.clock import parse_iso
 from perdure.dashboard.access import Right
 from perdure.dashboard.ids import decode_id
 from perdure.errors import InvalidArgument
@@ -17,17 +18,22 @@ from perdure.snapshot import RunStatus
 
 
 class Field(msgspec.Struct, frozen=True):
-    """One argument of a verb, named as the parameter it is passed to."""
+    """One argument of a verb, named as the parameter it is passed to; perhaps one of `choices`."""
 
     name: str
     label: str
-    kind: Literal["text", "json", "key", "number"] = "text"
+    kind: Literal["text", "json", "key", "number", "time"] = "text"
     required: bool = False
     hint: str = ""
+    choices: tuple[str, ...] = ()
 
 
 class Verb(msgspec.Struct, frozen=True):
-    """Something an operator can do to what is at `place`: a run, a workflow or a worker."""
+    """Something an operator can do to what is at `place`: a run, a workflow, a queue and so on.
+
+    With `to_list`, the page that lists what is there follows it. `command` does the same; without
+    it, that is the verb's own name.
+    """
 
     name: str
     title: str
@@ -37,7 +43,9 @@ class Verb(msgspec.Struct, frozen=True):
     statuses: tuple[RunStatus, ...] = ()
     danger: bool = False
     bulk: bool = False
-    place: Literal["runs", "workflows", "workers"] = "runs"
+    to_list: bool = False
+    command: str = ""
+    place: Literal["runs", "workflows", "queues", "schedules", "workers"] = "runs"
 
     @property
     def needs_why(self) -> bool:
@@ -45,9 +53,9 @@ class Verb(msgspec.Struct, frozen=True):
         return self.right in ("override", "delete")
 
     @property
-    def command(self) -> str:
-        """The name of the command that does the same."""
-        return "resume" if self.name == "unpause" else self.name.replace("_", "-")
+    def words(self) -> list[str]:
+        """The words of the command that does the same."""
+        return (self.command or self.name.replace("_", "-")).split()
 
 
 def _read_verbs() -> Mapping[str, Verb]:
@@ -94,12 +102,14 @@ _READERS: Mapping[str, Callable[[str, str], Any]] = {
     "number": parse_number,
     "key": lambda text, _: decode_id(text) or text,
     "text": lambda text, _: text,
+    # A browser sends the time without a zone, in which the page says that it is entered.
+    "time": lambda text, name: parse_iso(f"{text.strip().removesuffix('Z')}Z", name),
 }
 
 
-def shell_command(command: str, *arguments: str, where: str = "") -> str:
+def shell_command(*words: str, where: str = "") -> str:
     """Return the command line that does the same as a page."""
-    return shlex.join(["perdure", command, *arguments, *(["--where", where] if where else ())])
+    return shlex.join(["perdure", *words, *(["--where", where] if where else ())])
 
 
 def quote_term(field: str, value: str) -> str:

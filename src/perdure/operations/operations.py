@@ -211,7 +211,13 @@ class Operations(ScheduleOperations):
         return await self._switch(switch, {**act, "step": name}, f"Queue {name} {done}")
 
     async def set_limit(
-        self, name: str, n: int | None, *, of: LimitOf = "concurrency", by: str, why: str = ""
+        self,
+        name: str,
+        n: int | None = None,
+        *,
+        of: LimitOf = "concurrency",
+        by: str,
+        why: str = "",
     ) -> Outcome:
         """Let workers use another number for a limit than the declared one; `None` restores that.
 

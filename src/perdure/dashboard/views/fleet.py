@@ -1,26 +1,34 @@
-"""What executes runs: workflows, queues and workers; and what they do next."""
+"""What executes runs: workflows, queues, schedules and workers; and what they do next."""
 
 from starlette.responses import Response
 
 from perdure.dashboard.board import Board
-from perdure.dashboard.rendering import Content, missing, page
+from perdure.dashboard.rendering import Content, View, missing, page
 from perdure.dashboard.verbs import parse_json, quote_term, shell_command
 from perdure.dashboard.visit import Visit
 from perdure.errors import InvalidArgument
 
 
-async def list_workflows(board: Board, visit: Visit) -> Content:
-    """Show all workflows that have runs, or that a worker knows."""
-    workflows = await board.insights.workflows()
-    return page("workflows.html", workflows, topics=("counts",), workflows=workflows)
+def listing(place: str, topic: str) -> View:
+    """Return the view that shows all that `Insights` knows of one kind."""
+
+    async def show_list(board: Board, visit: Visit) -> Content:
+        answer = await getattr(board.insights, place)()
+        return page(f"{place}.html", answer, topics=(topic,), **{place: answer})
+
+    return show_list
 
 
-async def show_workflow(board: Board, visit: Visit) -> Content:
-    """Show one workflow: its versions, durations and definition."""
-    workflow = await board.insights.workflow(visit.params["workflow"])
-    if workflow is None:
-        return missing(f"There is no workflow {visit.params['workflow']!r}.")
-    return page("workflow.html", workflow, topics=("counts",), workflow=workflow)
+def showing(what: str) -> View:
+    """Return the view that shows one workflow, queue or schedule."""
+
+    async def show_one(board: Board, visit: Visit) -> Content:
+        answer = await getattr(board.insights, what)(visit.params[what])
+        if answer is None:
+            return missing(f"There is no {what} {visit.params[what]!r}.")
+        return page(f"{what}.html", answer, topics=("counts",), **{what: answer})
+
+    return show_one
 
 
 async def start_form(board: Board, visit: Visit) -> Content:
@@ -54,15 +62,9 @@ def _tags(text: str) -> dict[str, str] | None:
 
 
 async def list_queues(board: Board, visit: Visit) -> Content:
-    """Show the queues that have due or owned runs."""
-    queues = await board.insights.queues()
-    return page("queues.html", queues, topics=("counts",), queues=queues)
-
-
-async def list_workers(board: Board, visit: Visit) -> Content:
-    """Show the workers that are live, and those that disappeared within a day."""
-    workers = await board.insights.workers()
-    return page("workers.html", workers, topics=("fleet",), workers=workers)
+    """Show the queues, and the limits of steps."""
+    queues, limits = await board.insights.queues(), await board.insights.limits()
+    return page("queues.html", (queues, limits), topics=("counts",), queues=queues, limits=limits)
 
 
 async def show_worker(board: Board, visit: Visit) -> Content:
@@ -74,9 +76,3 @@ async def show_worker(board: Board, visit: Visit) -> Content:
     runs = await board.insights.runs(owned) if worker.state == "lost" else None
     data = {"worker": worker, "owned": runs}
     return page("worker.html", data, topics=("fleet",), worker=worker, runs=runs)
-
-
-async def show_agenda(board: Board, visit: Visit) -> Content:
-    """Show what wakes next, and which events runs wait for."""
-    agenda = await board.insights.agenda(hours=24)
-    return page("agenda.html", agenda, topics=("counts",), agenda=agenda)

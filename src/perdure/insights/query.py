@@ -34,7 +34,7 @@ class ParsedQuery(msgspec.Struct, frozen=True):
     @property
     def filters(self) -> tuple[Term, ...]:
         """The terms that no index answers."""
-        return tuple(term for term in self.terms if term.field not in INDEXED)
+        return tuple(term for term in self.terms if not _is_indexed(term))
 
     def __str__(self) -> str:
         return " ".join(map(str, self.terms))
@@ -56,12 +56,24 @@ def _index(terms: Sequence[Term], now: datetime) -> Query:
         prefix=first.get("", ""),
         statuses=tuple(status for status in STATUSES if status in members.get("status", ())),
         workflows=members.get("workflow", ()),
-        queue=first.get("queue"),
+        queue=next((term.values[0] for term in terms if _is_exact_queue(term)), None),
         tags=tuple(tag for term in terms for tag in _tags(term)),
         since=parse_time(first["since"], now) if "since" in first else None,
         until=parse_time(first["older"], now) if "older" in first else None,
         oldest_first=first.get("sort") == "oldest",
     )
+
+
+def _is_indexed(term: Term) -> bool:
+    return term.field in INDEXED or _is_exact_queue(term)
+
+
+def _is_exact_queue(term: Term) -> bool:
+    """Return whether a term is about one key of a queue, or the runs in no queue.
+
+    The runs of a queue with keys are spread over as many queues, which no index has together.
+    """
+    return term.field == "queue" and ("/" in term.values[0] or not term.values[0])
 
 
 def _tags(term: Term) -> Sequence[str]:
@@ -131,6 +143,4 @@ FIELDS: dict[str, Field] = {
 }
 
 _SYSTEM_TAGS = {"parent": PARENT, "schedule": SCHEDULE}
-INDEXED = frozenset(
-    {"", "status", "workflow", "queue", "tag", "since", "older", "sort", *_SYSTEM_TAGS}
-)
+INDEXED = frozenset({"", "status", "workflow", "tag", "since", "older", "sort", *_SYSTEM_TAGS})

@@ -104,3 +104,19 @@ async def test_one_queue_by_name(store: MemoryStore, clock: TestClock) -> None:
     assert row is not None
     assert (row.due, [key.key for key in row.keys]) == (2, ["acme"])
     assert await Insights(store, clock=clock).queue("nope") is None
+
+
+async def test_the_runs_of_a_queue_are_found_with_any_key(
+    store: MemoryStore, clock: TestClock
+) -> None:
+    snapshot = new_snapshot_json("order")
+    names = {"a": "emails", "b": "emails/acme", "c": "emails2", "d": ""}
+    await store.enqueue([NewRun(id, "order", snapshot, queue=names[id]) for id in names])
+
+    async def found(query: str) -> list[str]:
+        page = await Insights(store, clock=clock).runs(query)
+        return sorted(row.id for row in page.runs)
+
+    assert await found("queue:emails") == ["a", "b"]
+    assert await found("queue:emails/acme") == ["b"]
+    assert await found('queue:""') == ["d"]

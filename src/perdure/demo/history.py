@@ -146,8 +146,8 @@ class _History:
 
     async def _queue_emails(self) -> None:
         """Begin a newsletter: its emails wait in their queue until a worker comes."""
-        letter = Newsletter("summer sale", [*CUSTOMERS, *CUSTOMERS[:3]])
-        await self._trigger(newsletter, letter, "newsletter-8")
+        email = Newsletter("summer sale", [*CUSTOMERS, *CUSTOMERS[:3]])
+        await self._trigger(newsletter, email, "newsletter-8")
 
     async def _operate(self) -> None:
         """Let operators intervene, each for a reason."""
@@ -168,13 +168,13 @@ class _History:
     async def _schedule(self) -> None:
         """Create schedules; one of them is paused."""
         nightly = Cron("0 2 * * *", tz="Europe/Berlin")
-        day, letter = Day("2030-03-03", 137), Newsletter("spring sale", ["acme", "hooli"])
+        day, email = Day("2030-03-03", 137), Newsletter("spring sale", ["acme", "hooli"])
         await self._runtime.schedule("stock-check", check_stock, every="1m")
         await self._runtime.schedule(
             "nightly-report", nightly_report, day, every=nightly, jitter="5m", on_failure="pause"
         )
         mondays = Cron("0 8 * * 1", tz="Europe/Berlin")
-        await self._runtime.schedule("weekly-newsletter", newsletter, letter, every=mondays)
+        await self._runtime.schedule("weekly-newsletter", newsletter, email, every=mondays)
         await self._operations.pause_schedule(
             "weekly-newsletter", by="eva", why="the new template is not ready"
         )

@@ -82,7 +82,7 @@ def new_day(random: Random) -> Day:
 
 
 def new_newsletter(random: Random) -> Newsletter:
-    """Return a letter; some customers get it at several addresses."""
+    """Return a newsletter; some customers get it at several addresses."""
     return Newsletter("spring sale", random.choices(CUSTOMERS, k=random.randint(8, 24)))
 
 

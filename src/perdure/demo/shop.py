@@ -87,7 +87,7 @@ class Email:
 
 @dataclass
 class Newsletter:
-    """A letter to many customers."""
+    """The same email to many customers."""
 
     topic: str
     customers: list[str]
@@ -209,7 +209,7 @@ async def send_one(step: Step[Services], payload: Email) -> str:
 
 @workflow("newsletter")
 async def newsletter(step: Step[Services], payload: Newsletter) -> int:
-    """Send a letter to many customers, each in a run of its own."""
+    """Send the same email to many customers, each in a run of its own."""
     emails = [Email(customer, payload.topic) for customer in payload.customers]
     return len(await step.map_runs("send", send_one, emails))
 

@@ -323,6 +323,29 @@ class RunFailed(PerdureError):
         self.run_id = run_id
 
 
+class ScheduleConflict(PerdureError):
+    """A schedule cannot be created: another one has this name. `differences` says in what."""
+
+    def __init__(self, name: str, differences: Sequence[str]) -> None:
+        self.name = name
+        self.differences = tuple(differences)
+        listed = ", ".join(self.differences)
+        super().__init__(
+            f"schedule {name!r} exists already, and its {listed} differ from what was asked for; "
+            "change it with (await client.get_schedule(name)).update(…), or choose another name"
+        )
+
+
+class ScheduleNotFound(PerdureError):
+    """The store has no schedule of this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"there is no schedule {name!r} in this store; schedules() returns those that exist"
+        )
+        self.name = name
+
+
 class StoreError(PerdureError):
     """An operation of the store failed; the driver's exception is the cause."""
 

@@ -14,7 +14,7 @@ from perdure.cli.context import Settings
 from perdure.cli.formatting import printable, printable_json
 from perdure.clock import SystemClock
 from perdure.insights import to_json
-from perdure.insights.model import Finding, Tally
+from perdure.insights.model import Finding
 from perdure.insights.words import duration_words
 
 T = TypeVar("T")
@@ -162,11 +162,6 @@ def describe(struct: Any) -> Iterator[str]:
         if value not in (None, "", [], {}):
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             yield f"{name.replace('_', ' '):<{width}}{printable(text)}"
-
-
-def tally(value: Tally) -> str:
-    """Return a count of runs: `1,204`, or `10,000+` if it was not counted to the end."""
-    return f"{value.count:,}{'+' if value.capped else ''}"
 
 
 def _print_ids(ids: Iterable[str]) -> None:

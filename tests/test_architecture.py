@@ -91,8 +91,9 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "operations": (
         ("outcome",),
-        ("bulk", "changes", "forks", "starts"),
-        ("runs",),
+        ("bulk", "changes", "forks"),
+        ("starts",),
+        ("copying", "runs"),
         ("operations",),
     ),
     "worker": (("counters", "pace", "takeover"), ("worker",)),

@@ -6,15 +6,18 @@ from contextlib import contextmanager
 
 import click
 
-from perdure.cli.changes import WHY_REQUIRED
+from perdure.cli.changes import WHY, WHY_REQUIRED
 from perdure.cli.connections import insights, operations
 from perdure.cli.context import Settings, command, group, message, option
-from perdure.cli.discovery import opened_store
+from perdure.cli.discovery import opened_store, store_url, url_in
+from perdure.cli.failures import REFUSED, USAGE, Failure
 from perdure.cli.formatting import printable
 from perdure.cli.output import Output, Show, print_findings, progress
 from perdure.insights.words import count_words
+from perdure.operations import CopyProgress, Operations
 from perdure.snapshot import RunStatus
 from perdure.store import can_search
+from perdure.stores import open_store
 from perdure.stores.mysql import schema as mysql
 from perdure.stores.postgres import schema as postgres
 from perdure.stores.sqlite import schema as sqlite
@@ -138,11 +141,39 @@ async def prune(
     Output(settings).answer({"count": count, "dry_run": dry_run}, lambda: [sentence], ())
 
 
+@command
+@option("--to", "target", required=True, metavar="URL", help="The other store, or @FILE with it.")
+@option("--where", "query", default="", metavar="QUERY", help="Only runs that match.")
+@WHY
+async def copy(settings: Settings, target: str, query: str, why: str) -> None:
+    """Copy runs to another store; run it again to continue.
+
+    Runs that a process works on are skipped. Copies of runs that are not over are paused: stop the
+    workers of this store, or cancel the originals, before you resume them.
+    """
+    url = url_in(target, "--to")
+    if url == store_url(settings):
+        raise Failure("--to is the store itself: pass another one", USAGE)
+    last = CopyProgress()
+    async with opened_store(settings) as source, open_store(url) as other:
+        with progress("Copying") as show:
+            steps = Operations(other, via="cli").copy_from(source, query, by=settings.by, why=why)
+            async for last in steps:
+                show(last.done, last.total)
+    counts = f"{last.existing:,} there already, {last.skipped:,} skipped."
+    Output(settings).answer(last, lambda: [f"{last.copied:,} copied, {counts}"], ())
+    for reason in last.reasons:
+        message(settings, printable(reason))
+    if last.skipped:
+        raise click.exceptions.Exit(REFUSED)
+
+
 store = group(
-    "Look at the store, migrate it, delete old runs.",
+    "Look at the store, migrate it, copy or delete runs.",
     info=info,
     check=check,
     migrate=migrate,
     sql=sql,
+    copy=copy,
     prune=prune,
 )

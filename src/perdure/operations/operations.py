@@ -23,15 +23,13 @@ from perdure.operations.bulk import (
     request_of,
     stop,
 )
+from perdure.operations.copying import Copy, CopyProgress
 from perdure.operations.outcome import Outcome
 from perdure.operations.runs import RunOperations, check_by, check_json, check_why
 from perdure.presence import WorkerSwitch, WorkflowSwitch, read_worker, set_switch
 from perdure.runtime.acts import new_act
 from perdure.snapshot import RunStatus
-from perdure.store import (
-    require_maintenance,
-    require_search,
-)
+from perdure.store import Store, require_maintenance, require_search
 from perdure.validation import check_id, check_user_id
 
 _PRUNE_BATCH = 1000
@@ -83,6 +81,22 @@ class Operations(RunOperations):
         # Before the first batch: what a process that dies in between has deleted is on record.
         await self.note({**act, "was": f"{count} runs older than {span}"})
         return await _in_batches(kinds, lambda done: on_progress and on_progress(done, total))
+
+    async def copy_from(
+        self, source: Store, query: str = "", *, by: str, why: str = ""
+    ) -> AsyncGenerator[CopyProgress]:
+        """Copy the runs that match from another store to this one, and yield the progress.
+
+        Runs that a process works on are skipped, runs that are here already are left alone. Copies
+        of runs that are not over are paused: their originals may still be driven.
+        """
+        if source is self.store:
+            raise InvalidArgument("source", source, "another store than that of these operations")
+        insights = Insights(source, redact=NOTHING_REDACTED, clock=self.clock)
+        insights.parse(query)
+        await self.note(self.act("copy", by, why, query[:_MAX_NAME]))
+        async for progress in Copy(insights, self._starter, self.act("import", by, why)).run(query):
+            yield progress
 
     async def note_reveal(self, run_id: str, *, by: str, why: str = "") -> None:
         """Record that an operator was shown redacted values of a run, which is not changed."""

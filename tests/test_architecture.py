@@ -42,19 +42,20 @@ LEVEL = {unit: level for level, row in enumerate(ROWS) for unit in row}
 # The same, among the modules of one package. A package's `__init__` comes last.
 INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "engine": (
-        ("arguments", "branches", "fingerprint", "failures", "invoke", "unwinding"),
+        ("arguments", "branches", "fingerprint", "failures", "invoke", "target", "unwinding"),
         ("history",),
         ("call",),
         ("attempts",),
         ("execution",),
-        ("waiting", "joins", "values"),
-        ("parallel",),
+        ("children", "waiting", "joins", "values"),
+        ("child_steps", "parallel"),
         ("step",),
         ("ambient", "function"),
     ),
     "durable": (
         ("committer", "in_flight", "inbox", "owners", "reports", "states"),
         ("session", "suspension"),
+        ("outbox",),
         ("host",),
         ("outcome",),
         ("lifecycle",),
@@ -63,10 +64,12 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime": (
         ("deadlines", "deps", "requests"),
-        ("acts", "definition", "options", "run", "watching"),
+        ("acts", "definition", "ends", "run", "watching"),
+        ("options",),
         ("edits",),
         ("verbs",),
         ("changes", "registry", "transitions"),
+        ("children", "delivery"),
         ("driver", "reader"),
         ("starter",),
         ("client",),

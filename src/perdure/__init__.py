@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from perdure import durable, sync
     from perdure.clock import Clock, Cron, SystemClock
+    from perdure.engine.children import RunRef
     from perdure.engine.step import Step
-    from perdure.errors import PerdureError, RunConflict, StepError, StepFailed, StepTimeout
+    from perdure.errors import (
+        PerdureError,
+        RunConflict,
+        RunFailed,
+        StepError,
+        StepFailed,
+        StepTimeout,
+    )
     from perdure.result import Err, Ok, Result
     from perdure.resume import (
         ResumeState,
@@ -45,7 +53,9 @@ __all__ = [
     "Retry",
     "Run",
     "RunConflict",
+    "RunFailed",
     "RunHandle",
+    "RunRef",
     "Runtime",
     "Signal",
     "Snapshot",
@@ -72,8 +82,12 @@ __all__ = [
 _MODULES = {
     "clock": ("Clock", "Cron", "SystemClock"),
     "durable": ("durable",),
+    "engine.children": ("RunRef",),
     "engine.step": ("Step",),
-    "errors": ("PerdureError", "RunConflict", "StepError", "StepFailed", "StepTimeout"),
+    "errors": (
+        *("PerdureError", "RunConflict", "RunFailed"),
+        *("StepError", "StepFailed", "StepTimeout"),
+    ),
     "result": ("Err", "Ok", "Result"),
     "resume": (
         *("ResumeState", "ResumeStateCollector", "StatePersistence"),

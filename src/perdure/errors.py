@@ -205,6 +205,19 @@ class RunConflict(PerdureError):
         self.reason = reason
 
 
+class TooDeep(PerdureError, RecursionError):
+    """A run cannot start another one: it has as many ancestors as are allowed."""
+
+    def __init__(self, run_id: str, limit: int) -> None:
+        super().__init__(
+            f"run {run_id!r} cannot start a child run: it has {limit} ancestors, the most that are "
+            "allowed. Does its workflow call itself without end? A long loop is written with "
+            "step.continue_as_new"
+        )
+        self.run_id = run_id
+        self.limit = limit
+
+
 class UnknownWorkflow(PerdureError):
     """The workflow of a run, or its version, is not registered in this process."""
 
@@ -297,13 +310,17 @@ class DeadlinePassed(PerdureError, TimeoutError):
 
 
 class RunFailed(PerdureError):
-    """A run failed without an exception: its function returned `Err(error)`, or perdure marked it
-    as failed. The message is the reason; `error` is that of the `Err`, else `None`.
+    """A run failed: one that a run waited for, with the exception of that run as its cause; or one
+    whose function returned `Err(error)`, or that perdure marked as failed.
+
+    The message is the reason; `error` is that of the `Err`, else `None`. `run_id` is the run that
+    was waited for.
     """
 
-    def __init__(self, message: str, error: object = None) -> None:
+    def __init__(self, message: str, error: object = None, run_id: str = "") -> None:
         super().__init__(message)
         self.error = error
+        self.run_id = run_id
 
 
 class StoreError(PerdureError):

@@ -554,7 +554,7 @@ def test_every_public_callable_is_in_the_table() -> None:
     """Except for classes that only store their arguments."""
     holders = {
         "Clock", "Err", "Ok", "PerdureError", "Result", "ResumeStateCollector", "Run",
-        "RunConflict", "RunHandle", "Signal", "Snapshot",
+        "RunConflict", "RunFailed", "RunHandle", "RunRef", "Signal", "Snapshot",
         "Step", "StepError", "StepFailed", "StepTimeout", "SystemClock", "validate_snapshot",
         "durable", "sync",
     }  # fmt: skip

@@ -16,7 +16,20 @@ from typing import Any, Generic, TypeVar, cast
 from perdure.clock import Clock, SystemClock
 from perdure.engine.tasks import Interrupted, detached, outside_runs
 from perdure.errors import PerdureError, StoreClosed, StoreError, StoreUnavailable
-from perdure.store import Entry, Grant, JournalStore, LeaseRequest, LeaseStore, Refusal, Verdict
+from perdure.store import (
+    Entry,
+    Grant,
+    JournalStore,
+    LeaseRequest,
+    LeaseStore,
+    NewMessage,
+    NewRun,
+    Receipt,
+    Refusal,
+    Verdict,
+    require_inbox,
+    require_schedule,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -277,6 +290,10 @@ class Committer:
             BatchQueue(store.append, size=lambda entry: len(entry.data), **options)
             for _ in range(QUEUES)
         ]
+        self._options = options
+        self._store = store
+        self._starts: BatchQueue[NewRun, bool] | None = None
+        self._messages: BatchQueue[NewMessage, Receipt] | None = None
 
     def append(self, entry: Entry) -> Coroutine[Any, Any, Verdict]:
         """Return the verdict on an entry once it is durable; a run's entries keep their order."""
@@ -287,8 +304,22 @@ class Committer:
         """Return the lease that was requested, or the reason why not."""
         return self._leases.submit(request)
 
+    def enqueue(self, run: NewRun) -> Coroutine[Any, Any, bool]:
+        """Return whether this run was created; `False` if its id was taken, also by itself."""
+        if self._starts is None:
+            send = require_schedule(self._store, "a run that starts runs").enqueue
+            self._starts = BatchQueue(send, size=lambda run: len(run.snapshot), **self._options)
+        return self._starts.submit(run)
+
+    def send(self, message: NewMessage) -> Coroutine[Any, Any, Receipt]:
+        """Return the receipt of a message, which must have a `dedup_id`: it may be sent again."""
+        if self._messages is None:
+            send = require_inbox(self._store, "a run that sends messages").send
+            self._messages = BatchQueue(send, size=lambda new: len(new.payload), **self._options)
+        return self._messages.submit(message)
+
     async def close(self) -> None:
         """Write what is waiting, then stop."""
-        await self._leases.close()
-        for queue in self._entries:
-            await queue.close()
+        for queue in (self._leases, *self._entries, self._starts, self._messages):
+            if queue is not None:
+                await queue.close()

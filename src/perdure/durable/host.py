@@ -9,6 +9,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Any, cast
 
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from perdure import codec
 from perdure.clock import SyncedClock, isoformat, parse_iso
 from perdure.durable.in_flight import StepInFlight, steps_in_flight
 from perdure.durable.inbox import Inbox
+from perdure.durable.outbox import Outbox
 from perdure.durable.reports import ReportWriter
 from perdure.durable.session import Session, notify_watchers, store_errors
 from perdure.durable.suspension import Answer, Suspension
@@ -28,7 +30,7 @@ from perdure.engine.history import EncodedRecord, History
 from perdure.engine.tasks import Interrupted, call_in, detached, finish
 from perdure.engine.waiting import UNCLAIMED
 from perdure.errors import LeaseLost
-from perdure.snapshot import ExecutionBlock, PendingWait, tags_of, version_of
+from perdure.snapshot import ExecutionBlock, OutboxItem, PendingWait, tags_of, version_of
 from perdure.snapshot.merge import step_delta, waits_delta
 from perdure.store import (
     Entry,
@@ -42,6 +44,8 @@ from perdure.store import (
     require_lease,
     require_transaction,
 )
+
+_NO_ITEMS: Mapping[str, OutboxItem | None] = MappingProxyType({})
 
 REPLAY = "~replay:"
 """Begins the ids of waits that only let `always_replay` suspend the run."""
@@ -73,6 +77,7 @@ class RunHost(calls.RunHost, ABC):
         self.always_replay = False
         self.suspend_after = LONG_DELAY
         self.on_message: Callable[[], None] | None = None
+        self.outbox: Outbox | None = None
         self._execution: Execution | None = None
         self._reports: ReportWriter | None = None
 
@@ -83,8 +88,12 @@ class RunHost(calls.RunHost, ABC):
         """Write the whole run as it will be stored, and give it up; return what was written."""
 
     @abstractmethod
-    async def persist_waits(self) -> None:
-        """Make the deadlines of waits durable."""
+    async def persist(self) -> None:
+        """Make waits and items of the outbox durable."""
+
+    @abstractmethod
+    async def append_outcome(self, block: ExecutionBlock) -> None:
+        """Make the end of the run durable, with what it does to other runs; keep the lease."""
 
     def start(
         self, execution: Execution, suspend_after: timedelta | None, always_replay: bool
@@ -97,7 +106,7 @@ class RunHost(calls.RunHost, ABC):
         self.suspension = Suspension(
             execution,
             Inbox(self.read_inbox, self.clock, self._inbox, self._inbox_read_at),
-            self.persist_waits,
+            self.persist,
             suspend_after=suspend_after,
             always_replay=always_replay,
         )
@@ -175,11 +184,21 @@ class RunHost(calls.RunHost, ABC):
         """Return the steps that are being executed."""
         return [] if self._execution is None else steps_in_flight(self._execution)
 
+    def break_off(self, error: Exception) -> None:
+        """Make `error` the answer of every step from now on."""
+        if self._execution is not None:
+            self._execution.break_off(error)
+
+    async def deliver_rest(self) -> None:
+        """Deliver everything that is in the outbox of the stored run."""
+        if self.outbox is not None and self.history.outbox:
+            self.outbox.deliver(self.history.outbox)
+            await self.outbox.drain()
+
     def lose(self) -> None:
         """Stop: another process owns the run now."""
         self.session.drop(self)
-        if self._execution is not None:
-            self._execution.break_off(LeaseLost(self.id))
+        self.break_off(LeaseLost(self.id))
 
     async def release(self, wake_at: datetime | None = None) -> None:
         """Release the lease; the run can be claimed at once, or from `wake_at` on."""
@@ -222,6 +241,7 @@ class JournaledRun(RunHost):
         super().__init__(session, grant.lease.id, history, grant, now)
         self._epoch = grant.lease.epoch
         self._n = 0
+        self._undelivered: dict[int, Mapping[str, OutboxItem | None]] = {}
         self._append = session.committer.append
 
     def record(self, call: StepCall, record: EncodedRecord, /) -> Coroutine[Any, Any, None]:
@@ -239,35 +259,61 @@ class JournaledRun(RunHost):
         if verdict is not Verdict.ACCEPTED and not was_deleted:
             raise self._lost()
         self.entries += 1
+        if self._undelivered:
+            self._deliver(entry)
         # Only now: a cancelled caller must know whether the write was accepted.
         if interrupted is not None:
             raise interrupted
 
     def _entry(self, call: StepCall, record: EncodedRecord) -> Entry:
+        history = self.history
         data = step_delta(
             record.key,
             record.json,
             record.at,
             replaces=call.replaces,
-            waits=self.history.take_changed_waits(),
-            metadata=self.history.take_changed_metadata(),
+            waits=history.take_changed_waits(),
+            metadata=history.take_changed_metadata(),
+            outbox=self._take_items() if history.changed_outbox else _NO_ITEMS,
             warnings=record.warnings,
         )
         self._n += 1
         return Entry(self.id, self._epoch, self._n, data, call.consumes, None, call.id)
 
+    def _take_items(self) -> Mapping[str, OutboxItem | None]:
+        """Return the changes of the outbox for the next entry, after which they are delivered."""
+        items = self._undelivered[self._n + 1] = self.history.take_changed_outbox()
+        return items
+
+    def _deliver(self, entry: Entry) -> None:
+        items = self._undelivered.pop(entry.n, None)
+        if items is not None and self.outbox is not None:
+            self.outbox.deliver(items)
+
+    async def _drain(self) -> None:
+        if self.outbox is not None:
+            await self.outbox.drain()
+
     def _lost(self) -> LeaseLost:
         self.lose()
         return LeaseLost(self.id)
 
-    async def persist_waits(self) -> None:
-        """Append the waits that began or ended."""
-        if self.history.changed_waits:
-            history = self.history
-            waits, metadata = history.take_changed_waits(), history.take_changed_metadata()
-            data = waits_delta(self.block(), waits, metadata)
-            self._n += 1
-            await self._write(Entry(self.id, self._epoch, self._n, data))
+    async def persist(self) -> None:
+        """Append the waits that began or ended, and what the run does to other runs."""
+        if self.history.changed_waits or self.history.changed_outbox:
+            await self._write_delta(self.block())
+
+    async def append_outcome(self, block: ExecutionBlock) -> None:
+        """Append how the run ended; the lease is kept."""
+        # Without this, the waits that were open would stay beside the outcome.
+        await self._write_delta({**block, "pending": []})
+
+    async def _write_delta(self, block: ExecutionBlock) -> None:
+        history = self.history
+        waits, metadata = history.take_changed_waits(), history.take_changed_metadata()
+        data = waits_delta(block, waits, metadata, self._take_items())
+        self._n += 1
+        await self._write(Entry(self.id, self._epoch, self._n, data))
 
     async def transact(
         self, call: StepCall, work: Callable[[Any], Awaitable[EncodedRecord]], /
@@ -279,10 +325,12 @@ class JournaledRun(RunHost):
         """
         store = require_transaction(self.session.store, f"step.transaction({call.id!r})")
         records: list[EncodedRecord] = []
+        entries: list[Entry] = []
 
         async def entry(connection: Any) -> Entry:
             records.append(await work(connection))
-            return self._entry(call, records[0])
+            entries.append(self._entry(call, records[0]))
+            return entries[0]
 
         task = detached(store.transact(self.id, self._epoch, entry))
         interrupted = False
@@ -294,6 +342,8 @@ class JournaledRun(RunHost):
         if verdict is not Verdict.ACCEPTED:
             raise self._lost()
         self.entries += 1
+        if self._undelivered:
+            self._deliver(entries[0])
         if interrupted:
             raise Interrupted(records[0])
         return records[0]
@@ -306,6 +356,10 @@ class JournaledRun(RunHost):
         """
         data = b""
         if not rest.delete:
+            await self._drain()
+            if self.history.outbox and rest.status != "paused":
+                # No process delivers while the run is at rest, so the next owner does it at once.
+                rest = replace(rest, wake_at=self.clock.now())
             data = self.history.encode(block)
             rest = self._described(rest, block, len(data))
         self._n += 1
@@ -340,11 +394,11 @@ class SnapshotRun(RunHost):
         """Save the snapshot with this record in it."""
         self._staged[record.key] = record
         try:
-            await self.persist_waits()
+            await self.persist()
         finally:
             del self._staged[record.key]
 
-    async def persist_waits(self) -> None:
+    async def persist(self) -> None:
         """Save the snapshot as it is now, unless another call has saved it in the meantime."""
         await finish(detached(self._save_changes()))
 
@@ -364,6 +418,10 @@ class SnapshotRun(RunHost):
         with store_errors(self.session.store, f"save run {self.id!r}"):
             await self.session.store.save(self.id, codec.loads(data))
         return data
+
+    async def append_outcome(self, block: ExecutionBlock) -> None:
+        """Save the snapshot with the outcome."""
+        await self._save(block)
 
     async def transact(
         self, call: StepCall, work: Callable[[Any], Awaitable[EncodedRecord]], /

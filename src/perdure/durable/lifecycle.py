@@ -21,6 +21,7 @@ from perdure.engine.execution import Execution
 from perdure.engine.function import run_function
 from perdure.engine.history import History
 from perdure.engine.step import Step
+from perdure.engine.target import ChildRuns
 from perdure.engine.tasks import Task, cancel_and_wait, detached
 from perdure.errors import Cancelled, DeadlinePassed, PerdureError
 from perdure.events import Bus
@@ -37,7 +38,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
     With `suspend_after` a run whose branches all wait for longer than that leaves memory;
     `always_replay` makes it leave after every step. At the `deadline` it is broken off.
-    `encode_input` checks and encodes the payload with which the run continues as new.
+    `encode_input` checks and encodes the payload with which the run continues as new, `children`
+    makes the runs that it starts.
     """
 
     body: Body
@@ -48,6 +50,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     payload: object = None
     deps: Any = None
     encode_input: Callable[[Any], Any] | None = None
+    children: ChildRuns | None = None
     deadline: datetime | None = None
     suspend_after: timedelta | None = None
     always_replay: bool = False
@@ -71,9 +74,12 @@ def open_host(
 
 
 async def save_first(host: RunHost) -> None:
-    """Make sure that the run is stored before anything is done for it; a journal has it already."""
+    """Make sure that the run is stored, and that what its previous owner left in the outbox is
+    delivered, before anything is done for it; a journal has it already.
+    """
     try:
-        await host.persist_waits()
+        await host.persist()
+        await host.deliver_rest()
     except BaseException:
         await log_failure(host.release())
         raise
@@ -106,6 +112,7 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
         payload=program.payload,
         deps=program.deps,
         encode_input=program.encode_input,
+        children=program.children,
         arguments=program.arguments,
         host=host,
     )

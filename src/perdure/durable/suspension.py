@@ -73,7 +73,7 @@ class Suspension:
         self,
         execution: Execution,
         inbox: Inbox,
-        persist_waits: Callable[[], Awaitable[None]],
+        persist: Callable[[], Awaitable[None]],
         *,
         suspend_after: timedelta | None,
         always_replay: bool = False,
@@ -83,7 +83,7 @@ class Suspension:
         self._branches = execution.branches
         self._clock = execution.clock
         self._inbox = inbox
-        self._persist_waits = persist_waits
+        self._persist = persist
         self._suspend_after = suspend_after
         self._always_replay = always_replay
         self._pending: dict[str, PendingBranch] = {}
@@ -207,7 +207,7 @@ class Suspension:
                     return
                 if self._unsaved_deadline:
                     self._unsaved_deadline = False
-                    await self._persist_waits()
+                    await self._persist()
                 await self._wait_for_change()
                 await self._read_inbox()
                 self._resolve()

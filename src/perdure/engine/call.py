@@ -14,7 +14,9 @@ from perdure.errors import DriftError
 from perdure.retry import Retry, Timeout
 from perdure.snapshot import PendingWait, StepRecord
 
-Kind: TypeAlias = Literal["step", "sleep", "event", "race", "transaction"]
+Kind: TypeAlias = Literal[
+    "step", "sleep", "event", "race", "transaction", "call", "start", "result", "map"
+]
 
 
 class StepCall(Leaf):
@@ -23,7 +25,8 @@ class StepCall(Leaf):
     Defaults that most calls keep are class attributes. `key` is the explicit key, `record_key` the
     key that was reserved for the record when the call began. The write of the record also consumes
     the messages `consumes` and replaces the earlier records `replaces`. `failures` are the records
-    that made a race fail, `event` is the name of the event that a wait received.
+    that made a race fail, `event` is the name of the event that a wait received, `run` the id of
+    the run that was started or waited for.
     """
 
     kind: Kind = "step"
@@ -38,6 +41,7 @@ class StepCall(Leaf):
     replaces: Mapping[str, bytes] = MappingProxyType({})
     failures: Sequence[str] = ()
     event: str = ""
+    run: str = ""
 
     def __init__(
         self,
@@ -163,6 +167,13 @@ class RunHost(Protocol):
 
     def record(self, call: StepCall, record: EncodedRecord, /) -> Coroutine[Any, Any, None]:
         """Return when the record is durable; an exception breaks the run.
+
+        A cancellation is raised as `Interrupted` after the write has ended.
+        """
+        ...
+
+    async def persist(self) -> None:
+        """Return when open waits and the outbox are durable; what is in the outbox is delivered.
 
         A cancellation is raised as `Interrupted` after the write has ended.
         """

@@ -23,6 +23,7 @@ from perdure.engine.call import RunHost, StepCall, undecorated
 from perdure.engine.failures import leading_to
 from perdure.engine.history import EncodedRecord, History, warnings_of
 from perdure.engine.invoke import check_callable, invoke, is_awaited
+from perdure.engine.target import ChildRuns
 from perdure.engine.tasks import POSITION, Interrupted, outside_runs
 from perdure.engine.unwinding import is_unwinding, warn_of_late_call
 from perdure.errors import (
@@ -71,6 +72,7 @@ class Execution:
         "arguments",
         "branches",
         "cache",
+        "children",
         "clock",
         "deps",
         "encode_input",
@@ -104,6 +106,7 @@ class Execution:
         payload: object = None,
         deps: Any = None,
         encode_input: Callable[[Any], Any] | None = None,
+        children: ChildRuns | None = None,
         arguments: Arguments = "off",
         host: RunHost | None = None,
     ) -> None:
@@ -121,6 +124,7 @@ class Execution:
         self.payload = payload
         self.deps = deps
         self.encode_input = encode_input
+        self.children = children
         self.ended_by: BaseException | Err[Any] | None = None
         self.failures: dict[str, BaseException] = {}
         self._emit = emit
@@ -445,8 +449,8 @@ class Execution:
         raise visible
 
     def _scope(self, call: StepCall) -> codec.ErrorScope:
-        # The function of any other call is the engine's own.
-        is_users = call.kind in ("step", "transaction")
+        # The function of a sleep, a wait for an event or a race is the engine's own.
+        is_users = call.kind not in ("sleep", "event", "race")
         return self.errors.inside(call.errors, call.fn) if is_users else self.errors
 
     def _since(self, started: float) -> timedelta:

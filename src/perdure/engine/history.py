@@ -8,19 +8,21 @@ was recorded. Loaded records stay dicts.
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import msgspec
 
 from perdure import codec
-from perdure.engine.branches import join_path
+from perdure.engine.branches import join_path, split_path
 from perdure.snapshot import (
     ExecutionBlock,
+    OutboxItem,
     PendingWait,
     Snapshot,
     StepRecord,
     generation_of,
     open_waits,
+    outbox_of,
 )
 from perdure.snapshot.summary import encode_summary
 
@@ -41,8 +43,19 @@ class EncodedRecord(msgspec.Struct, frozen=True, gc=False):
     warnings: tuple[dict[str, str], ...] = ()
 
 
+class Child(NamedTuple):
+    """A run that this run started and that ends with it; `branch` is the one that started it."""
+
+    run_id: str
+    branch: str = ""
+
+
 class History:
-    """The records of one run, its open waits and its metadata."""
+    """The records of one run, its open waits, its metadata and its outbox.
+
+    `outbox` contains what the run does to other runs and what is not known to have been delivered,
+    `children` the runs that it started and that are cancelled with it.
+    """
 
     __slots__ = (
         "_calls",
@@ -52,12 +65,16 @@ class History:
         "_records",
         "_silent",
         "_skipped",
+        "_stored_items",
         "_stored_waits",
         "changed_metadata",
+        "changed_outbox",
         "changed_waits",
+        "children",
         "last_key",
         "metadata",
         "name",
+        "outbox",
         "unclaimed",
         "waits",
         "warnings",
@@ -80,6 +97,10 @@ class History:
         self.waits: dict[str, PendingWait] = {}
         self.changed_waits: dict[str, PendingWait | None] = {}
         self._stored_waits: set[str] = set()
+        self.outbox: dict[str, OutboxItem] = {}
+        self.changed_outbox: dict[str, OutboxItem | None] = {}
+        self._stored_items: set[str] = set()
+        self.children: dict[str, Child] = {}
         if snapshot is not None:
             self._restore(snapshot)
 
@@ -89,6 +110,8 @@ class History:
         self.warnings.extend(snapshot.get("warnings") or ())
         self.waits = {wait["id"]: wait for wait in open_waits(snapshot)}
         self._stored_waits.update(self.waits)
+        self.outbox = outbox_of(snapshot)
+        self._stored_items.update(self.outbox)
         self.load(snapshot["steps"])
 
     @property
@@ -108,6 +131,8 @@ class History:
                 self._calls.setdefault(record["branch"], {})[record.get("call", key)] = key
             else:
                 root[record.get("call", key)] = key
+            if record.get("kind") == "start" and record["ok"]:
+                self.add_child(record.get("value"), record.get("branch", ""))
             if "unclaimed" in record:
                 self._silent.add(key)
                 if record["unclaimed"]:
@@ -194,6 +219,8 @@ class History:
             self._loaded.discard(key)
             fields = codec.loads(record) if isinstance(record, bytes) else record
             self._calls.get(fields.get("branch", ""), {}).pop(fields.get("call", key), None)
+            if fields.get("kind") == "start" and fields["ok"]:
+                self.children.pop(fields.get("run", ""), None)
 
     def mark_unclaimed(self, key: str) -> dict[str, bytes]:
         """Make the event of a wait's record available to the next wait for it.
@@ -293,6 +320,52 @@ class History:
             self.changed_metadata = {}
         return changed
 
+    def add_child(self, ref: object, branch: str) -> None:
+        """Remember a run that ends with this one; `ref` is what its `start` recorded."""
+        if isinstance(ref, Mapping) and ref.get("cancels"):
+            run_id = str(ref.get("id"))
+            self.children[run_id] = Child(run_id, branch)
+
+    def open_children(self, branches: Set[str] | None = None) -> list[str]:
+        """Return the ids of runs that are to end with this one, or with one of these branches.
+
+        Some of them may have ended.
+        """
+        waits = (wait for wait in self.waits.values() if wait.get("cancels"))
+        called = (Child(wait.get("run", ""), split_path(wait["id"])[0]) for wait in waits)
+        children = [*self.children.values(), *called]
+        if branches is not None:
+            children = [child for child in children if _is_below(child.branch, branches)]
+        return [child.run_id for child in children]
+
+    def cancel_runs(self, name: str, run_ids: Sequence[str], at: str) -> None:
+        """Cancel runs that this run started; they are told after its next write."""
+        if run_ids:
+            # They must recognise a request that is repeated after a crash, and no other as one.
+            item: OutboxItem = {"cancel": {"id": f"{name}@{at}", "runs": list(run_ids)}}
+            self.put_item(f"cancel:{name}", item)
+
+    def put_item(self, name: str, item: OutboxItem) -> None:
+        """Add what the run does to another run: delivered after the next write, whatever that is
+        for.
+        """
+        self.outbox[name] = self.changed_outbox[name] = item
+
+    def acknowledge(self, name: str) -> None:
+        """Drop an item that was delivered; the next write says so."""
+        self.outbox.pop(name, None)
+        if name in self._stored_items:
+            self._stored_items.discard(name)
+            self.changed_outbox[name] = None
+
+    def take_changed_outbox(self) -> Mapping[str, OutboxItem | None]:
+        """Return the items that were added or delivered since the last call, for the next write."""
+        changed = self.changed_outbox
+        if changed:
+            self.changed_outbox = {}
+            self._stored_items.update(name for name, item in changed.items() if item is not None)
+        return changed
+
     def next_generation(self, data: object) -> "History":
         """Return the history with which the run begins again with the input `data`.
 
@@ -302,6 +375,7 @@ class History:
         generation = self.generation + 1
         following = History(self.name)
         following.metadata = {**self.metadata, "input": data, "generation": generation}
+        following.outbox = self.outbox
         # The call that triggered the run may be repeated, and must recognise its payload.
         following.metadata.setdefault("firstInput", self.metadata.get("input"))
         for key, record in self.unclaimed.items():
@@ -343,6 +417,8 @@ class History:
         snapshot["execution"] = execution
         if metadata := self.metadata if metadata is None else metadata:
             snapshot["metadata"] = metadata
+        if self.outbox:
+            snapshot["outbox"] = self.outbox
         warnings = [w for w in self.warnings if w["stepId"] in steps]
         warnings += (warning for record in staged for warning in record.warnings)
         if warnings:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable,
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
+from perdure.clock import isoformat
 from perdure.engine.branches import Branch
 from perdure.engine.call import StepCall
 from perdure.engine.execution import Execution
@@ -174,6 +175,9 @@ async def _decide(
     run.branches.begin(call)
     try:
         call.replaces = {**_unclaimed_below(run, parent), **_unclaimed_by(run, winner, racers)}
+        losers = {racer.branch.path for racer in racers if racer is not winner}
+        started = run.history.open_children(losers)
+        run.history.cancel_runs(call.wait_id(), started, isoformat(run.clock.now()))
         try:
             value = task.result()
         except Exception as error:  # noqa: BLE001  # the user's function

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, TypeVarTuple,
 from perdure.clock import Cron, Duration, as_utc, isoformat, parse_duration
 from perdure.engine.branches import Branch, Leaf, branches_of
 from perdure.engine.call import StepCall, idempotency_key
+from perdure.engine.child_steps import ChildSteps
 from perdure.engine.execution import Execution
 from perdure.engine.parallel import ParallelSteps
 from perdure.engine.tasks import POSITION
@@ -36,7 +37,7 @@ Args = TypeVarTuple("Args")
 Errors = Sequence[type[BaseException]]
 
 
-class Step(ParallelSteps, RunValues, Generic[D_co]):
+class Step(ParallelSteps, ChildSteps, RunValues, Generic[D_co]):
     """Runs steps of one run; given to the workflow function as its first argument.
 
     `Step[Shop]` says that `step.deps` is a `Shop`.

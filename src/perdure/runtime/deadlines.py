@@ -14,6 +14,8 @@ from perdure.errors import InvalidDuration
 from perdure.snapshot import Metadata
 
 _TIME, _DURATION = "deadline", "deadlineAfter"
+LIMIT = "deadlineOfParent"
+"""The metadata of a child run that say when its parent must have ended."""
 
 
 def check_deadline(deadline: Duration) -> timedelta:
@@ -44,13 +46,26 @@ def fix_deadline(history: History, clock: Clock, default: timedelta | None) -> d
     metadata = history.metadata
     if _TIME in metadata:
         return deadline_of(metadata)
-    seconds = metadata.get(_DURATION)
+    seconds, limit = metadata.get(_DURATION), metadata.get(LIMIT)
     after = timedelta(seconds=seconds) if isinstance(seconds, int | float) else default
-    if after is None:
+    times = [] if after is None else [clock.now() + after]
+    times += [parse_iso(limit)] if isinstance(limit, str) else []
+    if not times:
         return None
-    deadline = clock.now() + after
+    deadline = min(times)
     history.set_metadata(_TIME, isoformat(deadline))
     return deadline
+
+
+def inherited_deadline(parent: Metadata, deadline: Duration | datetime | None) -> dict[str, Any]:
+    """Return what the metadata of a child run say about its deadline, the earlier of the two."""
+    metadata = deadline_metadata(deadline)
+    limit = deadline_of(parent)
+    if limit is None:
+        return metadata
+    if (own := deadline_of(metadata)) is not None:
+        return {_TIME: isoformat(min(own, limit))}
+    return {**metadata, LIMIT: isoformat(limit)}
 
 
 def drop_passed_deadline(metadata: Metadata, now: datetime) -> None:

@@ -8,12 +8,13 @@ import dataclasses
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Generic, TypeAlias, TypeVar, get_type_hints, overload
+from typing import Any, TypeAlias, TypeVar, get_type_hints, overload
 
 from perdure import codec
 from perdure.clock import Duration
 from perdure.engine.fingerprint import definition_hash
 from perdure.engine.step import Step
+from perdure.engine.target import Target
 from perdure.errors import (
     CodecError,
     InvalidArgument,
@@ -32,7 +33,7 @@ _WANTED = "an async function of (step) or (step, payload)"
 Migrate: TypeAlias = Callable[[Snapshot, int], Snapshot]
 
 
-class Definition(Generic[P, T]):
+class Definition(Target[P, T]):
     """A workflow by name and version; calling it calls the function itself.
 
     `P` is the type of its payload and `T` that of its output: the value of an `Ok` if the function

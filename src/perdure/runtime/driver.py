@@ -1,5 +1,6 @@
 """How a runtime continues a run whose lease it holds, until the run ends or is suspended."""
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
@@ -8,9 +9,12 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from perdure import codec
 from perdure.durable.host import REPLAY, RunHost
 from perdure.durable.lifecycle import Program, log_failure, open_host, rewrite, run_to_rest
+from perdure.durable.outbox import Outbox
 from perdure.durable.outcome import describe_outcome, failed_block, failures_to_retry
 from perdure.durable.session import Session
 from perdure.engine.arguments import Arguments
@@ -32,20 +36,24 @@ from perdure.events import Bus
 from perdure.result import Err, Result
 from perdure.runtime.acts import copy_acts
 from perdure.runtime.changes import ChangeCheck
+from perdure.runtime.children import Children
 from perdure.runtime.deadlines import fix_deadline
 from perdure.runtime.definition import Definition
+from perdure.runtime.delivery import Deliveries, open_runs
 from perdure.runtime.deps import Dependencies
-from perdure.runtime.edits import RunEdit, at_rest, cancelled, leased_edit
+from perdure.runtime.edits import RunEdit, at_rest, cancelled, leased_edit, settle
+from perdure.runtime.ends import report_end, watchers_in
 from perdure.runtime.registry import Registry
-from perdure.runtime.requests import Requested, cancel_in, requests_in
-from perdure.runtime.transitions import give_up, lease_request
-from perdure.runtime.verbs import apply_all, refuse_all
+from perdure.runtime.requests import WATCH, Requested, cancel_in, requests_in
+from perdure.runtime.transitions import lease_request
+from perdure.runtime.verbs import apply_all, cancel_children, refuse_all
 from perdure.snapshot import (
     ExecutionBlock,
     PendingWait,
     RunStatus,
     Snapshot,
     is_over,
+    reply_to_of,
     rest_status,
     version_of,
 )
@@ -112,16 +120,15 @@ class Driver:
         self, session: Session, grant: Grant, not_before: datetime | None
     ) -> Rested | None:
         """Run until the run ends, is suspended, or is to be continued under another lease."""
-        if is_over(status := rest_status(grant.snapshot)):
-            # It ended elsewhere between the caller's look at it and the lease.
-            data = await give_up(session, grant)
-            return None if data is None else Rested(data, status)
+        if is_over(rest_status(grant.snapshot)):
+            return await self._close(session, grant)
         if asked := requests_in(grant.inbox):
             return await _apply_requests(*leased_edit(session, grant), asked)
         # Before anything is written: a run of an unknown workflow or version stays as it is, for a
         # process that knows it.
         definition, payload, history = await self._load(grant)
         host = open_host(session, grant.lease.id, history, grant, not_before)
+        self._open_outbox(host)
         if version_of(grant.snapshot.get("metadata")) not in (0, definition.version):
             await rewrite(host, wake_at=host.clock.now())
             return Rested(b"", "running")
@@ -144,11 +151,35 @@ class Driver:
             payload=payload,
             deps=deps,
             encode_input=definition.encode_payload,
+            children=Children(host.id, host.history, self.registry, self.random, host.clock),
             deadline=fix_deadline(host.history, host.clock, definition.deadline),
             suspend_after=self.suspend_after,
             always_replay=self.always_replay,
             arguments=self.arguments,
         )
+
+    def _open_outbox(self, host: RunHost) -> Deliveries:
+        deliveries = Deliveries(host.session, host.id, host.history, self.random, self.lease_ttl)
+        host.outbox = Outbox(host.history, deliveries, host.break_off)
+        return deliveries
+
+    async def _close(self, session: Session, grant: Grant) -> Rested | None:
+        """Let other runs know of the end of this one: its owner died before it could, or a run
+        asked too late for it. Or it ended between the caller's look at it and the lease.
+        """
+        edit, host = leased_edit(session, grant)
+        self._open_outbox(host)
+        watchers = watchers_in(grant.inbox)
+        try:
+            await host.deliver_rest()
+            await report_end(session, host.id, grant.snapshot, watchers)
+        except BaseException:
+            await log_failure(host.release())
+            raise
+        block, rest = edit.rest(host)
+        rest = replace(rest, wake_at=None)
+        data = await settle(host, block, rest, [message.id for message in watchers])
+        return None if data is None else Rested(data, rest.status)
 
     async def _load(self, grant: Grant) -> tuple[Definition[Any, Any], Any, History]:
         """Return what runs and its history; release a run that no definition here can run."""
@@ -175,7 +206,7 @@ class Driver:
         broken, suspended = host.execution.broken, host.suspension.suspended
         try:
             if isinstance(broken, ContinuedAsNew):
-                return await _begin_again(host, broken.data, definition)
+                return await self._begin_again(host, broken.data, definition)
             if requests and (suspended is not None or isinstance(broken, Cancelled)):
                 return await _apply_requests(_edit(host, suspended), host, requests)
             if suspended is not None:
@@ -207,6 +238,18 @@ class Driver:
                 host.release(None if is_outage else host.clock.now() + self.lease_ttl)
             )
             raise
+
+    async def _begin_again(
+        self, host: RunHost, data: object, definition: Definition[Any, Any]
+    ) -> Rested:
+        """Replace the run by its next generation, due at once, in one fenced write."""
+        history, children = host.history, host.history.open_children()
+        host.history = following = history.next_generation(data)
+        following.metadata.update(definition.identity)
+        if children := [*history.metadata.get("children", ()), *children]:
+            # Some may have ended: a loop that starts a run in each generation must stay small.
+            following.metadata["children"] = await open_runs(host.session.store, children)
+        return await _settle(host, host.block(state="queued"), Rest("queued", host.clock.now()))
 
     async def _end_failed(self, host: RunHost, error: StoreError) -> Rested:
         """End a run that the store does not accept as it is; without its records if need be."""
@@ -243,26 +286,41 @@ class Driver:
         self.bus.track(detached(look()))
 
 
-async def _settle(host: RunHost, block: ExecutionBlock, rest: Rest) -> Rested:
-    data = await host.settle(block, rest)
+async def _settle(
+    host: RunHost, block: ExecutionBlock, rest: Rest, consumes: Sequence[str] = ()
+) -> Rested:
+    """Store how a run is left. If it has ended, other runs learn of it before it is given up."""
+    if is_over(rest.status):
+        await _tell_others(host, block)
+        # A request to be told of the end, which arrives only now, makes the run due.
+        rest = replace(rest, wake_at=None, awaits=(WATCH,))
+    data = await host.settle(block, rest, consumes)
     return Rested(data, rest.status, host.retries)
 
 
-async def _begin_again(host: RunHost, data: object, definition: Definition[Any, Any]) -> Rested:
-    """Replace the run by its next generation, due at once, in one fenced write."""
-    host.history = host.history.next_generation(data)
-    host.history.metadata.update(definition.identity)
-    return await _settle(host, host.block(state="queued"), Rest("queued", host.clock.now()))
+async def _tell_others(host: RunHost, block: ExecutionBlock) -> None:
+    """Make the end durable, cancel children and answer the run that waits; or do nothing."""
+    history = host.history
+    cancel_children(history, host.clock.now())
+    if host.outbox is None or (reply_to_of(history.metadata) is None and not history.outbox):
+        return
+    ended: Any = {"metadata": history.metadata, "execution": block, "workflowName": history.name}
+    try:
+        await host.append_outcome(block)
+        await host.outbox.drain()
+        await report_end(host.session, host.id, codec.loads(codec.dumps(ended)))
+    except asyncio.CancelledError:
+        await log_failure(host.release())
+        raise asyncio.CancelledError from None
 
 
 async def _apply_requests(edit: RunEdit, host: RunHost, requests: Sequence[Requested]) -> Rested:
     """Apply what operators asked for, in one write."""
     apply_all(edit, [each.request for each in requests])
     consumes = [each.message_id for each in requests]
-    block, rest = edit.rest(host)
-    data = await host.settle(block, rest, consumes)
+    rested = await _settle(host, *edit.rest(host), consumes)
     await copy_acts(host.session.store, host.id, edit.acts)
-    return Rested(data, rest.status, host.retries)
+    return rested
 
 
 def _edit(host: RunHost, waits: Sequence[PendingWait] | None) -> RunEdit:

@@ -16,7 +16,7 @@ from perdure.engine.history import History
 from perdure.errors import Cancelled, LeaseLost, StoreError
 from perdure.runtime.acts import add_act, new_act
 from perdure.runtime.deadlines import deadline_of
-from perdure.runtime.requests import OPERATOR, Request
+from perdure.runtime.requests import OPERATOR, WATCH, Request
 from perdure.snapshot import (
     ExecutionBlock,
     PendingWait,
@@ -24,6 +24,7 @@ from perdure.snapshot import (
     Snapshot,
     awaits_of,
     is_over,
+    reply_to_of,
     rest_status,
     wake_at_of,
 )
@@ -94,7 +95,7 @@ class RunEdit:
         if status == "cancelled" and self.is_changed:
             return cancelled(host, self.reason)
         if is_over(status):
-            return self.stored, Rest(status)
+            return self.stored, _over(host, status)
         if status == "paused":
             return self._paused(host)
         if status == "queued":
@@ -163,7 +164,16 @@ def cancelled(host: RunHost, reason: str) -> tuple[ExecutionBlock, Rest]:
     record = encode_failure(Cancelled(host.id, reason), host.id).record
     now = host.block()["lastUpdated"]
     block = host.block("failed", state="cancelled", completedAt=now, error=record)
-    return block, Rest("cancelled")
+    return block, _over(host, "cancelled")
+
+
+def _over(host: RunHost, status: RunStatus) -> Rest:
+    """Return how a run is stored whose end may have to be reported.
+
+    Its parent and its children learn of it from the next owner, who delivers the outbox too.
+    """
+    is_reported = bool(host.history.outbox) or reply_to_of(host.history.metadata) is not None
+    return Rest(status, host.clock.now() if is_reported else None, (WATCH,))
 
 
 def at_rest(host: RunHost, waits: Sequence[PendingWait]) -> tuple[ExecutionBlock, Rest]:

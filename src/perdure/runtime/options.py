@@ -3,13 +3,23 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from random import Random
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from perdure import codec
-from perdure.clock import Duration, as_utc, parse_duration
+from perdure.clock import Duration, as_utc, isoformat, parse_duration
 from perdure.errors import InvalidArgument, InvalidDuration, RunConflict
 from perdure.runtime.deadlines import deadline_metadata
-from perdure.snapshot import Snapshot, check_tags, is_over, rest_status, workflow_of
+from perdure.runtime.definition import Definition
+from perdure.snapshot import (
+    Snapshot,
+    check_tags,
+    is_over,
+    new_seed,
+    new_snapshot,
+    rest_status,
+    workflow_of,
+)
 from perdure.store import NewRun, header_of
 from perdure.validation import check_int
 
@@ -105,19 +115,46 @@ class Start:
         """Raise `RunConflict` if the stored run belongs to another workflow."""
         workflow = workflow_of(stored)
         if workflow != self.workflow:
-            reason = f"it belongs to workflow {workflow!r}, and {self.workflow!r} was asked for"
-            raise RunConflict(self.run_id, workflow, reason)
+            raise RunConflict(self.run_id, workflow, payload_conflict(self.snapshot, stored))
 
     def _conflict(self, stored: Snapshot) -> str:
         if self.plan.if_exists == "error":
             return 'if_exists="error" was asked for'
         self.check_workflow(stored)
-        if self.plan.if_exists == "return":
-            return ""
-        metadata = stored.get("metadata") or {}
-        there = metadata.get("firstInput", metadata.get("input"))
-        asked = codec.loads(codec.dumps(self.metadata.get("input")))
-        return "" if there == asked else f"its payload is {_short(there)}, not {_short(asked)}"
+        return "" if self.plan.if_exists == "return" else payload_conflict(self.snapshot, stored)
+
+
+def new_start(
+    workflow: Definition[Any, Any] | str,
+    data: Any,
+    run_id: str,
+    plan: Plan,
+    now: datetime,
+    random: Random,
+) -> Start:
+    """Return the start of a run with the payload `data`, which is JSON.
+
+    A run of a workflow that is only named is bound to a definition by its first owner.
+    """
+    metadata: dict[str, Any] = {"createdAt": isoformat(now), "seed": new_seed(random)}
+    if not isinstance(workflow, str):
+        metadata.update(workflow.identity)
+        workflow = workflow.name
+    metadata.update(plan.metadata)
+    if data is not None:
+        metadata["input"] = data
+    return Start(run_id, new_snapshot(workflow, now=now, metadata=metadata), plan)
+
+
+def payload_conflict(new: Snapshot, stored: Snapshot) -> str:
+    """Return how a new run differs from the stored one of its id in workflow or payload."""
+    workflow, asked_for = workflow_of(stored), workflow_of(new)
+    if workflow != asked_for:
+        return f"it belongs to workflow {workflow!r}, and {asked_for!r} was asked for"
+    metadata = stored.get("metadata") or {}
+    there = metadata.get("firstInput", metadata.get("input"))
+    asked = codec.loads(codec.dumps((new.get("metadata") or {}).get("input")))
+    return "" if there == asked else f"its payload is {_short(there)}, not {_short(asked)}"
 
 
 def check_options(

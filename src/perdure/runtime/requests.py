@@ -16,6 +16,9 @@ from perdure.store import Message
 OPERATOR = "~operator"
 """The name of messages that contain a request."""
 
+WATCH = "~watch"
+"""The name of messages that ask a run to report its end to another run."""
+
 Verb: TypeAlias = Literal[
     "cancel",
     "pause",

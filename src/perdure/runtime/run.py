@@ -21,6 +21,7 @@ from perdure.snapshot import (
     open_waits,
     rest_status,
     version_of,
+    visible_tags,
 )
 from perdure.snapshot.record import result_of
 
@@ -128,7 +129,7 @@ def run_of(
         reason=block.get("reason", ""),
         deadline=deadline_of(metadata),
         traceback=_traceback(block.get("error")),
-        tags=_tags(metadata.get("tags")),
+        tags=visible_tags(metadata.get("tags")),
         created_at=parse_iso(created) if created else None,
         progress=latest.get("progress"),
         note=latest.get("note") or "",
@@ -221,10 +222,6 @@ def _failure(block: Mapping[str, Any], types: Types) -> tuple[object, BaseExcept
         cast(StepRecord, record), "run", lambda: None, types.scope, lambda: types.error
     )
     return result.error if isinstance(result, Err) else None, error
-
-
-def _tags(tags: object) -> dict[str, str]:
-    return {**tags} if isinstance(tags, dict) else {}
 
 
 def _wait(wait: PendingWait) -> Wait:

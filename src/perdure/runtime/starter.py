@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from perdure import codec
-from perdure.clock import Clock, Duration, SystemClock, isoformat
+from perdure.clock import Clock, Duration, SystemClock
 from perdure.durable.run import already_running
 from perdure.durable.session import LEASE_TTL, Session, borrow, wake_workers
 from perdure.errors import CodecError, InvalidArgument, RunNotFound
@@ -21,10 +21,10 @@ from perdure.runtime.options import (
     StartOptions,
     TriggerOptions,
     check_options,
+    new_start,
 )
 from perdure.runtime.reader import Reader
 from perdure.runtime.run import Run
-from perdure.snapshot import new_seed, new_snapshot
 from perdure.store import (
     Grant,
     LeaseRequest,
@@ -250,35 +250,24 @@ class Starter(Reader):
         run_id: str | None,
         plan: Plan,
     ) -> Start:
-        name, identity, data = self._encoded(workflow, payload)
+        known, data = self._encoded(workflow, payload)
         if run_id is None:
+            name = known if isinstance(known, str) else known.name
             run_id = f"{name}:{UUID(int=self.random.getrandbits(128), version=4)}"
-        now = self.clock.now()
-        metadata: dict[str, Any] = {
-            "createdAt": isoformat(now),
-            "seed": new_seed(self.random),
-            **identity,
-            **plan.metadata,
-        }
-        if data is not None:
-            metadata["input"] = data
-        snapshot = new_snapshot(name, now=now, metadata=metadata)
-        return Start(check_user_id(run_id, "run_id"), snapshot, plan)
+        run_id = check_user_id(run_id, "run_id")
+        return new_start(known, data, run_id, plan, self.clock.now(), self.random)
 
     def _encoded(
         self, workflow: Definition[Any, Any] | str, payload: object
-    ) -> tuple[str, dict[str, Any], Any]:
-        """Return the name and identity of a workflow, and its payload as JSON.
-
-        A run of a workflow that is not known here is bound to a definition by its first owner.
-        """
+    ) -> tuple[Definition[Any, Any] | str, Any]:
+        """Return a workflow, or its name if it is not known here, and its payload as JSON."""
         if isinstance(workflow, str):
             if workflow not in self.registry.names:
-                return check_user_id(workflow, "workflow"), {}, encode_payload(payload)
+                return check_user_id(workflow, "workflow"), encode_payload(payload)
             workflow = self.registry.newest(workflow)
         else:
             self.registry.add(workflow)
-        return workflow.name, workflow.identity, workflow.encode_payload(payload)
+        return workflow, workflow.encode_payload(payload)
 
 
 def _open(store: Store | str) -> Store:

@@ -5,6 +5,7 @@ returns what it replaced, in a few words; any other raises `Refused` and changes
 """
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Any, TypeAlias, cast
 
 from perdure import codec
@@ -22,6 +23,9 @@ from perdure.snapshot import PendingWait, Snapshot, StepRecord, rewinds_of, set_
 from perdure.snapshot.record import encode_failure
 
 _MAX_WAS = 200
+
+RETRIED = "retriedAt"
+"""The metadata of a run that say when it was continued after it had ended."""
 
 Apply: TypeAlias = Callable[[RunEdit, Request], str]
 
@@ -65,6 +69,7 @@ def _cancel(run: RunEdit, request: Request) -> str:
     _check_not_over(run, request)
     was = run.status
     run.make("cancelled", reason=request.why)
+    cancel_children(run.history, run.now)
     return was
 
 
@@ -98,9 +103,29 @@ def _retry(run: RunEdit, request: Request) -> str:
     return f"failed at {', '.join(keys)}" if keys else "failed"
 
 
+def cancel_children(history: History, now: datetime) -> None:
+    """Cancel what the run started and has not abandoned: it has ended."""
+    earlier = history.metadata.get("children") or ()
+    run_ids = list(dict.fromkeys([*earlier, *history.open_children()]))
+    history.cancel_runs("~end", run_ids, isoformat(now))
+
+
+def continue_over(run: RunEdit) -> None:
+    """Continue a run that failed or was cancelled, for the parent that is continued."""
+    if run.status == "failed":
+        apply(run, Request("", "retry"))
+    elif run.status == "cancelled":
+        _make_due_again(run)
+
+
 def _make_due_again(run: RunEdit) -> None:
-    """Continue a run, also one that is over: a deadline that has passed no longer ends it."""
+    """Continue a run, also one that is over: a deadline that has passed no longer ends it.
+
+    Children that failed or were cancelled before are continued when it asks for them again.
+    """
     drop_passed_deadline(run.history.metadata, run.now)
+    if run.was_over:
+        run.history.metadata[RETRIED] = isoformat(run.now)
     run.continue_run()
 
 

@@ -24,6 +24,7 @@ from perdure.snapshot.format import (
     new_snapshot,
     open_waits,
     outbox_of,
+    reply_to_of,
     rest_status,
     rewinds_of,
     set_generation,
@@ -32,7 +33,7 @@ from perdure.snapshot.format import (
     workflow_of,
 )
 from perdure.snapshot.merge import merge_snapshots, step_delta, waits_delta
-from perdure.snapshot.tags import check_tags, tags_of
+from perdure.snapshot.tags import check_tags, system_tag, tags_of, visible_tags
 from perdure.snapshot.validate import (
     SnapshotCheck,
     assert_valid_snapshot,
@@ -69,13 +70,16 @@ __all__ = [
     "new_snapshot",
     "open_waits",
     "outbox_of",
+    "reply_to_of",
     "rest_status",
     "rewinds_of",
     "set_generation",
     "step_delta",
+    "system_tag",
     "tags_of",
     "validate_snapshot",
     "version_of",
+    "visible_tags",
     "waits_delta",
     "wake_at_of",
     "workflow_of",

@@ -49,6 +49,10 @@ class KnownMetadata(TypedDict, total=False):
 
     `acts` are what operators did to the run: the last ones, and in `actCount` how many there were.
     `forkedFrom` names the run and the step that this run was forked from.
+
+    `parent` names the run, the generation and the call that started this run, `depth` counts its
+    ancestors. `replyTo` names the run, and the event there, that learns of the end of this run.
+    `children` are those that an earlier generation of this run started, and that end with it.
     """
 
     workflowId: OrNull[str]
@@ -60,6 +64,10 @@ class KnownMetadata(TypedDict, total=False):
     acts: list[dict[str, Any]]
     actCount: Count
     forkedFrom: dict[str, str]
+    parent: dict[str, Any]
+    depth: Count
+    replyTo: dict[str, Any]
+    children: list[str]
 
 
 class StepMeta(TypedDict):
@@ -86,6 +94,8 @@ class StepFacts(TypedDict, total=False):
     branch saw it: the next wait for that name receives it. Empty means that a wait did. In both
     cases the record no longer answers its own call.
 
+    `run` is the id of a run that was started or waited for.
+
     `by` is who entered the record by hand. Its value is JSON that the step's return type reads.
     `arguments` are those of the call as far as the runtime records them, for people only.
 
@@ -105,6 +115,7 @@ class StepFacts(TypedDict, total=False):
     event: str
     unclaimed: str
     by: str
+    run: str
     arguments: list[Any]
 
 
@@ -129,7 +140,9 @@ StepRecord: TypeAlias = SuccessRecord | FailureRecord
 
 class PendingWait(TypedDict):
     """What a suspended run waits for: a time, an event, an event until a time, or the next attempt
-    of a step whose last `attempt` failed with `error`. `since` is when a wait began.
+    of a step whose last `attempt` failed with `error`. `since` is when a wait began. `run` is the
+    run whose end the event reports, `cancels` whether that run is cancelled if nothing waits for it
+    any more.
     """
 
     id: str
@@ -139,6 +152,8 @@ class PendingWait(TypedDict):
     event: NotRequired[str]
     attempt: NotRequired[Count]
     error: NotRequired[str]
+    run: NotRequired[str]
+    cancels: NotRequired[bool]
 
 
 class ExecutionBlock(TypedDict):
@@ -290,6 +305,12 @@ def set_generation(metadata: Metadata, generation: int) -> None:
     metadata.pop("generation", None)
     if generation > 1:
         metadata["generation"] = generation
+
+
+def reply_to_of(metadata: Metadata | None) -> dict[str, Any] | None:
+    """Return the run and the event that learn of a run's end, if another run waits for it."""
+    reply_to = metadata.get("replyTo") if metadata else None
+    return reply_to if isinstance(reply_to, dict) else None
 
 
 def workflow_of(snapshot: Snapshot) -> str | None:

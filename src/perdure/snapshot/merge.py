@@ -13,6 +13,7 @@ from perdure.errors import SnapshotFormatError
 from perdure.snapshot.format import (
     FORMAT_VERSION,
     ExecutionBlock,
+    OutboxItem,
     PendingWait,
     Snapshot,
     SnapshotWarning,
@@ -36,12 +37,14 @@ def step_delta(
     replaces: Mapping[str, bytes] = MappingProxyType({}),
     waits: Mapping[str, PendingWait | None] = MappingProxyType({}),
     metadata: Mapping[str, Any] = MappingProxyType({}),
+    outbox: Mapping[str, OutboxItem | None] = MappingProxyType({}),
     warnings: Sequence[Mapping[str, str]] = (),
 ) -> bytes:
     """Return the journal entry for the record of a step that ended at the time `at`.
 
     `record` is its JSON. The entry also replaces the earlier records `replaces`, opens (or closes,
-    if null) the waits `waits`, sets `metadata` by name, and adds `warnings` about the step.
+    if null) the waits `waits`, sets `metadata` by name, adds items to the `outbox` (or removes
+    them, if null), and adds `warnings` about the step.
     """
     name = dumps(key)
     others = more = b""
@@ -50,7 +53,9 @@ def step_delta(
     if waits:
         more = b',"waits":' + dumps(waits)
     if metadata:
-        more += _metadata(metadata)
+        more += _field(b"metadata", metadata)
+    if outbox:
+        more += _field(b"outbox", outbox)
     if warnings:
         more += b',"warnings":' + dumps(warnings)
     return _STEP_DELTA % (name, record, others, at.encode(), name, more)
@@ -60,13 +65,17 @@ def waits_delta(
     execution: ExecutionBlock,
     waits: Mapping[str, PendingWait | None],
     metadata: Mapping[str, Any] = MappingProxyType({}),
+    outbox: Mapping[str, OutboxItem | None] = MappingProxyType({}),
 ) -> bytes:
     """Return the journal entry for waits that began (or ended, if null) without a new record."""
-    return _WAITS_DELTA % (dumps(execution), dumps(waits), _metadata(metadata) if metadata else b"")
+    more = _field(b"metadata", metadata) if metadata else b""
+    if outbox:
+        more += _field(b"outbox", outbox)
+    return _WAITS_DELTA % (dumps(execution), dumps(waits), more)
 
 
-def _metadata(metadata: Mapping[str, Any]) -> bytes:
-    return b',"metadata":' + dumps(dict(metadata))
+def _field(name: bytes, entries: Mapping[str, Any]) -> bytes:
+    return b',"%b":%b' % (name, dumps(dict(entries)))
 
 
 def merge_snapshots(base: Snapshot, *deltas: Mapping[str, object]) -> Snapshot:

@@ -33,6 +33,7 @@ class WireRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     event: str = ""
     unclaimed: str = ""
     by: str = ""
+    run: str = ""
     arguments: list[Any] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -57,6 +58,8 @@ class RecordedCall(Protocol):
     def failures(self) -> Sequence[str]: ...
     @property
     def event(self) -> str: ...
+    @property
+    def run(self) -> str: ...
     def return_type(self) -> object: ...
     def error_type(self) -> object: ...
 
@@ -93,6 +96,7 @@ def success_record(
         branch=call.path,
         call="" if key == name else name,
         event=call.event,
+        run=call.run,
     )
     return record, visible, losses
 
@@ -118,7 +122,7 @@ def failure_record(
     record.at, record.durationMs, record.attempts = at, duration_ms, call.attempt
     record.args, record.kind, record.branch = call.fingerprint, call.kind, call.path
     record.call = "" if call.record_key == call.call else call.call
-    record.failures = call.failures
+    record.failures, record.run = call.failures, call.run
     return encoded
 
 

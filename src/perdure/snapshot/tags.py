@@ -1,5 +1,6 @@
 """The tags of a run: names and values in its metadata, strings `name=value` in its header."""
 
+import hashlib
 from collections.abc import Mapping
 from typing import Final
 
@@ -17,7 +18,24 @@ def tags_of(metadata: Metadata | None) -> tuple[str, ...]:
     if type(tags) is not dict:
         return ()
     pairs = (f"{name}={value}" for name, value in tags.items() if name and isinstance(value, str))
-    return tuple(sorted(filter(is_tag, pairs))[:MAX_TAGS])
+    # The engine's own tags do not count: in this order they come last.
+    known = sorted(filter(is_tag, pairs))
+    own = [tag for tag in known if tag.startswith(RESERVED)]
+    return (*known[: min(MAX_TAGS, len(known) - len(own))], *own)
+
+
+def system_tag(name: str, value: str) -> str:
+    """Return the value of a tag of the engine; one that is too long is replaced by its hash."""
+    if is_tag(f"{name}={value}"):
+        return value
+    return f"sha256:{hashlib.sha256(value.encode()).hexdigest()}"
+
+
+def visible_tags(tags: object) -> dict[str, str]:
+    """Return the tags that the user set."""
+    if not isinstance(tags, dict):
+        return {}
+    return {name: value for name, value in tags.items() if not name.startswith(RESERVED)}
 
 
 def is_tag(text: str) -> bool:
@@ -43,7 +61,7 @@ def changed_tags(metadata: Metadata | None, changes: Mapping[str, str | None]) -
     # Tags that another writer stored are kept, even those that `tags_of` leaves out.
     tags = {**(stored if type(stored) is dict else {}), **changes}
     remaining = {name: value for name, value in tags.items() if value is not None}
-    if len(remaining) > MAX_TAGS:
+    if len(visible_tags(remaining)) > MAX_TAGS:
         expected = f"at most {MAX_TAGS} tags of a run"
         raise InvalidArgument(
             "tags", remaining, expected, "Remove one with None: step.tag(old=None)"

@@ -220,7 +220,8 @@ class InboxStore(LeaseStore, Protocol):
         A `dedup_id` that was used before for this run is a duplicate, even after the first message
         was consumed. An unowned run that awaits a message's name becomes due at once; a run whose
         rest awaits the name of an unconsumed message in its inbox is due at once. Messages to one
-        run are in one order, the same for every reader, and those of one call in the call's.
+        run are in one order, the same for every reader, and those of one call in the call's. That a
+        run is over changes neither: a message that came while it ended makes it due.
 
         Receipts count: when n different messages are in an inbox from which nothing was consumed,
         at least one `send` of one of them, original or repeated, has answered n or more.

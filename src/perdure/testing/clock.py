@@ -113,10 +113,10 @@ class TestClock:
         while not task.done():
             patience = _real.monotonic() + _PAUSE_WHILE_BUSY
             await asyncio.wait([task], timeout=self._pause())
-            await _idle()
+            await _idle(self._lock.locked)
             while is_busy() and not task.done() and _real.monotonic() < patience:
                 await asyncio.wait([task], timeout=self._pause())
-                await _idle()
+                await _idle(self._lock.locked)
             if not task.done():
                 await self._advance_to_next()
             if not task.done() and _real.monotonic() > end:
@@ -169,12 +169,13 @@ def _span(seconds: float | timedelta) -> timedelta:
         raise InvalidDuration("seconds", seconds, "at most 999,999,999 days") from None
 
 
-async def _idle() -> None:
-    """Let tasks run until all of them wait for something."""
+async def _idle(is_advanced: Callable[[], bool] = lambda: False) -> None:
+    """Let tasks run until all of them wait for something, or one advances the clock itself."""
     # The limit is for tasks that yield forever, and for loops that do not tell.
     for _ in range(_YIELDS_WITHOUT_READY if has_ready_callbacks() is None else _MAX_YIELDS):
         await _yield_once()
-        if has_ready_callbacks() is False:
+        # Two that wait until the other is idle would wait for the limit.
+        if has_ready_callbacks() is False or is_advanced():
             return
 
 

@@ -16,6 +16,7 @@ import msgspec
 from perdure.clock import Clock
 from perdure.errors import InvalidArgument, StoreError
 from perdure.events import StepStart
+from perdure.runtime.client import Client
 from perdure.runtime.definition import Definition
 from perdure.runtime.run import Run
 from perdure.runtime.runtime import Runtime
@@ -31,6 +32,7 @@ Compare: TypeAlias = Literal["values", "shape"] | Callable[[Run, Run], None]
 RUN = "explored"
 _LEASE = timedelta(seconds=30)
 _MAX_ROUNDS = 1000
+_MAX_RUNS = 10_000
 _MAX_TIME = timedelta(minutes=5)
 _HOWS: tuple[How, How] = ("before", "after")
 
@@ -78,19 +80,23 @@ async def explore_crashes(
     store: Callable[[Clock], Store] | None = None,
     always_replay: bool = False,
     compare: Compare = "values",
+    workflows: Sequence[Definition[Any, Any]] = (),
 ) -> Exploration:
     """Run a workflow once without a crash and once for each possible crash, and compare.
 
-    `events` are sent when the run waits for them. `deps` are those of `Runtime`; each process
-    enters them. `store` returns a new store with the given clock; by default, a memory store. Each
-    crash ends the process before or after one store call; another process continues when the lease
-    has expired. If a run ends differently than without the crash, `CrashFound` is raised.
-    `compare` defines what must be equal: `"values"` is the outcome and the whole history,
-    `"shape"` leaves out the values, for steps that return a time or a random id. A function is
-    called with both runs, the one without a crash first, and raises `AssertionError`.
+    `workflows` are those that it starts as child runs: the crashes are before and after each store
+    call of all these runs, which are compared too. `events` are sent when a run waits for them.
+    `deps` are those of `Runtime`; each process enters them. `store` returns a new store with the
+    given clock; by default, a memory store. Each crash ends the process before or after one store
+    call; another process continues when the lease has expired. If a run ends differently than
+    without the crash, `CrashFound` is raised. `compare` defines what must be equal: `"values"` is
+    the outcome and the whole history, `"shape"` leaves out the values, for steps that return a time
+    or a random id. A function is called with both runs, the one without a crash first, and raises
+    `AssertionError`.
     """
     check = _comparison(compare)
-    world = _World(workflow, payload, events or {}, deps, store or _memory, always_replay)
+    known = [workflow, *(each for each in workflows if each is not workflow)]
+    world = _World(known, payload, events or {}, deps, store or _memory, always_replay)
     repeats: defaultdict[str, list[str]] = defaultdict(list)
     crashes = 0
     with without_expected_logs(_Crash) as logs:
@@ -99,12 +105,14 @@ async def explore_crashes(
         for number, how in product(range(1, len(clean.calls) + 1), _HOWS):
             survived = await world.live(number, how)
             where = _describe(clean.calls, number, how)
-            check(clean.run, survived.run, where)
+            _check_same_runs(clean, survived, where)
+            for one, other in zip(clean.runs, survived.runs, strict=True):
+                check(one, other, where)
             for step in _repeated(clean, survived):
                 repeats[step].append(where)
             # A workflow that depends on real time may call the store less often the second time.
             crashes += survived.crashed
-    return Exploration(crashes, frozenset(step for step, _ in clean.starts), dict(repeats))
+    return Exploration(crashes, frozenset(start.step for start in clean.starts), dict(repeats))
 
 
 def _memory(clock: Clock) -> Store:
@@ -115,29 +123,44 @@ def _describe(calls: Sequence[Call], number: int, how: How) -> str:
     return f"a crash {how} store call {number} of {len(calls)} ({calls[number - 1].verb})"
 
 
-class _Life(NamedTuple):
-    """A run from its trigger to its end, with at most one crash in between.
+class _Start(NamedTuple):
+    """The call of a step's function."""
 
-    `calls` are the store calls of the first process, `crashed` is whether it crashed at one of
-    them, `recorded` are the keys of the steps that were recorded by then. `starts` counts the calls
-    of step functions, by step id and key.
+    run_id: str
+    step: str
+    key: str
+
+
+class _Life(NamedTuple):
+    """A run from its trigger to its end, with at most one crash in between, and those it started.
+
+    `runs` begins with that run. `calls` are the store calls of the first process, `crashed` is
+    whether it crashed at one of them, `recorded` are the runs and keys of the steps that were
+    recorded by then. `starts` counts the calls of step functions.
     """
 
-    run: Run
+    runs: Sequence[Run]
     calls: Sequence[Call]
     crashed: bool
-    starts: Counter[tuple[str, str]]
-    recorded: frozenset[str]
+    starts: Counter[_Start]
+    recorded: frozenset[tuple[str, str]]
+
+
+def _check_same_runs(clean: _Life, survived: _Life, where: str) -> None:
+    before, after = ([run.run_id for run in life.runs] for life in (clean, survived))
+    if before != after:
+        raise CrashFound(f"after {where} there are the runs {after}, and without it {before}")
 
 
 def _repeated(clean: _Life, survived: _Life) -> Iterator[str]:
     """Return the id of each step call that ran again after the crash."""
-    kinds = {step.key: step.kind for step in survived.run.history}
-    for (step, key), times in (survived.starts - clean.starts).items():
+    kinds = {(run.run_id, step.key): step.kind for run in survived.runs for step in run.history}
+    for start, times in (survived.starts - clean.starts).items():
         # A step that was cancelled by a lost race has no record.
-        kind = kinds.get(key)
-        if kind == "step" or (kind == "transaction" and key in survived.recorded):
-            yield from [step] * times
+        place = start.run_id, start.key
+        kind = kinds.get(place)
+        if kind == "step" or (kind == "transaction" and place in survived.recorded):
+            yield from [start.step] * times
 
 
 class _World:
@@ -145,14 +168,15 @@ class _World:
 
     def __init__(
         self,
-        workflow: Definition[Any, Any],
+        workflows: Sequence[Definition[Any, Any]],
         payload: object,
         events: Mapping[str, object],
         deps: object,
         store: Callable[[Clock], Store],
         always_replay: bool,
     ) -> None:
-        self._workflow = workflow
+        self._workflows = workflows
+        self._workflow = workflows[0]
         self._payload = payload
         self._events = events
         self._deps = deps
@@ -162,34 +186,33 @@ class _World:
     async def live(self, fail_at: int | None, how: How) -> _Life:
         """Run the workflow in a process that crashes at a store call, then in another one."""
         clock = TestClock()
-        starts: Counter[tuple[str, str]] = Counter()
-        recorded: frozenset[str] = frozenset()
+        starts: Counter[_Start] = Counter()
+        recorded: frozenset[tuple[str, str]] = frozenset()
         inner = self._store(clock)
         first = FaultyStore(inner, fail_at=fail_at, how=how, error=_Crash, stays_down=True)
         try:
-            run = await self._process(first, clock, starts)
-            if run is None:
-                snapshot = await inner.load(RUN)
-                recorded = frozenset(snapshot["steps"] if snapshot is not None else ())
+            runs = await self._process(inner, first, clock, starts)
+            if runs is None:
+                recorded = await _recorded(inner)
                 await clock.advance(_LEASE * 2)
-                run = await self._process(FaultyStore(inner), clock, starts)
+                runs = await self._process(inner, FaultyStore(inner), clock, starts)
         finally:
             await inner.close()
-        if run is None:
+        if runs is None:
             raise CrashFound(f"{self._workflow!r} did not end after a crash {how} call {fail_at}")
-        return _Life(run, first.calls, first.failed, starts, recorded)
+        return _Life(runs, first.calls, first.failed, starts, recorded)
 
     async def _process(
-        self, store: FaultyStore, clock: TestClock, starts: Counter[tuple[str, str]]
-    ) -> Run | None:
+        self, inner: Store, store: FaultyStore, clock: TestClock, starts: Counter[_Start]
+    ) -> list[Run] | None:
         def count(event: object) -> None:
             # After its crash a process starts no more steps.
             if isinstance(event, StepStart) and not store.failed:
-                starts[event.step, event.key] += 1
+                starts[_Start(event.run_id, event.step, event.key)] += 1
 
         runtime = Runtime(
             store,
-            workflows=[self._workflow],
+            workflows=self._workflows,
             deps=self._deps,
             clock=clock,
             lease_ttl=_LEASE,
@@ -202,39 +225,63 @@ class _World:
             # The clock stands still during a store call: a slow thread would add renewals, and the
             # calls of two lives could not be compared.
             return await clock.run(
-                self._run_to_end(runtime, clock),
+                self._run_to_end(runtime, inner, clock),
                 limit=_MAX_TIME,
                 is_busy=lambda: store.in_flight > 0,
             )
         return None
 
-    async def _run_to_end(self, runtime: Runtime, clock: TestClock) -> Run:
+    async def _run_to_end(self, runtime: Runtime, inner: Store, clock: TestClock) -> list[Run]:
+        """Return all runs when they have ended; what this looks at is not counted as a call."""
+        reader = Client(inner, workflows=self._workflows, clock=clock)
+        runs: list[Run] = []
         async with runtime:
-            run = await runtime.trigger(self._workflow, self._payload, run_id=RUN)
+            await runtime.trigger(self._workflow, self._payload, run_id=RUN)
             for _ in range(_MAX_ROUNDS):
-                if run.over:
-                    return run
-                await self._wake(runtime, clock, run)
-                await runtime.sweep()
-                current = await runtime.get_run(RUN)
-                assert current is not None
-                run = current
+                runs = await _all_runs(reader)
+                if all(run.over for run in runs):
+                    return runs
+                # A run that waits for another is made due by it, and not by time.
+                if len(runs) == 1 or not await runtime.sweep():
+                    await self._wake(runtime, clock, [run for run in runs if not run.over])
+                    await runtime.sweep()
+        run = next(run for run in runs if not run.over)
         waits = ", ".join(repr(wait.id) for wait in run.pending) or "nothing"
         raise CrashFound(
-            f"{self._workflow!r} did not end in {_MAX_ROUNDS} rounds: it is {run.status} and "
-            f"waits for {waits}. Are all of its events in `events`?"
+            f"{self._workflow!r} did not end in {_MAX_ROUNDS} rounds: {run.run_id!r} is "
+            f"{run.status} and waits for {waits}. Are all of its events in `events`?"
         )
 
-    async def _wake(self, runtime: Runtime, clock: TestClock, run: Run) -> None:
-        """Send the event that the run waits for, or advance the clock to its wake time."""
-        for wait in run.pending:
+    async def _wake(self, runtime: Runtime, clock: TestClock, runs: Sequence[Run]) -> None:
+        """Send an event that a run waits for, or advance the clock to the next wake time."""
+        waits = [(run.run_id, wait) for run in runs for wait in run.pending]
+        for run_id, wait in waits:
             if wait.event is not None and wait.event in self._events:
                 payload = self._events[wait.event]
-                await runtime.signal(RUN, wait.event, payload, dedup_id=wait.id, wait=False)
+                await runtime.signal(run_id, wait.event, payload, dedup_id=wait.id, wait=False)
                 return
-        wakes = [wait.wake_at for wait in run.pending if wait.wake_at is not None]
+        wakes = [wait.wake_at for _, wait in waits if wait.wake_at is not None]
         pause = min(wakes) - clock.now() if wakes else _LEASE * 2
         await clock.advance(max(pause, timedelta(0)))
+
+
+async def _all_runs(reader: Client) -> list[Run]:
+    """Return all runs as they are stored, the explored one first, the others by id."""
+    ids = {summary.id for summary in await reader.list_runs(limit=_MAX_RUNS)} - {RUN}
+    runs = [await reader.get_run(run_id) for run_id in (RUN, *sorted(ids))]
+    return [run for run in runs if run is not None]
+
+
+async def _recorded(store: Store) -> frozenset[tuple[str, str]]:
+    """Return the runs and keys of all recorded steps."""
+    summaries = await store.list(limit=_MAX_RUNS)
+    snapshots = [(summary.id, await store.load(summary.id)) for summary in summaries]
+    return frozenset(
+        (run_id, key)
+        for run_id, snapshot in snapshots
+        if snapshot is not None
+        for key in snapshot["steps"]
+    )
 
 
 class _Crash(StoreError):

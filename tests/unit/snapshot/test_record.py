@@ -36,6 +36,7 @@ class Call:
     attempt: int = 1
     failures: Sequence[str] = ()
     event: str = ""
+    run: str = ""
     returns: Any = None
     errors: Any = None
 

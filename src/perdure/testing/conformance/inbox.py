@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+from perdure.snapshot import RunStatus
 from perdure.store import Delivery, Entry, Rest, Store, Verdict
 from perdure.testing.conformance.harness import (
     LONG,
@@ -246,6 +247,32 @@ class WakeChecks(Harness):
         grant = await acquire_run(inboxes)
         await send_one(inboxes, "run", "paid", b"1")
         await write_rest(inboxes, grant, Rest("waiting", None, ("other", "paid")))
+        assert await claimed_ids(inboxes) == ["run"]
+
+    async def test_a_run_that_is_over_is_due_for_a_message_that_came_while_it_ended(
+        self, store: Store
+    ) -> None:
+        """A run that is over is due if its rest awaits the name of a message in its inbox."""
+        inboxes = need_inbox(store)
+        statuses: tuple[RunStatus, ...] = ("completed", "failed", "cancelled")
+        for status in statuses:
+            grant = await acquire_run(inboxes, status)
+            await send_one(inboxes, status, "~watch", b"1")
+            await write_rest(inboxes, grant, Rest(status, awaits=("~watch",)))
+            (again,) = await inboxes.claim("ana", LONG, 10)
+            assert again.lease.id == status
+            (message,) = again.inbox
+            data, rest = as_json(snapshot(status=status)), Rest(status, awaits=("~watch",))
+            entry = Entry(status, again.lease.epoch, 1, data, (message.id,), rest)
+            assert await append_entries(inboxes, entry) == [Verdict.ACCEPTED]
+            assert await claimed_ids(inboxes) == []
+            assert await send_one(inboxes, status, "~watch", b"2") is Delivery.OVER
+
+    async def test_a_run_that_is_over_may_be_due(self, store: Store) -> None:
+        """A run that is over is claimed at the wake time of its rest, and stays as it is."""
+        inboxes = need_inbox(store)
+        grant = await acquire_run(inboxes)
+        await write_rest(inboxes, grant, Rest("cancelled", await store_time(inboxes)))
         assert await claimed_ids(inboxes) == ["run"]
 
     async def test_a_rest_that_awaits_another_message_is_not_due(self, store: Store) -> None:

@@ -1,0 +1,107 @@
+"""What a run does to other runs: it starts them, sends them messages and cancels them.
+
+One order makes every crash harmless. An item is first part of a fenced write of its own run. Then
+it is delivered, as often as need be: a start has its effect once by the id of the new run, a
+message by its deduplication id. The next write of the run, whatever that is for, says that it was
+delivered. So a process that has lost its lease sends nothing new, and the next owner of a run
+delivers what the previous one left.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+from perdure import codec
+from perdure.clock import isoformat, parse_iso
+from perdure.durable.session import Session, poke, wake_workers
+from perdure.engine.history import History
+from perdure.engine.tasks import Task, detached
+from perdure.snapshot import OutboxItem, Snapshot, workflow_of
+from perdure.store import NewMessage, NewRun, Receipt, header_of
+
+Deliver: TypeAlias = Callable[[OutboxItem], Awaitable[None]]
+
+
+class Outbox:
+    """The deliveries of one run. The first that fails breaks the run off, by `on_failure`."""
+
+    def __init__(
+        self,
+        history: History,
+        deliver: Callable[[OutboxItem], Awaitable[None]],
+        on_failure: Callable[[Exception], object],
+    ) -> None:
+        self._history = history
+        self._deliver = deliver
+        self._on_failure = on_failure
+        self._under_way: dict[str, Task] = {}
+        self._failure: Exception | None = None
+
+    def deliver(self, items: Mapping[str, OutboxItem | None]) -> None:
+        """Begin to deliver items that are durable."""
+        for name, item in items.items():
+            if item is not None and name not in self._under_way:
+                self._under_way[name] = detached(self._deliver_one(name, item))
+
+    async def drain(self) -> None:
+        """Return when everything durable was delivered; raise the error of a delivery that failed.
+
+        A run must not leave memory before: no process would deliver what is left.
+        """
+        while self._under_way:
+            await asyncio.wait(tuple(self._under_way.values()))
+        if self._failure is not None:
+            raise self._failure
+
+    async def _deliver_one(self, name: str, item: OutboxItem) -> None:
+        try:
+            await self._deliver(item)
+            self._history.acknowledge(name)
+        except Exception as error:  # noqa: BLE001  # the run cannot continue, and raises it
+            self._failure = self._failure or error
+            self._on_failure(error)
+        finally:
+            del self._under_way[name]
+
+
+async def start_runs(session: Session, runs: Sequence[NewRun]) -> list[bool]:
+    """Create runs for workers; return `False` for each that existed already."""
+    created = await asyncio.gather(*map(session.committer.enqueue, runs))
+    wake_workers(session.store)
+    return created
+
+
+async def send_messages(session: Session, messages: Sequence[NewMessage]) -> list[Receipt]:
+    """Send messages, and let runs that are active in this process look for them."""
+    receipts = await asyncio.gather(*map(session.committer.send, messages))
+    poke(session.store, {message.to for message in messages})
+    wake_workers(session.store)
+    return receipts
+
+
+def encode_run(run: NewRun) -> dict[str, Any]:
+    """Return a new run as JSON, for an outbox item."""
+    facts: dict[str, Any] = {"id": run.id, "snapshot": codec.loads(run.snapshot)}
+    if run.queue:
+        facts["queue"] = run.queue
+    if run.head_start:
+        facts["headStart"] = run.head_start.total_seconds()
+    if run.wake_at is not None:
+        facts["wakeAt"] = isoformat(run.wake_at)
+    return facts
+
+
+def decode_run(facts: Mapping[str, Any]) -> NewRun:
+    """Return the new run of an outbox item."""
+    snapshot: Snapshot = facts["snapshot"]
+    wake_at = facts.get("wakeAt")
+    return NewRun(
+        facts["id"],
+        workflow_of(snapshot) or "",
+        codec.dumps(snapshot),
+        wake_at=None if wake_at is None else parse_iso(wake_at),
+        head_start=timedelta(seconds=facts.get("headStart", 0)),
+        queue=facts.get("queue", ""),
+        **header_of(snapshot),
+    )

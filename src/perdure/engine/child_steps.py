@@ -1,0 +1,259 @@
+"""The part of the user's handle that starts other runs and waits for them.
+
+receipt = await step.call("pay", pay_invoice, invoice)
+ref = await step.start("welcome", send_welcome, user, on_parent_end="abandon")
+welcomed = await step.result("welcomed", ref, timeout="1d")
+"""
+
+from collections.abc import Coroutine, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar, get_args, overload
+
+from perdure.clock import Duration, parse_duration
+from perdure.engine.call import RunHost, StepCall
+from perdure.engine.children import RunRef, await_run, call_run, children_of, start_run
+from perdure.engine.execution import Execution
+from perdure.engine.target import ChildOptions, OnParentEnd, Target
+from perdure.errors import InvalidArgument
+from perdure.validation import check_id, check_user_id
+
+P = TypeVar("P")
+T = TypeVar("T")
+
+
+class ChildSteps:
+    """A base class of `Step`."""
+
+    __slots__ = ()
+
+    _run: Execution
+
+    @overload
+    def call(
+        self,
+        id: str,
+        workflow: Target[None, T],
+        payload: None = ...,
+        /,
+        *,
+        run_id: str | None = ...,
+        priority: int | None = ...,
+        tags: Mapping[str, str] | None = ...,
+        inherit: Sequence[str] = ...,
+        deadline: Duration | datetime | None = ...,
+        on_parent_end: OnParentEnd = ...,
+    ) -> Coroutine[object, None, T]: ...
+    @overload
+    def call(
+        self,
+        id: str,
+        workflow: Target[P, T],
+        payload: P,
+        /,
+        *,
+        run_id: str | None = ...,
+        priority: int | None = ...,
+        tags: Mapping[str, str] | None = ...,
+        inherit: Sequence[str] = ...,
+        deadline: Duration | datetime | None = ...,
+        on_parent_end: OnParentEnd = ...,
+    ) -> Coroutine[object, None, T]: ...
+    @overload
+    def call(
+        self,
+        id: str,
+        workflow: str,
+        payload: Any = ...,
+        /,
+        *,
+        run_id: str | None = ...,
+        priority: int | None = ...,
+        tags: Mapping[str, str] | None = ...,
+        inherit: Sequence[str] = ...,
+        deadline: Duration | datetime | None = ...,
+        on_parent_end: OnParentEnd = ...,
+    ) -> Coroutine[object, None, Any]: ...
+    def call(
+        self,
+        id: str,
+        workflow: Target[Any, Any] | str,
+        payload: Any = None,
+        /,
+        *,
+        run_id: str | None = None,
+        priority: int | None = None,
+        tags: Mapping[str, str] | None = None,
+        inherit: Sequence[str] = (),
+        deadline: Duration | datetime | None = None,
+        on_parent_end: OnParentEnd = "cancel",
+    ) -> Coroutine[object, None, Any]:
+        """Start a run of another workflow, wait for its end, and return its output.
+
+        A worker drives it; while this run waits, it can leave memory. If the child fails or is
+        cancelled, `RunFailed` is raised, with the child's exception as its cause. Its id is made of
+        this run's id, generation and call, unless `run_id` is passed. It has the tags in `tags` and
+        those of this run that `inherit` names, and it ends by this run's deadline. If this run
+        ends, or the branch that waits loses a race, the child is cancelled, unless
+        `on_parent_end="abandon"`.
+        """
+        options = _options(
+            run_id=run_id,
+            priority=priority,
+            tags=tags,
+            inherit=inherit,
+            deadline=deadline,
+            on_parent_end=on_parent_end,
+        )
+        host, target, call = self._prepare("step.call", id, workflow, payload)
+        call.kind = "call"
+        return call_run(self._run, call, host, target, options)
+
+    @overload
+    def start(
+        self,
+        id: str,
+        workflow: Target[None, T],
+        payload: None = ...,
+        /,
+        *,
+        run_id: str | None = ...,
+        at: datetime | None = ...,
+        delay: Duration | None = ...,
+        priority: int | None = ...,
+        tags: Mapping[str, str] | None = ...,
+        inherit: Sequence[str] = ...,
+        deadline: Duration | datetime | None = ...,
+        on_parent_end: OnParentEnd = ...,
+    ) -> Coroutine[object, None, RunRef[T]]: ...
+    @overload
+    def start(
+        self,
+        id: str,
+        workflow: Target[P, T],
+        payload: P,
+        /,
+        *,
+        run_id: str | None = ...,
+        at: datetime | None = ...,
+        delay: Duration | None = ...,
+        priority: int | None = ...,
+        tags: Mapping[str, str] | None = ...,
+        inherit: Sequence[str] = ...,
+        deadline: Duration | datetime | None = ...,
+        on_parent_end: OnParentEnd = ...,
+    ) -> Coroutine[object, None, RunRef[T]]: ...
+    @overload
+    def start(
+        self,
+        id: str,
+        workflow: str,
+        payload: Any = ...,
+        /,
+        *,
+        run_id: str | None = ...,
+        at: datetime | None = ...,
+        delay: Duration | None = ...,
+        priority: int | None = ...,
+        tags: Mapping[str, str] | None = ...,
+        inherit: Sequence[str] = ...,
+        deadline: Duration | datetime | None = ...,
+        on_parent_end: OnParentEnd = ...,
+    ) -> Coroutine[object, None, RunRef[Any]]: ...
+    def start(
+        self,
+        id: str,
+        workflow: Target[Any, Any] | str,
+        payload: Any = None,
+        /,
+        *,
+        run_id: str | None = None,
+        at: datetime | None = None,
+        delay: Duration | None = None,
+        priority: int | None = None,
+        tags: Mapping[str, str] | None = None,
+        inherit: Sequence[str] = (),
+        deadline: Duration | datetime | None = None,
+        on_parent_end: OnParentEnd = "cancel",
+    ) -> Coroutine[object, None, RunRef[Any]]:
+        """Start a run of another workflow, and return a reference to it at once.
+
+        `step.result` waits for it. The options are those of `step.call`; the run is due at once,
+        `at` a time or after a `delay`.
+        """
+        options = _options(
+            run_id=run_id,
+            at=at,
+            delay=delay,
+            priority=priority,
+            tags=tags,
+            inherit=inherit,
+            deadline=deadline,
+            on_parent_end=on_parent_end,
+        )
+        _, target, call = self._prepare("step.start", id, workflow, payload)
+        call.kind = "start"
+        call.returns = RunRef[Any]
+        return start_run(self._run, call, target, options)
+
+    @overload
+    def result(
+        self, id: str, run: RunRef[T], /, *, timeout: Duration | None = ...
+    ) -> Coroutine[object, None, T]: ...
+    @overload
+    def result(
+        self, id: str, run: str, /, *, timeout: Duration | None = ..., returns: type[T]
+    ) -> Coroutine[object, None, T]: ...
+    @overload
+    def result(
+        self, id: str, run: str, /, *, timeout: Duration | None = ...
+    ) -> Coroutine[object, None, Any]: ...
+    def result(
+        self,
+        id: str,
+        run: RunRef[Any] | str,
+        /,
+        *,
+        timeout: Duration | None = None,
+        returns: type[Any] | None = None,
+    ) -> Coroutine[object, None, Any]:
+        """Wait for the end of a run, and return its output; any run of this store will do.
+
+        If it fails or is cancelled, `RunFailed` is raised, with its exception as the cause; if
+        there is no such run, with `RunNotFound` as the cause. After the `timeout` a `StepTimeout`
+        is raised, and the run continues. `returns` is the type of the output of a run that is
+        named by its id.
+        """
+        children = children_of(self._run, "step.result")
+        ref = run if isinstance(run, RunRef) else RunRef(check_id(run, "run"))
+        if ref.id == self._run.run_id:
+            raise InvalidArgument("run", run, "another run: this one cannot wait for its own end")
+        if timeout is not None:
+            parse_duration(timeout, "timeout")
+        target = children.known(ref.workflow)
+        call = self._run.call(id, self.result if target is None else target.fn, (ref.id,))
+        call.kind = "result"
+        call.returns = returns
+        host = self._run.host
+        assert host is not None, "a run with children has a host"
+        return await_run(self._run, call, host, ref, timeout)
+
+    def _prepare(
+        self, what: str, id: str, workflow: object, payload: object
+    ) -> tuple[RunHost, Target[Any, Any], StepCall]:
+        run = self._run
+        target = children_of(run, what).target(workflow)
+        assert run.host is not None, "a run with children has a host"
+        args = () if payload is None else (payload,)
+        return run.host, target, run.call(id, target.fn, args)
+
+
+def _options(**options: Any) -> ChildOptions:
+    checked = ChildOptions(**options)
+    if checked.run_id is not None:
+        check_user_id(checked.run_id, "run_id")
+    if checked.on_parent_end not in get_args(OnParentEnd):
+        raise InvalidArgument("on_parent_end", checked.on_parent_end, "'cancel' or 'abandon'")
+    names = checked.inherit
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise InvalidArgument("inherit", names, "a list of names of tags")
+    return checked

@@ -1,0 +1,69 @@
+"""What a run can start: a workflow, as the engine sees it."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+
+import msgspec
+
+from perdure import codec
+from perdure.clock import Duration
+from perdure.snapshot import OutboxItem
+
+P = TypeVar("P")
+T = TypeVar("T")
+
+OnParentEnd: TypeAlias = Literal["cancel", "abandon"]
+
+
+class Target(Generic[P, T]):
+    """A workflow by name, with the type `P` of its payload and `T` of its output."""
+
+    name: str
+    fn: Callable[..., Awaitable[Any]]
+    types: codec.DeclaredTypes
+
+
+class ChildOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a child run is to be started; what is not set is that of any new run.
+
+    `inherit` names tags of the parent that the child gets too. `facts` are metadata of the engine.
+    """
+
+    run_id: str | None = None
+    at: datetime | None = None
+    delay: Duration | None = None
+    priority: int | None = None
+    tags: Mapping[str, str] | None = None
+    inherit: Sequence[str] = ()
+    deadline: Duration | datetime | None = None
+    on_parent_end: OnParentEnd = "cancel"
+    facts: Mapping[str, Any] = {}
+
+
+class ChildRuns(Protocol):
+    """Makes the runs that one run starts."""
+
+    def target(self, workflow: object) -> Target[Any, Any]:
+        """Return the workflow; raise if it is not one, or is not known by this name."""
+        ...
+
+    def known(self, name: str) -> Target[Any, Any] | None:
+        """Return the workflow of this name, or `None` if it is not known here."""
+        ...
+
+    def child_id(self, call: str, options: ChildOptions) -> str:
+        """Return the id of the run that this call starts."""
+        ...
+
+    def new_run(
+        self,
+        target: Target[Any, Any],
+        payload: object,
+        run_id: str,
+        call: str,
+        options: ChildOptions,
+        reply_to: Mapping[str, Any] | None = None,
+    ) -> OutboxItem:
+        """Return what the outbox says about a run that is to be started."""
+        ...

@@ -1,0 +1,109 @@
+"""The runs that a run starts: their ids, and what is stored with them."""
+
+import hashlib
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+from perdure import codec
+from perdure.clock import Clock
+from perdure.durable.outbox import encode_run
+from perdure.engine.history import History
+from perdure.engine.target import ChildOptions, Target
+from perdure.errors import InvalidArgument, TooDeep
+from perdure.runtime.deadlines import inherited_deadline
+from perdure.runtime.definition import Definition
+from perdure.runtime.options import Start, check_options, new_start
+from perdure.runtime.registry import Registry
+from perdure.snapshot import OutboxItem, system_tag
+from perdure.validation import MAX_ID_LENGTH
+
+PARENT = "~parent"
+"""The tag by which the children of a run are found."""
+
+MAX_DEPTH = 100
+"""How many ancestors a run has at most: a workflow that calls itself without end must stop."""
+
+
+class Children:
+    """Makes the child runs of one run."""
+
+    def __init__(
+        self, run_id: str, history: History, registry: Registry, random: Random, clock: Clock
+    ) -> None:
+        self._run_id = run_id
+        self._history = history
+        self._registry = registry
+        self._random = random
+        self._clock = clock
+
+    def target(self, workflow: object) -> Definition[Any, Any]:
+        """Return a workflow that was passed as its definition, or that is registered by name."""
+        if isinstance(workflow, str):
+            return self._registry.newest(workflow)
+        if not isinstance(workflow, Definition):
+            expected = "a function decorated with @workflow, or its name"
+            raise InvalidArgument("workflow", workflow, expected)
+        return workflow
+
+    def known(self, name: str) -> Definition[Any, Any] | None:
+        """Return the newest definition of this name, or `None` if none is registered."""
+        return self._registry.newest(name) if name in self._registry.names else None
+
+    def child_id(self, call: str, options: ChildOptions) -> str:
+        """Return the id of the run that a call of this generation starts."""
+        if options.run_id is not None:
+            return options.run_id
+        generation = self._history.generation
+        readable = f"{self._run_id}/{generation}/{call}"
+        if len(readable) <= MAX_ID_LENGTH:
+            return readable
+        identity = codec.dumps([self._run_id, generation, call])
+        digest = hashlib.sha256(identity).hexdigest()
+        return f"{self._run_id[: MAX_ID_LENGTH - len(digest) - 1]}/{digest}"
+
+    def new_run(
+        self,
+        target: Target[Any, Any],
+        payload: object,
+        run_id: str,
+        call: str,
+        options: ChildOptions,
+        reply_to: Mapping[str, Any] | None = None,
+    ) -> OutboxItem:
+        """Return what the outbox says about a run that is to be started."""
+        assert isinstance(target, Definition), "`target` returns definitions"
+        start = self._start(target, payload, run_id, options)
+        start.metadata.update(self._facts(call), **options.facts)
+        if reply_to is not None:
+            start.metadata["replyTo"] = dict(reply_to)
+        return {"start": encode_run(start.new_run())}
+
+    def _start(
+        self, target: Definition[Any, Any], payload: object, run_id: str, options: ChildOptions
+    ) -> Start:
+        now = self._clock.now()
+        plan = check_options(
+            now,
+            at=options.at,
+            delay=options.delay,
+            priority=options.priority or 0,
+            tags=options.tags,
+        )
+        start = new_start(target, target.encode_payload(payload), run_id, plan, now, self._random)
+        start.metadata.update(inherited_deadline(self._history.metadata, options.deadline))
+        start.metadata["tags"] = self._tags(start, options)
+        return start
+
+    def _tags(self, start: Start, options: ChildOptions) -> dict[str, str]:
+        own = self._history.metadata.get("tags") or {}
+        inherited = {name: own[name] for name in options.inherit if name in own}
+        parent = {PARENT: system_tag(PARENT, self._run_id)}
+        return {**inherited, **start.metadata.get("tags", {}), **parent}
+
+    def _facts(self, call: str) -> dict[str, Any]:
+        depth = int(self._history.metadata.get("depth", 0)) + 1
+        if depth > MAX_DEPTH:
+            raise TooDeep(self._run_id, MAX_DEPTH)
+        parent = {"run": self._run_id, "generation": self._history.generation, "call": call}
+        return {"parent": parent, "depth": depth}

@@ -1,0 +1,131 @@
+"""Delivering the items of an outbox: each may be delivered again, and has its effect once."""
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from random import Random
+from typing import Any
+
+from perdure import codec
+from perdure.durable.outbox import decode_run, send_messages, start_runs
+from perdure.durable.session import Session, wake_workers
+from perdure.engine.history import History
+from perdure.errors import RunConflict
+from perdure.runtime.ends import done_message, missing_outcome, outcome_in
+from perdure.runtime.options import payload_conflict
+from perdure.runtime.requests import OPERATOR, WATCH, Request, encode_request
+from perdure.runtime.transitions import change, lease_request
+from perdure.runtime.verbs import RETRIED, continue_over
+from perdure.snapshot import OutboxItem, Snapshot, is_over, rest_status, workflow_of
+from perdure.snapshot.record import encode_failure
+from perdure.store import Delivery, NewMessage, NewRun, Refusal, Store, can_search
+
+BATCH = 500
+_PAUSE = 0.05
+
+
+class Deliveries:
+    """Delivers the items of one run's outbox."""
+
+    def __init__(
+        self, session: Session, run_id: str, history: History, random: Random, ttl: timedelta
+    ) -> None:
+        self._session = session
+        self._run_id = run_id
+        self._history = history
+        self._random = random
+        self._ttl = ttl
+
+    async def __call__(self, item: OutboxItem) -> None:
+        """Deliver one item."""
+        facts: Any = item
+        if "start" in facts:
+            await self._start(decode_run(facts["start"]))
+        if "watch" in facts:
+            await self._watch(facts["watch"]["run"], facts["watch"]["event"])
+        if "cancel" in facts:
+            await self._cancel(facts["cancel"]["id"], facts["cancel"]["runs"])
+
+    async def _start(self, new: NewRun) -> None:
+        (is_new,) = await start_runs(self._session, [new])
+        if is_new:
+            return
+        snapshot: Snapshot = codec.loads(new.snapshot)
+        metadata = snapshot.get("metadata") or {}
+        event = (metadata.get("replyTo") or {}).get("event")
+        stored = await self._session.store.load(new.id)
+        if event is None or stored is None:
+            return
+        known = stored.get("metadata") or {}
+        if (known.get("replyTo") or {}).get("event") == event:
+            # It was delivered before: that run reports its end by itself.
+            return
+        if (conflict := _conflict(new.id, snapshot, stored)) is not None:
+            await self._report(new.id, event, conflict)
+        else:
+            await self._watch(new.id, event)
+
+    async def _watch(self, run_id: str, event: str) -> None:
+        """Make sure that this run gets a message when the other one ends, or has ended."""
+        payload = codec.dumps({"run": self._run_id, "event": event})
+        message = NewMessage(run_id, WATCH, payload, f"{event}@{self._run_id}")
+        (receipt,) = await send_messages(self._session, [message])
+        if receipt.delivery in (Delivery.DELIVERED, Delivery.DUPLICATE):
+            return None
+        stored = await self._session.store.load(run_id)
+        if stored is None:
+            return await self._report(run_id, event, missing_outcome(run_id))
+        if not is_over(rest_status(stored)) or self._is_to_continue(stored):
+            # It was started again in the meantime, or is to be continued; then it is asked again.
+            if not await self._continue(run_id):
+                await self._session.clock.sleep(_PAUSE)
+            return await self._watch(run_id, event)
+        outcome = outcome_in(stored["execution"], workflow_of(stored))
+        return await self._report(run_id, event, outcome)
+
+    def _is_to_continue(self, stored: Snapshot) -> bool:
+        """Return whether a child of this run did not succeed before this run was retried."""
+        retried_at, block = self._history.metadata.get(RETRIED), stored["execution"]
+        parent = (stored.get("metadata") or {}).get("parent") or {}
+        is_failed = block["status"] == "failed" and parent.get("run") == self._run_id
+        ended_at = block.get("completedAt") or block["lastUpdated"]
+        return is_failed and isinstance(retried_at, str) and ended_at < retried_at
+
+    async def _continue(self, run_id: str) -> bool:
+        """Continue a child that did not succeed, if no other process is changing it."""
+        request = lease_request(run_id, self._random, self._ttl)
+        grant = await self._session.acquire(request)
+        if isinstance(grant, Refusal):
+            return False
+        is_changed = await change(self._session, grant, continue_over) is not None
+        wake_workers(self._session.store)
+        return is_changed
+
+    async def _report(self, run_id: str, event: str, outcome: Mapping[str, Any]) -> None:
+        await send_messages(self._session, [done_message(run_id, event, self._run_id, outcome)])
+
+    async def _cancel(self, id: str, run_ids: Sequence[str]) -> None:
+        why = f"the run that started it, {self._run_id!r}, no longer waits for it"
+        for first in range(0, len(run_ids), BATCH):
+            runs = await open_runs(self._session.store, run_ids[first : first + BATCH])
+            request = encode_request(Request("", "cancel", why=why))
+            dedup_id = f"~cancel:{self._run_id}:{id}"
+            messages = [NewMessage(run, OPERATOR, request, dedup_id) for run in runs]
+            await send_messages(self._session, messages)
+
+
+async def open_runs(store: Store, run_ids: Sequence[str]) -> list[str]:
+    """Return those of the runs that are not over, as far as the store can tell quickly."""
+    if not can_search(store):
+        return list(run_ids)
+    runs = await store.summaries(run_ids)
+    return [run.id for run in runs if run is not None and not is_over(run.status)]
+
+
+def _conflict(run_id: str, new: Snapshot, stored: Snapshot) -> dict[str, Any] | None:
+    """Return the outcome for a parent that wanted to start a run whose id another run has."""
+    workflow = workflow_of(stored)
+    reason = payload_conflict(new, stored)
+    if not reason:
+        return None
+    record = encode_failure(RunConflict(run_id, workflow, reason), run_id).record
+    return {**codec.loads(codec.dumps(record)), "workflow": workflow or ""}

@@ -1,0 +1,64 @@
+"""The end of a run, as other runs learn of it.
+
+The end is durable before any run learns of it. Then the run that called this one, and those that
+asked to be told, get a message, which has its effect once however often it is sent. A request that
+arrives while a run ends makes the run due again: its next owner answers.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from perdure import codec
+from perdure.durable.outbox import send_messages
+from perdure.durable.session import Session
+from perdure.errors import RunNotFound
+from perdure.runtime.requests import WATCH
+from perdure.snapshot import ExecutionBlock, Snapshot, reply_to_of, workflow_of
+from perdure.snapshot.record import encode_failure
+from perdure.store import Message, NewMessage, Receipt
+
+
+def watchers_in(messages: Iterable[Message]) -> list[Message]:
+    """Return the requests to be told of the run's end."""
+    return [message for message in messages if message.name == WATCH]
+
+
+def done_message(run_id: str, event: str, to: str, outcome: Mapping[str, Any]) -> NewMessage:
+    """Return the message that reports the end of a run."""
+    # As text: its values are decoded by the types of the run that ended, not as an event's.
+    payload = codec.dumps({"run": run_id, "outcome": codec.dumps(outcome).decode()})
+    return NewMessage(to, event, payload, f"{event}@{run_id}")
+
+
+def outcome_in(block: ExecutionBlock, workflow: str | None) -> dict[str, Any]:
+    """Return the record of how a run ended, like that of a step."""
+    facts: Mapping[str, Any] = block
+    if block["status"] == "completed":
+        outcome = {"ok": True, "value": facts.get("output"), "at": block["lastUpdated"]}
+        outcome["typed" if facts.get("outputTyped") else "coded"] = True
+    else:
+        outcome = dict(facts.get("error") or {"ok": False, "error": "failed", "cause": None})
+    return {**outcome, "workflow": workflow or ""}
+
+
+def missing_outcome(run_id: str) -> dict[str, Any]:
+    """Return the outcome of a run that does not exist."""
+    record = encode_failure(RunNotFound(run_id), run_id).record
+    return {**codec.loads(codec.dumps(record)), "workflow": ""}
+
+
+async def report_end(
+    session: Session,
+    run_id: str,
+    snapshot: Snapshot,
+    watchers: Iterable[Message] = (),
+) -> list[Receipt]:
+    """Send the end of a run to the run that called it, and to those that asked for it."""
+    asked = [codec.loads(message.payload) for message in watchers]
+    if (caller := reply_to_of(snapshot.get("metadata") or {})) is not None:
+        asked.append(caller)
+    if not asked:
+        return []
+    outcome = outcome_in(snapshot["execution"], workflow_of(snapshot))
+    messages = [done_message(run_id, each["event"], each["run"], outcome) for each in asked]
+    return await send_messages(session, messages)

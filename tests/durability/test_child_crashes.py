@@ -1,0 +1,150 @@
+"""Every possible crash of a parent and of its children, before and after every store call."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import Run, Step, workflow
+from perdure.errors import RunFailed
+from perdure.runtime.definition import Definition
+from perdure.stores import sqlite
+from perdure.testing import explore_crashes
+
+
+async def double(n: int) -> int:
+    return n * 2
+
+
+async def refuse() -> int:
+    raise ValueError("no")
+
+
+@workflow("child")
+async def child(step: Step, n: int) -> int:
+    return await step("double", double, n)
+
+
+@workflow("sleeper")
+async def sleeper(step: Step, n: int) -> int:
+    await step.sleep("nap", "1h")
+    return await step("double", double, n)
+
+
+@workflow("failing")
+async def failing(step: Step) -> int:
+    return await step("refuse", refuse)
+
+
+@workflow("nested")
+async def nested(step: Step, n: int) -> int:
+    return await step.call("inner", child, n) + await step.call("inner", child, n + 1)
+
+
+@workflow("calls")
+async def calls(step: Step, n: int) -> int:
+    first = await step.call("first", child, n)
+    return await step.call("second", nested, first)
+
+
+@workflow("fans out")
+async def fans_out(step: Step, n: int) -> list[int]:
+    return list(await step.all(*(step.call(f"child {i}", sleeper, i) for i in range(n))))
+
+
+@workflow("starts")
+async def starts(step: Step, n: int) -> list[int]:
+    refs = [await step.start("child", child, i) for i in range(n)]
+    await step.sleep("meanwhile", "1h")
+    return [await step.result("result", ref) for ref in refs]
+
+
+@workflow("catches")
+async def catches(step: Step) -> str:
+    try:
+        await step.call("try", failing)
+    except RunFailed as failed:
+        return f"{failed.run_id}: {failed.__cause__!r}"
+    return "?"
+
+
+@workflow("leaves children")
+async def leaves_children(step: Step) -> str:
+    await step.start("cancelled", sleeper, 1)
+    await step.start("abandoned", sleeper, 2, on_parent_end="abandon")
+    return "done"
+
+
+@workflow("races")
+async def races(step: Step) -> str:
+    winner, _ = await step.race("either", step.call("slow", sleeper, 1), step.sleep("s", "1m"))
+    await step("after", double, 1)
+    return str(winner)
+
+
+@workflow("continues")
+async def continues(step: Step, n: int) -> int:
+    total = n + await step.call("add", child, 1)
+    if total < 4:
+        await step.continue_as_new(total)
+    return total
+
+
+@workflow("cancels itself")
+async def fails_beside(step: Step) -> int:
+    async def late() -> int:
+        await step.sleep("late", "1m")
+        raise ValueError("no")
+
+    await asyncio.gather(step.call("slow", sleeper, 1), late())
+    return 0
+
+
+CASES: list[tuple[Definition[Any, Any], Any]] = [
+    (calls, 1),
+    (fans_out, 2),
+    (starts, 2),
+    (catches, None),
+    (leaves_children, None),
+    (races, None),
+    (continues, 0),
+    (fails_beside, None),
+]
+OTHERS: list[Definition[Any, Any]] = [child, sleeper, failing, nested]
+
+
+def same_outcome(clean: Run, survived: Run) -> None:
+    """How far a child came before it was cancelled is not determined."""
+    assert survived.status == clean.status
+    assert survived.output == clean.output
+    assert repr(survived.error) == repr(clean.error)
+    if clean.status != "cancelled":
+        assert [step.key for step in survived.history] == [step.key for step in clean.history]
+
+
+@pytest.mark.parametrize(("parent", "payload"), CASES, ids=lambda case: getattr(case, "name", ""))
+async def test_no_crash_changes_the_outcome(parent: Definition[Any, Any], payload: object) -> None:
+    report = await explore_crashes(parent, payload, workflows=OTHERS, compare=same_outcome)
+    assert report.crashes > 10
+
+
+@pytest.mark.parametrize(("parent", "payload"), CASES, ids=lambda case: getattr(case, "name", ""))
+async def test_no_crash_changes_the_outcome_if_each_step_is_replayed(
+    parent: Definition[Any, Any], payload: object
+) -> None:
+    await explore_crashes(
+        parent, payload, workflows=OTHERS, always_replay=True, compare=same_outcome
+    )
+
+
+async def test_no_crash_changes_the_outcome_on_sqlite(tmp_path: Path) -> None:
+    numbers = iter(range(10_000))
+
+    report = await explore_crashes(
+        calls,
+        1,
+        workflows=OTHERS,
+        store=lambda clock: sqlite(tmp_path / f"{next(numbers)}.db", clock=clock),
+    )
+    assert report.crashes > 10

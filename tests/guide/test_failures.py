@@ -48,6 +48,24 @@ async def test_an_exception_is_caught_by_its_class(always_replay: bool) -> None:
     assert await drive(runtime, order, "order-1") == "sorry for 42"
 
 
+async def test_an_exception_keeps_its_cause_and_its_notes(always_replay: bool) -> None:
+    async def fetch() -> None:
+        error = PaymentDeclined(42)
+        error.add_note("card ends in 42")
+        raise error from ConnectionError("reset")
+
+    @workflow("order")
+    async def order(step: Step) -> list[str]:
+        try:
+            await step("fetch", fetch)
+        except PaymentDeclined as error:
+            return await step("tell", list, [*error.__notes__, repr(error.__cause__)])
+        return []
+
+    runtime = Runtime(MemoryStore(), workflows=[order], always_replay=always_replay)
+    assert await drive(runtime, order, "order-1") == ["card ends in 42", "ConnectionError('reset')"]
+
+
 async def test_a_class_that_no_function_has_at_hand_is_a_step_error(always_replay: bool) -> None:
     async def visit() -> None:
         raise type("Elsewhere", (Exception,), {})("far away")

@@ -1,7 +1,7 @@
 """Commands about the store itself: info, check, migrate, sql and prune."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 import click
@@ -56,7 +56,7 @@ async def migrate(settings: Settings) -> None:
 
 
 @contextmanager
-def _migrations_shown(show: Show) -> Iterator[None]:
+def _migrations_shown(show: Show) -> Generator[None, None, None]:
     """Show the progress that stores log while they migrate."""
     handler, logger = _MigrationProgress(show), logging.getLogger("perdure.stores")
     level = logger.level

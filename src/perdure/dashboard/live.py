@@ -26,7 +26,8 @@ MAX_STREAMS = 3
 
 _MAX_TOPICS = 8
 _HEARTBEAT = 15.0
-_TICK = 0.25
+_TICK = 0.1
+_RETRY = 5.0
 # A topic that is slow to read is read less often: it may take a tenth of the time.
 _SHARE = 10
 
@@ -37,14 +38,15 @@ class _Listener:
     topics: frozenset[str]
     changed: set[str] = field(default_factory=set)
     wakes: asyncio.Event = field(default_factory=asyncio.Event)
+    beat_at: float = 0.0
 
 
 @dataclass(slots=True)
 class _Topic:
-    """When a topic is to be read next: at the latest, and at the earliest if there is a reason."""
+    """When a topic is to be read next, and from when on a notification may change that."""
 
     next_at: float = 0.0
-    earliest: float = 0.0
+    hurry_at: float = 0.0
     digest: bytes = b""
 
 
@@ -55,7 +57,7 @@ class Live:
         self._clock = clock
         self._listeners: set[_Listener] = set()
         self._task: asyncio.Task[None] | None = None
-        self._notified = asyncio.Event()
+        self._topics: dict[str, _Topic] = {}
 
     async def stream(self, board: Board, visit: Visit) -> Response:
         """Return a stream of changed topics; 204 if the session has enough of them."""
@@ -74,49 +76,42 @@ class Live:
         try:
             yield b"retry: 3000\n\n"
             while True:
-                await self._wait(listener.wakes, _HEARTBEAT)
+                await listener.wakes.wait()
+                listener.wakes.clear()
                 changed, listener.changed = sorted(listener.changed), set()
                 # A comment keeps proxies from closing the connection, and shows that it is gone.
                 yield b"".join(map(_event, changed)) or b":\n\n"
         finally:
             self._listeners.discard(listener)
 
-    async def _wait(self, event: asyncio.Event, seconds: float) -> bool:
-        """Wait for an event, but not longer; return whether it was set, and clear it."""
-        sleeping = asyncio.ensure_future(self._clock.sleep(seconds))
-        waking = asyncio.ensure_future(event.wait())
-        try:
-            await asyncio.wait({sleeping, waking}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            sleeping.cancel()
-            waking.cancel()
-        is_set = event.is_set()
-        event.clear()
-        return is_set
-
     async def _watch(self, board: Board) -> None:
         """Read what is on screen until no browser listens."""
-        topics: dict[str, _Topic] = {}
-        is_notified = False
         listening = asyncio.create_task(self._listen(board.operations.store))
         try:
             while self._listeners:
                 wanted = {topic for each in self._listeners for topic in each.topics}
-                topics = {name: topics.get(name, _Topic()) for name in wanted}
-                for name, topic in topics.items():
-                    now = self._clock.monotonic()
-                    if topic.next_at <= now or (is_notified and topic.earliest <= now):
+                self._topics = {name: self._topics.get(name, _Topic()) for name in wanted}
+                for name, topic in self._topics.items():
+                    if topic.next_at <= self._clock.monotonic():
                         await self._look(board, name, topic)
-                is_notified = await self._wait(self._notified, _TICK)
+                for listener in self._listeners:
+                    if listener.beat_at <= (now := self._clock.monotonic()):
+                        listener.beat_at = now + _HEARTBEAT
+                        listener.wakes.set()
+                await self._clock.sleep(_TICK)
         finally:
             listening.cancel()
 
     async def _listen(self, store: Store) -> None:
-        """Look at once when the store sends a notification; without them, time will tell."""
-        if can_notify(store):
+        """Look at once when the store sends a notification. Polling finds what this misses."""
+        while can_notify(store):
             with suppress(StoreError):
                 async for _ in store.notifications():
-                    self._notified.set()
+                    for topic in self._topics.values():
+                        # However many arrive, a topic is read at most twice per period.
+                        times = topic.next_at, topic.hurry_at
+                        topic.next_at, topic.hurry_at = min(times), max(times)
+            await self._clock.sleep(_RETRY)
 
     async def _look(self, board: Board, name: str, topic: _Topic) -> None:
         """Read one topic, and notify its listeners if it has changed."""
@@ -127,9 +122,6 @@ class Live:
             digest = hashlib.sha256(str(error).encode()).digest()
         now = self._clock.monotonic()
         period = max(_TOPICS[name.partition(":")[0]][0], (now - begun) * _SHARE)
-        # However many notifications arrive, a topic is read at most twice per period.
-        if begun < topic.next_at:
-            topic.earliest = now + period
         topic.next_at = now + period
         is_changed = bool(topic.digest) and digest != topic.digest
         topic.digest = digest

@@ -19,7 +19,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     # `engine.tasks` stands apart from its package: it knows asyncio and nothing of perdure, and
     # stores start their tasks with it too.
     ("validation", "clock", "result", "filenames", "engine.tasks"),
-    ("retry", "codec"),
+    ("retry", "codec", "limits", "schedules"),
     ("snapshot",),
     ("events", "keyvalue"),
     ("cache", "resume"),
@@ -48,12 +48,14 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("attempts",),
         ("execution",),
         ("children", "waiting", "joins", "values"),
-        ("child_steps", "parallel"),
+        ("map_runs", "parallel", "questions"),
+        ("child_steps",),
         ("step",),
         ("ambient", "function"),
     ),
     "durable": (
-        ("committer", "in_flight", "inbox", "owners", "reports", "states"),
+        ("committer", "in_flight", "inbox", "owners", "permits", "reports", "states"),
+        ("step_limits",),
         ("session", "suspension"),
         ("outbox",),
         ("host",),
@@ -63,18 +65,20 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("idempotency",),
     ),
     "runtime": (
-        ("deadlines", "deps", "requests"),
-        ("acts", "definition", "ends", "run", "watching"),
+        ("deadlines", "deps", "priorities", "requests", "rounds"),
+        ("acts", "asking", "definition", "ends", "run", "watching"),
         ("options",),
         ("edits",),
-        ("verbs",),
-        ("changes", "registry", "transitions"),
+        ("verbs", "schedule_workflow"),
+        ("changes", "registry", "schedule_info", "transitions"),
         ("children", "delivery"),
         ("driver", "reader"),
         ("starter",),
+        ("schedules",),
         ("client",),
         ("runtime",),
     ),
+    "schedules": (("schedule",), ("timing",), ("decisions",)),
     "presence": (
         ("durations", "keys"),
         ("documents",),
@@ -99,7 +103,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("copying", "runs"),
         ("operations",),
     ),
-    "worker": (("counters", "pace", "takeover"), ("worker",)),
+    "worker": (("claims", "counters", "pace", "takeover"), ("worker",)),
 }
 
 # Siblings here are alternatives to each other: what two of them share lives in a `_` file.

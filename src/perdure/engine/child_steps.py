@@ -3,22 +3,49 @@
 receipt = await step.call("pay", pay_invoice, invoice)
 ref = await step.start("welcome", send_welcome, user, on_parent_end="abandon")
 welcomed = await step.result("welcomed", ref, timeout="1d")
+sizes = await step.map_runs("resize", resize, images)
 """
 
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar, get_args, overload
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args, overload
 
 from perdure.clock import Duration, parse_duration
 from perdure.engine.call import RunHost, StepCall
 from perdure.engine.children import RunRef, await_run, call_run, children_of, start_run
 from perdure.engine.execution import Execution
+from perdure.engine.map_runs import OnError, RunMap, map_runs
+from perdure.engine.questions import Question, reply, reply_call
 from perdure.engine.target import ChildOptions, OnParentEnd, Target
-from perdure.errors import InvalidArgument
-from perdure.validation import check_id, check_user_id
+from perdure.errors import InvalidArgument, RunFailed
+from perdure.result import Err, Ok
+from perdure.validation import check_id, check_int, check_user_id
 
 P = TypeVar("P")
 T = TypeVar("T")
+
+
+class MapOptions(TypedDict, total=False):
+    """The options of all child runs."""
+
+    priority: int | None
+    tags: Mapping[str, str] | None
+    inherit: Sequence[str]
+    deadline: Duration | datetime | None
+    on_parent_end: OnParentEnd
+
+
+class CallOptions(MapOptions, total=False):
+    """The options of `step.call`."""
+
+    run_id: str | None
+
+
+class StartOptions(CallOptions, total=False):
+    """The options of `step.start`."""
+
+    at: datetime | None
+    delay: Duration | None
 
 
 class ChildSteps:
@@ -35,13 +62,7 @@ class ChildSteps:
         workflow: Target[None, T],
         payload: None = ...,
         /,
-        *,
-        run_id: str | None = ...,
-        priority: int | None = ...,
-        tags: Mapping[str, str] | None = ...,
-        inherit: Sequence[str] = ...,
-        deadline: Duration | datetime | None = ...,
-        on_parent_end: OnParentEnd = ...,
+        **options: Unpack[CallOptions],
     ) -> Coroutine[object, None, T]: ...
     @overload
     def call(
@@ -50,13 +71,7 @@ class ChildSteps:
         workflow: Target[P, T],
         payload: P,
         /,
-        *,
-        run_id: str | None = ...,
-        priority: int | None = ...,
-        tags: Mapping[str, str] | None = ...,
-        inherit: Sequence[str] = ...,
-        deadline: Duration | datetime | None = ...,
-        on_parent_end: OnParentEnd = ...,
+        **options: Unpack[CallOptions],
     ) -> Coroutine[object, None, T]: ...
     @overload
     def call(
@@ -65,13 +80,7 @@ class ChildSteps:
         workflow: str,
         payload: Any = ...,
         /,
-        *,
-        run_id: str | None = ...,
-        priority: int | None = ...,
-        tags: Mapping[str, str] | None = ...,
-        inherit: Sequence[str] = ...,
-        deadline: Duration | datetime | None = ...,
-        on_parent_end: OnParentEnd = ...,
+        **options: Unpack[CallOptions],
     ) -> Coroutine[object, None, Any]: ...
     def call(
         self,
@@ -79,13 +88,7 @@ class ChildSteps:
         workflow: Target[Any, Any] | str,
         payload: Any = None,
         /,
-        *,
-        run_id: str | None = None,
-        priority: int | None = None,
-        tags: Mapping[str, str] | None = None,
-        inherit: Sequence[str] = (),
-        deadline: Duration | datetime | None = None,
-        on_parent_end: OnParentEnd = "cancel",
+        **options: Unpack[CallOptions],
     ) -> Coroutine[object, None, Any]:
         """Start a run of another workflow, wait for its end, and return its output.
 
@@ -96,17 +99,10 @@ class ChildSteps:
         ends, or the branch that waits loses a race, the child is cancelled, unless
         `on_parent_end="abandon"`.
         """
-        options = _options(
-            run_id=run_id,
-            priority=priority,
-            tags=tags,
-            inherit=inherit,
-            deadline=deadline,
-            on_parent_end=on_parent_end,
-        )
+        checked = _check_options(options)
         host, target, call = self._prepare("step.call", id, workflow, payload)
         call.kind = "call"
-        return call_run(self._run, call, host, target, options)
+        return call_run(self._run, call, host, target, checked)
 
     @overload
     def start(
@@ -115,15 +111,7 @@ class ChildSteps:
         workflow: Target[None, T],
         payload: None = ...,
         /,
-        *,
-        run_id: str | None = ...,
-        at: datetime | None = ...,
-        delay: Duration | None = ...,
-        priority: int | None = ...,
-        tags: Mapping[str, str] | None = ...,
-        inherit: Sequence[str] = ...,
-        deadline: Duration | datetime | None = ...,
-        on_parent_end: OnParentEnd = ...,
+        **options: Unpack[StartOptions],
     ) -> Coroutine[object, None, RunRef[T]]: ...
     @overload
     def start(
@@ -132,15 +120,7 @@ class ChildSteps:
         workflow: Target[P, T],
         payload: P,
         /,
-        *,
-        run_id: str | None = ...,
-        at: datetime | None = ...,
-        delay: Duration | None = ...,
-        priority: int | None = ...,
-        tags: Mapping[str, str] | None = ...,
-        inherit: Sequence[str] = ...,
-        deadline: Duration | datetime | None = ...,
-        on_parent_end: OnParentEnd = ...,
+        **options: Unpack[StartOptions],
     ) -> Coroutine[object, None, RunRef[T]]: ...
     @overload
     def start(
@@ -149,15 +129,7 @@ class ChildSteps:
         workflow: str,
         payload: Any = ...,
         /,
-        *,
-        run_id: str | None = ...,
-        at: datetime | None = ...,
-        delay: Duration | None = ...,
-        priority: int | None = ...,
-        tags: Mapping[str, str] | None = ...,
-        inherit: Sequence[str] = ...,
-        deadline: Duration | datetime | None = ...,
-        on_parent_end: OnParentEnd = ...,
+        **options: Unpack[StartOptions],
     ) -> Coroutine[object, None, RunRef[Any]]: ...
     def start(
         self,
@@ -165,35 +137,18 @@ class ChildSteps:
         workflow: Target[Any, Any] | str,
         payload: Any = None,
         /,
-        *,
-        run_id: str | None = None,
-        at: datetime | None = None,
-        delay: Duration | None = None,
-        priority: int | None = None,
-        tags: Mapping[str, str] | None = None,
-        inherit: Sequence[str] = (),
-        deadline: Duration | datetime | None = None,
-        on_parent_end: OnParentEnd = "cancel",
+        **options: Unpack[StartOptions],
     ) -> Coroutine[object, None, RunRef[Any]]:
         """Start a run of another workflow, and return a reference to it at once.
 
         `step.result` waits for it. The options are those of `step.call`; the run is due at once,
         `at` a time or after a `delay`.
         """
-        options = _options(
-            run_id=run_id,
-            at=at,
-            delay=delay,
-            priority=priority,
-            tags=tags,
-            inherit=inherit,
-            deadline=deadline,
-            on_parent_end=on_parent_end,
-        )
+        checked = _check_options(options)
         _, target, call = self._prepare("step.start", id, workflow, payload)
         call.kind = "start"
         call.returns = RunRef[Any]
-        return start_run(self._run, call, target, options)
+        return start_run(self._run, call, target, checked)
 
     @overload
     def result(
@@ -237,6 +192,82 @@ class ChildSteps:
         assert host is not None, "a run with children has a host"
         return await_run(self._run, call, host, ref, timeout)
 
+    @overload
+    def map_runs(
+        self,
+        id: str,
+        workflow: Target[P, T],
+        items: Iterable[P],
+        /,
+        *,
+        on_error: Literal["raise"] = ...,
+        **options: Unpack[MapOptions],
+    ) -> Coroutine[object, None, list[T]]: ...
+    @overload
+    def map_runs(
+        self,
+        id: str,
+        workflow: Target[P, T],
+        items: Iterable[P],
+        /,
+        *,
+        on_error: Literal["collect"],
+        tolerate: int | None = ...,
+        **options: Unpack[MapOptions],
+    ) -> Coroutine[object, None, list[Ok[T] | Err[RunFailed]]]: ...
+    @overload
+    def map_runs(
+        self,
+        id: str,
+        workflow: str,
+        items: Iterable[Any],
+        /,
+        *,
+        on_error: OnError = ...,
+        tolerate: int | None = ...,
+        **options: Unpack[MapOptions],
+    ) -> Coroutine[object, None, list[Any]]: ...
+    def map_runs(
+        self,
+        id: str,
+        workflow: Target[Any, Any] | str,
+        items: Iterable[Any],
+        /,
+        *,
+        on_error: OnError = "raise",
+        tolerate: int | None = None,
+        **options: Unpack[MapOptions],
+    ) -> Coroutine[object, None, list[Any]]:
+        """Start a run for each item, wait for all of them, and return their outputs in order.
+
+        This run wakes once, when the last of them has ended, however many there are. If one has
+        failed, its `RunFailed` is raised then, the first in the order of the items. With
+        `on_error="collect"`, `Ok` or `Err` is returned for each item; if more than `tolerate` have
+        failed, `RunFailed` is raised. The other options are those of `step.call`.
+        """
+        checked = _check_options(options)
+        if not isinstance(items, Iterable) or isinstance(items, str | bytes):
+            raise InvalidArgument("items", items, "an iterable of payloads")
+        if on_error not in get_args(OnError):
+            raise InvalidArgument("on_error", on_error, "'raise' or 'collect'")
+        if tolerate is not None and on_error == "raise":
+            hint = "With on_error='raise' the first failure is raised"
+            raise InvalidArgument("tolerate", tolerate, "None beside on_error='raise'", hint)
+        if tolerate is not None:
+            check_int(tolerate, "tolerate", minimum=0)
+        host, target, call = self._prepare("step.map_runs", id, workflow, None)
+        call.kind = "map"
+        run_map = RunMap(self._run, call, host, target, list(items), checked)
+        return map_runs(run_map, call, on_error, tolerate)
+
+    def reply(self, question: Question[Any], value: object, /) -> Coroutine[object, None, None]:
+        """Answer a question that a program asked this run with `ask`.
+
+        The program receives the first answer to its question, even if this process dies now. An
+        answer that it does not fetch expires after an hour.
+        """
+        return reply(self._run, reply_call(self._run, question, value), question)
+
     def _prepare(
         self, what: str, id: str, workflow: object, payload: object
     ) -> tuple[RunHost, Target[Any, Any], StepCall]:
@@ -247,7 +278,10 @@ class ChildSteps:
         return run.host, target, run.call(id, target.fn, args)
 
 
-def _options(**options: Any) -> ChildOptions:
+def _check_options(options: Mapping[str, Any]) -> ChildOptions:
+    known = ChildOptions.__struct_fields__[:-1]
+    if unknown := [name for name in options if name not in known]:
+        raise InvalidArgument(unknown[0], options[unknown[0]], f"one of {', '.join(known)}")
     checked = ChildOptions(**options)
     if checked.run_id is not None:
         check_user_id(checked.run_id, "run_id")

@@ -1,5 +1,6 @@
 """Delivering the items of an outbox: each may be delivered again, and has its effect once."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from random import Random
@@ -10,17 +11,18 @@ from perdure.durable.outbox import decode_run, send_messages, start_runs
 from perdure.durable.session import Session, wake_workers
 from perdure.engine.history import History
 from perdure.errors import RunConflict
-from perdure.runtime.ends import done_message, missing_outcome, outcome_in
+from perdure.runtime.ends import done_message, missing_outcome, new_log, outcome_in
 from perdure.runtime.options import payload_conflict
 from perdure.runtime.requests import OPERATOR, WATCH, Request, encode_request
 from perdure.runtime.transitions import change, lease_request
 from perdure.runtime.verbs import RETRIED, continue_over
 from perdure.snapshot import OutboxItem, Snapshot, is_over, rest_status, workflow_of
 from perdure.snapshot.record import encode_failure
-from perdure.store import Delivery, NewMessage, NewRun, Refusal, Store, can_search
+from perdure.store import Delivery, NewMessage, NewRun, Refusal, Store, can_search, require_search
 
 BATCH = 500
 _PAUSE = 0.05
+_ANSWER_TTL = timedelta(hours=1)
 
 
 class Deliveries:
@@ -40,6 +42,13 @@ class Deliveries:
         facts: Any = item
         if "start" in facts:
             await self._start(decode_run(facts["start"]))
+        if "map" in facts:
+            await self._start_many(facts["map"])
+        if "answer" in facts:
+            documents = require_search(self._session.store, "step.reply").documents
+            await documents.set(facts["answer"]["key"], facts["answer"]["value"], ttl=_ANSWER_TTL)
+        if "delete" in facts:
+            await self._session.store.delete(facts["delete"])
         if "watch" in facts:
             await self._watch(facts["watch"]["run"], facts["watch"]["event"])
         if "cancel" in facts:
@@ -63,6 +72,20 @@ class Deliveries:
             await self._report(new.id, event, conflict)
         else:
             await self._watch(new.id, event)
+
+    async def _start_many(self, facts: Mapping[str, Any]) -> None:
+        """Start runs that report their ends to a log, which exists before them."""
+        shared, full = facts["run"], facts["full"]
+        log = new_log(shared["id"], self._session.clock.now())
+        await start_runs(self._session, [log])
+        reply = {"run": log.id, "full": full}
+        queues = facts.get("queues") or [""] * len(facts["payloads"])
+        pairs = zip(facts["payloads"], queues, strict=True)
+        runs = [
+            decode_run({**numbered(shared, number, payload, reply), "queue": queue})
+            for number, (payload, queue) in enumerate(pairs, facts["first"])
+        ]
+        await start_runs(self._session, runs)
 
     async def _watch(self, run_id: str, event: str) -> None:
         """Make sure that this run gets a message when the other one ends, or has ended."""
@@ -119,6 +142,20 @@ async def open_runs(store: Store, run_ids: Sequence[str]) -> list[str]:
         return list(run_ids)
     runs = await store.summaries(run_ids)
     return [run.id for run in runs if run is not None and not is_over(run.status)]
+
+
+def numbered(
+    shared: Mapping[str, Any], index: int, payload: Any, reply: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return one of many runs: what they share, with an id, a seed and a payload of its own."""
+    snapshot, run_id = shared["snapshot"], f"{shared['id']}/{index}"
+    metadata = {**snapshot["metadata"], "replyTo": {**reply, "event": str(index)}}
+    # The same each time it is delivered, and unlike that of any other run.
+    metadata["seed"] = hashlib.sha256(f"{metadata['seed']}/{index}".encode()).hexdigest()[:16]
+    metadata.pop("input", None)
+    if payload is not None:
+        metadata["input"] = payload
+    return {**shared, "id": run_id, "snapshot": {**snapshot, "metadata": metadata}}
 
 
 def _conflict(run_id: str, new: Snapshot, stored: Snapshot) -> dict[str, Any] | None:

@@ -98,8 +98,9 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "operations": (
         ("outcome",),
-        ("bulk", "changes", "forks", "starts"),
-        ("runs",),
+        ("bulk", "changes", "forks"),
+        ("starts",),
+        ("copying", "runs"),
         ("operations",),
     ),
     "worker": (("claims", "counters", "pace", "takeover"), ("worker",)),

@@ -1,7 +1,8 @@
 """The types of workflows: results, dependencies, snapshots, definitions and runs."""
 
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, assert_type
+from typing import Any, NoReturn, assert_type
 
 from perdure import (
     Err,
@@ -85,6 +86,8 @@ async def durable_runs() -> None:
     store = sqlite("workflow.db", prefix="orders:")
     result = await durable.run(Shop("EUR"), with_shop, id="run-1", store=store, version=2)
     assert_type(result, Ok[str] | Err[Any])
+    waited = await durable.run({}, alone, id="run-1", store=store, wait="30s", types=[Shop])
+    assert_type(waited, Ok[int] | Err[Any])
     assert_type(await durable.list_pending(open_store("memory://")), list[RunSummary])
     assert_type(durable.run_sync({}, alone, id="run-2"), Ok[int] | Err[Any])
 
@@ -99,7 +102,16 @@ async def nightly(step: Step) -> Result[int, str]:
     return Ok(1)
 
 
+@workflow("loop", deadline="1h", types=[Shop])
+async def loop(step: Step, payload: Signup) -> str:
+    if payload.email:
+        return payload.email
+    again: Coroutine[Any, Any, NoReturn] = step.continue_as_new(Signup("a@b.c"))
+    return await again
+
+
 async def on_a_runtime() -> None:
+    assert_type(loop, Definition[Signup, str])
     assert_type(welcome, Definition[Signup, str])
     assert_type(nightly, Definition[None, int])
     runtime = Runtime(MemoryStore(), workflows=[welcome, nightly])

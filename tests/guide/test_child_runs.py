@@ -464,17 +464,18 @@ async def test_recursion_has_a_limit(runtime: Runtime) -> None:
 
 async def test_a_wrong_call_is_refused_where_it_is_made(runtime: Runtime) -> None:
     """Nothing is written, and the run could continue."""
+    misuse: Any = "kill"
 
     @workflow("wrong")
     async def wrong(step: Step) -> None:
         with pytest.raises(UnknownWorkflow, match="no workflow 'unknown' is registered here"):
             await step.call("pay", "unknown")
         with pytest.raises(InvalidPayload):
-            await step.call("pay", pay, 7)  # type: ignore[arg-type]  # that is the point
+            await step.call("pay", pay, misuse)
         with pytest.raises(InvalidArgument, match="this one cannot wait for its own end"):
             await step.result("own", "parent")
         with pytest.raises(InvalidArgument, match="on_parent_end"):
-            await step.start("pay", approve, on_parent_end="kill")  # type: ignore[arg-type]  # too
+            await step.start("pay", approve, on_parent_end=misuse)
 
     assert (await run_of(runtime, wrong)).status == "completed"
 

@@ -60,6 +60,12 @@ async def starts(step: Step, n: int) -> list[int]:
     return [await step.result("result", ref) for ref in refs]
 
 
+@workflow("maps")
+async def maps(step: Step, n: int) -> list[int]:
+    doubled = await step.map_runs("double", child, range(n))
+    return [*doubled, await step("after", double, 1)]
+
+
 @workflow("catches")
 async def catches(step: Step) -> str:
     try:
@@ -105,6 +111,7 @@ CASES: list[tuple[Definition[Any, Any], Any]] = [
     (calls, 1),
     (fans_out, 2),
     (starts, 2),
+    (maps, 3),
     (catches, None),
     (leaves_children, None),
     (races, None),

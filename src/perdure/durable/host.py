@@ -128,6 +128,11 @@ class RunHost(calls.RunHost, ABC):
         """Return the run's unconsumed messages."""
         return await self.session.read_inbox(self.id)
 
+    async def read_log(self, run_id: str) -> list[tuple[str, Any]]:
+        """Return the names and payloads of the messages of a log."""
+        messages = await self.session.read_inbox(run_id)
+        return [(message.name, codec.loads(message.payload)) for message in messages]
+
     def give_back(self, key: str) -> None:
         """Make the event of an unclaimed record available to waits."""
         record: Any = self.history.unclaimed[key]

@@ -179,6 +179,10 @@ class RunHost(Protocol):
         """
         ...
 
+    async def read_log(self, run_id: str) -> list[tuple[str, Any]]:
+        """Return the names and payloads of the messages of a log, a run that is never leased."""
+        ...
+
     async def wait(self, wait: PendingWait) -> tuple[str, object] | None:
         """Wait for the wait's time or event; return an event's message id and payload."""
         ...

@@ -3,19 +3,22 @@
 receipt = await step.call("pay", pay_invoice, invoice)
 ref = await step.start("welcome", send_welcome, user, on_parent_end="abandon")
 welcomed = await step.result("welcomed", ref, timeout="1d")
+sizes = await step.map_runs("resize", resize, images)
 """
 
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar, get_args, overload
+from typing import Any, Literal, TypeVar, get_args, overload
 
 from perdure.clock import Duration, parse_duration
 from perdure.engine.call import RunHost, StepCall
 from perdure.engine.children import RunRef, await_run, call_run, children_of, start_run
 from perdure.engine.execution import Execution
+from perdure.engine.map_runs import OnError, RunMap, map_runs
 from perdure.engine.target import ChildOptions, OnParentEnd, Target
-from perdure.errors import InvalidArgument
-from perdure.validation import check_id, check_user_id
+from perdure.errors import InvalidArgument, RunFailed
+from perdure.result import Err, Ok
+from perdure.validation import check_id, check_int, check_user_id
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -236,6 +239,96 @@ class ChildSteps:
         host = self._run.host
         assert host is not None, "a run with children has a host"
         return await_run(self._run, call, host, ref, timeout)
+
+    @overload
+    def map_runs(
+        self,
+        id: str,
+        workflow: Target[P, T],
+        items: Iterable[P],
+        /,
+        *,
+        on_error: Literal["raise"] = ...,
+        priority: int | None = ...,
+        tags: Mapping[str, str] | None = ...,
+        inherit: Sequence[str] = ...,
+        deadline: Duration | datetime | None = ...,
+        on_parent_end: OnParentEnd = ...,
+    ) -> Coroutine[object, None, list[T]]: ...
+    @overload
+    def map_runs(
+        self,
+        id: str,
+        workflow: Target[P, T],
+        items: Iterable[P],
+        /,
+        *,
+        on_error: Literal["collect"],
+        tolerate: int | None = ...,
+        priority: int | None = ...,
+        tags: Mapping[str, str] | None = ...,
+        inherit: Sequence[str] = ...,
+        deadline: Duration | datetime | None = ...,
+        on_parent_end: OnParentEnd = ...,
+    ) -> Coroutine[object, None, list[Ok[T] | Err[RunFailed]]]: ...
+    @overload
+    def map_runs(
+        self,
+        id: str,
+        workflow: str,
+        items: Iterable[Any],
+        /,
+        *,
+        on_error: OnError = ...,
+        tolerate: int | None = ...,
+        priority: int | None = ...,
+        tags: Mapping[str, str] | None = ...,
+        inherit: Sequence[str] = ...,
+        deadline: Duration | datetime | None = ...,
+        on_parent_end: OnParentEnd = ...,
+    ) -> Coroutine[object, None, list[Any]]: ...
+    def map_runs(
+        self,
+        id: str,
+        workflow: Target[Any, Any] | str,
+        items: Iterable[Any],
+        /,
+        *,
+        on_error: OnError = "raise",
+        tolerate: int | None = None,
+        priority: int | None = None,
+        tags: Mapping[str, str] | None = None,
+        inherit: Sequence[str] = (),
+        deadline: Duration | datetime | None = None,
+        on_parent_end: OnParentEnd = "cancel",
+    ) -> Coroutine[object, None, list[Any]]:
+        """Start a run for each item, wait for all of them, and return their outputs in order.
+
+        This run wakes once, when the last of them has ended, however many there are. If one has
+        failed, its `RunFailed` is raised then, the first in the order of the items. With
+        `on_error="collect"`, `Ok` or `Err` is returned for each item; if more than `tolerate` have
+        failed, `RunFailed` is raised. The other options are those of `step.call`.
+        """
+        options = _options(
+            priority=priority,
+            tags=tags,
+            inherit=inherit,
+            deadline=deadline,
+            on_parent_end=on_parent_end,
+        )
+        if not isinstance(items, Iterable) or isinstance(items, str | bytes):
+            raise InvalidArgument("items", items, "an iterable of payloads")
+        if on_error not in get_args(OnError):
+            raise InvalidArgument("on_error", on_error, "'raise' or 'collect'")
+        if tolerate is not None and on_error == "raise":
+            hint = "With on_error='raise' the first failure is raised"
+            raise InvalidArgument("tolerate", tolerate, "None beside on_error='raise'", hint)
+        if tolerate is not None:
+            check_int(tolerate, "tolerate", minimum=0)
+        host, target, call = self._prepare("step.map_runs", id, workflow, None)
+        call.kind = "map"
+        run_map = RunMap(self._run, call, host, target, list(items), options)
+        return map_runs(run_map, call, on_error, tolerate)
 
     def _prepare(
         self, what: str, id: str, workflow: object, payload: object

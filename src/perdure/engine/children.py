@@ -5,7 +5,6 @@ makes both durable, and only then the other run exists. Its end arrives as a mes
 """
 
 import asyncio
-from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -59,7 +58,7 @@ async def call_run(
     if found is not None:
         return run.replay(call, *found)
     children = children_of(run, "step.call")
-    await _begin(run, call)
+    await begin_call(run, call)
     try:
         wait = run.history.waits.get(call.wait_id())
         if wait is None:
@@ -82,7 +81,7 @@ async def start_run(
     if found is not None:
         return run.replay(call, *found)
     children = children_of(run, "step.start")
-    await _begin(run, call)
+    await begin_call(run, call)
     try:
         name, payload = call.wait_id(), call.args[0] if call.args else None
         child = children.child_id(name, options)
@@ -109,7 +108,7 @@ async def await_run(
     if found is not None:
         return run.replay(call, *found)
     children = children_of(run, "step.result")
-    await _begin(run, call)
+    await begin_call(run, call)
     try:
         wait = run.history.waits.get(call.wait_id())
         if wait is None:
@@ -123,7 +122,8 @@ async def await_run(
         run.branches.end(call)
 
 
-async def _begin(run: Execution, call: StepCall) -> None:
+async def begin_call(run: Execution, call: StepCall) -> None:
+    """Begin a call that is more than a function; if the run is being paused, stop here."""
     if run.pausing:
         await run.hold(call)
     run.begin(call)
@@ -183,12 +183,12 @@ async def _receive_end(
     if isinstance(result, Ok):
         return await run.succeed(call, result.value)
     assert error is not None, "a failure has an exception"
-    return await run.fail(call, _failed(call.run, outcome, error))
+    return await run.fail(call, run_failed(call.run, outcome.get("workflow", ""), error))
 
 
-def _failed(run_id: str, outcome: Mapping[str, Any], error: BaseException) -> RunFailed:
+def run_failed(run_id: str, workflow: str, error: BaseException) -> RunFailed:
     """Return the exception with which a parent sees that a run failed."""
-    about = f"run {run_id!r} of workflow {outcome.get('workflow')!r} failed"
+    about = f"run {run_id!r} of workflow {workflow!r} failed"
     if isinstance(error, StepFailed):
         failed = RunFailed(f"{about}: {error.error!r}", error.error, run_id)
         failed.__cause__ = error.__cause__

@@ -43,10 +43,10 @@ class EncodedRecord(msgspec.Struct, frozen=True, gc=False):
     warnings: tuple[dict[str, str], ...] = ()
 
 
-class Child(NamedTuple):
-    """A run that this run started and that ends with it; `branch` is the one that started it."""
+class Children(NamedTuple):
+    """Runs that one call started and that end with this run; `branch` is the one that called."""
 
-    run_id: str
+    run_ids: Sequence[str]
     branch: str = ""
 
 
@@ -100,7 +100,7 @@ class History:
         self.outbox: dict[str, OutboxItem] = {}
         self.changed_outbox: dict[str, OutboxItem | None] = {}
         self._stored_items: set[str] = set()
-        self.children: dict[str, Child] = {}
+        self.children: dict[str, dict[int, Children]] = {}
         if snapshot is not None:
             self._restore(snapshot)
 
@@ -131,8 +131,8 @@ class History:
                 self._calls.setdefault(record["branch"], {})[record.get("call", key)] = key
             else:
                 root[record.get("call", key)] = key
-            if record.get("kind") == "start" and record["ok"]:
-                self.add_child(record.get("value"), record.get("branch", ""))
+            if record.get("kind") in ("start", "map") and "run" in record:
+                self._load_child(record)
             if "unclaimed" in record:
                 self._silent.add(key)
                 if record["unclaimed"]:
@@ -219,7 +219,7 @@ class History:
             self._loaded.discard(key)
             fields = codec.loads(record) if isinstance(record, bytes) else record
             self._calls.get(fields.get("branch", ""), {}).pop(fields.get("call", key), None)
-            if fields.get("kind") == "start" and fields["ok"]:
+            if fields.get("kind") == "start":
                 self.children.pop(fields.get("run", ""), None)
 
     def mark_unclaimed(self, key: str) -> dict[str, bytes]:
@@ -320,23 +320,41 @@ class History:
             self.changed_metadata = {}
         return changed
 
-    def add_child(self, ref: object, branch: str) -> None:
-        """Remember a run that ends with this one; `ref` is what its `start` recorded."""
-        if isinstance(ref, Mapping) and ref.get("cancels"):
-            run_id = str(ref.get("id"))
-            self.children[run_id] = Child(run_id, branch)
+    def _load_child(self, record: Any) -> None:
+        if record["kind"] == "start":
+            self.add_child(record.get("value"), record.get("branch", ""))
+        else:
+            # The last record of a map: its runs have ended.
+            self.forget_children(record["run"])
+
+    def add_child(self, facts: Any, branch: str) -> None:
+        """Remember runs that end with this one; `facts` is what their start recorded."""
+        if facts.get("cancels"):
+            base, first = facts.get("base") or facts["id"], facts.get("first", 0)
+            run_ids = [base]
+            if "base" in facts:
+                run_ids = [f"{base}/{first + n}" for n in range(facts["count"])]
+            self.children.setdefault(base, {})[first] = Children(run_ids, branch)
+
+    def forget_children(self, base: str) -> list[str]:
+        """Forget the runs that a call started; return their ids."""
+        started = self.children.pop(base, {}).values()
+        return [run_id for children in started for run_id in children.run_ids]
 
     def open_children(self, branches: Set[str] | None = None) -> list[str]:
         """Return the ids of runs that are to end with this one, or with one of these branches.
 
         Some of them may have ended.
         """
-        waits = (wait for wait in self.waits.values() if wait.get("cancels"))
-        called = (Child(wait.get("run", ""), split_path(wait["id"])[0]) for wait in waits)
-        children = [*self.children.values(), *called]
+        started = [each for calls in self.children.values() for each in calls.values()]
+        started += (
+            Children([wait.get("run", "")], split_path(wait["id"])[0])
+            for wait in self.waits.values()
+            if wait.get("cancels")
+        )
         if branches is not None:
-            children = [child for child in children if _is_below(child.branch, branches)]
-        return [child.run_id for child in children]
+            started = [each for each in started if _is_below(each.branch, branches)]
+        return [run_id for each in started for run_id in each.run_ids]
 
     def cancel_runs(self, name: str, run_ids: Sequence[str], at: str) -> None:
         """Cancel runs that this run started; they are told after its next write."""

@@ -56,6 +56,29 @@ class ChildRuns(Protocol):
         """Return the id of the run that this call starts."""
         ...
 
+    def encode(self, target: Target[Any, Any], payload: object) -> Any:
+        """Return a payload as JSON; raise if it does not fit."""
+        ...
+
+    def base_id(self, call: str) -> str:
+        """Return what the ids of the runs that a call of `map_runs` starts begin with."""
+        ...
+
+    def new_runs(
+        self,
+        target: Target[Any, Any],
+        payloads: Sequence[Any],
+        base: str,
+        first: int,
+        call: str,
+        options: ChildOptions,
+        full: Mapping[str, Any],
+    ) -> OutboxItem:
+        """Return what the outbox says about runs `base/first` and following, which report to a
+        log; `full` is what the last of them tells this run.
+        """
+        ...
+
     def new_run(
         self,
         target: Target[Any, Any],

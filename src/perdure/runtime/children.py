@@ -1,7 +1,7 @@
 """The runs that a run starts: their ids, and what is stored with them."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -20,6 +20,9 @@ from perdure.validation import MAX_ID_LENGTH
 
 PARENT = "~parent"
 """The tag by which the children of a run are found."""
+
+_ROOM = len("~log:") + len("/1000000000")
+"""How much shorter than an id the beginning of many ids is."""
 
 MAX_DEPTH = 100
 """How many ancestors a run has at most: a workflow that calls itself without end must stop."""
@@ -52,15 +55,42 @@ class Children:
 
     def child_id(self, call: str, options: ChildOptions) -> str:
         """Return the id of the run that a call of this generation starts."""
-        if options.run_id is not None:
-            return options.run_id
+        return self._readable_id(call, MAX_ID_LENGTH) if options.run_id is None else options.run_id
+
+    def _readable_id(self, call: str, length: int) -> str:
         generation = self._history.generation
         readable = f"{self._run_id}/{generation}/{call}"
-        if len(readable) <= MAX_ID_LENGTH:
+        if len(readable) <= length:
             return readable
         identity = codec.dumps([self._run_id, generation, call])
         digest = hashlib.sha256(identity).hexdigest()
-        return f"{self._run_id[: MAX_ID_LENGTH - len(digest) - 1]}/{digest}"
+        return f"{self._run_id[: length - len(digest) - 1]}/{digest}"
+
+    def encode(self, target: Target[Any, Any], payload: object) -> Any:
+        """Return a payload as JSON; raise if it does not fit."""
+        assert isinstance(target, Definition), "`target` returns definitions"
+        return target.encode_payload(payload)
+
+    def base_id(self, call: str) -> str:
+        """Return what the ids of the runs that a call of `map_runs` starts begin with."""
+        return self._readable_id(call, MAX_ID_LENGTH - _ROOM)
+
+    def new_runs(
+        self,
+        target: Target[Any, Any],
+        payloads: Sequence[Any],
+        base: str,
+        first: int,
+        call: str,
+        options: ChildOptions,
+        full: Mapping[str, Any],
+    ) -> OutboxItem:
+        """Return what the outbox says about many runs: what they share, and their payloads."""
+        assert isinstance(target, Definition), "`target` returns definitions"
+        start = self._start(target, None, base, options)
+        start.metadata.update(self._facts(call), **options.facts)
+        shared = encode_run(start.new_run())
+        return {"map": {"run": shared, "first": first, "payloads": list(payloads), "full": full}}
 
     def new_run(
         self,
@@ -73,14 +103,14 @@ class Children:
     ) -> OutboxItem:
         """Return what the outbox says about a run that is to be started."""
         assert isinstance(target, Definition), "`target` returns definitions"
-        start = self._start(target, payload, run_id, options)
+        start = self._start(target, target.encode_payload(payload), run_id, options)
         start.metadata.update(self._facts(call), **options.facts)
         if reply_to is not None:
             start.metadata["replyTo"] = dict(reply_to)
         return {"start": encode_run(start.new_run())}
 
     def _start(
-        self, target: Definition[Any, Any], payload: object, run_id: str, options: ChildOptions
+        self, target: Definition[Any, Any], data: Any, run_id: str, options: ChildOptions
     ) -> Start:
         now = self._clock.now()
         plan = check_options(
@@ -90,7 +120,7 @@ class Children:
             priority=options.priority or 0,
             tags=options.tags,
         )
-        start = new_start(target, target.encode_payload(payload), run_id, plan, now, self._random)
+        start = new_start(target, data, run_id, plan, now, self._random)
         start.metadata.update(inherited_deadline(self._history.metadata, options.deadline))
         start.metadata["tags"] = self._tags(start, options)
         return start

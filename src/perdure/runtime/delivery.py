@@ -1,5 +1,6 @@
 """Delivering the items of an outbox: each may be delivered again, and has its effect once."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from random import Random
@@ -11,7 +12,7 @@ from perdure.durable.session import Session, wake_workers
 from perdure.engine.history import History
 from perdure.errors import RunConflict
 from perdure.runtime.children import PARENT
-from perdure.runtime.ends import done_message, missing_outcome, outcome_in
+from perdure.runtime.ends import done_message, missing_outcome, new_log, outcome_in
 from perdure.runtime.options import payload_conflict
 from perdure.runtime.requests import OPERATOR, WATCH, Request, encode_request
 from perdure.runtime.transitions import change, lease_request
@@ -41,6 +42,10 @@ class Deliveries:
         facts: Any = item
         if "start" in facts:
             await self._start(decode_run(facts["start"]))
+        if "map" in facts:
+            await self._start_many(facts["map"])
+        if "delete" in facts:
+            await self._session.store.delete(facts["delete"])
         if "watch" in facts:
             await self._watch(facts["watch"]["run"], facts["watch"]["event"])
         if "cancel" in facts:
@@ -64,6 +69,18 @@ class Deliveries:
             await self._report(new.id, event, conflict)
         else:
             await self._watch(new.id, event)
+
+    async def _start_many(self, facts: Mapping[str, Any]) -> None:
+        """Start runs that report their ends to a log, which exists before them."""
+        shared, full = facts["run"], facts["full"]
+        log = new_log(shared["id"], self._session.clock.now())
+        await start_runs(self._session, [log])
+        reply = {"run": log.id, "full": full}
+        runs = [
+            decode_run(numbered(shared, facts["first"] + n, payload, reply))
+            for n, payload in enumerate(facts["payloads"])
+        ]
+        await start_runs(self._session, runs)
 
     async def _watch(self, run_id: str, event: str) -> None:
         """Make sure that this run gets a message when the other one ends, or has ended."""
@@ -125,6 +142,19 @@ async def open_children(store: Store, parent: str, run_ids: Sequence[str]) -> li
     tag = f"{PARENT}={system_tag(PARENT, parent)}"
     runs = [run for run in await store.summaries(run_ids) if run is not None]
     return [run.id for run in runs if tag in run.tags and not is_over(run.status)]
+
+
+def numbered(
+    shared: Mapping[str, Any], index: int, payload: Any, reply: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return one of many runs: what they share, with an id, a seed and a payload of its own."""
+    snapshot, run_id = shared["snapshot"], f"{shared['id']}/{index}"
+    metadata = {**snapshot["metadata"], "replyTo": {**reply, "event": str(index)}}
+    # The same each time it is delivered, and unlike that of any other run.
+    metadata["seed"] = hashlib.sha256(f"{metadata['seed']}/{index}".encode()).hexdigest()[:16]
+    if payload is not None:
+        metadata["input"] = payload
+    return {**shared, "id": run_id, "snapshot": {**snapshot, "metadata": metadata}}
 
 
 def _conflict(run_id: str, new: Snapshot, stored: Snapshot) -> dict[str, Any] | None:

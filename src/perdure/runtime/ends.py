@@ -6,6 +6,7 @@ arrives while a run ends makes the run due again: its next owner answers.
 """
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any
 
 from perdure import codec
@@ -13,9 +14,9 @@ from perdure.durable.outbox import send_messages
 from perdure.durable.session import Session
 from perdure.errors import RunNotFound
 from perdure.runtime.requests import WATCH
-from perdure.snapshot import ExecutionBlock, Snapshot, reply_to_of, workflow_of
+from perdure.snapshot import ExecutionBlock, Snapshot, new_snapshot, reply_to_of, workflow_of
 from perdure.snapshot.record import encode_failure
-from perdure.store import Message, NewMessage, Receipt
+from perdure.store import Message, NewMessage, NewRun, Receipt, Rest
 
 
 def watchers_in(messages: Iterable[Message]) -> list[Message]:
@@ -38,6 +39,7 @@ def outcome_in(block: ExecutionBlock, workflow: str | None) -> dict[str, Any]:
         outcome["typed" if facts.get("outputTyped") else "coded"] = True
     else:
         outcome = dict(facts.get("error") or {"ok": False, "error": "failed", "cause": None})
+        outcome["at"] = block["lastUpdated"]
     return {**outcome, "workflow": workflow or ""}
 
 
@@ -52,13 +54,32 @@ async def report_end(
     run_id: str,
     snapshot: Snapshot,
     watchers: Iterable[Message] = (),
-) -> list[Receipt]:
+) -> None:
     """Send the end of a run to the run that called it, and to those that asked for it."""
     asked = [codec.loads(message.payload) for message in watchers]
     if (caller := reply_to_of(snapshot.get("metadata") or {})) is not None:
         asked.append(caller)
     if not asked:
-        return []
+        return
     outcome = outcome_in(snapshot["execution"], workflow_of(snapshot))
     messages = [done_message(run_id, each["event"], each["run"], outcome) for each in asked]
-    return await send_messages(session, messages)
+    receipts = await send_messages(session, messages)
+    for each, receipt in zip(asked, receipts, strict=True):
+        await _report_full(session, each.get("full"), receipt)
+
+
+async def _report_full(session: Session, full: Any, receipt: Receipt) -> None:
+    """If a log has all the ends that the parent waits for, wake the parent.
+
+    Several runs may find it complete, or one of them again after a crash: the message is the same.
+    """
+    if full is not None and receipt.unconsumed >= full["count"]:
+        event = full["event"]
+        await send_messages(session, [NewMessage(full["run"], event, b"null", event)])
+
+
+def new_log(base: str, now: datetime) -> NewRun:
+    """Return the log to which the runs whose ids begin with `base` report their ends."""
+    snapshot = new_snapshot("~log", now=now)
+    snapshot["execution"]["state"] = "waiting"
+    return NewRun(f"~log:{base}", "~log", codec.dumps(snapshot), rest=Rest("waiting"))

@@ -1,0 +1,256 @@
+"""Many runs of one workflow: started in chunks, and one message when the last has ended.
+
+The runs report their ends to a log, a run that no process ever leases. The one whose report
+completes the log sends a message to the parent, which so wakes once for any number of children. It
+reads the log, records the results in chunks, and deletes the log.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+from perdure import codec
+from perdure.clock import isoformat
+from perdure.engine.branches import Branch
+from perdure.engine.call import RunHost, StepCall
+from perdure.engine.children import (
+    RunRef,
+    await_run,
+    begin_call,
+    children_of,
+    run_failed,
+)
+from perdure.engine.execution import Execution
+from perdure.engine.target import ChildOptions, Target
+from perdure.errors import DriftError, RunFailed
+from perdure.result import Err, Ok
+from perdure.snapshot import PendingWait
+from perdure.snapshot.record import result_of
+
+CHUNK = 1000
+MAX_CHUNK_BYTES = 4 * 1024 * 1024
+"""How many children, and how many bytes of their payloads, one entry starts at most."""
+
+FULL = "~full:"
+"""Begins the name of the message that says that the last child has ended."""
+
+OnError: TypeAlias = Literal["raise", "collect"]
+
+
+class RunMap:
+    """One call of `step.map_runs`: its children are numbered in the order of the items.
+
+    `base` begins the ids of the children. Records are in a branch of their own.
+    """
+
+    def __init__(
+        self,
+        run: Execution,
+        call: StepCall,
+        host: RunHost,
+        target: Target[Any, Any],
+        items: Sequence[Any],
+        options: ChildOptions,
+    ) -> None:
+        self._run = run
+        self._call = call
+        self._host = host
+        self._target = target
+        self._items = items
+        self._options = options
+        self._children = children_of(run, "step.map_runs")
+        self._branch: Branch = call.branch.child(call.call)
+        self._base = ""
+        self._event = ""
+
+    async def results(self) -> list[Ok[Any] | Err[Any]]:
+        """Start the runs, wait for all of them, and return how each ended, in order."""
+        if not self._items:
+            return []
+        await self._start_all()
+        calls = self._result_calls()
+        if self._run.recorded(calls[0]) is None:
+            await self._wait()
+        outcomes = await self._collect(calls)
+        return [await self._result(*each) for each in enumerate(outcomes)]
+
+    def _inner(self, id: str) -> StepCall:
+        call = StepCall(id, self._branch, None, _chunk, ())
+        call.kind = "map"
+        return call
+
+    async def _start_all(self) -> None:
+        """Start the runs, a chunk with each record."""
+        first = 0
+        while first < len(self._items):
+            call = self._inner(f"start[{first}]")
+            call.kind = "start"
+            found = self._run.recorded(call)
+            if found is None:
+                facts = await self._start_chunk(call, first)
+            else:
+                facts = self._run.replay(call, *found)
+            self._check_same(call, facts)
+            self._base, self._event = facts["base"], facts["event"]
+            first += facts["count"]
+
+    def _check_same(self, call: StepCall, facts: Any) -> None:
+        if facts["of"] != len(self._items):
+            text = (
+                f"{self._call.place()} started {facts['of']} runs, and the function now passes "
+                f"{len(self._items)} items; make them depend only on earlier steps"
+            )
+            asked = str(len(self._items))
+            drift = DriftError(call.call, text, recorded=str(facts["of"]), asked=asked)
+            raise self._run.break_off(drift)
+
+    async def _start_chunk(self, call: StepCall, first: int) -> Any:
+        run, name = self._run, self._call.wait_id()
+        await begin_call(run, call)
+        try:
+            if not self._base:
+                self._base = self._children.base_id(name)
+                self._event = f"{FULL}{name}:{run.random.getrandbits(48):012x}"
+            full = {"run": run.run_id, "event": self._event, "count": len(self._items)}
+            payloads = self._next_payloads(first)
+            call.run = self._base
+            facts = {
+                "base": self._base,
+                "event": self._event,
+                "first": first,
+                "count": len(payloads),
+                "of": len(self._items),
+                "cancels": self._options.on_parent_end == "cancel",
+            }
+            item = self._children.new_runs(
+                self._target, payloads, self._base, first, name, self._options, full
+            )
+            run.history.put_item(f"start:{call.wait_id()}", item)
+            value = await run.succeed(call, facts)
+            run.history.add_child(facts, call.path)
+            return value
+        finally:
+            run.branches.end(call)
+
+    def _next_payloads(self, first: int) -> list[Any]:
+        """Return the payloads of the next chunk, checked and as JSON."""
+        payloads: list[Any] = []
+        size = 0
+        for item in self._items[first : first + CHUNK]:
+            payload = self._children.encode(self._target, item)
+            size += len(codec.dumps(payload))
+            if payloads and size > MAX_CHUNK_BYTES:
+                break
+            payloads.append(payload)
+        return payloads
+
+    def _result_calls(self) -> list[StepCall]:
+        return [self._inner(f"results[{n}]") for n in range(-(-len(self._items) // CHUNK))]
+
+    async def _wait(self) -> None:
+        """Wait for the message that the log is complete; the first record consumes it."""
+        call = self._call
+        await begin_call(self._run, call)
+        try:
+            since = isoformat(self._run.clock.now())
+            wait: PendingWait = {
+                "id": call.wait_id(),
+                "kind": "event",
+                "event": self._event,
+                "since": since,
+            }
+            answer = await self._run.spend(self._run.history.open_wait(wait))
+        except asyncio.CancelledError:
+            if self._run.live:
+                run_ids = self._run.history.forget_children(self._base)
+                at = isoformat(self._run.clock.now())
+                self._run.history.cancel_runs(call.wait_id(), run_ids, at)
+            raise
+        finally:
+            self._run.branches.end(call)
+        assert answer is not None, "the wait has no timeout"
+        call.consumes = (answer[0],)
+
+    async def _collect(self, calls: Sequence[StepCall]) -> list[Any]:
+        """Return the outcomes in the order of the items, recorded in chunks."""
+        run, outcomes = self._run, list[Any]()
+        reported: dict[str, Any] | None = None
+        for number, call in enumerate(calls):
+            found = run.recorded(call)
+            if found is not None:
+                outcomes += run.replay(call, *found)
+                continue
+            if reported is None:
+                messages = await self._host.read_log(f"~log:{self._base}")
+                reported = dict(messages)
+            last = min((number + 1) * CHUNK, len(self._items))
+            chunk = [_outcome(reported[str(index)]) for index in range(number * CHUNK, last)]
+            call.consumes = self._call.consumes if number == 0 else ()
+            outcomes += await self._record(call, chunk, is_last=call is calls[-1])
+        return outcomes
+
+    async def _record(self, call: StepCall, chunk: list[Any], *, is_last: bool) -> Any:
+        run = self._run
+        await begin_call(run, call)
+        try:
+            if is_last:
+                call.run = self._base
+                run.history.put_item(f"delete:{call.wait_id()}", {"delete": f"~log:{self._base}"})
+            value = await run.succeed(call, chunk)
+            if is_last:
+                run.history.forget_children(self._base)
+            return value
+        finally:
+            run.branches.end(call)
+
+    async def _result(self, index: int, outcome: Any) -> Ok[Any] | Err[Any]:
+        run_id, run = f"{self._base}/{index}", self._run
+        retried_at = run.history.metadata.get("retriedAt", "")
+        if not outcome["ok"] and outcome["at"] <= retried_at:
+            # The parent was retried after this child had failed, so the child is continued.
+            call = self._inner(f"again[{index}]")
+            call.kind, call.fn = "result", self._target.fn
+            try:
+                ref: RunRef[Any] = RunRef(run_id, self._target.name)
+                return Ok(await await_run(run, call, self._host, ref, None))
+            except RunFailed as failed:
+                return Err(failed)
+        scope = run.errors.inside((), self._target.fn)
+        call = self._call
+        result, error = result_of(
+            outcome, run_id, call.return_type, scope, call.error_type, self._target.types
+        )
+        if isinstance(result, Ok):
+            return result
+        assert error is not None, "a failure has an exception"
+        return Err(run_failed(run_id, self._target.name, error))
+
+
+async def map_runs(
+    run_map: RunMap, call: StepCall, on_error: OnError, tolerate: int | None
+) -> list[Any]:
+    """Return the outputs, or the results; raise if more runs failed than are tolerated."""
+    results = await run_map.results()
+    failures = [result.error for result in results if isinstance(result, Err)]
+    if on_error == "raise" and failures:
+        raise failures[0]
+    if tolerate is not None and len(failures) > tolerate:
+        text = (
+            f"{len(failures)} of {len(results)} runs of {call.place()} failed, and {tolerate} are "
+            f"tolerated; the first: {failures[0]}"
+        )
+        raise RunFailed(text, None, failures[0].run_id) from failures[0]
+    if on_error == "collect":
+        return results
+    return [result.value for result in results if isinstance(result, Ok)]
+
+
+def _chunk() -> Any:
+    """Stands for the function of calls whose values are the engine's own."""
+
+
+def _outcome(payload: Any) -> Any:
+    """Return the outcome that a child reported."""
+    outcome = codec.loads(payload["outcome"].encode())
+    del outcome["workflow"]
+    return outcome

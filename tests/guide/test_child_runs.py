@@ -1,4 +1,4 @@
-"""`step.call`, `step.start`, `step.result`: runs that start runs and wait for them."""
+"""Child runs: `step.call`, `step.start`, `step.result` and `step.map_runs`."""
 
 import asyncio
 from dataclasses import dataclass
@@ -212,6 +212,74 @@ async def test_calls_are_awaited_together(runtime: Runtime) -> None:
 
     run = await run_of(runtime, bills, [Invoice("ana", 1), Invoice("bob", 2)])
     assert run.output == 3
+
+
+async def test_a_workflow_is_mapped_over_items(runtime: Runtime) -> None:
+    """The outputs are in the order of the items."""
+
+    @workflow("bills")
+    async def bills(step: Step, invoices: list[Invoice]) -> list[int]:
+        receipts = await step.map_runs("pay", pay, invoices)
+        return [receipt.cents for receipt in receipts]
+
+    run = await run_of(runtime, bills, [Invoice("ana", cents) for cents in (3, 1, 2)])
+    assert run.output == [3, 1, 2]
+    assert (await read(runtime, "parent/1/pay/2")).output == Receipt(2)
+
+
+async def test_a_failure_among_many_is_raised_when_all_have_ended(runtime: Runtime) -> None:
+    @workflow("bills")
+    async def bills(step: Step, invoices: list[Invoice]) -> None:
+        await step.map_runs("pay", pay, invoices)
+
+    run = await run_of(runtime, bills, [Invoice("ana", 0), Invoice("bob", 1)])
+    assert str(run.error) == "run 'parent/1/pay/0' of workflow 'pay' failed: Declined: ana"
+    assert (await read(runtime, "parent/1/pay/1")).status == "completed"
+
+
+@pytest.mark.parametrize(
+    ("tolerate", "status"), [(None, "completed"), (1, "completed"), (0, "failed")]
+)
+async def test_failures_can_be_collected_and_tolerated(
+    runtime: Runtime, tolerate: int | None, status: str
+) -> None:
+    """`Ok` or `Err` for each item; more failures than are tolerated are an error."""
+
+    @workflow("bills")
+    async def bills(step: Step, invoices: list[Invoice]) -> list[bool]:
+        results = await step.map_runs("pay", pay, invoices, on_error="collect", tolerate=tolerate)
+        return [result.ok for result in results]
+
+    run = await run_of(runtime, bills, [Invoice("ana", 0), Invoice("bob", 1)])
+    assert run.status == status
+    assert run.output in (None, [False, True])
+
+
+async def test_retrying_a_parent_retries_those_of_many_that_failed(runtime: Runtime) -> None:
+    paid: list[int] = []
+    bank_is_open: list[bool] = []
+
+    async def transfer(number: int) -> int:
+        if number == 1 and not bank_is_open:
+            raise ConnectionError
+        paid.append(number)
+        return number
+
+    @workflow("transfer")
+    async def transfers(step: Step, number: int) -> int:
+        return await step("transfer", transfer, number)
+
+    @workflow("bills")
+    async def bills(step: Step) -> list[int]:
+        return await step.map_runs("pay", transfers, range(3))
+
+    runtime.register(transfers)
+    assert (await run_of(runtime, bills)).status == "failed"
+    bank_is_open.append(True)
+    await runtime.retry("parent", wait=False)
+    await work(runtime)
+    assert await runtime.result("parent") == [0, 1, 2]
+    assert sorted(paid) == [0, 1, 2]
 
 
 async def test_the_failure_of_a_child_has_its_exception_as_the_cause(runtime: Runtime) -> None:

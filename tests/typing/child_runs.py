@@ -4,7 +4,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, assert_type
 
-from perdure import Ok, Result, RunRef, Step, workflow
+from perdure import Err, Ok, Result, RunRef, Step, workflow
+from perdure.errors import RunFailed
 
 
 @dataclass
@@ -47,6 +48,13 @@ async def results(step: Step, ref: RunRef[Receipt]) -> None:
     assert_type(await step.result("paid", ref, timeout="1d"), Receipt)
     assert_type(await step.result("paid", "order-1", returns=Receipt), Receipt)
     assert_type(await step.result("paid", "order-1"), Any)
+
+
+async def many(step: Step, orders: list[Order]) -> None:
+    assert_type(await step.map_runs("orders", order, orders), list[Receipt])
+    results = await step.map_runs("orders", order, orders, on_error="collect", tolerate=3)
+    assert_type(results, list[Ok[Receipt] | Err[RunFailed]])
+    assert_type(await step.map_runs("orders", "order", [{"item": "pen"}]), list[Any])
 
 
 async def together(step: Step) -> None:

@@ -32,6 +32,8 @@ async def starts(step: Step, ref: RunRef[int]) -> None:
     await step.start("order", order, "pen")  # refused
     await step.start("order", order, Order("pen"), on_parent_end="kill")  # refused
     await step.result("paid", ref, returns=str)  # refused
+    await step.map_runs("orders", order, ["pen"])  # refused
+    await step.map_runs("orders", order, [Order("pen")], tolerate=3)  # refused
     text: str = await step.call("order", order, Order("pen"))  # refused
     number: str = await step.result("paid", ref)  # refused
     print(text, number)

@@ -54,7 +54,7 @@ async def pay(step: Step, invoice: Invoice) -> Receipt:
 
 @workflow("approve")
 async def approve(step: Step) -> Result[str, str]:
-    """Wait until somebody answers."""
+    """Wait for an answer."""
     answer: str = await step.wait_for_event("answer", "answered")
     return Ok(answer) if answer != "no" else Err("refused")
 

@@ -48,7 +48,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("attempts",),
         ("execution",),
         ("children", "waiting", "joins", "values"),
-        ("map_runs", "parallel"),
+        ("map_runs", "parallel", "questions"),
         ("child_steps",),
         ("step",),
         ("ambient", "function"),
@@ -65,7 +65,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime": (
         ("deadlines", "deps", "requests"),
-        ("acts", "definition", "ends", "run", "watching"),
+        ("acts", "asking", "definition", "ends", "run", "watching"),
         ("options",),
         ("edits",),
         ("verbs",),

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from perdure import durable, sync
     from perdure.clock import Clock, Cron, SystemClock
     from perdure.engine.children import RunRef
+    from perdure.engine.questions import Question
     from perdure.engine.step import Step
     from perdure.errors import (
         PerdureError,
@@ -47,6 +48,7 @@ __all__ = [
     "Err",
     "Ok",
     "PerdureError",
+    "Question",
     "Result",
     "ResumeState",
     "ResumeStateCollector",
@@ -83,6 +85,7 @@ _MODULES = {
     "clock": ("Clock", "Cron", "SystemClock"),
     "durable": ("durable",),
     "engine.children": ("RunRef",),
+    "engine.questions": ("Question",),
     "engine.step": ("Step",),
     "errors": (
         *("PerdureError", "RunConflict", "RunFailed"),

@@ -553,7 +553,7 @@ def test_every_parameter_is_in_the_table(name: str) -> None:
 def test_every_public_callable_is_in_the_table() -> None:
     """Except for classes that only store their arguments."""
     holders = {
-        "Clock", "Err", "Ok", "PerdureError", "Result", "ResumeStateCollector", "Run",
+        "Clock", "Err", "Ok", "PerdureError", "Question", "Result", "ResumeStateCollector", "Run",
         "RunConflict", "RunFailed", "RunHandle", "RunRef", "Signal", "Snapshot",
         "Step", "StepError", "StepFailed", "StepTimeout", "SystemClock", "validate_snapshot",
         "durable", "sync",

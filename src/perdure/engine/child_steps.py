@@ -15,6 +15,7 @@ from perdure.engine.call import RunHost, StepCall
 from perdure.engine.children import RunRef, await_run, call_run, children_of, start_run
 from perdure.engine.execution import Execution
 from perdure.engine.map_runs import OnError, RunMap, map_runs
+from perdure.engine.questions import Question, reply, reply_call
 from perdure.engine.target import ChildOptions, OnParentEnd, Target
 from perdure.errors import InvalidArgument, RunFailed
 from perdure.result import Err, Ok
@@ -329,6 +330,14 @@ class ChildSteps:
         call.kind = "map"
         run_map = RunMap(self._run, call, host, target, list(items), options)
         return map_runs(run_map, call, on_error, tolerate)
+
+    def reply(self, question: Question[Any], value: object, /) -> Coroutine[object, None, None]:
+        """Answer a question that a program asked this run with `ask`.
+
+        The program receives the first answer to its question, even if this process dies now. An
+        answer that it does not fetch expires after an hour.
+        """
+        return reply(self._run, reply_call(self._run, question, value), question)
 
     def _prepare(
         self, what: str, id: str, workflow: object, payload: object

@@ -79,6 +79,10 @@ class ChildRuns(Protocol):
         """
         ...
 
+    def answer(self, key: str, value: object) -> OutboxItem:
+        """Return what the outbox says about an answer; raise if the value cannot be stored."""
+        ...
+
     def new_run(
         self,
         target: Target[Any, Any],

@@ -92,6 +92,10 @@ class Children:
         shared = encode_run(start.new_run())
         return {"map": {"run": shared, "first": first, "payloads": list(payloads), "full": full}}
 
+    def answer(self, key: str, value: object) -> OutboxItem:
+        """Return what the outbox says about an answer to a program."""
+        return {"answer": {"key": key, "value": codec.dumps(codec.encode(value)).decode()}}
+
     def new_run(
         self,
         target: Target[Any, Any],

@@ -6,21 +6,32 @@ async with Client("postgresql://db/app") as client:
 """
 
 from collections.abc import AsyncGenerator, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, overload
+from uuid import UUID
 
 from perdure import codec
-from perdure.clock import Duration
+from perdure.clock import Duration, parse_duration
 from perdure.durable.run import already_running
 from perdure.durable.session import Session, poke, wake_workers
-from perdure.errors import InvalidArgument, RunFailed
+from perdure.errors import InvalidArgument, RunFailed, RunNotFound, RunOver
 from perdure.runtime import transitions
+from perdure.runtime.asking import wait_for_answer
 from perdure.runtime.definition import Definition
+from perdure.runtime.options import Plan, Start
 from perdure.runtime.requests import OPERATOR, Request, encode_request
 from perdure.runtime.run import Run, T_co
 from perdure.runtime.starter import BATCH, Changed, Starter, check_list, encode_payload
 from perdure.snapshot import is_over, rest_status
-from perdure.store import Delivery, Grant, NewMessage, Refusal, require_inbox
+from perdure.store import (
+    Delivery,
+    Grant,
+    NewMessage,
+    Refusal,
+    can_search,
+    require_inbox,
+    require_search,
+)
 from perdure.validation import check_event, check_id, check_user_id
 
 P = TypeVar("P")
@@ -85,6 +96,87 @@ class Client(Starter):
             results += (SignalResult(receipt.delivery) for receipt in receipts)
         poke(self.store, dict.fromkeys(message.to for message in messages))
         return results
+
+    @overload
+    async def signal_or_start(
+        self,
+        workflow: Definition[P, Any],
+        run_id: str,
+        event: str,
+        payload: object = None,
+        *,
+        start: P,
+        dedup_id: str | None = None,
+    ) -> SignalResult: ...
+    @overload
+    async def signal_or_start(
+        self,
+        workflow: Definition[None, Any] | str,
+        run_id: str,
+        event: str,
+        payload: object = None,
+        *,
+        start: Any = None,
+        dedup_id: str | None = None,
+    ) -> SignalResult: ...
+    async def signal_or_start(
+        self,
+        workflow: Definition[Any, Any] | str,
+        run_id: str,
+        event: str,
+        payload: object = None,
+        *,
+        start: Any = None,
+        dedup_id: str | None = None,
+    ) -> SignalResult:
+        """Send an event to a run that is created if it is missing, and started again if it is over.
+
+        `start` is the payload with which it starts; the run of many concurrent calls is the same.
+        `run` of the result is the run if this call started it. A run of another workflow under this
+        id is a `RunConflict`.
+        """
+        plan = Plan(if_exists="restart_if_over", any_payload=True)
+        new = self._start(workflow, start, run_id, plan)
+        signal = Signal(run_id, event, payload, dedup_id)
+        started: Run | None = None
+        while True:
+            if not await self._is_open(new):
+                [started] = await self._create([new])
+            (result,) = await self._send([signal])
+            if result:
+                wake_workers(self.store)
+                return replace(result, run=started)
+
+    async def _is_open(self, start: Start) -> bool:
+        """Return whether there is a run that is not over; raise if its workflow is another one."""
+        if can_search(self.store):
+            (known,) = await self.store.summaries([start.run_id])
+            if known is None or known.workflow == start.workflow:
+                return known is not None and not is_over(known.status)
+        stored = await self.store.load(start.run_id)
+        if stored is not None:
+            start.check_workflow(stored)
+        return stored is not None and not is_over(rest_status(stored))
+
+    async def ask(
+        self, run_id: str, event: str, payload: object = None, *, timeout: Duration | None = None
+    ) -> Any:
+        """Send an event to a run, and return the value with which it answers it.
+
+        The run waits for it with `returns=Question[…]` and answers with `step.reply`. After the
+        timeout, `TimeoutError` is raised; the run may still answer.
+        """
+        limit = None if timeout is None else parse_duration(timeout, "timeout")
+        store = require_search(self.store, f"{type(self).__name__}.ask")
+        question = f"{UUID(int=self.random.getrandbits(128), version=4)}"
+        asked = {"id": question, "payload": encode_payload(payload)}
+        (result,) = await self._send([Signal(run_id, event, asked, question)])
+        if result.delivery is Delivery.UNKNOWN:
+            raise RunNotFound(run_id)
+        if result.delivery is Delivery.OVER:
+            raise RunOver(f"run {run_id!r} has ended: it answers no questions")
+        wake_workers(self.store)
+        return await wait_for_answer(store, self.clock, question, limit)
 
     async def cancel(self, run_id: str, *, reason: str = "") -> Run:
         """Cancel a run. If another process owns it, it is asked to stop, and does so soon."""

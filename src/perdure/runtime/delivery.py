@@ -19,10 +19,11 @@ from perdure.runtime.transitions import change, lease_request
 from perdure.runtime.verbs import RETRIED, continue_over
 from perdure.snapshot import OutboxItem, Snapshot, is_over, rest_status, system_tag, workflow_of
 from perdure.snapshot.record import encode_failure
-from perdure.store import Delivery, NewMessage, NewRun, Refusal, Store, can_search
+from perdure.store import Delivery, NewMessage, NewRun, Refusal, Store, can_search, require_search
 
 BATCH = 500
 _PAUSE = 0.05
+_ANSWER_TTL = timedelta(hours=1)
 
 
 class Deliveries:
@@ -44,6 +45,9 @@ class Deliveries:
             await self._start(decode_run(facts["start"]))
         if "map" in facts:
             await self._start_many(facts["map"])
+        if "answer" in facts:
+            documents = require_search(self._session.store, "step.reply").documents
+            await documents.set(facts["answer"]["key"], facts["answer"]["value"], ttl=_ANSWER_TTL)
         if "delete" in facts:
             await self._session.store.delete(facts["delete"])
         if "watch" in facts:

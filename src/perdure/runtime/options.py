@@ -47,12 +47,16 @@ class TriggerOptions(StartOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """When runs start and what is stored with them. Without `wake_at` they are due at once."""
+    """When runs start and what is stored with them. Without `wake_at` they are due at once.
+
+    With `any_payload` a run that exists may have another payload.
+    """
 
     wake_at: datetime | None = None
     head_start: timedelta = timedelta(0)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     if_exists: IfExists | None = None
+    any_payload: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,9 @@ class Start:
         if self.plan.if_exists == "error":
             return 'if_exists="error" was asked for'
         self.check_workflow(stored)
-        return "" if self.plan.if_exists == "return" else payload_conflict(self.snapshot, stored)
+        if self.plan.if_exists == "return" or self.plan.any_payload:
+            return ""
+        return payload_conflict(self.snapshot, stored)
 
 
 def new_start(

@@ -146,6 +146,30 @@ class Client:
         """Send an event to a run; a worker continues it."""
         return self._call(self._client.signal(run_id, event, payload, dedup_id=dedup_id))
 
+    def signal_or_start(
+        self,
+        workflow: Definition[Any, Any] | str,
+        run_id: str,
+        event: str,
+        payload: object = None,
+        *,
+        start: Any = None,
+        dedup_id: str | None = None,
+    ) -> SignalResult:
+        """Send an event to a run that is created if it is missing, and started again if it is
+        over.
+        """
+        work = self._client.signal_or_start(
+            workflow, run_id, event, payload, start=start, dedup_id=dedup_id
+        )
+        return self._call(work)
+
+    def ask(
+        self, run_id: str, event: str, payload: object = None, *, timeout: Duration | None = None
+    ) -> Any:
+        """Send an event to a run, and return the value with which it answers it."""
+        return self._call(self._client.ask(run_id, event, payload, timeout=timeout))
+
     def signal_many(self, signals: Iterable[Signal]) -> list[SignalResult]:
         """Send many events, 500 in one write; return the outcome of each, in order."""
         given = check_list(signals, "signals", "a list of Signal(run_id, event, payload)")

@@ -1,0 +1,58 @@
+"""Questions that programs ask a run, and the answers of the run."""
+
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from perdure.engine.call import StepCall
+from perdure.engine.children import begin_call, children_of
+from perdure.engine.execution import Execution
+from perdure.errors import InvalidArgument
+
+T = TypeVar("T")
+
+
+class Question(msgspec.Struct, Generic[T], frozen=True):
+    """An event that a program sent with `ask`, and that waits for an answer.
+
+    A run receives it by `step.wait_for_event(id, name, returns=Question[Item])` and answers with
+    `step.reply(question, value)`.
+    """
+
+    id: str
+    payload: T
+
+
+def answer_key(question_id: str) -> str:
+    """Return the key of the document that contains the answer to a question."""
+    return f"answer:{question_id}"
+
+
+def reply_call(run: Execution, question: object, value: object) -> StepCall:
+    """Return the call of a step that answers a question: it has the id of the question."""
+    children_of(run, "step.reply")
+    if not isinstance(question, Question):
+        expected = "a Question that step.wait_for_event(…, returns=Question[…]) returned"
+        raise InvalidArgument("question", question, expected)
+    branch = run.branches.current(run.run_id, "step.reply")
+    return StepCall(f"~reply:{question.id}", branch, None, _reply, (value,))
+
+
+def _reply() -> Any:
+    """Stands for the function of an answer, whose value is not known by a type."""
+
+
+async def reply(run: Execution, call: StepCall, question: Question[Any]) -> None:
+    """Record that a question was answered; the answer is delivered after that is durable."""
+    found = run.recorded(call)
+    if found is not None:
+        run.replay(call, *found)
+        return
+    children = children_of(run, "step.reply")
+    await begin_call(run, call)
+    try:
+        item = children.answer(answer_key(question.id), call.args[0])
+        run.history.put_item(f"answer:{question.id}", item)
+        await run.succeed(call, None)
+    finally:
+        run.branches.end(call)

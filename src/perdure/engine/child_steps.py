@@ -8,7 +8,7 @@ sizes = await step.map_runs("resize", resize, images)
 
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, TypeVar, get_args, overload
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args, overload
 
 from perdure.clock import Duration, parse_duration
 from perdure.engine.call import RunHost, StepCall
@@ -25,6 +25,29 @@ P = TypeVar("P")
 T = TypeVar("T")
 
 
+class MapOptions(TypedDict, total=False):
+    """The options of all child runs."""
+
+    priority: int | None
+    tags: Mapping[str, str] | None
+    inherit: Sequence[str]
+    deadline: Duration | datetime | None
+    on_parent_end: OnParentEnd
+
+
+class CallOptions(MapOptions, total=False):
+    """The options of `step.call`."""
+
+    run_id: str | None
+
+
+class StartOptions(CallOptions, total=False):
+    """The options of `step.start`."""
+
+    at: datetime | None
+    delay: Duration | None
+
+
 class ChildSteps:
     """A base class of `Step`."""
 
@@ -39,13 +62,7 @@ class ChildSteps:
         workflow: Target[None, T],
         payload: None = ...,
         /,
-        *,
-        run_id: str | None = ...,
-        priority: int | None = ...,
-        tags: Mapping[str, str] | None = ...,
-        inherit: Sequence[str] = ...,
-        deadline: Duration | datetime | None = ...,
-        on_parent_end: OnParentEnd = ...,
+        **options: Unpack[CallOptions],
     ) -> Coroutine[object, None, T]: ...
     @overload
     def call(
@@ -54,13 +71,7 @@ class ChildSteps:
         workflow: Target[P, T],
         payload: P,
         /,
-        *,
-        run_id: str | None = ...,
-        priority: int | None = ...,
-        tags: Mapping[str, str] | None = ...,
-        inherit: Sequence[str] = ...,
-        deadline: Duration | datetime | None = ...,
-        on_parent_end: OnParentEnd = ...,
+        **options: Unpack[CallOptions],
     ) -> Coroutine[object, None, T]: ...
     @overload
     def call(
@@ -69,13 +80,7 @@ class ChildSteps:
         workflow: str,
         payload: Any = ...,
         /,
-        *,
-        run_id: str | None = ...,
-        priority: int | None = ...,
-        tags: Mapping[str, str] | None = ...,
-        inherit: Sequence[str] = ...,
-        deadline: Duration | datetime | None = ...,
-        on_parent_end: OnParentEnd = ...,
+        **options: Unpack[CallOptions],
     ) -> Coroutine[object, None, Any]: ...
     def call(
         self,
@@ -83,13 +88,7 @@ class ChildSteps:
         workflow: Target[Any, Any] | str,
         payload: Any = None,
         /,
-        *,
-        run_id: str | None = None,
-        priority: int | None = None,
-        tags: Mapping[str, str] | None = None,
-        inherit: Sequence[str] = (),
-        deadline: Duration | datetime | None = None,
-        on_parent_end: OnParentEnd = "cancel",
+        **options: Unpack[CallOptions],
     ) -> Coroutine[object, None, Any]:
         """Start a run of another workflow, wait for its end, and return its output.
 
@@ -100,17 +99,10 @@ class ChildSteps:
         ends, or the branch that waits loses a race, the child is cancelled, unless
         `on_parent_end="abandon"`.
         """
-        options = _options(
-            run_id=run_id,
-            priority=priority,
-            tags=tags,
-            inherit=inherit,
-            deadline=deadline,
-            on_parent_end=on_parent_end,
-        )
+        checked = _check_options(options)
         host, target, call = self._prepare("step.call", id, workflow, payload)
         call.kind = "call"
-        return call_run(self._run, call, host, target, options)
+        return call_run(self._run, call, host, target, checked)
 
     @overload
     def start(
@@ -119,15 +111,7 @@ class ChildSteps:
         workflow: Target[None, T],
         payload: None = ...,
         /,
-        *,
-        run_id: str | None = ...,
-        at: datetime | None = ...,
-        delay: Duration | None = ...,
-        priority: int | None = ...,
-        tags: Mapping[str, str] | None = ...,
-        inherit: Sequence[str] = ...,
-        deadline: Duration | datetime | None = ...,
-        on_parent_end: OnParentEnd = ...,
+        **options: Unpack[StartOptions],
     ) -> Coroutine[object, None, RunRef[T]]: ...
     @overload
     def start(
@@ -136,15 +120,7 @@ class ChildSteps:
         workflow: Target[P, T],
         payload: P,
         /,
-        *,
-        run_id: str | None = ...,
-        at: datetime | None = ...,
-        delay: Duration | None = ...,
-        priority: int | None = ...,
-        tags: Mapping[str, str] | None = ...,
-        inherit: Sequence[str] = ...,
-        deadline: Duration | datetime | None = ...,
-        on_parent_end: OnParentEnd = ...,
+        **options: Unpack[StartOptions],
     ) -> Coroutine[object, None, RunRef[T]]: ...
     @overload
     def start(
@@ -153,15 +129,7 @@ class ChildSteps:
         workflow: str,
         payload: Any = ...,
         /,
-        *,
-        run_id: str | None = ...,
-        at: datetime | None = ...,
-        delay: Duration | None = ...,
-        priority: int | None = ...,
-        tags: Mapping[str, str] | None = ...,
-        inherit: Sequence[str] = ...,
-        deadline: Duration | datetime | None = ...,
-        on_parent_end: OnParentEnd = ...,
+        **options: Unpack[StartOptions],
     ) -> Coroutine[object, None, RunRef[Any]]: ...
     def start(
         self,
@@ -169,35 +137,18 @@ class ChildSteps:
         workflow: Target[Any, Any] | str,
         payload: Any = None,
         /,
-        *,
-        run_id: str | None = None,
-        at: datetime | None = None,
-        delay: Duration | None = None,
-        priority: int | None = None,
-        tags: Mapping[str, str] | None = None,
-        inherit: Sequence[str] = (),
-        deadline: Duration | datetime | None = None,
-        on_parent_end: OnParentEnd = "cancel",
+        **options: Unpack[StartOptions],
     ) -> Coroutine[object, None, RunRef[Any]]:
         """Start a run of another workflow, and return a reference to it at once.
 
         `step.result` waits for it. The options are those of `step.call`; the run is due at once,
         `at` a time or after a `delay`.
         """
-        options = _options(
-            run_id=run_id,
-            at=at,
-            delay=delay,
-            priority=priority,
-            tags=tags,
-            inherit=inherit,
-            deadline=deadline,
-            on_parent_end=on_parent_end,
-        )
+        checked = _check_options(options)
         _, target, call = self._prepare("step.start", id, workflow, payload)
         call.kind = "start"
         call.returns = RunRef[Any]
-        return start_run(self._run, call, target, options)
+        return start_run(self._run, call, target, checked)
 
     @overload
     def result(
@@ -250,11 +201,7 @@ class ChildSteps:
         /,
         *,
         on_error: Literal["raise"] = ...,
-        priority: int | None = ...,
-        tags: Mapping[str, str] | None = ...,
-        inherit: Sequence[str] = ...,
-        deadline: Duration | datetime | None = ...,
-        on_parent_end: OnParentEnd = ...,
+        **options: Unpack[MapOptions],
     ) -> Coroutine[object, None, list[T]]: ...
     @overload
     def map_runs(
@@ -266,11 +213,7 @@ class ChildSteps:
         *,
         on_error: Literal["collect"],
         tolerate: int | None = ...,
-        priority: int | None = ...,
-        tags: Mapping[str, str] | None = ...,
-        inherit: Sequence[str] = ...,
-        deadline: Duration | datetime | None = ...,
-        on_parent_end: OnParentEnd = ...,
+        **options: Unpack[MapOptions],
     ) -> Coroutine[object, None, list[Ok[T] | Err[RunFailed]]]: ...
     @overload
     def map_runs(
@@ -282,11 +225,7 @@ class ChildSteps:
         *,
         on_error: OnError = ...,
         tolerate: int | None = ...,
-        priority: int | None = ...,
-        tags: Mapping[str, str] | None = ...,
-        inherit: Sequence[str] = ...,
-        deadline: Duration | datetime | None = ...,
-        on_parent_end: OnParentEnd = ...,
+        **options: Unpack[MapOptions],
     ) -> Coroutine[object, None, list[Any]]: ...
     def map_runs(
         self,
@@ -297,11 +236,7 @@ class ChildSteps:
         *,
         on_error: OnError = "raise",
         tolerate: int | None = None,
-        priority: int | None = None,
-        tags: Mapping[str, str] | None = None,
-        inherit: Sequence[str] = (),
-        deadline: Duration | datetime | None = None,
-        on_parent_end: OnParentEnd = "cancel",
+        **options: Unpack[MapOptions],
     ) -> Coroutine[object, None, list[Any]]:
         """Start a run for each item, wait for all of them, and return their outputs in order.
 
@@ -310,13 +245,7 @@ class ChildSteps:
         `on_error="collect"`, `Ok` or `Err` is returned for each item; if more than `tolerate` have
         failed, `RunFailed` is raised. The other options are those of `step.call`.
         """
-        options = _options(
-            priority=priority,
-            tags=tags,
-            inherit=inherit,
-            deadline=deadline,
-            on_parent_end=on_parent_end,
-        )
+        checked = _check_options(options)
         if not isinstance(items, Iterable) or isinstance(items, str | bytes):
             raise InvalidArgument("items", items, "an iterable of payloads")
         if on_error not in get_args(OnError):
@@ -328,7 +257,7 @@ class ChildSteps:
             check_int(tolerate, "tolerate", minimum=0)
         host, target, call = self._prepare("step.map_runs", id, workflow, None)
         call.kind = "map"
-        run_map = RunMap(self._run, call, host, target, list(items), options)
+        run_map = RunMap(self._run, call, host, target, list(items), checked)
         return map_runs(run_map, call, on_error, tolerate)
 
     def reply(self, question: Question[Any], value: object, /) -> Coroutine[object, None, None]:
@@ -349,7 +278,10 @@ class ChildSteps:
         return run.host, target, run.call(id, target.fn, args)
 
 
-def _options(**options: Any) -> ChildOptions:
+def _check_options(options: Mapping[str, Any]) -> ChildOptions:
+    known = ChildOptions.__struct_fields__[:-1]
+    if unknown := [name for name in options if name not in known]:
+        raise InvalidArgument(unknown[0], options[unknown[0]], f"one of {', '.join(known)}")
     checked = ChildOptions(**options)
     if checked.run_id is not None:
         check_user_id(checked.run_id, "run_id")

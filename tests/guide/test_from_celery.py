@@ -8,6 +8,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, func, select
@@ -15,6 +16,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from perdure import Retry, Runtime, Step, Worker, durable, sync, workflow
 from perdure.errors import Cancelled, RunFailed
+from perdure.runtime.definition import Definition
 from perdure.stores import redis
 
 
@@ -136,7 +138,15 @@ def client(redis_url: str, redis_prefix: str) -> Iterator[sync.Client]:
 @pytest.fixture
 def _worker(redis_url: str, redis_prefix: str, shop: Shop) -> Iterator[None]:
     """`celery -A shop worker`."""
-    workflows = [order, thumbnail, gallery, careful_gallery, chunk, import_rows, approval]
+    workflows: list[Definition[Any, Any]] = [
+        order,
+        thumbnail,
+        gallery,
+        careful_gallery,
+        chunk,
+        import_rows,
+        approval,
+    ]
 
     async def work() -> None:
         store = redis(redis_url, namespace=redis_prefix)

@@ -34,6 +34,8 @@ async def calls(step: Step) -> None:
     assert_type(await step.call("nightly", nightly), int)
     assert_type(await step.call("nightly", nightly, tags={"a": "b"}, inherit=["c"]), int)
     assert_type(await step.call("order", "order", {"item": "pen"}), Any)
+    anything: object = await step.call("order", order, Order("pen"))
+    print(f"{anything}, {await step.call('nightly', nightly)}")
 
 
 async def starts(step: Step) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from perdure.errors import InvalidArgument, UnknownWorkflow, VersionMismatch
+from perdure.limits import Queue
 from perdure.runtime.definition import Definition
 from perdure.snapshot import (
     Snapshot,
@@ -30,6 +31,7 @@ class Registry:
         """Register a definition."""
         if not isinstance(definition, Definition):
             raise InvalidArgument("workflows", definition, "functions decorated with @workflow")
+        self._check_queue(definition)
         versions = self._known.setdefault(definition.name, {})
         known = versions.get(definition.version)
         if known is not None and known is not definition:
@@ -37,6 +39,18 @@ class Registry:
                 "workflows", definition, f"one definition of {definition.name!r} per version"
             )
         versions[definition.version] = definition
+
+    def _check_queue(self, definition: Definition[Any, Any]) -> None:
+        queue = definition.queue
+        if queue is not None and self.queues.get(queue.name, queue) != queue:
+            expected = f"one declaration of queue {queue.name!r}"
+            raise InvalidArgument("queue", queue, expected, "Use the same Queue everywhere")
+
+    @property
+    def queues(self) -> dict[str, Queue]:
+        """The queues of all known workflows, by name."""
+        queues = (each.queue for each in self.definitions)
+        return {queue.name: queue for queue in queues if queue is not None}
 
     @property
     def names(self) -> list[str]:
@@ -53,17 +67,22 @@ class Registry:
         """The versions of each workflow that can be driven here."""
         return [drivable for versions in self._known.values() for drivable in _drivable(versions)]
 
+    def find(self, name: str) -> Definition[Any, Any] | None:
+        """Return the definition with the highest version, or `None`."""
+        versions = self._known.get(name)
+        return versions[max(versions)] if versions else None
+
     def newest(self, name: str) -> Definition[Any, Any]:
         """Return the definition with the highest version, or raise `UnknownWorkflow`."""
-        versions = self._known.get(name)
-        if not versions:
+        definition = self.find(name)
+        if definition is None:
             known = ", ".join(sorted(self._known)) or "none"
             raise UnknownWorkflow(
                 name,
                 f"no workflow {name!r} is registered here (known: {known}); "
                 "pass it in Runtime(store, workflows=[…])",
             )
-        return versions[max(versions)]
+        return definition
 
     def for_run(self, run_id: str, snapshot: Snapshot) -> tuple[Definition[Any, Any], Snapshot]:
         """Return the definition that continues a run, and the snapshot it continues from.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Err, Ok, Result, Run, RunRef, Runtime, Step, Worker, durable, workflow
+from perdure import Err, Ok, Queue, Result, Run, RunRef, Runtime, Step, Worker, durable, workflow
 from perdure.errors import (
     Cancelled,
     InvalidArgument,
@@ -585,3 +585,29 @@ async def test_no_crash_changes_the_outcome_of_parent_or_child() -> None:
     report = await explore_crashes(order, Invoice("ana", 42), workflows=[pay])
     assert report.crashes > 20
     assert set(report.doubled) == {"charge"}
+
+
+async def test_children_keep_to_the_limits_of_their_queue() -> None:
+    """However many are started at once, and by whatever parent."""
+    active: list[str] = []
+    most = 0
+
+    async def send(to: str) -> None:
+        nonlocal most
+        active.append(to)
+        most = max(most, len(active))
+        await asyncio.sleep(0.001)
+        active.remove(to)
+
+    @workflow("email", queue=Queue("emails", concurrency=2), key=lambda to: to[0])
+    async def email(step: Step, to: str) -> None:
+        await step("send", send, to)
+
+    @workflow("newsletter")
+    async def newsletter(step: Step) -> int:
+        await step.call("first", email, "ana")
+        return len(await step.map_runs("emails", email, ["bob", "eva", "bea", "udo"]))
+
+    runtime = Runtime(MemoryStore(), workflows=[email])
+    assert (await run_of(runtime, newsletter)).output == 4
+    assert most == 2

@@ -5,8 +5,10 @@ tokens = Limit("openai-tokens", 2_000_000, per="1m")
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Literal, TypeAlias
 from urllib.parse import unquote
 
 from perdure.clock import Duration, parse_duration
@@ -15,6 +17,9 @@ from perdure.validation import check_flag, check_int, check_text, check_user_id,
 
 MAX_PERMITS = 1000
 """How many permits a limit has at most. A larger limit has permits of several units."""
+
+LimitOf: TypeAlias = Literal["concurrency", "rate", "key_concurrency", "key_rate", "steps"]
+"""What a number limits: runs of a queue, runs of each of its keys, or steps."""
 
 _MAX_NAME, _MAX_KEY = 100, 200
 # What separates a queue from its key, and what would let one key imitate another.
@@ -218,6 +223,44 @@ def queue_limits(queue: Queue, full_name: str) -> list[PermitLimit]:
     if full_name != queue.name:
         limits += _limits_of(full_name, queue.per_key)
     return limits
+
+
+def declared_limits(queue: Queue) -> list[PermitLimit]:
+    """Return the limits of a queue; the name of those that each of its keys has ends in "/*"."""
+    return queue_limits(queue, f"{queue.name}/*")
+
+
+def with_numbers(queue: Queue, numbers: Mapping[str, int]) -> Queue:
+    """Return a queue with other numbers in its limits, by the names of `declared_limits`."""
+    return Queue(
+        queue.name,
+        concurrency=numbers.get(f"queue:{queue.name}", queue.concurrency),
+        rate=_with_number(queue.rate, numbers.get(f"rate:{queue.name}")),
+        per_key=Limits(
+            concurrency=numbers.get(f"queue:{queue.name}/*", queue.per_key.concurrency),
+            rate=_with_number(queue.per_key.rate, numbers.get(f"rate:{queue.name}/*")),
+        ),
+        fair=queue.fair,
+    )
+
+
+def _with_number(rate: Rate | None, n: int | None) -> Rate | None:
+    # Without a rate there is no period for the number.
+    return rate if rate is None or n is None else Rate(n, per=rate.per)
+
+
+def limit_name(name: str, of: "LimitOf") -> str:
+    """Return the name of a limit of a queue, or of steps, among all limits of a store."""
+    kinds = {
+        "concurrency": f"queue:{name}",
+        "rate": f"rate:{name}",
+        "key_concurrency": f"queue:{name}/*",
+        "key_rate": f"rate:{name}/*",
+        "steps": f"limit:{name}",
+    }
+    if of not in kinds:
+        raise InvalidArgument("of", of, " or ".join(map(repr, kinds)))
+    return kinds[of]
 
 
 def step_limit(limit: Limit) -> PermitLimit:

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -120,10 +121,14 @@ async def test_a_crash_at_any_store_call_leaks_no_permit_and_loses_no_run(how: H
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["before", "after"])
 async def test_a_crash_at_any_store_call_on_sqlite(tmp_path: Path, how: How) -> None:
-    clean = await live(lambda clock: sqlite(tmp_path / "clean", clock=clock), None, how)
+    paths = (tmp_path / f"{number}" for number in count())
+
+    def make(clock: Clock) -> Store:
+        return sqlite(next(paths), clock=clock)
+
+    clean = await live(make, None, how)
     for number in range(1, len(clean.calls) + 1):
-        path = tmp_path / f"{number}"
-        await live(lambda clock, path=path: sqlite(path, clock=clock), number, how)
+        await live(make, number, how)
 
 
 async def test_keys_are_served_fairly_and_in_order(clock: TestClock) -> None:
@@ -269,3 +274,20 @@ async def test_a_key_may_be_any_string(clock: TestClock, key: str) -> None:
     await runtime.trigger_many(send, [key, key + "2"])
     await clock.run(Worker(runtime).run_until_idle())
     assert sorted(done) == sorted([key, key + "2"])
+
+
+async def test_child_runs_are_in_the_queue_of_their_workflow(clock: TestClock) -> None:
+    work = Work(clock)
+    send = work.workflow(EMAILS)
+
+    @workflow("parent")
+    async def parent(step: Step) -> None:
+        await step.all(*(step.call(f"child {name}", send, name) for name in ("a", "a2", "b")))
+
+    runtime = Runtime(MemoryStore(clock=clock), workflows=[parent, send], clock=clock)
+    await runtime.trigger(parent, run_id="parent", wait=False)
+    await clock.run(Worker(runtime).run_until_idle())
+    run = await runtime.get_run("parent")
+    assert run is not None
+    assert run.status == "completed"
+    assert work.most == {"": 2, "a": 1, "b": 1}

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol
@@ -18,6 +18,7 @@ from perdure.durable.permits import Permit, Permits
 from perdure.durable.step_limits import StepLimits
 from perdure.engine.tasks import Interrupted, cancel_and_wait, detached, finish
 from perdure.errors import InvalidArgument, PerdureError, StoreCorrupted, StoreError
+from perdure.limits import PermitLimit
 from perdure.store import (
     INBOX_PAGE,
     Grant,
@@ -93,6 +94,7 @@ class Session:
         self._runs: dict[str, LeasedRun] = {}
         self._permits: dict[str, Permit] = {}
         self._limits: StepLimits | None = None
+        self._limit_numbers: Mapping[str, int] = {}
         self.on_idle: Callable[[], object] | None = None
         self.idle = False
         self._users = 0
@@ -221,8 +223,19 @@ class Session:
         """Return the limits of steps, whose permits the first caller's owner claims."""
         if self._limits is None:
             permits = Permits(store, self, self.clock, self.lease_ttl, owner)
+            permits.set_numbers(self._limit_numbers)
             self._limits = StepLimits(permits)
         return self._limits
+
+    def change_limits(self, numbers: Mapping[str, int]) -> None:
+        """Use the numbers that operators have set for limits of steps."""
+        self._limit_numbers = numbers
+        if self._limits is not None:
+            self._limits.permits.set_numbers(numbers)
+
+    def step_limits(self) -> list[PermitLimit]:
+        """Return the limits that steps had to keep to so far."""
+        return [] if self._limits is None else self._limits.known
 
     def poke(self, run_id: str) -> None:
         """Make a run that is active here look for messages."""

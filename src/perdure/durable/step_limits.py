@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from perdure.durable.permits import Hold, Permits, Pool
 from perdure.engine.tasks import detached
-from perdure.limits import Cost, step_limit
+from perdure.limits import Cost, PermitLimit, step_limit
 
 
 @dataclass(eq=False, slots=True)
@@ -24,8 +24,9 @@ class _Waiter:
 class _Line:
     """The attempts that wait for one limit, and what claims permits for them."""
 
-    def __init__(self, permits: Permits, pool: Pool) -> None:
-        self.pool = pool
+    def __init__(self, permits: Permits, limit: PermitLimit) -> None:
+        self.limit = limit
+        self.pool = pool = permits.pool(limit)
         self._permits = permits
         self._clock = permits.clock
         self._waiting: deque[_Waiter] = deque()
@@ -74,15 +75,21 @@ class _Line:
 
     async def _claim(self) -> None:
         self._drop_cancelled()
+        # An operator may have changed the limit.
+        self._permits.pool(self.limit)
         if self._waiting:
             wanted = sum(waiter.units for waiter in self._waiting)
             await self._permits.claim({self.pool: min(wanted, self.pool.limit.n)})
         self._drop_cancelled()
-        while self._waiting and self._waiting[0].units <= self.pool.free:
+        while self._waiting and self._cost(self._waiting[0]) <= self.pool.free:
             waiter = self._waiting.popleft()
-            self.pool.take(waiter.units, waiter.hold)
+            self.pool.take(self._cost(waiter), waiter.hold)
             waiter.answer.set_result(None)
             self._drop_cancelled()
+
+    def _cost(self, waiter: _Waiter) -> int:
+        # More than a lowered limit has would wait forever.
+        return min(waiter.units, self.pool.limit.n)
 
     def _drop_cancelled(self) -> None:
         while self._waiting and self._waiting[0].answer.done():
@@ -117,16 +124,17 @@ class StepLimits:
 
     async def wait(self, cost: Cost, on_lost: Callable[[], object]) -> Hold:
         """Return the units that an attempt costs as soon as they are claimed."""
-        pool = self.permits.pool(step_limit(cost.limit))
-        line = self._lines.get(pool.limit.name)
-        if line is None or line.pool is not pool:
-            line = self._lines[pool.limit.name] = _Line(self.permits, pool)
-        return await line.wait(min(cost.units, pool.limit.n), on_lost)
+        limit = step_limit(cost.limit)
+        line = self._lines.get(limit.name)
+        if line is None:
+            line = self._lines[limit.name] = _Line(self.permits, limit)
+        line.limit = limit
+        return await line.wait(cost.units, on_lost)
 
     @property
-    def names(self) -> list[str]:
-        """The names of the limits that steps had to keep to so far."""
-        return list(self._lines)
+    def known(self) -> list[PermitLimit]:
+        """The declared limits that steps had to keep to so far."""
+        return [line.limit for line in self._lines.values()]
 
     async def close(self) -> None:
         """Return all permits: no step is under way."""

@@ -145,18 +145,18 @@ def new_start(
     A run of a workflow that is only named is bound to a definition by its first owner.
     """
     metadata: dict[str, Any] = {"createdAt": isoformat(now), "seed": new_seed(random)}
-    name, queue, priority = workflow, "", plan.priority or 0
+    priority, queue = plan.priority, ""
     if not isinstance(workflow, str):
         metadata.update(workflow.identity)
-        name, queue = workflow.name, workflow.queue_for(data)
-        if plan.priority is None and plan.wake_at is None:
-            # A run that starts later has no head start.
+        queue = workflow.queue_for(data)
+        if priority is None and plan.wake_at is None:
             priority = workflow.priority
+        workflow = workflow.name
     metadata.update(plan.metadata)
     if data is not None:
         metadata["input"] = data
-    snapshot = new_snapshot(str(name), now=now, metadata=metadata)
-    return Start(run_id, snapshot, plan, queue, head_start(priority))
+    snapshot = new_snapshot(workflow, now=now, metadata=metadata)
+    return Start(run_id, snapshot, plan, queue, head_start(priority or 0))
 
 
 def payload_conflict(new: Snapshot, stored: Snapshot) -> str:

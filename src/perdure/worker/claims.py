@@ -2,11 +2,14 @@
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
 
 from perdure.durable.permits import Permits
 from perdure.durable.session import Session
 from perdure.errors import PerdureError, StoreError
-from perdure.limits import Queue, check_queue_names
+from perdure.limits import Queue, check_queue_names, declared_limits, with_numbers
+from perdure.presence.documents import DeclaredLimit
+from perdure.presence.switches import Switches
 from perdure.runtime.rounds import Rounds, Turn
 from perdure.runtime.runtime import Runtime
 from perdure.snapshot import workflow_of
@@ -30,6 +33,7 @@ class Claims:
         self._rounds: Rounds | None = None
         self._session: Session | None = None
         self._are_queues_first = False
+        self._switches = Switches()
 
     def start(self, session: Session) -> None:
         """Let a session renew the permits from now on."""
@@ -39,6 +43,19 @@ class Claims:
     def names(self) -> tuple[str, ...]:
         """The names of the queues that the worker serves."""
         return ("", *self._runtime.registry.queues) if self._names is None else self._names
+
+    def obey(self, switches: Switches) -> None:
+        """Leave out the queues that are paused, and use the numbers that operators have set."""
+        self._switches = switches
+        if self._session is not None:
+            self._session.change_limits(switches.numbers)
+
+    def limits(self) -> tuple[DeclaredLimit, ...]:
+        """Return the declared limits of the queues that it serves and of the steps it has run."""
+        limits = [each for queue in self._declared() for each in declared_limits(queue)]
+        if self._session is not None:
+            limits += self._session.step_limits()
+        return tuple(DeclaredLimit(each.name, each.n, _seconds(each.per)) for each in limits)
 
     def serves(self, queue: str) -> bool:
         """Return whether the worker may drive runs of a queue."""
@@ -81,10 +98,16 @@ class Claims:
         if self._rounds is not None:
             await self._rounds.return_idle()
 
-    def _queues(self) -> list[Queue]:
+    def _declared(self) -> list[Queue]:
         known = self._runtime.registry.queues
         # A queue that no workflow here declares has no limits: runs may be left in it.
         return [known.get(name) or Queue(name) for name in self.names if name]
+
+    def _queues(self) -> list[Queue]:
+        queues = self._declared()
+        if numbers := self._switches.numbers:
+            queues = [with_numbers(queue, numbers) for queue in queues]
+        return queues
 
     def _serve(self, queues: Sequence[Queue]) -> Rounds:
         if self._rounds is None:
@@ -94,6 +117,7 @@ class Claims:
             ttl = runtime.lease_ttl
             self._rounds = Rounds(Permits(store, self._session, runtime.clock, ttl, self._owner))
         self._rounds.serve(queues)
+        self._rounds.paused = self._switches.paused_queues
         return self._rounds
 
     async def _take_from_queues(self, room: int, drives: Sequence[Drivable]) -> list[Turn]:
@@ -131,3 +155,7 @@ class Claims:
             # The run will fail with this error.
             name = definition.queue.name
         return await rounds.permit(definition.queue, name, grant)
+
+
+def _seconds(period: timedelta | None) -> float | None:
+    return None if period is None else period.total_seconds()

@@ -418,9 +418,19 @@ class Worker:
     def _activity(self) -> Activity:
         runs = [] if self._session is None else self._session.leased(self._runs.values())
         counters = asdict(self.counters)
-        return Activity(self._concurrency, self.running, self._draining, runs, counters)
+        claims = self._claims
+        return Activity(
+            self._concurrency,
+            self.running,
+            self._draining,
+            runs,
+            counters,
+            claims.names,
+            claims.limits(),
+        )
 
     def _obey(self, switches: Switches) -> None:
+        self._claims.obey(switches)
         if switches.paused != self._paused:
             logger.info(
                 "%s leaves out %s", self.id, ", ".join(sorted(switches.paused)) or "nothing"

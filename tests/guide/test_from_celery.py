@@ -6,6 +6,7 @@ synchronous client; a worker in another thread stands for the worker process.
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, func, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from perdure import Retry, Runtime, Step, Worker, durable, sync, workflow
+from perdure import Queue, Retry, Runtime, Step, Worker, durable, sync, workflow
 from perdure.errors import Cancelled, RunFailed
 from perdure.runtime.definition import Definition
 from perdure.stores import redis
@@ -43,6 +44,9 @@ class Shop:
         self.engine: Engine = create_engine(f"sqlite:///{path}")
         self.threads: set[int] = set()
         self.failures = 0
+        self.lock = threading.Lock()
+        self.sending = self.most = 0
+        self.sent: set[str] = set()
         Base.metadata.create_all(self.engine)
 
     def charge(self, order_id: int) -> str:
@@ -55,6 +59,16 @@ class Shop:
             self.failures -= 1
             raise ConnectionError("the bank is closed")
         return f"receipt {order_id}"
+
+    def send(self, to: str) -> None:
+        """Send an email, which takes some time."""
+        with self.lock:
+            self.sending += 1
+            self.most = max(self.most, self.sending)
+        time.sleep(0.01)
+        with self.lock:
+            self.sending -= 1
+            self.sent.add(to)
 
     def resize(self, name: str) -> int:
         if not name.endswith(".png"):
@@ -115,6 +129,18 @@ async def import_rows(step: Step, rows: list[int]) -> int:
     return sum(await step.map_runs("rows", chunk, chunks))
 
 
+@workflow("email", queue=Queue("emails", concurrency=2))
+async def email(step: Step[Shop], to: str) -> None:
+    """`@app.task(queue="emails")`, of which at most two are sent at once, by all workers."""
+    await step("send", step.deps.send, to)
+
+
+@workflow("newsletter")
+async def newsletter(step: Step, to: list[str]) -> None:
+    """`group(email.s(each) for each in to)`."""
+    await step.map_runs("emails", email, to)
+
+
 @workflow("approval")
 async def approval(step: Step) -> str:
     answer: str = await step.wait_for_event("answer", "answered")
@@ -145,6 +171,8 @@ def _worker(redis_url: str, redis_prefix: str, shop: Shop) -> Iterator[None]:
         careful_gallery,
         chunk,
         import_rows,
+        email,
+        newsletter,
         approval,
     ]
 
@@ -222,6 +250,13 @@ def test_a_task_is_mapped_over_chunks(client: sync.Client) -> None:
     run = client.trigger("import", list(range(95)), run_id="import-1")
     assert client.result(run, timeout="10s") == sum(range(95))
     assert len(client.list_runs(prefix="import-1/")) == 10
+
+
+def test_a_queue_limits_how_many_tasks_run_at_once(client: sync.Client, shop: Shop) -> None:
+    to = [f"{n}@example.com" for n in range(20)]
+    client.result(client.trigger("newsletter", to), timeout="30s")
+    assert shop.sent == set(to)
+    assert shop.most == 2
 
 
 def test_a_task_is_revoked(client: sync.Client) -> None:

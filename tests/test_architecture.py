@@ -19,7 +19,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     # `engine.tasks` stands apart from its package: it knows asyncio and nothing of perdure, and
     # stores start their tasks with it too.
     ("validation", "clock", "result", "filenames", "engine.tasks"),
-    ("retry", "codec", "limits"),
+    ("retry", "codec", "limits", "schedules"),
     ("snapshot",),
     ("events", "keyvalue"),
     ("cache", "resume"),
@@ -69,14 +69,16 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("acts", "asking", "definition", "ends", "run", "watching"),
         ("options",),
         ("edits",),
-        ("verbs",),
-        ("changes", "registry", "transitions"),
+        ("verbs", "schedule_workflow"),
+        ("changes", "registry", "schedule_info", "transitions"),
         ("children", "delivery"),
         ("driver", "reader"),
         ("starter",),
+        ("schedules",),
         ("client",),
         ("runtime",),
     ),
+    "schedules": (("schedule",), ("timing",), ("decisions",)),
     "presence": (
         ("durations", "keys"),
         ("documents",),

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from perdure.runtime.definition import workflow
     from perdure.runtime.run import Run
     from perdure.runtime.runtime import Runtime
+    from perdure.runtime.schedule_info import ScheduleInfo
+    from perdure.runtime.schedules import ScheduleHandle
+    from perdure.schedules import Schedule
     from perdure.snapshot import Snapshot, assert_valid_snapshot, merge_snapshots, validate_snapshot
     from perdure.worker import Worker
     from perdure.workflow import Workflow
@@ -64,6 +67,9 @@ __all__ = [
     "RunHandle",
     "RunRef",
     "Runtime",
+    "Schedule",
+    "ScheduleHandle",
+    "ScheduleInfo",
     "Signal",
     "Snapshot",
     "StatePersistence",
@@ -107,6 +113,9 @@ _MODULES = {
     "runtime.definition": ("workflow",),
     "runtime.run": ("Run",),
     "runtime.runtime": ("Runtime",),
+    "runtime.schedule_info": ("ScheduleInfo",),
+    "runtime.schedules": ("ScheduleHandle",),
+    "schedules": ("Schedule",),
     "snapshot": ("Snapshot", "assert_valid_snapshot", "merge_snapshots", "validate_snapshot"),
     "sync": ("sync",),
     "worker": ("Worker",),

@@ -143,8 +143,8 @@ class NestedStep(PerdureError):
         super().__init__(
             f"{step!r} was called inside the function of step {inside!r}: a step cannot contain "
             "steps or waits. Call both from the workflow function; or make the outer one a plain "
-            "function that takes `step`, and await it without step(…); or trigger another run in "
-            "the step"
+            "function that takes `step`, and await it without step(…); or make the outer one a "
+            "workflow, and start it as a child run with step.call(…)"
         )
         self.step = step
         self.inside = inside
@@ -321,6 +321,29 @@ class RunFailed(PerdureError):
         super().__init__(message)
         self.error = error
         self.run_id = run_id
+
+
+class ScheduleConflict(PerdureError):
+    """A schedule cannot be created: another one has this name. `differences` says in what."""
+
+    def __init__(self, name: str, differences: Sequence[str]) -> None:
+        self.name = name
+        self.differences = tuple(differences)
+        listed = ", ".join(self.differences)
+        super().__init__(
+            f"schedule {name!r} exists already, and its {listed} differ from what was asked for; "
+            "change it with (await client.get_schedule(name)).update(…), or choose another name"
+        )
+
+
+class ScheduleNotFound(PerdureError):
+    """The store has no schedule of this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"there is no schedule {name!r} in this store; schedules() returns those that exist"
+        )
+        self.name = name
 
 
 class StoreError(PerdureError):

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, func, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from perdure import Queue, Retry, Runtime, Step, Worker, durable, sync, workflow
+from perdure import Queue, Retry, Runtime, Schedule, Step, Worker, durable, sync, workflow
 from perdure.errors import Cancelled, RunFailed
 from perdure.runtime.definition import Definition
 from perdure.stores import redis
@@ -141,6 +141,12 @@ async def newsletter(step: Step, to: list[str]) -> None:
     await step.map_runs("emails", email, to)
 
 
+@workflow("sweep", schedule=Schedule(every="1s"))
+async def sweep(step: Step[Shop]) -> int:
+    """`beat_schedule = {"sweep": {"task": "sweep", "schedule": 1.0}}`."""
+    return await step("count", step.deps.count, Payment)
+
+
 @workflow("approval")
 async def approval(step: Step) -> str:
     answer: str = await step.wait_for_event("answer", "answered")
@@ -173,6 +179,7 @@ def _worker(redis_url: str, redis_prefix: str, shop: Shop) -> Iterator[None]:
         import_rows,
         email,
         newsletter,
+        sweep,
         approval,
     ]
 
@@ -257,6 +264,14 @@ def test_a_queue_limits_how_many_tasks_run_at_once(client: sync.Client, shop: Sh
     client.result(client.trigger("newsletter", to), timeout="30s")
     assert shop.sent == set(to)
     assert shop.most == 2
+
+
+def test_a_worker_starts_scheduled_tasks(client: sync.Client) -> None:
+    """Without beat. The worker has created the schedule when it started."""
+    while not (runs := client.list_runs(prefix="sweep@", status="completed")):
+        time.sleep(0.05)
+    assert client.result(runs[0].id) == 0
+    assert [schedule.name for schedule in client.schedules()] == ["sweep"]
 
 
 def test_a_task_is_revoked(client: sync.Client) -> None:

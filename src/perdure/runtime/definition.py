@@ -7,7 +7,6 @@ async def welcome(step: Step, payload: Signup) -> str: ...
 import dataclasses
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any, TypeAlias, TypeVar, get_type_hints, overload
 
 from perdure import codec
@@ -24,6 +23,7 @@ from perdure.limits import Queue, check_queue, queue_with_key
 from perdure.result import Result
 from perdure.runtime.deadlines import check_deadline
 from perdure.runtime.priorities import check_priority
+from perdure.schedules import Schedule
 from perdure.snapshot import Snapshot
 from perdure.validation import check_errors, check_id, check_int, check_user_id
 
@@ -55,6 +55,7 @@ class Definition(Target[P, T]):
         queue: Queue | None = None,
         key: Callable[[Any], str] | None = None,
         priority: int = 0,
+        schedule: Schedule | None = None,
     ) -> None:
         if not inspect.iscoroutinefunction(fn):
             raise InvalidArgument("fn", fn, _WANTED)
@@ -74,12 +75,23 @@ class Definition(Target[P, T]):
         self.takes_payload = parameter is not None
         self.payload_type = None if parameter is None else _payload_type(fn, parameter.name)
         self._default = None if parameter is None else parameter.default
+        self.schedule = _check_schedule(schedule)
+        if schedule is not None:
+            self._check_default(schedule)
         self.__name__ = fn.__name__
         self.__doc__ = fn.__doc__
 
     def __call__(self, step: Step, payload: Any = None) -> Awaitable[Any]:
         """Call the function."""
         return self.fn(step, payload) if self.takes_payload else self.fn(step)
+
+    def _check_default(self, schedule: Schedule) -> None:
+        try:
+            self.encode_payload(None)
+        except InvalidPayload as error:
+            expected = "no schedule, since its runs start without a payload"
+            hint = f"Give the payload a default, or call runtime.schedule with one ({error})"
+            raise InvalidArgument("schedule", schedule, expected, hint) from None
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -193,6 +205,7 @@ def workflow(
     queue: Queue | None = None,
     key: Callable[[Any], str] | None = None,
     priority: int = 0,
+    schedule: Schedule | None = None,
 ) -> "Decorator":
     """Make a workflow of an async function of `(step)` or `(step, payload)`.
 
@@ -206,6 +219,9 @@ def workflow(
     With `queue`, workers start the runs in turn and within the queue's limits; `key` is a function
     of the payload that returns the run's key in the queue. `priority` is that of runs for which
     `trigger` is given none: each level puts a run a day ahead of others that are due.
+
+    A starting worker creates the `schedule` under the workflow's name; one with a higher version of
+    the workflow updates it.
     """
     if not isinstance(name, str):
         hint = 'Write @workflow("name") with the parentheses'
@@ -214,15 +230,22 @@ def workflow(
     check_int(version, "version")
     return Decorator(
         name,
-        version,
-        check_errors(errors),
-        codec.check_types(types),
-        _check_migrate(migrate),
-        None if deadline is None else check_deadline(deadline),
-        check_queue(queue),
-        check_key(key, queue),
-        check_priority(priority),
+        version=version,
+        errors=check_errors(errors),
+        types=codec.check_types(types),
+        migrate=_check_migrate(migrate),
+        deadline=None if deadline is None else check_deadline(deadline),
+        queue=check_queue(queue),
+        key=check_key(key, queue),
+        priority=check_priority(priority),
+        schedule=_check_schedule(schedule),
     )
+
+
+def _check_schedule(schedule: Schedule | None) -> Schedule | None:
+    if schedule is not None and not isinstance(schedule, Schedule):
+        raise InvalidArgument("schedule", schedule, 'a Schedule, such as Schedule(every="1h")')
+    return schedule
 
 
 def _check_migrate(migrate: Migrate | None) -> Migrate | None:
@@ -242,29 +265,11 @@ def check_key(key: Callable[[Any], str] | None, queue: Queue | None) -> Any:
 
 
 class Decorator:
-    """Makes a `Definition` of the function it is put on."""
+    """Makes a `Definition` of the function it is put on, with options that were checked."""
 
-    def __init__(
-        self,
-        name: str,
-        version: int,
-        errors: Sequence[type[BaseException]],
-        types: Sequence[type],
-        migrate: Migrate | None,
-        deadline: timedelta | None,
-        queue: Queue | None,
-        key: Callable[[Any], str] | None,
-        priority: int,
-    ) -> None:
+    def __init__(self, name: str, **options: Any) -> None:
         self._name = name
-        self._version = version
-        self._errors = errors
-        self._types = types
-        self._migrate = migrate
-        self._deadline = deadline
-        self._queue = queue
-        self._key = key
-        self._priority = priority
+        self._options = options
 
     @overload
     def __call__(self, fn: Callable[[Step, P], Awaitable[Result[T, E]]]) -> Definition[P, T]: ...
@@ -275,15 +280,4 @@ class Decorator:
     @overload
     def __call__(self, fn: Callable[[Step], Awaitable[T]]) -> Definition[None, T]: ...
     def __call__(self, fn: Callable[..., Awaitable[Any]]) -> Definition[Any, Any]:
-        return Definition(
-            self._name,
-            fn,
-            version=self._version,
-            errors=self._errors,
-            types=self._types,
-            migrate=self._migrate,
-            deadline=self._deadline,
-            queue=self._queue,
-            key=self._key,
-            priority=self._priority,
-        )
+        return Definition(self._name, fn, **self._options)

@@ -6,6 +6,7 @@ from typing import Any
 from perdure.errors import InvalidArgument, UnknownWorkflow, VersionMismatch
 from perdure.limits import Queue
 from perdure.runtime.definition import Definition
+from perdure.runtime.schedule_workflow import SCHEDULE_WORKFLOW
 from perdure.snapshot import (
     Snapshot,
     assert_valid_snapshot,
@@ -14,6 +15,11 @@ from perdure.snapshot import (
     version_of,
 )
 from perdure.store import Drivable
+
+_SYSTEM: dict[str, dict[int, Definition[Any, Any]]] = {
+    each.name: {each.version: each} for each in (SCHEDULE_WORKFLOW,)
+}
+"""The engine's own workflows, which every runtime drives and no list shows."""
 
 
 class Registry:
@@ -67,9 +73,15 @@ class Registry:
         """The versions of each workflow that can be driven here."""
         return [drivable for versions in self._known.values() for drivable in _drivable(versions)]
 
+    @property
+    def drives_with_system(self) -> list[Drivable]:
+        """The versions of each workflow that can be driven here, the engine's own included."""
+        own = (drivable for versions in _SYSTEM.values() for drivable in _drivable(versions))
+        return [*self.drives, *own]
+
     def find(self, name: str) -> Definition[Any, Any] | None:
         """Return the definition with the highest version, or `None`."""
-        versions = self._known.get(name)
+        versions = self._versions(name)
         return versions[max(versions)] if versions else None
 
     def newest(self, name: str) -> Definition[Any, Any]:
@@ -84,6 +96,9 @@ class Registry:
             )
         return definition
 
+    def _versions(self, name: str) -> Mapping[int, Definition[Any, Any]]:
+        return _SYSTEM.get(name) or self._known.get(name) or {}
+
     def for_run(self, run_id: str, snapshot: Snapshot) -> tuple[Definition[Any, Any], Snapshot]:
         """Return the definition that continues a run, and the snapshot it continues from.
 
@@ -96,8 +111,8 @@ class Registry:
             metadata = {**(snapshot.get("metadata") or {}), **newest.identity}
             bound: Snapshot = {**snapshot, "metadata": metadata}
             return newest, bound
-        if stored in self._known[newest.name]:
-            return self._known[newest.name][stored], snapshot
+        if stored in (versions := self._versions(newest.name)):
+            return versions[stored], snapshot
         if stored > newest.version:
             hint = "A process with the newer definition continues it"
             raise VersionMismatch(run_id, stored, newest.version, hint)

@@ -268,7 +268,7 @@ class Runtime(Client):
             raise InvalidArgument("limit", limit, "an int >= 1")
         store = require_schedule(self.store, "Runtime.sweep")
         at = self.clock.now() if now is None else as_utc(now, "now")
-        due = await store.due(at, limit, drives=self.registry.drives)
+        due = await store.due(at, limit, drives=self.registry.drives_with_system)
         queues = self.registry.queues
         if not due and not queues:
             return []
@@ -335,6 +335,13 @@ class Runtime(Client):
         except Exception:
             logger.exception("run %r could not be driven", run_id)
             return None
+
+    async def declare_schedules(self) -> None:
+        """Create the schedules that the workflows declare, or update those of a lower version.
+
+        Workers do this when they start.
+        """
+        await self._declare_schedules()
 
     async def flush(self) -> None:
         """Wait until `on_event` has handled all events so far."""

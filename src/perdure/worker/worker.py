@@ -89,7 +89,7 @@ class Worker:
         self._heartbeat: Heartbeat | None = None
         if can_search(store := runtime.store):
             self._heartbeat = Heartbeat(runtime, store, self._owner, self._activity, self._obey)
-        self._draining = self._until_idle = False
+        self._draining = self._until_idle = self._declared = False
         self._signals = 0
         self._hurry: asyncio.Event = asyncio.Event()
         self._hungry = False
@@ -233,6 +233,9 @@ class Worker:
         """Return the runs that were claimed, or `None` if that failed."""
         try:
             await session.catch_up()
+            if not self._declared:
+                await self.runtime.declare_schedules()
+                self._declared = True
             if not (drives := self._drives):
                 return ()
             return await self._claims.take(room, drives)
@@ -242,7 +245,7 @@ class Worker:
 
     @property
     def _drives(self) -> list[Drivable]:
-        drives = self.runtime.registry.drives
+        drives = self.runtime.registry.drives_with_system
         return [each for each in drives if each.workflow not in self._paused]
 
     def _is_woken_again(self, claimed: Sequence[Turn]) -> bool:

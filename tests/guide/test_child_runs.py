@@ -460,12 +460,16 @@ async def test_the_earlier_deadline_of_parent_and_child_counts(
     assert child.deadline == began + timedelta(minutes=minutes)
 
 
-async def test_children_are_found_by_tag_or_by_id(runtime: Runtime, store: MemoryStore) -> None:
+async def test_a_run_knows_its_children_and_they_are_found(
+    runtime: Runtime, store: MemoryStore
+) -> None:
     @workflow("order")
     async def order(step: Step, invoice: Invoice) -> Receipt:
         return await step.call("pay", pay, invoice)
 
-    await run_of(runtime, order, Invoice("ana", 1))
+    parent = await run_of(runtime, order, Invoice("ana", 1))
+    assert parent.children == ("parent/1/pay",)
+    assert (await read(runtime, "parent/1/pay")).parent == "parent"
     page = await store.search(Query(tags=("~parent=parent",)), 50)
     assert [run.id for run in page.runs] == ["parent/1/pay"]
     assert [run.id for run in await runtime.list_runs(prefix="parent/")] == ["parent/1/pay"]

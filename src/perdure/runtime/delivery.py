@@ -11,7 +11,6 @@ from perdure.durable.outbox import decode_run, send_messages, start_runs
 from perdure.durable.session import Session, wake_workers
 from perdure.engine.history import History
 from perdure.errors import RunConflict
-from perdure.runtime.children import PARENT
 from perdure.runtime.ends import done_message, missing_outcome, new_log, outcome_in
 from perdure.runtime.options import payload_conflict
 from perdure.runtime.requests import OPERATOR, WATCH, Request, encode_request
@@ -19,6 +18,7 @@ from perdure.runtime.transitions import change, lease_request
 from perdure.runtime.verbs import RETRIED, continue_over
 from perdure.snapshot import OutboxItem, Snapshot, is_over, rest_status, system_tag, workflow_of
 from perdure.snapshot.record import encode_failure
+from perdure.snapshot.tags import PARENT
 from perdure.store import Delivery, NewMessage, NewRun, Refusal, Store, can_search, require_search
 
 BATCH = 500

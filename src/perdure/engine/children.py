@@ -194,6 +194,16 @@ def run_failed(run_id: str, workflow: str, error: BaseException) -> RunFailed:
         failed = RunFailed(f"{about}: {error.error!r}", error.error, run_id)
         failed.__cause__ = error.__cause__
     else:
-        failed = RunFailed(f"{about}: {type(error).__name__}: {error}", None, run_id)
+        failed = RunFailed(f"{about}: {_reason(error)}", None, run_id)
         failed.__cause__ = error
     return failed
+
+
+def _reason(error: BaseException) -> str:
+    if not isinstance(error, RunFailed):
+        return f"{type(error).__name__}: {error}"
+    # Only the run that failed first is named: with those in between, the messages of a deep
+    # recursion would be longer than its results.
+    while isinstance(error.__cause__, RunFailed):
+        error = error.__cause__
+    return str(error)

@@ -11,13 +11,13 @@ from perdure.clock import Duration
 from perdure.snapshot import OutboxItem
 
 P = TypeVar("P")
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 OnParentEnd: TypeAlias = Literal["cancel", "abandon"]
 
 
-class Target(Generic[P, T]):
-    """A workflow by name, with the type `P` of its payload and `T` of its output."""
+class Target(Generic[P, T_co]):
+    """A workflow by name, with the type `P` of its payload and `T_co` of its output."""
 
     name: str
     fn: Callable[..., Awaitable[Any]]

@@ -16,10 +16,8 @@ from perdure.runtime.definition import Definition
 from perdure.runtime.options import Start, check_options, new_start
 from perdure.runtime.registry import Registry
 from perdure.snapshot import OutboxItem, system_tag
+from perdure.snapshot.tags import PARENT
 from perdure.validation import MAX_ID_LENGTH
-
-PARENT = "~parent"
-"""The tag by which the children of a run are found."""
 
 _ROOM = len("~log:") + len("/1000000000")
 """How much shorter than an id the beginning of many ids is."""

@@ -16,8 +16,9 @@ from perdure.runtime.options import payload_conflict
 from perdure.runtime.requests import OPERATOR, WATCH, Request, encode_request
 from perdure.runtime.transitions import change, lease_request
 from perdure.runtime.verbs import RETRIED, continue_over
-from perdure.snapshot import OutboxItem, Snapshot, is_over, rest_status, workflow_of
+from perdure.snapshot import OutboxItem, Snapshot, is_over, rest_status, system_tag, workflow_of
 from perdure.snapshot.record import encode_failure
+from perdure.snapshot.tags import PARENT
 from perdure.store import Delivery, NewMessage, NewRun, Refusal, Store, can_search, require_search
 
 BATCH = 500
@@ -111,7 +112,7 @@ class Deliveries:
         parent = (stored.get("metadata") or {}).get("parent") or {}
         is_failed = block["status"] == "failed" and parent.get("run") == self._run_id
         ended_at = block.get("completedAt") or block["lastUpdated"]
-        return is_failed and isinstance(retried_at, str) and ended_at < retried_at
+        return is_failed and isinstance(retried_at, str) and ended_at <= retried_at
 
     async def _continue(self, run_id: str) -> bool:
         """Continue a child that did not succeed, if no other process is changing it."""
@@ -129,19 +130,24 @@ class Deliveries:
     async def _cancel(self, id: str, run_ids: Sequence[str]) -> None:
         why = f"the run that started it, {self._run_id!r}, no longer waits for it"
         for first in range(0, len(run_ids), BATCH):
-            runs = await open_runs(self._session.store, run_ids[first : first + BATCH])
+            batch = run_ids[first : first + BATCH]
+            runs = await open_children(self._session.store, self._run_id, batch)
             request = encode_request(Request("", "cancel", why=why))
             dedup_id = f"~cancel:{self._run_id}:{id}"
             messages = [NewMessage(run, OPERATOR, request, dedup_id) for run in runs]
             await send_messages(self._session, messages)
 
 
-async def open_runs(store: Store, run_ids: Sequence[str]) -> list[str]:
-    """Return those of the runs that are not over, as far as the store can tell quickly."""
+async def open_children(store: Store, parent: str, run_ids: Sequence[str]) -> list[str]:
+    """Return those of the runs that are not over, as far as the store can tell quickly.
+
+    A run that had its id before the parent asked for it belongs to others, and is left out.
+    """
     if not can_search(store):
         return list(run_ids)
-    runs = await store.summaries(run_ids)
-    return [run.id for run in runs if run is not None and not is_over(run.status)]
+    tag = f"{PARENT}={system_tag(PARENT, parent)}"
+    runs = [run for run in await store.summaries(run_ids) if run is not None]
+    return [run.id for run in runs if tag in run.tags and not is_over(run.status)]
 
 
 def numbered(

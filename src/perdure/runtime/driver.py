@@ -40,7 +40,7 @@ from perdure.runtime.changes import ChangeCheck
 from perdure.runtime.children import Children
 from perdure.runtime.deadlines import fix_deadline
 from perdure.runtime.definition import Definition
-from perdure.runtime.delivery import Deliveries, open_runs
+from perdure.runtime.delivery import Deliveries, open_children
 from perdure.runtime.deps import Dependencies
 from perdure.runtime.edits import RunEdit, at_rest, cancelled, leased_edit, settle
 from perdure.runtime.ends import report_end, watchers_in
@@ -253,7 +253,8 @@ class Driver:
         following.metadata.update(definition.identity)
         if children := [*history.metadata.get("children", ()), *children]:
             # Some may have ended: a loop that starts a run in each generation must stay small.
-            following.metadata["children"] = await open_runs(host.session.store, children)
+            store = host.session.store
+            following.metadata["children"] = await open_children(store, host.id, children)
         return await _settle(host, host.block(state="queued"), Rest("queued", host.clock.now()))
 
     async def _end_failed(self, host: RunHost, error: StoreError) -> Rested:

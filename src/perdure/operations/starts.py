@@ -44,10 +44,13 @@ class OperatorStarter(Starter):
     async def create(self, run_id: str, snapshot: Snapshot, rest: Rest | None = None) -> None:
         """Create a run with this snapshot; raise `RunConflict` if the id is taken."""
         data = codec.dumps(snapshot)
+        definition = self.registry.find(workflow_of(snapshot) or "")
+        payload = (snapshot.get("metadata") or {}).get("input")
         new = NewRun(
             check_user_id(run_id, "run_id"),
             workflow_of(snapshot) or "",
             data,
+            queue="" if definition is None else definition.queue_for(payload),
             rest=rest,
             **header_of(snapshot, len(data)),
         )

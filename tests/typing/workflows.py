@@ -6,7 +6,10 @@ from typing import Any, NoReturn, assert_type
 
 from perdure import (
     Err,
+    Limits,
     Ok,
+    Queue,
+    Rate,
     Result,
     ResumeState,
     Run,
@@ -127,3 +130,17 @@ async def on_a_runtime() -> None:
     assert_type(await runtime.sweep(limit=10), list[Run])
     async with Worker(runtime, concurrency=10) as worker:
         assert_type(worker, Worker)
+
+
+emails = Queue("emails", concurrency=50, rate=Rate(100, per="1m"), per_key=Limits(concurrency=2))
+
+
+@workflow("queued", queue=emails, key=lambda signup: signup.email, priority=1)
+async def queued(step: Step, payload: Signup) -> str:
+    return payload.email
+
+
+async def a_queue_does_not_change_the_types_of_a_workflow(runtime: Runtime) -> None:
+    assert_type(queued, Definition[Signup, str])
+    assert_type(await runtime.trigger(queued, Signup("a@b.c"), priority=5), Run[str])
+    Worker(runtime, queues=["emails", ""])

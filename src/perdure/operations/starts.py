@@ -56,10 +56,13 @@ class OperatorStarter(Starter):
     ) -> None:
         """Create a run with this snapshot; raise `RunConflict` if the id is taken."""
         data = codec.dumps(snapshot)
+        definition = self.registry.find(workflow_of(snapshot) or "")
+        payload = (snapshot.get("metadata") or {}).get("input")
         new = NewRun(
             check_user_id(run_id, "run_id"),
             workflow_of(snapshot) or "",
             data,
+            queue="" if definition is None else definition.queue_for(payload),
             rest=rest,
             queue=queue,
             **header_of(snapshot, len(data)),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         StepFailed,
         StepTimeout,
     )
+    from perdure.limits import Limit, Limits, Queue, Rate
     from perdure.result import Err, Ok, Result
     from perdure.resume import (
         ResumeState,
@@ -49,9 +50,13 @@ __all__ = [
     "Clock",
     "Cron",
     "Err",
+    "Limit",
+    "Limits",
     "Ok",
     "PerdureError",
     "Question",
+    "Queue",
+    "Rate",
     "Result",
     "ResumeState",
     "ResumeStateCollector",
@@ -97,6 +102,7 @@ _MODULES = {
         *("PerdureError", "RunConflict", "RunFailed"),
         *("StepError", "StepFailed", "StepTimeout"),
     ),
+    "limits": ("Limit", "Limits", "Queue", "Rate"),
     "result": ("Err", "Ok", "Result"),
     "resume": (
         *("ResumeState", "ResumeStateCollector", "StatePersistence"),

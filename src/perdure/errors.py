@@ -362,6 +362,18 @@ class StoreClosed(StoreError):
     """The store, or the committer that writes to it, is closed."""
 
 
+class PermitLost(StoreError):
+    """The permit of a limit expired while a run used it; the run is continued when it may."""
+
+    def __init__(self, run_id: str, limit: str) -> None:
+        super().__init__(
+            f"run {run_id!r} was broken off: its permit of limit {limit!r} expired, and another "
+            "process may use it now; the run continues from its records"
+        )
+        self.run_id = run_id
+        self.limit = limit
+
+
 class MissingAbility(StoreError):
     """The store does not declare a capability that an operation needs."""
 

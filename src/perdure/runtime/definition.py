@@ -20,8 +20,10 @@ from perdure.errors import (
     InvalidArgument,
     InvalidPayload,
 )
+from perdure.limits import Queue, check_queue, queue_with_key
 from perdure.result import Result
 from perdure.runtime.deadlines import check_deadline
+from perdure.runtime.priorities import check_priority
 from perdure.schedules import Schedule
 from perdure.snapshot import Snapshot
 from perdure.validation import check_errors, check_id, check_int, check_user_id
@@ -51,6 +53,9 @@ class Definition(Target[P, T]):
         types: Sequence[type] = (),
         migrate: Migrate | None = None,
         deadline: Duration | None = None,
+        queue: Queue | None = None,
+        key: Callable[[Any], str] | None = None,
+        priority: int = 0,
         schedule: Schedule | None = None,
     ) -> None:
         if not inspect.iscoroutinefunction(fn):
@@ -64,6 +69,9 @@ class Definition(Target[P, T]):
         self.types = codec.DeclaredTypes(types, fn)
         self.migrate = _check_migrate(migrate)
         self.deadline = None if deadline is None else check_deadline(deadline)
+        self.queue = check_queue(queue)
+        self.key = check_key(key, self.queue)
+        self.priority = check_priority(priority)
         parameter = _payload_parameter(fn)
         self.takes_payload = parameter is not None
         self.payload_type = None if parameter is None else _payload_type(fn, parameter.name)
@@ -111,6 +119,14 @@ class Definition(Target[P, T]):
         except CodecError as error:
             problems = payload_problems(payload, self.payload_type)
             raise InvalidPayload(self.name, problems or [str(error)]) from error
+
+    def queue_for(self, data: Any) -> str:
+        """Return the queue of a new run with this payload, given as JSON; "" stands for none."""
+        if self.queue is None:
+            return ""
+        if self.key is None:
+            return self.queue.name
+        return queue_with_key(self.queue.name, self.key(self.decode_payload(data)))
 
     def decode_payload(self, data: Any) -> Any:
         """Return the payload as the function receives it."""
@@ -187,6 +203,9 @@ def workflow(
     types: Sequence[type] = (),
     migrate: Migrate | None = None,
     deadline: Duration | None = None,
+    queue: Queue | None = None,
+    key: Callable[[Any], str] | None = None,
+    priority: int = 0,
     schedule: Schedule | None = None,
 ) -> "Decorator":
     """Make a workflow of an async function of `(step)` or `(step, payload)`.
@@ -196,8 +215,14 @@ def workflow(
 
     `migrate` is called with the snapshot of a run that another version began and that version, and
     returns the snapshot from which this version continues. A run that has not ended when the time
-    `deadline` has passed since it was first driven fails with `DeadlinePassed`. A starting
-    worker creates the `schedule` under the workflow's name; one with a higher version updates it.
+    `deadline` has passed since it was first driven fails with `DeadlinePassed`.
+
+    With `queue`, workers start the runs in turn and within the queue's limits; `key` is a function
+    of the payload that returns the run's key in the queue. `priority` is that of runs for which
+    `trigger` is given none: each level puts a run a day ahead of others that are due.
+
+    A worker that starts creates the `schedule` under the workflow's name; one with a higher version
+    updates it.
     """
     if not isinstance(name, str):
         hint = 'Write @workflow("name") with the parentheses'
@@ -211,6 +236,9 @@ def workflow(
         codec.check_types(types),
         _check_migrate(migrate),
         None if deadline is None else check_deadline(deadline),
+        check_queue(queue),
+        check_key(key, queue),
+        check_priority(priority),
         _check_schedule(schedule),
     )
 
@@ -227,6 +255,16 @@ def _check_migrate(migrate: Migrate | None) -> Migrate | None:
     return migrate
 
 
+def check_key(key: Callable[[Any], str] | None, queue: Queue | None) -> Any:
+    """Check the function that returns the key of a run."""
+    if key is not None and not callable(key):
+        hint = "Write key=lambda payload: payload.tenant"
+        raise InvalidArgument("key", key, "a function of the payload that returns a string", hint)
+    if key is not None and queue is None:
+        raise InvalidArgument("key", key, "no key without queue=", "A key belongs to a queue")
+    return key
+
+
 class Decorator:
     """Makes a `Definition` of the function it is put on."""
 
@@ -238,6 +276,9 @@ class Decorator:
         types: Sequence[type],
         migrate: Migrate | None,
         deadline: timedelta | None,
+        queue: Queue | None,
+        key: Callable[[Any], str] | None,
+        priority: int,
         schedule: Schedule | None,
     ) -> None:
         self._name = name
@@ -246,6 +287,9 @@ class Decorator:
         self._types = types
         self._migrate = migrate
         self._deadline = deadline
+        self._queue = queue
+        self._key = key
+        self._priority = priority
         self._schedule = schedule
 
     @overload
@@ -265,5 +309,8 @@ class Decorator:
             types=self._types,
             migrate=self._migrate,
             deadline=self._deadline,
+            queue=self._queue,
+            key=self._key,
+            priority=self._priority,
             schedule=self._schedule,
         )

@@ -27,6 +27,7 @@ from perdure.errors import (
     ManualValueError,
     MissingAbility,
     PerdureError,
+    PermitLost,
     RunFailed,
     StoreError,
     StoreUnavailable,
@@ -237,7 +238,7 @@ class Driver:
                 with suppress(StoreError):
                     return await self._end_failed(host, error)
             # An error of this run alone must not keep the workers busy.
-            is_outage = isinstance(error, StoreUnavailable)
+            is_outage = isinstance(error, StoreUnavailable | PermitLost)
             await log_failure(
                 host.release(None if is_outage else host.clock.now() + self.lease_ttl)
             )

@@ -7,7 +7,6 @@ async def welcome(step: Step, payload: Signup) -> str: ...
 import dataclasses
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any, TypeAlias, TypeVar, get_type_hints, overload
 
 from perdure import codec
@@ -221,8 +220,8 @@ def workflow(
     of the payload that returns the run's key in the queue. `priority` is that of runs for which
     `trigger` is given none: each level puts a run a day ahead of others that are due.
 
-    A worker that starts creates the `schedule` under the workflow's name; one with a higher version
-    updates it.
+    A starting worker creates the `schedule` under the workflow's name; one with a higher version of
+    the workflow updates it.
     """
     if not isinstance(name, str):
         hint = 'Write @workflow("name") with the parentheses'
@@ -231,15 +230,15 @@ def workflow(
     check_int(version, "version")
     return Decorator(
         name,
-        version,
-        check_errors(errors),
-        codec.check_types(types),
-        _check_migrate(migrate),
-        None if deadline is None else check_deadline(deadline),
-        check_queue(queue),
-        check_key(key, queue),
-        check_priority(priority),
-        _check_schedule(schedule),
+        version=version,
+        errors=check_errors(errors),
+        types=codec.check_types(types),
+        migrate=_check_migrate(migrate),
+        deadline=None if deadline is None else check_deadline(deadline),
+        queue=check_queue(queue),
+        key=check_key(key, queue),
+        priority=check_priority(priority),
+        schedule=_check_schedule(schedule),
     )
 
 
@@ -266,31 +265,11 @@ def check_key(key: Callable[[Any], str] | None, queue: Queue | None) -> Any:
 
 
 class Decorator:
-    """Makes a `Definition` of the function it is put on."""
+    """Makes a `Definition` of the function it is put on, with options that were checked."""
 
-    def __init__(
-        self,
-        name: str,
-        version: int,
-        errors: Sequence[type[BaseException]],
-        types: Sequence[type],
-        migrate: Migrate | None,
-        deadline: timedelta | None,
-        queue: Queue | None,
-        key: Callable[[Any], str] | None,
-        priority: int,
-        schedule: Schedule | None,
-    ) -> None:
+    def __init__(self, name: str, **options: Any) -> None:
         self._name = name
-        self._version = version
-        self._errors = errors
-        self._types = types
-        self._migrate = migrate
-        self._deadline = deadline
-        self._queue = queue
-        self._key = key
-        self._priority = priority
-        self._schedule = schedule
+        self._options = options
 
     @overload
     def __call__(self, fn: Callable[[Step, P], Awaitable[Result[T, E]]]) -> Definition[P, T]: ...
@@ -301,16 +280,4 @@ class Decorator:
     @overload
     def __call__(self, fn: Callable[[Step], Awaitable[T]]) -> Definition[None, T]: ...
     def __call__(self, fn: Callable[..., Awaitable[Any]]) -> Definition[Any, Any]:
-        return Definition(
-            self._name,
-            fn,
-            version=self._version,
-            errors=self._errors,
-            types=self._types,
-            migrate=self._migrate,
-            deadline=self._deadline,
-            queue=self._queue,
-            key=self._key,
-            priority=self._priority,
-            schedule=self._schedule,
-        )
+        return Definition(self._name, fn, **self._options)

@@ -80,7 +80,7 @@ class Registry:
         return [*self.drives, *own]
 
     def find(self, name: str) -> Definition[Any, Any] | None:
-        """Return the definition with the highest version, or `None`."""
+        """Return the user's definition with the highest version, or `None`."""
         versions = self._known.get(name)
         return versions[max(versions)] if versions else None
 

@@ -28,13 +28,17 @@ KEYS = 20
 """How many keys of a queue are shown."""
 
 
+async def _due_queues(store: SearchStore, now: datetime) -> Sequence[str]:
+    return await store.queues(now, QUEUES) if can_queue(store) else ()
+
+
 async def queues(store: SearchStore, redact: Redact, now: datetime) -> tuple[QueueRow, ...]:
     """Return the queues that have due or owned runs, that workers serve or that are paused, and
     the runs in no queue, by name.
     """
     running = await store.search(Query(statuses=("running",)), EXAMINED)
     leased = Counter(run.queue for run in running.runs if run.owner is not None)
-    due = await store.queues(now, QUEUES) if can_queue(store) else ()
+    due = await _due_queues(store, now)
     switches, declared = await asyncio.gather(read_switches(store), limits(store, now))
     names = {"", *map(_name, leased), *map(_name, due), *switches.paused_queues}
     names.update(limit.name for limit in declared if limit.of != "steps")

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from perdure import Cron, Runtime, Step, workflow
+from perdure import Cron, Queue, Runtime, Step, workflow
+from perdure.errors import InvalidArgument
 from perdure.insights import Insights
 from perdure.operations import Operations
 from perdure.stores.memory import MemoryStore
@@ -345,3 +346,30 @@ async def test_runs_with_large_payloads_start_in_several_writes(
     await clock.advance("10h")
     await sweep(runtime)
     assert len(await runs_of(runtime, "greet")) == 10
+
+
+@workflow("mail", queue=Queue("mails", concurrency=1), key=lambda to: to, priority=2)
+async def mail(step: Step, to: str) -> str:
+    return f"mail to {to}"
+
+
+async def test_the_runs_of_a_schedule_are_in_the_queue_of_their_workflow(
+    make_runtime: MakeRuntime, clock: TestClock
+) -> None:
+    """Also if the process that starts them does not know the workflow."""
+    runtime, stranger = make_runtime(mail), make_runtime(report)
+    await runtime.schedule("mail", mail, "ana", every="1h")
+    await clock.advance("1h")
+    await sweep(stranger)
+    [run] = await runtime.list_runs(prefix="mail@")
+    assert run.queue == "mails/ana"
+    await sweep(runtime)
+    assert await runtime.result(run.id) == "mail to ana"
+
+
+async def test_a_user_cannot_start_the_workflow_of_schedules(make_runtime: MakeRuntime) -> None:
+    runtime = make_runtime(report)
+    with pytest.raises(InvalidArgument, match=r"workflow: .*does not begin with '~'"):
+        await runtime.trigger("~schedule", {}, wait=False)
+    with pytest.raises(InvalidArgument, match=r"workflow: .*does not begin with '~'"):
+        await runtime.schedule("s", "~schedule", {}, every="1h")

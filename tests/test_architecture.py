@@ -19,7 +19,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     # `engine.tasks` stands apart from its package: it knows asyncio and nothing of perdure, and
     # stores start their tasks with it too.
     ("validation", "clock", "result", "filenames", "engine.tasks"),
-    ("retry", "codec"),
+    ("retry", "codec", "limits", "schedules"),
     ("snapshot",),
     ("events", "keyvalue"),
     ("cache", "resume"),
@@ -54,7 +54,8 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("ambient", "function"),
     ),
     "durable": (
-        ("committer", "in_flight", "inbox", "owners", "reports", "states"),
+        ("committer", "in_flight", "inbox", "owners", "permits", "reports", "states"),
+        ("step_limits",),
         ("session", "suspension"),
         ("outbox",),
         ("host",),
@@ -64,19 +65,21 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("idempotency",),
     ),
     "runtime": (
-        ("deadlines", "deps", "requests"),
+        ("deadlines", "deps", "priorities", "requests", "rounds"),
         ("acts", "asking", "definition", "ends", "run", "watching"),
         ("options",),
         ("edits",),
-        ("verbs",),
-        ("changes", "registry", "transitions"),
+        ("verbs", "schedule_workflow"),
+        ("changes", "registry", "schedule_info", "transitions"),
         ("children",),
         ("delivery",),
         ("driver", "reader"),
         ("starter",),
+        ("schedules",),
         ("client",),
         ("runtime",),
     ),
+    "schedules": (("schedule",), ("timing",), ("decisions",)),
     "presence": (
         ("durations", "keys"),
         ("documents",),
@@ -100,7 +103,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("runs",),
         ("operations",),
     ),
-    "worker": (("counters", "pace", "takeover"), ("worker",)),
+    "worker": (("claims", "counters", "pace", "takeover"), ("worker",)),
 }
 
 # Siblings here are alternatives to each other: what two of them share lives in a `_` file.

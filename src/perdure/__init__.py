@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         StepFailed,
         StepTimeout,
     )
+    from perdure.limits import Limit, Limits, Queue, Rate
     from perdure.result import Err, Ok, Result
     from perdure.resume import (
         ResumeState,
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from perdure.runtime.definition import workflow
     from perdure.runtime.run import Run
     from perdure.runtime.runtime import Runtime
+    from perdure.runtime.schedule_info import ScheduleInfo
+    from perdure.runtime.schedules import ScheduleHandle
+    from perdure.schedules import Schedule
     from perdure.snapshot import Snapshot, assert_valid_snapshot, merge_snapshots, validate_snapshot
     from perdure.worker import Worker
     from perdure.workflow import Workflow
@@ -46,9 +50,13 @@ __all__ = [
     "Clock",
     "Cron",
     "Err",
+    "Limit",
+    "Limits",
     "Ok",
     "PerdureError",
     "Question",
+    "Queue",
+    "Rate",
     "Result",
     "ResumeState",
     "ResumeStateCollector",
@@ -59,6 +67,9 @@ __all__ = [
     "RunHandle",
     "RunRef",
     "Runtime",
+    "Schedule",
+    "ScheduleHandle",
+    "ScheduleInfo",
     "Signal",
     "Snapshot",
     "StatePersistence",
@@ -91,6 +102,7 @@ _MODULES = {
         *("PerdureError", "RunConflict", "RunFailed"),
         *("StepError", "StepFailed", "StepTimeout"),
     ),
+    "limits": ("Limit", "Limits", "Queue", "Rate"),
     "result": ("Err", "Ok", "Result"),
     "resume": (
         *("ResumeState", "ResumeStateCollector", "StatePersistence"),
@@ -101,6 +113,9 @@ _MODULES = {
     "runtime.definition": ("workflow",),
     "runtime.run": ("Run",),
     "runtime.runtime": ("Runtime",),
+    "runtime.schedule_info": ("ScheduleInfo",),
+    "runtime.schedules": ("ScheduleHandle",),
+    "schedules": ("Schedule",),
     "snapshot": ("Snapshot", "assert_valid_snapshot", "merge_snapshots", "validate_snapshot"),
     "sync": ("sync",),
     "worker": ("Worker",),

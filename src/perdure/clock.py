@@ -8,7 +8,6 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Protocol, TypeAlias, cast
@@ -33,6 +32,9 @@ _UNITS = {
     }.items()
     for unit in units
 }
+_DAY = timedelta(days=1)
+_TICK = timedelta(seconds=1)
+_HOURS = 24
 _AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
 
 
@@ -166,9 +168,9 @@ def _read_duration_string(text: str) -> timedelta | None:
 class Cron:
     """A cron expression with five fields, or six with seconds first, in a time zone.
 
-    A fixed time of day occurs once on every matching day, even when daylight saving begins or ends:
-    a time that is skipped occurs at the change, a repeated time only the first time. Expressions
-    whose minutes or hours begin with `*` follow the local clock.
+    A local time that is skipped when daylight saving begins occurs once, at the change. One that is
+    repeated when it ends occurs once, the first time. Expressions that match every hour of a day,
+    such as `*/5 * * * *`, continue through the repeated hour.
 
         Cron("0 9 * * MON-FRI", tz="Europe/Berlin")
     """
@@ -184,16 +186,16 @@ class Cron:
         """Return the first match strictly after `after`, in UTC."""
         start, zone = as_utc(after, "after"), _zone(self.tz)
         try:
-            for match in _matches(self.expr, start, zone):
-                # When clocks are set back, a repeated local time was already matched.
-                if match > start:
-                    return match
+            match = _next_match(self.expr, start, zone)
         except (CronSimError, TypeError, ValueError) as error:
             expected = "a cron expression of 5 fields, or 6 with seconds first"
             raise InvalidCron("expr", self.expr, expected, str(error)) from None
         except OverflowError:
             raise InvalidArgument("after", after, "a datetime well before the year 9999") from None
-        raise InvalidCron("expr", self.expr, "a cron expression that matches some date")
+        except StopIteration:
+            expected = "a cron expression that matches some date"
+            raise InvalidCron("expr", self.expr, expected) from None
+        return match
 
 
 def _zone(name: str) -> ZoneInfo:
@@ -204,21 +206,65 @@ def _zone(name: str) -> ZoneInfo:
         raise InvalidCron("tz", name, expected) from None
 
 
-def _matches(expr: str, after: datetime, zone: ZoneInfo) -> Iterator[datetime]:
+def _next_match(expr: str, after: datetime, zone: ZoneInfo) -> datetime:
+    """Return the first match after `after`. Cronsim sees local times without a zone: its own rules
+    for changes of the clock depend on how an expression is written.
+    """
     if not isinstance(expr, str):
         raise TypeError("Not a string")
-    local = after.astimezone(zone)
-    minutes_and_hours = expr.split()[-5:-3]
-    if any(field.startswith("*") for field in minutes_and_hours):
-        return (match.astimezone(UTC) for match in CronSim(expr, local))
-    local_times = CronSim(expr, local.replace(tzinfo=None))
-    return (_first_instant(local_time, zone) for local_time in local_times)
+    local_times = CronSim(expr, _naive(after.astimezone(zone)))
+    if len(local_times.hours) == _HOURS:
+        return _next_by_the_clock(expr, after, zone)
+    # When clocks are set back, a repeated local time was already matched.
+    return next(match for each in local_times if (match := _first_instant(each, zone)) > after)
+
+
+def _next_by_the_clock(expr: str, after: datetime, zone: ZoneInfo) -> datetime:
+    """Return the next match of an expression that continues through a repeated hour."""
+    offset = _offset(after, zone)
+    while True:
+        local_time = next(CronSim(expr, _naive(after + offset)))
+        match = local_time.replace(tzinfo=UTC) - offset
+        change = _next_change(after, match, zone, offset)
+        if change is None:
+            return match
+        offset = _offset(change, zone)
+        if local_time < _naive(change + offset):
+            return change
+        after = change - _TICK
+
+
+def _next_change(
+    after: datetime, until: datetime, zone: ZoneInfo, offset: timedelta
+) -> datetime | None:
+    """Return when the zone's offset first changes after `after`, at `until` at the latest."""
+    before = after.replace(microsecond=0)
+    # No zone has changed its clocks twice in a day.
+    while (then := min(before + _DAY, until)) > before:
+        if _offset(then, zone) != offset:
+            while then - before > _TICK:
+                middle = before + (then - before) // _TICK // 2 * _TICK
+                if _offset(middle, zone) == offset:
+                    before = middle
+                else:
+                    then = middle
+            return then
+        before = then
+    return None
+
+
+def _offset(instant: datetime, zone: ZoneInfo) -> timedelta:
+    return instant.astimezone(zone).utcoffset() or timedelta(0)
+
+
+def _naive(local_time: datetime) -> datetime:
+    return local_time.replace(tzinfo=None)
 
 
 def _first_instant(local_time: datetime, zone: ZoneInfo) -> datetime:
     """Return when a local time first occurs in the zone, or the change that skips it, in UTC."""
     instant = local_time.replace(tzinfo=zone).astimezone(UTC)
-    while instant.astimezone(zone).replace(tzinfo=None) != local_time:
+    while _naive(instant.astimezone(zone)) != local_time:
         local_time = local_time.replace(second=0) + timedelta(minutes=1)
         instant = local_time.replace(tzinfo=zone).astimezone(UTC)
     return instant

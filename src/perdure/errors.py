@@ -323,6 +323,29 @@ class RunFailed(PerdureError):
         self.run_id = run_id
 
 
+class ScheduleConflict(PerdureError):
+    """A schedule cannot be created: another one has this name. `differences` says in what."""
+
+    def __init__(self, name: str, differences: Sequence[str]) -> None:
+        self.name = name
+        self.differences = tuple(differences)
+        listed = ", ".join(self.differences)
+        super().__init__(
+            f"schedule {name!r} exists already, and its {listed} differ from what was asked for; "
+            "change it with (await client.get_schedule(name)).update(…), or choose another name"
+        )
+
+
+class ScheduleNotFound(PerdureError):
+    """The store has no schedule of this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"there is no schedule {name!r} in this store; schedules() returns those that exist"
+        )
+        self.name = name
+
+
 class StoreError(PerdureError):
     """An operation of the store failed; the driver's exception is the cause."""
 
@@ -337,6 +360,18 @@ class StoreCorrupted(StoreError):
 
 class StoreClosed(StoreError):
     """The store, or the committer that writes to it, is closed."""
+
+
+class PermitLost(StoreError):
+    """The permit of a limit expired while a run used it; the run is continued when it may."""
+
+    def __init__(self, run_id: str, limit: str) -> None:
+        super().__init__(
+            f"run {run_id!r} was broken off: its permit of limit {limit!r} expired, and another "
+            "process may use it now; the run continues from its records"
+        )
+        self.run_id = run_id
+        self.limit = limit
 
 
 class MissingAbility(StoreError):

@@ -8,6 +8,8 @@ from multiprocessing.context import ForkServerContext
 _PRELOADED = [
     "tests.durability.chaos",
     "tests.durability.ledger",
+    "tests.durability.queue_process",
+    "tests.durability.scheduled",
     "tests.durability.verifier.worker",
     "perdure.stores.libsql",
     "perdure.stores.mongo",

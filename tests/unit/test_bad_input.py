@@ -24,6 +24,7 @@ from perdure import (
     ResumeStateCollector,
     Retry,
     Runtime,
+    Schedule,
     Signal,
     StatePersistence,
     Step,
@@ -41,7 +42,7 @@ from perdure import (
 )
 from perdure.caches import FileCache, KeyValueCache, MemoryCache
 from perdure.clock import parse_duration
-from perdure.errors import InvalidArgument, PerdureError, RunNotFound
+from perdure.errors import InvalidArgument, PerdureError, RunNotFound, ScheduleNotFound
 from perdure.keyvalue import MemoryKeyValue
 from perdure.result import Err, Ok
 from perdure.resume import ResumeEntry
@@ -164,6 +165,16 @@ START: dict[str, tuple[Any, ...]] = {
     "deadline": (datetime(2030, 1, 1), "soon", 0, -1, []),
     "if_exists": ("restart", True, 5),
 }  # fmt: skip
+
+SCHEDULE: dict[str, tuple[Any, ...]] = {
+    "every": (*NO_DURATION, 0, 0.5, "0 9 * * *"),
+    "jitter": NO_DURATION,
+    "overlap": ("queue", None, 5),
+    "catch_up": NO_DURATION,
+    "start_at": (5, "now", datetime(2030, 1, 1)),
+    "end_at": (5, "now", datetime(2030, 1, 1)),
+    "on_failure": ("stop", None, 5),
+}
 
 CASES: dict[str, Case] = {
     "Workflow": Case(
@@ -294,6 +305,7 @@ CASES: dict[str, Case] = {
             "types": NO_TYPES,
             "migrate": (5, "x"),
             "deadline": (*filter(None, NO_DURATION), 0),
+            "schedule": (5, "1h", Cron("0 9 * * *"), Schedule),
         },
         {"name": "w"},
     ),
@@ -331,6 +343,21 @@ CASES: dict[str, Case] = {
             **START,
         },
         {"workflow": known, "payloads": [1]},
+    ),
+    "Schedule": Case(of(Schedule), SCHEDULE, {"every": "1h"}),
+    "Client.schedule": Case(
+        lambda: client().schedule,
+        {
+            "name": (*NO_NAME, "x" * 201, *RESERVED),
+            "workflow": (5, None, body, "", *RESERVED),
+            "payload": ("x", [], {"a": 1}),
+            "tags": START["tags"],
+            **SCHEDULE,
+        },
+        {"name": "daily", "workflow": known, "payload": 1, "every": "1h"},
+    ),
+    "Client.get_schedule": Case(
+        lambda: client().get_schedule, {"name": (*NO_NAME, *RESERVED)}, {"name": "daily"}
     ),
     "Client.signal_many": Case(
         lambda: client().signal_many,
@@ -536,7 +563,7 @@ async def test_an_invalid_argument_is_named(case: Case, parameter: str, value: A
 @pytest.mark.parametrize("name", CASES)
 async def test_the_valid_arguments_are_valid(name: str) -> None:
     """The call succeeds, or at least passes the checks."""
-    with suppress(RunNotFound):
+    with suppress(RunNotFound, ScheduleNotFound):
         await call(CASES[name])
 
 
@@ -554,7 +581,8 @@ def test_every_public_callable_is_in_the_table() -> None:
     """Except for classes that only store their arguments."""
     holders = {
         "Clock", "Err", "Ok", "PerdureError", "Question", "Result", "ResumeStateCollector", "Run",
-        "RunConflict", "RunFailed", "RunHandle", "RunRef", "Signal", "Snapshot",
+        "RunConflict", "RunFailed", "RunHandle", "RunRef", "ScheduleHandle",
+        "ScheduleInfo", "Signal", "Snapshot",
         "Step", "StepError", "StepFailed", "StepTimeout", "SystemClock", "validate_snapshot",
         "durable", "sync",
     }  # fmt: skip

@@ -9,6 +9,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -29,7 +30,8 @@ from perdure.engine.execution import Execution
 from perdure.engine.history import EncodedRecord, History
 from perdure.engine.tasks import Interrupted, call_in, detached, finish
 from perdure.engine.waiting import UNCLAIMED
-from perdure.errors import LeaseLost
+from perdure.errors import LeaseLost, PermitLost
+from perdure.limits import Cost
 from perdure.snapshot import ExecutionBlock, OutboxItem, PendingWait, tags_of, version_of
 from perdure.snapshot.merge import step_delta, waits_delta
 from perdure.store import (
@@ -42,6 +44,7 @@ from perdure.store import (
     can_search,
     require_inbox,
     require_lease,
+    require_queues,
     require_transaction,
 )
 
@@ -148,6 +151,18 @@ class RunHost(calls.RunHost, ABC):
         if wait["kind"] == "event":
             require_inbox(self.session.store, "step.wait_for_event")
         return await self.suspension.wait(wait)
+
+    async def permit(self, cost: Cost, /) -> Callable[[], None]:
+        """Wait until a limit permits an attempt; return what ends its use of the limit."""
+        store = require_queues(self.session.store, "the limit of a step")
+        assert self.lease is not None, "a store with queues grants leases"
+        limits = self.session.limits(store, self.lease.owner)
+        hold = await limits.wait(cost, partial(self._lose_permit, cost))
+        return hold.end
+
+    def _lose_permit(self, cost: Cost) -> None:
+        """Stop: another process may use the permit by now. The run can be claimed at once."""
+        self.execution.break_off(PermitLost(self.id, cost.limit.name))
 
     async def halt(self, key: str) -> None:
         """Stop the calling branch until the run has been suspended and resumed."""

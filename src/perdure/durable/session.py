@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol
@@ -14,14 +14,18 @@ from perdure.clock import Clock, Duration, parse_duration
 from perdure.durable.committer import Committer
 from perdure.durable.in_flight import StepInFlight
 from perdure.durable.owners import is_gone
+from perdure.durable.permits import Permit, Permits
+from perdure.durable.step_limits import StepLimits
 from perdure.engine.tasks import Interrupted, cancel_and_wait, detached, finish
 from perdure.errors import InvalidArgument, PerdureError, StoreCorrupted, StoreError
+from perdure.limits import PermitLimit
 from perdure.store import (
     INBOX_PAGE,
     Grant,
     Lease,
     LeaseRequest,
     Message,
+    QueueStore,
     Refusal,
     Store,
     can_inbox,
@@ -39,20 +43,28 @@ _watchers: list[tuple[Store, asyncio.AbstractEventLoop, Callable[[str], None]]] 
 _default: list[Store] = []
 
 
-class LeasedRun(Protocol):
-    """A run whose lease is renewed, if it has one."""
+class Leased(Protocol):
+    """A run or a permit whose lease is renewed, if it has one."""
 
-    id: str
-    lease: Lease | None
-    entries: int
+    @property
+    def id(self) -> str: ...
+    @property
+    def lease(self) -> Lease | None: ...
 
     def renewed(self, lease: Lease) -> None:
         """Continue with the lease's new expiry."""
         ...
 
     def lose(self) -> None:
-        """Stop: another process owns the run now."""
+        """Stop: another process owns it now."""
         ...
+
+
+class LeasedRun(Leased, Protocol):
+    """A run that is active in this process."""
+
+    @property
+    def entries(self) -> int: ...
 
     def message_came(self) -> None:
         """Look into the inbox."""
@@ -80,6 +92,9 @@ class Session:
         self.keys: dict[str, asyncio.Event] = {}
         self.workers: set[Callable[[], None]] = set()
         self._runs: dict[str, LeasedRun] = {}
+        self._permits: dict[str, Permit] = {}
+        self._limits: StepLimits | None = None
+        self._limit_numbers: Mapping[str, int] = {}
         self.on_idle: Callable[[], object] | None = None
         self.idle = False
         self._users = 0
@@ -103,6 +118,8 @@ class Session:
             self.on_idle()
         renewer, self._renewer = self._renewer, None
         committer, self._committer = self._committer, None
+        if self._limits is not None:
+            await self._limits.close()
         if renewer is not None:
             await cancel_and_wait([renewer])
         if committer is not None:
@@ -180,6 +197,9 @@ class Session:
         if run.lease is None:
             return
         self._runs[run.id] = run
+        self._start_renewer()
+
+    def _start_renewer(self) -> None:
         if self._renewer is None:
             self._renewed = self.clock.monotonic()
             self._renewer = detached(self._renew())
@@ -188,6 +208,34 @@ class Session:
         """Renew the lease of this run no longer."""
         if self._runs.get(run.id) is run:
             del self._runs[run.id]
+
+    def keep(self, permit: Permit) -> None:
+        """Renew the lease of a permit from now on."""
+        self._permits[permit.id] = permit
+        self._start_renewer()
+
+    def forget(self, permit: Permit) -> None:
+        """Renew the lease of a permit no longer."""
+        if self._permits.get(permit.id) is permit:
+            del self._permits[permit.id]
+
+    def limits(self, store: QueueStore, owner: str) -> StepLimits:
+        """Return the limits of steps, whose permits the first caller's owner claims."""
+        if self._limits is None:
+            permits = Permits(store, self, self.clock, self.lease_ttl, owner)
+            permits.set_numbers(self._limit_numbers)
+            self._limits = StepLimits(permits)
+        return self._limits
+
+    def change_limits(self, numbers: Mapping[str, int]) -> None:
+        """Use the numbers that operators have set for limits of steps."""
+        self._limit_numbers = numbers
+        if self._limits is not None:
+            self._limits.permits.set_numbers(numbers)
+
+    def step_limits(self) -> list[PermitLimit]:
+        """Return the limits that steps had to keep to so far."""
+        return [] if self._limits is None else self._limits.known
 
     def poke(self, run_id: str) -> None:
         """Make a run that is active here look for messages."""
@@ -210,7 +258,8 @@ class Session:
         A worker that looks for orphans does this first, so as not to claim its own runs.
         """
         overdue = self.lease_ttl.total_seconds() * 2 / 3
-        if self._runs and self.clock.monotonic() - self._renewed > overdue:
+        is_renewing = self._runs or self._permits
+        if is_renewing and self.clock.monotonic() - self._renewed > overdue:
             await self._renew_once()
 
     async def _renew(self) -> None:
@@ -228,7 +277,8 @@ class Session:
     async def _renew_once(self) -> None:
         async with self._renewing:
             started = self.clock.monotonic()
-            leased = [(run, run.lease) for run in self._runs.values() if run.lease is not None]
+            held: list[Leased] = [*self._runs.values(), *self._permits.values()]
+            leased = [(each, each.lease) for each in held if each.lease is not None]
             renewed: Sequence[Lease | None] = ()
             if leased:
                 with store_errors(self.store, f"renew {len(leased)} leases"):
@@ -237,11 +287,11 @@ class Session:
                     )
             # The time before the request: leases run from when the store received it, or later.
             self._renewed = started
-        for (run, _), lease in zip(leased, renewed, strict=True):
+        for (each, _), lease in zip(leased, renewed, strict=True):
             if lease is None:
-                run.lose()
+                each.lose()
             else:
-                run.renewed(lease)
+                each.renewed(lease)
 
 
 def borrow(store: Store, clock: Clock, lease_ttl: timedelta) -> Session:

@@ -16,7 +16,7 @@ from perdure.codec.scope import class_name
 from perdure.engine.call import RunHost, StepCall
 from perdure.engine.history import History
 from perdure.engine.invoke import Elapsed, invoke, within
-from perdure.errors import StepFailed, StepTimeout
+from perdure.errors import MissingAbility, StepFailed, StepTimeout
 from perdure.events import Event, StepRetry, StepTimedOut
 from perdure.result import Err
 from perdure.retry import Retry, delay_before
@@ -24,6 +24,8 @@ from perdure.snapshot import PendingWait
 
 LONG_DELAY = timedelta(seconds=1)
 """Delays longer than this are durable waits, unless the host says otherwise."""
+
+NO_STORE = "a Workflow in this process"
 
 _MAX_ERROR = 1000
 
@@ -43,6 +45,7 @@ class AttemptingRun(Protocol):
     def host(self) -> RunHost | None: ...
     @property
     def live(self) -> bool: ...
+    def break_off(self, error: BaseException) -> BaseException: ...
     def spend(self, wait: PendingWait) -> Awaitable[object]: ...
     def tell(self, event: Callable[..., Event], call: StepCall, key: str, **facts: Any) -> None: ...
 
@@ -101,7 +104,24 @@ def _describe(failure: Exception) -> str:
     return text if len(text) <= _MAX_ERROR else text[: _MAX_ERROR - 1] + "…"
 
 
-async def invoke_once(run: AttemptingRun, call: StepCall) -> Any:
+async def attempt_once(run: AttemptingRun, call: StepCall) -> Any:
+    """Call the function of a step as soon as its limit permits an attempt."""
+    if call.limit is None:
+        return await _invoke(run, call)
+    if run.host is None:
+        raise run.break_off(MissingAbility(NO_STORE, "queues", f"the limit of step {call.id!r}"))
+    try:
+        end = await run.host.permit(call.limit)
+    except Exception as error:  # noqa: BLE001  # whatever keeps it from being permitted
+        # The step itself has not failed: it did not begin.
+        raise run.break_off(error) from error.__cause__
+    try:
+        return await _invoke(run, call)
+    finally:
+        end()
+
+
+async def _invoke(run: AttemptingRun, call: StepCall) -> Any:
     """Call the function of a step, for as long as one attempt may take."""
     if call.timeout is None:
         return await invoke(call.fn, call.args)

@@ -11,6 +11,7 @@ from perdure import codec
 from perdure.engine.branches import Branch, Leaf, join_path
 from perdure.engine.history import EncodedRecord
 from perdure.errors import DriftError
+from perdure.limits import Cost
 from perdure.retry import Retry, Timeout
 from perdure.snapshot import PendingWait, StepRecord
 
@@ -32,6 +33,7 @@ class StepCall(Leaf):
     kind: Kind = "step"
     retries: Retry | None = None
     timeout: Timeout | None = None
+    limit: Cost | None = None
     returns: Any = None
     errors: tuple[type[BaseException], ...] = ()
     ttl: timedelta | None = None
@@ -185,6 +187,13 @@ class RunHost(Protocol):
 
     async def wait(self, wait: PendingWait) -> tuple[str, object] | None:
         """Wait for the wait's time or event; return an event's message id and payload."""
+        ...
+
+    async def permit(self, cost: Cost, /) -> Callable[[], None]:
+        """Wait until a limit permits an attempt; return what ends its use of the limit.
+
+        If the permit is lost, the host breaks the run off.
+        """
         ...
 
     def give_back(self, key: str) -> None:

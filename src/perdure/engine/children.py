@@ -11,8 +11,9 @@ import msgspec
 
 from perdure import codec
 from perdure.clock import Duration, isoformat, parse_duration
+from perdure.engine.attempts import NO_STORE
 from perdure.engine.call import RunHost, StepCall
-from perdure.engine.execution import NO_STORE, Execution
+from perdure.engine.execution import Execution
 from perdure.engine.target import ChildOptions, ChildRuns, Target
 from perdure.engine.tasks import Interrupted
 from perdure.errors import MissingAbility, PerdureError, RunFailed, StepFailed, StepTimeout

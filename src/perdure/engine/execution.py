@@ -17,7 +17,7 @@ from perdure import codec
 from perdure.cache import StepCache
 from perdure.clock import Clock, isoformat, parse_iso
 from perdure.engine.arguments import Arguments, record_of
-from perdure.engine.attempts import attempts, invoke_once
+from perdure.engine.attempts import NO_STORE, attempt_once, attempts
 from perdure.engine.branches import Branch, Branches
 from perdure.engine.call import RunHost, StepCall, undecorated
 from perdure.engine.failures import leading_to
@@ -54,8 +54,6 @@ from perdure.snapshot.record import (
     success_record,
 )
 from perdure.validation import RESERVED, check_text, check_unreserved
-
-NO_STORE = "a Workflow in this process"
 
 _STEP_NAME = "the step's name, a non-empty string"
 
@@ -309,8 +307,8 @@ class Execution:
             token = POSITION.set(call)
             try:
                 try:
-                    if call.retries is not None or call.timeout is not None:
-                        value = await attempts(self, call, partial(invoke_once, self, call))
+                    if call.retries is not None or call.timeout is not None or call.limit:
+                        value = await attempts(self, call, partial(attempt_once, self, call))
                     elif is_awaited(call.fn):
                         value = await call.fn(*call.args)
                     else:

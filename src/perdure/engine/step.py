@@ -19,6 +19,7 @@ from perdure.engine.tasks import POSITION
 from perdure.engine.values import RunValues
 from perdure.engine.waiting import continue_as_new, transact, wait
 from perdure.errors import InvalidArgument, InvalidDuration, PerdureError, RunOver
+from perdure.limits import Cost, Limit, as_cost
 from perdure.result import Err, Ok
 from perdure.retry import Retry, Timeout, as_retry, as_timeout
 from perdure.snapshot import PendingWait
@@ -96,6 +97,7 @@ class Step(ParallelSteps, ChildSteps, RunValues, Generic[D_co]):
         ttl: Duration | None = ...,
         retry: Retry | int | None = ...,
         timeout: Timeout | Duration | None = ...,
+        limit: Limit | Cost | None = ...,
         returns: type[Any] | None = ...,
         errors: Errors = ...,
     ) -> Coroutine[object, None, T]: ...
@@ -110,6 +112,7 @@ class Step(ParallelSteps, ChildSteps, RunValues, Generic[D_co]):
         ttl: Duration | None = ...,
         retry: Retry | int | None = ...,
         timeout: Timeout | Duration | None = ...,
+        limit: Limit | Cost | None = ...,
         returns: type[Any] | None = ...,
         errors: Errors = ...,
     ) -> Coroutine[object, None, T]: ...
@@ -124,6 +127,7 @@ class Step(ParallelSteps, ChildSteps, RunValues, Generic[D_co]):
         ttl: Duration | None = ...,
         retry: Retry | int | None = ...,
         timeout: Timeout | Duration | None = ...,
+        limit: Limit | Cost | None = ...,
         returns: type[Any] | None = ...,
         errors: Errors = ...,
     ) -> Coroutine[object, None, T]: ...
@@ -138,6 +142,7 @@ class Step(ParallelSteps, ChildSteps, RunValues, Generic[D_co]):
         ttl: Duration | None = ...,
         retry: Retry | int | None = ...,
         timeout: Timeout | Duration | None = ...,
+        limit: Limit | Cost | None = ...,
         returns: type[Any] | None = ...,
         errors: Errors = ...,
     ) -> Coroutine[object, None, T]: ...
@@ -151,6 +156,7 @@ class Step(ParallelSteps, ChildSteps, RunValues, Generic[D_co]):
         ttl: Duration | None = None,
         retry: Retry | int | None = None,
         timeout: Timeout | Duration | None = None,
+        limit: Limit | Cost | None = None,
         returns: type[Any] | None = None,
         errors: Errors = (),
         **unknown: Any,
@@ -158,7 +164,8 @@ class Step(ParallelSteps, ChildSteps, RunValues, Generic[D_co]):
         """Return the value of `fn(*args)`, from its record if the step was done before.
 
         `key` is an identity in the whole run: a second call with it returns the recorded value.
-        `returns` is the type of the value if the annotation of `fn` does not say it; `errors` are
+        Each attempt waits until `limit` permits it, over all workers of the store. `returns` is
+        the type of the value if the annotation of `fn` does not say it; `errors` are
         exception classes that keep their type when they are read from a record. A returned `Err`
         raises `StepFailed`; if the function does not catch that, the run ends with that `Err`.
         Keyword arguments of `fn` are passed with `functools.partial`.
@@ -171,6 +178,8 @@ class Step(ParallelSteps, ChildSteps, RunValues, Generic[D_co]):
             call.retries = as_retry(retry)
         if timeout is not None:
             call.timeout = as_timeout(timeout)
+        if limit is not None:
+            call.limit = as_cost(limit)
         if ttl is not None:
             call.ttl = parse_duration(ttl, "ttl")
         if errors:
@@ -332,5 +341,5 @@ def _unknown_option(fn: object, unknown: dict[str, Any]) -> InvalidArgument:
         "Pass keyword arguments of the step's function with functools.partial: "
         f"step(…, partial({called}, {arguments}), …)"
     )
-    options = "one of the options key, ttl, retry, timeout, returns and errors"
+    options = "one of the options key, ttl, retry, timeout, limit, returns and errors"
     return InvalidArgument(name, value, options, hint)

@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from perdure import codec
-from perdure.clock import as_utc, isoformat
+from perdure.clock import as_utc, isoformat, parse_iso
 from perdure.engine.branches import Leaf
 from perdure.engine.execution import Execution
 from perdure.engine.tasks import POSITION
@@ -30,6 +30,12 @@ class RunValues:
 
     def __init__(self, execution: Execution) -> None:
         self._run = execution
+
+    @property
+    def scheduled_for(self) -> datetime | None:
+        """The nominal time that a schedule started the run for; `None` if none did."""
+        time = self._run.history.metadata.get("scheduledFor")
+        return parse_iso(time) if isinstance(time, str) else None
 
     def now(self, id: str = "now") -> Coroutine[Any, Any, datetime]:
         """Return the current time in UTC, recorded as a step: a replay returns the same."""

@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 
 from perdure import codec
 from perdure.clock import isoformat, parse_iso
-from perdure.engine.attempts import attempts
+from perdure.engine.attempts import NO_STORE, attempts
 from perdure.engine.call import RunHost, StepCall
-from perdure.engine.execution import NO_STORE, Execution
+from perdure.engine.execution import Execution
 from perdure.engine.history import EncodedRecord
 from perdure.engine.tasks import POSITION, Interrupted
 from perdure.errors import CodecError, MissingAbility, PerdureError, RunOver

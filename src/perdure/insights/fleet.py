@@ -1,4 +1,4 @@
-"""Workers, workflows and queues: from the documents of workers and bounded reads of the store."""
+"""Workers and workflows: from the documents of workers and bounded reads of the store."""
 
 import asyncio
 from collections import Counter
@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from perdure.insights.model import (
     DefinitionFacts,
     Percentiles,
-    QueueRow,
     Tally,
     WorkerRow,
     WorkflowRow,
@@ -28,16 +27,13 @@ from perdure.presence import (
 )
 from perdure.presence.durations import percentile, total
 from perdure.snapshot import RunStatus
-from perdure.store import Count, Query, SearchStore, Store, can_queue, can_schedule
+from perdure.store import Count, Query, SearchStore
 
 COUNTED = 1_000
 """Up to how many runs of a workflow and status are counted."""
 
 EXAMINED = 1000
-"""How many live runs of a workflow, and due or owned runs of a queue, are looked at."""
-
-QUEUES = 100
-"""How many queues are looked at, each of their keys being one."""
+"""How many live runs of a workflow are looked at."""
 
 MEASURED = timedelta(days=1)
 """How far back durations of runs and steps come from."""
@@ -177,37 +173,6 @@ def percentiles(found: Iterable[Sequence[int]]) -> Percentiles:
     classes = total(found)
     p50, p95, p99 = (percentile(classes, percent) for percent in (50, 95, 99))
     return Percentiles(sum(classes), p50, p95, p99)
-
-
-async def queues(store: SearchStore, now: datetime) -> tuple[QueueRow, ...]:
-    """Return the queues that have due or owned runs, and the runs in no queue, by name."""
-    running = await store.search(Query(statuses=("running",)), EXAMINED)
-    leased = Counter(_name(run.queue) for run in running.runs if run.owner is not None)
-    by_name: dict[str, list[str]] = {"": [""], **{name: [] for name in leased if name}}
-    for key in await _with_due_runs(store, now):
-        by_name.setdefault(_name(key), []).append(key)
-    rows = [_queue(store, now, name, by_name[name], leased[name]) for name in sorted(by_name)]
-    return tuple(await asyncio.gather(*rows))
-
-
-async def _with_due_runs(store: Store, now: datetime) -> Sequence[str]:
-    return await store.queues(now, QUEUES) if can_queue(store) else ()
-
-
-async def _queue(
-    store: Store, now: datetime, name: str, keys: Sequence[str], leased: int
-) -> QueueRow:
-    if not can_schedule(store) or not keys:
-        return QueueRow(name, 0, leased, None)
-    wanted = dict.fromkeys(keys, EXAMINED) if name else None
-    due = await store.due(now, EXAMINED, queues=wanted)
-    oldest = min((each.wake_at for each in due), default=None)
-    return QueueRow(name, len(due), leased, oldest, capped=len(due) == EXAMINED)
-
-
-def _name(queue: str) -> str:
-    """Return the name of a queue, which all its keys share."""
-    return queue.partition("/")[0]
 
 
 def _lost_row(last: Throughput) -> WorkerRow:

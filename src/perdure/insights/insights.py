@@ -16,6 +16,7 @@ from perdure.insights import (
     grouping,
     history,
     overview,
+    queues,
 )
 from perdure.insights.acts import ActSearch
 from perdure.insights.completion import Candidate
@@ -27,6 +28,7 @@ from perdure.insights.model import (
     Comparison,
     ErrorGroups,
     Finding,
+    LimitRow,
     Overview,
     QueueRow,
     RunFacts,
@@ -207,8 +209,14 @@ class Insights:
         return await fleet.workflow(self._store, name, self._redact, self._clock.now())
 
     async def queues(self) -> tuple[QueueRow, ...]:
-        """Return the queues that have due or owned runs, and the runs in no queue."""
-        return await fleet.queues(self._store, self._clock.now())
+        """Return the queues that have due or owned runs, that workers serve or that are paused, and
+        the runs in no queue.
+        """
+        return await queues.queues(self._store, self._redact, self._clock.now())
+
+    async def limits(self) -> tuple[LimitRow, ...]:
+        """Return the limits of queues and steps that live workers declare."""
+        return await queues.limits(self._store, self._clock.now())
 
     async def history(self, window: Duration = "24h") -> WorkerHistory:
         """Return what workers did in the last hour, day or two days, for a chart."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from perdure.limits import LimitOf
 from perdure.snapshot import RunStatus
 
 Json: TypeAlias = Any
@@ -323,10 +324,37 @@ class DefinitionFacts(msgspec.Struct, frozen=True):
     seen_at: datetime | None = None
 
 
+class LimitRow(msgspec.Struct, frozen=True):
+    """A limit of a queue, of each of its keys, or of steps.
+
+    `name` is that of the queue or `Limit`, and `of` what is limited. `n` is the number that workers
+    use, `declared` the one in the code. `per` is the period of a rate in seconds. `in_use` is how
+    many units are taken, in the last period for a rate; `None` for limits of each key.
+    """
+
+    name: str
+    of: LimitOf
+    n: int
+    declared: int
+    per: float | None = None
+    in_use: int | None = None
+
+
+class KeyRow(msgspec.Struct, frozen=True):
+    """The due and the owned runs of one key of a queue."""
+
+    key: str
+    due: int
+    leased: int
+    oldest_due: datetime | None = None
+    capped: bool = False
+
+
 class QueueRow(msgspec.Struct, frozen=True):
     """The due and the owned runs of one queue; if `capped`, at least so many runs are due.
 
-    The name is empty for the runs in no queue.
+    The name is empty for the runs in no queue. `limits` are those that live workers declare.
+    `keys` are some of the keys that have due or owned runs, at most 20, by name.
     """
 
     name: str
@@ -335,6 +363,9 @@ class QueueRow(msgspec.Struct, frozen=True):
     oldest_due: datetime | None
     paused: bool = False
     capped: bool = False
+    paused_reason: str = ""
+    limits: tuple[LimitRow, ...] = ()
+    keys: tuple[KeyRow, ...] = ()
 
 
 class ErrorGroup(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from perdure.errors import InvalidArgument, Refused, RunNotFound
 from perdure.insights.insights import Insights
 from perdure.insights.model import BulkProgress, Tally
 from perdure.insights.redaction import NOTHING_REDACTED
+from perdure.limits import LimitOf, check_name, limit_name
 from perdure.operations.bulk import (
     Bulk,
     BulkDocument,
@@ -24,14 +25,22 @@ from perdure.operations.bulk import (
 )
 from perdure.operations.outcome import Outcome
 from perdure.operations.runs import RunOperations, check_by, check_json, check_why
-from perdure.presence import WorkerSwitch, WorkflowSwitch, read_worker, set_switch
+from perdure.presence import (
+    LimitSwitch,
+    QueueSwitch,
+    Switch,
+    WorkerSwitch,
+    WorkflowSwitch,
+    read_worker,
+    set_switch,
+)
 from perdure.runtime.acts import new_act
 from perdure.snapshot import RunStatus
 from perdure.store import (
     require_maintenance,
     require_search,
 )
-from perdure.validation import check_id, check_user_id
+from perdure.validation import check_id, check_int, check_user_id
 
 _PRUNE_BATCH = 1000
 _MAX_NAME = 200
@@ -185,6 +194,40 @@ class Operations(RunOperations):
         done = "is paused" if paused else "is resumed"
         sentence = f"Workflow {name} {done}. Takes effect within 10 seconds."
         return Outcome("", act["verb"], "done", None, sentence)
+
+    async def pause_queue(self, queue: str, *, by: str, why: str = "") -> Outcome:
+        """Let workers leave the runs of a queue alone; those they own continue."""
+        return await self._switch_queue(queue, True, self.act("pause_queue", by, why))
+
+    async def unpause_queue(self, queue: str, *, by: str, why: str = "") -> Outcome:
+        """Let workers take up the runs of a queue again."""
+        return await self._switch_queue(queue, False, self.act("unpause_queue", by, why))
+
+    async def _switch_queue(self, queue: str, paused: bool, act: dict[str, Any]) -> Outcome:
+        name = check_name(queue, "queue")
+        switch = QueueSwitch(name, paused, act["by"], act.get("why", ""), self.clock.now())
+        done = "is paused" if paused else "is resumed"
+        return await self._switch(switch, {**act, "step": name}, f"Queue {name} {done}")
+
+    async def set_limit(
+        self, name: str, n: int | None, *, of: LimitOf = "concurrency", by: str, why: str = ""
+    ) -> Outcome:
+        """Let workers use another number for a limit than the declared one; `None` restores that.
+
+        `name` is that of a queue, or with `of="steps"` of a `Limit`. Runs that are being driven
+        continue when a limit is lowered. The period of a rate stays as it is declared.
+        """
+        limit = limit_name(check_name(name), of)
+        number = None if n is None else check_int(n, "n")
+        act = self.act("set_limit", by, why, limit)
+        switch = LimitSwitch(limit, number, act["by"], act.get("why", ""), self.clock.now())
+        value = "as declared" if number is None else f"{number:,}"
+        return await self._switch(switch, act, f"The limit {of} of {name} is {value}")
+
+    async def _switch(self, switch: Switch, act: dict[str, Any], done: str) -> Outcome:
+        await set_switch(self.store, switch)
+        await self.note(act)
+        return Outcome("", act["verb"], "done", None, f"{done}. Takes effect within 10 seconds.")
 
     async def drain_worker(self, worker: str, *, by: str, why: str = "") -> Outcome:
         """Let a worker claim nothing more, finish its runs and stop."""

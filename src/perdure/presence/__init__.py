@@ -5,6 +5,7 @@ losing them costs no run anything.
 """
 
 from perdure.presence.documents import (
+    DeclaredLimit,
     DefinitionDocument,
     Minute,
     Throughput,
@@ -18,6 +19,8 @@ from perdure.presence.documents import (
 )
 from perdure.presence.keys import worker_id
 from perdure.presence.switches import (
+    LimitSwitch,
+    QueueSwitch,
     Switch,
     Switches,
     WorkerSwitch,
@@ -27,8 +30,11 @@ from perdure.presence.switches import (
 )
 
 __all__ = [
+    "DeclaredLimit",
     "DefinitionDocument",
+    "LimitSwitch",
     "Minute",
+    "QueueSwitch",
     "Switch",
     "Switches",
     "Throughput",

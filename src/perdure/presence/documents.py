@@ -24,6 +24,17 @@ T = TypeVar("T", bound=msgspec.Struct)
 _BATCH = 200
 
 
+class DeclaredLimit(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A limit that a worker keeps to: `n` at once, or in any period of so many seconds.
+
+    The names are those of `perdure.limits.limit_name`.
+    """
+
+    name: str
+    n: int
+    per: float | None = None
+
+
 class WorkerPresence(msgspec.Struct, frozen=True, kw_only=True):
     """A heartbeat: a worker that exists, and what it is doing.
 
@@ -40,6 +51,7 @@ class WorkerPresence(msgspec.Struct, frozen=True, kw_only=True):
     python: str = ""
     workflows: tuple[Drivable, ...] = ()
     queues: tuple[str, ...] = ()
+    limits: tuple[DeclaredLimit, ...] = ()
     slots: int = 0
     running: int = 0
     draining: bool = False

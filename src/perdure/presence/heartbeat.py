@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar, get_args
 
 from perdure.clock import parse_iso
 from perdure.durable.in_flight import StepInFlight
@@ -19,9 +19,10 @@ from perdure.durable.owners import process_of
 from perdure.durable.session import LeasedRun
 from perdure.engine.tasks import cancel_and_wait, detached
 from perdure.errors import InvalidArgument
+from perdure.limits import LimitOf, limit_name
 from perdure.presence import documents
 from perdure.presence.definitions import describe_definition
-from perdure.presence.documents import Throughput, WorkerPresence
+from perdure.presence.documents import DeclaredLimit, Throughput, WorkerPresence
 from perdure.presence.keys import worker_id
 from perdure.presence.switches import Switches, read_switches_of
 from perdure.presence.tally import HourTally
@@ -48,13 +49,17 @@ DAY = timedelta(days=1)
 
 
 class Activity(NamedTuple):
-    """What a worker is doing: its slots, the runs in them that have started, and its counters."""
+    """What a worker is doing: its slots, the runs in them that have started, its counters, and the
+    queues and limits that it keeps to.
+    """
 
     slots: int
     running: int
     draining: bool
     runs: Sequence[LeasedRun]
     counters: dict[str, int]
+    queues: tuple[str, ...] = ("",)
+    limits: tuple[DeclaredLimit, ...] = ()
 
 
 class Heartbeat:
@@ -151,8 +156,14 @@ class Heartbeat:
             return None
 
     async def _read_switches(self) -> None:
-        names = self._runtime.registry.names
-        self._on_switches(await read_switches_of(self._store, self._id, names))
+        names, activity = self._runtime.registry.names, self._look()
+        queues = [name for name in activity.queues if name]
+        kinds: tuple[LimitOf, ...] = get_args(LimitOf)
+        limits = {limit_name(name, kind) for name in queues for kind in kinds}
+        limits.update(limit.name for limit in activity.limits)
+        self._on_switches(
+            await read_switches_of(self._store, self._id, names, queues, sorted(limits))
+        )
 
     async def _write_presence(self) -> None:
         await documents.write_worker(self._store, self._presence(self._look()))
@@ -197,7 +208,8 @@ class Heartbeat:
             perdure=_version(),
             python=platform.python_version(),
             workflows=tuple(self._runtime.registry.drives),
-            queues=("",),
+            queues=activity.queues,
+            limits=activity.limits,
             slots=activity.slots,
             running=activity.running,
             draining=activity.draining,

@@ -10,6 +10,7 @@ from perdure.durable.owners import process_of
 
 WORKER, THROUGHPUT, DEFINITION = "worker:", "throughput:", "definition:"
 WORKFLOW_SWITCH, WORKER_SWITCH = "switch:workflow:", "switch:worker:"
+QUEUE_SWITCH, LIMIT_SWITCH = "switch:queue:", "switch:limit:"
 
 _MAX_PART = 200
 _HOUR = "%Y-%m-%dT%H"
@@ -61,6 +62,16 @@ def workflow_switch_key(workflow: str) -> str:
 def worker_switch_key(worker: str) -> str:
     """Return the key of the switch that drains a worker."""
     return WORKER_SWITCH + _part(worker)
+
+
+def queue_switch_key(queue: str) -> str:
+    """Return the key of the switch that pauses a queue."""
+    return QUEUE_SWITCH + _part(queue)
+
+
+def limit_switch_key(limit: str) -> str:
+    """Return the key of the switch that changes a limit."""
+    return LIMIT_SWITCH + _part(limit)
 
 
 def _part(name: str) -> str:

@@ -39,19 +39,54 @@ class WorkerSwitch(msgspec.Struct, frozen=True):
     at: Time
 
 
-Switch: TypeAlias = WorkflowSwitch | WorkerSwitch
+class QueueSwitch(msgspec.Struct, frozen=True):
+    """Whether workers leave the runs of a queue alone, and the operator who decided that."""
+
+    queue: str
+    paused: bool
+    by: str
+    why: str
+    at: Time
+
+
+class LimitSwitch(msgspec.Struct, frozen=True):
+    """The number of a limit instead of the declared one, which `None` restores.
+
+    `limit` is a name that `perdure.limits.limit_name` returns.
+    """
+
+    limit: str
+    n: int | None
+    by: str
+    why: str
+    at: Time
+
+
+Switch: TypeAlias = WorkflowSwitch | WorkerSwitch | QueueSwitch | LimitSwitch
 
 
 class Switches(msgspec.Struct, frozen=True):
-    """All switches, by workflow and by worker, on or off."""
+    """All switches, by workflow, worker, queue and limit, on or off."""
 
     workflows: dict[str, WorkflowSwitch] = {}
     workers: dict[str, WorkerSwitch] = {}
+    queues: dict[str, QueueSwitch] = {}
+    limits: dict[str, LimitSwitch] = {}
 
     @property
     def paused(self) -> frozenset[str]:
         """The names of the paused workflows."""
         return frozenset(name for name, switch in self.workflows.items() if switch.paused)
+
+    @property
+    def paused_queues(self) -> frozenset[str]:
+        """The names of the paused queues."""
+        return frozenset(name for name, switch in self.queues.items() if switch.paused)
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The numbers of limits that operators have changed."""
+        return {name: each.n for name, each in self.limits.items() if each.n is not None}
 
     def drains(self, worker: str) -> bool:
         """Return whether a worker is to stop."""
@@ -61,11 +96,20 @@ class Switches(msgspec.Struct, frozen=True):
 async def set_switch(store: Store, switch: Switch) -> None:
     """Set a switch; workers act on it within ten seconds."""
     documents = require_search(store, "a switch").documents
-    if isinstance(switch, WorkflowSwitch):
-        key, ttl = keys.workflow_switch_key(check_id(switch.workflow, "workflow")), None
-    else:
-        key, ttl = keys.worker_switch_key(check_id(switch.worker, "worker")), WORKER_SWITCH_TTL
-    await documents.set(key, msgspec.json.encode(switch).decode(), ttl=ttl)
+    ttl = WORKER_SWITCH_TTL if isinstance(switch, WorkerSwitch) else None
+    await documents.set(_key_of(switch), msgspec.json.encode(switch).decode(), ttl=ttl)
+
+
+def _key_of(switch: Switch) -> str:
+    match switch:
+        case WorkflowSwitch():
+            return keys.workflow_switch_key(check_id(switch.workflow, "workflow"))
+        case WorkerSwitch():
+            return keys.worker_switch_key(check_id(switch.worker, "worker"))
+        case QueueSwitch():
+            return keys.queue_switch_key(check_id(switch.queue, "queue"))
+        case LimitSwitch():
+            return keys.limit_switch_key(check_id(switch.limit, "limit"))
 
 
 async def read_switches(store: Store) -> Switches:
@@ -75,19 +119,37 @@ async def read_switches(store: Store) -> Switches:
     return await _read(store, await store.documents.keys("switch:*"))
 
 
-async def read_switches_of(store: SearchStore, worker: str, workflows: Iterable[str]) -> Switches:
+async def read_switches_of(
+    store: SearchStore,
+    worker: str,
+    workflows: Iterable[str],
+    queues: Iterable[str] = (),
+    limits: Iterable[str] = (),
+) -> Switches:
     """Return the switches that a worker obeys, in one read."""
     wanted = [keys.worker_switch_key(worker), *map(keys.workflow_switch_key, workflows)]
+    wanted += map(keys.queue_switch_key, queues)
+    wanted += map(keys.limit_switch_key, limits)
     return await _read(store, wanted)
 
 
 async def _read(store: SearchStore, wanted: list[str]) -> Switches:
-    workflows: dict[str, WorkflowSwitch] = {}
-    workers: dict[str, WorkerSwitch] = {}
+    switches = Switches()
     for key, value in zip(wanted, await store.documents.get_many(wanted), strict=True):
-        if key.startswith(keys.WORKFLOW_SWITCH):
-            if (paused := decode(value, WorkflowSwitch)) is not None:
-                workflows[paused.workflow] = paused
-        elif (drained := decode(value, WorkerSwitch)) is not None:
-            workers[drained.worker] = drained
-    return Switches(workflows, workers)
+        _add(switches, key, value)
+    return switches
+
+
+def _add(switches: Switches, key: str, value: str | None) -> None:
+    """Add the switch in a document; one that cannot be read is off."""
+    if key.startswith(keys.WORKFLOW_SWITCH):
+        if (workflow := decode(value, WorkflowSwitch)) is not None:
+            switches.workflows[workflow.workflow] = workflow
+    elif key.startswith(keys.QUEUE_SWITCH):
+        if (queue := decode(value, QueueSwitch)) is not None:
+            switches.queues[queue.queue] = queue
+    elif key.startswith(keys.LIMIT_SWITCH):
+        if (limit := decode(value, LimitSwitch)) is not None:
+            switches.limits[limit.limit] = limit
+    elif (worker := decode(value, WorkerSwitch)) is not None:
+        switches.workers[worker.worker] = worker

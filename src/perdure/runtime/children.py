@@ -60,7 +60,7 @@ class Children:
 
     def known(self, name: str) -> Definition[Any, Any] | None:
         """Return the newest definition of this name, or `None` if none is registered."""
-        return self._registry.newest(name) if name in self._registry.names else None
+        return self._registry.find(name)
 
     def child_id(self, call: str, options: ChildOptions) -> str:
         """Return the id of the run that a call of this generation starts."""
@@ -96,10 +96,13 @@ class Children:
     ) -> OutboxItem:
         """Return what the outbox says about many runs: what they share, and their payloads."""
         assert isinstance(target, Definition), "`target` returns definitions"
-        start = self._start(target, None, base, options)
+        start = self._start(target, payloads[0], base, options)
         start.metadata.update(self._facts(call), **options.facts)
-        shared = encode_run(start.new_run())
-        return {"map": {"run": shared, "first": first, "payloads": list(payloads), "full": full}}
+        shared = {**encode_run(start.new_run()), "queue": ""}
+        item = {"run": shared, "first": first, "payloads": list(payloads), "full": full}
+        if target.queue is not None:
+            item["queues"] = [target.queue_for(payload) for payload in payloads]
+        return {"map": item}
 
     def answer(self, key: str, value: object) -> OutboxItem:
         """Return what the outbox says about an answer to a program."""
@@ -141,7 +144,7 @@ class Children:
             now,
             at=options.at,
             delay=options.delay,
-            priority=options.priority or 0,
+            priority=options.priority,
             tags=options.tags,
         )
         start = new_start(target, data, run_id, plan, now, self._random)

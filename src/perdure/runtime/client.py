@@ -22,7 +22,8 @@ from perdure.runtime.ends import report_end, watchers_in
 from perdure.runtime.options import Plan, Start
 from perdure.runtime.requests import OPERATOR, Request, encode_request
 from perdure.runtime.run import Run, T_co
-from perdure.runtime.starter import BATCH, Changed, Starter, check_list, encode_payload
+from perdure.runtime.schedules import ScheduleClient
+from perdure.runtime.starter import BATCH, Changed, check_list, encode_payload
 from perdure.snapshot import is_over, rest_status
 from perdure.store import (
     Delivery,
@@ -63,7 +64,7 @@ class SignalResult:
         return self.delivery in (Delivery.DELIVERED, Delivery.DUPLICATE)
 
 
-class Client(Starter):
+class Client(ScheduleClient):
     """Starts, signals, cancels and retries runs of one store, and asks for them.
 
     It calls no workflow function: workers do that. A workflow is named, or passed as its

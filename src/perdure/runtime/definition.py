@@ -7,7 +7,6 @@ async def welcome(step: Step, payload: Signup) -> str: ...
 import dataclasses
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any, TypeAlias, TypeVar, get_type_hints, overload
 
 from perdure import codec
@@ -20,8 +19,11 @@ from perdure.errors import (
     InvalidArgument,
     InvalidPayload,
 )
+from perdure.limits import Queue, check_queue, queue_with_key
 from perdure.result import Result
 from perdure.runtime.deadlines import check_deadline
+from perdure.runtime.priorities import check_priority
+from perdure.schedules import Schedule
 from perdure.snapshot import Snapshot
 from perdure.validation import check_errors, check_id, check_int, check_user_id
 
@@ -50,6 +52,10 @@ class Definition(Target[P, T]):
         types: Sequence[type] = (),
         migrate: Migrate | None = None,
         deadline: Duration | None = None,
+        queue: Queue | None = None,
+        key: Callable[[Any], str] | None = None,
+        priority: int = 0,
+        schedule: Schedule | None = None,
     ) -> None:
         if not inspect.iscoroutinefunction(fn):
             raise InvalidArgument("fn", fn, _WANTED)
@@ -62,16 +68,30 @@ class Definition(Target[P, T]):
         self.types = codec.DeclaredTypes(types, fn)
         self.migrate = _check_migrate(migrate)
         self.deadline = None if deadline is None else check_deadline(deadline)
+        self.queue = check_queue(queue)
+        self.key = check_key(key, self.queue)
+        self.priority = check_priority(priority)
         parameter = _payload_parameter(fn)
         self.takes_payload = parameter is not None
         self.payload_type = None if parameter is None else _payload_type(fn, parameter.name)
         self._default = None if parameter is None else parameter.default
+        self.schedule = _check_schedule(schedule)
+        if schedule is not None:
+            self._check_default(schedule)
         self.__name__ = fn.__name__
         self.__doc__ = fn.__doc__
 
     def __call__(self, step: Step, payload: Any = None) -> Awaitable[Any]:
         """Call the function."""
         return self.fn(step, payload) if self.takes_payload else self.fn(step)
+
+    def _check_default(self, schedule: Schedule) -> None:
+        try:
+            self.encode_payload(None)
+        except InvalidPayload as error:
+            expected = "no schedule, since its runs start without a payload"
+            hint = f"Give the payload a default, or call runtime.schedule with one ({error})"
+            raise InvalidArgument("schedule", schedule, expected, hint) from None
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -98,6 +118,14 @@ class Definition(Target[P, T]):
         except CodecError as error:
             problems = payload_problems(payload, self.payload_type)
             raise InvalidPayload(self.name, problems or [str(error)]) from error
+
+    def queue_for(self, data: Any) -> str:
+        """Return the queue of a new run with this payload, given as JSON; "" stands for none."""
+        if self.queue is None:
+            return ""
+        if self.key is None:
+            return self.queue.name
+        return queue_with_key(self.queue.name, self.key(self.decode_payload(data)))
 
     def decode_payload(self, data: Any) -> Any:
         """Return the payload as the function receives it."""
@@ -174,6 +202,10 @@ def workflow(
     types: Sequence[type] = (),
     migrate: Migrate | None = None,
     deadline: Duration | None = None,
+    queue: Queue | None = None,
+    key: Callable[[Any], str] | None = None,
+    priority: int = 0,
+    schedule: Schedule | None = None,
 ) -> "Decorator":
     """Make a workflow of an async function of `(step)` or `(step, payload)`.
 
@@ -183,6 +215,13 @@ def workflow(
     `migrate` is called with the snapshot of a run that another version began and that version, and
     returns the snapshot from which this version continues. A run that has not ended when the time
     `deadline` has passed since it was first driven fails with `DeadlinePassed`.
+
+    With `queue`, workers start the runs in turn and within the queue's limits; `key` is a function
+    of the payload that returns the run's key in the queue. `priority` is that of runs for which
+    `trigger` is given none: each level puts a run a day ahead of others that are due.
+
+    A starting worker creates the `schedule` under the workflow's name; one with a higher version of
+    the workflow updates it.
     """
     if not isinstance(name, str):
         hint = 'Write @workflow("name") with the parentheses'
@@ -191,12 +230,22 @@ def workflow(
     check_int(version, "version")
     return Decorator(
         name,
-        version,
-        check_errors(errors),
-        codec.check_types(types),
-        _check_migrate(migrate),
-        None if deadline is None else check_deadline(deadline),
+        version=version,
+        errors=check_errors(errors),
+        types=codec.check_types(types),
+        migrate=_check_migrate(migrate),
+        deadline=None if deadline is None else check_deadline(deadline),
+        queue=check_queue(queue),
+        key=check_key(key, queue),
+        priority=check_priority(priority),
+        schedule=_check_schedule(schedule),
     )
+
+
+def _check_schedule(schedule: Schedule | None) -> Schedule | None:
+    if schedule is not None and not isinstance(schedule, Schedule):
+        raise InvalidArgument("schedule", schedule, 'a Schedule, such as Schedule(every="1h")')
+    return schedule
 
 
 def _check_migrate(migrate: Migrate | None) -> Migrate | None:
@@ -205,24 +254,22 @@ def _check_migrate(migrate: Migrate | None) -> Migrate | None:
     return migrate
 
 
-class Decorator:
-    """Makes a `Definition` of the function it is put on."""
+def check_key(key: Callable[[Any], str] | None, queue: Queue | None) -> Any:
+    """Check the function that returns the key of a run."""
+    if key is not None and not callable(key):
+        hint = "Write key=lambda payload: payload.tenant"
+        raise InvalidArgument("key", key, "a function of the payload that returns a string", hint)
+    if key is not None and queue is None:
+        raise InvalidArgument("key", key, "no key without queue=", "A key belongs to a queue")
+    return key
 
-    def __init__(
-        self,
-        name: str,
-        version: int,
-        errors: Sequence[type[BaseException]],
-        types: Sequence[type],
-        migrate: Migrate | None,
-        deadline: timedelta | None,
-    ) -> None:
+
+class Decorator:
+    """Makes a `Definition` of the function it is put on, with options that were checked."""
+
+    def __init__(self, name: str, **options: Any) -> None:
         self._name = name
-        self._version = version
-        self._errors = errors
-        self._types = types
-        self._migrate = migrate
-        self._deadline = deadline
+        self._options = options
 
     @overload
     def __call__(self, fn: Callable[[Step, P], Awaitable[Result[T, E]]]) -> Definition[P, T]: ...
@@ -233,12 +280,4 @@ class Decorator:
     @overload
     def __call__(self, fn: Callable[[Step], Awaitable[T]]) -> Definition[None, T]: ...
     def __call__(self, fn: Callable[..., Awaitable[Any]]) -> Definition[Any, Any]:
-        return Definition(
-            self._name,
-            fn,
-            version=self._version,
-            errors=self._errors,
-            types=self._types,
-            migrate=self._migrate,
-            deadline=self._deadline,
-        )
+        return Definition(self._name, fn, **self._options)

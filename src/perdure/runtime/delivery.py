@@ -87,9 +87,11 @@ class Deliveries:
         log = new_log(shared["id"], self._session.clock.now())
         await start_runs(self._session, [log])
         reply = {"run": log.id, "full": full}
+        queues = facts.get("queues") or [""] * len(facts["payloads"])
+        pairs = zip(facts["payloads"], queues, strict=True)
         runs = [
-            decode_run(numbered(shared, facts["first"] + n, payload, reply))
-            for n, payload in enumerate(facts["payloads"])
+            decode_run({**numbered(shared, number, payload, reply), "queue": queue})
+            for number, (payload, queue) in enumerate(pairs, facts["first"])
         ]
         await start_runs(self._session, runs)
 
@@ -177,6 +179,7 @@ def numbered(
     metadata = {**snapshot["metadata"], "replyTo": {**reply, "event": str(index)}}
     # The same each time it is delivered, and unlike that of any other run.
     metadata["seed"] = hashlib.sha256(f"{metadata['seed']}/{index}".encode()).hexdigest()[:16]
+    metadata.pop("input", None)
     if payload is not None:
         metadata["input"] = payload
     return {**shared, "id": run_id, "snapshot": {**snapshot, "metadata": metadata}}

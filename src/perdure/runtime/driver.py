@@ -27,13 +27,14 @@ from perdure.errors import (
     ManualValueError,
     MissingAbility,
     PerdureError,
+    PermitLost,
     RunFailed,
     StoreError,
     StoreUnavailable,
     ValueTooLarge,
 )
 from perdure.events import Bus
-from perdure.result import Err, Result
+from perdure.result import Err, Ok, Result
 from perdure.runtime.acts import copy_acts
 from perdure.runtime.changes import ChangeCheck
 from perdure.runtime.children import Children
@@ -45,6 +46,7 @@ from perdure.runtime.edits import RunEdit, at_rest, cancelled, leased_edit, sett
 from perdure.runtime.ends import leftovers_in, report_end, watchers_in
 from perdure.runtime.registry import Registry
 from perdure.runtime.requests import WATCH, Requested, cancel_in, requests_in
+from perdure.runtime.schedule_workflow import ScheduleDecision, ScheduleWorkflow
 from perdure.runtime.transitions import lease_request
 from perdure.runtime.verbs import apply_all, cancel_children, refuse_all
 from perdure.snapshot import (
@@ -148,7 +150,8 @@ class Driver:
         return Program(
             body=lambda step: definition(step, payload),
             random=self.random,
-            bus=self.bus,
+            # Listeners are told of the user's runs.
+            bus=Bus() if isinstance(definition, ScheduleWorkflow) else self.bus,
             errors=definition.scope,
             types=definition.types,
             payload=payload,
@@ -225,6 +228,8 @@ class Driver:
             if result is None:
                 assert broken is not None, "a run without a result was broken off"
                 result = outcome_of(broken)
+            if isinstance(definition, ScheduleWorkflow) and isinstance(result, Ok):
+                return await _sleep_until_next(host, definition, result.value)
             if requests:
                 _refuse_late(host, requests)
             outcome, block, status = describe_outcome(host, result, definition.fn, definition.types)
@@ -238,7 +243,7 @@ class Driver:
                 with suppress(StoreError):
                     return await self._end_failed(host, error)
             # An error of this run alone must not keep the workers busy.
-            is_outage = isinstance(error, StoreUnavailable)
+            is_outage = isinstance(error, StoreUnavailable | PermitLost)
             await log_failure(
                 host.release(None if is_outage else host.clock.now() + self.lease_ttl)
             )
@@ -352,6 +357,15 @@ async def _pause(host: RunHost, reason: str) -> Rested:
     edit = _edit_of(host, "queued")
     edit.make("paused", reason=reason)
     return await _settle(host, *edit.rest(host))
+
+
+async def _sleep_until_next(
+    host: RunHost, definition: ScheduleWorkflow, outcome: ScheduleDecision
+) -> Rested:
+    """Replace the run of a schedule by its next generation, which begins at its next time."""
+    rested = await _settle(host, *definition.rest(host, outcome))
+    # It is queued, but not to be continued here and now.
+    return rested._replace(status="suspended")
 
 
 def _log_failed_run(host: RunHost, outcome: Err[Any]) -> None:

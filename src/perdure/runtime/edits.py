@@ -31,6 +31,9 @@ from perdure.snapshot import (
 from perdure.snapshot.record import encode_failure
 from perdure.store import Grant, Rest
 
+UNPAUSED = "unpausedAt"
+"""The metadata of a run that say when it was last paused until."""
+
 
 class RunEdit:
     """A run that is being changed: its history, its status, and why it is paused or cancelled.
@@ -81,6 +84,9 @@ class RunEdit:
 
     def make(self, status: RunStatus, *, reason: str = "", due_at: datetime | None = None) -> None:
         """Set the status with which the run will be stored."""
+        if self.status == "paused":
+            # A schedule leaves out the times until then.
+            self.history.metadata[UNPAUSED] = isoformat(self.now)
         self.status, self.reason, self.due_at = status, reason, due_at
         self.is_changed = True
 

@@ -11,6 +11,7 @@ from perdure.clock import Duration, as_utc, isoformat, parse_duration
 from perdure.errors import InvalidArgument, InvalidDuration, RunConflict
 from perdure.runtime.deadlines import deadline_metadata
 from perdure.runtime.definition import Definition
+from perdure.runtime.priorities import check_priority, head_start
 from perdure.snapshot import (
     Snapshot,
     check_tags,
@@ -21,11 +22,8 @@ from perdure.snapshot import (
     workflow_of,
 )
 from perdure.store import NewRun, header_of
-from perdure.validation import check_int
 
 IfExists: TypeAlias = Literal["return", "error", "restart_if_over"]
-
-MAX_PRIORITY = 1000
 
 
 class StartOptions(TypedDict, total=False):
@@ -33,7 +31,7 @@ class StartOptions(TypedDict, total=False):
 
     at: datetime | None
     delay: Duration | None
-    priority: int
+    priority: int | None
     tags: Mapping[str, str] | None
     deadline: Duration | datetime | None
     if_exists: IfExists | None
@@ -49,11 +47,12 @@ class TriggerOptions(StartOptions, total=False):
 class Plan:
     """When runs start and what is stored with them. Without `wake_at` they are due at once.
 
-    With `any_payload` a run that exists may have another payload.
+    Without `priority` it is that of the workflow. With `any_payload` a run that exists may have
+    another payload.
     """
 
     wake_at: datetime | None = None
-    head_start: timedelta = timedelta(0)
+    priority: int | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     if_exists: IfExists | None = None
     any_payload: bool = False
@@ -66,6 +65,8 @@ class Start:
     run_id: str
     snapshot: Snapshot
     plan: Plan
+    queue: str = ""
+    head_start: timedelta = timedelta(0)
 
     @property
     def workflow(self) -> str:
@@ -105,7 +106,8 @@ class Start:
             self.workflow,
             codec.dumps(queued),
             wake_at=self.plan.wake_at,
-            head_start=self.plan.head_start,
+            head_start=self.head_start,
+            queue=self.queue,
             **header_of(queued),
         )
 
@@ -143,13 +145,18 @@ def new_start(
     A run of a workflow that is only named is bound to a definition by its first owner.
     """
     metadata: dict[str, Any] = {"createdAt": isoformat(now), "seed": new_seed(random)}
+    priority, queue = plan.priority, ""
     if not isinstance(workflow, str):
         metadata.update(workflow.identity)
+        queue = workflow.queue_for(data)
+        if priority is None and plan.wake_at is None:
+            priority = workflow.priority
         workflow = workflow.name
     metadata.update(plan.metadata)
     if data is not None:
         metadata["input"] = data
-    return Start(run_id, new_snapshot(workflow, now=now, metadata=metadata), plan)
+    snapshot = new_snapshot(workflow, now=now, metadata=metadata)
+    return Start(run_id, snapshot, plan, queue, head_start(priority or 0))
 
 
 def payload_conflict(new: Snapshot, stored: Snapshot) -> str:
@@ -168,14 +175,15 @@ def check_options(
     *,
     at: datetime | None = None,
     delay: Duration | None = None,
-    priority: int = 0,
+    priority: int | None = None,
     tags: Mapping[str, str] | None = None,
     deadline: Duration | datetime | None = None,
     if_exists: IfExists | None = None,
 ) -> Plan:
     """Return the plan that these options describe, or raise `InvalidArgument`."""
     wake_at = _wake_at(now, at, delay)
-    head_start = timedelta(days=_check_priority(priority, at, delay))
+    if priority is not None:
+        _check_priority(priority, at, delay)
     if if_exists is not None and if_exists not in get_args(IfExists):
         expected = " or ".join(map(repr, get_args(IfExists)))
         raise InvalidArgument("if_exists", if_exists, expected)
@@ -183,7 +191,7 @@ def check_options(
     if tags:
         metadata["tags"] = check_tags(tags)
     metadata.update(deadline_metadata(deadline))
-    return Plan(wake_at, head_start, metadata, if_exists)
+    return Plan(wake_at, priority, metadata, if_exists)
 
 
 def _wake_at(now: datetime, at: datetime | None, delay: Duration | None) -> datetime | None:
@@ -199,14 +207,10 @@ def _wake_at(now: datetime, at: datetime | None, delay: Duration | None) -> date
     return None if wake_at is not None and wake_at <= now else wake_at
 
 
-def _check_priority(priority: int, at: object, delay: object) -> int:
-    # A negative head start would delay the run: stores derive its wake time from it.
-    if check_int(priority, "priority", minimum=0) > MAX_PRIORITY:
-        raise InvalidArgument("priority", priority, f"an int from 0 to {MAX_PRIORITY}")
-    if priority and (at is not None or delay is not None):
+def _check_priority(priority: int, at: object, delay: object) -> None:
+    if check_priority(priority) and (at is not None or delay is not None):
         hint = "A priority orders runs that are due at once"
         raise InvalidArgument("priority", priority, "0 beside at= or delay=", hint)
-    return priority
 
 
 def _short(payload: object) -> str:

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from perdure.errors import InvalidArgument, UnknownWorkflow, VersionMismatch
+from perdure.limits import Queue
 from perdure.runtime.definition import Definition
+from perdure.runtime.schedule_workflow import SCHEDULE_WORKFLOW
 from perdure.snapshot import (
     Snapshot,
     assert_valid_snapshot,
@@ -13,6 +15,11 @@ from perdure.snapshot import (
     version_of,
 )
 from perdure.store import Drivable
+
+_SYSTEM: dict[str, dict[int, Definition[Any, Any]]] = {
+    each.name: {each.version: each} for each in (SCHEDULE_WORKFLOW,)
+}
+"""The engine's own workflows, which every runtime drives and no list shows."""
 
 
 class Registry:
@@ -30,6 +37,7 @@ class Registry:
         """Register a definition."""
         if not isinstance(definition, Definition):
             raise InvalidArgument("workflows", definition, "functions decorated with @workflow")
+        self._check_queue(definition)
         versions = self._known.setdefault(definition.name, {})
         known = versions.get(definition.version)
         if known is not None and known is not definition:
@@ -37,6 +45,18 @@ class Registry:
                 "workflows", definition, f"one definition of {definition.name!r} per version"
             )
         versions[definition.version] = definition
+
+    def _check_queue(self, definition: Definition[Any, Any]) -> None:
+        queue = definition.queue
+        if queue is not None and self.queues.get(queue.name, queue) != queue:
+            expected = f"one declaration of queue {queue.name!r}"
+            raise InvalidArgument("queue", queue, expected, "Use the same Queue everywhere")
+
+    @property
+    def queues(self) -> dict[str, Queue]:
+        """The queues of all known workflows, by name."""
+        queues = (each.queue for each in self.definitions)
+        return {queue.name: queue for queue in queues if queue is not None}
 
     @property
     def names(self) -> list[str]:
@@ -53,17 +73,31 @@ class Registry:
         """The versions of each workflow that can be driven here."""
         return [drivable for versions in self._known.values() for drivable in _drivable(versions)]
 
+    @property
+    def drives_with_system(self) -> list[Drivable]:
+        """The versions of each workflow that can be driven here, the engine's own included."""
+        own = (drivable for versions in _SYSTEM.values() for drivable in _drivable(versions))
+        return [*self.drives, *own]
+
+    def find(self, name: str) -> Definition[Any, Any] | None:
+        """Return the definition with the highest version, or `None`."""
+        versions = self._versions(name)
+        return versions[max(versions)] if versions else None
+
     def newest(self, name: str) -> Definition[Any, Any]:
         """Return the definition with the highest version, or raise `UnknownWorkflow`."""
-        versions = self._known.get(name)
-        if not versions:
+        definition = self.find(name)
+        if definition is None:
             known = ", ".join(sorted(self._known)) or "none"
             raise UnknownWorkflow(
                 name,
                 f"no workflow {name!r} is registered here (known: {known}); "
                 "pass it in Runtime(store, workflows=[…])",
             )
-        return versions[max(versions)]
+        return definition
+
+    def _versions(self, name: str) -> Mapping[int, Definition[Any, Any]]:
+        return _SYSTEM.get(name) or self._known.get(name) or {}
 
     def for_run(self, run_id: str, snapshot: Snapshot) -> tuple[Definition[Any, Any], Snapshot]:
         """Return the definition that continues a run, and the snapshot it continues from.
@@ -77,8 +111,8 @@ class Registry:
             metadata = {**(snapshot.get("metadata") or {}), **newest.identity}
             bound: Snapshot = {**snapshot, "metadata": metadata}
             return newest, bound
-        if stored in self._known[newest.name]:
-            return self._known[newest.name][stored], snapshot
+        if stored in (versions := self._versions(newest.name)):
+            return versions[stored], snapshot
         if stored > newest.version:
             hint = "A process with the newer definition continues it"
             raise VersionMismatch(run_id, stored, newest.version, hint)

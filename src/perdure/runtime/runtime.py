@@ -15,8 +15,17 @@ from typing import Any, Self, TypeVar, Unpack, overload
 
 from perdure import codec
 from perdure.clock import Clock, Duration, SystemClock, as_utc, parse_duration
-from perdure.durable.session import LEASE_TTL, Session, check_lease_ttl, default_store
+from perdure.durable.owners import new_owner
+from perdure.durable.permits import Permits
+from perdure.durable.session import (
+    LEASE_TTL,
+    Session,
+    check_lease_ttl,
+    default_store,
+    wake_workers,
+)
 from perdure.engine.arguments import Arguments, check_arguments
+from perdure.engine.tasks import cancel_and_wait, detached
 from perdure.errors import InvalidArgument
 from perdure.events import Bus, Listener, check_listener
 from perdure.runtime.changes import ChangeCheck
@@ -25,9 +34,18 @@ from perdure.runtime.definition import Definition
 from perdure.runtime.deps import Dependencies
 from perdure.runtime.driver import Driver, Rested
 from perdure.runtime.options import IfExists, Start, TriggerOptions, check_options
+from perdure.runtime.rounds import Rounds, Turn
 from perdure.runtime.run import Run
 from perdure.snapshot import is_over, rest_status
-from perdure.store import Delivery, LeaseRequest, Refusal, Store, require_schedule
+from perdure.store import (
+    Delivery,
+    Grant,
+    LeaseRequest,
+    Refusal,
+    Store,
+    require_queues,
+    require_schedule,
+)
 from perdure.validation import Reaction, check_flag, check_limit, check_reaction
 
 logger = logging.getLogger(__name__)
@@ -131,7 +149,7 @@ class Runtime(Client):
         run_id: str | None = None,
         at: datetime | None = None,
         delay: Duration | None = None,
-        priority: int = 0,
+        priority: int | None = None,
         tags: Mapping[str, str] | None = None,
         deadline: Duration | datetime | None = None,
         if_exists: IfExists | None = None,
@@ -141,8 +159,9 @@ class Runtime(Client):
         for a worker.
 
         The payload is checked before anything is written, and the run is durable before the first
-        line of the function. A run with `at` or `delay` is left to a worker. The options are those
-        of `Client.trigger`; an existing run is returned as it is.
+        line of the function. A run with `at` or `delay` is left to a worker, and so is a run in a
+        queue: it must not overtake others. The options are those of `Client.trigger`; an existing
+        run is returned as it is.
         """
         plan = check_options(
             self.clock.now(),
@@ -156,7 +175,7 @@ class Runtime(Client):
         if check_flag(wait, "wait") and isinstance(workflow, str):
             workflow = self.registry.newest(workflow)
         start = self._start(workflow, payload, run_id, plan)
-        if wait and plan.wake_at is None:
+        if wait and plan.wake_at is None and not start.queue:
             return await self._create_and_drive(start)
         [run] = await self._create([start])
         return run
@@ -229,7 +248,16 @@ class Runtime(Client):
             grant = await session.acquire(self.driver.request(run_id))
             if isinstance(grant, Refusal):
                 return await self._require(run_id)
+            if grant.queue:
+                return await self._leave_to_worker(session, grant)
             return await self._driven(run_id, self.driver.continue_run(session, grant))
+
+    async def _leave_to_worker(self, session: Session, grant: Grant) -> Run:
+        """Make a run in a queue due: it takes its turn, and needs permits."""
+        run, is_due = await self._made_due(session, grant, retries=False)
+        if is_due:
+            wake_workers(self.store)
+        return run
 
     async def sweep(self, now: datetime | None = None, *, limit: int = 100) -> list[Run]:
         """Continue up to `limit` runs that are due at `now`, and return them.
@@ -240,23 +268,80 @@ class Runtime(Client):
             raise InvalidArgument("limit", limit, "an int >= 1")
         store = require_schedule(self.store, "Runtime.sweep")
         at = self.clock.now() if now is None else as_utc(now, "now")
-        due = await store.due(at, limit, drives=self.registry.drives)
-        if not due:
+        due = await store.due(at, limit, drives=self.registry.drives_with_system)
+        queues = self.registry.queues
+        if not due and not queues:
             return []
         async with self.driver.deps, self.session() as session:
-            runs = await asyncio.gather(*(self._sweep_one(session, run.id, at) for run in due))
-        return [run for run in runs if run is not None]
+            swept = await asyncio.gather(*(self._sweep_one(session, run.id, at) for run in due))
+            runs = [run for run in swept if run is not None]
+            if queues and len(runs) < limit:
+                runs += await self._sweep_queues(session, at, limit - len(runs))
+        return runs
+
+    async def _sweep_queues(self, session: Session, now: datetime, limit: int) -> list[Run]:
+        """Continue runs in queues, in turn and within the limits, until none is left."""
+        store, drives = require_queues(self.store, "a queue"), self.registry.drives
+        permits = Permits(store, session, self.clock, self.lease_ttl, new_owner(self.random))
+        rounds = Rounds(permits)
+        rounds.serve(self.registry.queues.values())
+
+        async def claim(most: int, queues: Mapping[str, int]) -> list[Grant]:
+            due = await store.due(now, most, drives=drives, queues=queues)
+            answers = [await session.acquire(self.driver.request(run.id)) for run in due]
+            return [each for each in answers if isinstance(each, Grant)]
+
+        runs: dict[str, Run] = {}
+        try:
+            while len(runs) < limit:
+                rounds.begin()
+                turns = await rounds.take(limit - len(runs), drives, claim, now)
+                await rounds.return_unneeded()
+                swept = await asyncio.gather(
+                    *(self._sweep_turn(session, turn, now) for turn in turns)
+                )
+                new = {run.run_id: run for run in swept if run is not None}
+                if new.keys() <= runs.keys():
+                    break
+                runs.update(new)
+        finally:
+            await rounds.return_idle()
+        return list(runs.values())
+
+    async def _sweep_turn(self, session: Session, turn: Turn, now: datetime) -> Run | None:
+        task = detached(self._sweep_grant(session, turn.grant, now))
+        if turn.hold is not None:
+            turn.hold.on_lost = task.cancel
+        try:
+            await asyncio.wait([task])
+            return None if task.cancelled() else task.result()
+        finally:
+            await cancel_and_wait([task])
+            turn.end()
 
     async def _sweep_one(self, session: Session, run_id: str, now: datetime) -> Run | None:
         try:
             grant = await session.acquire(self.driver.request(run_id))
-            if isinstance(grant, Refusal):
-                return None
+        except Exception:
+            logger.exception("run %r could not be driven", run_id)
+            return None
+        return None if isinstance(grant, Refusal) else await self._sweep_grant(session, grant, now)
+
+    async def _sweep_grant(self, session: Session, grant: Grant, now: datetime) -> Run | None:
+        run_id = grant.lease.id
+        try:
             driving = self.driver.continue_run(session, grant, not_before=now)
             return await self._driven(run_id, driving)
         except Exception:
             logger.exception("run %r could not be driven", run_id)
             return None
+
+    async def declare_schedules(self) -> None:
+        """Create the schedules that the workflows declare, or update those of a lower version.
+
+        Workers do this when they start.
+        """
+        await self._declare_schedules()
 
     async def flush(self) -> None:
         """Wait until `on_event` has handled all events so far."""

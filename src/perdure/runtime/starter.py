@@ -115,7 +115,7 @@ class Starter(Reader):
         run_id: str | None = None,
         at: datetime | None = None,
         delay: Duration | None = None,
-        priority: int = 0,
+        priority: int | None = None,
         tags: Mapping[str, str] | None = None,
         deadline: Duration | datetime | None = None,
         if_exists: IfExists | None = None,
@@ -262,12 +262,13 @@ class Starter(Reader):
     ) -> tuple[Definition[Any, Any] | str, Any]:
         """Return a workflow, or its name if it is not known here, and its payload as JSON."""
         if isinstance(workflow, str):
-            if workflow not in self.registry.names:
+            definition = self.registry.find(workflow)
+            if definition is None:
                 return check_user_id(workflow, "workflow"), encode_payload(payload)
-            workflow = self.registry.newest(workflow)
         else:
-            self.registry.add(workflow)
-        return workflow, workflow.encode_payload(payload)
+            definition = workflow
+            self.registry.add(definition)
+        return definition, definition.encode_payload(payload)
 
 
 def _open(store: Store | str) -> Store:

@@ -91,7 +91,7 @@ async def restart(session: Session, grant: Grant, start: Start) -> bytes | None:
         history.metadata["replyTo"] = caller
     # Steps must not use the idempotency keys of the run that ended.
     set_generation(history.metadata, generation_of(grant.snapshot.get("metadata")) + 1)
-    wake_at = start.plan.wake_at or host.clock.now() - start.plan.head_start
+    wake_at = start.plan.wake_at or host.clock.now() - start.head_start
     block = host.block(state="queued")
     return await settle(host, block, Rest("queued", wake_at), old_requests(grant))
 

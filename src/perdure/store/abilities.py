@@ -91,6 +91,11 @@ def require_schedule(store: Store, needed_for: str = "") -> ScheduleStore:
     return _require(store, can_schedule, "schedule", needed_for)
 
 
+def require_queues(store: Store, needed_for: str = "") -> QueueStore:
+    """Return the store as a `QueueStore`, or raise `MissingAbility`."""
+    return _require(store, can_queue, "queues", needed_for)
+
+
 def require_inbox(store: Store, needed_for: str = "") -> InboxStore:
     """Return the store as an `InboxStore`, or raise `MissingAbility`."""
     return _require(store, can_inbox, "inbox", needed_for)

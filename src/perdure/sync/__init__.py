@@ -5,6 +5,6 @@ run = client.trigger("welcome", {"email": "a@b.c"}, run_id="welcome-1")
 print(client.result(run, timeout="10s"))
 """
 
-from perdure.sync.client import Client, RunHandle
+from perdure.sync.client import Client, RunHandle, ScheduleHandle
 
-__all__ = ["Client", "RunHandle"]
+__all__ = ["Client", "RunHandle", "ScheduleHandle"]

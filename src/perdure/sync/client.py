@@ -5,16 +5,19 @@ import os
 import sys
 from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
 from weakref import WeakSet
 
 from perdure.clock import Duration
 from perdure.errors import PerdureError
 from perdure.runtime import client as asynchronous
+from perdure.runtime import schedules
 from perdure.runtime.client import Signal, SignalResult
 from perdure.runtime.definition import Definition
 from perdure.runtime.options import StartOptions, TriggerOptions
 from perdure.runtime.run import Run, T_co
+from perdure.runtime.schedule_info import ScheduleChanges, ScheduleInfo, ScheduleOptions
 from perdure.runtime.starter import check_list
 from perdure.snapshot import RunStatus
 from perdure.store import RunSummary, Store
@@ -251,6 +254,42 @@ class Client:
             self.register(workflow)
         return RunHandle(self, check_user_id(run_id, "run_id"))
 
+    @overload
+    def schedule(
+        self,
+        name: str,
+        workflow: Definition[None, T],
+        payload: None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> "ScheduleHandle": ...
+    @overload
+    def schedule(
+        self,
+        name: str,
+        workflow: Definition[P, T],
+        payload: P,
+        **options: Unpack[ScheduleOptions],
+    ) -> "ScheduleHandle": ...
+    @overload
+    def schedule(
+        self, name: str, workflow: str, payload: Any = None, **options: Unpack[ScheduleOptions]
+    ) -> "ScheduleHandle": ...
+    def schedule(
+        self, name: str, workflow: Any, payload: Any = None, **options: Unpack[ScheduleOptions]
+    ) -> "ScheduleHandle":
+        """Let workers start runs of a workflow at certain times."""
+        self._call(self._client.schedule(name, workflow, payload, **options))
+        return ScheduleHandle(self, name)
+
+    def get_schedule(self, name: str) -> "ScheduleHandle":
+        """Return the handle of a schedule, or raise `ScheduleNotFound`."""
+        self._call(self._client.get_schedule(name))
+        return ScheduleHandle(self, name)
+
+    def schedules(self) -> list[ScheduleInfo]:
+        """Return all schedules, by name."""
+        return self._call(self._client.schedules())
+
 
 def _is_in_loop() -> bool:
     """Return whether a call would block an event loop that has other work to do."""
@@ -294,6 +333,46 @@ class RunHandle(Generic[T_co]):
     def retry(self) -> Run[T_co]:
         """Continue the run if it failed: the steps that ended it run again."""
         return self.client.retry(self.run_id)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleHandle:
+    """A schedule by its name, and the client that changes it."""
+
+    client: Client
+    name: str
+
+    @property
+    def _handle(self) -> schedules.ScheduleHandle:
+        return schedules.ScheduleHandle(self.client._client, self.name)
+
+    def get(self) -> ScheduleInfo | None:
+        """Return the schedule as it is now, or `None` if it was deleted."""
+        return self.client._call(self._handle.get())
+
+    def pause(self, *, by: str = "", why: str = "") -> None:
+        """Start no more runs until it is unpaused; runs that were started continue."""
+        self.client._call(self._handle.pause(by=by, why=why))
+
+    def unpause(self, *, by: str = "", why: str = "") -> None:
+        """Start runs again, from the next time on."""
+        self.client._call(self._handle.unpause(by=by, why=why))
+
+    def trigger(self) -> Run:
+        """Start a run now, for the current time, whether or not others are open."""
+        return self.client._call(self._handle.trigger())
+
+    def backfill(self, start: datetime, end: datetime) -> list[Run]:
+        """Start the runs of all times from `start` to `end`, at once; those that exist are kept."""
+        return self.client._call(self._handle.backfill(start, end))
+
+    def update(self, **changes: Unpack[ScheduleChanges]) -> None:
+        """Change the schedule from now on; what is not passed stays as it is."""
+        self.client._call(self._handle.update(**changes))
+
+    def delete(self) -> None:
+        """Delete the schedule; runs that were started continue."""
+        self.client._call(self._handle.delete())
 
 
 async def _next(changes: AsyncGenerator[T, None]) -> T | None:

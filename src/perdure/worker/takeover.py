@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Collection
 
 from perdure.durable.owners import is_gone
 from perdure.store import RunSummary, ScheduleStore
+from perdure.validation import RESERVED
 
 PAGE, MOST_PAGES = 1000, 20
 """How many running runs a starting worker looks at."""
@@ -13,12 +14,14 @@ async def left_behind(
     store: ScheduleStore, workflows: Collection[str]
 ) -> AsyncGenerator[RunSummary, None]:
     """Yield the runs of these workflows whose owner certainly no longer exists."""
-    after: str | None = None
-    for _ in range(MOST_PAGES):
-        page = await store.list(status="running", limit=PAGE, after=after)
-        for run in page:
-            if run.workflow in workflows and is_gone(run.owner or ""):
-                yield run
-        if len(page) < PAGE:
-            return
-        after = page[-1].cursor
+    # The engine's own runs are listed only by their prefix.
+    for prefix in ("", RESERVED):
+        after: str | None = None
+        for _ in range(MOST_PAGES):
+            page = await store.list(prefix=prefix, status="running", limit=PAGE, after=after)
+            for run in page:
+                if run.workflow in workflows and is_gone(run.owner or ""):
+                    yield run
+            if len(page) < PAGE:
+                break
+            after = page[-1].cursor

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict
 from typing import Self
@@ -18,12 +18,14 @@ from perdure.presence.heartbeat import Activity, Heartbeat
 from perdure.presence.keys import worker_id
 from perdure.presence.switches import Switches
 from perdure.runtime.driver import Rested
+from perdure.runtime.rounds import Turn
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.transitions import pause
 from perdure.store import (
     Drivable,
     Grant,
     LeaseRequest,
+    Refusal,
     RunSummary,
     can_notify,
     can_search,
@@ -31,6 +33,7 @@ from perdure.store import (
     require_schedule,
 )
 from perdure.validation import check_int
+from perdure.worker.claims import Claims
 from perdure.worker.counters import Counters
 from perdure.worker.pace import SECOND_LOOK, Pace
 from perdure.worker.takeover import left_behind
@@ -50,6 +53,9 @@ class Worker:
     work: 20 ms after work was found, and later after a tenth of the time since then.
     `grace` is how long runs may continue while the worker drains. A run is paused when
     `max_crashes` processes in a row died with it before it wrote an entry.
+
+    `queues` are the names of the queues it serves, "" being the runs in no queue. By default, it
+    serves the queues of its workflows and the runs in none.
     """
 
     def __init__(
@@ -60,6 +66,7 @@ class Worker:
         poll: Duration = 0.5,
         grace: Duration = 10,
         max_crashes: int = 5,
+        queues: Collection[str] | None = None,
     ) -> None:
         if not isinstance(runtime, Runtime):
             raise InvalidArgument("runtime", runtime, "a Runtime")
@@ -74,6 +81,7 @@ class Worker:
         self._grace = parse_duration(grace, "grace")
         self._max_crashes = check_int(max_crashes, "max_crashes")
         self._owner = new_owner(runtime.random)
+        self._claims = Claims(runtime, self._owner, queues)
         self._runs: dict[asyncio.Task[None], str] = {}
         self._suspect: tuple[asyncio.Task[None], str] | None = None
         self._paused: frozenset[str] = frozenset()
@@ -81,7 +89,7 @@ class Worker:
         self._heartbeat: Heartbeat | None = None
         if can_search(store := runtime.store):
             self._heartbeat = Heartbeat(runtime, store, self._owner, self._activity, self._obey)
-        self._draining = self._until_idle = False
+        self._draining = self._until_idle = self._declared = False
         self._signals = 0
         self._hurry: asyncio.Event = asyncio.Event()
         self._hungry = False
@@ -120,7 +128,8 @@ class Worker:
     async def run_until_idle(self) -> None:
         """Work until no run is due and none is running, or as `serve` until a signal arrives.
 
-        Runs that wait, and those of paused workflows, are left as they are.
+        Runs that wait, and those of paused workflows and queues, are left as they are; for runs
+        that a limit keeps from starting it waits.
         """
         self._until_idle = True
         self._wake.set()
@@ -176,12 +185,14 @@ class Worker:
         try:
             async with entered, self.runtime.session() as session, asyncio.TaskGroup() as tasks:
                 self._session = session
+                self._claims.start(session)
                 listener = tasks.create_task(self._listen())
                 async with AsyncExitStack() as stack:
                     if self._heartbeat is not None:
                         await stack.enter_async_context(self._heartbeat)
                     await self._claim_until_stopped(session, tasks)
                     await self._finish()
+                    await self._claims.return_idle()
                 listener.cancel()
         except ExceptionGroup as errors:
             # Only claiming can fail here: a run that cannot be driven is logged.
@@ -204,34 +215,40 @@ class Worker:
         was_idle = not self._runs
         room = self._concurrency - len(self._runs)
         claimed = await self._claim(session, room) if room else ()
-        for grant in claimed or ():
-            await self._accept(session, tasks, grant)
+        for turn in claimed or ():
+            await self._accept(session, tasks, turn)
+        if not room:
+            await self._claims.return_idle()
         # A full batch: there may be more due runs.
         self._hungry = claimed is not None and len(claimed) == room
         if claimed:
             self._pace.worked()
-        if self._until_idle and was_idle and claimed is not None and not claimed:
+        is_blocked = self._claims.pause is not None
+        if self._until_idle and was_idle and claimed is not None and not (claimed or is_blocked):
             self._stop()
         else:
             await self._pause(self._is_woken_again(claimed or ()))
 
-    async def _claim(self, session: Session, room: int) -> Sequence[Grant] | None:
+    async def _claim(self, session: Session, room: int) -> Sequence[Turn] | None:
         """Return the runs that were claimed, or `None` if that failed."""
         try:
             await session.catch_up()
+            if not self._declared:
+                await self.runtime.declare_schedules()
+                self._declared = True
             if not (drives := self._drives):
                 return ()
-            return await self._store.claim(self._owner, self.runtime.lease_ttl, room, drives=drives)
+            return await self._claims.take(room, drives)
         except StoreError as error:
             logger.warning("claiming failed (%s); retrying", error)
             return None
 
     @property
     def _drives(self) -> list[Drivable]:
-        drives = self.runtime.registry.drives
+        drives = self.runtime.registry.drives_with_system
         return [each for each in drives if each.workflow not in self._paused]
 
-    def _is_woken_again(self, claimed: Sequence[Grant]) -> bool:
+    def _is_woken_again(self, claimed: Sequence[Turn]) -> bool:
         """Return whether the worker was woken during this claim, probably for the same runs.
 
         A run that becomes due is announced by this process and by the store. At once, the next
@@ -246,10 +263,12 @@ class Worker:
         self._pace.worked()
         self._wake.set()
 
-    async def _accept(self, session: Session, tasks: asyncio.TaskGroup, grant: Grant) -> None:
+    async def _accept(self, session: Session, tasks: asyncio.TaskGroup, turn: Turn) -> None:
+        grant = turn.grant
         if grant.takeovers < SUSPECT or not self._drives_suspect(session):
-            self._start(tasks.create_task(self._drive(session, grant)), grant)
+            self._start(tasks.create_task(self._drive(session, grant)), turn)
         else:
+            turn.end()
             await self._delay(grant)
 
     async def _take_over(self, session: Session, tasks: asyncio.TaskGroup) -> None:
@@ -264,6 +283,8 @@ class Worker:
                 async for run in runs:
                     if self.running >= self._concurrency:
                         return
+                    if not self._claims.serves(run.queue):
+                        continue
                     await self._take_over_run(session, tasks, run)
         except StoreError as error:
             logger.warning("looking for runs of dead processes failed (%s)", error)
@@ -273,12 +294,19 @@ class Worker:
     ) -> None:
         request = LeaseRequest(run.id, self._owner, self.runtime.lease_ttl, instead_of=run.owner)
         grant = await session.acquire(request)
-        if isinstance(grant, Grant):
-            await self._accept(session, tasks, grant)
+        if isinstance(grant, Refusal):
+            return
+        if grant.queue:
+            # It takes its turn again: there may be no permit for it.
+            await require_lease(self._store).release([grant.lease])
+        else:
+            await self._accept(session, tasks, Turn(grant))
 
     async def _pause(self, is_woken_again: bool) -> None:
         # A full worker claims again when runs end. An idle one polls.
         pause = self._pace.pause()
+        if self._claims.pause is not None and self.running < self._concurrency:
+            pause = min(pause, self._claims.pause)
         if is_woken_again:
             self._wake.clear()
             pause = min(pause, SECOND_LOOK)
@@ -296,13 +324,24 @@ class Worker:
     async def _sleep(self, seconds: float) -> None:
         await self.runtime.clock.sleep(seconds)
 
-    def _start(self, task: "asyncio.Task[None]", grant: Grant) -> None:
+    def _start(self, task: "asyncio.Task[None]", turn: Turn) -> None:
+        grant = turn.grant
+        if turn.hold is not None:
+            # A cancelled run releases its lease, so that it can take its turn again.
+            turn.hold.on_lost = task.cancel
+            task.add_done_callback(lambda _: self._end_turn(turn))
         self.counters.claimed += 1
         self.counters.taken_over += grant.takeovers > 0
         self._runs[task] = grant.lease.id
         task.add_done_callback(self._ended)
         if grant.takeovers >= SUSPECT:
             self._suspect = task, grant.lease.id
+
+    def _end_turn(self, turn: Turn) -> None:
+        """Use the permits of a run that has ended for another one, or return them."""
+        turn.end()
+        if not self._hungry:
+            self._wake.set()
 
     def _drives_suspect(self, session: Session) -> bool:
         """Return whether a suspect is being driven that has not progressed yet."""
@@ -376,14 +415,25 @@ class Worker:
 
     async def _all_runs(self) -> None:
         while self._runs:
-            await asyncio.wait(tuple(self._runs))
+            await asyncio.wait(tuple(self._runs), return_when=asyncio.FIRST_COMPLETED)
+            await self._claims.return_idle()
 
     def _activity(self) -> Activity:
         runs = [] if self._session is None else self._session.leased(self._runs.values())
         counters = asdict(self.counters)
-        return Activity(self._concurrency, self.running, self._draining, runs, counters)
+        claims = self._claims
+        return Activity(
+            self._concurrency,
+            self.running,
+            self._draining,
+            runs,
+            counters,
+            claims.names,
+            claims.limits(),
+        )
 
     def _obey(self, switches: Switches) -> None:
+        self._claims.obey(switches)
         if switches.paused != self._paused:
             logger.info(
                 "%s leaves out %s", self.id, ", ".join(sorted(switches.paused)) or "nothing"

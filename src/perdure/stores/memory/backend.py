@@ -360,8 +360,10 @@ class MemoryBackend:
         """Set when the run is due: its wake time, or the end of its owner's lease."""
         run.wake_at = at = None if at is None else as_utc(at)
         self.runs.index.put(run)
-        # An orphan is not announced: a lease expires without any call to the store.
-        if run.owner is None and at is not None and at <= self.clock.now():
+        # An orphan is not announced: a lease expires without any call to the store. Neither is what
+        # is in a system queue: a permit that is returned is work for no worker.
+        is_announced = run.owner is None and not run.queue.startswith("~")
+        if is_announced and at is not None and at <= self.clock.now():
             self._notify()
 
     def _notify(self) -> None:

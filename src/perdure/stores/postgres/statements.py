@@ -272,8 +272,10 @@ _LOCKED_LEASES = """
         WHERE run.owner = lease.owner AND run.epoch = lease.epoch
     )
 """
+# What is in a system queue, such as a permit that is returned, is work for no worker.
 _NOTIFY_IF_DUE = """
     CASE WHEN run.owner IS NULL AND run.wake_at <= statement_timestamp()
+            AND NOT starts_with(run.queue, '~')
         THEN pg_notify('{channel}', '') END
 """
 

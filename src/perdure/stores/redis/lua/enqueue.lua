@@ -19,7 +19,7 @@ local function enqueue(run, workflow, at, head_start, queue, version, tags, summ
     new.status, new.summary, new.snapshot = 'queued', summary, snapshot
     new.wake = at ~= '' and at or integer(called - head_start)
     create(shard, id, new)
-    if tonumber(new.wake) <= now then
+    if tonumber(new.wake) <= now and not in_system_queue(new) then
         notify(shard)
     end
 end

@@ -9,7 +9,7 @@ for number, run in ipairs(KEYS) do
         redis.call('HDEL', run, 'owner')
         redis.call('HSET', run, 'wake', at)
         schedule(shard, id, header, at)
-        if tonumber(at) <= now then
+        if tonumber(at) <= now and not in_system_queue(header) then
             notify(shard)
         end
     end

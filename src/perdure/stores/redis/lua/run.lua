@@ -51,6 +51,11 @@ local function next_number(shard)
     return number
 end
 
+-- What is in a system queue, such as a permit that is returned, is work for no worker.
+local function in_system_queue(header)
+    return string.sub(header.queue or '', 1, 1) == '~'
+end
+
 local is_notified = false
 local function notify(shard)
     if not is_notified then

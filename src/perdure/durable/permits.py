@@ -1,0 +1,374 @@
+"""Permits: leases on the units of a limit.
+
+A limit of n is n system runs, its permits, in a queue of their own. A free permit is a due run: a
+claim takes it, a release returns it, and the permits of a process that died expire with its other
+leases. So there is no counter that could leak, and nothing to repair after a crash. The permit of a
+rate is claimed for the period of the rate; once it was used it is neither renewed nor returned.
+
+Beyond 1,000 units, a permit has several; those that its process does not need at once stay with it.
+"""
+
+import logging
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Protocol
+
+from perdure import codec
+from perdure.clock import Clock
+from perdure.errors import StoreError
+from perdure.limits import MAX_PERMITS, PermitLimit
+from perdure.snapshot import new_snapshot
+from perdure.store import (
+    Drivable,
+    Entry,
+    Grant,
+    Lease,
+    LeaseRequest,
+    NewRun,
+    QueueStore,
+    Rest,
+    require_journal,
+)
+
+logger = logging.getLogger(__name__)
+
+WORKFLOW = "~permit"
+_DRIVES = [Drivable(WORKFLOW, 1, 1)]
+_BATCH = 500
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
+"""How soon, in seconds, a claim that found no permit is repeated; the pause doubles each time."""
+
+CREATE_AGAIN, CREATED_FOR = 10.0, 1800.0
+"""After how many seconds permits are created again: of a limit of which there were too few, since
+another deployment may have declared a lower one; and of any other, since they may be deleted."""
+
+IDLE = timedelta(hours=1)
+"""How long the permits of a key are kept after they were last used."""
+
+_MOST_POOLS = 10_000
+
+
+class Keeper(Protocol):
+    """What renews leases."""
+
+    def keep(self, permit: "Permit") -> None:
+        """Renew the lease of a permit from now on."""
+        ...
+
+    def forget(self, permit: "Permit") -> None:
+        """Renew the lease of a permit no longer."""
+        ...
+
+
+class Hold:
+    """Units of permits that a run, or an attempt of a step, uses until `end`.
+
+    If a permit is lost in the meantime, `on_lost` is called: another process may use it now.
+    """
+
+    __slots__ = ("on_lost", "parts")
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[Permit, int]] = []
+        self.on_lost: Callable[[], object] = lambda: None
+
+    def end(self) -> None:
+        """Stop using the units: another user of this process may, or they can be returned."""
+        for permit, units in self.parts:
+            permit.holds.discard(self)
+            permit.pool.give_back(permit, units)
+        self.parts.clear()
+
+
+class Permit:
+    """A permit that this process holds; `free` of its units are not in use."""
+
+    __slots__ = ("expires", "free", "holds", "id", "is_lost", "is_spent", "lease", "pool", "units")
+
+    def __init__(self, pool: "Pool", lease: Lease, units: int, expires: float) -> None:
+        self.id = lease.id
+        self.lease = lease
+        self.pool = pool
+        self.units = self.free = units
+        self.expires = expires
+        self.holds: set[Hold] = set()
+        self.is_lost = self.is_spent = False
+
+    def renewed(self, lease: Lease) -> None:
+        """Continue with the lease's new expiry."""
+        self.lease = lease
+
+    def lose(self) -> None:
+        """Stop what uses the permit: another process may have claimed it."""
+        if not self.is_lost:
+            self.is_lost = True
+            self.pool.remove(self)
+            for hold in tuple(self.holds):
+                hold.on_lost()
+
+
+class Pool:
+    """The permits of one limit that this process holds.
+
+    `free` is how many units are not in use. `look_at` is when to claim again after a claim that
+    found too few, in seconds of the monotonic clock. `fresh` are permits that have become free
+    since it was last cleared.
+    """
+
+    def __init__(self, limit: PermitLimit) -> None:
+        self.limit = limit
+        self.free = 0
+        self.look_at = 0.0
+        self.created_at: float | None = None
+        self.on_free: Callable[[Pool], object] = lambda _: None
+        self.surplus: list[Permit] = []
+        self.fresh: set[Permit] = set()
+        self._open: dict[str, Permit] = {}
+        self._pause = 0.0
+        # When permits of a rate that were used here can be claimed again.
+        self._expiries: deque[float] = deque()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the process holds a permit that is not in use, or knows when to claim one."""
+        return bool(self._open or self.surplus or self._expiries)
+
+    def change(self, limit: PermitLimit) -> None:
+        """Continue with another number of units; what is in use is not affected."""
+        self.limit = limit
+        self.created_at, self.look_at = None, 0.0
+        for permit in tuple(self._open.values()):
+            if not limit.units_of(permit.id):
+                self.remove(permit)
+                if not permit.is_spent:
+                    self.surplus.append(permit)
+
+    def missing(self, units: int) -> int:
+        """Return how many permits to claim to have so many free units."""
+        return max(-(-(units - self.free) // self.limit.unit), 0)
+
+    def add(self, lease: Lease, expires: float) -> Permit:
+        """Add a permit that was claimed."""
+        units = self.limit.units_of(lease.id)
+        permit = Permit(self, lease, units, expires)
+        if units:
+            self._open[permit.id] = permit
+            self.free += units
+        else:
+            self.surplus.append(permit)
+        return permit
+
+    def take(self, units: int, hold: Hold) -> None:
+        """Use so many of the free units."""
+        while units:
+            # The one that was free first: what has just become free is kept for the next round.
+            permit = next(iter(self._open.values()))
+            taken = min(units, permit.free)
+            self._take(permit, taken)
+            units -= taken
+            if self.limit.per is None:
+                permit.holds.add(hold)
+                hold.parts.append((permit, taken))
+            elif not permit.is_spent:
+                permit.is_spent = True
+                self._expiries.append(permit.expires)
+
+    def _take(self, permit: Permit, units: int) -> None:
+        permit.free -= units
+        self.free -= units
+        self.fresh.discard(permit)
+        if not permit.free:
+            del self._open[permit.id]
+
+    def give_back(self, permit: Permit, units: int) -> None:
+        """Make units free again."""
+        permit.free += units
+        if permit.is_lost:
+            return
+        if self.limit.units_of(permit.id):
+            self.free += units
+            self.look_at = 0.0
+            self._open[permit.id] = permit
+            self.fresh.add(permit)
+        elif permit.free == permit.units:
+            self.surplus.append(permit)
+        self.on_free(self)
+
+    def remove(self, permit: Permit) -> None:
+        """Forget a permit."""
+        if self._open.pop(permit.id, None) is not None:
+            self.free -= permit.free
+
+    def expire(self, now: float) -> None:
+        """Forget the permits of a rate whose period is over."""
+        if self.limit.per is None:
+            return
+        for permit in tuple(self._open.values()):
+            if permit.expires <= now:
+                self.remove(permit)
+        while self._expiries and self._expiries[0] <= now:
+            self._expiries.popleft()
+
+    def take_idle(self, kept: Collection[Permit] = ()) -> list[Permit]:
+        """Remove and return the permits that are not in use at all, except those in `kept`."""
+        permits = self._open.values()
+        idle = [each for each in permits if each.free == each.units and not each.is_spent]
+        returned = [permit for permit in idle if permit not in kept]
+        for permit in returned:
+            self.remove(permit)
+        return returned
+
+    def answered(self, is_short: bool, now: float) -> None:
+        """Note whether a claim found fewer permits than were asked for."""
+        if not is_short:
+            self._pause = self.look_at = 0.0
+            return
+        shortest = FIRST_PAUSE
+        if (per := self.limit.per) is not None:
+            shortest = min(max(per.total_seconds() / 100, FIRST_PAUSE / 2), LONGEST_PAUSE)
+        self._pause = min(max(self._pause * 2, shortest), LONGEST_PAUSE)
+        self.look_at = now + self._pause
+        if self._expiries:
+            self.look_at = min(self.look_at, max(self._expiries[0], now + shortest))
+        if self.created_at is not None and now - self.created_at > CREATE_AGAIN:
+            self.created_at = None
+
+
+class Permits:
+    """The permits of one store that one owner in this process holds, by limit."""
+
+    def __init__(
+        self, store: QueueStore, keeper: Keeper, clock: Clock, ttl: timedelta, owner: str
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.owner = owner
+        self._keeper = keeper
+        self._ttl = ttl
+        self._pools: dict[str, Pool] = {}
+        self._numbers: Mapping[str, int] = {}
+
+    def set_numbers(self, numbers: Mapping[str, int]) -> None:
+        """Use these numbers of units, by limit, instead of the declared ones."""
+        self._numbers = numbers
+
+    def pool(self, limit: PermitLimit) -> Pool:
+        """Return the pool of a limit."""
+        if (n := self._numbers.get(limit.name)) is not None:
+            limit = PermitLimit(limit.name, n, limit.per)
+        pool = self._pools.get(limit.name)
+        if pool is None:
+            if len(self._pools) >= _MOST_POOLS:
+                self._pools = {name: each for name, each in self._pools.items() if each.is_used}
+            pool = self._pools[limit.name] = Pool(limit)
+        elif pool.limit != limit:
+            pool.change(limit)
+        return pool
+
+    def pools_of_key(self, queue: str) -> list[Pool]:
+        """Return the pools of one key of a queue that exist here."""
+        names = (f"queue:{queue}", f"rate:{queue}")
+        return [self._pools[name] for name in names if name in self._pools]
+
+    async def claim(self, wanted: Mapping[Pool, int]) -> None:
+        """Claim permits so that each pool has so many free units, as far as there are any."""
+        now = self.clock.monotonic()
+        for pool in wanted:
+            pool.expire(now)
+        await self._create([pool for pool in wanted if self._is_to_create(pool, now)])
+        by_ttl: defaultdict[timedelta, dict[Pool, int]] = defaultdict(dict)
+        for pool, units in wanted.items():
+            if (missing := pool.missing(units)) and pool.look_at <= now:
+                by_ttl[pool.limit.per or self._ttl][pool] = missing
+        for ttl, missing_by_pool in by_ttl.items():
+            await self._claim(ttl, missing_by_pool)
+
+    async def _claim(self, ttl: timedelta, missing: Mapping[Pool, int]) -> None:
+        asked = {pool.limit.queue: number for pool, number in missing.items()}
+        pools = {pool.limit.queue: pool for pool in missing}
+        grants = await self.store.claim(
+            self.owner, ttl, sum(asked.values()), drives=_DRIVES, queues=asked
+        )
+        # The time after the answer: the store has counted from an earlier one.
+        now = self.clock.monotonic()
+        for grant in grants:
+            asked[grant.queue] -= 1
+            pool = pools[grant.queue]
+            is_rate = pool.limit.per is not None
+            expires = now + ttl.total_seconds() if is_rate else float("inf")
+            permit = pool.add(grant.lease, expires)
+            if not is_rate:
+                self._keeper.keep(permit)
+        for name, pool in pools.items():
+            pool.answered(asked[name] > 0, now)
+
+    def _is_to_create(self, pool: Pool, now: float) -> bool:
+        return pool.created_at is None or now - pool.created_at > CREATED_FOR
+
+    async def _create(self, pools: Collection[Pool]) -> None:
+        """Create the permits that do not exist yet."""
+        if not pools:
+            return
+        snapshot = codec.dumps(new_snapshot(WORKFLOW, now=self.clock.now()))
+        new = (
+            NewRun(id, WORKFLOW, snapshot, queue=pool.limit.queue)
+            for pool in pools
+            for id in pool.limit.ids()
+        )
+        while batch := list(islice(new, _BATCH)):
+            await self.store.enqueue(batch)
+        for pool in pools:
+            pool.created_at = self.clock.monotonic()
+
+    async def return_idle(self, pools: Iterable[Pool], *, keep_fresh: bool = False) -> None:
+        """Return the permits that are not in use; delete those that a changed limit lacks.
+
+        With `keep_fresh` those that have just become free are kept for the next run.
+        """
+        idle: list[Permit] = []
+        surplus: list[Permit] = []
+        for pool in pools:
+            idle += pool.take_idle(pool.fresh if keep_fresh else ())
+            surplus += pool.surplus
+            pool.surplus.clear()
+        for permit in (*idle, *surplus):
+            self._keeper.forget(permit)
+        try:
+            if idle:
+                await self.store.release([permit.lease for permit in idle])
+            if surplus:
+                await self._delete([permit.lease for permit in surplus])
+        except StoreError as error:
+            logger.warning("permits were not returned (%s); they will expire", error)
+
+    async def _delete(self, leases: Iterable[Lease]) -> None:
+        gone = Rest("completed", delete=True)
+        entries = [Entry(lease.id, lease.epoch, 1, b"", rest=gone) for lease in leases]
+        await require_journal(self.store).append(entries)
+
+    async def delete_unused(self, queue: str, now: datetime) -> None:
+        """Delete the permits of the queue's keys that no process has used for an hour."""
+        before = now - IDLE
+        for kind in ("queue", "rate"):
+            prefix = f"~permit:{kind}:{queue}/"
+            while names := await self.store.queues(before, 100, prefix=prefix):
+                limits = dict.fromkeys(names, MAX_PERMITS)
+                due = await self.store.due(before, _BATCH, drives=_DRIVES, queues=limits)
+                if not await self._delete_free([run.id for run in due]):
+                    break
+
+    async def _delete_free(self, ids: Sequence[str]) -> bool:
+        """Delete permits, except those that were claimed since they were found."""
+        requests = [LeaseRequest(id, self.owner, self._ttl) for id in ids]
+        answers = await self.store.acquire(requests) if requests else ()
+        leases = [answer.lease for answer in answers if isinstance(answer, Grant)]
+        if leases:
+            await self._delete(leases)
+        for id in ids:
+            name = id.rpartition("#")[0].removeprefix("~permit:")
+            if (pool := self._pools.get(name)) is not None:
+                pool.created_at = None
+        return bool(leases)

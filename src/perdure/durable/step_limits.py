@@ -1,0 +1,143 @@
+"""The limits of steps: each attempt waits, in memory, until there are permits for it.
+
+The attempts of this process wait in one line for each limit. What the first of them needs is
+claimed together with what the others need, in one call.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from perdure.durable.permits import Hold, Permits, Pool
+from perdure.engine.tasks import detached
+from perdure.limits import Cost, PermitLimit, step_limit
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    units: int
+    hold: Hold
+    answer: "asyncio.Future[None]"
+
+
+class _Line:
+    """The attempts that wait for one limit, and what claims permits for them."""
+
+    def __init__(self, permits: Permits, limit: PermitLimit) -> None:
+        self.limit = limit
+        self.pool = pool = permits.pool(limit)
+        self._permits = permits
+        self._clock = permits.clock
+        self._waiting: deque[_Waiter] = deque()
+        self._freed = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+        pool.on_free = self._on_free
+
+    async def wait(self, units: int, on_lost: Callable[[], object]) -> Hold:
+        """Return the units as soon as they are claimed."""
+        hold = Hold()
+        hold.on_lost = on_lost
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(units, hold, answer)
+        self._waiting.append(waiter)
+        self._work()
+        try:
+            await answer
+        except asyncio.CancelledError:
+            # The units may have been taken for it in the same iteration of the event loop.
+            hold.end()
+            raise
+        return hold
+
+    def _on_free(self, _: Pool) -> None:
+        self._freed.set()
+        self._work()
+
+    def _work(self) -> None:
+        if self.task is None or self.task.done():
+            self.task = detached(self._claim_until_done())
+
+    async def _claim_until_done(self) -> None:
+        """Claim what is waited for; return what no attempt needs."""
+        while True:
+            self._freed.clear()
+            try:
+                await self._claim()
+            except Exception as error:  # noqa: BLE001  # raised to the callers
+                self._fail(error)
+            # Whatever is left is too little for the first in line: another process may need it.
+            await self._permits.return_idle([self.pool])
+            if self._waiting:
+                await self._pause()
+            elif not self._freed.is_set():
+                return
+
+    async def _claim(self) -> None:
+        self._drop_cancelled()
+        # An operator may have changed the limit.
+        self._permits.pool(self.limit)
+        if self._waiting:
+            wanted = sum(waiter.units for waiter in self._waiting)
+            await self._permits.claim({self.pool: min(wanted, self.pool.limit.n)})
+        self._drop_cancelled()
+        while self._waiting and self._cost(self._waiting[0]) <= self.pool.free:
+            waiter = self._waiting.popleft()
+            self.pool.take(self._cost(waiter), waiter.hold)
+            waiter.answer.set_result(None)
+            self._drop_cancelled()
+
+    def _cost(self, waiter: _Waiter) -> int:
+        # More than a lowered limit has would wait forever.
+        return min(waiter.units, self.pool.limit.n)
+
+    def _drop_cancelled(self) -> None:
+        while self._waiting and self._waiting[0].answer.done():
+            self._waiting.popleft()
+
+    def _fail(self, error: Exception) -> None:
+        for waiter in self._waiting:
+            if not waiter.answer.done():
+                waiter.answer.set_exception(error)
+        self._waiting.clear()
+
+    async def _pause(self) -> None:
+        """Wait until a permit may be free, or an attempt in this process has ended."""
+        pause = max(self.pool.look_at - self._clock.monotonic(), 0.001)
+        timer = detached(self._wake_after(pause))
+        try:
+            await self._freed.wait()
+        finally:
+            timer.cancel()
+
+    async def _wake_after(self, seconds: float) -> None:
+        await self._clock.sleep(seconds)
+        self._freed.set()
+
+
+class StepLimits:
+    """The limits of all steps of one store that are under way in this process."""
+
+    def __init__(self, permits: Permits) -> None:
+        self.permits = permits
+        self._lines: dict[str, _Line] = {}
+
+    async def wait(self, cost: Cost, on_lost: Callable[[], object]) -> Hold:
+        """Return the units that an attempt costs as soon as they are claimed."""
+        limit = step_limit(cost.limit)
+        line = self._lines.get(limit.name)
+        if line is None:
+            line = self._lines[limit.name] = _Line(self.permits, limit)
+        line.limit = limit
+        return await line.wait(cost.units, on_lost)
+
+    @property
+    def known(self) -> list[PermitLimit]:
+        """The declared limits that steps had to keep to so far."""
+        return [line.limit for line in self._lines.values()]
+
+    async def close(self) -> None:
+        """Return all permits: no step is under way."""
+        tasks = [line.task for line in self._lines.values() if line.task is not None]
+        for task in tasks:
+            await asyncio.wait([task])

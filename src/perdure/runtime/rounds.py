@@ -1,0 +1,336 @@
+"""How runs are taken from queues: in turns, and within the limits of their queue.
+
+One round asks which keys of a queue have due runs, and how many there are; claims permits for them;
+claims as many runs as there are permits; and returns the permits that are left. Permits come first:
+a worker that claimed the runs first would take the heads of saturated keys again and again.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple, TypeAlias
+
+from perdure.durable.permits import FIRST_PAUSE, Hold, Permits, Pool
+from perdure.errors import StoreError
+from perdure.limits import Queue, queue_limits
+from perdure.store import Drivable, Grant
+
+logger = logging.getLogger(__name__)
+
+KEYS = 100
+"""How many keys of a queue a round looks at."""
+
+FEWEST_KEYS = 16
+"""How many it looks at although there is room for fewer runs: some may be saturated."""
+
+SHORTEST_PAUSE = 0.001
+
+LATER = timedelta(seconds=1)
+"""When a run that keeps to the limits of a queue without being in it is claimed again."""
+
+CLEANUP_INTERVAL = 600.0
+"""How often, in seconds, permits of keys that are no longer in use are looked for."""
+
+Claim: TypeAlias = Callable[[int, Mapping[str, int]], Awaitable[Sequence[Grant]]]
+
+
+class Turn(NamedTuple):
+    """A run that may be driven, and the permits it needs while it is."""
+
+    grant: Grant
+    hold: Hold | None = None
+
+    def end(self) -> None:
+        """Return the permits to their pools: the run is no longer driven."""
+        if self.hold is not None:
+            self.hold.end()
+
+
+class Asked(NamedTuple):
+    """What a round is asked for: up to `room` runs that are due at `now`, leased by `claim`."""
+
+    room: int
+    drives: Sequence[Drivable]
+    claim: Claim
+    now: datetime
+
+
+class ServedQueue:
+    """One queue, whose keys take turns.
+
+    `pause` is in how many seconds another round may find more runs, or `None` if there are none.
+    `next_names` are the keys with due runs that the last round had no room for.
+    """
+
+    def __init__(self, queue: Queue, permits: Permits, touched: set[Pool]) -> None:
+        self.queue = queue
+        self.pause: float | None = None
+        self._permits = permits
+        self._touched = touched
+        self.next_names: Sequence[str] = ()
+        self._last = ""
+        self._has_many = self._was_empty = False
+
+    async def take(self, asked: Asked) -> list[Turn]:
+        """Return runs with their permits."""
+        names = await self._due_names(asked.now)
+        considered = names[: max(asked.room, FEWEST_KEYS)]
+        self.next_names = names[len(considered) :]
+        if not considered:
+            return []
+        self._last = considered[-1]
+        pools = {name: self._pools(name) for name in considered}
+        if any(pools.values()):
+            most = await self._permitted(pools, asked)
+        else:
+            most = self._spread(dict.fromkeys(considered, asked.room), asked.room)
+        turns: list[Turn] = []
+        if most:
+            grants = await asked.claim(min(asked.room, sum(most.values())), most)
+            turns = await self._turns(grants, pools)
+            self._was_empty = not turns
+        if turns:
+            self.pause = 0.0
+        elif self.next_names or self._has_many:
+            self._look_again_in(FIRST_PAUSE)
+        return turns
+
+    async def permit(self, name: str, grant: Grant) -> Turn | None:
+        """Return a run that is in no queue with the permits of this one, or release it."""
+        pools = self._pools(name)
+        self._touched.update(pools)
+        await self._permits.claim(dict.fromkeys(pools, 1))
+        if all(pool.free for pool in pools):
+            return Turn(grant, _hold_of(pools))
+        await self._permits.store.release([grant.lease], wake_at=grant.now + LATER)
+        return None
+
+    async def _turns(
+        self, grants: Sequence[Grant], pools: Mapping[str, Sequence[Pool]]
+    ) -> list[Turn]:
+        """Return runs with their permits, except those whose permit was lost in the meantime."""
+        turns: list[Turn] = []
+        for grant in grants:
+            needed = pools[grant.queue]
+            if all(pool.free for pool in needed):
+                turns.append(Turn(grant, _hold_of(needed)))
+            else:
+                await self._permits.store.release([grant.lease])
+        return turns
+
+    async def _due_names(self, now: datetime) -> list[str]:
+        """Return the keys that have due runs, in turn: those after the last one first."""
+        name = self.queue.name
+        after = self._last if self._has_many else ""
+        page = await self._permits.store.queues(now, KEYS, prefix=name, after=after)
+        was_long, self._has_many = self._has_many, len(page) == KEYS
+        if was_long and not page:
+            # The end of the list.
+            self._last = ""
+            return await self._due_names(now)
+        own = [each for each in page if each == name or each.startswith(f"{name}/")]
+        if page and not own:
+            # Queues whose names begin alike; the next round begins after them.
+            self._last = page[-1]
+        later = [each for each in own if each > self._last]
+        return later + [each for each in own if each <= self._last]
+
+    def _pools(self, name: str) -> list[Pool]:
+        pools = [self._permits.pool(limit) for limit in queue_limits(self.queue, name)]
+        for pool in pools:
+            pool.on_free = self._touched.add
+        return pools
+
+    async def _permitted(
+        self, pools: Mapping[str, Sequence[Pool]], asked: Asked
+    ) -> Mapping[str, int]:
+        """Claim permits; return how many runs of each key may be claimed."""
+        open_names = [name for name, needed in pools.items() if not self._is_blocked(needed)]
+        if not open_names:
+            return {}
+        found = asked.room
+        if self._must_count(open_names, pools, asked.room):
+            found = await self._count_due(open_names, asked)
+            if not found:
+                return {}
+        # Not more than there are runs: what is claimed for nothing keeps others waiting.
+        each = asked.room if not self.queue.fair else -(-found // len(open_names))
+        wanted = self._wanted({name: pools[name] for name in open_names}, found, each)
+        self._touched.update(wanted)
+        await self._permits.claim(wanted)
+        shared = self._shared(pools)
+        most = {
+            name: min([each, *(pool.free for pool in pools[name] if pool not in shared)])
+            for name in open_names
+        }
+        spread = self._spread(most, min([found, asked.room, *(pool.free for pool in shared)]))
+        if sum(spread.values()) < found:
+            self._wait_for(wanted)
+        return spread
+
+    def _is_blocked(self, pools: Sequence[Pool]) -> bool:
+        """Return whether a key must wait: a claim has just found no permit for it."""
+        now = self._permits.clock.monotonic()
+        blocked = [pool for pool in pools if not pool.free and pool.look_at > now]
+        self._wait_for(blocked)
+        return bool(blocked)
+
+    def _wait_for(self, pools: Iterable[Pool]) -> None:
+        now = self._permits.clock.monotonic()
+        for pool in pools:
+            if not pool.free and pool.look_at > now:
+                self._look_again_in(pool.look_at - now)
+
+    def _look_again_in(self, seconds: float) -> None:
+        # Not a fraction of what clocks can tell apart.
+        seconds = max(seconds, SHORTEST_PAUSE)
+        self.pause = seconds if self.pause is None else min(self.pause, seconds)
+
+    def _must_count(
+        self, names: Sequence[str], pools: Mapping[str, Sequence[Pool]], room: int
+    ) -> bool:
+        """Return whether more permits might be claimed than there are runs.
+
+        Not if each key has one run at most, as far as there is room, or if no permits are claimed
+        because runs that have ended left enough. Keys may have no run that can be driven here.
+        """
+        enough = all(pool.free >= room for name in names for pool in pools[name])
+        return self._was_empty or not (enough or len(names) >= room)
+
+    async def _count_due(self, names: Sequence[str], asked: Asked) -> int:
+        """Return how many runs could be claimed if there were permits."""
+        room = asked.room
+        most = dict.fromkeys(names, -(-room // len(names)) if self.queue.fair else room)
+        store = self._permits.store
+        return len(await store.due(asked.now, room, drives=asked.drives, queues=most))
+
+    def _wanted(
+        self, pools: Mapping[str, Sequence[Pool]], found: int, each: int
+    ) -> dict[Pool, int]:
+        shared = self._shared(pools)
+        wanted = {pool: min(each, found) for needed in pools.values() for pool in needed}
+        return {pool: found if pool in shared else units for pool, units in wanted.items()}
+
+    def _shared(self, pools: Mapping[str, Sequence[Pool]]) -> set[Pool]:
+        """Return the pools that all keys need."""
+        whole = len(queue_limits(self.queue, self.queue.name))
+        return {pool for needed in pools.values() for pool in needed[:whole]}
+
+    def _spread(self, most: Mapping[str, int], total: int) -> dict[str, int]:
+        """Distribute runs over keys, in turn, up to what each may have.
+
+        Without fairness each gets what it may, and a claim takes the earliest of all.
+        """
+        if not self.queue.fair:
+            return {name: min(n, total) for name, n in most.items() if n and total}
+        spread = dict.fromkeys(most, 0)
+        names = [name for name in most if most[name]]
+        while total and names:
+            share = max(total // len(names), 1)
+            for name in names[:total]:
+                taken = min(share, most[name] - spread[name])
+                spread[name] += taken
+                total -= taken
+            names = [name for name in names if spread[name] < most[name]]
+        served = {name: n for name, n in spread.items() if n}
+        self._last = next(reversed(served), self._last)
+        return served
+
+
+def _hold_of(pools: Sequence[Pool]) -> Hold | None:
+    hold = Hold() if pools else None
+    for pool in pools:
+        assert hold is not None
+        pool.take(1, hold)
+    return hold
+
+
+class Rounds:
+    """Takes runs from the queues that a process serves; the queues, too, take turns."""
+
+    def __init__(self, permits: Permits) -> None:
+        self.paused: frozenset[str] = frozenset()
+        self._permits = permits
+        self._clock = permits.clock
+        self._touched: set[Pool] = set()
+        self._served: list[ServedQueue] = []
+        self._ahead = timedelta(0)
+        self._cleaned_at = self._clock.monotonic()
+
+    @property
+    def pause(self) -> float | None:
+        """In how many seconds another round may find more runs, or `None` if there are none."""
+        return min((each.pause for each in self._served if each.pause is not None), default=None)
+
+    def serve(self, queues: Iterable[Queue]) -> None:
+        """Take runs from these queues from now on, with these limits."""
+        served = {each.queue.name: each for each in self._served}
+        for queue in queues:
+            if queue.name in served:
+                served[queue.name].queue = queue
+            else:
+                self._served.append(ServedQueue(queue, self._permits, self._touched))
+
+    def begin(self) -> None:
+        """Begin a round: permits that become free from now on are for the next one."""
+        for pool in self._touched:
+            pool.fresh.clear()
+
+    async def take(
+        self, room: int, drives: Sequence[Drivable], claim: Claim, now: datetime | None = None
+    ) -> list[Turn]:
+        """Return up to `room` runs with their permits; `claim` leases them.
+
+        They are due at `now`: by default, at the store's time as far as its grants have told.
+        """
+        at = now or self._clock.now() + self._ahead
+        turns: list[Turn] = []
+        self._served.append(self._served.pop(0))
+        try:
+            for number, each in enumerate(self._served):
+                # What one queue does not need is for the next.
+                share = -(-(room - len(turns)) // (len(self._served) - number))
+                each.pause, each.next_names = None, ()
+                if share and each.queue.name not in self.paused:
+                    turns += await each.take(Asked(share, drives, claim, at))
+        except StoreError as error:
+            if not turns:
+                raise
+            logger.warning("taking runs from queues failed (%s); retrying", error)
+        self._learn(turns)
+        return turns
+
+    async def permit(self, queue: Queue, name: str, grant: Grant) -> Turn | None:
+        """Return a run with the permits of a queue; release it if there are none."""
+        served = ServedQueue(queue, self._permits, self._touched)
+        return await served.permit(name, grant)
+
+    async def return_idle(self) -> None:
+        """Return the permits that no run uses."""
+        touched = tuple(self._touched)
+        self._touched.clear()
+        await self._permits.return_idle(touched)
+
+    async def return_unneeded(self) -> None:
+        """Return the permits that no run uses, except those that the next round needs: of runs that
+        ended during this one, and of keys that are next in turn.
+        """
+        names = (name for each in self._served for name in each.next_names)
+        kept = {pool for name in names for pool in self._permits.pools_of_key(name) if pool.free}
+        touched = tuple(self._touched - kept)
+        self._touched -= {pool for pool in touched if not pool.fresh}
+        await self._permits.return_idle(touched, keep_fresh=True)
+
+    def _learn(self, turns: Sequence[Turn]) -> None:
+        if turns:
+            self._ahead = turns[0].grant.now - self._clock.now()
+
+    async def clean_up(self) -> None:
+        """Delete the permits of keys that are no longer in use, from time to time."""
+        if self._clock.monotonic() - self._cleaned_at < CLEANUP_INTERVAL:
+            return
+        self._cleaned_at = self._clock.monotonic()
+        now = self._clock.now() + self._ahead
+        for each in self._served:
+            if each.queue.per_key:
+                await self._permits.delete_unused(each.queue.name, now)

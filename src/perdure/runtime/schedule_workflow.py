@@ -1,0 +1,261 @@
+"""The workflow `~schedule`: each of its runs is a schedule.
+
+The run sleeps until the next time. Then its function decides which runs start, in one recorded
+step: the same write says what was decided and contains the new runs, which are delivered afterwards
+like everything that a run does to others. When it has returned, the run begins again as its next
+generation, with what it must remember as input, and sleeps until the time after that.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from random import Random
+from typing import Any, cast
+
+import msgspec
+from msgspec.structs import replace
+
+from perdure import codec
+from perdure.clock import isoformat, parse_iso
+from perdure.durable.host import RunHost
+from perdure.durable.outbox import encode_run
+from perdure.engine.call import StepCall
+from perdure.engine.execution import Execution
+from perdure.engine.step import Step, current_execution
+from perdure.engine.tasks import POSITION
+from perdure.errors import StoreError
+from perdure.runtime.definition import Definition
+from perdure.runtime.edits import UNPAUSED, RunEdit
+from perdure.runtime.requests import OPERATOR
+from perdure.schedules import (
+    MAX_STARTS,
+    Decision,
+    RunEnd,
+    ScheduleState,
+    Timing,
+    decide,
+    run_id_at,
+)
+from perdure.snapshot import (
+    ExecutionBlock,
+    RunStatus,
+    Snapshot,
+    is_over,
+    new_seed,
+    new_snapshot,
+    rest_status,
+    system_tag,
+)
+from perdure.store import NewRun, Rest, Store, can_search, header_of
+
+SCHEDULE = "~schedule"
+"""The name of the workflow, and of the tag of all runs that a schedule started."""
+
+DONE = "~done"
+"""The event by which a run tells the schedule that it is over, if another one waits for that."""
+
+MAX_BYTES = 1_000_000
+"""How large the new runs of one write may be together."""
+
+BUFFERS = ("buffer_one", "buffer_all")
+SCHEDULED_FOR = "scheduledFor"
+
+
+class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a schedule starts, and when. Only its users change it.
+
+    `metadata` are those of each run: its input and tags. Times up to `since` are not considered.
+    `declared` is the version of the workflow that declared it, 0 if none did.
+    """
+
+    name: str
+    workflow: str
+    timing: Timing
+    since: datetime
+    metadata: dict[str, Any]
+    queue: str = ""
+    head_start: timedelta = timedelta(0)
+    declared: int = 0
+
+
+class ScheduleInput(msgspec.Struct, frozen=True):
+    """The input of a schedule's run: what it was told, and what it has done."""
+
+    spec: Spec
+    state: ScheduleState
+
+
+def schedule_id(name: str) -> str:
+    """Return the id of the run of a schedule."""
+    return f"{SCHEDULE}:{name}"
+
+
+def read_input(data: object) -> ScheduleInput:
+    """Return the input of a schedule's run from the JSON in its metadata."""
+    return msgspec.convert(data, ScheduleInput)
+
+
+def encode_input(given: ScheduleInput) -> Any:
+    """Return the input of a schedule's run as JSON."""
+    # Not by way of the codec: the payload in it is encoded already.
+    return msgspec.to_builtins(given)
+
+
+def new_run(
+    spec: Spec, time: datetime, now: datetime, random: Random, reply_to: str | None = None
+) -> NewRun:
+    """Return the run of a nominal time. Its first owner determines the version.
+
+    `reply_to` is the id of the schedule's run if it must know when this one is over.
+    """
+    tags = {**spec.metadata.get("tags", {}), SCHEDULE: system_tag(SCHEDULE, spec.name)}
+    metadata = {**spec.metadata, "tags": tags, SCHEDULED_FOR: isoformat(time)}
+    if reply_to is not None:
+        metadata["replyTo"] = {"run": reply_to, "event": DONE}
+    new = queued_run(run_id_at(spec.name, time), spec.workflow, metadata, now, random)
+    return replace(new, head_start=spec.head_start, queue=spec.queue)
+
+
+def queued_run(
+    run_id: str, workflow: str, metadata: dict[str, Any], now: datetime, random: Random
+) -> NewRun:
+    """Return a run that is due at once."""
+    metadata = {"createdAt": isoformat(now), "seed": new_seed(random), **metadata}
+    snapshot = new_snapshot(workflow, now=now, metadata=metadata)
+    queued: Snapshot = {**snapshot, "execution": {**snapshot["execution"], "state": "queued"}}
+    return NewRun(run_id, workflow, codec.dumps(queued), **header_of(queued))
+
+
+class ScheduleDecision(msgspec.Struct, frozen=True):
+    """What the function of a schedule returns: the next input, and when to begin with it."""
+
+    following: ScheduleInput
+    decision: Decision
+
+
+async def decide_and_start(step: Step, given: ScheduleInput) -> ScheduleDecision:
+    """Decide what is to be done now, once, and begin to do it."""
+    run = current_execution()
+    assert run is not None, "a workflow function is called in a run"
+
+    async def decide_once() -> str:
+        # As a string, which the codec need not examine: this is most of what a schedule computes.
+        return msgspec.json.encode(await _decide(run, given)).decode()
+
+    decision = msgspec.json.decode(await step("decide", decide_once), type=Decision)
+    return ScheduleDecision(replace(given, state=decision.state), decision)
+
+
+async def _decide(run: Execution, given: ScheduleInput) -> Decision:
+    """Decide, and put the new runs into the outbox: they are part of the write of the decision."""
+    spec, now = given.spec, run.clock.now()
+    try:
+        ended = await _runs_that_ended(run, given)
+    except StoreError as error:
+        # The schedule has not failed: another attempt follows.
+        raise run.break_off(error) from error.__cause__
+    floor = max(given.state.last, spec.since, _unpaused_at(run) or spec.since)
+    state = replace(given.state, last=floor)
+    # Large payloads: the write of a decision contains each of its runs.
+    max_starts = max(MAX_BYTES // len(codec.dumps(spec.metadata)), 1)
+    decision = decide(
+        spec.name, spec.timing, state, now, ended, max_starts=min(max_starts, MAX_STARTS)
+    )
+    _start_and_cancel(run, spec, decision, now)
+    return decision
+
+
+def _start_and_cancel(run: Execution, spec: Spec, decision: Decision, now: datetime) -> None:
+    reply_to = run.run_id if spec.timing.overlap in BUFFERS else None
+    for time in decision.starts:
+        new = new_run(spec, time, now, run.random, reply_to)
+        run.history.put_item(f"start:{new.id}", {"start": encode_run(new)})
+    cancelled = [run_id_at(spec.name, time) for time in decision.cancels]
+    run.history.cancel_runs("overlap", cancelled, isoformat(now))
+
+
+def _unpaused_at(run: Execution) -> datetime | None:
+    """Return when the schedule was last unpaused: times before that are left out."""
+    unpaused_at = run.history.metadata.get(UNPAUSED)
+    return parse_iso(unpaused_at) if isinstance(unpaused_at, str) else None
+
+
+async def _runs_that_ended(run: Execution, given: ScheduleInput) -> dict[datetime, RunEnd]:
+    """Return which of the open runs are over."""
+    host, name = run.host, given.spec.name
+    assert isinstance(host, RunHost), "a schedule is driven by a runtime"
+    open_runs = {run_id_at(name, time): time for time in given.state.open}
+    ended: dict[str, RunEnd] = {}
+    if open_runs:
+        ended = await _ends(host.session.store, open_runs)
+    if given.spec.timing.overlap in BUFFERS:
+        ended = {**await _reported_ends(host), **ended}
+    return {time: ended[id] for id, time in open_runs.items() if id in ended}
+
+
+async def _reported_ends(host: RunHost) -> dict[str, RunEnd]:
+    """Return the runs whose messages say that they are over, by id.
+
+    A run sends it before its new status is written. It is consumed by the write of the decision.
+    """
+    messages = [message for message in await host.read_inbox() if message.name == DONE]
+    call = POSITION.get()
+    assert isinstance(call, StepCall), "a step decides"
+    call.consumes = tuple(message.id for message in messages)
+    reports = [codec.loads(message.payload) for message in messages]
+    return {report["run"]: _end_in(codec.loads(report["outcome"])) for report in reports}
+
+
+async def _ends(store: Store, run_ids: Mapping[str, datetime]) -> dict[str, RunEnd]:
+    statuses = zip(run_ids, await _statuses(store, list(run_ids)), strict=True)
+    return {
+        id: "deleted" if status is None else cast(RunEnd, status)
+        for id, status in statuses
+        if status is None or is_over(status)
+    }
+
+
+async def _statuses(store: Store, run_ids: Sequence[str]) -> list[RunStatus | None]:
+    if can_search(store):
+        summaries = await store.summaries(run_ids)
+        return [None if run is None else run.status for run in summaries]
+    snapshots = [await store.load(id) for id in run_ids]
+    return [None if snapshot is None else rest_status(snapshot) for snapshot in snapshots]
+
+
+def _end_in(outcome: Mapping[str, Any]) -> RunEnd:
+    if outcome["ok"]:
+        return "completed"
+    cause = outcome.get("cause")
+    is_cancelled = isinstance(cause, Mapping) and cause.get("name") == "Cancelled"
+    return "cancelled" if is_cancelled else "failed"
+
+
+class ScheduleWorkflow(Definition[Any, Any]):
+    """The definition of `~schedule`, which every runtime knows."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The metadata of a run: without a checksum, since only a version changes its meaning."""
+        return {"version": self.version}
+
+    def decode_payload(self, data: Any) -> ScheduleInput:
+        """Return the input as the function receives it."""
+        return read_input(data)
+
+    def rest(self, host: RunHost, outcome: ScheduleDecision) -> tuple[ExecutionBlock, Rest]:
+        """Return how the next generation of a schedule is stored, until its next time."""
+        following, decision = outcome.following, outcome.decision
+        host.history = host.history.next_generation(encode_input(following))
+        # It would be stored with every generation, and nothing compares it.
+        del host.history.metadata["firstInput"]
+        if decision.pause:
+            edit = RunEdit(host.id, host.history, host.running(), "queued", host.clock.now())
+            edit.make("paused", reason=decision.pause)
+            return edit.rest(host)
+        awaits = (OPERATOR, DONE) if following.state.buffer else (OPERATOR,)
+        if decision.wake_at is None:
+            return host.block(state="waiting"), Rest("waiting", None, awaits)
+        return host.block(state="queued"), Rest("queued", decision.wake_at, awaits)
+
+
+SCHEDULE_WORKFLOW = ScheduleWorkflow(SCHEDULE, decide_and_start)

@@ -1,0 +1,164 @@
+"""What a schedule does when it is woken: which runs it starts and cancels, and what it skips."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Literal, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+
+from perdure.schedules.timing import (
+    Timing,
+    gap_after,
+    next_time,
+    planned_start,
+    skip_periods,
+)
+
+RunEnd: TypeAlias = Literal["completed", "failed", "cancelled", "deleted"]
+
+GRACE = timedelta(minutes=1)
+"""A time is not missed while it is late by less than this and the next time has not come."""
+
+MAX_STARTS = 100
+"""How many runs start in one write."""
+
+MAX_TIMES = 1000
+"""How many times are decided on in one write: each of a cron expression takes some 50 µs."""
+
+MAX_BUFFER = 1000
+MAX_OPEN = 1000
+
+
+class ScheduleState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a schedule remembers: all times up to `last` were decided on.
+
+    `latest` is the time of the run that was started last. `open` are the times whose runs are not
+    known to be over; `buffer` those whose runs start after them. `missed` counts the times at
+    which no worker was there, `skipped` those that were left out because a run was not over.
+    """
+
+    last: datetime
+    latest: datetime | None = None
+    open: tuple[datetime, ...] = ()
+    buffer: tuple[datetime, ...] = ()
+    started: int = 0
+    missed: int = 0
+    skipped: int = 0
+
+
+class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The runs to cancel and then to start, by their nominal times, and the state afterwards.
+
+    `wake_at` is when to decide again; `None` means never. `pause` is why the schedule pauses.
+    """
+
+    state: ScheduleState
+    wake_at: datetime | None = None
+    starts: tuple[datetime, ...] = ()
+    cancels: tuple[datetime, ...] = ()
+    pause: str = ""
+
+
+def decide(
+    name: str,
+    timing: Timing,
+    state: ScheduleState,
+    now: datetime,
+    ended: Mapping[datetime, RunEnd],
+    max_starts: int = MAX_STARTS,
+) -> Decision:
+    """Return what to do now. `ended` are those of the open runs that are over."""
+    state = replace(state, open=tuple(time for time in state.open if time not in ended))
+    failed = [time for time, end in ended.items() if end == "failed"]
+    if failed and timing.on_failure == "pause":
+        return Decision(state, now, pause=f"the run of {max(failed)} failed")
+    starting = _Starting(timing.overlap, state)
+    more = starting.decide_due(name, timing, now, max_starts)
+    state = starting.state()
+    wake_at = now if more else _next_wake(name, timing, state)
+    return Decision(state, wake_at, tuple(starting.starts), tuple(starting.cancels))
+
+
+def _next_wake(name: str, timing: Timing, state: ScheduleState) -> datetime | None:
+    following = next_time(timing, state.last)
+    return None if following is None else planned_start(timing, name, following)
+
+
+def is_missed(name: str, timing: Timing, time: datetime, now: datetime) -> bool:
+    """Return whether it is too late to start the run of a nominal time."""
+    late = now - planned_start(timing, name, time)
+    return late > timing.catch_up and late >= min(GRACE, gap_after(timing, time))
+
+
+class _Starting:
+    """Applies the overlap policy to one time after the other."""
+
+    def __init__(self, overlap: str, state: ScheduleState) -> None:
+        self._overlap = overlap
+        self._state = state
+        self._last = state.last
+        self._open = list(state.open)
+        self._buffer = list(state.buffer)
+        self._missed = self._skipped = 0
+        self.starts: list[datetime] = []
+        self.cancels: list[datetime] = []
+
+    def decide_due(self, name: str, timing: Timing, now: datetime, max_starts: int) -> bool:
+        """Decide on the times that are due; return whether there are more."""
+        if self._buffer and not self._open:
+            self._start(self._buffer.pop(0))
+        # Those whose jitter may not be over, or that are in their grace, are looked at below.
+        certain = now - max(timing.catch_up, GRACE) - timing.jitter - timedelta(milliseconds=1)
+        self._missed, self._last = skip_periods(timing, self._last, certain)
+        for _ in range(MAX_TIMES):
+            time = next_time(timing, self._last)
+            if time is None or planned_start(timing, name, time) > now:
+                return False
+            if len(self.starts) >= max_starts:
+                return True
+            self._last = time
+            if is_missed(name, timing, time, now):
+                self._missed += 1
+            else:
+                self._apply(time)
+        return True
+
+    def _apply(self, time: datetime) -> None:
+        if self._overlap == "allow" or not (self._open or self._buffer):
+            self._start(time)
+        elif self._overlap == "cancel":
+            self._replace(time)
+        elif len(self._buffer) < _buffer_size(self._overlap):
+            self._buffer.append(time)
+        else:
+            self._skipped += 1
+
+    def _start(self, time: datetime) -> None:
+        self.starts.append(time)
+        self._open.append(time)
+
+    def _replace(self, time: datetime) -> None:
+        """Start a run instead of those that are open."""
+        # One that would start and be cancelled at once is not started.
+        self._skipped += len(self.starts)
+        self.cancels += (each for each in self._open if each not in self.starts)
+        self.starts, self._open = [], []
+        self._start(time)
+
+    def state(self) -> ScheduleState:
+        """Return the state after these decisions."""
+        state = self._state
+        return ScheduleState(
+            last=self._last,
+            latest=self.starts[-1] if self.starts else state.latest,
+            open=tuple(self._open[-MAX_OPEN:]),
+            buffer=tuple(self._buffer),
+            started=state.started + len(self.starts),
+            missed=state.missed + self._missed,
+            skipped=state.skipped + self._skipped,
+        )
+
+
+def _buffer_size(overlap: str) -> int:
+    return {"buffer_one": 1, "buffer_all": MAX_BUFFER}.get(overlap, 0)

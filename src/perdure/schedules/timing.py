@@ -1,0 +1,134 @@
+"""The nominal times of a schedule, and when the run of each is to start."""
+
+import hashlib
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from functools import lru_cache
+
+import msgspec
+
+from perdure.clock import Cron, as_utc, isoformat, parse_duration
+from perdure.errors import InvalidArgument
+from perdure.schedules.schedule import OnFailure, Overlap, Schedule, check_every
+
+_ZERO = timedelta(0)
+_MICROSECOND = timedelta(microseconds=1)
+_MILLISECOND = timedelta(milliseconds=1)
+# Longer ones mean the same, and could not be subtracted from a time.
+_CENTURY = timedelta(days=36525)
+
+
+class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A schedule as it is stored: a cron expression, or an interval counted from `origin`."""
+
+    origin: datetime
+    cron: str = ""
+    tz: str = ""
+    interval: timedelta = _ZERO
+    jitter: timedelta = _ZERO
+    overlap: Overlap = "skip"
+    catch_up: timedelta = _ZERO
+    start_at: datetime | None = None
+    end_at: datetime | None = None
+    on_failure: OnFailure = "continue"
+
+
+def timing_of(schedule: Schedule, now: datetime) -> Timing:
+    """Return how a schedule that is created now is stored."""
+    every = check_every(schedule.every)
+    start_at = None if schedule.start_at is None else _milliseconds(schedule.start_at)
+    return Timing(
+        origin=_milliseconds(now) if start_at is None else start_at,
+        cron=every.expr if isinstance(every, Cron) else "",
+        tz=every.tz if isinstance(every, Cron) else "",
+        interval=_ZERO if isinstance(every, Cron) else every,
+        jitter=min(parse_duration(schedule.jitter, "jitter"), _CENTURY),
+        overlap=schedule.overlap,
+        catch_up=min(parse_duration(schedule.catch_up, "catch_up"), _CENTURY),
+        start_at=start_at,
+        end_at=None if schedule.end_at is None else as_utc(schedule.end_at, "end_at"),
+        on_failure=schedule.on_failure,
+    )
+
+
+def first_time(timing: Timing, after: datetime) -> datetime:
+    """Return the first nominal time after `after`; raise `InvalidArgument` if there is none."""
+    time = next_time(timing, after)
+    if time is None:
+        expected = "a datetime after the schedule's next time"
+        raise InvalidArgument("end_at", timing.end_at, expected, "No run would ever start")
+    return time
+
+
+def next_time(timing: Timing, after: datetime) -> datetime | None:
+    """Return the first nominal time after `after`, or `None` if there is none."""
+    if timing.start_at is not None:
+        after = max(after, timing.start_at - _MICROSECOND)
+    following = _next(timing, after)
+    return None if timing.end_at is not None and following > timing.end_at else following
+
+
+def _next(timing: Timing, after: datetime) -> datetime:
+    if timing.cron:
+        return _cron(timing.cron, timing.tz).next(after)
+    periods = (after - timing.origin) // timing.interval
+    return timing.origin + timing.interval * (periods + 1)
+
+
+# Its constructor looks for a match, which takes as long as `next`.
+_cron = lru_cache(maxsize=1024)(Cron)
+
+
+def skip_periods(timing: Timing, after: datetime, until: datetime) -> tuple[int, datetime]:
+    """Return how many times of an interval lie after `after`, up to `until`, and the last of them.
+
+    A schedule of seconds misses millions of times in a year.
+    """
+    first = next_time(timing, after)
+    if timing.cron or first is None or first > until:
+        return 0, after
+    if timing.end_at is not None:
+        until = min(until, timing.end_at)
+    periods = (until - first) // timing.interval
+    return periods + 1, first + timing.interval * periods
+
+
+def times_between(timing: Timing, start: datetime, end: datetime) -> Iterator[datetime]:
+    """Yield the times from `start` to `end`, both included, also those outside of the schedule's
+    `start_at` and `end_at`.
+    """
+    time = _next(timing, start - _MICROSECOND)
+    while time <= end:
+        yield time
+        time = _next(timing, time)
+
+
+def planned_start(timing: Timing, name: str, time: datetime) -> datetime:
+    """Return when the run of a nominal time is to start: with jitter, but before the next time."""
+    if not timing.jitter:
+        return time
+    delay = min(timing.jitter, gap_after(timing, time)) * _fraction(name, time)
+    return time + delay // _MILLISECOND * _MILLISECOND
+
+
+def gap_after(timing: Timing, time: datetime) -> timedelta:
+    """Return how long after a nominal time the next one is, whether or not a run starts then."""
+    return _next(timing, time) - time
+
+
+def _fraction(name: str, time: datetime) -> float:
+    """Return a number from 0 to 1, without 1, that depends on nothing else."""
+    digest = hashlib.sha256(f"{name}\0{isoformat(time)}".encode()).digest()
+    return int.from_bytes(digest[:6]) / 2**48
+
+
+def run_id_at(name: str, time: datetime) -> str:
+    """Return the id of the run that a schedule starts for a nominal time."""
+    text = isoformat(time)
+    return f"{name}@{text[:-5]}Z" if text.endswith(".000Z") else f"{name}@{text}"
+
+
+def _milliseconds(value: datetime) -> datetime:
+    """Return a time in UTC as precise as it is stored."""
+    value = as_utc(value, "start_at")
+    return value.replace(microsecond=value.microsecond // 1000 * 1000)

@@ -54,15 +54,18 @@ class OperatorStarter(Starter):
     async def create(
         self, run_id: str, snapshot: Snapshot, rest: Rest | None = None, queue: str = ""
     ) -> None:
-        """Create a run with this snapshot; raise `RunConflict` if the id is taken."""
+        """Create a run with this snapshot; raise `RunConflict` if the id is taken.
+
+        Without `queue` it is in that of its workflow, if the definition is known here.
+        """
         data = codec.dumps(snapshot)
         definition = self.registry.find(workflow_of(snapshot) or "")
-        payload = (snapshot.get("metadata") or {}).get("input")
+        if not queue and definition is not None:
+            queue = definition.queue_for((snapshot.get("metadata") or {}).get("input"))
         new = NewRun(
             check_user_id(run_id, "run_id"),
             workflow_of(snapshot) or "",
             data,
-            queue="" if definition is None else definition.queue_for(payload),
             rest=rest,
             queue=queue,
             **header_of(snapshot, len(data)),

@@ -9,8 +9,9 @@ from perdure.cli.changes import WHY, follow, print_outcome
 from perdure.cli.connections import insights, operations
 from perdure.cli.context import Settings, command, group
 from perdure.cli.failures import NOT_FOUND, Failure
-from perdure.cli.output import Column, Output, describe, duration, tally
+from perdure.cli.output import Column, Output, describe, duration
 from perdure.insights.model import BulkProgress, QueueRow, WorkerRow, WorkflowRow
+from perdure.insights.words import tally_words
 
 COUNTED = ("queued", "running", "suspended", "waiting", "failed", "completed")
 
@@ -31,7 +32,7 @@ async def list_workflows(settings: Settings) -> None:
 
 
 def _count(status: str, row: WorkflowRow) -> str:
-    return tally(row.counts[status]) if status in row.counts else "0"
+    return tally_words(row.counts.get(status))
 
 
 def _p95(row: WorkflowRow) -> str:

@@ -206,7 +206,7 @@ class RunMap:
     async def _result(self, index: int, outcome: Any) -> Ok[Any] | Err[Any]:
         run_id, run = f"{self._base}/{index}", self._run
         retried_at = run.history.metadata.get("retriedAt", "")
-        if not outcome["ok"] and outcome["at"] < retried_at:
+        if not outcome["ok"] and outcome["at"] <= retried_at:
             # The parent was retried after this child had failed, so the child is continued.
             call = self._inner(f"again[{index}]")
             call.kind, call.fn = "result", self._target.fn

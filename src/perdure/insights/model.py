@@ -484,11 +484,12 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class BundleMessage(msgspec.Struct, frozen=True):
-    """A message in the inbox of an exported run."""
+    """A message in the inbox of an exported run; `id` is that of its store."""
 
     event: str
     payload: Json
     sent_at: str
+    id: str
 
 
 class Bundle(msgspec.Struct, frozen=True):

@@ -10,6 +10,8 @@ from perdure.validation import RESERVED, is_encodable
 
 MAX_TAGS: Final = 16
 MAX_TAG_LENGTH: Final = 256
+PARENT: Final = "~parent"
+"""The name of the tag by which the children of a run are found."""
 
 
 def tags_of(metadata: Metadata | None) -> tuple[str, ...]:

@@ -89,6 +89,7 @@ KNOWN_AS = {
     "unpause": "resume",
     "unpause_workflow": "resume_workflow",
     "prune": "prune_store",
+    "copy_from": "copy_store",
     "import_run": "import",
     "preview": "rewind",
     "count_bulk": "bulk",

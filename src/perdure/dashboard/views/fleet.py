@@ -1,5 +1,7 @@
 """What executes runs: workflows, queues and workers; and what they do next."""
 
+from collections.abc import Awaitable, Callable
+
 from starlette.responses import Response
 
 from perdure.dashboard.board import Board
@@ -9,10 +11,14 @@ from perdure.dashboard.visit import Visit
 from perdure.errors import InvalidArgument
 
 
-async def list_workflows(board: Board, visit: Visit) -> Content:
-    """Show all workflows that have runs, or that a worker knows."""
-    workflows = await board.insights.workflows()
-    return page("workflows.html", workflows, topics=("counts",), workflows=workflows)
+def list_all(name: str, topic: str) -> Callable[[Board, Visit], Awaitable[Content]]:
+    """Return the view of all workflows, queues or workers, or of what is next."""
+
+    async def show(board: Board, visit: Visit) -> Content:
+        data = await getattr(board.insights, name)()
+        return page(f"{name}.html", data, topics=(topic,), **{name: data})
+
+    return show
 
 
 async def show_workflow(board: Board, visit: Visit) -> Content:
@@ -53,18 +59,6 @@ def _tags(text: str) -> dict[str, str] | None:
     return dict(word.split("=", 1) for word in text.split()) or None
 
 
-async def list_queues(board: Board, visit: Visit) -> Content:
-    """Show the queues that have due or owned runs."""
-    queues = await board.insights.queues()
-    return page("queues.html", queues, topics=("counts",), queues=queues)
-
-
-async def list_workers(board: Board, visit: Visit) -> Content:
-    """Show the workers that are live, and those that disappeared within a day."""
-    workers = await board.insights.workers()
-    return page("workers.html", workers, topics=("fleet",), workers=workers)
-
-
 async def show_worker(board: Board, visit: Visit) -> Content:
     """Show one worker and what it executes; a lost one with the runs that it still owns."""
     worker = await board.insights.worker(visit.params["worker"])
@@ -74,9 +68,3 @@ async def show_worker(board: Board, visit: Visit) -> Content:
     runs = await board.insights.runs(owned) if worker.state == "lost" else None
     data = {"worker": worker, "owned": runs}
     return page("worker.html", data, topics=("fleet",), worker=worker, runs=runs)
-
-
-async def show_agenda(board: Board, visit: Visit) -> Content:
-    """Show what wakes next, and which events runs wait for."""
-    agenda = await board.insights.agenda(hours=24)
-    return page("agenda.html", agenda, topics=("counts",), agenda=agenda)

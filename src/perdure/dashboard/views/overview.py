@@ -24,7 +24,6 @@ async def show_overview(board: Board, visit: Visit) -> Content:
         {"overview": overview, "history": history.data, "workflows": workflows.data},
         topics=("counts", "fleet"),
         overview=overview,
-        live_workers=[each for each in overview.workers if each.state != "lost"],
         history=history,
         workflows=workflows,
         windows=WINDOWS,
@@ -35,6 +34,5 @@ async def show_overview(board: Board, visit: Visit) -> Content:
 async def metrics(board: Board, visit: Visit) -> Response:
     """Return the numbers of the overview as OpenMetrics."""
     overview = await board.insights.overview()
-    live = [each for each in overview.workers if each.state != "lost"]
-    text = environment().get_template("metrics.txt").render(overview=overview, workers=live)
+    text = environment().get_template("metrics.txt").render(overview=overview)
     return Response(text + "\n", media_type=_OPENMETRICS)

@@ -188,6 +188,13 @@ async def test_a_schedule_that_cannot_be_is_refused_at_once(runtime: Runtime) ->
     assert await runtime.schedules() == []
 
 
+def test_a_declared_schedule_has_the_name_of_its_workflow() -> None:
+    with pytest.raises(InvalidArgument, match="at most 200 characters"):
+
+        @workflow("w" * 201, schedule=Schedule(every="1h"))
+        async def long_name(step: Step) -> None: ...
+
+
 def test_a_declared_schedule_needs_no_payload() -> None:
     with pytest.raises(InvalidArgument, match=r"schedule: .*Give the payload a default"):
 

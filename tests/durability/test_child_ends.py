@@ -1,7 +1,7 @@
 """What becomes of child runs when a run ends, and of a run when its children do."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ from perdure import Run, Runtime, Step, workflow
 from perdure.errors import Cancelled, RunFailed, StepTimeout
 from perdure.operations import Operations
 from perdure.runtime.definition import Definition
-from perdure.store import NewMessage
+from perdure.store import NewMessage, NewRun
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
 
@@ -467,3 +467,47 @@ async def test_messages_of_children_that_ended_do_not_pile_up_in_a_loop(
         await clock.advance("59m")
     await settle(runtime)
     assert len(await store.inbox("p")) <= 2
+
+
+class SlowToCreate(MemoryStore):
+    """A store that creates runs only when it is told to."""
+
+    def __init__(self, clock: TestClock) -> None:
+        super().__init__(clock=clock)
+        self.may_create = asyncio.Event()
+
+    async def enqueue(self, runs: Sequence[NewRun], /) -> Sequence[bool]:
+        await self.may_create.wait()
+        return await super().enqueue(runs)
+
+
+async def test_a_result_that_is_awaited_before_the_run_exists_is_not_missed(
+    clock: TestClock,
+) -> None:
+    @workflow("parent")
+    async def parent(step: Step) -> int:
+        return await step.result("r", await step.start("c", nap, 7))
+
+    store = SlowToCreate(clock)
+    runtime = Runtime(store, workflows=[parent, nap], clock=clock)
+    driving = asyncio.ensure_future(runtime.trigger(parent, run_id="p"))
+    await asyncio.sleep(0.05)
+    store.may_create.set()
+    await driving
+    await settle(runtime)
+    await clock.advance("1h")
+    assert (await settled(runtime, "p")).output == 7
+
+
+async def test_a_child_is_cancelled_although_it_does_not_exist_yet(clock: TestClock) -> None:
+    @workflow("parent")
+    async def parent(step: Step) -> None:
+        await step.start("c", nap, 7)
+
+    store = SlowToCreate(clock)
+    runtime = Runtime(store, workflows=[parent, nap], clock=clock)
+    driving = asyncio.ensure_future(runtime.trigger(parent, run_id="p"))
+    await asyncio.sleep(0.05)
+    store.may_create.set()
+    await driving
+    assert await status(runtime, "p/1/c") == "cancelled"

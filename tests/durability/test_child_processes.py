@@ -38,6 +38,8 @@ def sqlite_url(tmp_path: Path) -> str:
 @pytest.fixture(params=PLACES)
 def place(request: pytest.FixtureRequest) -> Place:
     url = str(request.getfixturevalue(f"{request.param}_url"))
+    if request.param == "redis_cluster":
+        url = url.replace("redis://", "redis+cluster://", 1)
     if request.param.startswith("redis"):
         return Place(url, {"namespace": str(request.getfixturevalue(f"{request.param}_prefix"))})
     return Place(url, {})

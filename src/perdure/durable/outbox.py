@@ -40,9 +40,12 @@ class Outbox:
 
     def deliver(self, items: Mapping[str, OutboxItem | None]) -> None:
         """Begin to deliver items that are durable."""
-        for name, item in items.items():
-            if item is not None and name not in self._under_way:
-                self._under_way[name] = detached(self._deliver_one(name, item))
+        new = [(name, item) for name, item in items.items() if item is not None]
+        for name, item in sorted(new, key=lambda each: _cancels(each[1])):
+            if name not in self._under_way:
+                # A run must exist before it can be cancelled.
+                earlier = tuple(self._under_way.values()) if _cancels(item) else ()
+                self._under_way[name] = detached(self._deliver_one(name, item, earlier))
 
     async def drain(self) -> None:
         """Return when everything durable was delivered; raise the error of a delivery that failed.
@@ -54,8 +57,10 @@ class Outbox:
         if self._failure is not None:
             raise self._failure
 
-    async def _deliver_one(self, name: str, item: OutboxItem) -> None:
+    async def _deliver_one(self, name: str, item: OutboxItem, earlier: Sequence[Task]) -> None:
         try:
+            if earlier:
+                await asyncio.wait(earlier)
             await self._deliver(item)
             self._history.acknowledge(name)
         except Exception as error:  # noqa: BLE001  # the run cannot continue, and raises it
@@ -63,6 +68,10 @@ class Outbox:
             self._on_failure(error)
         finally:
             del self._under_way[name]
+
+
+def _cancels(item: OutboxItem) -> bool:
+    return "cancel" in item
 
 
 async def start_runs(session: Session, runs: Sequence[NewRun]) -> list[bool]:

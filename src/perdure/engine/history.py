@@ -404,9 +404,10 @@ class History:
         return following
 
     def without_records(self) -> "History":
-        """Return a history that has the run's name and metadata and nothing else."""
+        """Return a history that has the run's name, metadata and children, and no records."""
         empty = History(self.name)
         empty.metadata = self.metadata
+        empty.waits, empty.children = self.waits, self.children
         return empty
 
     def copy(self) -> "History":

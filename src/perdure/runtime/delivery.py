@@ -14,7 +14,7 @@ from perdure.errors import RunConflict
 from perdure.runtime.ends import done_message, missing_outcome, new_log, outcome_in
 from perdure.runtime.options import payload_conflict
 from perdure.runtime.requests import OPERATOR, WATCH, Request, encode_request
-from perdure.runtime.transitions import change, lease_request
+from perdure.runtime.transitions import change, lease_request, old_requests
 from perdure.runtime.verbs import RETRIED, continue_over
 from perdure.snapshot import OutboxItem, Snapshot, is_over, rest_status, system_tag, workflow_of
 from perdure.snapshot.record import encode_failure
@@ -92,25 +92,25 @@ class Deliveries:
         """Make sure that this run gets a message when the other one ends, or has ended."""
         payload = codec.dumps({"run": self._run_id, "event": event})
         message = NewMessage(run_id, WATCH, payload, f"{event}@{self._run_id}")
-        (receipt,) = await send_messages(self._session, [message])
-        if receipt.delivery in (Delivery.DELIVERED, Delivery.DUPLICATE):
-            return None
-        stored = await self._session.store.load(run_id)
-        if stored is None:
-            return await self._report(run_id, event, missing_outcome(run_id))
-        if not is_over(rest_status(stored)) or self._is_to_continue(stored):
+        while True:
+            (receipt,) = await send_messages(self._session, [message])
+            if receipt.delivery in (Delivery.DELIVERED, Delivery.DUPLICATE):
+                return None
+            stored = await self._session.store.load(run_id)
+            if stored is None:
+                return await self._report(run_id, event, missing_outcome(run_id))
+            has_ended = is_over(rest_status(stored))
+            if has_ended and not self._is_to_continue(stored):
+                outcome = outcome_in(stored["execution"], workflow_of(stored))
+                return await self._report(run_id, event, outcome)
             # It was started again in the meantime, or is to be continued; then it is asked again.
-            if not await self._continue(run_id):
+            if not has_ended or not await self._continue(run_id):
                 await self._session.clock.sleep(_PAUSE)
-            return await self._watch(run_id, event)
-        outcome = outcome_in(stored["execution"], workflow_of(stored))
-        return await self._report(run_id, event, outcome)
 
     def _is_to_continue(self, stored: Snapshot) -> bool:
         """Return whether a child of this run did not succeed before this run was retried."""
         retried_at, block = self._history.metadata.get(RETRIED), stored["execution"]
-        parent = (stored.get("metadata") or {}).get("parent") or {}
-        is_failed = block["status"] == "failed" and parent.get("run") == self._run_id
+        is_failed = block["status"] == "failed" and _parent_of(stored) == self._run_id
         ended_at = block.get("completedAt") or block["lastUpdated"]
         return is_failed and isinstance(retried_at, str) and ended_at <= retried_at
 
@@ -120,7 +120,9 @@ class Deliveries:
         grant = await self._session.acquire(request)
         if isinstance(grant, Refusal):
             return False
-        is_changed = await change(self._session, grant, continue_over) is not None
+        # It may have been told to cancel more than once, and has obeyed.
+        old = old_requests(grant)
+        is_changed = await change(self._session, grant, continue_over, old) is not None
         wake_workers(self._session.store)
         return is_changed
 
@@ -139,15 +141,27 @@ class Deliveries:
 
 
 async def open_children(store: Store, parent: str, run_ids: Sequence[str]) -> list[str]:
-    """Return those of the runs that are not over, as far as the store can tell quickly.
+    """Return those of the runs that `parent` started and that are not over.
 
-    A run that had its id before the parent asked for it belongs to others, and is left out.
+    A run may have another parent, or none: `run_id=` named one that existed.
     """
-    if not can_search(store):
-        return list(run_ids)
-    tag = f"{PARENT}={system_tag(PARENT, parent)}"
-    runs = [run for run in await store.summaries(run_ids) if run is not None]
-    return [run.id for run in runs if tag in run.tags and not is_over(run.status)]
+    if can_search(store):
+        tag = f"{PARENT}={system_tag(PARENT, parent)}"
+        runs = [run for run in await store.summaries(run_ids) if run is not None]
+        return [run.id for run in runs if tag in run.tags and not is_over(run.status)]
+    snapshots = [(run_id, await store.load(run_id)) for run_id in run_ids]
+    return [
+        run_id
+        for run_id, snapshot in snapshots
+        if snapshot is not None
+        and _parent_of(snapshot) == parent
+        and not is_over(rest_status(snapshot))
+    ]
+
+
+def _parent_of(snapshot: Snapshot) -> str:
+    parent: Mapping[str, Any] = (snapshot.get("metadata") or {}).get("parent") or {}
+    return str(parent.get("run", ""))
 
 
 def numbered(

@@ -153,7 +153,8 @@ def _children(snapshot: Snapshot) -> tuple[str, ...]:
     recorded = (
         step.get("run", "")
         for step in steps
-        if step.get("kind") == "call" or (step.get("kind") == "start" and "id" in step["value"])
+        if step.get("kind") == "call"
+        or (step.get("kind") == "start" and "id" in step.get("value", ()))
     )
     called = (wait.get("run", "") for wait in open_waits(snapshot) if wait.get("cancels"))
     return tuple(dict.fromkeys(filter(None, (*recorded, *called))))

@@ -52,30 +52,28 @@ class OperatorStarter(Starter):
         return self.registry.newest(workflow).encode_payload(payload)
 
     async def create(
-        self, run_id: str, snapshot: Snapshot, rest: Rest | None = None, queue: str | None = None
+        self, run_id: str, snapshot: Snapshot, rest: Rest | None = None, queue: str = ""
     ) -> None:
-        """Create a run with this snapshot, in this queue or in that of its workflow.
+        """Create a run with this snapshot; raise `RunConflict` if the id is taken.
 
-        Raise `RunConflict` if the id is taken.
+        Without `queue` it is in that of its workflow, if the definition is known here.
         """
         data = codec.dumps(snapshot)
+        definition = self.registry.find(workflow_of(snapshot) or "")
+        if not queue and definition is not None:
+            queue = definition.queue_for((snapshot.get("metadata") or {}).get("input"))
         new = NewRun(
             check_user_id(run_id, "run_id"),
             workflow_of(snapshot) or "",
             data,
             rest=rest,
-            queue=self._queue_of(snapshot) if queue is None else queue,
+            queue=queue,
             **header_of(snapshot, len(data)),
         )
         [is_new] = await require_schedule(self.store, "Operations").enqueue([new])
         if not is_new and not await self._is_own(run_id, snapshot):
             raise RunConflict(run_id, workflow_of(snapshot), "there is a run with this id")
         wake_workers(self.store)
-
-    def _queue_of(self, snapshot: Snapshot) -> str:
-        definition = self.registry.find(workflow_of(snapshot) or "")
-        payload = (snapshot.get("metadata") or {}).get("input")
-        return "" if definition is None else definition.queue_for(payload)
 
     async def create_imported(self, bundle: Bundle, run_id: str, act: dict[str, Any]) -> Snapshot:
         """Create a run from a bundle with this act, and return its snapshot."""

@@ -167,7 +167,7 @@ class ScheduleClient(Starter):
         try:
             is_new = await self._create_schedule(spec)
         except InvalidArgument as error:
-            # Its last time is past: that is no reason for a worker not to start.
+            # Its last time is past, and a worker starts all the same.
             logger.warning("schedule %r is not created: %s", name, error)
             return
         if is_new:

@@ -348,23 +348,23 @@ async def test_runs_with_large_payloads_start_in_several_writes(
     assert len(await runs_of(runtime, "greet")) == 10
 
 
-@workflow("mail", queue=Queue("mails", concurrency=1), key=lambda to: to, priority=2)
-async def mail(step: Step, to: str) -> str:
-    return f"mail to {to}"
+@workflow("email", queue=Queue("emails", concurrency=1), key=lambda to: to, priority=2)
+async def email(step: Step, to: str) -> str:
+    return f"email to {to}"
 
 
 async def test_the_runs_of_a_schedule_are_in_the_queue_of_their_workflow(
     make_runtime: MakeRuntime, clock: TestClock
 ) -> None:
-    """Also if the process that starts them does not know the workflow."""
-    runtime, stranger = make_runtime(mail), make_runtime(report)
-    await runtime.schedule("mail", mail, "ana", every="1h")
+    """Even if the process that starts them does not know the workflow."""
+    runtime, stranger = make_runtime(email), make_runtime(report)
+    await runtime.schedule("email", email, "ana", every="1h")
     await clock.advance("1h")
     await sweep(stranger)
-    [run] = await runtime.list_runs(prefix="mail@")
-    assert run.queue == "mails/ana"
+    [run] = await runtime.list_runs(prefix="email@")
+    assert run.queue == "emails/ana"
     await sweep(runtime)
-    assert await runtime.result(run.id) == "mail to ana"
+    assert await runtime.result(run.id) == "email to ana"
 
 
 async def test_a_user_cannot_start_the_workflow_of_schedules(make_runtime: MakeRuntime) -> None:

@@ -16,9 +16,9 @@ from perdure.runtime.options import payload_conflict
 from perdure.runtime.requests import OPERATOR, WATCH, Request, encode_request
 from perdure.runtime.transitions import change, lease_request, old_requests
 from perdure.runtime.verbs import RETRIED, continue_over
-from perdure.snapshot import OutboxItem, Snapshot, is_over, rest_status, system_tag, workflow_of
+from perdure.snapshot import OutboxItem, Snapshot, is_over, rest_status, tags_of, workflow_of
 from perdure.snapshot.record import encode_failure
-from perdure.snapshot.tags import PARENT
+from perdure.snapshot.tags import parent_tag
 from perdure.store import Delivery, NewMessage, NewRun, Refusal, Store, can_search, require_search
 
 BATCH = 500
@@ -53,7 +53,8 @@ class Deliveries:
         if "watch" in facts:
             await self._watch(facts["watch"]["run"], facts["watch"]["event"])
         if "cancel" in facts:
-            await self._cancel(facts["cancel"]["id"], facts["cancel"]["runs"])
+            tag = facts["cancel"].get("tag") or parent_tag(self._run_id)
+            await self._cancel(facts["cancel"]["id"], facts["cancel"]["runs"], tag)
 
     async def _start(self, new: NewRun) -> None:
         (is_new,) = await start_runs(self._session, [new])
@@ -129,24 +130,23 @@ class Deliveries:
     async def _report(self, run_id: str, event: str, outcome: Mapping[str, Any]) -> None:
         await send_messages(self._session, [done_message(run_id, event, self._run_id, outcome)])
 
-    async def _cancel(self, id: str, run_ids: Sequence[str]) -> None:
+    async def _cancel(self, id: str, run_ids: Sequence[str], tag: str) -> None:
         why = f"the run that started it, {self._run_id!r}, no longer waits for it"
         for first in range(0, len(run_ids), BATCH):
             batch = run_ids[first : first + BATCH]
-            runs = await open_children(self._session.store, self._run_id, batch)
+            runs = await open_runs(self._session.store, tag, batch)
             request = encode_request(Request("", "cancel", why=why))
             dedup_id = f"~cancel:{self._run_id}:{id}"
             messages = [NewMessage(run, OPERATOR, request, dedup_id) for run in runs]
             await send_messages(self._session, messages)
 
 
-async def open_children(store: Store, parent: str, run_ids: Sequence[str]) -> list[str]:
-    """Return those of the runs that `parent` started and that are not over.
+async def open_runs(store: Store, tag: str, run_ids: Sequence[str]) -> list[str]:
+    """Return those of the runs that are not over and have the tag of the run that started them.
 
-    A run may have another parent, or none: `run_id=` named one that existed.
+    A run may have been started by another one, or by a program: `run_id=` named one that existed.
     """
     if can_search(store):
-        tag = f"{PARENT}={system_tag(PARENT, parent)}"
         runs = [run for run in await store.summaries(run_ids) if run is not None]
         return [run.id for run in runs if tag in run.tags and not is_over(run.status)]
     snapshots = [(run_id, await store.load(run_id)) for run_id in run_ids]
@@ -154,7 +154,7 @@ async def open_children(store: Store, parent: str, run_ids: Sequence[str]) -> li
         run_id
         for run_id, snapshot in snapshots
         if snapshot is not None
-        and _parent_of(snapshot) == parent
+        and tag in tags_of(snapshot.get("metadata"))
         and not is_over(rest_status(snapshot))
     ]
 

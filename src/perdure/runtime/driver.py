@@ -40,7 +40,7 @@ from perdure.runtime.changes import ChangeCheck
 from perdure.runtime.children import Children
 from perdure.runtime.deadlines import fix_deadline
 from perdure.runtime.definition import Definition
-from perdure.runtime.delivery import Deliveries, open_children
+from perdure.runtime.delivery import Deliveries, open_runs
 from perdure.runtime.deps import Dependencies
 from perdure.runtime.edits import RunEdit, at_rest, cancelled, leased_edit, settle
 from perdure.runtime.ends import leftovers_in, report_end, watchers_in
@@ -60,6 +60,7 @@ from perdure.snapshot import (
     version_of,
 )
 from perdure.snapshot.record import encode_failure, outcome_of
+from perdure.snapshot.tags import parent_tag
 from perdure.store import Grant, LeaseRequest, Refusal, Rest, Store, require_lease
 
 logger = logging.getLogger(__name__)
@@ -259,7 +260,8 @@ class Driver:
         if children := [*history.metadata.get("children", ()), *children]:
             # Some may have ended: a loop that starts a run in each generation must stay small.
             store = host.session.store
-            following.metadata["children"] = await open_children(store, host.id, children)
+            tag = parent_tag(host.id)
+            following.metadata["children"] = await open_runs(store, tag, children)
         return await _settle(host, host.block(state="queued"), Rest("queued", host.clock.now()))
 
     async def _end_failed(self, host: RunHost, error: StoreError) -> Rested:

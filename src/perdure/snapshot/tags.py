@@ -33,6 +33,11 @@ def system_tag(name: str, value: str) -> str:
     return f"sha256:{hashlib.sha256(value.encode()).hexdigest()}"
 
 
+def parent_tag(run_id: str) -> str:
+    """Return the tag of the runs that a run started."""
+    return f"{PARENT}={system_tag(PARENT, run_id)}"
+
+
 def visible_tags(tags: object) -> dict[str, str]:
     """Return the tags that the user set."""
     if not isinstance(tags, dict):

@@ -83,7 +83,8 @@ class Outside:
                 if run.status == "paused":
                     await self._operate("unpause")
                 # Not the engine's own, which come from child runs.
-                for event in {wait.event for wait in run.pending}.intersection(EVENTS):
+                waited = {wait.event for wait in run.pending}
+                for event in (event for event in EVENTS if event in waited):
                     await self._signal(event, None)
                 await clock.sleep(0.5)
         await self._children_over()

@@ -14,9 +14,18 @@ from perdure.errors import RunConflict
 from perdure.runtime.ends import done_message, missing_outcome, new_log, outcome_in
 from perdure.runtime.options import payload_conflict
 from perdure.runtime.requests import OPERATOR, WATCH, Request, encode_request
+from perdure.runtime.schedule_workflow import SCHEDULE, schedule_id
 from perdure.runtime.transitions import change, lease_request, old_requests
 from perdure.runtime.verbs import RETRIED, continue_over
-from perdure.snapshot import OutboxItem, Snapshot, is_over, rest_status, system_tag, workflow_of
+from perdure.snapshot import (
+    OutboxItem,
+    Snapshot,
+    is_over,
+    rest_status,
+    system_tag,
+    tags_of,
+    workflow_of,
+)
 from perdure.snapshot.record import encode_failure
 from perdure.snapshot.tags import PARENT
 from perdure.store import Delivery, NewMessage, NewRun, Refusal, Store, can_search, require_search
@@ -145,8 +154,8 @@ async def open_children(store: Store, parent: str, run_ids: Sequence[str]) -> li
 
     A run may have another parent, or none: `run_id=` named one that existed.
     """
+    tag = _tag_of_children(parent)
     if can_search(store):
-        tag = f"{PARENT}={system_tag(PARENT, parent)}"
         runs = [run for run in await store.summaries(run_ids) if run is not None]
         return [run.id for run in runs if tag in run.tags and not is_over(run.status)]
     snapshots = [(run_id, await store.load(run_id)) for run_id in run_ids]
@@ -154,9 +163,17 @@ async def open_children(store: Store, parent: str, run_ids: Sequence[str]) -> li
         run_id
         for run_id, snapshot in snapshots
         if snapshot is not None
-        and _parent_of(snapshot) == parent
+        and tag in tags_of(snapshot.get("metadata"))
         and not is_over(rest_status(snapshot))
     ]
+
+
+def _tag_of_children(parent: str) -> str:
+    """Return the tag of the runs that a run started; those of a schedule have its name."""
+    schedule = parent.removeprefix(schedule_id(""))
+    if schedule != parent:
+        return f"{SCHEDULE}={system_tag(SCHEDULE, schedule)}"
+    return f"{PARENT}={system_tag(PARENT, parent)}"
 
 
 def _parent_of(snapshot: Snapshot) -> str:

@@ -14,7 +14,6 @@ from perdure.errors import RunConflict
 from perdure.runtime.ends import done_message, missing_outcome, new_log, outcome_in
 from perdure.runtime.options import payload_conflict
 from perdure.runtime.requests import OPERATOR, WATCH, Request, encode_request
-from perdure.runtime.schedule_workflow import SCHEDULE, schedule_id
 from perdure.runtime.transitions import change, lease_request, old_requests
 from perdure.runtime.verbs import RETRIED, continue_over
 from perdure.snapshot import OutboxItem, Snapshot, is_over, rest_status, tags_of, workflow_of
@@ -147,7 +146,6 @@ async def open_runs(store: Store, tag: str, run_ids: Sequence[str]) -> list[str]
 
     A run may have been started by another one, or by a program: `run_id=` named one that existed.
     """
-    tag = _tag_of_children(parent)
     if can_search(store):
         runs = [run for run in await store.summaries(run_ids) if run is not None]
         return [run.id for run in runs if tag in run.tags and not is_over(run.status)]
@@ -159,14 +157,6 @@ async def open_runs(store: Store, tag: str, run_ids: Sequence[str]) -> list[str]
         and tag in tags_of(snapshot.get("metadata"))
         and not is_over(rest_status(snapshot))
     ]
-
-
-def _tag_of_children(parent: str) -> str:
-    """Return the tag of the runs that a run started; those of a schedule have its name."""
-    schedule = parent.removeprefix(schedule_id(""))
-    if schedule != parent:
-        return f"{SCHEDULE}={system_tag(SCHEDULE, schedule)}"
-    return f"{PARENT}={system_tag(PARENT, parent)}"
 
 
 def _parent_of(snapshot: Snapshot) -> str:

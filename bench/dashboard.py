@@ -27,7 +27,7 @@ from typing import Any
 import httpx
 from starlette.requests import Request
 
-from bench import tabs, workers
+from bench import live, tabs, workers
 from bench.bars import Bar, p95_ms
 from bench.million import BIG_RUN, LONG_RUNS, TEMPLATES, fill
 from bench.places import place
@@ -237,6 +237,8 @@ async def measure(url: str, runs: int) -> AsyncIterator[Bar]:
             async for bar in growth_bars(url, small):
                 yield bar
     async for bar in throughput_bars(url):
+        yield bar
+    async for bar in live.measure(url):
         yield bar
     for bar in command_bars(url):
         yield bar

@@ -31,6 +31,8 @@ WORKS = {
     "bytes": Work("F: bytes a step of {size:,}, handed to the store", "bytes"),
     "disk": Work("F: bytes a step of {size:,}, written to disk", "bytes"),
     "sleeping": Work("F: memory that each of {size:,} sleeping runs holds", "bytes"),
+    "retrying": Work("F: memory that each of {size:,} runs holds between attempts", "bytes"),
+    "round": Work("L: a round of a loop that continues as new, of {size:,}", "µs", 1e6),
     "react": Work("F: signal to the next step", "µs", 1e6),
     "workers": Work("G: worker processes: {size}", "runs/s"),
     "migrate": Work("H: first opening of {size:,} runs of an earlier version", "s"),

@@ -11,6 +11,7 @@ from bench.numbers import BULK, PERDURE, RAW, SHARED, TURN, WORKS, Numbers, show
 
 # In the units that are shown: milliseconds, and percents of a core.
 WAKE_UPS = {"wake": 5, "across": 25, "across95": 80, "idle": 1, "restart": 300}
+NOISE = 64
 OURS = (PERDURE, RAW, SHARED, BULK, TURN)
 
 
@@ -119,15 +120,17 @@ class Ratios:
     def _footprint(self, place: str) -> Iterator[Ratio | None]:
         what = f"{place}: F, bytes a step written to disk, 1,000 steps against 10"
         yield self._ratio(what, (place, "disk", 1000), (place, "disk", 10), 1.3)
-        for size in self._numbers.sizes(place, "sleeping"):
-            held = self._numbers.get(place, "sleeping", size)
-            if held is not None:
-                what = (
-                    f"{place}: F, bytes a sleeping run holds ({size:,} asleep; 64 is noise, not 0)"
-                )
-                # The target is 0. Between two measurements, memory grew or shrank by up to 220 kB,
-                # so that one measurement cannot distinguish 0 from some tens of bytes per run.
-                yield Ratio(what, held, 64)
+        for work, name in {"sleeping": "sleeping run", "retrying": "run between attempts"}.items():
+            for size in self._numbers.sizes(place, work):
+                held = self._numbers.get(place, work, size)
+                if held is not None:
+                    what = f"{place}: F, bytes a {name} holds (of {size:,}; {NOISE} is noise)"
+                    # The target is 0. Between two measurements, memory grew or shrank by up to
+                    # 220 kB, so that one cannot distinguish 0 from some tens of bytes per run.
+                    yield Ratio(what, held, NOISE)
+        if sizes := self._numbers.sizes(place, "round"):
+            what = f"{place}: L, the last of {sizes[-1]:,} rounds against those of {sizes[0]:,}"
+            yield self._ratio(what, (place, "round", sizes[-1]), (place, "round", sizes[0]), 1.2)
         what = f"{place}: F, signal to next step against a raw write"
         yield self._ratio(what, (place, "react", 1), (place, "react", 1, RAW), 5)
 

@@ -23,6 +23,7 @@ from bench import migrate, peers, raw, report, search, wake_up, workers, workloa
 from bench.numbers import BULK, PERDURE, RAW, SHARED, TURN, WORKS, Key, Numbers, shown
 from bench.places import STARTERS, Place, place
 from bench.timing import loop_turn, now
+from perdure.runtime.definition import Definition
 from perdure.store import Store, can_notify
 from perdure.stores import MemoryStore
 
@@ -31,6 +32,7 @@ WRITERS = 200
 PEER_TURNS = 3
 WARM = 600
 FOOTPRINTS = (10, 100, 1000)
+ROUNDS = (1000, 10_000)
 BEGAN = now()
 
 
@@ -179,6 +181,7 @@ class Bench:
             await self._reaction()
         if self._place.name in ("sqlite", "postgres"):
             await self._sleeping()
+            await self._rounds()
         if self._place.name == "postgres":
             await self._processes()
 
@@ -245,11 +248,21 @@ class Bench:
         await self._turns("react", 1, self._plan.repeats, turns)
 
     async def _sleeping(self) -> None:
-        runs = self._plan.sleepers
+        await self._suspended("sleeping", self._plan.sleepers, workloads.sleeping_workflow)
+        await self._suspended("retrying", self._plan.sleepers, workloads.retrying_workflow)
+
+    async def _suspended(self, work: str, runs: int, definition: Definition[None, None]) -> None:
         turns: dict[str, Turn] = {
-            PERDURE: lambda: workloads.sleeping_bytes(self._store, self._name(), runs)
+            PERDURE: lambda: workloads.suspended_bytes(self._store, self._name(), runs, definition)
         }
-        await self._turns("sleeping", runs, 3, turns)
+        await self._turns(work, runs, 3, turns)
+
+    async def _rounds(self) -> None:
+        turns = {self._key("round", rounds): self._loop(rounds) for rounds in ROUNDS}
+        await take_turns(self._numbers, 1, turns)
+
+    def _loop(self, rounds: int) -> Turn:
+        return lambda: workloads.last_rounds(self._store, self._name(), rounds)
 
     async def _processes(self) -> None:
         turns = {self._key("workers", n): self._workers(n) for n in (1, 2, 4)}

@@ -21,7 +21,7 @@ import uvicorn
 from perdure.dashboard import Dashboard, allow_all
 from perdure.stores import open_store
 
-PAGES = ("/", "/runs", "/runs/long-1000", "/workers", "/errors")
+PAGES = ("/", "/runs", "/runs?q=status:suspended,waiting", "/workers", "/acts")
 ROOT = Path(__file__).parents[1]
 
 
@@ -48,8 +48,8 @@ async def follow(base: str, path: str, loaded: asyncio.Semaphore) -> None:
         page = await client.get(path)
         page.raise_for_status()
         [topics] = re.findall(r'data-topics="([^"]*)"', page.text)
-        params = [("topic", topic) for topic in unescape(topics).split()]
-        async with client.stream("GET", "/live", params=params) as stream:
+        async with client.stream("GET", f"/live?{unescape(topics)}") as stream:
+            assert stream.status_code == 200, "204 would mean that nothing is sent"
             loaded.release()
             async for line in stream.aiter_lines():
                 if line.startswith("data:"):

@@ -3,13 +3,16 @@
 import asyncio
 import gc
 import tracemalloc
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import pairwise
 from statistics import median
 from typing import Any, TypeAlias, cast
 
 from bench.timing import now, timed
-from perdure import Runtime, Step, Worker, Workflow, codec, durable, workflow
+from perdure import Retry, Runtime, Step, Worker, Workflow, codec, durable, workflow
 from perdure.clock import SystemClock
+from perdure.runtime.definition import Definition
 from perdure.snapshot import new_snapshot
 from perdure.store import (
     Entry,
@@ -22,6 +25,8 @@ from perdure.store import (
 )
 
 Body: TypeAlias = Callable[[int], Callable[[Step], Awaitable[None]]]
+
+LAST_ROUNDS = 1000
 
 VALUE = {"id": "1", "name": "Ann", "padding": "x" * 60}
 
@@ -124,6 +129,17 @@ async def sleeping_workflow(step: Step) -> None:
     await step.sleep("long", "30d")
 
 
+async def fail() -> None:
+    """Fail as a service does that is down."""
+    raise ConnectionError("down")
+
+
+@workflow("bench-retrying")
+async def retrying_workflow(step: Step) -> None:
+    """Wait for the second attempt for longer than the measurement takes."""
+    await step("call", fail, retry=Retry(10, delay="10m", max_delay="10m"))
+
+
 async def enqueue(
     store: ScheduleStore, workflow: str, ids: Sequence[str], **metadata: object
 ) -> None:
@@ -222,10 +238,12 @@ async def bytes_handed(store: Store, id: str, count: int) -> float:
     return counted.bytes / count
 
 
-async def sleeping_bytes(store: Store, name: str, runs: int) -> float:
-    """Return the memory that a worker process uses for each sleeping run (F)."""
+async def suspended_bytes(
+    store: Store, name: str, runs: int, definition: Definition[None, None]
+) -> float:
+    """Return the memory that a worker process uses for each suspended run (F)."""
     schedule = require_schedule(store)
-    runtime = Runtime(store, workflows=[sleeping_workflow])
+    runtime = Runtime(store, workflows=[definition])
     tracemalloc.start()
     try:
         async with Worker(runtime, concurrency=200, poll=0.05) as worker:
@@ -233,7 +251,7 @@ async def sleeping_bytes(store: Store, name: str, runs: int) -> float:
             before = 0
             for ids in (range(1000), range(1000, 1000 + runs)):
                 before = await _held()
-                await enqueue(schedule, sleeping_workflow.name, [f"{name}-{n}" for n in ids])
+                await enqueue(schedule, definition.name, [f"{name}-{n}" for n in ids])
                 await finished(worker, ids.stop)
             return max(0, await _held() - before) / runs
     finally:
@@ -245,6 +263,25 @@ async def _held() -> int:
     await asyncio.sleep(0.2)
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
+
+
+@workflow("bench-loop")
+async def loop(step: Step, left: int) -> None:
+    """Begin again so many times."""
+    await step("fetch", fetch, "1")
+    rounds[step.run_id].append(now())
+    if left > 1:
+        await step.continue_as_new(left - 1)
+
+
+rounds: defaultdict[str, list[float]] = defaultdict(list)
+
+
+async def last_rounds(store: Store, id: str, count: int) -> float:
+    """Return the seconds per round at the end of a loop of this many rounds (L)."""
+    await Runtime(store, workflows=[loop]).trigger(loop, count, run_id=id)
+    times = rounds.pop(id)[-LAST_ROUNDS:]
+    return median(later - earlier for earlier, later in pairwise(times))
 
 
 async def plain_step(count: int) -> float:

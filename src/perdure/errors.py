@@ -143,8 +143,8 @@ class NestedStep(PerdureError):
         super().__init__(
             f"{step!r} was called inside the function of step {inside!r}: a step cannot contain "
             "steps or waits. Call both from the workflow function; or make the outer one a plain "
-            "function that takes `step`, and await it without step(…); or trigger another run in "
-            "the step"
+            "function that takes `step`, and await it without step(…); or make the outer one a "
+            "workflow, and start it as a child run with step.call(…)"
         )
         self.step = step
         self.inside = inside

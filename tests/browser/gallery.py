@@ -20,19 +20,19 @@ class Gallery:
     """Writes pictures, and in the end the page that shows them."""
 
     folder: Path = FOLDER
-    names: list[str] = field(default_factory=list)
+    pictures: dict[str, list[str]] = field(default_factory=dict)
 
     async def take(self, page: Page, name: str, theme: Theme, width: int) -> None:
         """Show the page at this width in this theme, and take its picture."""
         await show(page, theme, width)
         self.folder.mkdir(parents=True, exist_ok=True)
-        await page.screenshot(path=self.folder / f"{name}-{width}-{theme}.png", full_page=True)
-        if name not in self.names:
-            self.names.append(name)
+        file = f"{name}-{width}-{theme}.png"
+        await page.screenshot(path=self.folder / file, full_page=True)
+        self.pictures.setdefault(name, []).append(file)
 
     def write_index(self) -> None:
         """Write the page with all pictures of this folder."""
-        rows = "".join(map(_row, self.names))
+        rows = "".join(map(_row, self.pictures, self.pictures.values()))
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "index.html").write_text(
             "<!doctype html><html lang=en><meta charset=utf-8><title>Screenshots</title>"
@@ -48,11 +48,9 @@ async def show(page: Page, theme: Theme, width: int) -> None:
     await page.set_viewport_size({"width": width, "height": WIDTHS[width]})
 
 
-def _row(name: str) -> str:
+def _row(name: str, files: list[str]) -> str:
     pictures = "".join(
-        f'<a href="{file}"><img src="{file}" alt="{escape(name)}, {theme}, {width} px"></a>'
-        for width in WIDTHS
-        for theme in THEMES
-        for file in [f"{escape(name)}-{width}-{theme}.png"]
+        f'<a href="{escape(file)}"><img src="{escape(file)}" alt="{escape(file)}"></a>'
+        for file in files
     )
     return f"<h2>{escape(name)}</h2><p>{pictures}</p>"

@@ -13,7 +13,7 @@ from perdure.operations import Operations
 from perdure.store import Store
 from tests.browser.accessibility import axe
 from tests.browser.conftest import OpenPage, Serve
-from tests.browser.gallery import THEMES, WIDTHS, Gallery
+from tests.browser.gallery import THEMES, WIDTHS, Gallery, Theme
 from tests.browser.pages import EMPTY, LIVE, MISSING, PAGES
 from tests.browser.serving import ServedDashboard
 from tests.browser.watching import Watch
@@ -34,10 +34,15 @@ async def check(page: Page, name: str, gallery: Gallery) -> None:
     """Take the pictures of a page, and check it at its narrowest and widest."""
     for theme in THEMES:
         for width in WIDTHS:
-            await gallery.take(page, name, theme, width)
-            assert await overflow(page) == 0, f"{name} scrolls sideways at {width} px"
-            if width in CHECKED_WIDTHS:
-                assert await axe(page) == [], f"{name}, {theme}, {width} px"
+            await check_one(page, name, gallery, theme, width)
+
+
+async def check_one(page: Page, name: str, gallery: Gallery, theme: Theme, width: int) -> None:
+    """Take one picture of a page, and check what it shows."""
+    await gallery.take(page, name, theme, width)
+    assert await overflow(page) == 0, f"{name} scrolls sideways at {width} px"
+    if width in CHECKED_WIDTHS:
+        assert await axe(page) == [], f"{name}, {theme}, {width} px"
 
 
 async def overflow(page: Page) -> int:
@@ -54,6 +59,29 @@ async def test_page(
 ) -> None:
     page = await open_page(seeded.url + PAGES[name])
     await check(page, name, gallery)
+
+
+async def test_pages_on_postgresql(
+    postgres_shop: ServedDashboard, open_page: OpenPage, gallery: Gallery
+) -> None:
+    """What a page shows depends on the store; how it looks in another theme does not."""
+    page = await open_page(postgres_shop.url, width=320, theme="dark")
+    for name, path in PAGES.items():
+        response = await page.goto(postgres_shop.url + path)
+        assert response is not None
+        assert response.status == 200, path
+        await check_one(page, f"postgres-{name}", gallery, "dark", 320)
+
+
+async def test_page_of_a_store_that_cannot_be_reached(
+    serve: Serve, open_page: OpenPage, watch: Watch, gallery: Gallery
+) -> None:
+    watch.expected_statuses = {503}
+    served = serve("postgresql://127.0.0.1:1/shop")
+    page = await open_page(f"{served.url}/runs")
+    await expect(page.locator("main")).to_contain_text("did not answer within 2 s")
+    await check_one(page, "store-unreachable", gallery, "light", 1440)
+    await check_one(page, "store-unreachable", gallery, "dark", 320)
 
 
 async def test_pages_while_a_worker_works(

@@ -7,7 +7,9 @@ from multiprocessing.context import ForkServerContext
 # tests, because the process that they are forked from is started once.
 _PRELOADED = [
     "tests.durability.chaos",
+    "tests.durability.family_process",
     "tests.durability.ledger",
+    "tests.durability.queue_process",
     "tests.durability.scheduled",
     "tests.durability.verifier.worker",
     "perdure.stores.libsql",

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from perdure import Run, Step, workflow
+from perdure import Run, Runtime, Step, Worker, workflow
 from perdure.errors import RunFailed
 from perdure.runtime.definition import Definition
 from perdure.stores import sqlite
+from perdure.stores.memory import MemoryStore
 from perdure.testing import explore_crashes
 
 
@@ -155,3 +156,24 @@ async def test_no_crash_changes_the_outcome_on_sqlite(tmp_path: Path) -> None:
         store=lambda clock: sqlite(tmp_path / f"{next(numbers)}.db", clock=clock),
     )
     assert report.crashes > 10
+
+
+async def test_a_run_knows_its_parent_and_its_children() -> None:
+    runtime = Runtime(MemoryStore(), workflows=[leaves_children, sleeper, maps, child])
+    async with Worker(runtime):
+        await runtime.trigger(leaves_children, run_id="p", wait=False)
+        await runtime.result("p", timeout="5s")
+        await runtime.trigger(maps, 2, run_id="m", wait=False)
+        await runtime.result("m", timeout="5s")
+    parent, started = await runtime.get_run("p"), await runtime.get_run("p/1/abandoned")
+    mapped = await runtime.get_run("m")
+    assert parent is not None
+    assert started is not None
+    assert mapped is not None
+    assert parent.children == ("p/1/cancelled", "p/1/abandoned")
+    assert started.parent == "p"
+    assert started.tags == {}
+    assert mapped.children == ()
+    assert {step.run for step in mapped.history if step.kind == "start"} == {"m/1/double"}
+    found = [run.id for run in await runtime.list_runs(prefix="m/1/double/")]
+    assert sorted(found) == ["m/1/double/0", "m/1/double/1"]

@@ -10,6 +10,7 @@ from perdure.errors import Refused
 from perdure.insights import Insights
 from perdure.operations import Operations
 from perdure.store import Store
+from perdure.stores import MemoryStore
 
 
 @pytest.fixture
@@ -130,3 +131,20 @@ async def test_a_refused_verb_changes_nothing(
     with pytest.raises(Refused):
         await operations.unpause("run", by="ana")
     assert await store.load("run") == before
+
+
+async def test_a_run_is_copied_away_and_back(runtime: Runtime, store: Store) -> None:
+    """With its records and its message, and once however often it is copied."""
+    await runtime.trigger(listen, run_id="run")
+    await runtime.signal("run", "other", 1, wait=False)
+    away = MemoryStore()
+    for _ in range(2):
+        assert [each.skipped async for each in Operations(away).copy_from(store, by="ana")][-1] == 0
+    assert [each.name for each in await away.inbox("run")] == ["other"]
+    await store.delete("run")
+    for _ in range(2):
+        assert [each.skipped async for each in Operations(store).copy_from(away, by="ana")][-1] == 0
+    await Operations(store).unpause("run", by="ana")
+    await runtime.sweep()
+    assert await runtime.signal("run", "told", 7)
+    assert (await settled(runtime)).output == 7

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from perdure import Runtime, Step, workflow
-from perdure.errors import StoreError
+from perdure.errors import Refused, StoreError
 from perdure.operations import Operations
+from perdure.runtime.requests import OPERATOR, Request, encode_request
 from perdure.snapshot import Snapshot
+from perdure.store import NewMessage
 from perdure.stores.memory import MemoryStore
 from perdure.testing import FaultyStore, TestClock
 from perdure.worker import Worker
@@ -287,3 +289,25 @@ async def test_a_run_whose_operator_died_continues_when_the_lease_expires() -> N
     await clock.advance(timedelta(seconds=60))
     [run] = await runtime.sweep()
     assert run.status == "waiting"
+
+
+async def test_a_run_that_is_suspended_without_a_wait_is_due_after_a_refused_request(
+    clock: TestClock, store: MemoryStore
+) -> None:
+    """Only `always_replay` suspends a run that waits for nothing."""
+
+    @workflow("steps")
+    async def steps(step: Step) -> int:
+        return await step("one", lambda: 1) + await step("two", lambda: 2)
+
+    runtime = Runtime(store, workflows=[steps], clock=clock, always_replay=True)
+    await runtime.trigger(steps, run_id="r")
+    with pytest.raises(Refused):
+        await Operations(store, clock=clock).unpause("r", by="ana")
+    request = encode_request(Request("1", "unpause", by="ana"))
+    await store.send([NewMessage("r", OPERATOR, request, "1")])
+    for _ in range(5):
+        await runtime.sweep()
+    run = await runtime.get_run("r")
+    assert run is not None
+    assert run.output == 3

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Client, Limits, Queue, Rate, Runtime, Step, Worker, workflow
+from perdure import Client, Limit, Limits, Queue, Rate, Runtime, Step, Worker, workflow
 from perdure.clock import Clock
 from perdure.errors import StoreError
 from perdure.runtime.definition import Definition
@@ -291,3 +291,55 @@ async def test_child_runs_are_in_the_queue_of_their_workflow(clock: TestClock) -
     assert run is not None
     assert run.status == "completed"
     assert work.most == {"": 2, "a": 1, "b": 1}
+
+
+async def test_a_lost_permit_of_a_step_stops_its_run(clock: TestClock) -> None:
+    work, store = Work(clock), MemoryStore(clock=clock)
+    work.seconds = 100
+
+    @workflow("ask")
+    async def ask(step: Step, name: str) -> None:
+        await step("ask", work.do, name, limit=Limit("api", 1))
+
+    runtime = Runtime(store, workflows=[ask], clock=clock, lease_ttl=TTL)
+    await runtime.trigger(ask, "a", run_id="a", wait=False)
+    async with Worker(runtime, grace=0):
+        await clock.advance(1)
+        await store.delete("~permit:limit:api#1.0")
+        await clock.advance(TTL)
+        assert (work.begun, work.most["a"]) == (["a", "a"], 1)
+        await clock.advance(100)
+    run = await runtime.get_run("a")
+    assert run is not None
+    assert run.status == "completed"
+
+
+async def test_a_cancelled_attempt_leaves_no_permit_behind(clock: TestClock) -> None:
+    store = MemoryStore(clock=clock)
+    one = Limit("api", 1)
+
+    @workflow("ask")
+    async def ask(step: Step, number: int) -> None:
+        await step("ask", clock.sleep, 60, limit=one)
+
+    runtime = Runtime(store, workflows=[ask], clock=clock, lease_ttl=TTL)
+    runs = [asyncio.ensure_future(runtime.trigger(ask, number)) for number in range(3)]
+    await clock.advance(1)
+    for run in runs:
+        run.cancel()
+    await clock.run(asyncio.wait(runs))
+    await clock.advance(1)
+    assert len(await store.due(clock.now(), 10, queues={"~permit:limit:api": 10})) == 1
+
+
+async def test_a_worker_without_queues_asks_for_no_permits(clock: TestClock) -> None:
+    @workflow("plain")
+    async def plain(step: Step) -> None:
+        await step("work", lambda: None)
+
+    store = LeaseHistory(MemoryStore(clock=clock), clock)
+    runtime = Runtime(store, workflows=[plain], clock=clock)
+    await runtime.trigger(plain, wait=False)
+    await clock.run(Worker(runtime).run_until_idle())
+    assert {call.verb for call in store.calls} == {"enqueue", "list", "claim", "append"}
+    assert not any(id.startswith("~permit") for call in store.calls for id in call.ids)

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from perdure import Cron, Runtime, Step, workflow
+from perdure import Cron, Queue, Runtime, Step, workflow
+from perdure.errors import InvalidArgument, ScheduleConflict
 from perdure.insights import Insights
 from perdure.operations import Operations
 from perdure.stores.memory import MemoryStore
@@ -345,3 +346,58 @@ async def test_runs_with_large_payloads_start_in_several_writes(
     await clock.advance("10h")
     await sweep(runtime)
     assert len(await runs_of(runtime, "greet")) == 10
+
+
+@workflow("email", queue=Queue("emails", concurrency=1), key=lambda to: to, priority=2)
+async def email(step: Step, to: str) -> str:
+    return f"email to {to}"
+
+
+async def test_the_runs_of_a_schedule_are_in_the_queue_of_their_workflow(
+    make_runtime: MakeRuntime, clock: TestClock
+) -> None:
+    """Even if the process that starts them does not know the workflow."""
+    runtime, stranger = make_runtime(email), make_runtime(report)
+    await runtime.schedule("email", email, "ana", every="1h")
+    await clock.advance("1h")
+    await sweep(stranger)
+    [run] = await runtime.list_runs(prefix="email@")
+    assert run.queue == "emails/ana"
+    await sweep(runtime)
+    assert await runtime.result(run.id) == "email to ana"
+
+
+async def test_a_user_cannot_start_the_workflow_of_schedules(make_runtime: MakeRuntime) -> None:
+    runtime = make_runtime(report)
+    with pytest.raises(InvalidArgument, match=r"workflow: .*does not begin with '~'"):
+        await runtime.trigger("~schedule", {}, wait=False)
+    with pytest.raises(InvalidArgument, match=r"workflow: .*does not begin with '~'"):
+        await runtime.schedule("s", "~schedule", {}, every="1h")
+
+
+async def test_a_time_costs_four_writes(store: MemoryStore, clock: TestClock) -> None:
+    """The lease, the decision, the new run, and the rest until the next time."""
+    counted = FaultyStore(store)
+    await Runtime(counted, clock=clock).schedule("h", "report", every="1h")
+    await clock.advance("1h")
+    counted.calls.clear()
+    await Runtime(counted, clock=clock).sweep()
+    calls = [call.verb for call in counted.calls]
+    assert calls == ["due", "acquire", "append", "enqueue", "append"]
+
+
+async def test_a_schedule_that_was_cancelled_is_revived_by_an_update(
+    make_runtime: MakeRuntime, clock: TestClock
+) -> None:
+    runtime = make_runtime(report)
+    schedule = await runtime.schedule("h", report, every="1h", catch_up="1d")
+    await runtime.cancel("~schedule:h")
+    await clock.advance("3h")
+    with pytest.raises(ScheduleConflict, match="its status differ"):
+        await runtime.schedule("h", report, every="1h", catch_up="1d")
+    await schedule.update()
+    await sweep(runtime)
+    assert await runs_of(runtime, "h") == []
+    await clock.advance("1h")
+    await sweep(runtime)
+    assert await runs_of(runtime, "h") == ["h@2030-01-01T04:00:00Z"]

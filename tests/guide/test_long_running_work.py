@@ -3,6 +3,7 @@
 from perdure import Retry, Runtime, Step, workflow
 from perdure.errors import DeadlinePassed
 from perdure.stores import MemoryStore
+from perdure.stores.memory import MemoryTransaction
 from perdure.testing import TestClock
 
 
@@ -28,6 +29,29 @@ async def test_a_step_that_is_retried_in_an_hour_holds_nothing_in_memory() -> No
     await clock.advance("1h")
     (run,) = await runtime.sweep()
     assert run.output == "open"
+
+
+async def test_each_attempt_of_a_transaction_has_its_own() -> None:
+    """What a failed attempt wrote is rolled back."""
+    balances: list[int] = []
+
+    async def debit(accounts: MemoryTransaction, amount: int) -> int:
+        accounts["ana"] = accounts.get("ana", 100) - amount
+        balances.append(accounts["ana"])
+        if len(balances) == 1:
+            raise ConnectionError("closed")
+        return balances[-1]
+
+    @workflow("pay")
+    async def pay(step: Step) -> int:
+        return await step.transaction("debit", debit, 5, retry=Retry(2, delay="1h"))
+
+    clock = TestClock()
+    runtime = Runtime(MemoryStore(clock=clock), workflows=[pay], clock=clock)
+    assert (await runtime.trigger(pay)).status == "suspended"
+    await clock.advance("2h")
+    (run,) = await runtime.sweep()
+    assert (run.output, balances) == (95, [95, 95])
 
 
 async def test_a_run_fails_at_its_deadline() -> None:

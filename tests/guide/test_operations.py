@@ -118,3 +118,16 @@ async def test_a_schedule_is_paused_triggered_and_backfilled(clock: TestClock) -
     assert await runtime.schedules() == []
     with pytest.raises(ScheduleNotFound):
         await operations.pause_schedule("nightly", by="ana")
+
+
+async def test_runs_are_copied_to_another_store(runtime: Runtime, clock: TestClock) -> None:
+    """The same call continues a copy that was interrupted: what is there is left alone."""
+    await runtime.trigger(order, run_id="order-1")
+    other = MemoryStore(clock=clock)
+    for copied, existing in ((1, 0), (0, 1)):
+        steps = Operations(other, clock=clock).copy_from(runtime.store, by="ana", why="moving")
+        progress = [each async for each in steps][-1]
+        assert (progress.copied, progress.existing) == (copied, existing)
+    run = await Runtime(other, workflows=[order], clock=clock).get_run("order-1")
+    assert run is not None
+    assert (run.status, run.history[0].value) == ("failed", "receipt 17")

@@ -2,11 +2,12 @@
 
 import logging
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perdure import Cron, Runtime, Schedule, Step, Worker, workflow
+from perdure import Cron, Runtime, Schedule, Step, Worker, sync, workflow
 from perdure.errors import (
     InvalidArgument,
     InvalidCron,
@@ -187,6 +188,13 @@ async def test_a_schedule_that_cannot_be_is_refused_at_once(runtime: Runtime) ->
     assert await runtime.schedules() == []
 
 
+def test_a_declared_schedule_has_the_name_of_its_workflow() -> None:
+    with pytest.raises(InvalidArgument, match="at most 200 characters"):
+
+        @workflow("w" * 201, schedule=Schedule(every="1h"))
+        async def long_name(step: Step) -> None: ...
+
+
 def test_a_declared_schedule_needs_no_payload() -> None:
     with pytest.raises(InvalidArgument, match=r"schedule: .*Give the payload a default"):
 
@@ -228,3 +236,16 @@ async def test_a_worker_starts_although_a_declared_schedule_has_ended(
     runtime = Runtime(MemoryStore(clock=clock), workflows=[sale], clock=clock)
     await runtime.declare_schedules()
     assert "schedule 'sale' is not created" in caplog.text
+
+
+def test_schedules_without_an_event_loop(tmp_path: Path) -> None:
+    with sync.Client(f"sqlite:///{tmp_path}/runs.db", workflows=[report]) as client:
+        schedule = client.schedule("daily", report, "ana", every="1d")
+        schedule.update(overlap="allow")
+        schedule.pause(by="ana")
+        [info] = client.schedules()
+        assert (info.paused, info.schedule.overlap) == (True, "allow")
+        client.get_schedule("daily").unpause(by="ana")
+        assert schedule.trigger().status == "queued"
+        schedule.delete()
+        assert schedule.get() is None

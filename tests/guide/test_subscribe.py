@@ -68,3 +68,5 @@ async def test_on_event_receives_all_events(shop: Shop) -> None:
     ]  # fmt: skip
     completed = [event.key for event in heard if is_step_complete(event)]
     assert completed == ["user:1", "posts:1"]
+    # The start of a step has the same key as its end.
+    assert [event.key for event in heard if event.type == "step_start"] == completed

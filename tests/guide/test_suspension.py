@@ -120,8 +120,10 @@ async def test_a_suspension_is_not_an_exception(life: Life) -> None:
     assert log == ["released"]
 
 
-async def test_a_step_in_finally_runs_when_the_wait_has_ended(life: Life) -> None:
-    """While the function is unwound by the suspension, steps are refused."""
+async def test_a_step_in_finally_runs_when_the_wait_has_ended(
+    life: Life, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While the function is unwound by the suspension, steps are refused with a warning."""
 
     @workflow("cleaning")
     async def cleaning(step: Step) -> None:
@@ -132,8 +134,30 @@ async def test_a_step_in_finally_runs_when_the_wait_has_ended(life: Life) -> Non
 
     await life.suspend(cleaning)
     assert log == []
+    assert "'clean up' was called while the function is being unwound" in caplog.text
     await life.resume()
     assert log == ["cleaned up"]
+
+
+async def test_a_run_that_works_while_it_waits_stays_in_memory(
+    life: Life, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is cut off. A warning names the task and what it awaits."""
+
+    @workflow("polling")
+    async def polling(step: Step) -> None:
+        async def poll() -> None:
+            while True:
+                await life.clock.sleep(0.1)
+
+        polls = asyncio.create_task(poll())
+        await step.sleep("a minute", "1m")
+        polls.cancel()
+
+    run = await life.clock.run(life.runtime.trigger(polling))
+    assert run.status == "completed"
+    assert "waits, but stays in memory" in caplog.text
+    assert "poll" in caplog.text
 
 
 request_id: ContextVar[str] = ContextVar("request_id", default="none")

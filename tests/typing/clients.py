@@ -37,6 +37,8 @@ async def starts(client: Client) -> None:
     assert_type(await client.trigger_many(order, [Order("pen")], run_ids=["1"]), list[Run[Receipt]])
     assert_type(await client.trigger_many("order", [{}], priority=1), list[Run[Any]])
     assert_type(await Runtime().trigger(order, Order("pen"), wait=False), Run[Receipt])
+    assert_type(await Runtime().result(await client.trigger(order, Order("pen"))), Receipt)
+    assert_type(await client.trigger(order, Order("pen"), deadline="1h", priority=2), Run[Receipt])
 
 
 async def results(client: Client) -> None:

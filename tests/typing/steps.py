@@ -6,7 +6,9 @@ from functools import partial
 from typing import Any, assert_type
 from uuid import UUID
 
-from perdure import Cron, Err, Ok, Result, Retry, Step, Timeout
+from perdure import Cron, Err, Limit, Ok, Result, Retry, Step, Timeout
+
+tokens = Limit("tokens", 1000, per="1m")
 
 
 @dataclass
@@ -54,6 +56,8 @@ async def options_do_not_change_the_type(step: Step) -> None:
         "all", fetch, "1", key="user:1", ttl="1h", retry=retry, timeout=Timeout(5), errors=[OSError]
     )
     assert_type(user, User)
+    assert_type(await step("limited", fetch, "1", limit=tokens.cost(5)), User)
+    assert_type(await step("limited", fetch, "1", limit=tokens), User)
     assert_type(await step("short", fetch, "1", retry=3, timeout="5s", returns=User), User)
 
 

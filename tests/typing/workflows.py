@@ -1,11 +1,15 @@
 """The types of workflows: results, dependencies, snapshots, definitions and runs."""
 
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, assert_type
+from typing import Any, NoReturn, assert_type
 
 from perdure import (
     Err,
+    Limits,
     Ok,
+    Queue,
+    Rate,
     Result,
     ResumeState,
     Run,
@@ -85,6 +89,8 @@ async def durable_runs() -> None:
     store = sqlite("workflow.db", prefix="orders:")
     result = await durable.run(Shop("EUR"), with_shop, id="run-1", store=store, version=2)
     assert_type(result, Ok[str] | Err[Any])
+    waited = await durable.run({}, alone, id="run-1", store=store, wait="30s", types=[Shop])
+    assert_type(waited, Ok[int] | Err[Any])
     assert_type(await durable.list_pending(open_store("memory://")), list[RunSummary])
     assert_type(durable.run_sync({}, alone, id="run-2"), Ok[int] | Err[Any])
 
@@ -99,7 +105,16 @@ async def nightly(step: Step) -> Result[int, str]:
     return Ok(1)
 
 
+@workflow("loop", deadline="1h", types=[Shop])
+async def loop(step: Step, payload: Signup) -> str:
+    if payload.email:
+        return payload.email
+    again: Coroutine[Any, Any, NoReturn] = step.continue_as_new(Signup("a@b.c"))
+    return await again
+
+
 async def on_a_runtime() -> None:
+    assert_type(loop, Definition[Signup, str])
     assert_type(welcome, Definition[Signup, str])
     assert_type(nightly, Definition[None, int])
     runtime = Runtime(MemoryStore(), workflows=[welcome, nightly])
@@ -115,3 +130,17 @@ async def on_a_runtime() -> None:
     assert_type(await runtime.sweep(limit=10), list[Run])
     async with Worker(runtime, concurrency=10) as worker:
         assert_type(worker, Worker)
+
+
+emails = Queue("emails", concurrency=50, rate=Rate(100, per="1m"), per_key=Limits(concurrency=2))
+
+
+@workflow("queued", queue=emails, key=lambda signup: signup.email, priority=1)
+async def queued(step: Step, payload: Signup) -> str:
+    return payload.email
+
+
+async def a_queue_does_not_change_the_types_of_a_workflow(runtime: Runtime) -> None:
+    assert_type(queued, Definition[Signup, str])
+    assert_type(await runtime.trigger(queued, Signup("a@b.c"), priority=5), Run[str])
+    Worker(runtime, queues=["emails", ""])

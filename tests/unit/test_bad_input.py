@@ -20,6 +20,10 @@ import perdure
 from perdure import (
     Client,
     Cron,
+    Limit,
+    Limits,
+    Queue,
+    Rate,
     ResumeState,
     ResumeStateCollector,
     Retry,
@@ -159,12 +163,19 @@ STORE: dict[str, tuple[Any, ...]] = {
 START: dict[str, tuple[Any, ...]] = {
     "at": (5, "now", datetime(2030, 1, 1)),
     "delay": ("soon", -1, float("nan"), [], True),
-    "priority": (*NO_COUNT, 1001),
+    "priority": (*filter(None, NO_COUNT), 1001),
     "tags": (5, ["a=b"], {"a": 1}, {1: "a"}, {"": "a"}, {"a=b": "c"}, {"a": "b" * 256},
              {"a": "\0"}, {"a": "\ud800"}, {str(n): "" for n in range(17)}),
     "deadline": (datetime(2030, 1, 1), "soon", 0, -1, []),
     "if_exists": ("restart", True, 5),
 }  # fmt: skip
+
+QUEUE_LIMITS: dict[str, tuple[Any, ...]] = {
+    "concurrency": (*filter(None, NO_COUNT), 0),
+    "rate": (5, "1/s", Rate),
+}
+
+NO_QUEUE_NAME = (*NO_NAME, "a/b", "a~b", "x" * 101, "\ud800", *RESERVED)
 
 SCHEDULE: dict[str, tuple[Any, ...]] = {
     "every": (*NO_DURATION, 0, 0.5, "0 9 * * *"),
@@ -227,6 +238,30 @@ CASES: dict[str, Case] = {
         {"after": (*NO_DURATION, 0), "on_timeout": ("raise", None, 5)},
         {"after": 5},
     ),
+    "Rate": Case(
+        of(Rate), {"n": (*NO_COUNT, 0), "per": (*NO_DURATION, 0)}, {"n": 1, "per": "1m"}
+    ),
+    "Limits": Case(of(Limits), QUEUE_LIMITS),
+    "Queue": Case(
+        of(Queue),
+        {
+            "name": NO_QUEUE_NAME,
+            **QUEUE_LIMITS,
+            "per_key": (5, None, Rate(1, per=1), Limits),
+            "fair": NO_FLAG,
+        },
+        {"name": "emails"},
+    ),
+    "Limit": Case(
+        of(Limit),
+        {
+            "name": NO_QUEUE_NAME,
+            "n": (*NO_COUNT, 0),
+            "per": (*filter(None, NO_DURATION), 0),
+        },
+        {"name": "tokens", "n": 5},
+    ),
+    "Limit.cost": Case(lambda: Limit("tokens", 5).cost, {"units": (*NO_COUNT, 0, 6)}, {"units": 1}),
     "parse_duration": Case(
         of(parse_duration), {"value": NO_DURATION, "parameter": ANYTHING}, {"value": 1}
     ),
@@ -306,6 +341,9 @@ CASES: dict[str, Case] = {
             "migrate": (5, "x"),
             "deadline": (*filter(None, NO_DURATION), 0),
             "schedule": (5, "1h", Cron("0 9 * * *"), Schedule),
+            "queue": (5, "emails", Queue),
+            "key": (5, "tenant", str),
+            "priority": (*NO_COUNT, 1001),
         },
         {"name": "w"},
     ),
@@ -453,6 +491,7 @@ CASES: dict[str, Case] = {
             "poll": (*NO_DURATION, 0),
             "grace": NO_DURATION,
             "max_crashes": (*NO_COUNT, 0),
+            "queues": (5, "emails", [5], ["a/b"], RESERVED),
         },
         {"runtime": runtime()},
     ),

@@ -25,8 +25,8 @@ EXPRESSIONS = (
     "0 2 L * *",
     "0 * * * *",
     "30 * * * *",
-    "*/20 * * * *",
-    "*/15 0-23 * 3,4,9-11 *",
+    "*/20 * * 3,4,10,11 *",
+    "*/15 0-23 * 3,10 *",
 )
 
 
@@ -86,3 +86,43 @@ def times(expr: str, tz: str) -> Iterator[datetime]:
 @pytest.mark.parametrize("tz", ZONES)
 def test_ten_years_equal_a_walk_minute_by_minute(expr: str, tz: str) -> None:
     assert list(times(expr, tz)) == list(brute_force(expr, tz))
+
+
+def on(day: datetime, expr: str, tz: str) -> list[str]:
+    """Return the local times of a day, with their offsets, at which the expression occurs."""
+    cron, zone = Cron(expr, tz), ZoneInfo(tz)
+    time, found = day.replace(tzinfo=zone) - MINUTE, []
+    while (time := cron.next(time).astimezone(zone)).date() == day.date():
+        found.append(f"{time:%H:%M%z}")
+    return found
+
+
+SPRING, AUTUMN = datetime(2026, 3, 29), datetime(2026, 10, 25)
+LATER, EARLIER = datetime(2026, 10, 4), datetime(2026, 4, 5)
+
+
+def test_every_second_hour_when_an_hour_is_skipped_or_repeated() -> None:
+    """Two o'clock does not exist in spring, and comes twice in autumn."""
+    spring, autumn = (on(day, "0 */2 * * *", "Europe/Berlin") for day in (SPRING, AUTUMN))
+    assert spring[:3] == ["00:00+0100", "03:00+0200", "04:00+0200"]
+    assert autumn[:3] == ["00:00+0200", "02:00+0200", "04:00+0100"]
+
+
+def test_several_skipped_times_occur_once_together() -> None:
+    assert on(SPRING, "*/20 2 * * *", "Europe/Berlin") == ["03:00+0200"]
+    assert len(on(AUTUMN, "*/20 2 * * *", "Europe/Berlin")) == 3
+
+
+def test_every_hour_where_clocks_change_by_half_an_hour() -> None:
+    """On Lord Howe Island two o'clock is skipped, and half past one is repeated."""
+    skipped = on(LATER, "0 * * * *", "Australia/Lord_Howe")
+    repeated = on(EARLIER, "30 * * * *", "Australia/Lord_Howe")
+    assert skipped[1:4] == ["01:00+1030", "02:30+1100", "03:00+1100"]
+    assert repeated[1:4] == ["01:30+1100", "01:30+1030", "02:30+1030"]
+
+
+@pytest.mark.parametrize("tz", ["Europe/Berlin", "Australia/Lord_Howe"])
+def test_a_fixed_time_occurs_once_on_each_day(tz: str) -> None:
+    for day in (SPRING, AUTUMN, LATER, EARLIER):
+        assert len(on(day, "45 1 * * *", tz)) == 1
+        assert len(on(day, "15 2 * * *", tz)) == 1

@@ -64,7 +64,7 @@ SECTIONS = {
         "bulk": Entry("fleet:bulk", "List, show, stop and resume bulk operations."),
     },
     "Store": {
-        "store": Entry("storage:store", "Look at the store, migrate it, delete old runs."),
+        "store": Entry("storage:store", "Look at the store, migrate it, copy or delete runs."),
     },
     "Other": {
         "doctor": Entry("other:doctor", "Look for problems and say how to fix them."),

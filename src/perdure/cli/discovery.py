@@ -55,12 +55,17 @@ def store_url(settings: Settings) -> str | None:
         # Ids may follow on stdin.
         settings.store = sys.stdin.readline().strip()
         return settings.store
-    if text and text.startswith("@"):
-        try:
-            return Path(text[1:]).expanduser().read_text("utf-8").strip()
-        except (OSError, ValueError) as error:
-            raise Failure(f"--store {text}: {error}", USAGE) from error
-    return text
+    return url_in(text, "--store") if text else text
+
+
+def url_in(text: str, option: str) -> str:
+    """Return the value of an option that is a URL, or `@` and the name of the file with it."""
+    if not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).expanduser().read_text("utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise Failure(f"{option} {text}: {error}", USAGE) from error
 
 
 @asynccontextmanager

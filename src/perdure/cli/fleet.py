@@ -10,7 +10,7 @@ from perdure.cli.changes import WHY, follow, print_outcome
 from perdure.cli.connections import insights, operations
 from perdure.cli.context import Settings, command, group, option
 from perdure.cli.failures import NOT_FOUND, Failure
-from perdure.cli.output import Column, Output, describe, duration, tally
+from perdure.cli.output import Column, Output, describe, duration
 from perdure.insights.model import (
     BulkProgress,
     LimitRow,
@@ -19,6 +19,7 @@ from perdure.insights.model import (
     WorkerRow,
     WorkflowRow,
 )
+from perdure.insights.words import tally_words
 from perdure.limits import LimitOf
 
 COUNTED = ("queued", "running", "suspended", "waiting", "failed", "completed")
@@ -40,7 +41,7 @@ async def list_workflows(settings: Settings) -> None:
 
 
 def _count(status: str, row: WorkflowRow) -> str:
-    return tally(row.counts[status]) if status in row.counts else "0"
+    return tally_words(row.counts.get(status))
 
 
 def _p95(row: WorkflowRow) -> str:
@@ -95,7 +96,7 @@ async def list_queues(settings: Settings) -> None:
     output = Output(settings)
     columns: list[Column[QueueRow]] = [
         Column("QUEUE", lambda row: row.name),
-        Column("DUE", lambda row: tally(Tally(row.due, row.capped))),
+        Column("DUE", lambda row: tally_words(Tally(row.due, row.capped))),
         Column("RUNNING", lambda row: f"{row.leased:,}"),
         Column("OLDEST", lambda row: output.time(row.oldest_due)),
         Column("LIMITS", lambda row: ", ".join(map(_limit, row.limits))),

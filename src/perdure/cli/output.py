@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import click
 
@@ -14,7 +14,7 @@ from perdure.cli.context import Settings
 from perdure.cli.formatting import printable, printable_json
 from perdure.clock import SystemClock
 from perdure.insights import to_json
-from perdure.insights.model import Finding, Tally
+from perdure.insights.model import Finding
 from perdure.insights.words import duration_words
 
 T = TypeVar("T")
@@ -164,11 +164,6 @@ def describe(struct: Any) -> Iterator[str]:
             yield f"{name.replace('_', ' '):<{width}}{printable(text)}"
 
 
-def tally(value: Tally) -> str:
-    """Return a count of runs: `1,204`, or `10,000+` if it was not counted to the end."""
-    return f"{value.count:,}{'+' if value.capped else ''}"
-
-
 def _print_ids(ids: Iterable[str]) -> None:
     for run_id in ids:
         click.echo(printable(run_id))
@@ -186,15 +181,20 @@ def print_findings(settings: Settings, findings: Sequence[Finding]) -> None:
         raise click.exceptions.Exit(1)
 
 
+Show: TypeAlias = Callable[[int, int | None], None]
+"""Takes how much is done, and the total if it is known."""
+
+
 @contextmanager
-def progress(label: str) -> Generator[Callable[[int, int | None], None], None, None]:
+def progress(label: str) -> Generator[Show, None, None]:
     """Show a progress bar on a terminal while something takes long; call with done and total."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import MofNCompleteColumn, Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -13,7 +13,7 @@ import click
 from perdure.cli.connections import insights
 from perdure.cli.context import Settings, command, message, option
 from perdure.cli.formatting import printable, shorten
-from perdure.cli.output import Output, duration, styled_status, tally
+from perdure.cli.output import Output, duration, styled_status
 from perdure.insights.model import (
     ErrorFacts,
     RunFacts,
@@ -24,7 +24,7 @@ from perdure.insights.model import (
     WaitFacts,
 )
 from perdure.insights.terms import Term
-from perdure.insights.words import count_words
+from perdure.insights.words import count_words, tally_words
 
 MOST_STEPS = 200
 NARROWEST_BAR = 12
@@ -88,7 +88,7 @@ def _family(facts: RunFacts) -> Iterator[str]:
         yield printable(f"Parent    {facts.parent.run_id} ({status}), step {facts.parent.call}")
     counts = facts.children.counts
     if counts:
-        numbers = ", ".join(f"{tally(number)} {status}" for status, number in counts.items())
+        numbers = ", ".join(f"{tally_words(number)} {status}" for status, number in counts.items())
         yield f"Children  {numbers}"
     for child in facts.children.runs[:_CHILDREN]:
         yield printable(f"  {child.id}  {child.workflow}  {child.status}")

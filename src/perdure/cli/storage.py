@@ -1,17 +1,23 @@
 """Commands about the store itself: info, check, migrate, sql and prune."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 import click
 
-from perdure.cli.changes import WHY_REQUIRED
+from perdure.cli.changes import WHY, WHY_REQUIRED
 from perdure.cli.connections import insights, operations
 from perdure.cli.context import Settings, command, group, message, option
-from perdure.cli.discovery import opened_store
+from perdure.cli.discovery import opened_store, store_url, url_in
+from perdure.cli.failures import REFUSED, USAGE, Failure
 from perdure.cli.formatting import printable
-from perdure.cli.output import Output, print_findings, progress
+from perdure.cli.output import Output, Show, print_findings, progress
 from perdure.insights.words import count_words
+from perdure.operations import CopyProgress, Operations
 from perdure.snapshot import RunStatus
+from perdure.store import can_search
+from perdure.stores import open_store
 from perdure.stores.mysql import schema as mysql
 from perdure.stores.postgres import schema as postgres
 from perdure.stores.sqlite import schema as sqlite
@@ -42,9 +48,45 @@ async def check(settings: Settings) -> None:
 async def migrate(settings: Settings) -> None:
     """Create or update the tables of the store, as its first use would."""
     async with opened_store(settings) as store:
-        with progress("Migrating"):
+        with progress("Migrating") as show, _migrations_shown(show):
             await store.list(limit=1)
+            if can_search(store):
+                await store.documents.get("~migrated")
     message(settings, "The schema is up to date.")
+
+
+@contextmanager
+def _migrations_shown(show: Show) -> Generator[None, None, None]:
+    """Show the progress that stores log while they migrate."""
+    handler, logger = _MigrationProgress(show), logging.getLogger("perdure.stores")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+        show(handler.total, handler.total)
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+class _MigrationProgress(logging.Handler):
+    """Adds up the migrations of all tables of a store."""
+
+    def __init__(self, show: Show) -> None:
+        super().__init__()
+        self.total = 0
+        self._show = show
+        self._other_tables = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show how many migrations are done, if the record says so."""
+        done, total = (getattr(record, name, None) for name in ("done", "total"))
+        if done is None or total is None:
+            return
+        if done == 0:
+            self._other_tables, self.total = self.total, self.total + total
+        self._show(self._other_tables + done, self.total)
 
 
 @command
@@ -84,7 +126,7 @@ async def prune(
 ) -> None:
     """Delete runs that are over for long."""
     async with operations(settings) as act:
-        with progress("Pruning"):
+        with progress("Pruning") as show:
             count = await act.prune(
                 older_than,
                 statuses=statuses,
@@ -92,17 +134,46 @@ async def prune(
                 dry_run=dry_run,
                 by=settings.by,
                 why=why,
+                on_progress=show,
             )
     done = "would be deleted" if dry_run else "deleted"
     sentence = f"{count_words(count, 'run')} {done}."
     Output(settings).answer({"count": count, "dry_run": dry_run}, lambda: [sentence], ())
 
 
+@command
+@option("--to", "target", required=True, metavar="URL", help="The other store, or @FILE with it.")
+@option("--where", "query", default="", metavar="QUERY", help="Only runs that match.")
+@WHY
+async def copy(settings: Settings, target: str, query: str, why: str) -> None:
+    """Copy runs to another store; run it again to continue.
+
+    Runs that a process works on are skipped. Copies of runs that are not over are paused: stop the
+    workers of this store, or cancel the originals, before you resume them.
+    """
+    url = url_in(target, "--to")
+    if url == store_url(settings):
+        raise Failure("--to is the store itself: pass another one", USAGE)
+    last = CopyProgress()
+    async with opened_store(settings) as source, open_store(url) as other:
+        with progress("Copying") as show:
+            steps = Operations(other, via="cli").copy_from(source, query, by=settings.by, why=why)
+            async for last in steps:
+                show(last.done, last.total)
+    counts = f"{last.existing:,} there already, {last.skipped:,} skipped."
+    Output(settings).answer(last, lambda: [f"{last.copied:,} copied, {counts}"], ())
+    for reason in last.reasons:
+        message(settings, printable(reason))
+    if last.skipped:
+        raise click.exceptions.Exit(REFUSED)
+
+
 store = group(
-    "Look at the store, migrate it, delete old runs.",
+    "Look at the store, migrate it, copy or delete runs.",
     info=info,
     check=check,
     migrate=migrate,
     sql=sql,
+    copy=copy,
     prune=prune,
 )

@@ -11,12 +11,12 @@ from perdure.cli.connections import insights
 from perdure.cli.context import Settings, command, option
 from perdure.cli.failures import FAILED, USAGE, Failure
 from perdure.cli.formatting import printable
-from perdure.cli.output import Output, duration, styled_status, tally
+from perdure.cli.output import Output, duration, styled_status
 from perdure.cli.terminal import keys, within
 from perdure.clock import parse_duration
 from perdure.insights import Insights
 from perdure.insights.model import Attention, Overview, RunFacts, StepRow, Tally
-from perdure.insights.words import count_words
+from perdure.insights.words import count_words, tally_words
 from perdure.snapshot import is_over
 
 LIVE = ("running", "suspended", "waiting", "queued", "paused")
@@ -50,7 +50,7 @@ def overview_lines(answer: Overview, url: str) -> Iterator[str]:
 
 def _counted(counts: dict[str, Tally], statuses: tuple[str, ...]) -> list[str]:
     return [
-        f"{tally(counts[status])} {status}"
+        f"{tally_words(counts[status])} {status}"
         for status in statuses
         if status in counts and counts[status].count
     ]

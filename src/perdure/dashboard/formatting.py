@@ -2,8 +2,6 @@
 
 from datetime import UTC, datetime, timedelta, tzinfo
 
-from perdure.insights import Tally
-
 _MILLISECOND = timedelta(milliseconds=1)
 _SECOND = timedelta(seconds=1)
 _DAY = timedelta(days=1)
@@ -62,13 +60,6 @@ def time_of_day(at: datetime | None, now: datetime, zone: tzinfo = UTC) -> str:
 def number(value: float) -> str:
     """Return a number with every digit and a comma between thousands."""
     return f"{value:,}"
-
-
-def tally(value: Tally | None) -> str:
-    """Return a count; "10,000+" means that there are at least so many."""
-    if value is None:
-        return "0"
-    return f"{value.count:,}+" if value.capped else f"{value.count:,}"
 
 
 def size(count: int) -> str:

@@ -1,12 +1,14 @@
 """Live updates: the server says what changed, and the browser fetches it again.
 
 While a browser listens, one task per dashboard asks the store for everything that is on screen,
-once for all listeners. The events contain topics and no data, so they need no redaction.
+once for all listeners: every second or less often, and at once after a notification of the store.
+The events contain topics and no data, so they need no redaction.
 """
 
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -15,14 +17,17 @@ from starlette.responses import Response, StreamingResponse
 from perdure.clock import Clock
 from perdure.dashboard.board import Board
 from perdure.dashboard.visit import Visit
-from perdure.errors import PerdureError
+from perdure.errors import PerdureError, StoreError
 from perdure.insights import Insights
+from perdure.store import Store, can_notify
 
 MAX_STREAMS = 3
 """How many streams a session may have: a browser opens six connections per host."""
 
 _MAX_TOPICS = 8
 _HEARTBEAT = 15.0
+_TICK = 0.1
+_RETRY = 5.0
 # A topic that is slow to read is read less often: it may take a tenth of the time.
 _SHARE = 10
 
@@ -33,11 +38,15 @@ class _Listener:
     topics: frozenset[str]
     changed: set[str] = field(default_factory=set)
     wakes: asyncio.Event = field(default_factory=asyncio.Event)
+    beat_at: float = 0.0
 
 
 @dataclass(slots=True)
 class _Topic:
+    """When a topic is to be read next, and from when on a notification may change that."""
+
     next_at: float = 0.0
+    hurry_at: float = 0.0
     digest: bytes = b""
 
 
@@ -48,6 +57,7 @@ class Live:
         self._clock = clock
         self._listeners: set[_Listener] = set()
         self._task: asyncio.Task[None] | None = None
+        self._topics: dict[str, _Topic] = {}
 
     async def stream(self, board: Board, visit: Visit) -> Response:
         """Return a stream of changed topics; 204 if the session has enough of them."""
@@ -66,34 +76,42 @@ class Live:
         try:
             yield b"retry: 3000\n\n"
             while True:
-                await self._wait(listener)
+                await listener.wakes.wait()
+                listener.wakes.clear()
                 changed, listener.changed = sorted(listener.changed), set()
                 # A comment keeps proxies from closing the connection, and shows that it is gone.
                 yield b"".join(map(_event, changed)) or b":\n\n"
         finally:
             self._listeners.discard(listener)
 
-    async def _wait(self, listener: _Listener) -> None:
-        """Wait for a change, but not longer than the heartbeat."""
-        sleeping = asyncio.ensure_future(self._clock.sleep(_HEARTBEAT))
-        waking = asyncio.ensure_future(listener.wakes.wait())
-        try:
-            await asyncio.wait({sleeping, waking}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            sleeping.cancel()
-            waking.cancel()
-        listener.wakes.clear()
-
     async def _watch(self, board: Board) -> None:
         """Read what is on screen until no browser listens."""
-        topics: dict[str, _Topic] = {}
-        while self._listeners:
-            wanted = {topic for each in self._listeners for topic in each.topics}
-            topics = {name: topics.get(name, _Topic()) for name in wanted}
-            for name, topic in topics.items():
-                if topic.next_at <= self._clock.monotonic():
-                    await self._look(board, name, topic)
-            await self._clock.sleep(0.25)
+        listening = asyncio.create_task(self._listen(board.operations.store))
+        try:
+            while self._listeners:
+                wanted = {topic for each in self._listeners for topic in each.topics}
+                self._topics = {name: self._topics.get(name, _Topic()) for name in wanted}
+                for name, topic in self._topics.items():
+                    if topic.next_at <= self._clock.monotonic():
+                        await self._look(board, name, topic)
+                for listener in self._listeners:
+                    if listener.beat_at <= (now := self._clock.monotonic()):
+                        listener.beat_at = now + _HEARTBEAT
+                        listener.wakes.set()
+                await self._clock.sleep(_TICK)
+        finally:
+            listening.cancel()
+
+    async def _listen(self, store: Store) -> None:
+        """Look at once when the store sends a notification. Polling finds what this misses."""
+        while can_notify(store):
+            with suppress(StoreError):
+                async for _ in store.notifications():
+                    for topic in self._topics.values():
+                        # However many arrive, a topic is read at most twice per period.
+                        times = topic.next_at, topic.hurry_at
+                        topic.next_at, topic.hurry_at = min(times), max(times)
+            await self._clock.sleep(_RETRY)
 
     async def _look(self, board: Board, name: str, topic: _Topic) -> None:
         """Read one topic, and notify its listeners if it has changed."""
@@ -103,8 +121,8 @@ class Live:
         except PerdureError as error:
             digest = hashlib.sha256(str(error).encode()).digest()
         now = self._clock.monotonic()
-        period = _TOPICS[name.partition(":")[0]][0]
-        topic.next_at = now + max(period, (now - begun) * _SHARE)
+        period = max(_TOPICS[name.partition(":")[0]][0], (now - begun) * _SHARE)
+        topic.next_at = now + period
         is_changed = bool(topic.digest) and digest != topic.digest
         topic.digest = digest
         for listener in self._listeners:

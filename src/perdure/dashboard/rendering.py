@@ -22,7 +22,7 @@ from perdure.dashboard.ids import encode_id
 from perdure.dashboard.verbs import quote_term, shell_command
 from perdure.dashboard.visit import Visit
 from perdure.insights import Frame, to_json
-from perdure.insights.words import count_words
+from perdure.insights.words import count_words, tally_words
 from perdure.snapshot import RunStatus
 
 _FOLDER = Path(__file__).parent
@@ -111,7 +111,7 @@ def frame_groups(frames: Sequence[Frame]) -> list[tuple[bool, list[Frame]]]:
 
 
 _FILTERS: tuple[Callable[..., object], ...] = (
-    *(formatting.duration, formatting.number, formatting.tally, formatting.size),
+    *(formatting.duration, formatting.number, formatting.size),
     *(charts.nice_top, charts.log_position),
     *(values.fold, values.is_cut, frame_groups),
 )
@@ -132,7 +132,13 @@ def environment() -> jinja2.Environment:
     filters: Any = env.filters
     functions: Any = env.globals
     filters |= {each.__name__: each for each in _FILTERS}
-    filters |= {"age": _age, "time": _time, "full": _full, "plural": count_words}
+    filters |= {
+        "age": _age,
+        "time": _time,
+        "full": _full,
+        "plural": count_words,
+        "tally": tally_words,
+    }
     functions |= {each.__name__: each for each in (encode_id, quote_term, shell_command)}
     functions |= {"static_version": static_version(), "statuses": get_args(RunStatus)}
     return env

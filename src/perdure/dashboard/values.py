@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 from markupsafe import Markup
 
+from perdure.insights.words import count_words
+
 MAX_SHOWN = 4096
 """How many characters of a value are shown; the rest can be downloaded."""
 
@@ -66,7 +68,7 @@ class _Folder:
 
     def _container(self, value: Any, depth: int, label: Markup) -> Markup:
         noun = "key" if isinstance(value, dict) else "item"
-        count = f"{len(value):,} {noun}{'' if len(value) == 1 else 's'}"
+        count = count_words(len(value), noun)
         is_open = Markup(" open") if depth < 2 else Markup("")
         members = Markup("").join(
             Markup("<li>{}</li>").format(each) for each in self._members(value, depth + 1)

@@ -31,20 +31,19 @@ class Field(msgspec.Struct, frozen=True):
 class Verb(msgspec.Struct, frozen=True):
     """Something an operator can do to what is at `place`: a run, a workflow, a queue and so on.
 
-    With `to_list`, the page that lists what is there follows it. `command` does the same; without
-    it, that is the verb's own name.
+    `command` does the same. With `to_list`, the page that lists what is there follows it.
     """
 
     name: str
     title: str
     right: Right
     text: str
+    command: str
     fields: tuple[Field, ...] = ()
     statuses: tuple[RunStatus, ...] = ()
     danger: bool = False
     bulk: bool = False
     to_list: bool = False
-    command: str = ""
     place: Literal["runs", "workflows", "queues", "schedules", "workers"] = "runs"
 
     @property
@@ -52,15 +51,11 @@ class Verb(msgspec.Struct, frozen=True):
         """Whether a reason must be given."""
         return self.right in ("override", "delete")
 
-    @property
-    def words(self) -> list[str]:
-        """The words of the command that does the same."""
-        return (self.command or self.name.replace("_", "-")).split()
-
 
 def _read_verbs() -> Mapping[str, Verb]:
     table = tomllib.loads(Path(__file__).with_name("verbs.toml").read_text(encoding="utf-8"))
-    return {name: msgspec.convert({"name": name, **verb}, Verb) for name, verb in table.items()}
+    names = {name: {"name": name, "command": name.replace("_", "-")} for name in table}
+    return {name: msgspec.convert(names[name] | table[name], Verb) for name in table}
 
 
 VERBS = _read_verbs()

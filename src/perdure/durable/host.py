@@ -55,7 +55,10 @@ REPLAY = "~replay:"
 
 
 class RunHost(calls.RunHost, ABC):
-    """One run in this process: its history, its lease, and the execution once that has started."""
+    """One run in this process: its history, its lease, and the execution once that has started.
+
+    `leftovers` are messages that no wait will receive: they are consumed when the run is left.
+    """
 
     def __init__(
         self,
@@ -81,6 +84,7 @@ class RunHost(calls.RunHost, ABC):
         self.suspend_after = LONG_DELAY
         self.on_message: Callable[[], None] | None = None
         self.outbox: Outbox | None = None
+        self.leftovers: Sequence[str] = ()
         self._execution: Execution | None = None
         self._reports: ReportWriter | None = None
 

@@ -36,13 +36,22 @@ class Outbox:
         self._deliver = deliver
         self._on_failure = on_failure
         self._under_way: dict[str, Task] = {}
+        self._starts: set[Task] = set()
         self._failure: Exception | None = None
 
     def deliver(self, items: Mapping[str, OutboxItem | None]) -> None:
         """Begin to deliver items that are durable."""
-        for name, item in items.items():
-            if item is not None and name not in self._under_way:
-                self._under_way[name] = detached(self._deliver_one(name, item))
+        new = [(name, item) for name, item in items.items() if item is not None]
+        for name, item in sorted(new, key=lambda each: _is_about_a_run(each[1])):
+            if name in self._under_way:
+                continue
+            # A run must exist before it can be cancelled, or asked to report its end.
+            is_second = _is_about_a_run(item)
+            earlier = tuple(self._starts) if is_second else ()
+            task = self._under_way[name] = detached(self._deliver_one(name, item, earlier))
+            if not is_second:
+                self._starts.add(task)
+                task.add_done_callback(self._starts.discard)
 
     async def drain(self) -> None:
         """Return when everything durable was delivered; raise the error of a delivery that failed.
@@ -54,8 +63,10 @@ class Outbox:
         if self._failure is not None:
             raise self._failure
 
-    async def _deliver_one(self, name: str, item: OutboxItem) -> None:
+    async def _deliver_one(self, name: str, item: OutboxItem, earlier: Sequence[Task]) -> None:
         try:
+            if earlier:
+                await asyncio.wait(earlier)
             await self._deliver(item)
             self._history.acknowledge(name)
         except Exception as error:  # noqa: BLE001  # the run cannot continue, and raises it
@@ -63,6 +74,11 @@ class Outbox:
             self._on_failure(error)
         finally:
             del self._under_way[name]
+
+
+def _is_about_a_run(item: OutboxItem) -> bool:
+    """Return whether an item is for a run that another item may have to start first."""
+    return "cancel" in item or "watch" in item
 
 
 async def start_runs(session: Session, runs: Sequence[NewRun]) -> list[bool]:

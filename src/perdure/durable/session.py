@@ -289,6 +289,8 @@ class Session:
             self._renewed = started
         for (each, _), lease in zip(leased, renewed, strict=True):
             if lease is None:
+                if self._permits.get(each.id) is each:
+                    del self._permits[each.id]
                 each.lose()
             else:
                 each.renewed(lease)

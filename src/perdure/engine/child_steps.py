@@ -19,7 +19,7 @@ from perdure.engine.questions import Question, reply, reply_call
 from perdure.engine.target import ChildOptions, OnParentEnd, Target
 from perdure.errors import InvalidArgument, RunFailed
 from perdure.result import Err, Ok
-from perdure.validation import check_id, check_int, check_user_id
+from perdure.validation import check_id, check_int, check_text, check_user_id
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -179,7 +179,8 @@ class ChildSteps:
         named by its id.
         """
         children = children_of(self._run, "step.result")
-        ref = run if isinstance(run, RunRef) else RunRef(check_id(run, "run"))
+        ref: RunRef[Any] = run if isinstance(run, RunRef) else RunRef(run)
+        check_id(ref.id, "run")
         if ref.id == self._run.run_id:
             raise InvalidArgument("run", run, "another run: this one cannot wait for its own end")
         if timeout is not None:
@@ -288,6 +289,8 @@ def _check_options(options: Mapping[str, Any]) -> ChildOptions:
     if checked.on_parent_end not in get_args(OnParentEnd):
         raise InvalidArgument("on_parent_end", checked.on_parent_end, "'cancel' or 'abandon'")
     names = checked.inherit
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+    if not isinstance(names, Sequence) or isinstance(names, str):
         raise InvalidArgument("inherit", names, "a list of names of tags")
+    for name in names:
+        check_text(name, "inherit", "a list of names of tags")
     return checked

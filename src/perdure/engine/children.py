@@ -87,6 +87,8 @@ async def start_run(
         name, payload = call.wait_id(), call.args[0] if call.args else None
         child = children.child_id(name, options)
         item = children.new_run(target, payload, child, name, options)
+        if options.run_id is not None and (conflict := await children.conflict(item)) is not None:
+            return await run.fail(call, conflict)
         ref: RunRef[Any] = RunRef(child, target.name, options.on_parent_end == "cancel")
         call.run = child
         run.history.put_item(f"start:{name}", item)
@@ -155,7 +157,7 @@ async def _open(run: Execution, host: RunHost, wait: PendingWait, item: OutboxIt
 
 
 def give_up(run: Execution, wait: PendingWait) -> None:
-    """End a wait that the function cancelled, and cancel the run that it was for."""
+    """End a wait that was cancelled or timed out, and cancel the run that it was for."""
     if run.live:
         run.history.close_wait(wait["id"])
         if wait.get("cancels"):
@@ -173,6 +175,7 @@ async def _receive_end(
         raise
     call.run = wait.get("run", "")
     if answer is None:
+        give_up(run, wait)
         seconds = run.clock.monotonic() - call.started
         return await run.fail(call, StepTimeout(call.id, seconds))
     message_id, payload = answer
@@ -192,8 +195,19 @@ def run_failed(run_id: str, workflow: str, error: BaseException) -> RunFailed:
     about = f"run {run_id!r} of workflow {workflow!r} failed"
     if isinstance(error, StepFailed):
         failed = RunFailed(f"{about}: {error.error!r}", error.error, run_id)
-        failed.__cause__ = error.__cause__
+        raised = error.error if isinstance(error.error, BaseException) else None
+        failed.__cause__ = error.__cause__ or raised
     else:
-        failed = RunFailed(f"{about}: {type(error).__name__}: {error}", None, run_id)
+        failed = RunFailed(f"{about}: {_reason(error)}", None, run_id)
         failed.__cause__ = error
     return failed
+
+
+def _reason(error: BaseException) -> str:
+    if not isinstance(error, RunFailed):
+        return f"{type(error).__name__}: {error}"
+    # Only the run that failed first is named: with those in between, the messages of a deep
+    # recursion would be longer than its results.
+    while isinstance(error.__cause__, RunFailed):
+        error = error.__cause__
+    return str(error)

@@ -356,12 +356,17 @@ class History:
             started = [each for each in started if _is_below(each.branch, branches)]
         return [run_id for each in started for run_id in each.run_ids]
 
-    def cancel_runs(self, name: str, run_ids: Sequence[str], at: str) -> None:
-        """Cancel runs that this run started; they are told after its next write."""
+    def cancel_runs(self, name: str, run_ids: Sequence[str], at: str, tag: str = "") -> None:
+        """Cancel runs that this run started; they are told after its next write.
+
+        They have the `tag`, or else that of the children of this run.
+        """
         if run_ids:
             # They must recognise a request that is repeated after a crash, and no other as one.
-            item: OutboxItem = {"cancel": {"id": f"{name}@{at}", "runs": list(run_ids)}}
-            self.put_item(f"cancel:{name}", item)
+            facts: OutboxItem = {"id": f"{name}@{at}", "runs": list(run_ids)}
+            if tag:
+                facts["tag"] = tag
+            self.put_item(f"cancel:{name}", {"cancel": facts})
 
     def put_item(self, name: str, item: OutboxItem) -> None:
         """Add what the run does to another run: delivered after the next write, whatever that is
@@ -404,9 +409,10 @@ class History:
         return following
 
     def without_records(self) -> "History":
-        """Return a history that has the run's name and metadata and nothing else."""
+        """Return a history that has the run's name, metadata and children, and no records."""
         empty = History(self.name)
         empty.metadata = self.metadata
+        empty.waits, empty.children = self.waits, self.children
         return empty
 
     def copy(self) -> "History":

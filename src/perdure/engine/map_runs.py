@@ -152,6 +152,8 @@ class RunMap:
         call = self._call
         await begin_call(self._run, call)
         try:
+            if await self._is_complete():
+                return
             since = isoformat(self._run.clock.now())
             wait: PendingWait = {
                 "id": call.wait_id(),
@@ -170,6 +172,16 @@ class RunMap:
             self._run.branches.end(call)
         assert answer is not None, "the wait has no timeout"
         call.consumes = (answer[0],)
+
+    async def _is_complete(self) -> bool:
+        """Return whether all runs had ended when this run was retried.
+
+        The message that says so may have come while this run was over, which receives none.
+        """
+        if "retriedAt" not in self._run.history.metadata:
+            return False
+        reported = await self._host.read_log(f"~log:{self._base}")
+        return len(reported) >= len(self._items)
 
     async def _collect(self, calls: Sequence[StepCall]) -> list[Any]:
         """Return the outcomes in the order of the items, recorded in chunks."""
@@ -206,7 +218,7 @@ class RunMap:
     async def _result(self, index: int, outcome: Any) -> Ok[Any] | Err[Any]:
         run_id, run = f"{self._base}/{index}", self._run
         retried_at = run.history.metadata.get("retriedAt", "")
-        if not outcome["ok"] and outcome["at"] < retried_at:
+        if not outcome["ok"] and outcome["at"] <= retried_at:
             # The parent was retried after this child had failed, so the child is continued.
             call = self._inner(f"again[{index}]")
             call.kind, call.fn = "result", self._target.fn

@@ -10,14 +10,14 @@ from perdure import codec
 from perdure.clock import Duration
 from perdure.snapshot import OutboxItem
 
-P = TypeVar("P")
-T = TypeVar("T")
+P_contra = TypeVar("P_contra", contravariant=True)
+T_co = TypeVar("T_co", covariant=True)
 
 OnParentEnd: TypeAlias = Literal["cancel", "abandon"]
 
 
-class Target(Generic[P, T]):
-    """A workflow by name, with the type `P` of its payload and `T` of its output."""
+class Target(Generic[P_contra, T_co]):
+    """A workflow by name, with the type `P_contra` of its payload and `T_co` of its output."""
 
     name: str
     fn: Callable[..., Awaitable[Any]]
@@ -93,4 +93,8 @@ class ChildRuns(Protocol):
         reply_to: Mapping[str, Any] | None = None,
     ) -> OutboxItem:
         """Return what the outbox says about a run that is to be started."""
+        ...
+
+    async def conflict(self, item: OutboxItem) -> Exception | None:
+        """Return an error if another run has the id of the run that is to be started."""
         ...

@@ -111,4 +111,4 @@ def _texts(value: Any, redact: Redact, path: Path) -> Any:
 
 def _message(message: Message, redact: Redact) -> BundleMessage:
     payload = redact.value(read_json(message.payload), ("inbox", message.name))
-    return BundleMessage(message.name, payload, isoformat(message.sent_at))
+    return BundleMessage(message.name, payload, isoformat(message.sent_at), message.id)

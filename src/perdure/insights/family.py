@@ -10,9 +10,9 @@ from perdure.engine.map_runs import FULL
 from perdure.insights.model import Children, Parent, Tally
 from perdure.insights.redaction import Redact
 from perdure.insights.rows import row_of
-from perdure.runtime.children import PARENT
 from perdure.runtime.schedule_workflow import SCHEDULE
-from perdure.snapshot import Metadata, PendingWait, Snapshot, system_tag
+from perdure.snapshot import Metadata, PendingWait, Snapshot
+from perdure.snapshot.tags import parent_tag
 from perdure.store import Query, SearchStore
 
 SHOWN, EXAMINED = 20, 200
@@ -43,8 +43,7 @@ async def read_parent(store: SearchStore, metadata: Metadata) -> Parent | None:
 
 async def read_children(store: SearchStore, run_id: str, redact: Redact) -> Children:
     """Return the newest of the runs that a run started."""
-    tag = f"{PARENT}={system_tag(PARENT, run_id)}"
-    page = await store.search(Query(tags=(tag,)), EXAMINED)
+    page = await store.search(Query(tags=(parent_tag(run_id),)), EXAMINED)
     counts = Counter(run.status for run in page.runs)
     is_capped = page.cursor is not None
     return Children(

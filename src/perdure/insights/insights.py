@@ -54,6 +54,7 @@ from perdure.insights.run import run_facts
 from perdure.insights.search import Search
 from perdure.insights.state import RunState, Snapshots, read_state
 from perdure.insights.steps import step_detail, steps_page
+from perdure.insights.terms import Term
 from perdure.insights.why import why
 from perdure.presence import read_switches, read_workers
 from perdure.runtime.watching import watching
@@ -207,7 +208,11 @@ class Insights:
 
     async def worker(self, id: str) -> WorkerRow | None:
         """Return a worker, or `None` if it is unknown or has stopped."""
-        return await fleet.worker(self._store, check_id(id), self._clock.now())
+        row = await fleet.worker(self._store, check_id(id), self._clock.now())
+        if row is None or row.state != "lost":
+            return row
+        owned = await self.runs(f"status:running {Term('owner', (id,))}")
+        return replace(row, owned=owned.runs)
 
     async def workflows(self) -> tuple[WorkflowRow, ...]:
         """Return the workflows that have runs, that a worker knows or that are paused."""

@@ -290,6 +290,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
     """A worker as of its last heartbeat.
 
     A live one has a heartbeat; a lost one disappeared without a clean stop within the last day.
+    `owned` are the runs that a lost one still owns, if one worker was asked for.
     """
 
     id: str
@@ -306,6 +307,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
     running: int = 0
     counters: dict[str, int] = {}
     in_flight: tuple[InFlight, ...] = ()
+    owned: tuple[RunRow, ...] = ()
 
 
 class Tally(msgspec.Struct, frozen=True):
@@ -550,11 +552,12 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class BundleMessage(msgspec.Struct, frozen=True):
-    """A message in the inbox of an exported run."""
+    """A message in the inbox of an exported run; `id` is that of its store."""
 
     event: str
     payload: Json
     sent_at: str
+    id: str
 
 
 class Bundle(msgspec.Struct, frozen=True):

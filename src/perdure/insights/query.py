@@ -11,10 +11,9 @@ from typing import get_args
 import msgspec
 
 from perdure.insights.terms import Field, Term, closest, parse_terms, parse_time
-from perdure.runtime.children import PARENT
 from perdure.runtime.schedule_workflow import SCHEDULE
 from perdure.snapshot import RunStatus, system_tag
-from perdure.snapshot.tags import is_tag
+from perdure.snapshot.tags import PARENT, is_tag
 from perdure.store import Query
 from perdure.validation import check_id, check_prefix
 

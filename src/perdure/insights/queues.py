@@ -35,13 +35,17 @@ async def queues(store: SearchStore, redact: Redact, now: datetime) -> tuple[Que
     """
     running = await store.search(Query(statuses=("running",)), EXAMINED)
     leased = Counter(run.queue for run in running.runs if run.owner is not None)
-    due = await store.queues(now, QUEUES) if can_queue(store) else ()
+    due = await _with_due_runs(store, now)
     switches, declared = await asyncio.gather(read_switches(store), limits(store, now))
     names = {"", *map(_name, leased), *map(_name, due), *switches.paused_queues}
     names.update(limit.name for limit in declared if limit.of != "steps")
     counter = _Counter(store, now, leased, due)
     rows = await asyncio.gather(*(counter.row(name) for name in sorted(names)))
     return tuple(_described(row, switches, redact, declared) for row in rows)
+
+
+async def _with_due_runs(store: Store, now: datetime) -> Sequence[str]:
+    return await store.queues(now, QUEUES) if can_queue(store) else ()
 
 
 async def limits(store: SearchStore, now: datetime) -> tuple[LimitRow, ...]:

@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
+from perdure.insights.model import Tally
+
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
@@ -39,6 +41,11 @@ def time_words(at: datetime, now: datetime) -> str:
 def count_words(number: int, noun: str) -> str:
     """Return a number with its noun: "1 run", "1,204 runs"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def tally_words(tally: Tally | None) -> str:
+    """Return a count: "1,204", or "10,000+" if there are at least so many."""
+    return "0" if tally is None else f"{tally.count:,}{'+' if tally.capped else ''}"
 
 
 def list_words(words: list[str]) -> str:

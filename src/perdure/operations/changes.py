@@ -11,6 +11,7 @@ from perdure.errors import Refused, RunNotFound
 from perdure.operations.outcome import Outcome, describe, requested
 from perdure.runtime.acts import acts_of, copy_acts
 from perdure.runtime.edits import RunEdit, edit_of, leased_edit, settle
+from perdure.runtime.ends import report_end, watchers_in
 from perdure.runtime.requests import (
     OPERATOR,
     Request,
@@ -127,6 +128,7 @@ class Changes:
             created = created_at_of(run.history.metadata)
             await copy_acts(self.store, run_id, [{**act, "was": run.status, "created": created}])
             await settle(host, run.stored, Rest(run.status, delete=True))
+            await report_end(session, run_id, grant.snapshot, watchers_in(grant.inbox))
 
     async def _lease(self, session: Session, run_id: str) -> Grant | Refusal:
         """Lease a stored run; raise `RunNotFound` if there is none."""

@@ -9,6 +9,8 @@ from perdure.errors import InvalidArgument, Refused
 from perdure.insights.model import Bundle
 from perdure.operations.outcome import KEEP, Keep
 from perdure.runtime.acts import add_act
+from perdure.runtime.deadlines import LIMIT
+from perdure.runtime.verbs import RETRIED
 from perdure.snapshot import (
     ExecutionBlock,
     Metadata,
@@ -17,15 +19,23 @@ from perdure.snapshot import (
     is_over,
     open_waits,
     rest_status,
+    system_tag,
     validate_snapshot,
+    visible_tags,
     workflow_of,
 )
-from perdure.snapshot.tags import is_tag
 
 PAUSED = "imported; resume it when its original no longer runs"
 
 FORK_TAG = "~fork"
 """The tag by which the forks of a run are found."""
+
+
+_NOT_FORKED = (
+    *("acts", "actCount", "firstInput", "report", "deadline", "forkedFrom"),
+    # A fork of a child reports to no parent, and the children of its source are not its own.
+    *("parent", "depth", "replyTo", "children", LIMIT, RETRIED),
+)
 
 
 class Fork(NamedTuple):
@@ -84,12 +94,11 @@ def _metadata(source_id: str, source: Metadata, fork: Fork, now: datetime) -> Me
 
     The seed stays: the records that are kept were made with values that were derived from it.
     """
-    dropped = ("acts", "actCount", "firstInput", "report", "deadline", "forkedFrom")
-    metadata = {name: value for name, value in source.items() if name not in dropped}
+    metadata = {name: value for name, value in source.items() if name not in _NOT_FORKED}
     metadata["createdAt"] = isoformat(now)
     metadata["forkedFrom"] = {"run": source_id, "at": fork.at or ""}
-    if is_tag(f"{FORK_TAG}={source_id}"):
-        metadata["tags"] = {**(metadata.get("tags") or {}), FORK_TAG: source_id}
+    metadata["tags"] = visible_tags(metadata.get("tags"))
+    metadata["tags"][FORK_TAG] = system_tag(FORK_TAG, source_id)
     if fork.payload is not KEEP:
         metadata["input"] = fork.payload
     if fork.version is not None:

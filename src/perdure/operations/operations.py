@@ -1,6 +1,7 @@
 """The operator's verbs for many runs, for workflows, queues and workers."""
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -23,6 +24,7 @@ from perdure.operations.bulk import (
     request_of,
     stop,
 )
+from perdure.operations.copying import Copy, CopyProgress
 from perdure.operations.outcome import Outcome
 from perdure.operations.runs import check_by, check_json, check_why
 from perdure.operations.schedules import ScheduleOperations
@@ -37,13 +39,12 @@ from perdure.presence import (
 )
 from perdure.runtime.acts import new_act
 from perdure.snapshot import RunStatus
-from perdure.store import (
-    require_maintenance,
-    require_search,
-)
+from perdure.store import Store, require_maintenance, require_search
 from perdure.validation import check_id, check_int, check_user_id
 
 _PRUNE_BATCH = 1000
+_PRUNE_COUNT = 100_000
+_UNLIMITED = 10**9
 _MAX_NAME = 200
 
 
@@ -67,26 +68,45 @@ class Operations(ScheduleOperations):
         dry_run: bool = False,
         by: str,
         why: str = "",
+        on_progress: Callable[[int, int | None], None] | None = None,
     ) -> int:
         """Delete runs that were over for longer than `older_than`; return how many.
 
-        With `dry_run` they are counted and nothing is deleted.
+        With `dry_run` they are counted and nothing is deleted. `on_progress` is called after each
+        batch with the number of deleted runs, and how many there are, or `None` if that is a lot.
         """
         store = require_maintenance(self.store, "Operations.prune")
         span = parse_duration(older_than, "older_than")
         act = self.act("prune", by, why, workflow or "")
-        total = 0
-        for status in tuple(statuses) or (None,):
-            limit = _PRUNE_BATCH if not dry_run else 10**9
-            while deleted := await store.prune(
-                span, status=status, workflow=workflow, limit=limit, dry_run=dry_run
-            ):
-                total += deleted
-                if dry_run or deleted < limit:
-                    break
-        if not dry_run:
-            await self.note({**act, "was": f"{total} runs older than {span}"})
-        return total
+        limit = _UNLIMITED if dry_run else _PRUNE_COUNT
+        kinds = [
+            partial(store.prune, span, status=status, workflow=workflow)
+            for status in tuple(statuses) or (None,)
+        ]
+        found = [await prune(limit=limit, dry_run=True) for prune in kinds]
+        if dry_run:
+            return sum(found)
+        total = sum(found) if max(found) < limit else None
+        count = f"{limit} or more" if total is None else total
+        # Before the first batch: what a process that dies in between has deleted is on record.
+        await self.note({**act, "was": f"{count} runs older than {span}"})
+        return await _in_batches(kinds, lambda done: on_progress and on_progress(done, total))
+
+    async def copy_from(
+        self, source: Store, query: str = "", *, by: str, why: str = ""
+    ) -> AsyncGenerator[CopyProgress]:
+        """Copy the runs that match from another store to this one, and yield the progress.
+
+        Runs that a process works on are skipped, runs that are here already are left alone. Copies
+        of runs that are not over are paused: their originals may still be driven.
+        """
+        if source is self.store:
+            raise InvalidArgument("source", source, "another store than that of these operations")
+        insights = Insights(source, redact=NOTHING_REDACTED, clock=self.clock)
+        insights.parse(query)
+        await self.note(self.act("copy", by, why, query[:_MAX_NAME]))
+        async for progress in Copy(insights, self._starter, self.act("import", by, why)).run(query):
+            yield progress
 
     async def note_reveal(self, run_id: str, *, by: str, why: str = "") -> None:
         """Record that an operator was shown redacted values of a run, which is not changed."""
@@ -246,6 +266,18 @@ class Operations(ScheduleOperations):
         await self.note(act)
         sentence = f"Worker {worker} will drain. Takes effect within 10 seconds."
         return Outcome("", "drain_worker", "done", None, sentence)
+
+
+async def _in_batches(
+    kinds: Iterable[Callable[..., Awaitable[int]]], show: Callable[[int], object]
+) -> int:
+    """Delete until nothing is left; return how many runs were deleted."""
+    deleted = 0
+    for prune in kinds:
+        while batch := await prune(limit=_PRUNE_BATCH):
+            deleted += batch
+            show(deleted)
+    return deleted
 
 
 def _check_rate(rate: object) -> float | None:

@@ -6,25 +6,21 @@ from typing import Any, Self, cast
 
 from msgspec.structs import replace
 
-from perdure import codec
 from perdure.clock import Clock, SystemClock
 from perdure.codec.tags import is_plain
 from perdure.errors import InvalidArgument, RunNotFound
 from perdure.insights.export import read_bundle
 from perdure.operations.changes import Changes
-from perdure.operations.forks import Fork, forked, imported
+from perdure.operations.forks import Fork, forked
 from perdure.operations.outcome import KEEP, Keep, Outcome, Preview, compare, records
 from perdure.operations.starts import OperatorStarter
 from perdure.runtime.acts import copy_acts, new_act, write_act
 from perdure.runtime.definition import Definition
 from perdure.runtime.requests import Request, Verb
-from perdure.snapshot import Snapshot, is_over, rest_status
+from perdure.snapshot import Snapshot, rest_status
 from perdure.store import (
-    NewMessage,
     Store,
     can_search,
-    require_inbox,
-    rest_of,
 )
 from perdure.validation import check_event, check_id, check_text, check_user_id, is_encodable
 
@@ -208,17 +204,8 @@ class RunOperations:
         """
         exported = read_bundle(bundle)
         act = self.act("import", by, why)
-        snapshot = imported(exported, act, self.clock.now())
         new_id = run_id or exported.run_id
-        await self._starter.create(new_id, snapshot, rest_of(snapshot))
-        if exported.inbox and not is_over(rest_status(snapshot)):
-            inbox = require_inbox(self.store, "Operations.import_run")
-            await inbox.send(
-                [
-                    NewMessage(new_id, each.event, codec.dumps(each.payload), f"import:{number}")
-                    for number, each in enumerate(exported.inbox)
-                ]
-            )
+        snapshot = await self._starter.create_imported(exported, new_id, act)
         await copy_acts(self.store, new_id, [act])
         hidden = " Redacted values are masked in it." if exported.redacted else ""
         sentence = f"Imported as {new_id}, {rest_status(snapshot)}.{hidden}"

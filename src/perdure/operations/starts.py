@@ -8,12 +8,22 @@ from typing import Any
 from perdure import codec
 from perdure.durable.session import wake_workers
 from perdure.errors import RunConflict
+from perdure.insights.model import Bundle
+from perdure.operations.forks import imported
 from perdure.runtime.acts import acts_of, add_act
 from perdure.runtime.options import check_options
 from perdure.runtime.run import Run
 from perdure.runtime.schedules import ScheduleClient
-from perdure.snapshot import Metadata, Snapshot, workflow_of
-from perdure.store import NewRun, Rest, header_of, require_schedule
+from perdure.snapshot import Metadata, Snapshot, is_over, workflow_of
+from perdure.store import (
+    NewMessage,
+    NewRun,
+    Rest,
+    header_of,
+    require_inbox,
+    require_schedule,
+    rest_of,
+)
 from perdure.validation import check_user_id
 
 
@@ -50,20 +60,47 @@ class OperatorStarter(ScheduleClient):
             return payload
         return self.registry.newest(workflow).encode_payload(payload)
 
-    async def create(self, run_id: str, snapshot: Snapshot, rest: Rest | None = None) -> None:
-        """Create a run with this snapshot; raise `RunConflict` if the id is taken."""
+    async def create(
+        self, run_id: str, snapshot: Snapshot, rest: Rest | None = None, queue: str = ""
+    ) -> None:
+        """Create a run with this snapshot; raise `RunConflict` if the id is taken.
+
+        Without `queue` it is in that of its workflow, if the definition is known here.
+        """
         data = codec.dumps(snapshot)
+        definition = self.registry.find(workflow_of(snapshot) or "")
+        if not queue and definition is not None:
+            queue = definition.queue_for((snapshot.get("metadata") or {}).get("input"))
         new = NewRun(
             check_user_id(run_id, "run_id"),
             workflow_of(snapshot) or "",
             data,
             rest=rest,
+            queue=queue,
             **header_of(snapshot, len(data)),
         )
         [is_new] = await require_schedule(self.store, "Operations").enqueue([new])
         if not is_new and not await self._is_own(run_id, snapshot):
             raise RunConflict(run_id, workflow_of(snapshot), "there is a run with this id")
         wake_workers(self.store)
+
+    async def create_imported(self, bundle: Bundle, run_id: str, act: dict[str, Any]) -> Snapshot:
+        """Create a run from a bundle with this act, and return its snapshot."""
+        snapshot = imported(bundle, act, self.clock.now())
+        await self.create(run_id, snapshot, rest_of(snapshot), bundle.queue)
+        await self.send_imported(bundle, run_id)
+        return snapshot
+
+    async def send_imported(self, bundle: Bundle, run_id: str) -> None:
+        """Send the messages of a bundle to the run that was created from it, each of them once."""
+        if bundle.inbox and not is_over(bundle.status):
+            inbox = require_inbox(self.store, "Operations.import_run")
+            await inbox.send(
+                [
+                    NewMessage(run_id, each.event, codec.dumps(each.payload), f"import:{each.id}")
+                    for each in bundle.inbox
+                ]
+            )
 
     async def _is_own(self, run_id: str, snapshot: Snapshot) -> bool:
         """Return whether the run is the one that was just created: the answer may be lost."""

@@ -10,16 +10,16 @@ from perdure.clock import Clock
 from perdure.durable.outbox import encode_run
 from perdure.engine.history import History
 from perdure.engine.target import ChildOptions, Target
-from perdure.errors import InvalidArgument, TooDeep
+from perdure.engine.tasks import outside_runs
+from perdure.errors import InvalidArgument, RunConflict, TooDeep
 from perdure.runtime.deadlines import inherited_deadline
 from perdure.runtime.definition import Definition
-from perdure.runtime.options import Start, check_options, new_start
+from perdure.runtime.options import Start, check_options, new_start, payload_conflict
 from perdure.runtime.registry import Registry
-from perdure.snapshot import OutboxItem, system_tag
+from perdure.snapshot import OutboxItem, check_tags, system_tag, workflow_of
+from perdure.snapshot.tags import PARENT
+from perdure.store import Store
 from perdure.validation import MAX_ID_LENGTH
-
-PARENT = "~parent"
-"""The tag by which the children of a run are found."""
 
 _ROOM = len("~log:") + len("/1000000000")
 """How much shorter than an id the beginning of many ids is."""
@@ -32,9 +32,16 @@ class Children:
     """Makes the child runs of one run."""
 
     def __init__(
-        self, run_id: str, history: History, registry: Registry, random: Random, clock: Clock
+        self,
+        run_id: str,
+        history: History,
+        store: Store,
+        registry: Registry,
+        random: Random,
+        clock: Clock,
     ) -> None:
         self._run_id = run_id
+        self._store = store
         self._history = history
         self._registry = registry
         self._random = random
@@ -116,6 +123,17 @@ class Children:
             start.metadata["replyTo"] = dict(reply_to)
         return {"start": encode_run(start.new_run())}
 
+    async def conflict(self, item: OutboxItem) -> RunConflict | None:
+        """Return an error if another run has the id of the run that is to be started."""
+        facts: Any = item
+        new = facts["start"]
+        with outside_runs():
+            stored = await self._store.load(new["id"])
+        reason = "" if stored is None else payload_conflict(new["snapshot"], stored)
+        if stored is None or not reason:
+            return None
+        return RunConflict(new["id"], workflow_of(stored), reason)
+
     def _start(
         self, target: Definition[Any, Any], data: Any, run_id: str, options: ChildOptions
     ) -> Start:
@@ -135,8 +153,8 @@ class Children:
     def _tags(self, start: Start, options: ChildOptions) -> dict[str, str]:
         own = self._history.metadata.get("tags") or {}
         inherited = {name: own[name] for name in options.inherit if name in own}
-        parent = {PARENT: system_tag(PARENT, self._run_id)}
-        return {**inherited, **start.metadata.get("tags", {}), **parent}
+        tags = check_tags({**inherited, **start.metadata.get("tags", {})})
+        return {**tags, PARENT: system_tag(PARENT, self._run_id)}
 
     def _facts(self, call: str) -> dict[str, Any]:
         depth = int(self._history.metadata.get("depth", 0)) + 1

@@ -18,6 +18,7 @@ from perdure.errors import InvalidArgument, RunFailed, RunNotFound, RunOver
 from perdure.runtime import transitions
 from perdure.runtime.asking import wait_for_answer
 from perdure.runtime.definition import Definition
+from perdure.runtime.ends import report_end, watchers_in
 from perdure.runtime.options import Plan, Start
 from perdure.runtime.requests import OPERATOR, Request, encode_request
 from perdure.runtime.run import Run, T_co
@@ -264,9 +265,13 @@ class Client(ScheduleClient):
 
     async def delete(self, run_id: str) -> bool:
         """Delete a run and everything that belongs to it; return whether it existed."""
-        existed = await self.store.load(check_id(run_id, "run_id")) is not None
-        await self.store.delete(run_id)
-        return existed
+        snapshot = await self.store.load(check_id(run_id, "run_id"))
+        async with self.session() as session:
+            watchers = [] if snapshot is None else watchers_in(await session.read_inbox(run_id))
+            await self.store.delete(run_id)
+            if snapshot is not None:
+                await report_end(session, run_id, snapshot, watchers)
+        return snapshot is not None
 
     @overload
     async def result(

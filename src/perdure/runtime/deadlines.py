@@ -70,6 +70,7 @@ def inherited_deadline(parent: Metadata, deadline: Duration | datetime | None) -
 
 def drop_passed_deadline(metadata: Metadata, now: datetime) -> None:
     """Remove a deadline that has passed: a run that is retried after it gets a new one."""
-    deadline = deadline_of(metadata)
-    if deadline is not None and deadline <= now:
-        del metadata[_TIME]
+    for name in (_TIME, LIMIT):
+        deadline = metadata.get(name)
+        if isinstance(deadline, str) and parse_iso(deadline) <= now:
+            del metadata[name]

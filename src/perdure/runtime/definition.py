@@ -23,7 +23,7 @@ from perdure.limits import Queue, check_queue, queue_with_key
 from perdure.result import Result
 from perdure.runtime.deadlines import check_deadline
 from perdure.runtime.priorities import check_priority
-from perdure.schedules import Schedule
+from perdure.schedules import Schedule, check_name
 from perdure.snapshot import Snapshot
 from perdure.validation import check_errors, check_id, check_int, check_user_id
 
@@ -86,6 +86,7 @@ class Definition(Target[P, T]):
         return self.fn(step, payload) if self.takes_payload else self.fn(step)
 
     def _check_default(self, schedule: Schedule) -> None:
+        check_name(self.name)
         try:
             self.encode_payload(None)
         except InvalidPayload as error:

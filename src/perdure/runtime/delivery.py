@@ -14,10 +14,11 @@ from perdure.errors import RunConflict
 from perdure.runtime.ends import done_message, missing_outcome, new_log, outcome_in
 from perdure.runtime.options import payload_conflict
 from perdure.runtime.requests import OPERATOR, WATCH, Request, encode_request
-from perdure.runtime.transitions import change, lease_request
+from perdure.runtime.transitions import change, lease_request, old_requests
 from perdure.runtime.verbs import RETRIED, continue_over
-from perdure.snapshot import OutboxItem, Snapshot, is_over, rest_status, workflow_of
+from perdure.snapshot import OutboxItem, Snapshot, is_over, rest_status, tags_of, workflow_of
 from perdure.snapshot.record import encode_failure
+from perdure.snapshot.tags import parent_tag
 from perdure.store import Delivery, NewMessage, NewRun, Refusal, Store, can_search, require_search
 
 BATCH = 500
@@ -52,7 +53,8 @@ class Deliveries:
         if "watch" in facts:
             await self._watch(facts["watch"]["run"], facts["watch"]["event"])
         if "cancel" in facts:
-            await self._cancel(facts["cancel"]["id"], facts["cancel"]["runs"])
+            tag = facts["cancel"].get("tag") or parent_tag(self._run_id)
+            await self._cancel(facts["cancel"]["id"], facts["cancel"]["runs"], tag)
 
     async def _start(self, new: NewRun) -> None:
         (is_new,) = await start_runs(self._session, [new])
@@ -91,27 +93,27 @@ class Deliveries:
         """Make sure that this run gets a message when the other one ends, or has ended."""
         payload = codec.dumps({"run": self._run_id, "event": event})
         message = NewMessage(run_id, WATCH, payload, f"{event}@{self._run_id}")
-        (receipt,) = await send_messages(self._session, [message])
-        if receipt.delivery in (Delivery.DELIVERED, Delivery.DUPLICATE):
-            return None
-        stored = await self._session.store.load(run_id)
-        if stored is None:
-            return await self._report(run_id, event, missing_outcome(run_id))
-        if not is_over(rest_status(stored)) or self._is_to_continue(stored):
+        while True:
+            (receipt,) = await send_messages(self._session, [message])
+            if receipt.delivery in (Delivery.DELIVERED, Delivery.DUPLICATE):
+                return None
+            stored = await self._session.store.load(run_id)
+            if stored is None:
+                return await self._report(run_id, event, missing_outcome(run_id))
+            has_ended = is_over(rest_status(stored))
+            if has_ended and not self._is_to_continue(stored):
+                outcome = outcome_in(stored["execution"], workflow_of(stored))
+                return await self._report(run_id, event, outcome)
             # It was started again in the meantime, or is to be continued; then it is asked again.
-            if not await self._continue(run_id):
+            if not has_ended or not await self._continue(run_id):
                 await self._session.clock.sleep(_PAUSE)
-            return await self._watch(run_id, event)
-        outcome = outcome_in(stored["execution"], workflow_of(stored))
-        return await self._report(run_id, event, outcome)
 
     def _is_to_continue(self, stored: Snapshot) -> bool:
         """Return whether a child of this run did not succeed before this run was retried."""
         retried_at, block = self._history.metadata.get(RETRIED), stored["execution"]
-        parent = (stored.get("metadata") or {}).get("parent") or {}
-        is_failed = block["status"] == "failed" and parent.get("run") == self._run_id
+        is_failed = block["status"] == "failed" and _parent_of(stored) == self._run_id
         ended_at = block.get("completedAt") or block["lastUpdated"]
-        return is_failed and isinstance(retried_at, str) and ended_at < retried_at
+        return is_failed and isinstance(retried_at, str) and ended_at <= retried_at
 
     async def _continue(self, run_id: str) -> bool:
         """Continue a child that did not succeed, if no other process is changing it."""
@@ -119,29 +121,47 @@ class Deliveries:
         grant = await self._session.acquire(request)
         if isinstance(grant, Refusal):
             return False
-        is_changed = await change(self._session, grant, continue_over) is not None
+        # It may have been told to cancel more than once, and has obeyed.
+        old = old_requests(grant)
+        is_changed = await change(self._session, grant, continue_over, old) is not None
         wake_workers(self._session.store)
         return is_changed
 
     async def _report(self, run_id: str, event: str, outcome: Mapping[str, Any]) -> None:
         await send_messages(self._session, [done_message(run_id, event, self._run_id, outcome)])
 
-    async def _cancel(self, id: str, run_ids: Sequence[str]) -> None:
+    async def _cancel(self, id: str, run_ids: Sequence[str], tag: str) -> None:
         why = f"the run that started it, {self._run_id!r}, no longer waits for it"
         for first in range(0, len(run_ids), BATCH):
-            runs = await open_runs(self._session.store, run_ids[first : first + BATCH])
+            batch = run_ids[first : first + BATCH]
+            runs = await open_runs(self._session.store, tag, batch)
             request = encode_request(Request("", "cancel", why=why))
             dedup_id = f"~cancel:{self._run_id}:{id}"
             messages = [NewMessage(run, OPERATOR, request, dedup_id) for run in runs]
             await send_messages(self._session, messages)
 
 
-async def open_runs(store: Store, run_ids: Sequence[str]) -> list[str]:
-    """Return those of the runs that are not over, as far as the store can tell quickly."""
-    if not can_search(store):
-        return list(run_ids)
-    runs = await store.summaries(run_ids)
-    return [run.id for run in runs if run is not None and not is_over(run.status)]
+async def open_runs(store: Store, tag: str, run_ids: Sequence[str]) -> list[str]:
+    """Return those of the runs that are not over and have the tag of the run that started them.
+
+    A run may have been started by another one, or by a program: `run_id=` named one that existed.
+    """
+    if can_search(store):
+        runs = [run for run in await store.summaries(run_ids) if run is not None]
+        return [run.id for run in runs if tag in run.tags and not is_over(run.status)]
+    snapshots = [(run_id, await store.load(run_id)) for run_id in run_ids]
+    return [
+        run_id
+        for run_id, snapshot in snapshots
+        if snapshot is not None
+        and tag in tags_of(snapshot.get("metadata"))
+        and not is_over(rest_status(snapshot))
+    ]
+
+
+def _parent_of(snapshot: Snapshot) -> str:
+    parent: Mapping[str, Any] = (snapshot.get("metadata") or {}).get("parent") or {}
+    return str(parent.get("run", ""))
 
 
 def numbered(

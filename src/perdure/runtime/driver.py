@@ -43,7 +43,7 @@ from perdure.runtime.definition import Definition
 from perdure.runtime.delivery import Deliveries, open_runs
 from perdure.runtime.deps import Dependencies
 from perdure.runtime.edits import RunEdit, at_rest, cancelled, leased_edit, settle
-from perdure.runtime.ends import report_end, watchers_in
+from perdure.runtime.ends import leftovers_in, report_end, watchers_in
 from perdure.runtime.registry import Registry
 from perdure.runtime.requests import WATCH, Requested, cancel_in, requests_in
 from perdure.runtime.schedule_workflow import ScheduleDecision, ScheduleWorkflow
@@ -60,6 +60,7 @@ from perdure.snapshot import (
     version_of,
 )
 from perdure.snapshot.record import encode_failure, outcome_of
+from perdure.snapshot.tags import parent_tag
 from perdure.store import Grant, LeaseRequest, Refusal, Rest, Store, require_lease
 
 logger = logging.getLogger(__name__)
@@ -125,12 +126,15 @@ class Driver:
         if is_over(rest_status(grant.snapshot)):
             return await self._close(session, grant)
         if asked := requests_in(grant.inbox):
-            return await _apply_requests(*leased_edit(session, grant), asked)
+            edit, host = leased_edit(session, grant)
+            self._open_outbox(host)
+            return await _apply_requests(edit, host, asked)
         # Before anything is written: a run of an unknown workflow or version stays as it is, for a
         # process that knows it.
         definition, payload, history = await self._load(grant)
         host = open_host(session, grant.lease.id, history, grant, not_before)
         self._open_outbox(host)
+        host.leftovers = leftovers_in(grant.inbox, history.waits.values())
         if version_of(grant.snapshot.get("metadata")) not in (0, definition.version):
             await rewrite(host, wake_at=host.clock.now())
             return Rested(b"", "running")
@@ -154,7 +158,9 @@ class Driver:
             payload=payload,
             deps=deps,
             encode_input=definition.encode_payload,
-            children=Children(host.id, host.history, self.registry, self.random, host.clock),
+            children=Children(
+                host.id, host.history, self.store, self.registry, self.random, host.clock
+            ),
             deadline=fix_deadline(host.history, host.clock, definition.deadline),
             suspend_after=self.suspend_after,
             always_replay=self.always_replay,
@@ -253,7 +259,9 @@ class Driver:
         following.metadata.update(definition.identity)
         if children := [*history.metadata.get("children", ()), *children]:
             # Some may have ended: a loop that starts a run in each generation must stay small.
-            following.metadata["children"] = await open_runs(host.session.store, children)
+            store = host.session.store
+            tag = parent_tag(host.id)
+            following.metadata["children"] = await open_runs(store, tag, children)
         return await _settle(host, host.block(state="queued"), Rest("queued", host.clock.now()))
 
     async def _end_failed(self, host: RunHost, error: StoreError) -> Rested:
@@ -299,7 +307,7 @@ async def _settle(
         await _tell_others(host, block)
         # A request to be told of the end, which arrives only now, makes the run due.
         rest = replace(rest, wake_at=None, awaits=(WATCH,))
-    data = await host.settle(block, rest, consumes)
+    data = await host.settle(block, rest, (*consumes, *host.leftovers))
     return Rested(data, rest.status, host.retries)
 
 

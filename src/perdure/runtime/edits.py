@@ -184,7 +184,8 @@ def _over(host: RunHost, status: RunStatus) -> Rest:
 
 def at_rest(host: RunHost, waits: Sequence[PendingWait]) -> tuple[ExecutionBlock, Rest]:
     """Return how a run is stored that waits for a time or an event."""
-    replays = any(wait["id"].startswith(REPLAY) for wait in waits)
+    # Nothing else would wake a run that waits for nothing: `always_replay` suspends such runs.
+    replays = not waits or any(wait["id"].startswith(REPLAY) for wait in waits)
     waits = [wait for wait in waits if not wait["id"].startswith(REPLAY)]
     listens = any(wait["kind"] == "event" for wait in waits)
     state: RunStatus = "waiting" if listens else "suspended"

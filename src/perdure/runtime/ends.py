@@ -12,9 +12,19 @@ from typing import Any
 from perdure import codec
 from perdure.durable.outbox import send_messages
 from perdure.durable.session import Session
+from perdure.engine.children import DONE
 from perdure.errors import RunNotFound
 from perdure.runtime.requests import WATCH
-from perdure.snapshot import ExecutionBlock, Snapshot, new_snapshot, reply_to_of, workflow_of
+from perdure.snapshot import (
+    ExecutionBlock,
+    PendingWait,
+    Snapshot,
+    is_over,
+    new_snapshot,
+    reply_to_of,
+    rest_status,
+    workflow_of,
+)
 from perdure.snapshot.record import encode_failure
 from perdure.store import Message, NewMessage, NewRun, Receipt, Rest
 
@@ -22,6 +32,16 @@ from perdure.store import Message, NewMessage, NewRun, Receipt, Rest
 def watchers_in(messages: Iterable[Message]) -> list[Message]:
     """Return the requests to be told of the run's end."""
     return [message for message in messages if message.name == WATCH]
+
+
+def leftovers_in(messages: Iterable[Message], waits: Iterable[PendingWait]) -> list[str]:
+    """Return the ids of messages that report ends for which the run no longer waits.
+
+    A wait is durable before its answer can exist, so none that comes later is for them.
+    """
+    awaited = {wait.get("event") for wait in waits}
+    ends = (message for message in messages if message.name.startswith(DONE))
+    return [message.id for message in ends if message.name not in awaited]
 
 
 def done_message(run_id: str, event: str, to: str, outcome: Mapping[str, Any]) -> NewMessage:
@@ -55,13 +75,18 @@ async def report_end(
     snapshot: Snapshot,
     watchers: Iterable[Message] = (),
 ) -> None:
-    """Send the end of a run to the run that called it, and to those that asked for it."""
+    """Send the end of a run to the run that called it, and to those that asked for it.
+
+    They are told that a run which is not over does not exist any more.
+    """
     asked = [codec.loads(message.payload) for message in watchers]
     if (caller := reply_to_of(snapshot.get("metadata") or {})) is not None:
         asked.append(caller)
     if not asked:
         return
-    outcome = outcome_in(snapshot["execution"], workflow_of(snapshot))
+    outcome = missing_outcome(run_id)
+    if is_over(rest_status(snapshot)):
+        outcome = outcome_in(snapshot["execution"], workflow_of(snapshot))
     messages = [done_message(run_id, each["event"], each["run"], outcome) for each in asked]
     receipts = await send_messages(session, messages)
     for each, receipt in zip(asked, receipts, strict=True):

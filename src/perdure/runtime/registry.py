@@ -80,8 +80,8 @@ class Registry:
         return [*self.drives, *own]
 
     def find(self, name: str) -> Definition[Any, Any] | None:
-        """Return the definition with the highest version, or `None`."""
-        versions = self._versions(name)
+        """Return the user's definition with the highest version, or `None`."""
+        versions = self._known.get(name)
         return versions[max(versions)] if versions else None
 
     def newest(self, name: str) -> Definition[Any, Any]:
@@ -105,13 +105,14 @@ class Registry:
         A run of a newer version than is known here is left to a process that knows it. One that is
         bound to no version is bound to the newest.
         """
-        newest = self.newest(snapshot.get("workflowName") or "")
+        versions = self._versions(name := snapshot.get("workflowName") or "")
+        newest = versions[max(versions)] if versions else self.newest(name)
         stored = version_of(snapshot.get("metadata"))
         if not stored:
             metadata = {**(snapshot.get("metadata") or {}), **newest.identity}
             bound: Snapshot = {**snapshot, "metadata": metadata}
             return newest, bound
-        if stored in (versions := self._versions(newest.name)):
+        if stored in versions:
             return versions[stored], snapshot
         if stored > newest.version:
             hint = "A process with the newer definition continues it"

@@ -38,6 +38,7 @@ class Wait(msgspec.Struct, frozen=True):
     """A wait of a suspended run: for a time, an event, or an event until a time.
 
     For the next attempt of a step, `attempt` is the number of the one that failed with `error`.
+    `run` is the run whose end is waited for.
     """
 
     id: str
@@ -45,10 +46,13 @@ class Wait(msgspec.Struct, frozen=True):
     event: str | None = None
     attempt: int | None = None
     error: str = ""
+    run: str = ""
 
 
 class StepInfo(msgspec.Struct, frozen=True):
-    """One recorded step of a run's history. `traceback` is the text of a failed step's."""
+    """One recorded step of a run's history. `traceback` is the text of a failed step's, `run` the
+    id of a run that the step started or waited for.
+    """
 
     key: str
     kind: str
@@ -60,6 +64,7 @@ class StepInfo(msgspec.Struct, frozen=True):
     attempts: int
     branch: str
     traceback: str = ""
+    run: str = ""
 
 
 class Run(msgspec.Struct, Generic[T_co], frozen=True):
@@ -69,7 +74,9 @@ class Run(msgspec.Struct, Generic[T_co], frozen=True):
     it waits. `version` is 0 until the first owner of the run has bound it to one. `traceback` is
     the text of the error's traceback, or an empty string. `reason` says why it is paused.
     `deadline` is when it must have ended, as soon as that is fixed. `progress` (from 0 to 1) and
-    `note` are what the function last reported.
+    `note` are what the function last reported. `parent` is the id of the run that started it,
+    `children` are those of the runs that it called or started one by one; those of `step.map_runs`
+    are found by `list_runs(prefix=…)` with the id in the step's `run`.
     """
 
     run_id: str
@@ -89,6 +96,8 @@ class Run(msgspec.Struct, Generic[T_co], frozen=True):
     created_at: datetime | None = None
     progress: float | None = None
     note: str = ""
+    parent: str = ""
+    children: tuple[str, ...] = ()
 
     @property
     def over(self) -> bool:
@@ -133,7 +142,22 @@ def run_of(
         created_at=parse_iso(created) if created else None,
         progress=latest.get("progress"),
         note=latest.get("note") or "",
+        parent=str((metadata.get("parent") or {}).get("run", "")),
+        children=_children(snapshot),
     )
+
+
+def _children(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the ids of the runs that a run called or started one by one, in that order."""
+    steps: list[Any] = [*snapshot["steps"].values()]
+    recorded = (
+        step.get("run", "")
+        for step in steps
+        if step.get("kind") == "call"
+        or (step.get("kind") == "start" and "id" in step.get("value", ()))
+    )
+    called = (wait.get("run", "") for wait in open_waits(snapshot) if wait.get("cancels"))
+    return tuple(dict.fromkeys(filter(None, (*recorded, *called))))
 
 
 def outcome_of_run(run_id: str, snapshot: Snapshot, types: Types) -> Any:
@@ -182,6 +206,7 @@ def step_info(key: str, record: StepRecord, scope: codec.ErrorScope = codec.NOWH
         attempts=record.get("attempts", 1),
         branch=record.get("branch", ""),
         traceback=_traceback(record),
+        run=record.get("run", ""),
     )
 
 
@@ -227,4 +252,4 @@ def _failure(block: Mapping[str, Any], types: Types) -> tuple[object, BaseExcept
 def _wait(wait: PendingWait) -> Wait:
     wake_at = parse_iso(wait["wakeAt"]) if "wakeAt" in wait else None
     attempt, error = wait.get("attempt"), wait.get("error", "")
-    return Wait(wait["id"], wake_at, wait.get("event"), attempt, error)
+    return Wait(wait["id"], wake_at, wait.get("event"), attempt, error, wait.get("run", ""))

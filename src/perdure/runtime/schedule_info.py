@@ -129,11 +129,14 @@ def change_spec(run: RunEdit, spec: Spec) -> None:
         # An interval that is changed to itself must not begin again.
         new = replace(new, origin=old.origin)
     has_ended = next_time(old, max(stored.since, given.state.last)) is None
-    is_changed = _times_of(new) != _times_of(old) or has_ended
+    is_changed = _times_of(new) != _times_of(old) or has_ended or run.was_over
     since = max(stored.since, run.now) if is_changed else stored.since
     declared = spec.declared or stored.declared
     spec = replace(spec, timing=new, since=since, declared=declared)
     run.history.metadata["input"] = encode_input(replace(given, spec=spec))
+    if run.was_over:
+        # An operator cancelled it: it begins again.
+        run.history.drop(run.history)
     run.continue_run()
 
 

@@ -170,7 +170,8 @@ def _start_and_cancel(run: Execution, spec: Spec, decision: Decision, now: datet
         new = new_run(spec, time, now, run.random, reply_to)
         run.history.put_item(f"start:{new.id}", {"start": encode_run(new)})
     cancelled = [run_id_at(spec.name, time) for time in decision.cancels]
-    run.history.cancel_runs("overlap", cancelled, isoformat(now))
+    tag = f"{SCHEDULE}={system_tag(SCHEDULE, spec.name)}"
+    run.history.cancel_runs("overlap", cancelled, isoformat(now), tag)
 
 
 def _unpaused_at(run: Execution) -> datetime | None:

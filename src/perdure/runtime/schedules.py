@@ -54,6 +54,7 @@ from perdure.runtime.verbs import apply
 from perdure.schedules import (
     Schedule,
     ScheduleState,
+    check_name,
     first_time,
     next_time,
     planned_start,
@@ -64,18 +65,16 @@ from perdure.schedules import (
 from perdure.snapshot import (
     Snapshot,
     is_over,
+    rest_status,
     visible_tags,
 )
 from perdure.store import Grant, Refusal, Rest, can_search, require_schedule
-from perdure.validation import check_text, check_user_id
+from perdure.validation import check_text
 
 logger = logging.getLogger(__name__)
 
 P = TypeVar("P")
 T = TypeVar("T")
-
-MAX_NAME = 200
-"""The length of a schedule's name: the ids of its runs and their tag contain it."""
 
 MAX_BACKFILL = 10_000
 _PAGE = 500
@@ -124,8 +123,11 @@ class ScheduleClient(Starter):
         tags = asked.pop("tags", None)
         spec = self._spec(name, workflow, payload, new_schedule(asked), tags)
         if not await self._create_schedule(spec):
-            stored = (await self._load_schedule(name))[1].spec
-            if differences := list(differences_of(spec, stored)):
+            snapshot, stored = await self._load_schedule(name)
+            differences = list(differences_of(spec, stored.spec))
+            if is_over(rest_status(snapshot)):
+                differences.append("status")
+            if differences:
                 raise ScheduleConflict(name, differences)
         return ScheduleHandle(self, name)
 
@@ -167,7 +169,7 @@ class ScheduleClient(Starter):
         try:
             is_new = await self._create_schedule(spec)
         except InvalidArgument as error:
-            # Its last time is past: that is no reason for a worker not to start.
+            # Its last time is past, and a worker starts without it.
             logger.warning("schedule %r is not created: %s", name, error)
             return
         if is_new:
@@ -191,7 +193,7 @@ class ScheduleClient(Starter):
         schedule: Schedule,
         tags: Mapping[str, str] | None = None,
     ) -> Spec:
-        name, now = _check_name(name), self.clock.now()
+        name, now = check_name(name), self.clock.now()
         timing = timing_of(schedule, now)
         # As `trigger` would create it, also in its queue.
         plan = check_options(now, tags=tags)
@@ -237,7 +239,7 @@ class ScheduleClient(Starter):
         return is_new
 
     async def _load_schedule(self, name: str) -> tuple[Snapshot, ScheduleInput]:
-        snapshot = await self.store.load(schedule_id(_check_name(name)))
+        snapshot = await self.store.load(schedule_id(check_name(name)))
         if snapshot is None:
             raise ScheduleNotFound(name)
         return snapshot, read_input((snapshot.get("metadata") or {}).get("input"))
@@ -317,8 +319,7 @@ class ScheduleClient(Starter):
             new = [new_run(spec, time, now, self.random) for time in times[first : first + BATCH]]
             created = await store.enqueue(new)
             for each, is_new in zip(new, created, strict=True):
-                is_known = is_new or await self.store.load(each.id) is None
-                run = self._run(each.id, codec.loads(each.snapshot)) if is_known else None
+                run = self._run(each.id, codec.loads(each.snapshot)) if is_new else None
                 runs.append(run or await self._require(each.id))
         wake_workers(self.store)
         return runs
@@ -393,10 +394,3 @@ def _times_to_backfill(spec: Spec, start: datetime, end: datetime) -> list[datet
         expected = f"a period with at most {MAX_BACKFILL:,} times"
         raise InvalidArgument("end", end, expected, "Backfill one part after the other")
     return times
-
-
-def _check_name(name: object) -> str:
-    name = check_user_id(name, "name")
-    if len(name) > MAX_NAME:
-        raise InvalidArgument("name", name, f"a name of at most {MAX_NAME} characters")
-    return name

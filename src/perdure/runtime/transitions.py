@@ -17,7 +17,7 @@ from perdure.runtime.edits import RunEdit, leased_edit, settle
 from perdure.runtime.options import Start
 from perdure.runtime.requests import Request, requests_in
 from perdure.runtime.verbs import apply
-from perdure.snapshot import Snapshot, generation_of, set_generation, workflow_of
+from perdure.snapshot import Snapshot, generation_of, reply_to_of, set_generation, workflow_of
 from perdure.store import Grant, LeaseRequest, Rest, header_of
 
 
@@ -59,7 +59,7 @@ async def make_due(session: Session, grant: Grant) -> bytes | None:
 
 async def retry(session: Session, grant: Grant) -> bytes | None:
     """Let a worker continue a failed run: the steps that ended it run again."""
-    old = _old_requests(grant)
+    old = old_requests(grant)
     # A request to cancel that was sent before does not end what begins after it.
     return await change(session, grant, lambda run: apply(run, Request("", "retry")), old)
 
@@ -81,15 +81,21 @@ async def restart(session: Session, grant: Grant, start: Start) -> bytes | None:
 
     Messages stay in its inbox.
     """
-    _, host = leased_edit(session, grant)
+    run, host = leased_edit(session, grant)
     history = host.history = History(start.workflow)
     history.metadata = dict(start.metadata)
+    # Its owner may have died before the end was reported: the run that waits for it learns the next
+    # end, and children are cancelled.
+    history.outbox = run.history.outbox
+    if (caller := reply_to_of(run.history.metadata)) is not None:
+        history.metadata["replyTo"] = caller
     # Steps must not use the idempotency keys of the run that ended.
     set_generation(history.metadata, generation_of(grant.snapshot.get("metadata")) + 1)
     wake_at = start.plan.wake_at or host.clock.now() - start.head_start
     block = host.block(state="queued")
-    return await settle(host, block, Rest("queued", wake_at), _old_requests(grant))
+    return await settle(host, block, Rest("queued", wake_at), old_requests(grant))
 
 
-def _old_requests(grant: Grant) -> list[str]:
+def old_requests(grant: Grant) -> list[str]:
+    """Return the ids of requests that were made before a run is continued or started again."""
     return [message_id for message_id, _ in requests_in(grant.inbox)]

@@ -5,7 +5,7 @@ returns what it replaced, in a few words; any other raises `Refused` and changes
 """
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeAlias, cast
 
 from perdure import codec
@@ -125,7 +125,8 @@ def _make_due_again(run: RunEdit) -> None:
     """
     drop_passed_deadline(run.history.metadata, run.now)
     if run.was_over:
-        run.history.metadata[RETRIED] = isoformat(run.now)
+        # A child may have ended in this very millisecond, which was before.
+        run.history.metadata[RETRIED] = isoformat(run.now + timedelta(milliseconds=1))
     run.continue_run()
 
 
@@ -281,15 +282,27 @@ def _rewind(run: RunEdit, request: Request) -> str:
     later = keys[keys.index(request.step) :]
     # An event that no wait has received is not part of what is undone.
     dropped = [key for key in later if not history.get(key).get("unclaimed")]
-    if any(history.get(key)["ok"] for key in dropped):
+    is_next = any(history.get(key)["ok"] for key in dropped)
+    if is_next:
         # What succeeded runs again: its idempotency key must not answer with the old effect.
         metadata = history.metadata
         metadata["rewinds"] = rewinds_of(metadata) + 1
         set_generation(metadata, history.generation + 1)
+    children = history.open_children()
     history.drop(dropped)
     history.waits.clear()
+    if is_next:
+        # In the same generation the calls find the same runs again.
+        _cancel_dropped(run, children)
     _make_due_again(run)
     return _list_keys(dropped)
+
+
+def _cancel_dropped(run: RunEdit, children: Sequence[str]) -> None:
+    """Cancel those of the children whose calls were dropped."""
+    kept = set(run.history.open_children())
+    dropped = [child for child in children if child not in kept]
+    run.history.cancel_runs("~rewind", dropped, isoformat(run.now))
 
 
 def _list_keys(keys: Sequence[str]) -> str:

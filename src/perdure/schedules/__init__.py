@@ -4,7 +4,7 @@ Everything here is pure: it reads no clock and no store.
 """
 
 from perdure.schedules.decisions import MAX_STARTS, Decision, RunEnd, ScheduleState, decide
-from perdure.schedules.schedule import OnFailure, Overlap, Schedule
+from perdure.schedules.schedule import OnFailure, Overlap, Schedule, check_name
 from perdure.schedules.timing import (
     Timing,
     first_time,
@@ -24,6 +24,7 @@ __all__ = [
     "Schedule",
     "ScheduleState",
     "Timing",
+    "check_name",
     "decide",
     "first_time",
     "next_time",

@@ -7,10 +7,12 @@ import msgspec
 
 from perdure.clock import Cron, Duration, as_utc, parse_duration
 from perdure.errors import InvalidArgument, InvalidDuration
+from perdure.validation import check_user_id
 
 Overlap: TypeAlias = Literal["skip", "buffer_one", "buffer_all", "cancel", "allow"]
 OnFailure: TypeAlias = Literal["continue", "pause"]
 
+MAX_NAME = 200
 SHORTEST_INTERVAL = timedelta(seconds=1)
 CATCH_UP = timedelta(hours=1)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -50,6 +52,14 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         end_at = None if self.end_at is None else as_utc(self.end_at, "end_at")
         if start_at is not None and end_at is not None and end_at < start_at:
             raise InvalidArgument("end_at", self.end_at, f"a datetime after start_at, {start_at}")
+
+
+def check_name(name: object) -> str:
+    """Check the name of a schedule, which the ids of its runs and their tag contain."""
+    name = check_user_id(name, "name")
+    if len(name) > MAX_NAME:
+        raise InvalidArgument("name", name, f"a schedule's name of at most {MAX_NAME} characters")
+    return name
 
 
 def check_every(every: object) -> Cron | timedelta:

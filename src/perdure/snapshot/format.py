@@ -53,6 +53,9 @@ class KnownMetadata(TypedDict, total=False):
     `parent` names the run, the generation and the call that started this run, `depth` counts its
     ancestors. `replyTo` names the run, and the event there, that learns of the end of this run.
     `children` are those that an earlier generation of this run started, and that end with it.
+
+    `scheduledFor` is the nominal time that a schedule started the run for, `unpausedAt` is when a
+    paused run was last continued.
     """
 
     workflowId: OrNull[str]
@@ -68,6 +71,8 @@ class KnownMetadata(TypedDict, total=False):
     depth: Count
     replyTo: dict[str, Any]
     children: list[str]
+    scheduledFor: Timestamp
+    unpausedAt: Timestamp
 
 
 class StepMeta(TypedDict):

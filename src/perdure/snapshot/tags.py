@@ -10,6 +10,8 @@ from perdure.validation import RESERVED, is_encodable
 
 MAX_TAGS: Final = 16
 MAX_TAG_LENGTH: Final = 256
+PARENT: Final = "~parent"
+"""The name of the tag by which the children of a run are found."""
 
 
 def tags_of(metadata: Metadata | None) -> tuple[str, ...]:
@@ -29,6 +31,11 @@ def system_tag(name: str, value: str) -> str:
     if is_tag(f"{name}={value}"):
         return value
     return f"sha256:{hashlib.sha256(value.encode()).hexdigest()}"
+
+
+def parent_tag(run_id: str) -> str:
+    """Return the tag of the runs that a run started."""
+    return f"{PARENT}={system_tag(PARENT, run_id)}"
 
 
 def visible_tags(tags: object) -> dict[str, str]:

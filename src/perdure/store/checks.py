@@ -11,7 +11,7 @@ from perdure.snapshot.summary import summarize
 from perdure.snapshot.tags import MAX_TAG_LENGTH, MAX_TAGS, is_tag
 from perdure.store.contract import Store
 from perdure.store.records import MAX_SUMMARY_SIZE, Entry, Rest
-from perdure.validation import check_int
+from perdure.validation import RESERVED, check_int
 
 
 class Header(TypedDict):
@@ -82,7 +82,9 @@ def check_header(version: int, tags: Sequence[str] | None, summary: bytes) -> No
 def check_tags(tags: Sequence[str]) -> None:
     """Raise `InvalidArgument` unless the tags are sorted, distinct strings `name=value`."""
     expected = f"at most {MAX_TAGS} distinct strings name=value, sorted"
-    if len(tags) > MAX_TAGS or list(tags) != sorted(set(tags)):
+    # The engine's own tags do not count.
+    count = sum(not str(tag).startswith(RESERVED) for tag in tags)
+    if count > MAX_TAGS or list(tags) != sorted(set(tags)):
         raise InvalidArgument("tags", tags, expected)
     for tag in tags:
         if not isinstance(tag, str) or not is_tag(tag):

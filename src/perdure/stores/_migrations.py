@@ -4,14 +4,17 @@ A script is `migrations/0001_name.sql` beside the store that uses it. Scripts ar
 and never changed. Each store applies them under a lock of its own database.
 """
 
+import logging
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from textwrap import dedent
 from typing import NamedTuple
 
 from perdure.errors import InvalidArgument, StoreError
+
+logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLACEHOLDER = re.compile(r"\?|\$\d|%s")
@@ -46,6 +49,21 @@ def pending(
             "upgrade perdure, or choose another table"
         )
     return [migration for migration in migrations if migration.version not in applied]
+
+
+def announced(migrations: Sequence[Migration], table: str) -> Iterator[Migration]:
+    """Yield the migrations, and log each before it is applied.
+
+    One that rebuilds a large table takes minutes, in which the process would otherwise be silent.
+    """
+    total = len(migrations)
+    for done, migration in enumerate(migrations):
+        logger.info(
+            "table %s: applying migration %s (%d of %d)",
+            *(table, migration.name, done + 1, total),
+            extra={"done": done, "total": total},
+        )
+        yield migration
 
 
 def whole_script(

@@ -29,7 +29,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
     `ends` are the readings of the run since it was first seen over, or the last one if it never
     was. `rows` are the committed effects of transactions, path and token; `None` if the store has
-    no transactions, which are then plain steps.
+    no transactions, which are then plain steps. `children` are the child runs that are not over.
     """
 
     run: str
@@ -37,6 +37,7 @@ class Evidence(msgspec.Struct, frozen=True):
     lines: Sequence[Line]
     ends: Sequence[End]
     rows: Sequence[tuple[str, str]] | None = None
+    children: Sequence[str] = ()
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -61,6 +62,7 @@ class _Checker:
         self.lines = evidence.lines
         self.ends = evidence.ends
         self.rows = evidence.rows
+        self.children = evidence.children
         self.model = Model(evidence.program)
         self.at = _positions(evidence.run, evidence.lines)
 
@@ -77,6 +79,7 @@ class _Checker:
         yield from self.stays_over()
         yield from self.end()
         yield from self.errors()
+        yield from self.children_end()
 
     @cached_property
     def begun(self) -> dict[str, int]:
@@ -357,6 +360,11 @@ class _Checker:
         for at in self.at["error"]:
             if not (failed and self.run in self.lines[at].text):
                 yield self._violation("quiet", "perdure logged an error", at)
+
+    def children_end(self) -> Iterator[Violation]:
+        """A child run ends with its parent."""
+        if self.children:
+            yield self._violation("children end", f"still open: {', '.join(self.children)}")
 
     def _violation(self, law: str, text: str, *at: int) -> Violation:
         return Violation(law, text, tuple(self.lines[n] for n in at))

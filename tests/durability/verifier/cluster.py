@@ -186,4 +186,4 @@ def _evidence(
     mine = None
     if effects is not None:
         mine = [(path, token) for run, path, token in effects if run == outside.run]
-    return Evidence(outside.run, outside.program, lines, outside.ends, mine)
+    return Evidence(outside.run, outside.program, lines, outside.ends, mine, outside.children)

@@ -54,6 +54,7 @@ class _Generator:
             self._wait: 4,
             self._transaction: 3 if mix.transactions else 0,
             self._leave: 1,
+            self._child: 4,
             self._nested: 1 if hasattr(errors, "NestedStep") else 0,
         }
 
@@ -134,6 +135,11 @@ class _Generator:
     def _leave(self) -> lang.LeaveTask:
         call: lang.Call = self._random.choice(("nothing", "step", "sleep"))
         return lang.LeaveTask(self._id(), self._random.choice((0, 50, 300)), call)
+
+    def _child(self) -> lang.Child:
+        random = self._random
+        how: lang.Start = random.choice(("call", "call", "start", "map"))
+        return lang.Child(self._id(), how, random.choice(_SHORT), random.random() < 0.1)
 
     def _nested(self) -> lang.Nested:
         return lang.Nested(self._id())

@@ -10,15 +10,17 @@ from decimal import Decimal
 from itertools import count
 from typing import Any, assert_never
 
+import msgspec
+
 from perdure import Retry, errors, workflow
 from perdure import Step as Handle
-from perdure.errors import PerdureError, StepError, StepFailed, StepTimeout
+from perdure.errors import PerdureError, RunFailed, StepError, StepFailed, StepTimeout
 from perdure.runtime.definition import Definition
 from tests.durability.verifier import language as lang
 from tests.durability.verifier.joins import join, retrieve
 from tests.durability.verifier.log import Kind, Line, Log, tokens_in
 
-NAME = "program"
+NAME, CHILD = "program", "child"
 
 Insert = Callable[[Any, str, str, str], Awaitable[None]]
 
@@ -29,6 +31,15 @@ class Planned(Exception):
 
 class Undeclared(Exception):
     """A failure that the program requested, of a class that the workflow does not declare."""
+
+
+class ChildWork(msgspec.Struct, frozen=True):
+    """What a child run does, for which command of which run."""
+
+    run: str
+    path: str
+    ms: int
+    fails: bool
 
 
 class World:
@@ -55,8 +66,29 @@ class World:
         """Return a string that occurs once in the whole log."""
         return f"<{self.process}.{next(self._numbers)}>"
 
-    def definition(self) -> Definition[Any, Any]:
-        """Return the workflow that runs programs in this process."""
+    def definitions(self) -> list[Definition[Any, Any]]:
+        """Return the workflows of this process: programs, and the child runs that they start."""
+        return [self._program(), self._child()]
+
+    def _child(self) -> Definition[Any, Any]:
+        @workflow(CHILD, errors=[Planned])
+        async def child(step: Handle, work: ChildWork) -> Any:
+            activation = self.token().strip("<>")
+
+            async def effect() -> Any:
+                token, key = self.token(), step.idempotency_key
+                line = Line("begin", self.process, work.run, activation, work.path, key, (token,))
+                self.log.write(msgspec.structs.replace(line, n=1))
+                await asyncio.sleep(work.ms / 1000)
+                if work.fails and not self.healed(work.run):
+                    raise Planned(f"planned {token}")
+                return {"x": token}
+
+            return await step("effect", effect)
+
+        return child
+
+    def _program(self) -> Definition[Any, Any]:
 
         @workflow(NAME, errors=[Planned])
         async def program(step: Handle, payload: str) -> list[Any]:
@@ -139,15 +171,35 @@ class Activation:
                 return step(command.id, self._leave, path)
             case lang.Nested():
                 return step(command.id, self._nest, path)
+            case lang.Child():
+                return self._start_child(path, command)
             case _:
                 assert_never(command)
+
+    def _start_child(self, path: str, command: lang.Child) -> Awaitable[Any]:
+        step, id = self._step, command.id
+        work = ChildWork(step.run_id, path, command.ms, command.fails)
+        match command.how:
+            case "call":
+                return step.call(id, CHILD, work)
+            case "start":
+                return self._start_and_wait(id, work)
+            case "map":
+                return self._only_one(step.map_runs(id, CHILD, [work]))
+
+    async def _start_and_wait(self, id: str, work: ChildWork) -> Any:
+        return await self._step.result(f"{id} ends", await self._step.start(id, CHILD, work))
+
+    async def _only_one(self, mapped: Awaitable[list[Any]]) -> Any:
+        (value,) = await mapped
+        return value
 
     async def _observe(self, path: str, call: Callable[[], Awaitable[Any]]) -> Any:
         """Make a call of perdure, and log what the workflow function sees of it."""
         self._log("call", path)
         try:
             value = await call()
-        except (StepError, StepFailed, StepTimeout) as error:
+        except (StepError, StepFailed, StepTimeout, RunFailed) as error:
             self._saw("failed", path, f"{type(error).__name__}: {error}")
             raise
         except PerdureError as error:

@@ -15,6 +15,7 @@ How = Literal[
     "gather", "taskgroup", "wait", "tasks", "as_completed", "shield", "event", "queue",
     "semaphore", "anyio", "beside", "all", "calls", "names", "map",
 ]  # fmt: skip
+Start = Literal["call", "start", "map"]
 CANCELLING: frozenset[How] = frozenset({"taskgroup", "anyio"})
 LEAVES_ONLY: frozenset[How] = frozenset({"calls", "names", "map"})
 
@@ -85,6 +86,18 @@ class Nested(Base, frozen=True):
     id: str
 
 
+class Child(Base, frozen=True):
+    """A child run with one step that takes `ms`: called, started and awaited, or one of a map.
+
+    It `fails` unless it has healed.
+    """
+
+    id: str
+    how: Start = "call"
+    ms: int = 0
+    fails: bool = False
+
+
 class Parallel(Base, frozen=True):
     """Branches at the same time, joined by one of asyncio's means, by `step.all` or `step.map`.
 
@@ -127,7 +140,7 @@ class Finally(Base, frozen=True):
     body: "Body"
 
 
-Leaf: TypeAlias = Step | Sleep | Wait | Transaction | LeaveTask | Nested
+Leaf: TypeAlias = Step | Sleep | Wait | Transaction | LeaveTask | Nested | Child
 Command: TypeAlias = Leaf | Fail | Parallel | Race | Try | Scope | Finally
 Body: TypeAlias = tuple[Command, ...]
 

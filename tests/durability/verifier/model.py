@@ -40,7 +40,7 @@ class Model:
         command = self.commands.get(path)
         if command is None:
             return False
-        if isinstance(command, lang.Step | lang.Transaction):
+        if isinstance(command, lang.Step | lang.Transaction | lang.Child):
             return self._leaf(path, command, healed=False) != OK
         # A race, step.all or step.map fails when a call inside of it fails.
         return any(False in self._of(path, command, healed=False) for _ in lang.bodies(command))
@@ -64,7 +64,10 @@ class Model:
         """Return whether a call may be cancelled by something other than a race."""
         return any(
             isinstance(command, lang.Scope | lang.Fail)
-            or (isinstance(command, lang.Step | lang.Transaction) and self.may_fail(path))
+            or (
+                isinstance(command, lang.Step | lang.Transaction | lang.Child)
+                and self.may_fail(path)
+            )
             for path, command in self.commands.items()
         )
 
@@ -113,6 +116,12 @@ class Model:
         match command:
             case lang.Transaction():
                 return FAILS if command.fails else OK
+            case lang.Child():
+                if not command.fails:
+                    return OK
+                if not healed:
+                    return FAILS
+                return EITHER if self.handled(path) else OK
             case lang.Step(wraps=True):
                 return EITHER if self._may_be_cut(path) else OK
             case lang.Step() if 0 < command.timeout < command.ms:

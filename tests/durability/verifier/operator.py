@@ -10,9 +10,11 @@ from perdure import Runtime
 from perdure.errors import Refused
 from perdure.operations import Operations
 from perdure.runtime.run import Run
+from perdure.snapshot import is_over
 from perdure.store import Delivery
 from tests.durability.verifier import language as lang
 from tests.durability.verifier.checker import OVER, End
+from tests.durability.verifier.generator import EVENTS
 from tests.durability.verifier.interpreter import NAME
 from tests.durability.verifier.log import Line, Log, tokens_in
 from tests.durability.verifier.model import OK, Model
@@ -39,6 +41,7 @@ class Outside:
         self.program = program
         self.ends: list[End] = []
         self.over = False
+        self.children: list[str] = []
         self._log = log
         self._heal = heal
         self._random = random
@@ -79,11 +82,23 @@ class Outside:
             elif clock.monotonic() > quiet:
                 if run.status == "paused":
                     await self._operate("unpause")
-                for event in {wait.event for wait in run.pending if wait.event is not None}:
+                # Not the engine's own, which come from child runs.
+                waited = {wait.event for wait in run.pending}
+                for event in (event for event in EVENTS if event in waited):
                     await self._signal(event, None)
                 await clock.sleep(0.5)
+        await self._children_over()
         await self.read()
         self.over = True
+
+    async def _children_over(self) -> None:
+        """Wait until the child runs are over, or long enough."""
+        for _ in range(100):
+            runs = await self.runtime.list_runs(prefix=f"{self.run}/", limit=1000)
+            self.children = [run.id for run in runs if not is_over(run.status)]
+            if not self.children:
+                return
+            await self.runtime.clock.sleep(self._poll)
 
     async def _send(self) -> None:
         """Send each wait its event, early or late, some of them twice."""

@@ -181,7 +181,7 @@ class Process:
         world = World(name, self.log, healed=simulation.healed.__contains__, insert=insert)
         self.runtime = Runtime(
             self.wire,
-            workflows=[world.definition()],
+            workflows=world.definitions(),
             clock=LoopClock(),
             lease_ttl=LEASE,
             suspend_after=at.suspend_after,
@@ -256,7 +256,8 @@ class Simulation:
         await asyncio.sleep(1)
         await self._outside.read()
         ends = self._outside.ends
-        return Evidence(RUN, self._outside.program, self.lines, ends, self.store.rows)
+        children = self._outside.children
+        return Evidence(RUN, self._outside.program, self.lines, ends, self.store.rows, children)
 
     async def _trouble(self) -> None:
         processes = [self._start(), self._start()]

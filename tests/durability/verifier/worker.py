@@ -47,7 +47,7 @@ def runtime(settings: Settings, log: Log) -> Runtime:
     world = World(settings.process, log, healed=settings.healed, insert=insert, threads=True)
     return Runtime(
         Witness(store, log, settings.process),
-        workflows=[world.definition()],
+        workflows=world.definitions(),
         lease_ttl=settings.lease,
         suspend_after=settings.suspend_after,
         always_replay=settings.always_replay,

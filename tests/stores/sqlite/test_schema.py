@@ -234,3 +234,16 @@ async def test_nothing_remains_of_a_row_that_awaitly_deletes(
         assert await store.inbox("run") == []
         late = Entry("run", grant.lease.epoch, 2, delta("b"))
         assert await store.append([late]) == [Verdict.FENCED]
+
+
+async def test_each_migration_is_logged_before_it_is_applied(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With its number and their total, which `perdure store migrate` shows."""
+    caplog.set_level("INFO", "perdure.stores")
+    async with sqlite(path) as store:
+        await store.list(limit=1)
+    migrations = read_migrations("perdure.stores.sqlite")
+    progress = [(record.__dict__["done"], record.__dict__["total"]) for record in caplog.records]
+    assert progress == [(done, len(migrations)) for done in range(len(migrations))]
+    assert "table perdure_runs: applying migration 0001_runs (1 of 7)" in caplog.text

@@ -13,6 +13,7 @@ async def calls(step: Step) -> None:
     await step("too many", fetch, "1", "2")  # refused
     await step("a value", "text")  # refused
     await step("no such option", fetch, "1", retries=3)  # refused
+    await step("a number as limit", fetch, "1", limit=5)  # refused
     await step.sleep("no duration", None)  # refused
     await step.map("the wrong items", [1, 2], fetch)  # refused
     length: int = await step("another type", fetch, "1")  # refused

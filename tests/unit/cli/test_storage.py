@@ -88,3 +88,17 @@ def test_completion_prints_a_script(perdure: Perdure, shell: str) -> None:
 
 def test_version_names_perdure_and_python(perdure: Perdure) -> None:
     assert perdure("version").stdout.startswith("perdure 0.")
+
+
+def test_runs_are_copied_to_another_store(perdure: Perdure) -> None:
+    """Those that are not over are paused there; a second time, nothing is left to do."""
+    other = {"PERDURE_STORE": "sqlite:///other.db"}
+    arguments = ("store", "copy", "--to", "sqlite:///other.db", "--where", "done")
+    assert perdure(*arguments).stdout == "1 copied, 0 there already, 0 skipped.\n"
+    assert perdure(*arguments).stdout == "0 copied, 1 there already, 0 skipped.\n"
+    assert "completed" in perdure("show", "done", env=other).stdout
+
+
+def test_a_store_is_not_copied_to_itself(perdure: Perdure) -> None:
+    itself = perdure("store", "copy", "--to", "sqlite:///shop.db", code=2)
+    assert "pass another one" in itself.stderr

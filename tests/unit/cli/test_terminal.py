@@ -80,3 +80,20 @@ def test_a_table_has_colours_on_a_terminal() -> None:
     with on_terminal("ls") as listing:
         listing.expect("STATUS")
         listing.expect("◌ queued")
+
+
+def test_pruning_shows_how_many_runs_are_deleted() -> None:
+    run("cancel", "one")
+    arguments = ("store", "prune", "--older-than", "1ms", "--why", "test")
+    with on_terminal(*arguments) as prune:
+        prune.expect("Pruning")
+        prune.expect("1/1")
+        prune.expect("1 run deleted")
+
+
+def test_migrating_shows_the_migrations() -> None:
+    """Those of the runs and of the documents."""
+    with on_terminal("store", "migrate", "--store", "sqlite:///new.db") as migrate:
+        migrate.expect("Migrating")
+        migrate.expect("8/8")
+        migrate.expect("The schema is up to date")

@@ -95,6 +95,7 @@ KNOWN_AS = {
     "unpause_queue": "resume_queue",
     "unpause_schedule": "resume_schedule",
     "prune": "prune_store",
+    "copy_from": "copy_store",
     "import_run": "import",
     "preview": "rewind",
     "count_bulk": "bulk",

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.dashboard.formatting import age, duration, size, tally, time_of_day
+from perdure.dashboard.formatting import age, duration, size, time_of_day
 from perdure.insights import Tally
+from perdure.insights.words import tally_words
 
 NOW = datetime(2026, 11, 3, 14, 0, tzinfo=UTC)
 
@@ -56,9 +57,9 @@ def test_a_time_is_shown_in_the_zone_of_the_reader() -> None:
 
 
 def test_a_capped_count_says_that_there_are_more() -> None:
-    assert tally(Tally(10_000, True)) == "10,000+"
-    assert tally(Tally(12)) == "12"
-    assert tally(None) == "0"
+    assert tally_words(Tally(10_000, True)) == "10,000+"
+    assert tally_words(Tally(12)) == "12"
+    assert tally_words(None) == "0"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from perdure import Client
 from perdure.dashboard import Dashboard
 from perdure.operations import Operations
 from perdure.stores import MemoryStore
@@ -85,6 +86,28 @@ async def test_all_listeners_of_a_run_cost_one_read_per_second() -> None:
     async with listening(app, query), listening(app, query), listening(app, query):
         await asyncio.sleep(2.2)
     assert 2 <= sum(call.verb == "summaries" for call in store.calls) <= 4
+
+
+async def test_a_notification_of_the_store_is_followed_at_once() -> None:
+    store = MemoryStore()
+    await waiting_run(store)
+    async with listening(dashboard(store), "topic=run:order-2") as stream:
+        await stream.until(b"retry")
+        await asyncio.sleep(0.1)
+        await Client(store).signal("order-2", "approved")
+        async with asyncio.timeout(0.5):
+            await stream.until(b'data: "run:order-2"\n\n')
+
+
+async def test_many_notifications_cost_at_most_two_reads_per_second() -> None:
+    inner = MemoryStore()
+    await waiting_run(inner)
+    store = FaultyStore(inner)
+    async with listening(dashboard(store), "topic=run:order-2"):
+        for number in range(200):
+            await Client(inner).trigger("order", {}, run_id=f"other-{number}")
+            await asyncio.sleep(0.01)
+    assert 3 <= sum(call.verb == "summaries" for call in store.calls) <= 7
 
 
 async def test_a_fourth_stream_of_a_session_is_told_to_poll() -> None:

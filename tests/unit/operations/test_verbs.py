@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from perdure import Retry, Runtime, Step, StepFailed, workflow
-from perdure.errors import InvalidArgument, Refused, RunConflict, RunNotFound
+from perdure.errors import InvalidArgument, Refused, RunConflict, RunNotFound, StoreUnavailable
 from perdure.insights import Insights, to_json
 from perdure.operations import Operations
 from perdure.snapshot import Snapshot
 from perdure.stores.memory import MemoryStore
-from perdure.testing import TestClock
+from perdure.testing import FaultyStore, TestClock
 
 attempts: list[str] = []
 
@@ -491,6 +491,35 @@ async def test_prune_counts_first(
     assert await operations.prune("7 days", dry_run=True, by="ana") == 1
     assert await operations.prune("7 days", by="ana") == 1
     assert await operations.prune(timedelta(days=7), by="ana") == 0
+
+
+async def test_prune_says_how_far_it_is(
+    runtime: Runtime, operations: Operations, clock: TestClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each batch, with the number of runs that were counted before."""
+    monkeypatch.setattr("perdure.operations.operations._PRUNE_BATCH", 2)
+    for number in range(5):
+        await runtime.trigger(order, run_id=f"run-{number}")
+    await clock.advance("8 days")
+    shown: list[tuple[int, int | None]] = []
+    await operations.prune(
+        "7 days", by="ana", on_progress=lambda done, total: shown.append((done, total))
+    )
+    assert shown == [(2, 5), (4, 5), (5, 5)]
+
+
+async def test_a_prune_that_dies_is_on_record(
+    runtime: Runtime, clock: TestClock, store: MemoryStore
+) -> None:
+    """The act is written before the first run is deleted."""
+    await runtime.trigger(order, run_id="run")
+    await clock.advance("8 days")
+    # The first call counts.
+    faulty = FaultyStore(store, fail_at=2, verbs={"prune"})
+    with pytest.raises(StoreUnavailable):
+        await Operations(faulty, clock=clock).prune("7 days", by="ana")
+    [key] = await store.documents.keys("act:*")
+    assert '"verb":"prune"' in (await store.documents.get(key) or "")
 
 
 @pytest.mark.parametrize("verb", ["pause", "cancel", "retry", "delete"])

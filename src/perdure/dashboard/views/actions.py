@@ -35,7 +35,7 @@ async def confirm(board: Board, visit: Visit) -> Content:
         step=step,
         preview=preview,
         error=visit.error or refusal,
-        command=shell_command(*verb.words, name, *([step] if step else ())),
+        command=shell_command(*verb.command.split(), name, *([step] if step else ())),
     )
 
 

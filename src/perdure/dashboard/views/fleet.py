@@ -4,7 +4,7 @@ from starlette.responses import Response
 
 from perdure.dashboard.board import Board
 from perdure.dashboard.rendering import Content, View, missing, page
-from perdure.dashboard.verbs import parse_json, quote_term, shell_command
+from perdure.dashboard.verbs import parse_json, shell_command
 from perdure.dashboard.visit import Visit
 from perdure.errors import InvalidArgument
 
@@ -19,14 +19,13 @@ def listing(place: str, topic: str) -> View:
     return show_list
 
 
-def showing(what: str) -> View:
-    """Return the view that shows one workflow, queue or schedule."""
+def showing(what: str, topic: str) -> View:
+    """Return the view that shows one workflow, queue, schedule or worker."""
 
     async def show_one(board: Board, visit: Visit) -> Content:
-        answer = await getattr(board.insights, what)(visit.params[what])
-        if answer is None:
+        if (answer := await getattr(board.insights, what)(visit.params[what])) is None:
             return missing(f"There is no {what} {visit.params[what]!r}.")
-        return page(f"{what}.html", answer, topics=("counts",), **{what: answer})
+        return page(f"{what}.html", answer, topics=(topic,), **{what: answer})
 
     return show_one
 
@@ -65,14 +64,3 @@ async def list_queues(board: Board, visit: Visit) -> Content:
     """Show the queues, and the limits of steps."""
     queues, limits = await board.insights.queues(), await board.insights.limits()
     return page("queues.html", (queues, limits), topics=("counts",), queues=queues, limits=limits)
-
-
-async def show_worker(board: Board, visit: Visit) -> Content:
-    """Show one worker and what it executes; a lost one with the runs that it still owns."""
-    worker = await board.insights.worker(visit.params["worker"])
-    if worker is None:
-        return missing(f"There is no worker {visit.params['worker']!r}.")
-    owned = f"status:running {quote_term('owner', worker.id)}"
-    runs = await board.insights.runs(owned) if worker.state == "lost" else None
-    data = {"worker": worker, "owned": runs}
-    return page("worker.html", data, topics=("fleet",), worker=worker, runs=runs)

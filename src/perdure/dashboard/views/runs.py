@@ -17,8 +17,6 @@ from perdure.insights import Insights, ParsedQuery, RunFacts, StepDetail, StepsP
 
 STEPS_PER_PAGE = 100
 _IDS_PER_READ = 500
-_MANY = 40
-_GROUPS_SHOWN = 12
 # A run is repaired with one of these first.
 _MAIN = ("retry", "unpause", "signal", "pause", "cancel")
 _REPAIRS = ("retry_step", "complete_step", "skip_step", "fail_step", "rewind", "fork")
@@ -80,7 +78,6 @@ async def show_run(board: Board, visit: Visit) -> Content:
     key = _chosen(visit, facts, steps)
     pending = _pending(picture, key)
     selected = await insights.step(run_id, key) if key and not pending else None
-    groups = [each for each in facts.groups if each.count > 1] if steps.total > _MANY else []
     context = {
         "run": facts.run,
         "facts": facts,
@@ -89,7 +86,6 @@ async def show_run(board: Board, visit: Visit) -> Content:
         "chosen": key,
         "selected": selected,
         "pending": pending,
-        "groups": groups[:_GROUPS_SHOWN],
         "revealed": insights is board.revealed,
         **_offered(visit, facts, selected, is_pending=pending is not None),
     }

@@ -13,8 +13,7 @@ _YEAR = 365 * 24 * 3600
 
 async def show_preferences(board: Board, visit: Visit) -> Content:
     """Show the form of the preferences, and the keys."""
-    zones = sorted(available_timezones())
-    return page("preferences.html", visit.preferences, zones=zones)
+    return page("preferences.html", visit.preferences, zones=sorted(available_timezones()))
 
 
 async def save_preferences(board: Board, visit: Visit) -> Response:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.stores._migrations import (
     Migration,
+    announced,
     check_table,
     pending,
     read_migrations,
@@ -133,7 +134,7 @@ class Schema:
             transaction.timeout = None
             if migrations:
                 await transaction.alone(self._bind(_CREATE_MIGRATIONS_TABLE))
-            for migration in migrations:
+            for migration in announced(migrations, self._tables.table):
                 await self._apply(transaction, migration)
         finally:
             await transaction.alone(self._bind(_UNLOCK, lock))

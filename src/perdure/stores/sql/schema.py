@@ -1,7 +1,7 @@
 """The migrations of a `SqlStore`, for any client."""
 
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.stores._migrations import pending
+from perdure.stores._migrations import announced, pending
 from perdure.stores.sql import statements as sql
 from perdure.stores.sql.client import SqlClient, query
 from perdure.stores.sql.dialects import Statements
@@ -27,7 +27,8 @@ async def _migrate(client: SqlClient, statements: Statements) -> None:
     await query(client, statements.sql(sql.CREATE_MIGRATIONS_TABLE), ())
     result = await query(client, statements.sql(sql.APPLIED_MIGRATIONS), ())
     applied = {version for (version,) in result.rows}
-    for migration in pending(statements.migrations, applied, statements.table):
+    missing = pending(statements.migrations, applied, statements.table)
+    for migration in announced(missing, statements.table):
         for statement in statements.split_script(migration.script):
             if statement.unless and (await query(client, statement.unless, ())).rows:
                 continue

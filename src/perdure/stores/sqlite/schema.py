@@ -1,10 +1,17 @@
 """Migrations of the SQLite schema: each applied once, even when many processes start together."""
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from string import Template
+from typing import Any
 
-from perdure.stores._migrations import Migration, pending, read_migrations, whole_script
+from perdure.stores._migrations import (
+    Migration,
+    announced,
+    pending,
+    read_migrations,
+    whole_script,
+)
 from perdure.stores.sqlite.runs import Verb
 from perdure.stores.sqlite.statements import Statement
 
@@ -40,18 +47,25 @@ class Schema:
         missing = yield from self.missing()
         if missing:
             # If two processes try at once, the primary key of the versions lets one succeed.
-            yield [self._statement(_CREATE_MIGRATIONS_TABLE), *self._apply(missing)]
+            yield [statement for step in self._steps(missing) for statement in step]
+
+    def migrate_in_transaction(self) -> Verb[None]:
+        """Apply the missing migrations in a round each, which the caller makes one transaction."""
+        missing = yield from self.missing()
+        yield from self._steps(missing)
 
     def script(self) -> str:
         """Return the statements that create the tables, as one script."""
         create, record = _CREATE_MIGRATIONS_TABLE, _RECORD_MIGRATION
         return whole_script(self._migrations, create, record, self._fill)
 
-    def _apply(self, migrations: Sequence[Migration]) -> Iterator[Statement]:
-        for migration in migrations:
-            for statement in split_script(migration.script):
-                yield self._statement(statement)
-            yield self._statement(_RECORD_MIGRATION, migration.version, migration.name)
+    def _steps(self, migrations: Sequence[Migration]) -> Generator[Sequence[Statement], Any, None]:
+        for migration in announced(migrations, self._table):
+            yield [
+                self._statement(_CREATE_MIGRATIONS_TABLE),
+                *map(self._statement, split_script(migration.script)),
+                self._statement(_RECORD_MIGRATION, migration.version, migration.name),
+            ]
 
     def _statement(self, template: str, *values: int | str) -> Statement:
         return Statement(self._fill(template), values)

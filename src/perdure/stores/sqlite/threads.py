@@ -335,7 +335,7 @@ class Database:
         try:
             if drive(connection, self._schema.missing()):
                 begin(connection, self.path, self.busy_timeout)
-                drive(connection, self._schema.migrate())
+                drive(connection, self._schema.migrate_in_transaction())
                 connection.execute("COMMIT")
         except BaseException:
             connection.close()

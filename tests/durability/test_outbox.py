@@ -1,0 +1,90 @@
+"""What a run does to other runs: only its owner does it, and it has its effect once."""
+
+import pytest
+
+from perdure import Runtime, Step, workflow
+from perdure.errors import StoreError
+from perdure.store import RunSummary
+from perdure.stores import MemoryStore
+from perdure.testing import FaultyStore, TestClock
+
+
+@workflow("child")
+async def child(step: Step) -> str:
+    return await step("work", lambda: "done")
+
+
+@pytest.fixture
+def clock() -> TestClock:
+    return TestClock()
+
+
+async def children(store: MemoryStore) -> list[RunSummary]:
+    return [run for run in await store.list() if run.workflow == "child"]
+
+
+async def test_a_process_that_lost_its_run_starts_no_other(clock: TestClock) -> None:
+    """Its entry is refused, and nothing is delivered before an entry is accepted."""
+    store = MemoryStore(clock=clock)
+
+    @workflow("parent")
+    async def parent(step: Step) -> None:
+        snapshot = await store.load("parent-1")
+        assert snapshot is not None
+        await store.save("parent-1", snapshot)  # ends the epoch, as a takeover does
+        await step.start("child", child)
+
+    runtime = Runtime(store, workflows=[parent, child], clock=clock)
+    await runtime.trigger(parent, run_id="parent-1")
+    assert await children(store) == []
+
+
+async def test_a_start_costs_one_write_of_the_parent(clock: TestClock) -> None:
+    """The record and the item are one entry, and the acknowledgement is part of the next one."""
+    store = FaultyStore(MemoryStore(clock=clock))
+
+    @workflow("parent")
+    async def parent(step: Step) -> None:
+        for _ in range(3):
+            await step.start("child", child)
+        await step.wait_for_event("answer", "answered")
+
+    await Runtime(store, workflows=[parent, child], clock=clock).trigger(parent)
+    verbs = [call.verb for call in store.calls]
+    assert verbs.count("enqueue") == 3
+    assert verbs.count("append") == 3 + 1
+
+
+async def test_a_run_at_rest_has_delivered_everything(clock: TestClock) -> None:
+    store = MemoryStore(clock=clock)
+
+    @workflow("parent")
+    async def parent(step: Step) -> None:
+        await step.start("child", child)
+        await step.wait_for_event("answer", "answered")
+
+    await Runtime(store, workflows=[parent, child], clock=clock).trigger(parent, run_id="parent-1")
+    snapshot = await store.load("parent-1")
+    assert snapshot is not None
+    assert not snapshot.get("outbox")
+    assert [run.status for run in await children(store)] == ["queued"]
+
+
+async def test_a_start_that_is_repeated_creates_a_deleted_child_again(clock: TestClock) -> None:
+    """The process died before it could say that it had started the child."""
+    inner = MemoryStore(clock=clock)
+    store = FaultyStore(
+        inner, fail_at=1, how="after", verbs={"enqueue"}, error=StoreError, stays_down=True
+    )
+
+    @workflow("parent")
+    async def parent(step: Step) -> None:
+        await step.start("child", child)
+        await step.wait_for_event("answer", "answered")
+
+    with pytest.raises(StoreError):
+        await Runtime(store, workflows=[parent, child], clock=clock).trigger(parent, run_id="p")
+    assert await inner.delete("p/1/child")
+    await clock.advance("1h")
+    await Runtime(inner, workflows=[parent, child], clock=clock).sweep()
+    assert [run.id for run in await children(inner)] == ["p/1/child"]
